@@ -1,0 +1,1 @@
+"""Run a Plan on torch.distributed. May import planner.schema and planner.errors alone."""

@@ -1,0 +1,296 @@
+"""ModelGraph: the computation graph of a model, coarsened into blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+__all__ = [
+    "Block",
+    "BlockKind",
+    "Edge",
+    "Kernel",
+    "KernelKind",
+    "ModelGraph",
+    "Parameter",
+]
+
+BlockKind = Literal[
+    "attention",
+    "mlp",
+    "expert",
+    "conv",
+    "recurrent",
+    "scan",
+    "embedding",
+    "norm",
+    "head",
+    "other",
+]
+KernelKind = Literal["matmul", "attention", "conv", "embedding", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Equal ops of one block, counted.
+
+    For ``matmul`` an output of m x n with inner length k, ``batch`` times; m is the
+    dimension that grows with the microbatch (tokens). For ``attention`` batch is
+    samples x heads, m query length, n key length, k head size (mean of the sizes of
+    keys and values). For ``memory`` (elementwise, norms, copies) only bytes count.
+
+    Attributes:
+        kind: Which efficiency curve applies.
+        forward_flops: Of one op.
+        backward_flops: Of its backward, without what fused attention recomputes.
+        recompute_flops: What fused attention computes again in its backward.
+        forward_bytes: Activation bytes one forward op reads and writes.
+        backward_bytes: Activation bytes its backward reads and writes.
+        weight_bytes: Parameter bytes that one op reads.
+        count: How many such ops the block has.
+        style: How tp divides it: ``colwise`` divides n, ``rowwise`` divides k,
+            ``local`` divides batch or features without communication (attention heads,
+            activations between a colwise and a rowwise product), ``stream`` is the
+            residual stream (divided by sequence parallelism alone), ``none`` is not
+            divided.
+    """
+
+    kind: KernelKind
+    batch: int = 1
+    m: int = 1
+    n: int = 1
+    k: int = 1
+    forward_flops: float = 0.0
+    backward_flops: float = 0.0
+    recompute_flops: float = 0.0
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    weight_bytes: float = 0.0
+    count: int = 1
+    style: Literal["colwise", "rowwise", "local", "stream", "none"] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One distinct parameter tensor.
+
+    Attributes:
+        name: FQN under which ``named_parameters()`` lists it first.
+        shape: As stored.
+        dtype: Torch name, without ``torch.``.
+        block: Index of the block that uses it first.
+        aliases: Further FQNs of the same tensor (tied weights).
+        trainable: Whether it needs a gradient.
+        expert: Whether ep divides it.
+        style: How tp divides it; ``none`` if every tp rank holds it whole.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    block: int
+    aliases: tuple[str, ...] = ()
+    trainable: bool = True
+    expert: bool = False
+    style: Literal["colwise", "rowwise", "vocab", "none"] = "none"
+
+    @property
+    def numel(self) -> int:
+        """Number of scalars."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A vertex: ops that stay together. FLOPs and bytes are of the traced batch.
+
+    Attributes:
+        index: Position in program order, which is topological.
+        name: FQN of the module that the ops belong to, ``model.layers.3.self_attn``.
+        layer: FQN of the pipeline unit it lies in, ``model.layers.3``; blocks of one
+            unit are contiguous, a stage holds whole units.
+        kind: What it mostly does.
+        modules: FQNs of all leaf modules whose ops are in it.
+        repeat: Equal for blocks of equal structure and cost.
+        forward_flops: All ops, one forward.
+        backward_flops: All ops, one backward, recomputation apart.
+        recompute_flops: What fused attention recomputes in backward.
+        parameter_count: Scalars of the parameters first used here.
+        parameter_bytes: The same in bytes as traced.
+        saved_bytes: Kept for backward with ``recompute="none"``, storages once.
+        saved_tensor_bytes: The part of saved_bytes that tp divides (inside
+            colwise ... rowwise, heads); the rest is the residual stream.
+        saved_selective_bytes: Kept under ``recompute="selective"``: outputs of
+            products and fused attention, the rest computed again.
+        saved_selective_tensor_bytes: The part of that which tp divides.
+        boundary_bytes: Tensors that enter the unit; kept under ``recompute="full"``.
+            Set on the first block of each unit, 0 on the others.
+        transient_bytes: Largest working set of one op beyond what is saved.
+        kernels: The ops, equal ones counted.
+        heads: Attention heads, as the fused op saw them; 0 without attention.
+        kv_heads: Key/value heads before they are repeated.
+        tp_collectives: All-reduces of ``tp_collective_bytes`` that tp needs in one
+            forward (rowwise outputs, or the all-gather + reduce-scatter pair that
+            replaces each under sequence parallelism); backward needs as many.
+        tp_collective_bytes: Bytes of all of them, at the traced batch.
+        expert_bytes: Activation bytes that one forward sends to experts and gets
+            back, tokens x top-k x hidden x bytes, counted once; 0 without experts.
+        expert_parameter_count: The part of parameter_count that ep divides.
+        sequence_bytes: Bytes of keys and values that context parallelism passes on
+            in one forward; 0 without attention.
+    """
+
+    index: int
+    name: str
+    layer: str
+    kind: BlockKind
+    modules: tuple[str, ...] = ()
+    repeat: str = ""
+    forward_flops: float = 0.0
+    backward_flops: float = 0.0
+    recompute_flops: float = 0.0
+    parameter_count: int = 0
+    parameter_bytes: float = 0.0
+    saved_bytes: float = 0.0
+    saved_tensor_bytes: float = 0.0
+    saved_selective_bytes: float = 0.0
+    saved_selective_tensor_bytes: float = 0.0
+    boundary_bytes: float = 0.0
+    transient_bytes: float = 0.0
+    kernels: tuple[Kernel, ...] = ()
+    heads: int = 0
+    kv_heads: int = 0
+    tp_collectives: int = 0
+    tp_collective_bytes: float = 0.0
+    expert_bytes: float = 0.0
+    expert_parameter_count: int = 0
+    sequence_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Tensors that one block makes and another reads.
+
+    Attributes:
+        source: Index of the making block.
+        target: Index of the reading block, larger than source.
+        tensors: (shape, dtype) of each tensor, once.
+        bytes: Their sum.
+        recomputable: Bytes that need no sending because they are made from inputs
+            and constants alone (position tables, masks).
+    """
+
+    source: int
+    target: int
+    tensors: tuple[tuple[tuple[int, ...], str], ...]
+    bytes: float
+    recomputable: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """Directed acyclic graph of blocks, with what a planner must know of the model.
+
+    All FLOPs and bytes are of one forward and backward of ``batch`` samples, in
+    ``dtype``; they grow in proportion to the batch, parameters excepted.
+
+    Attributes:
+        name: For people.
+        ref: Where the model came from; see :class:`planner.schema.ModelReference`.
+        batch: Samples in the traced batch.
+        seq_len: Tokens per sample; None without a sequence.
+        dtype: Compute dtype of the trace.
+        inputs: (keyword, shape, dtype, high) of each traced input, batch dim first;
+            ``high`` bounds synthetic integers, None for floats.
+        blocks: In program order.
+        edges: Between blocks; sorted by (source, target).
+        parameters: Every distinct parameter.
+        buffers_bytes: Bytes of registered buffers.
+        tp_dims: Dimension name to size that tp must divide, e.g. num_heads: 32.
+        sharding: Pattern to style, ready for :class:`planner.schema.TensorSharding`.
+        num_experts: Experts per MoE layer; 0 without.
+        assumptions: What was guessed while tracing.
+        config: Facts worth showing (hidden size, layers …), JSON scalars.
+    """
+
+    name: str
+    ref: str | None = None
+    batch: int
+    seq_len: int | None
+    dtype: str
+    inputs: tuple[tuple[str, tuple[int, ...], str, int | None], ...] = ()
+    blocks: tuple[Block, ...]
+    edges: tuple[Edge, ...]
+    parameters: tuple[Parameter, ...]
+    buffers_bytes: float = 0.0
+    tp_dims: Mapping[str, int] = field(default_factory=dict)
+    sharding: Mapping[str, str] = field(default_factory=dict)
+    num_experts: int = 0
+    assumptions: tuple[str, ...] = ()
+    config: Mapping[str, int | float | str] = field(default_factory=dict)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Scalars, tied tensors once."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @cached_property
+    def forward_flops(self) -> float:
+        """Of the traced batch."""
+        return sum(block.forward_flops for block in self.blocks)
+
+    @cached_property
+    def backward_flops(self) -> float:
+        """Of the traced batch, recomputation inside fused attention apart."""
+        return sum(block.backward_flops for block in self.blocks)
+
+    @cached_property
+    def saved_bytes(self) -> float:
+        """Kept for backward, at the traced batch, with no recomputation."""
+        return sum(block.saved_bytes for block in self.blocks)
+
+    @cached_property
+    def units(self) -> tuple[tuple[int, int], ...]:
+        """Half-open block ranges of the pipeline units, in order."""
+        starts = [
+            block.index
+            for previous, block in zip((None, *self.blocks), self.blocks, strict=False)
+            if previous is None or previous.layer != block.layer
+        ]
+        return tuple(zip(starts, [*starts[1:], len(self.blocks)], strict=True))
+
+    @cached_property
+    def unit_names(self) -> tuple[str, ...]:
+        """FQN of each pipeline unit."""
+        return tuple(self.blocks[start].layer for start, _ in self.units)
+
+    @cached_property
+    def cut_bytes(self) -> np.ndarray:
+        """Bytes that cross the cut after each unit but the last. Shape [units - 1].
+
+        A tensor that several later units read crosses each cut once; recomputable
+        bytes are left out. Source: difference array over producer to last reader.
+        """
+        unit_of = np.zeros(len(self.blocks), dtype=np.int64)
+        for index, (start, stop) in enumerate(self.units):
+            unit_of[start:stop] = index
+        steps = np.zeros(len(self.units) + 1)
+        last: dict[tuple[int, tuple[tuple[tuple[int, ...], str], ...]], int] = {}
+        size: dict[tuple[int, tuple[tuple[tuple[int, ...], str], ...]], float] = {}
+        for edge in self.edges:
+            key = (edge.source, edge.tensors)
+            last[key] = max(last.get(key, 0), int(unit_of[edge.target]))
+            size[key] = edge.bytes - edge.recomputable
+        for key, until in last.items():
+            steps[unit_of[key[0]]] += size[key]
+            steps[until] -= size[key]
+        return np.cumsum(steps)[: len(self.units) - 1]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON data, for caches and ``meshwright explain --json``."""
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]

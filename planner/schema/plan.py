@@ -1,0 +1,256 @@
+"""The Plan: a chosen strategy, made executable and portable."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from planner.schema.base import Document
+from planner.schema.strategy import Strategy
+
+__all__ = [
+    "Alternative",
+    "ClusterReference",
+    "InputSpec",
+    "ModelReference",
+    "Plan",
+    "Prediction",
+    "Provenance",
+    "StageMemory",
+    "Workload",
+]
+
+Seconds = Annotated[float, Field(ge=0)]
+Bytes = Annotated[float, Field(ge=0)]
+
+
+class ModelReference(Document):
+    """Which model the plan is for, and how to build it again.
+
+    Attributes:
+        name: For people.
+        ref: ``llama3-8b``, ``hf:PATH`` or ``module:factory``; None for a module that
+            was passed as an object. The last is only followed when a user names it
+            on the command line: a plan never makes Meshwright import code.
+        parameters: Number of scalars, tied ones once.
+        tensors: Number of distinct parameter tensors.
+        fingerprint: Of names and shapes, see :mod:`planner.schema.fingerprint`.
+        tied: Groups of parameter FQNs that are one tensor.
+    """
+
+    name: str
+    ref: str | None = None
+    parameters: Annotated[int, Field(ge=0)]
+    tensors: Annotated[int, Field(ge=0)]
+    fingerprint: str
+    tied: tuple[tuple[str, ...], ...] = ()
+
+
+class ClusterReference(Document):
+    """Which devices the plan is for.
+
+    Attributes:
+        ref: What names it on a command line, ``dgx-h100:4`` or a file; None for one
+            that was built in Python.
+        device_types: Device type name to number of devices in the cluster.
+        fingerprint: Of the cluster document.
+    """
+
+    name: str
+    ref: str | None = None
+    num_devices: Annotated[int, Field(ge=1)]
+    device_types: dict[str, int]
+    fingerprint: str
+
+
+class InputSpec(Document):
+    """One input of the model's forward: shape of ONE sample, without the batch dim.
+
+    ``high`` bounds synthetic integers: values are drawn from [0, high).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    high: int | None = None
+
+
+class Workload(Document):
+    """What one step trains on.
+
+    Attributes:
+        global_batch: Samples per optimizer step, over all devices.
+        seq_len: Tokens per sample; None for models without a sequence.
+        inputs: Keyword arguments of the model's forward.
+        loss: How a scalar is made from the model's output: ``cross_entropy`` on
+            next-token logits, ``model`` when forward returns a loss, ``mean_square``
+            for any other output.
+    """
+
+    global_batch: Annotated[int, Field(ge=1)]
+    seq_len: Annotated[int, Field(ge=1)] | None = None
+    inputs: tuple[InputSpec, ...] = ()
+    loss: Literal["cross_entropy", "model", "mean_square"] = "cross_entropy"
+
+
+class StageMemory(Document):
+    """Peak memory of the devices that hold one pp rank, by category, in bytes."""
+
+    rank: int
+    device_type: str
+    parameters_bytes: Bytes
+    gradients_bytes: Bytes
+    optimizer_bytes: Bytes
+    activations_bytes: Bytes
+    buffers_bytes: Bytes
+    reserve_bytes: Bytes
+    limit_bytes: Bytes
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all categories."""
+        return (
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.buffers_bytes
+            + self.reserve_bytes
+        )
+
+
+class Prediction(Document):
+    """What the cost model says of a strategy.
+
+    Attributes:
+        step_time_s: One optimizer step.
+        breakdown_s: Parts of the step on its critical path; they sum to it.
+        memory: Peak, one entry a pp rank.
+        link_bytes: Bytes that one device sends per step, by axis.
+        samples_per_s: Global batch over step time.
+        tokens_per_s: The same in tokens; None without a sequence.
+        model_flops_utilization: Model FLOPs (no recomputation) over peak; in [0, 1].
+        fidelity: ``simulated`` if the event simulator had the last word.
+        calibration: Which constants were used: ``datasheet``, or a probe's name.
+    """
+
+    step_time_s: Seconds
+    breakdown_s: dict[str, Seconds]
+    memory: tuple[StageMemory, ...]
+    link_bytes: dict[str, Bytes] = Field(default_factory=dict)
+    samples_per_s: float
+    tokens_per_s: float | None = None
+    model_flops_utilization: float | None = None
+    fidelity: Literal["analytic", "simulated"]
+    calibration: str = "datasheet"
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Of the fullest device."""
+        return max(entry.total_bytes for entry in self.memory)
+
+
+class Alternative(Document):
+    """Another strategy that was priced, and why it was not chosen."""
+
+    label: str
+    step_time_s: Seconds
+    peak_memory_bytes: Bytes
+    reason: str
+
+
+class Provenance(Document):
+    """Where a plan came from. Nothing in here depends on the clock.
+
+    Attributes:
+        partitioner: Registered name of the partitioner whose strategy was chosen.
+        evaluations: Strategies priced, by fidelity.
+        assumptions: What was guessed while reading the model.
+        checkpoint: Hash of a learned partitioner's weights.
+    """
+
+    meshwright_version: str
+    partitioner: str
+    objective: str
+    seed: int
+    evaluation_budget: int | None = None
+    evaluations: dict[str, int]
+    memory_fraction: float
+    pinned: dict[str, Any] = Field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    bound_by: str = ""
+    checkpoint: str | None = None
+
+
+class Plan(Document):
+    """All that an executor or another launcher needs to train a model.
+
+    ``timing_s`` holds wall-clock times of planning; it is left out of
+    :meth:`canonical_bytes`, so that equal requests give equal bytes.
+    """
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    KIND: ClassVar[str] = "plan"
+
+    schema_version: Literal[1] = 1
+    model: ModelReference
+    cluster: ClusterReference
+    workload: Workload
+    strategy: Strategy
+    prediction: Prediction
+    provenance: Provenance
+    #: Why Meshwright's own executors cannot run it; empty if they can.
+    not_runnable: tuple[str, ...] = ()
+    timing_s: dict[str, float] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _batch_agrees(self) -> Plan:
+        have, want = self.strategy.global_batch, self.workload.global_batch
+        if have != want:
+            raise ValueError(
+                f"strategy trains {have} samples a step "
+                f"(microbatch_size x num_microbatches x data parallel), the workload "
+                f"says global_batch={want}"
+            )
+        return self
+
+    def canonical_bytes(self) -> bytes:
+        """Bytes that depend on the request alone: sorted keys, no clock times."""
+        data = self.model_dump(mode="json", exclude={"timing_s"})
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return text.encode()
+
+    def summary(self) -> str:
+        """A few lines for people: what was chosen, how fast, how full."""
+        from planner.schema.describe import summary
+
+        return summary(self)
+
+    def explain(self) -> str:
+        """Why this one: what bounds it and what the runners-up would have cost."""
+        from planner.schema.describe import explain
+
+        return explain(self)
+
+    def diff(self, other: Plan) -> tuple[str, ...]:
+        """Fields in which two plans differ, ``path: ours -> theirs``, clocks left out."""
+        from planner.schema.describe import diff
+
+        return diff(self, other)
+
+    def export(self, target: str, out: str | os.PathLike[str]) -> tuple[str, ...]:
+        """Write what a launcher takes as it is; see ``meshwright export --list``.
+
+        Returns:
+            Paths written.
+        Raises:
+            UnknownNameError: If there is no such target.
+            ExportError: If the target cannot say what the plan says.
+        """
+        from planner.export import export
+
+        return export(self, target, out)

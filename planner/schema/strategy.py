@@ -1,0 +1,260 @@
+"""One point of the strategy space: who computes what, and how copies agree."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from planner.schema.base import Document
+
+__all__ = [
+    "AXES",
+    "SCHEDULES",
+    "SPLIT_BACKWARD_SCHEDULES",
+    "V_SCHEDULES",
+    "Mesh",
+    "Optimizer",
+    "Precision",
+    "Recompute",
+    "Schedule",
+    "Stage",
+    "Strategy",
+    "TensorSharding",
+]
+
+#: Mesh axes, outermost first. ep is folded out of dp_shard x cp and is not in here:
+#: the product of these degrees is the number of devices.
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+#: Pipeline schedules under torch's names (torch.distributed.pipelining.schedules).
+Schedule = Literal[
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "LoopedBFS",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+]
+SCHEDULES: tuple[Schedule, ...] = (
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "LoopedBFS",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+)
+#: Schedules that compute input and weight gradients in separate actions.
+SPLIT_BACKWARD_SCHEDULES = frozenset(
+    {"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
+)
+#: Schedules in which rank r holds virtual stages r and 2*pp - 1 - r.
+V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
+
+Recompute = Literal["none", "selective", "full"]
+Degree = Annotated[int, Field(ge=1)]
+
+
+class Mesh(Document):
+    """Degrees along the axes, in the order of :data:`AXES`, outermost first.
+
+    Rank of the device at coordinates (pp, dp_replicate, dp_shard, cp, tp): row-major,
+    tp fastest. ``ep`` devices that share experts are the innermost of dp_shard x cp.
+    """
+
+    pp: Degree = 1
+    dp_replicate: Degree = 1
+    dp_shard: Degree = 1
+    cp: Degree = 1
+    tp: Degree = 1
+    ep: Degree = 1
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the mesh covers: the product of all axes but ep."""
+        return math.prod(self.degrees)
+
+    @property
+    def degrees(self) -> tuple[int, int, int, int, int]:
+        """Degrees in the order of :data:`AXES`."""
+        return (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp)
+
+    @property
+    def data_parallel(self) -> int:
+        """Ways in which the global batch is divided: dp_replicate x dp_shard."""
+        return self.dp_replicate * self.dp_shard
+
+    def stride(self, axis: str) -> int:
+        """Distance in ranks between neighbours along an axis."""
+        return math.prod(self.degrees[AXES.index(axis) + 1 :])
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Position of a rank along every axis."""
+        place = {}
+        for axis, degree in zip(reversed(AXES), reversed(self.degrees), strict=True):
+            rank, place[axis] = divmod(rank, degree)
+        return {axis: place[axis] for axis in AXES}
+
+
+class Precision(Document):
+    """Which dtype each kind of tensor has.
+
+    ``parameter`` is the dtype in which weights are kept and updated; ``compute`` what
+    the matrix products see; ``reduce`` the dtype of gradient reductions.
+    """
+
+    parameter: Literal["float32", "bfloat16"] = "float32"
+    compute: Literal["float32", "bfloat16", "float16", "float8"] = "bfloat16"
+    reduce: Literal["float32", "bfloat16"] = "float32"
+
+
+class Optimizer(Document):
+    """The optimizer, for its memory and its arithmetic.
+
+    AdamW and Adam hold two states a parameter, SGD one with momentum, none without.
+    """
+
+    name: Literal["AdamW", "Adam", "SGD"] = "AdamW"
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def states_per_parameter(self) -> int:
+        """State tensors of the size of a parameter."""
+        if self.name == "SGD":
+            return 1 if self.momentum else 0
+        return 2
+
+
+class TensorSharding(Document):
+    """How modules are split along tp: patterns of module names to styles.
+
+    Patterns follow Hugging Face: ``layers.*.mlp.down_proj``, where ``*`` is one
+    component of the dotted name. Styles: ``colwise`` (output features split),
+    ``rowwise`` (input features split), ``vocab`` (rows of an embedding split).
+    """
+
+    patterns: dict[str, Literal["colwise", "rowwise", "vocab"]] = Field(
+        default_factory=dict
+    )
+    sequence_parallel: bool = False
+    loss_parallel: bool = False
+
+
+class Stage(Document):
+    """One virtual pipeline stage.
+
+    Attributes:
+        rank: pp coordinate of the devices that hold it.
+        modules: FQNs of the blocks it computes, in order of execution.
+        recompute: What its backward computes again instead of keeping.
+    """
+
+    rank: Annotated[int, Field(ge=0)]
+    modules: tuple[str, ...]
+    recompute: Recompute = "none"
+
+
+class Strategy(Document):
+    """How one model is trained on one set of devices.
+
+    Attributes:
+        mesh: Degrees along each axis.
+        zero_stage: What dp_shard splits: 0 nothing (plain replicas), 1 optimizer
+            states, 2 and gradients, 3 and parameters.
+        schedule: Order of the pipeline's work; GPipe when pp is 1.
+        virtual_stages: Stages held by each pp rank.
+        microbatch_size: Samples per microbatch on each data-parallel rank.
+        num_microbatches: Microbatches per step; without a pipeline these are steps
+            of gradient accumulation.
+        stages: In order of execution; stage i is held by ``stages[i].rank``.
+        sharding: What tp does to which module.
+        device_ranges: Device ids by rank, as half-open ranges [start, stop);
+            rank 0 is the first id of the first range.
+        semantics: ``exact`` if a step computes what plain training would.
+    """
+
+    mesh: Mesh = Mesh()
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    schedule: Schedule = "GPipe"
+    virtual_stages: Degree = 1
+    microbatch_size: Degree = 1
+    num_microbatches: Degree = 1
+    stages: tuple[Stage, ...] = ()
+    sharding: TensorSharding = TensorSharding()
+    precision: Precision = Precision()
+    optimizer: Optimizer = Optimizer()
+    grad_clip_norm: Annotated[float, Field(gt=0)] | None = None
+    device_ranges: tuple[tuple[int, int], ...] = ()
+    semantics: Literal["exact", "approximate"] = "exact"
+
+    @model_validator(mode="after")
+    def _stages_fit_the_mesh(self) -> Strategy:
+        expected = self.mesh.pp * self.virtual_stages
+        if self.stages and len(self.stages) != expected:
+            raise ValueError(
+                f"{len(self.stages)} stages, but pp={self.mesh.pp} x "
+                f"virtual_stages={self.virtual_stages} needs {expected}"
+            )
+        for index, stage in enumerate(self.stages):
+            want = self.rank_of_stage(index)
+            if stage.rank != want:
+                raise ValueError(
+                    f"stage {index} is on pp rank {stage.rank}; schedule "
+                    f"{self.schedule} with pp={self.mesh.pp} puts it on rank {want}"
+                )
+        if self.device_ranges:
+            count = sum(stop - start for start, stop in self.device_ranges)
+            if count != self.mesh.num_devices:
+                raise ValueError(
+                    f"device_ranges name {count} devices, the mesh has "
+                    f"{self.mesh.num_devices}"
+                )
+        return self
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step."""
+        return self.microbatch_size * self.num_microbatches * self.mesh.data_parallel
+
+    def rank_of_stage(self, index: int) -> int:
+        """pp rank that holds virtual stage ``index``: looped, or folded in a V."""
+        if self.schedule in V_SCHEDULES:
+            return min(index, 2 * self.mesh.pp - 1 - index)
+        return index % self.mesh.pp
+
+    def stages_of_rank(self, rank: int) -> tuple[int, ...]:
+        """Virtual stages that a pp rank holds, in order of execution."""
+        count = self.mesh.pp * self.virtual_stages
+        return tuple(i for i in range(count) if self.rank_of_stage(i) == rank)
+
+    def device_ids(self) -> tuple[int, ...]:
+        """Device id of every rank; ranks themselves where no ranges are given."""
+        if not self.device_ranges:
+            return tuple(range(self.mesh.num_devices))
+        return tuple(i for start, stop in self.device_ranges for i in range(start, stop))
+
+    def label(self) -> str:
+        """A short name: ``pp4 dp_shard8 tp8 zero3 1F1B mb1x16 full``."""
+        parts = [
+            f"{axis}{degree}"
+            for axis, degree in zip(AXES, self.mesh.degrees, strict=True)
+            if degree > 1
+        ]
+        if self.mesh.ep > 1:
+            parts.append(f"ep{self.mesh.ep}")
+        if self.mesh.dp_shard > 1:
+            parts.append(f"zero{self.zero_stage}")
+        if self.mesh.pp > 1:
+            virtual = f"/v{self.virtual_stages}" if self.virtual_stages > 1 else ""
+            parts.append(self.schedule + virtual)
+        parts.append(f"mb{self.microbatch_size}x{self.num_microbatches}")
+        kinds = sorted({stage.recompute for stage in self.stages})
+        if kinds and kinds != ["none"]:
+            parts.append("+".join(kinds))
+        return " ".join(parts)

@@ -1,0 +1,1 @@
+"""Learned partitioners: encoders, training, checkpoints. May import planner and envs."""
