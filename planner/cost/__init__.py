@@ -1,0 +1,17 @@
+"""How long a strategy takes and how much memory, without running it."""
+
+from planner.cost.model import CostModel
+from planner.cost.recipes import RECIPES, Recipe, get_recipe
+from planner.cost.result import PARTS, Cost, CostTable
+from planner.cost.setting import Setting
+
+__all__ = [
+    "PARTS",
+    "RECIPES",
+    "Cost",
+    "CostModel",
+    "CostTable",
+    "Recipe",
+    "Setting",
+    "get_recipe",
+]

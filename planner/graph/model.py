@@ -143,6 +143,8 @@ class Block:
         expert_parameter_count: The part of parameter_count that ep divides.
         sequence_bytes: Bytes of keys and values that context parallelism passes on
             in one forward; 0 without attention.
+        measured_forward_s: Seconds of one forward where a profile gave them.
+        measured_backward_s: Seconds of one backward where a profile gave them.
     """
 
     index: int
@@ -170,6 +172,8 @@ class Block:
     expert_bytes: float = 0.0
     expert_parameter_count: int = 0
     sequence_bytes: float = 0.0
+    measured_forward_s: float | None = None
+    measured_backward_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +187,9 @@ class Edge:
         bytes: Their sum.
         recomputable: Bytes that need no sending because they are made from inputs
             and constants alone (position tables, masks).
+        identities: A number for each tensor; the same tensor on several edges has the
+            same one. Empty where only sizes are known.
+        sent: Bytes that must be sent for each tensor, 0 for a recomputable one.
     """
 
     source: int
@@ -190,6 +197,8 @@ class Edge:
     tensors: tuple[tuple[tuple[int, ...], str], ...]
     bytes: float
     recomputable: float = 0.0
+    identities: tuple[int, ...] = ()
+    sent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,12 +289,16 @@ class ModelGraph:
         for index, (start, stop) in enumerate(self.units):
             unit_of[start:stop] = index
         steps = np.zeros(len(self.units) + 1)
-        last: dict[tuple[int, tuple[tuple[tuple[int, ...], str], ...]], int] = {}
-        size: dict[tuple[int, tuple[tuple[tuple[int, ...], str], ...]], float] = {}
+        last: dict[tuple[int, object], int] = {}
+        size: dict[tuple[int, object], float] = {}
         for edge in self.edges:
-            key = (edge.source, edge.tensors)
-            last[key] = max(last.get(key, 0), int(unit_of[edge.target]))
-            size[key] = edge.bytes - edge.recomputable
+            parts: tuple[tuple[object, float], ...] = tuple(
+                zip(edge.identities, edge.sent, strict=True)
+            ) or ((edge.tensors, edge.bytes - edge.recomputable),)
+            for identity, sent in parts:
+                key = (edge.source, identity)
+                last[key] = max(last.get(key, 0), int(unit_of[edge.target]))
+                size[key] = sent
         for key, until in last.items():
             steps[unit_of[key[0]]] += size[key]
             steps[until] -= size[key]

@@ -1,0 +1,24 @@
+"""What may be chosen: strategies one by one and as tables, and the rules of the space."""
+
+from planner.space.build import build_strategy, skeleton
+from planner.space.enumerate import PINNABLE, enumerate_strategies, normalize_pins
+from planner.space.facts import Facts, gather_facts
+from planner.space.rules import RULES, Rule, broken_rules, check, legal
+from planner.space.table import RECOMPUTE_NAMES, StrategyTable
+
+__all__ = [
+    "PINNABLE",
+    "RECOMPUTE_NAMES",
+    "RULES",
+    "Facts",
+    "Rule",
+    "StrategyTable",
+    "broken_rules",
+    "build_strategy",
+    "check",
+    "enumerate_strategies",
+    "gather_facts",
+    "legal",
+    "normalize_pins",
+    "skeleton",
+]

@@ -1,0 +1,303 @@
+"""``plan`` and ``predict``: the two questions people ask."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from planner import __version__
+from planner.assemble import make_plan
+from planner.cluster import Cluster
+from planner.cost import CostModel, Setting, get_recipe
+from planner.diagnose import no_feasible_plan
+from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
+from planner.graph import ModelGraph
+from planner.schema import Optimizer, Plan, Precision, Strategy
+from planner.search import (
+    OBJECTIVES,
+    Candidate,
+    Objective,
+    Request,
+    SearchResult,
+    get_partitioner,
+)
+from planner.space import check, normalize_pins
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["plan", "predict"]
+
+#: What ``partitioner="auto"`` asks; the best answer wins.
+_AUTO = ("expert", "exhaustive")
+
+
+def read_model(
+    model: torch.nn.Module | ModelGraph | str,
+    example_inputs: Any,
+    *,
+    seq_len: int | None,
+    dtype: str,
+) -> ModelGraph:
+    """A ModelGraph from whatever names a model.
+
+    Args:
+        model: A module, a graph that was read before, or a reference such as
+            ``llama3-8b`` or ``hf:PATH``.
+        example_inputs: As :func:`planner.capture.capture` takes them.
+        seq_len: Tokens per sample, for references.
+        dtype: Compute dtype.
+    """
+    if isinstance(model, ModelGraph):
+        return model
+    from planner.capture import capture, load_model
+
+    if isinstance(model, str):
+        return capture(load_model(model, seq_len=seq_len), example_inputs, dtype=dtype)
+    return capture(model, example_inputs, seq_len=seq_len, dtype=dtype)
+
+
+def _setting(
+    graph: ModelGraph,
+    cluster: Cluster,
+    *,
+    precision: Precision,
+    optimizer: Optimizer,
+    grad_clip_norm: float | None,
+    recipe: str,
+    memory_fraction: float,
+) -> Setting:
+    if not 0 < memory_fraction <= 1:
+        raise StrategyError(
+            f"memory_fraction={memory_fraction} is not a share; use above 0 and up to 1"
+        )
+    return Setting(
+        graph=graph,
+        cluster=cluster,
+        order=np.asarray(cluster.free, dtype=np.int64),
+        precision=precision,
+        optimizer=optimizer,
+        grad_clip_norm=grad_clip_norm,
+        recipe=get_recipe(recipe),
+        memory_fraction=memory_fraction,
+    )
+
+
+def _search(request: Request, names: Sequence[str]) -> list[SearchResult]:
+    return [get_partitioner(name).search(request) for name in names]
+
+
+def _best(results: Sequence[SearchResult], request: Request) -> tuple[SearchResult, Candidate]:
+    """The best candidate of all partitioners; the earlier one among equals."""
+    from planner.search import score
+
+    found = [
+        (score(c.cost, c.strategy.mesh.num_devices, request.objective), index, result, c)
+        for index, result in enumerate(results)
+        for c in result.candidates[:1]
+    ]
+    _, _, result, candidate = min(found, key=lambda item: item[:2])
+    return result, candidate
+
+
+def plan(
+    model: torch.nn.Module | ModelGraph | str,
+    cluster: Cluster | str,
+    *,
+    global_batch: int,
+    example_inputs: Any = None,
+    seq_len: int | None = None,
+    partitioner: str | Sequence[str] = "auto",
+    objective: Objective = "throughput",
+    pin: Mapping[str, Any] | None = None,
+    target: Literal["meshwright", "any"] = "meshwright",
+    devices: Literal["all", "any"] = "all",
+    precision: Precision | None = None,
+    optimizer: Optimizer | None = None,
+    grad_clip_norm: float | None = None,
+    recipe: str = "torch",
+    memory_fraction: float = 0.9,
+    evaluation_budget: int | None = None,
+    seed: int = 0,
+) -> Plan:
+    """How a model should be split over a cluster.
+
+    No weight is allocated and nothing is launched. The same request gives the same
+    plan, byte for byte (:meth:`planner.schema.Plan.canonical_bytes`).
+
+    Args:
+        model: A module (real or meta), a ModelGraph, or a reference: a built-in name
+            (``llama3-8b``), ``hf:PATH`` or ``module:factory``.
+        cluster: A Cluster, or a name such as ``dgx-h100:4``, ``local:4`` or a file.
+        global_batch: Samples per optimizer step over all devices.
+        example_inputs: What forward takes; see :func:`planner.capture.capture`.
+        seq_len: Tokens per sample, where example_inputs are left out.
+        partitioner: Registered name, names, or ``auto``: all built-in ones that suit;
+            the best strategy that any of them priced is returned.
+        objective: ``throughput`` (shortest step), ``throughput_per_device``, or
+            ``memory`` (emptiest fullest device).
+        pin: Knobs to fix, ``{"tp": 8, "schedule": "1F1B"}``; the rest is planned.
+        target: ``meshwright`` keeps to what Meshwright's executors can run; ``any``
+            allows all that is legal.
+        devices: ``all`` uses every free device if any legal strategy does; ``any`` lets
+            fewer win.
+        precision: Dtypes; bf16 compute over fp32 weights by default.
+        optimizer: AdamW by default.
+        grad_clip_norm: Largest gradient norm; None for no clipping.
+        recipe: Which framework's constants price the plan.
+        memory_fraction: Share of each device's memory that may be filled.
+        evaluation_budget: Most strategies each partitioner may simulate.
+        seed: Of everything random.
+    Raises:
+        NoFeasiblePlanError: If nothing fits: what lacks, by how much, what would fit.
+        CaptureError: If the model cannot be read.
+        ClusterError: If the cluster is described wrongly.
+        UnknownNameError: For a name that no registry holds; suggests the nearest.
+    """
+    if global_batch < 1:
+        raise StrategyError(f"global_batch={global_batch} is below 1; give at least 1")
+    if objective not in OBJECTIVES:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
+    if target not in {"meshwright", "any"}:
+        raise UnknownNameError("target", target, ("meshwright", "any"))
+    precision, optimizer = precision or Precision(), optimizer or Optimizer()
+    started = time.perf_counter()
+    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    graph = read_model(
+        model, example_inputs, seq_len=seq_len, dtype=_trace_dtype(precision)
+    )
+    captured = time.perf_counter()
+    request = Request(
+        setting=_setting(
+            graph,
+            machines,
+            precision=precision,
+            optimizer=optimizer,
+            grad_clip_norm=grad_clip_norm,
+            recipe=recipe,
+            memory_fraction=memory_fraction,
+        ),
+        global_batch=global_batch,
+        pins=normalize_pins(pin or {}),
+        objective=objective,
+        target=target,
+        seed=seed,
+        evaluation_budget=evaluation_budget,
+        devices=devices,
+    )
+    names = [partitioner] if isinstance(partitioner, str) else list(partitioner)
+    results = _search(request, _AUTO if names == ["auto"] else names)
+    if not any(result.candidates for result in results):
+        raise no_feasible_plan(request, results)
+    result, best = _best(results, request)
+    searched = time.perf_counter()
+    return make_plan(
+        request,
+        results=results,
+        winner=result,
+        candidate=best,
+        pinned=dict(pin or {}),
+        version=__version__,
+        timing_s={"capture": captured - started, "search": searched - captured},
+    )
+
+
+def _trace_dtype(precision: Precision) -> str:
+    return "bfloat16" if precision.compute == "float8" else precision.compute
+
+
+def predict(
+    model: torch.nn.Module | ModelGraph | str,
+    cluster: Cluster | str,
+    strategy: Strategy | Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    global_batch: int | None = None,
+    example_inputs: Any = None,
+    seq_len: int | None = None,
+    recipe: str = "torch",
+    memory_fraction: float = 0.9,
+    fidelity: Literal["analytic", "simulated"] = "simulated",
+) -> Plan:
+    """Price a strategy chosen by hand, without launching anything.
+
+    Stages may be left out: the model is then cut exactly for the strategy's pipeline,
+    with the recomputation of its first stage (or none) everywhere.
+
+    Args:
+        model: As for :func:`plan`.
+        cluster: As for :func:`plan`.
+        strategy: A Strategy, its JSON fields, or a file with them (a plan file, too).
+        global_batch: Checked against the strategy's; taken from it if None.
+        example_inputs: As for :func:`plan`.
+        seq_len: As for :func:`plan`.
+        recipe: As for :func:`plan`.
+        memory_fraction: As for :func:`plan`.
+        fidelity: Which of the two models prices it.
+    Returns:
+        A Plan around the strategy. It is returned even if memory does not suffice:
+        ``prediction.memory`` says by how much.
+    Raises:
+        StrategyError: If the strategy breaks a rule: value, rule, remedy.
+    """
+    from planner.strategy_input import complete_strategy, read_strategy
+
+    given = read_strategy(strategy)
+    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    graph = read_model(
+        model, example_inputs, seq_len=seq_len, dtype=_trace_dtype(given.precision)
+    )
+    setting = _setting(
+        graph,
+        machines,
+        precision=given.precision,
+        optimizer=given.optimizer,
+        grad_clip_norm=given.grad_clip_norm,
+        recipe=recipe,
+        memory_fraction=memory_fraction,
+    )
+    request = Request(
+        setting=setting, global_batch=global_batch or given.global_batch, target="any"
+    )
+    check(given, request.facts)
+    full, order = complete_strategy(given, setting)
+    model_of_cost = CostModel(replace(setting, order=order))
+    candidate = Candidate(strategy=full, cost=model_of_cost.cost(full, fidelity))
+    result = SearchResult(
+        partitioner="given",
+        candidates=(candidate,),
+        nearest=None,
+        evaluations=model_of_cost.evaluations,
+        seconds=0.0,
+    )
+    return make_plan(
+        request,
+        results=[result],
+        winner=result,
+        candidate=candidate,
+        pinned={},
+        version=__version__,
+        timing_s={},
+    )
+
+
+def require_fit(priced: Plan) -> None:
+    """Refuse a predicted plan that is over a device's memory.
+
+    Raises:
+        NoFeasiblePlanError: Naming the fullest device type and what it lacks.
+    """
+    for entry in priced.prediction.memory:
+        lack = entry.total_bytes - entry.limit_bytes
+        if lack > 0:
+            raise NoFeasiblePlanError(
+                [
+                    f"pp rank {entry.rank} ({entry.device_type}) needs "
+                    f"{entry.total_bytes / 1e9:.2f} GB, {lack / 1e9:.2f} GB more than "
+                    f"its limit of {entry.limit_bytes / 1e9:.2f} GB"
+                ]
+            )

@@ -1,0 +1,163 @@
+"""A copy of a module whose weights have shapes and no memory.
+
+The caller's module is never changed: parameters and buffers are replaced through the
+memo of ``copy.deepcopy``, so that no weight is copied and tied weights stay tied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from planner.capture.torch_private import (
+    as_parameter,
+    fake_tensor,
+    named_attributes,
+)
+
+__all__ = ["build_on_meta", "fake_copy", "fakeify", "no_init", "quiet_state"]
+
+
+@contextlib.contextmanager
+def no_init() -> Iterator[None]:
+    """While open, ``torch.nn.init`` functions leave their tensor as it is.
+
+    On tensors without memory an initialisation is wasted time at best, and some ask
+    for values that are not there.
+    """
+    from torch.nn import init
+
+    names = [
+        name
+        for name in vars(init)
+        if name.endswith("_") and not name.startswith("_") and callable(vars(init)[name])
+    ]
+    before = {name: getattr(init, name) for name in names}
+
+    def untouched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor
+
+    for name in names:
+        setattr(init, name, untouched)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(init, name, function)
+
+
+@contextlib.contextmanager
+def quiet_state() -> Iterator[None]:
+    """Put the random state, default dtype and gradient mode back afterwards."""
+    random, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    gradients = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(random)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+
+
+def build_on_meta(
+    build: Callable[[], torch.nn.Module], dtype: torch.dtype | None
+) -> torch.nn.Module:
+    """Build a module on the meta device without initialising weights.
+
+    Skipping initialisation also skips weight tying in transformers, so
+    ``tie_weights()`` is called where the module has one.
+    """
+    with quiet_state(), no_init(), torch.device("meta"):
+        if dtype is not None:
+            torch.set_default_dtype(dtype)
+        module = build()
+        tie = getattr(module, "tie_weights", None)
+        if callable(tie):
+            tie()
+    return module
+
+
+def _cast(
+    tensor: torch.Tensor, dtype: torch.dtype | None, persistent: bool
+) -> torch.dtype:
+    """Floating parameters and persistent buffers take the compute dtype.
+
+    Buffers that are not saved with the model, such as rotary frequencies, are kept in
+    the precision in which the model makes them.
+    """
+    if dtype is None or not tensor.is_floating_point() or not persistent:
+        return tensor.dtype
+    return dtype
+
+
+def _replacements(
+    module: torch.nn.Module,
+    make: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
+    dtype: torch.dtype | None,
+) -> dict[int, torch.Tensor]:
+    """New tensor for each parameter, buffer and tensor attribute, by id."""
+    made: dict[int, torch.Tensor] = {}
+
+    def add(tensor: torch.Tensor, persistent: bool) -> None:
+        if id(tensor) in made:
+            return
+        fresh = make(tensor, _cast(tensor, dtype, persistent))
+        if isinstance(tensor, torch.nn.Parameter):
+            fresh = as_parameter(fresh, requires_grad=tensor.requires_grad)
+        made[id(tensor)] = fresh
+
+    for child in module.modules():
+        for parameter in child._parameters.values():
+            if parameter is not None:
+                add(parameter, True)
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                add(buffer, name not in child._non_persistent_buffers_set)
+        for value in vars(child).values():
+            if isinstance(value, torch.Tensor):
+                add(value, True)
+    return made
+
+
+def _maker(mode: Any) -> Callable[[torch.Tensor, torch.dtype], torch.Tensor]:
+    def make(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return fake_tensor(mode, tensor, dtype)
+
+    return make
+
+
+def fake_copy(
+    module: torch.nn.Module, mode: Any, dtype: torch.dtype | None
+) -> torch.nn.Module:
+    """A deep copy with fake weights; the module itself is only read.
+
+    Args:
+        module: Real or meta.
+        mode: The FakeTensorMode that the copies belong to.
+        dtype: For floating weights; None keeps each as it is.
+    """
+    memo: dict[int, Any] = dict(_replacements(module, _maker(mode), dtype))
+    return copy.deepcopy(module, memo)
+
+
+def fakeify(
+    module: torch.nn.Module, mode: Any, dtype: torch.dtype | None
+) -> torch.nn.Module:
+    """Replace the weights of a module that nobody else holds; return it."""
+    made = _replacements(module, _maker(mode), dtype)
+    for child in module.modules():
+        tables: tuple[Mapping[str, Any], ...] = (
+            *named_attributes(child)[:2],
+            vars(child),
+        )
+        for table in tables:
+            for name, value in list(table.items()):
+                if isinstance(value, torch.Tensor):
+                    table[name] = made[id(value)]  # type: ignore[index]
+    return module

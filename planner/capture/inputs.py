@@ -1,0 +1,168 @@
+"""Example inputs: tensors, or only their shapes, made fake."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner.capture.torch_private import tree_flatten, tree_unflatten
+from planner.errors import CaptureError
+
+__all__ = ["ExampleInputs", "InputShape", "read_inputs"]
+
+#: Bound of synthetic integers where nothing better is known.
+_DEFAULT_HIGH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputShape:
+    """One input by its shape alone.
+
+    Attributes:
+        shape: Batch dim first.
+        dtype: Torch name; a floating one is replaced by the compute dtype.
+        high: Bound of synthetic integers, None for floats.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleInputs:
+    """What a forward is called with, tensors as shapes.
+
+    Attributes:
+        positional: Positional arguments; tensors are :class:`InputShape`.
+        keyword: Keyword arguments, the same.
+        shapes: (name, shape) of every tensor, in order.
+    """
+
+    positional: tuple[Any, ...]
+    keyword: Mapping[str, Any]
+    shapes: tuple[tuple[str, InputShape], ...]
+
+    @property
+    def batch(self) -> int:
+        """Dim 0 of the first input; 1 for a scalar."""
+        shape = self.shapes[0][1].shape
+        return shape[0] if shape else 1
+
+    def materialise(
+        self, make: Callable[[InputShape], torch.Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with ``make(shape)`` in the place of every tensor."""
+        flat, spec = tree_flatten((self.positional, dict(self.keyword)))
+        made = [make(leaf) if isinstance(leaf, InputShape) else leaf for leaf in flat]
+        positional, keyword = tree_unflatten(made, spec)
+        return tuple(positional), keyword
+
+
+def _is_shape(value: object) -> bool:
+    """Whether a value reads ``((1, 4096), "int64")`` or ``((1, 4096), torch.int64)``."""
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], tuple | list)
+        and all(isinstance(size, int) for size in value[0])
+        and isinstance(value[1], str | torch.dtype)
+    )
+
+
+def _shape_of(value: Any, high: int) -> InputShape:
+    if isinstance(value, InputShape):
+        return value
+    if isinstance(value, torch.Tensor):
+        shape, name = tuple(value.shape), str(value.dtype)
+    else:
+        shape, name = tuple(value[0]), str(value[1])
+    name = name.removeprefix("torch.")
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CaptureError(
+            f"example input has dtype {name!r}, which torch does not have; use a torch "
+            f"name such as 'int64' or 'bfloat16'"
+        )
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    return InputShape(shape=shape, dtype=name, high=high if whole else None)
+
+
+def _lower(value: Any, high: int) -> Any:
+    """Nested containers with every tensor or shape as :class:`InputShape`."""
+    if isinstance(value, torch.Tensor | InputShape) or _is_shape(value):
+        return _shape_of(value, high)
+    if isinstance(value, Mapping):
+        return {key: _lower(item, high) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_lower(item, high) for item in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
+    return value
+
+
+def _parameter_names(module: torch.nn.Module, count: int) -> list[str]:
+    """Names that positional arguments have in forward's signature."""
+    try:
+        names = [
+            name
+            for name, parameter in inspect.signature(module.forward).parameters.items()
+            if parameter.kind
+            in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
+        ]
+    except (TypeError, ValueError):
+        names = []
+    return [*names, *(f"arg{index}" for index in range(len(names), count))][:count]
+
+
+def _named_shapes(name: str, value: Any) -> list[tuple[str, InputShape]]:
+    if isinstance(value, InputShape):
+        return [(name, value)]
+    if isinstance(value, Mapping):
+        items = [(f"{name}.{key}", item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{name}.{index}", item) for index, item in enumerate(value)]
+    else:
+        return []
+    return [pair for key, item in items for pair in _named_shapes(key, item)]
+
+
+def read_inputs(
+    module: torch.nn.Module, example: Any, *, high: int | None = None
+) -> ExampleInputs:
+    """Read example inputs in any of the forms a caller may have.
+
+    Args:
+        module: Whose forward they are for; gives positional ones their names.
+        example: A mapping (keyword arguments), a tuple or list (positional ones), or
+            a single tensor. Each leaf is a tensor, real, meta or fake, or a shape
+            ``((1, 4096), "int64")``.
+        high: Bound of synthetic integers, for example the vocabulary size.
+
+    Raises:
+        CaptureError: If there is no tensor among them.
+    """
+    bound = _DEFAULT_HIGH if high is None else high
+    positional: tuple[Any, ...] = ()
+    keyword: dict[str, Any] = {}
+    if isinstance(example, Mapping):
+        keyword = {str(key): _lower(value, bound) for key, value in example.items()}
+    elif isinstance(example, tuple | list) and not _is_shape(example):
+        positional = tuple(_lower(value, bound) for value in example)
+    else:
+        positional = (_lower(example, bound),)
+    shapes: list[tuple[str, InputShape]] = []
+    names = _parameter_names(module, len(positional))
+    for name, value in [*zip(names, positional, strict=True), *keyword.items()]:
+        shapes.extend(_named_shapes(name, value))
+    if not shapes:
+        raise CaptureError(
+            "example_inputs hold no tensor; give a tensor, a tuple, or a mapping such "
+            "as {'input_ids': ((1, 4096), 'int64')}"
+        )
+    return ExampleInputs(positional=positional, keyword=keyword, shapes=tuple(shapes))

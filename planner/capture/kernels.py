@@ -1,0 +1,261 @@
+"""What one op costs: FLOPs, and the class of kernel it runs as.
+
+Formulas are torch's own where ``torch.utils.flop_counter`` has one. It counts zero for
+grouped products, fused recurrent layers and attention on CPU; those are given here.
+Multiply and add count as two. What fused attention computes again in its backward is
+kept apart from the FLOPs of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from planner.capture.torch_private import flop_formulas
+from planner.graph.ops import KernelCost
+
+__all__ = ["MEMORY", "KernelCost", "kernel_cost", "tensor_bytes"]
+
+#: An op of which only the bytes count.
+MEMORY = KernelCost()
+
+Formula = Callable[[tuple[Any, ...], dict[str, Any], Any], KernelCost]
+
+
+def _matmul(
+    m: int, n: int, k: int, batch: int = 1, *, flops: float | None = None
+) -> KernelCost:
+    return KernelCost(
+        kind="matmul",
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        flops=2.0 * batch * m * n * k if flops is None else flops,
+        selective=True,
+    )
+
+
+def _mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    a, b = args[:2]
+    return _matmul(a.shape[0], b.shape[1], a.shape[1])
+
+
+def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    return _mm(args[1:], kwargs, out)
+
+
+def _bmm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    a, b = args[:2]
+    return _matmul(a.shape[1], b.shape[2], a.shape[2], a.shape[0])
+
+
+def _baddbmm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    return _bmm(args[1:], kwargs, out)
+
+
+def _grouped_mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    """Every row meets the matrix of one group; 2-d x 2-d is the weight gradient."""
+    a, b = args[:2]
+    if a.dim() == 3:
+        return _matmul(a.shape[1], b.shape[-1], a.shape[2], a.shape[0])
+    rows, inner, columns = a.shape[0], a.shape[1], b.shape[-1]
+    flops = 2.0 * rows * inner * columns
+    if b.dim() == 3:
+        groups = b.shape[0]
+        return _matmul(
+            max(1, rows // groups), columns, inner, groups, flops=flops
+        )
+    groups = out.shape[0] if out.dim() == 3 else 1
+    return _matmul(rows, columns, max(1, inner // groups), groups, flops=flops)
+
+
+def _grouped_fallback_backward(
+    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> KernelCost:
+    """Input and weight gradient in one op: (grad, input, weight, offsets)."""
+    grad, source = args[:2]
+    flops = 4.0 * source.shape[0] * source.shape[1] * grad.shape[-1]
+    return _matmul(source.shape[0], grad.shape[-1], source.shape[1], flops=flops)
+
+
+def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    """As the matrix product that it is: m output positions, n channels, k taps."""
+    weight, transposed, groups = args[1], bool(args[6]), int(args[8])
+    spatial = args[0].shape[2:] if transposed else out.shape[2:]
+    m = args[0].shape[0] * math.prod(spatial)
+    first, second, *kernel = weight.shape
+    n, k = (second, first // groups) if transposed else (first // groups, second)
+    k *= math.prod(kernel)
+    return KernelCost(
+        kind="conv",
+        batch=groups,
+        m=m,
+        n=n,
+        k=k,
+        flops=2.0 * groups * m * n * k,
+        selective=True,
+    )
+
+
+def _convolution_backward(
+    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> KernelCost:
+    """One product of the forward's size for each gradient that is wanted."""
+    forward = (
+        args[1],
+        args[2],
+        None,
+        args[4],
+        args[5],
+        args[6],
+        args[7],
+        args[8],
+        args[9],
+    )
+    one = _convolution(forward, kwargs, args[0])
+    wanted = sum(bool(flag) for flag in args[10][:2])
+    return KernelCost(
+        kind="conv",
+        batch=one.batch,
+        m=one.m,
+        n=one.n,
+        k=one.k,
+        flops=wanted * one.flops,
+        selective=True,
+    )
+
+
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, factor: float, again: float
+) -> KernelCost:
+    """Both products of attention, in full: causal kernels skip up to half."""
+    batch, m, d = math.prod(q.shape[:-2]), q.shape[-2], q.shape[-1]
+    n, e = k.shape[-2], v.shape[-1]
+    forward = 2.0 * batch * m * n * (d + e)
+    return KernelCost(
+        kind="attention",
+        batch=batch,
+        m=m,
+        n=n,
+        k=max(1, (d + e) // 2),
+        flops=factor * forward,
+        recompute_flops=again * forward,
+        selective=True,
+        heads=q.shape[-3],
+        kv_heads=k.shape[-3],
+        kv_bytes=float(k.numel() * k.element_size() + v.numel() * v.element_size()),
+    )
+
+
+def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    q, k, v = args[:3]
+    return _scores(q, k, v, factor=1.0, again=0.0)
+
+
+def _attention_backward(
+    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> KernelCost:
+    """Four products for dq, dk, dv, dp; QK^T a fifth time, which is recomputation."""
+    q, k, v = args[1:4]
+    d, e = q.shape[-1], v.shape[-1]
+    return _scores(q, k, v, factor=2.0, again=d / (d + e))
+
+
+def _rnn(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    """One layer and direction of an RNN: both weight matrices at every position."""
+    x, w_ih, w_hh = args[:3]
+    steps, inner = x.shape[0] * x.shape[1], w_ih.shape[1] + w_hh.shape[1]
+    return _matmul(steps, w_ih.shape[0], inner)
+
+
+def _rnn_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    one = _rnn(args, kwargs, out)
+    return _matmul(one.m, one.n, one.k, flops=2.0 * one.flops)
+
+
+def _lookup(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+    first = out[0] if isinstance(out, tuple | list) else out
+    width = int(first.shape[-1]) if first.dim() else 1
+    return KernelCost(kind="embedding", m=max(1, first.numel() // max(1, width)), n=width)
+
+
+def _generic(formula: Callable[..., int]) -> Formula:
+    def cost(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+        flops = float(formula(*args, **kwargs, out_val=out))
+        return KernelCost(flops=flops, selective=True)
+
+    return cost
+
+
+_OWN: dict[str, Formula] = {
+    "aten::mm": _mm,
+    "aten::addmm": _addmm,
+    "aten::bmm": _bmm,
+    "aten::baddbmm": _baddbmm,
+    "aten::_grouped_mm": _grouped_mm,
+    "aten::_scaled_grouped_mm": _grouped_mm,
+    "transformers::grouped_mm_fallback": _grouped_mm,
+    "transformers::grouped_mm_fallback_backward": _grouped_fallback_backward,
+    "aten::convolution": _convolution,
+    "aten::_convolution": _convolution,
+    "aten::convolution_overrideable": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "meshwright::attention": _attention,
+    "meshwright::attention_backward": _attention_backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten::_scaled_dot_product_flash_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "aten::mkldnn_rnn_layer": _rnn,
+    "aten::mkldnn_rnn_layer_backward": _rnn_backward,
+    "aten::embedding": _lookup,
+    "aten::_embedding_bag": _lookup,
+    "aten::_embedding_bag_forward_only": _lookup,
+}
+
+_FORMULAS: dict[Any, Formula | None] = {}
+_TORCH: dict[Any, Callable[..., int]] = {}
+
+
+def _formula(func: Any) -> Formula | None:
+    """The formula of an op, looked up once."""
+    if not _TORCH:
+        _TORCH.update(flop_formulas())
+    schema = getattr(func, "_schema", None)
+    formula = _OWN.get(schema.name) if schema is not None else None
+    if formula is None:
+        theirs = _TORCH.get(getattr(func, "overloadpacket", func))
+        formula = None if theirs is None else _generic(theirs)
+    _FORMULAS[func] = formula
+    return formula
+
+
+def kernel_cost(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> KernelCost:
+    """FLOPs and class of one dispatched op.
+
+    Args:
+        func: The op overload.
+        args: As dispatched.
+        kwargs: As dispatched.
+        out: What it returned.
+    """
+    formula = _FORMULAS[func] if func in _FORMULAS else _formula(func)
+    if formula is None:
+        return MEMORY
+    return formula(args, kwargs, out)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that an op moves to read or write a tensor, broadcast ones once."""
+    size = tensor.numel() * tensor.element_size()
+    if tensor.layout is not torch.strided:
+        return size
+    return min(size, tensor.untyped_storage().nbytes()) or size

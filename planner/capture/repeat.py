@@ -1,0 +1,330 @@
+"""Equal blocks are run once.
+
+Sibling modules of equal structure are found before tracing. The first two calls with a
+given input signature run; every later one is replaced by a single autograd function
+that makes outputs of the right shapes, and is recorded as a repetition of the second
+call. (The second: the first may meet tensors that are saved for the first time.)
+
+Modules are equal if their type, scalar attributes, parameter and buffer shapes and
+children are. A layer's own number is left out of the comparison: a forward that
+branches on it must be read with ``repeat=False``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner.capture.torch_private import storage_key, tree_flatten, tree_unflatten
+from planner.capture.trace import Call, Tracer
+
+__all__ = ["repeated_modules", "repeats_traced_once"]
+
+_OWN_NUMBER = re.compile(
+    r"^_?(layer|block|stage)?_?(idx|index|id|number|layer_idx|layer_number)$"
+)
+_SCALARS = (int, float, str, bool, type(None), torch.dtype, torch.device)
+_WARM_CALLS = 2
+_LEAST_COPIES = _WARM_CALLS + 1
+_LEAST_MODULES = 4
+
+
+def _plain(value: object) -> object:
+    """A comparable picture of an attribute; objects stand for themselves."""
+    if isinstance(value, _SCALARS):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *(_plain(item) for item in value))
+    if isinstance(value, dict):
+        return tuple((repr(key), _plain(item)) for key, item in value.items())
+    if isinstance(value, torch.Tensor):
+        return ("tensor", tuple(value.shape), str(value.dtype))
+    return (type(value).__qualname__, id(value))
+
+
+_MACHINERY = frozenset(vars(torch.nn.Module()))
+
+
+def _attributes(module: torch.nn.Module) -> tuple[object, ...]:
+    picture = [("training", module.training)]
+    for name, value in sorted(vars(module).items()):
+        if name in _MACHINERY or _OWN_NUMBER.match(name):
+            continue
+        picture.append((name, _plain(value)))  # type: ignore[arg-type]
+    hooked = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return (*picture, *(tuple(id(hook) for hook in h.values()) for h in hooked))
+
+
+def _structure(module: torch.nn.Module, seen: dict[torch.nn.Module, int]) -> int:
+    """Hash of type, attributes, tensors and children."""
+    if module not in seen:
+        seen[module] = hash(
+            (
+                type(module),
+                _attributes(module),
+                tuple(
+                    (name, tuple(p.shape), p.dtype, p.requires_grad)
+                    for name, p in module._parameters.items()
+                    if p is not None
+                ),
+                tuple(
+                    (name, tuple(b.shape), b.dtype)
+                    for name, b in module._buffers.items()
+                    if b is not None
+                ),
+                tuple(
+                    (name, _structure(child, seen))
+                    for name, child in module._modules.items()
+                    if child is not None
+                ),
+            )
+        )
+    return seen[module]
+
+
+def repeated_modules(module: torch.nn.Module) -> list[list[torch.nn.Module]]:
+    """Groups of equal siblings, outermost ones only.
+
+    A group has at least three members (two are always run) of at least four modules
+    each: below that nothing is gained.
+    """
+    seen: dict[torch.nn.Module, int] = {}
+    groups: dict[int, list[torch.nn.Module]] = {}
+
+    def walk(parent: torch.nn.Module) -> None:
+        children = [child for child in parent._modules.values() if child is not None]
+        count = Counter(_structure(child, seen) for child in children)
+        for child in children:
+            size = sum(1 for _ in child.modules())
+            shape = _structure(child, seen)
+            if count[shape] >= _LEAST_COPIES and size >= _LEAST_MODULES:
+                groups.setdefault(shape, []).append(child)
+            else:
+                walk(child)
+
+    walk(module)
+    return list(groups.values())
+
+
+class _Stub(torch.autograd.Function):
+    """Empty outputs of given shapes, and empty gradients for its inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tracer: Tracer, shapes: list[Any], *inputs: torch.Tensor
+    ) -> Any:
+        ctx.tracer = tracer
+        ctx.like = [
+            (tuple(t.shape), t.dtype) if t.requires_grad else None for t in inputs
+        ]
+        return tuple(
+            torch.empty_strided(size, stride, dtype=dtype)
+            for size, stride, dtype in shapes
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # type: ignore[override]
+        paused, ctx.tracer.paused = ctx.tracer.paused, True
+        try:
+            made = [None if like is None else _gradient(ctx, like) for like in ctx.like]
+        finally:
+            ctx.tracer.paused = paused
+        return (None, None, *made)
+
+
+def _gradient(ctx: Any, like: tuple[Any, ...]) -> torch.Tensor:
+    """One tensor a shape: gradients that hold no data may share it."""
+    known: dict[tuple[Any, ...], torch.Tensor] = ctx.tracer.gradients
+    if like not in known:
+        known[like] = torch.empty(like[0], dtype=like[1])
+    return known[like]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one input signature."""
+
+    calls: int = 0
+    template: int = -1
+    #: Of each output leaf: ("input", i), ("view", i, size, stride, offset),
+    #: ("new", j) or ("constant", value).
+    outputs: tuple[tuple[Any, ...], ...] = ()
+    shapes: tuple[Any, ...] = ()
+    spec: Any = None
+
+
+def _signature(flat: list[Any]) -> tuple[Any, ...] | None:
+    """Equal for calls that do equal work; None if a leaf is not understood."""
+    picture: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
+    first: dict[int, int] = {}
+    for position, leaf in enumerate(flat):
+        if isinstance(leaf, torch.Tensor):
+            alias = first.setdefault(storage_key(leaf), position)
+            picture.append(
+                (alias, tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.requires_grad)
+            )
+        elif isinstance(leaf, _SCALARS):
+            picture.append(repr(leaf))
+        else:
+            return None
+    return tuple(picture)
+
+
+def _describe(
+    outs: list[Any], ins: list[Any]
+) -> tuple[tuple[tuple[Any, ...], ...], tuple[Any, ...]] | None:
+    """How each output is to be made again; None if one cannot be."""
+    same = {id(leaf): i for i, leaf in enumerate(ins) if isinstance(leaf, torch.Tensor)}
+    held = {
+        storage_key(leaf): i
+        for i, leaf in enumerate(ins)
+        if isinstance(leaf, torch.Tensor)
+    }
+    made: list[tuple[Any, ...]] = []
+    shapes: list[Any] = []
+    fresh: set[int] = set()
+    for leaf in outs:
+        if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, _SCALARS):
+                return None
+            made.append(("constant", leaf))
+        elif id(leaf) in same:
+            made.append(("input", same[id(leaf)]))
+        elif storage_key(leaf) in held:
+            view = (tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
+            made.append(("view", held[storage_key(leaf)], *view))
+        else:
+            if storage_key(leaf) in fresh:
+                return None
+            fresh.add(storage_key(leaf))
+            made.append(("new", len(shapes)))
+            shapes.append((tuple(leaf.shape), leaf.stride(), leaf.dtype))
+    return tuple(made), tuple(shapes)
+
+
+class _Repeater:
+    """The ``forward`` of the members of one group."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._seen: dict[Any, _Seen] = {}
+
+    def call(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        flat, spec = tree_flatten((args, kwargs))
+        signature = _signature(flat)
+        if signature is None:
+            return forward(*args, **kwargs)
+        known = self._seen.setdefault((signature, spec), _Seen())
+        if known.calls >= _WARM_CALLS and known.template >= 0:
+            return self._stand_in(name, known, flat)
+        return self._traced(name, known, forward, args, kwargs, flat)
+
+    def _traced(
+        self,
+        name: str,
+        known: _Seen,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        flat: list[Any],
+    ) -> Any:
+        trace = self._tracer.trace
+        row, save, inner = len(trace.names), len(trace.saves), len(trace.calls)
+        inputs = self._tracer.storages(flat)
+        output = forward(*args, **kwargs)
+        outs, spec = tree_flatten(output)
+        known.calls += 1
+        known.template = -1
+        described = _describe(outs, flat)
+        if described is None or len(trace.calls) > inner:
+            return output
+        known.template = len(trace.calls)
+        known.outputs, known.shapes = described
+        known.spec = spec
+        trace.calls.append(
+            Call(
+                module=name,
+                template=-1,
+                rows=(row, len(trace.names)),
+                saves=(save, len(trace.saves)),
+                inputs=inputs,
+                outputs=self._tracer.storages(outs),
+            )
+        )
+        return output
+
+    def _stand_in(self, name: str, known: _Seen, flat: list[Any]) -> Any:
+        tracer = self._tracer
+        tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        inputs = tracer.storages(flat)
+        tracer.paused = True
+        try:
+            made = (
+                _Stub.apply(tracer, list(known.shapes), *tensors)  # type: ignore[no-untyped-call]
+                if known.shapes
+                else ()
+            )
+        finally:
+            tracer.paused = False
+        outs: list[Any] = []
+        for how, what, *view in known.outputs:
+            if how == "input":
+                outs.append(flat[what])
+            elif how == "view":
+                outs.append(torch.as_strided(flat[what], *view))
+            else:
+                outs.append(made[what] if how == "new" else what)
+        row = len(tracer.trace.names)
+        tracer.stand_for(
+            Call(
+                module=name,
+                template=known.template,
+                rows=(row, row + 1),
+                saves=(0, 0),
+                inputs=inputs,
+                outputs=tracer.storages(outs),
+            )
+        )
+        return tree_unflatten(outs, known.spec)
+
+
+@contextlib.contextmanager
+def repeats_traced_once(module: torch.nn.Module, tracer: Tracer) -> Iterator[None]:
+    """While open, repeated calls of equal blocks of ``module`` are stood in for."""
+    patched: list[torch.nn.Module] = []
+    try:
+        for group in repeated_modules(module):
+            repeater = _Repeater(tracer)
+            for member in group:
+                if "forward" in vars(member):
+                    continue
+                name = tracer.name_of(member)
+                if name is None:
+                    continue
+                vars(member)["forward"] = _forward(repeater, name, member.forward)
+                patched.append(member)
+        yield
+    finally:
+        for member in patched:
+            del vars(member)["forward"]
+
+
+def _forward(
+    repeater: _Repeater, name: str, forward: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return repeater.call(name, forward, args, kwargs)
+
+    return call

@@ -1,0 +1,188 @@
+"""Private torch APIs that capture stands on, all in this one file.
+
+Seen to work on torch 2.11 to 2.13. Each is looked up with a guard, so that a torch
+that lacks one ends in a :class:`~planner.errors.CaptureError` that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from planner.errors import CaptureError
+
+__all__ = [
+    "as_parameter",
+    "DispatchMode",
+    "backward_sequence",
+    "fake_mode",
+    "fake_tensor",
+    "flop_formulas",
+    "in_backward",
+    "is_view",
+    "last_sequence",
+    "named_attributes",
+    "patched_function",
+    "pin_storage",
+    "skipped_dispatches",
+    "storage_key",
+    "tree_flatten",
+    "tree_unflatten",
+]
+
+_SEEN = "2.11 to 2.13"
+
+
+def _private(owner: Any, *names: str) -> Any:
+    """First of ``names`` that ``owner`` has."""
+    for name in names:
+        found = getattr(owner, name, None)
+        if found is not None:
+            return found
+    raise CaptureError(
+        f"torch {torch.__version__} has no {' or '.join(names)}, which reading a model "
+        f"needs; install a torch that Meshwright was tested with ({_SEEN})"
+    )
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode whose handler dynamo does not wrap.
+
+    The wrapper guards against compiling the handler, which never happens here, and
+    costs a tenth of a trace.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+_sequence_nr: Callable[[], int] = _private(torch.autograd, "_get_sequence_nr")
+_graph_task_id: Callable[[], int] = _private(torch._C, "_current_graph_task_id")
+_autograd_node: Callable[[], Any] = _private(torch._C, "_current_autograd_node")
+
+
+def last_sequence() -> int:
+    """Sequence number of the autograd node made last in this thread."""
+    return _sequence_nr() - 1
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running."""
+    return _graph_task_id() != -1
+
+
+def backward_sequence() -> int:
+    """Sequence number of the node whose backward runs now; -1 outside any node."""
+    node = _autograd_node()
+    return -1 if node is None else cast("int", node._sequence_nr())
+
+
+def skipped_dispatches() -> frozenset[Any]:
+    """Ops that reach the mode but are no work.
+
+    ``prim.device`` runs inside a noexcept function: raising there ends the process, so
+    it must be handed on untouched.
+    """
+    return frozenset({torch.ops.prim.device.default})
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Address of the storage; tensors that share memory share it.
+
+    Sparse and opaque tensors have no storage and stand for themselves.
+    """
+    try:
+        return cast("int", tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)
+
+
+def pin_storage(tensor: torch.Tensor) -> object:
+    """Something to hold on to so that the key of a storage is not used again.
+
+    A weak reference: it pins the address, not the memory.
+    """
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        return tensor
+
+
+def is_view(func: Any) -> bool:
+    """Whether an op only makes a view of its input, by its schema."""
+    return bool(getattr(func, "is_view", False))
+
+
+def fake_mode() -> Any:
+    """A FakeTensorMode: shapes and dtypes are computed, memory is not allocated."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_tensor(
+    mode: Any, tensor: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A fake tensor of the same shape and strides that claims to be on the CPU.
+
+    Never a fake ``cuda`` tensor: autograd of a torch built without CUDA ends the
+    process when it meets one.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    like = torch.empty_strided(
+        tuple(tensor.shape),
+        tensor.stride(),
+        dtype=dtype or tensor.dtype,
+        device="meta",
+    )
+    return cast("torch.Tensor", FakeTensor(mode, like, torch.device("cpu")))
+
+
+def as_parameter(tensor: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
+    """Mark a tensor as an ``nn.Parameter``, without the detach that its constructor does.
+
+    ``isinstance(tensor, torch.nn.Parameter)`` holds for tensor subclasses marked so.
+    """
+    marked: Any = tensor.requires_grad_(requires_grad)
+    marked._is_param = True
+    return cast("torch.Tensor", marked)
+
+
+def flop_formulas() -> dict[Any, Callable[..., int]]:
+    """Formulas that torch's own FlopCounterMode uses, by op packet."""
+    from torch.utils.flop_counter import flop_registry
+
+    return dict(flop_registry)
+
+
+@contextlib.contextmanager
+def patched_function(replacement: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Put ``replacement`` in the place of scaled dot product attention.
+
+    Both names under which torch reaches it are replaced, and put back afterwards.
+    """
+    functional: Any = torch.nn.functional
+    bound: Any = _private(torch._C, "_nn")
+    name = "scaled_dot_product_attention"
+    before = (getattr(functional, name), getattr(bound, name))
+    setattr(functional, name, replacement)
+    setattr(bound, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(functional, name, before[0])
+        setattr(bound, name, before[1])
+
+
+def named_attributes(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+    """The dicts in which a module keeps its parameters, buffers and children."""
+    return (module._parameters, module._buffers, cast("dict[str, Any]", module._modules))

@@ -1,0 +1,272 @@
+"""Documents made of other things: of matrices, of several clusters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.cluster.matrix import refuse_holes
+from planner.cluster.topology import FloatArray
+from planner.errors import ClusterError
+from planner.schema.cluster import (
+    ClusterDocument,
+    DeviceType,
+    HostGroup,
+    Level,
+    Link,
+    Matrices,
+)
+
+if TYPE_CHECKING:
+    from planner.cluster.cluster import Cluster
+
+__all__ = ["matrix_document", "mixed_document"]
+
+
+def matrix_document(
+    bandwidth: npt.ArrayLike,
+    latency: npt.ArrayLike,
+    device: DeviceType | Sequence[DeviceType],
+    hosts: Sequence[int] | None,
+    *,
+    name: str,
+    source: str = "",
+) -> ClusterDocument:
+    """See :meth:`planner.cluster.Cluster.from_matrices`."""
+    speed = np.array(bandwidth, dtype=float)
+    wait = np.array(latency, dtype=float)
+    count = len(speed)
+    for title, array in (("bandwidth", speed), ("latency", wait)):
+        if array.shape != (count, count) or not count:
+            raise ClusterError(
+                f"{title} has shape {array.shape}; give a square matrix, one row and "
+                f"one column a device, the same for both"
+            )
+    off = ~np.eye(count, dtype=bool)
+    if (speed[off] < 0).any() or (wait[off] < 0).any():
+        raise ClusterError("bandwidth and latency must not be negative")
+    speed[speed == 0] = np.nan
+    refuse_holes(speed, wait)
+    devices = [device] * count if isinstance(device, DeviceType) else list(device)
+    types, groups = _host_groups(devices, _host_list(hosts, count), speed, wait)
+    return ClusterDocument(
+        name=name,
+        device_types=types,
+        hosts=groups,
+        topology="matrix",
+        matrices=_matrices(speed, wait),
+        source=source,
+    )
+
+
+def _matrices(speed: FloatArray, wait: FloatArray) -> Matrices:
+    rows = [
+        [[None if i == j else x for j, x in enumerate(row)] for i, row in enumerate(m)]
+        for m in (speed.tolist(), wait.tolist())
+    ]
+    return Matrices.model_validate(
+        {"bandwidth_bytes_per_s": rows[0], "latency_s": rows[1]}
+    )
+
+
+def _host_list(hosts: Sequence[int] | None, count: int) -> list[int]:
+    ids = list(range(count)) if hosts is None else [int(host) for host in hosts]
+    if len(ids) != count:
+        raise ClusterError(f"hosts names {len(ids)} devices, the matrices {count}")
+    runs = [host for host, _ in itertools.groupby(ids)]
+    if len(set(runs)) != len(runs):
+        twice = next(host for host in runs if runs.count(host) > 1)
+        raise ClusterError(
+            f"devices of host {twice} do not lie side by side; reorder the rows and "
+            f"columns of both matrices so that each host's devices follow one another"
+        )
+    return ids
+
+
+def _host_groups(
+    devices: Sequence[DeviceType],
+    hosts: Sequence[int],
+    speed: FloatArray,
+    wait: FloatArray,
+) -> tuple[tuple[DeviceType, ...], tuple[HostGroup, ...]]:
+    if len(devices) != len(hosts):
+        raise ClusterError(
+            f"device names {len(devices)} types, the matrices {len(hosts)} devices; "
+            f"give one type for all or one a device"
+        )
+    types = _distinct_types(devices)
+    made: list[HostGroup] = []
+    start = 0
+    for host, members in itertools.groupby(hosts):
+        stop = start + len(list(members))
+        names = {device.name for device in devices[start:stop]}
+        if len(names) > 1:
+            raise ClusterError(
+                f"host {host} has devices of types {', '.join(sorted(names))}; a host "
+                f"has one type: call it two hosts, the matrices keep their links"
+            )
+        link = _slowest_inside(
+            speed[start:stop, start:stop], wait[start:stop, start:stop]
+        )
+        last = made[-1] if made else None
+        kind = (stop - start, devices[start].name, link)
+        if last and (last.devices_per_host, last.device, last.link) == kind:
+            made[-1] = last.model_copy(update={"count": last.count + 1})
+        else:
+            made.append(
+                HostGroup(
+                    name=f"host{host}",
+                    count=1,
+                    devices_per_host=kind[0],
+                    device=kind[1],
+                    link=link,
+                )
+            )
+        start = stop
+    return types, tuple(made)
+
+
+def _slowest_inside(speed: FloatArray, wait: FloatArray) -> Link:
+    off = ~np.eye(len(speed), dtype=bool)
+    if not off.any():
+        # A lone device has nobody to talk to in its host: any link will do.
+        return Link(bandwidth_bytes_per_s=1e12, latency_s=0.0, source="unused")
+    return Link(
+        bandwidth_bytes_per_s=float(speed[off].min()),
+        latency_s=float(wait[off].max()),
+        source="slowest entry of the matrices inside the host",
+    )
+
+
+def _distinct_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
+    types: dict[str, DeviceType] = {}
+    for device in devices:
+        if types.setdefault(device.name, device) != device:
+            raise ClusterError(
+                f"two device types are called {device.name!r} but differ in their "
+                f"numbers; rename one"
+            )
+    return tuple(types.values())
+
+
+def mixed_document(
+    clusters: Sequence[Cluster], level: Link, name: str
+) -> ClusterDocument:
+    """See :meth:`planner.cluster.Cluster.mixed`."""
+    if len(clusters) < 2:
+        raise ClusterError(f"{len(clusters)} clusters to join; give at least two")
+    documents = [cluster.document for cluster in clusters]
+    title = name or "+".join(document.name for document in documents)
+    types = _distinct_types([t for d in documents for t in d.device_types])
+    offsets = np.cumsum([0, *(d.num_devices for d in documents)]).tolist()
+    occupied = tuple(
+        (start + offset, stop + offset)
+        for document, offset in zip(documents, offsets, strict=False)
+        for start, stop in document.occupied
+    )
+    if any(document.topology == "matrix" for document in documents):
+        joined = _mixed_matrices(clusters, level, offsets)
+        hosts = tuple(group for d in documents for group in d.hosts)
+        return ClusterDocument(
+            name=title,
+            device_types=types,
+            hosts=hosts,
+            topology="matrix",
+            matrices=joined,
+            occupied=occupied,
+        )
+    hosts, inner = _mixed_levels(documents)
+    outer = Level(name=level.name or "between clusters", link=level)
+    return ClusterDocument(
+        name=title,
+        device_types=types,
+        hosts=hosts,
+        levels=(*inner, outer),
+        occupied=occupied,
+    )
+
+
+def _mixed_matrices(
+    clusters: Sequence[Cluster], level: Link, offsets: Sequence[int]
+) -> Matrices:
+    shape = (offsets[-1], offsets[-1])
+    speed = np.full(shape, level.bandwidth_bytes_per_s)
+    wait = np.full(shape, level.latency_s)
+    for cluster, start in zip(clusters, offsets, strict=False):
+        ids = np.arange(cluster.num_devices)
+        stop = start + cluster.num_devices
+        a, b = np.broadcast_arrays(ids[:, None], ids[None, :])
+        inside = cluster.topology.links(a, b)
+        speed[start:stop, start:stop], wait[start:stop, start:stop] = inside
+    return _matrices(speed, wait)
+
+
+def _mixed_levels(
+    documents: Sequence[ClusterDocument],
+) -> tuple[tuple[HostGroup, ...], tuple[Level, ...]]:
+    """Levels of all clusters side by side; what differs between them goes to the NICs.
+
+    A level of the joined network has the fastest link of any cluster at that depth,
+    and the hosts of a slower cluster a NIC that holds them back to their own.
+    """
+    depth = max(len(document.levels) for document in documents)
+    hosts: list[HostGroup] = []
+    best: list[Link] = []
+    for index in range(depth):
+        links = [d.levels[index].link for d in documents if index < len(d.levels)]
+        fast = max(link.bandwidth_bytes_per_s for link in links)
+        soon = min(link.latency_s for link in links)
+        first = next(x for x in links if x.bandwidth_bytes_per_s == fast)
+        best.append(first.model_copy(update={"latency_s": soon}))
+    for document in documents:
+        hosts.extend(_with_nic(document, best))
+    levels = []
+    for index, link in enumerate(best):
+        sizes: list[int] = []
+        names = []
+        for document in documents:
+            count = sum(group.count for group in document.hosts)
+            if index < len(document.levels):
+                switches = document.levels[index].switch_of_host(count)
+                sizes += [len(list(run)) for _, run in itertools.groupby(switches)]
+                names.append(document.levels[index].name)
+            else:
+                sizes.append(count)
+        title = "/".join(dict.fromkeys(names))
+        levels.append(Level(name=title, hosts=tuple(sizes), link=link))
+    return tuple(hosts), tuple(levels)
+
+
+def _with_nic(document: ClusterDocument, best: Sequence[Link]) -> list[HostGroup]:
+    """Hosts of one cluster with the NIC that makes the joined levels its own."""
+    own = [level.link for level in document.levels]
+    if all(_same_speed(a, b) for a, b in zip(own, best, strict=False)):
+        return list(document.hosts)
+    if len(own) > 1 and not all(_same_speed(link, own[0]) for link in own):
+        raise ClusterError(
+            f"cluster {document.name!r} has levels of different speeds that the others "
+            f"do not share; join such networks with Cluster.from_matrices"
+        )
+    cap = own[0]
+    return [
+        group.model_copy(
+            update={"nic": cap if group.nic is None else _slower(group.nic, cap)}
+        )
+        for group in document.hosts
+    ]
+
+
+def _same_speed(a: Link, b: Link) -> bool:
+    return (a.bandwidth_bytes_per_s, a.latency_s) == (
+        b.bandwidth_bytes_per_s,
+        b.latency_s,
+    )
+
+
+def _slower(a: Link, b: Link) -> Link:
+    slow = min(a, b, key=lambda link: link.bandwidth_bytes_per_s)
+    return slow.model_copy(update={"latency_s": max(a.latency_s, b.latency_s)})

@@ -1,0 +1,158 @@
+"""Networks of levels: devices in hosts, hosts on switches, switches on switches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.cluster.topology import FloatArray, IntArray, host_of_device
+from planner.schema.cluster import ClusterDocument
+
+__all__ = ["HierarchicalTopology"]
+
+
+class HierarchicalTopology:
+    """Devices in hosts, hosts on switches, in as many levels as the document has."""
+
+    def __init__(self, document: ClusterDocument) -> None:
+        self._document = document
+        self._hosts = host_of_device(document)
+        num_hosts = sum(group.count for group in document.hosts)
+        switches = [
+            np.asarray(level.switch_of_host(num_hosts), dtype=np.int64)
+            for level in document.levels
+        ]
+        self._domains = (self._hosts, *(hosts[self._hosts] for hosts in switches))
+        group = np.repeat(
+            np.arange(len(document.hosts)),
+            [g.count * g.devices_per_host for g in document.hosts],
+        )
+        inside = document.hosts
+        nics = [g.nic for g in document.hosts]
+        self._host_bandwidth = np.array(
+            [g.link.bandwidth_bytes_per_s for g in inside], dtype=float
+        )[group]
+        self._host_latency = np.array([g.link.latency_s for g in inside])[group]
+        self._mesh = np.array([g.link.mesh for g in inside])[group]
+        self._nic_bandwidth = np.array(
+            [nic.bandwidth_bytes_per_s if nic else np.inf for nic in nics]
+        )[group]
+        self._nic_latency = np.array([nic.latency_s if nic else 0.0 for nic in nics])[
+            group
+        ]
+        self._level_bandwidth = np.array(
+            [np.inf, *(lv.link.bandwidth_bytes_per_s for lv in document.levels)]
+        )
+        self._level_latency = np.array(
+            [0.0, *(lv.link.latency_s for lv in document.levels)]
+        )
+        for domain in self._domains:
+            domain.setflags(write=False)
+        self._sizes = self._equal_sizes()
+
+    def _equal_sizes(self) -> tuple[int, ...] | None:
+        sizes = []
+        for domain in self._domains:
+            counts = np.bincount(domain)
+            if counts.min() != counts.max():
+                return None
+            sizes.append(int(counts[0]))
+        return tuple(sizes)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the network."""
+        return len(self._hosts)
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """``host`` or the name of its link, then the levels of the document."""
+        names = {group.link.name for group in self._document.hosts}
+        inside = names.pop() if len(names) == 1 else ""
+        return (inside or "host", *(level.name for level in self._document.levels))
+
+    @property
+    def domains(self) -> tuple[IntArray, ...]:
+        """Host, then switch per level, of each device."""
+        return self._domains
+
+    @property
+    def level_sizes(self) -> tuple[int, ...] | None:
+        """Devices under one switch of each level; None if they differ."""
+        return self._sizes
+
+    @property
+    def has_equal_links(self) -> bool:
+        """True if all hosts have the same link inside and the same NIC."""
+        first = self._document.hosts[0]
+        return all(
+            (g.link.bandwidth_bytes_per_s, g.link.latency_s, g.nic)
+            == (first.link.bandwidth_bytes_per_s, first.link.latency_s, first.nic)
+            for g in self._document.hosts
+        )
+
+    def links(self, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Bandwidth and latency at the innermost level that a and b share."""
+        last = len(self._domains) - 1
+        level = np.full(np.broadcast(a, b).shape, last, dtype=np.int64)
+        for index in range(last - 1, -1, -1):
+            domain = self._domains[index]
+            level[domain[a] == domain[b]] = index
+        nic = np.minimum(self._nic_bandwidth[a], self._nic_bandwidth[b])
+        wait = np.maximum(self._nic_latency[a], self._nic_latency[b])
+        inside = level == 0
+        bandwidth = np.where(
+            inside,
+            self._host_bandwidth[a],
+            np.minimum(nic, self._level_bandwidth[level]),
+        )
+        latency = np.where(
+            inside, self._host_latency[a], np.maximum(wait, self._level_latency[level])
+        )
+        same = a == b
+        return np.where(same, np.inf, bandwidth), np.where(same, 0.0, latency)
+
+    def slowest_by_level(
+        self, groups: IntArray, in_host: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """From the ends of the links alone, without looking at pairs."""
+        count = len(self._domains)
+        bandwidth = np.full(count, np.inf)
+        latency = np.zeros(count)
+        below = groups
+        for index, domain in enumerate(self._domains):
+            here = domain[groups]
+            meets = _meets(here, below)
+            below = here
+            if not meets.any():
+                continue
+            members = groups[meets]
+            if index == 0:
+                cables = np.where(self._mesh[members], max(1, in_host - 1), 1)
+                bandwidth[0] = (self._host_bandwidth[members] * cables).min()
+                latency[0] = self._host_latency[members].max()
+                continue
+            slowest = self._nic_bandwidth[members].min()
+            bandwidth[index] = min(self._level_bandwidth[index], slowest)
+            latest = self._nic_latency[members].max()
+            latency[index] = max(self._level_latency[index], latest)
+        return bandwidth, latency
+
+
+def _meets(switch: IntArray, below: IntArray) -> npt.NDArray[np.bool_]:
+    """Members that share a switch with a member of another switch below it.
+
+    Args:
+        switch: Of each member. Shape [g, d].
+        below: Switch one level further in, or the device itself. Shape [g, d].
+    """
+    rows = np.arange(len(switch), dtype=np.int64)[:, None]
+    keys = rows * (int(switch.max()) + 1) + switch
+    _, inverse = np.unique(keys, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    low = np.full(inverse.max() + 1, np.iinfo(np.int64).max)
+    high = np.full(inverse.max() + 1, -1)
+    np.minimum.at(low, inverse, below.reshape(-1))
+    np.maximum.at(high, inverse, below.reshape(-1))
+    meets: npt.NDArray[np.bool_] = (low != high)[inverse].reshape(switch.shape)
+    return meets

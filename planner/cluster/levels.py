@@ -1,0 +1,225 @@
+"""How the ranks of one mesh axis lie on the levels of a network.
+
+A collective over ranks that lie on several hosts runs in steps: inside each host, then
+between hosts. What its cost depends on is how many members take part in each step and
+how fast the link of that step is: one :class:`AxisLevel` a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cluster.topology import FloatArray, IntArray, Topology
+from planner.errors import ClusterError
+
+__all__ = ["AxisLevel", "axis_groups", "axis_levels", "boundary_links"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisLevel:
+    """One step of a collective along one axis.
+
+    Attributes:
+        members: Ranks, or parts of the group joined further in, that take part.
+        bandwidth_bytes_per_s: Of the slowest link used, per device and direction.
+        latency_s: Of the slowest link used, per message.
+        name: Of the network level.
+    """
+
+    members: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    name: str
+
+
+def axis_groups(ids: IntArray, degree: int, stride: int) -> IntArray:
+    """Device ids of every communication group of an axis.
+
+    Rank r sits on ``ids[r]``; ranks r, r + stride, … r + (degree - 1) stride are a
+    group. Ranks beyond the last whole block of degree x stride are in none.
+
+    Args:
+        ids: Device id of each rank. Shape [n].
+        degree: Ranks in a group.
+        stride: Distance in ranks between neighbours of a group.
+
+    Returns:
+        Shape [groups, degree].
+
+    Raises:
+        ClusterError: If degree or stride is below 1 or one group needs more ranks
+            than there are.
+    """
+    if degree < 1 or stride < 1:
+        raise ClusterError(f"degree={degree}, stride={stride}: both must be at least 1")
+    span = degree * stride
+    if span > len(ids):
+        raise ClusterError(
+            f"an axis of degree={degree} and stride={stride} covers {span} devices, "
+            f"the cluster offers {len(ids)}; use a smaller degree or more nodes"
+        )
+    blocks = ids[: len(ids) // span * span].reshape(-1, degree, stride)
+    return np.ascontiguousarray(blocks.swapaxes(1, 2)).reshape(-1, degree)
+
+
+def axis_levels(
+    topology: Topology, ids: IntArray, degree: int, stride: int, *, aligned: bool
+) -> tuple[AxisLevel, ...]:
+    """Levels that the groups of one axis use, innermost first.
+
+    Where every switch holds equally many members of a group, a level has that many.
+    Where they hold different numbers, members are joined further in only in parts of
+    a size that divides all of them (their greatest common divisor); the parts then
+    count as if each hung on a switch of its own, which overstates the traffic of the
+    outer level. The group with most members at the outermost level stands for all,
+    and each level has the bandwidth and the latency of the slowest link that any group
+    uses there. Where groups or switches differ, an outer level is besides never faster
+    than a level further in, because some of its parts do meet there. So the answer is
+    never too fast. Neighbouring levels with the same link are one.
+
+    Args:
+        topology: The network.
+        ids: Device id of each rank. Shape [n].
+        degree: Ranks in a group.
+        stride: Distance in ranks between neighbours of a group.
+        aligned: True if ``ids`` is 0 … n - 1, which allows a closed form.
+
+    Returns:
+        Levels with at least two members, which multiply to ``degree``; empty for 1.
+
+    Raises:
+        ClusterError: As :func:`axis_groups`.
+    """
+    groups = axis_groups(ids, degree, stride)
+    if degree == 1:
+        return ()
+    members, even = None, True
+    if aligned and topology.level_sizes is not None:
+        members = _closed_form(topology.level_sizes, degree, stride)
+        if members is not None and topology.has_equal_links:
+            groups = groups[:1]
+    if members is None:
+        members, even = _worst_members(topology.domains, groups)
+    bandwidth, latency = topology.slowest_by_level(groups, members[0])
+    if not even:
+        bandwidth = np.minimum.accumulate(bandwidth)
+        latency = np.maximum.accumulate(latency)
+    return _merge(members, bandwidth, latency, topology.level_names)
+
+
+def _closed_form(
+    sizes: tuple[int, ...], degree: int, stride: int
+) -> tuple[int, ...] | None:
+    """Members per level where groups and switches align; None where they do not."""
+    joined = [1]
+    for size in sizes[:-1]:
+        span = degree * stride
+        if stride >= size:
+            joined.append(1)
+        elif size % span == 0:
+            joined.append(degree)
+        elif size % stride == 0 and span % size == 0:
+            joined.append(size // stride)
+        else:
+            return None
+    joined.append(degree)
+    return tuple(b // a for a, b in itertools.pairwise(joined))
+
+
+def _worst_members(
+    domains: tuple[IntArray, ...], groups: IntArray
+) -> tuple[tuple[int, ...], bool]:
+    """Members per level of the group that has most at the outermost levels.
+
+    Returns:
+        Members, and whether all groups and all switches agree on them.
+    """
+    count, degree = groups.shape
+    joined = np.ones((count, 1), dtype=np.int64)
+    even = True
+    for domain in domains[:-1]:
+        divisor, equal = _common_divisor(domain[groups])
+        even = even and equal
+        joined = np.concatenate([joined, divisor[:, None]], axis=1)
+    joined = np.concatenate([joined, np.full((count, 1), degree)], axis=1)
+    steps = np.unique(joined[:, 1:] // joined[:, :-1], axis=0)
+    worst = max(steps.tolist(), key=lambda row: row[::-1])
+    return tuple(int(step) for step in worst), even and len(steps) == 1
+
+
+def _common_divisor(switch: IntArray) -> tuple[IntArray, bool]:
+    """Greatest common divisor of the members that each group has on its switches.
+
+    Args:
+        switch: Switch of each member. Shape [g, d].
+
+    Returns:
+        Divisors, shape [g]; and whether every switch has exactly that many.
+    """
+    rows = np.arange(len(switch), dtype=np.int64)
+    width = int(switch.max()) + 1
+    keys, counts = np.unique(rows[:, None] * width + switch, return_counts=True)
+    starts = np.searchsorted(keys, rows * width)
+    divisor = np.gcd.reduceat(counts.astype(np.int64), starts)
+    return divisor, bool((divisor[keys // width] == counts).all())
+
+
+def _merge(
+    members: tuple[int, ...],
+    bandwidth: FloatArray,
+    latency: FloatArray,
+    names: tuple[str, ...],
+) -> tuple[AxisLevel, ...]:
+    levels: list[AxisLevel] = []
+    for count, band, wait, name in zip(
+        members, bandwidth.tolist(), latency.tolist(), names, strict=True
+    ):
+        if count == 1:
+            continue
+        if levels:
+            last = levels[-1]
+            if (last.bandwidth_bytes_per_s, last.latency_s) == (band, wait):
+                count *= last.members
+                levels.pop()
+        levels.append(
+            AxisLevel(
+                members=count, bandwidth_bytes_per_s=band, latency_s=wait, name=name
+            )
+        )
+    return tuple(levels)
+
+
+def boundary_links(
+    topology: Topology, ids: IntArray, pp: int, stride: int, *, wrap: bool = False
+) -> tuple[FloatArray, FloatArray]:
+    """Slowest link over each boundary between pipeline stages, in either direction.
+
+    Stage i holds ranks i stride … (i + 1) stride - 1; rank r sends to r + stride.
+
+    Args:
+        topology: The network.
+        ids: Device id of each rank. Shape [n].
+        pp: Stages.
+        stride: Ranks of one stage.
+        wrap: Add the way from the last stage to the first, which schedules with
+            several virtual stages a rank use.
+
+    Returns:
+        Bandwidth (bytes/s) and latency (s). Shape [pp - 1], or [pp] with ``wrap``.
+
+    Raises:
+        ClusterError: As :func:`axis_groups`.
+    """
+    stages = axis_groups(ids, pp, stride)[:stride].T
+    senders, receivers = stages[:-1], stages[1:]
+    if wrap and pp > 1:
+        senders, receivers = stages, np.roll(stages, -1, axis=0)
+    there = topology.links(senders, receivers)
+    back = topology.links(receivers, senders)
+    return (
+        np.minimum(there[0], back[0]).min(axis=1),
+        np.maximum(there[1], back[1]).max(axis=1),
+    )

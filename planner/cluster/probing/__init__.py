@@ -1,0 +1,1 @@
+"""The parts of a probe: the process group, computing, talking."""

@@ -1,0 +1,310 @@
+"""What a cluster document says, as arrays and as answers about links."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from planner.cluster import levels
+from planner.cluster.hierarchical import HierarchicalTopology
+from planner.cluster.levels import AxisLevel
+from planner.cluster.matrix import MatrixTopology
+from planner.cluster.tables import describe
+from planner.cluster.topology import FloatArray, IntArray, Topology, host_of_device
+from planner.errors import ClusterError
+from planner.schema.cluster import (
+    ClusterDocument,
+    CollectiveKind,
+    DeviceType,
+    MeasuredCollective,
+)
+from planner.schema.fingerprint import fingerprint_bytes
+from planner.schema.plan import ClusterReference
+
+__all__ = ["ClusterView"]
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterView:
+    """Everything that follows from a cluster document; each thing on demand, once.
+
+    Attributes:
+        document: What is described.
+        ref: What names the cluster on a command line.
+    """
+
+    document: ClusterDocument
+    ref: str | None = None
+    _cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    # -- What it is --------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return self.document.name
+
+    @cached_property
+    def num_devices(self) -> int:
+        """All devices, taken ones too."""
+        return self.document.num_devices
+
+    @property
+    def device_types(self) -> tuple[DeviceType, ...]:
+        """Kinds of devices."""
+        return self.document.device_types
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The network as arrays.
+
+        Raises:
+            TopologyError: If two devices have no link.
+        """
+        if self.document.topology == "matrix":
+            return MatrixTopology(self.document)
+        return HierarchicalTopology(self.document)
+
+    @cached_property
+    def type_index(self) -> IntArray:
+        """Index into ``device_types`` of each device. Shape [n]."""
+        order = {device.name: i for i, device in enumerate(self.device_types)}
+        groups = self.document.hosts
+        index = np.repeat(
+            np.array([order[group.device] for group in groups], dtype=np.int64),
+            [group.count * group.devices_per_host for group in groups],
+        )
+        index.setflags(write=False)
+        return index
+
+    @cached_property
+    def host_of_device(self) -> IntArray:
+        """Host of each device. Shape [n]."""
+        hosts = host_of_device(self.document)
+        hosts.setflags(write=False)
+        return hosts
+
+    @cached_property
+    def free(self) -> IntArray:
+        """Ids of devices that are not taken, ascending. Shape [free]."""
+        mask = np.ones(self.num_devices, dtype=bool)
+        for start, stop in self.document.occupied:
+            mask[start:stop] = False
+        ids = np.flatnonzero(mask).astype(np.int64)
+        ids.setflags(write=False)
+        return ids
+
+    @property
+    def num_free(self) -> int:
+        """Devices that are not taken."""
+        return len(self.free)
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """True if no device, host or switch differs from another and none is taken."""
+        used = np.unique(self.type_index)
+        regular = self.topology.level_sizes is not None or len(self.free) == 1
+        if self.document.topology == "matrix":
+            sizes = np.bincount(self.host_of_device)
+            regular = bool(sizes.min() == sizes.max())
+        return (
+            len(used) == 1
+            and not self.document.occupied
+            and regular
+            and self.topology.has_equal_links
+        )
+
+    @cached_property
+    def slowdown(self) -> FloatArray:
+        """How much slower each device computes while its whole host computes.
+
+        Devices of a host over its compute slots, at least 1: four CPU processes on
+        two cores each take twice as long. Shape [n].
+        """
+        groups = self.document.hosts
+        factors = [
+            max(1.0, group.devices_per_host / (group.compute_slots or np.inf))
+            for group in groups
+        ]
+        return np.repeat(
+            np.array(factors, dtype=float),
+            [group.count * group.devices_per_host for group in groups],
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Short hash of which devices there are and how they lie in hosts.
+
+        Measured or estimated numbers, names and what is taken are left out: probing a
+        machine a second time, or a busy evening on it, does not make it another one.
+        """
+        kinds = {device.name: device.backend for device in self.device_types}
+        hosts: list[list[Any]] = []
+        for group in self.document.hosts:
+            kind = [group.devices_per_host, group.device, kinds[group.device]]
+            if hosts and hosts[-1][1:] == kind:
+                hosts[-1][0] += group.count
+            else:
+                hosts.append([group.count, *kind])
+        data = {"hosts": hosts, "topology": self.document.topology}
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+        return fingerprint_bytes(text.encode())
+
+    def reference(self) -> ClusterReference:
+        """How a plan refers to this cluster."""
+        counts = np.bincount(self.type_index, minlength=len(self.device_types))
+        return ClusterReference(
+            name=self.name,
+            ref=self.ref,
+            num_devices=self.num_devices,
+            device_types={
+                device.name: int(count)
+                for device, count in zip(self.device_types, counts, strict=True)
+                if count
+            },
+            fingerprint=self.fingerprint,
+        )
+
+    def describe(self) -> dict[str, str]:
+        """Facts for a table, in the order in which people ask for them."""
+        return describe(self.document, self.reference(), self.num_free)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal documents make equal clusters, whatever they are called by."""
+        if not isinstance(other, ClusterView):
+            return NotImplemented
+        return self.document == other.document
+
+    def __hash__(self) -> int:
+        return hash((self.fingerprint, self.name))
+
+    # -- Links -------------------------------------------------------------------
+
+    def link(self, a: int, b: int) -> tuple[float, float]:
+        """Bandwidth (bytes/s) and latency (s) from device ``a`` to device ``b``.
+
+        A device reaches itself with infinite bandwidth at once.
+
+        Raises:
+            ClusterError: If there is no such device.
+        """
+        for device in (a, b):
+            if not 0 <= device < self.num_devices:
+                raise ClusterError(
+                    f"device {device} does not exist; {self.name} has devices 0 to "
+                    f"{self.num_devices - 1}"
+                )
+        bandwidth, latency = self.topology.links(np.array(a), np.array(b))
+        return float(bandwidth), float(latency)
+
+    def axis_levels(
+        self, degree: int, stride: int, device_ids: Sequence[int] | None = None
+    ) -> tuple[AxisLevel, ...]:
+        """Network levels that a mesh axis uses; see :func:`levels.axis_levels`.
+
+        On hosts of 8 GPUs, degree 16 with stride 4 gives 2 members over NVLink, then
+        8 over the network.
+
+        Args:
+            degree: Ranks in one communication group.
+            stride: Distance in ranks between its neighbours.
+            device_ids: Device of each rank; the free devices in order if None.
+
+        Returns:
+            Innermost first; ``members`` multiply to ``degree``.
+
+        Raises:
+            ClusterError: If degree x stride is more than the ranks there are.
+        """
+        ids, key = self._ranks(device_ids)
+        place = ("axis", degree, stride, key)
+        if place not in self._cache:
+            aligned = key is None and self.num_free == self.num_devices
+            self._cache[place] = levels.axis_levels(
+                self.topology, ids, degree, stride, aligned=aligned
+            )
+        found: tuple[AxisLevel, ...] = self._cache[place]
+        return found
+
+    def boundary_links(
+        self,
+        pp: int,
+        stride: int,
+        device_ids: Sequence[int] | None = None,
+        *,
+        wrap: bool = False,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Slowest link over each boundary of a pipeline, in either direction.
+
+        Args:
+            pp: Stages.
+            stride: Ranks of one stage.
+            device_ids: Device of each rank; the free devices in order if None.
+            wrap: Add the way from the last stage back to the first.
+
+        Returns:
+            Bandwidth (bytes/s) and latency (s). Shape [pp - 1], or [pp] with ``wrap``.
+
+        Raises:
+            ClusterError: If pp x stride is more than the ranks there are.
+        """
+        ids, key = self._ranks(device_ids)
+        place = ("boundary", pp, stride, wrap, key)
+        if place not in self._cache:
+            arrays = levels.boundary_links(self.topology, ids, pp, stride, wrap=wrap)
+            for array in arrays:
+                array.setflags(write=False)
+            self._cache[place] = arrays
+        found: tuple[FloatArray, FloatArray] = self._cache[place]
+        return found
+
+    def p2p_link(
+        self, stride: int, device_ids: Sequence[int] | None = None
+    ) -> tuple[float, float]:
+        """Slowest link between any rank r and rank r + stride, in either direction.
+
+        Returns:
+            Bandwidth (bytes/s) and latency (s).
+
+        Raises:
+            ClusterError: If there is no rank ``stride``.
+        """
+        ids, _ = self._ranks(device_ids)
+        pp = len(ids) // stride if stride >= 1 else 0
+        if pp < 2:
+            raise ClusterError(
+                f"no rank lies stride={stride} after another among {len(ids)} devices; "
+                f"use a stride from 1 to {len(ids) // 2}"
+            )
+        bandwidth, latency = self.boundary_links(pp, stride, device_ids)
+        return float(bandwidth.min()), float(latency.max())
+
+    def measured(
+        self, kind: CollectiveKind, group_size: int
+    ) -> MeasuredCollective | None:
+        """What a probe measured for a collective, at this or the next larger size.
+
+        None if no probe did, or only for smaller groups.
+        """
+        entries = [
+            entry
+            for entry in self.document.collectives
+            if entry.kind == kind and entry.group_size >= group_size
+        ]
+        return min(entries, key=lambda entry: entry.group_size, default=None)
+
+    def _ranks(self, device_ids: Sequence[int] | None) -> tuple[IntArray, bytes | None]:
+        if device_ids is None:
+            return self.free, None
+        ids = np.asarray(device_ids, dtype=np.int64)
+        if ids.size and not (ids.min() >= 0 and ids.max() < self.num_devices):
+            raise ClusterError(
+                f"device_ids reach from {ids.min()} to {ids.max()}; {self.name} has "
+                f"devices 0 to {self.num_devices - 1}"
+            )
+        return ids, ids.tobytes()

@@ -1,0 +1,308 @@
+"""Closed forms over a whole table of strategies: what prunes the space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.data_parallel import optimizer_seconds, replica_traffic
+from planner.cost.memory import chunks_in_flight, memory_parts
+from planner.cost.result import PARTS, CostTable
+from planner.cost.setting import Setting
+from planner.cost.summaries import KEPT, PEAKS, TIMES, Pairs, Summaries, summarize
+from planner.cost.unit_costs import Combinations, price_units
+from planner.schema import SCHEDULES, V_SCHEDULES
+from planner.simulate import closed_form_makespan
+from planner.space.table import StrategyTable
+
+__all__ = ["analytic_costs"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
+#: Schedules whose makespan is M x slowest rank + fill, whatever the stages.
+_TEXTBOOK = np.array([name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES])
+
+
+def _distinct(*columns: Index) -> tuple[Index, Index]:
+    """First row of each distinct combination, and which one every row is."""
+    packed = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        packed = packed * (int(column.max(initial=0)) + 1) + column
+    _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lookup:
+    """Summaries of the distinct pairs of a table, and which one each row uses."""
+
+    summaries: Summaries
+    pair: Index
+
+    def load(self, name: str) -> Array:
+        return np.asarray(self.summaries.load[self.pair, TIMES.index(name)])
+
+    def whole(self, name: str) -> Array:
+        return np.asarray(self.summaries.whole[self.pair, TIMES.index(name)])
+
+    def kept(self, name: str, place: int) -> Array:
+        return np.asarray(self.summaries.kept[self.pair, place, KEPT.index(name)])
+
+    def peak(self, name: str, place: int) -> Array:
+        return np.asarray(self.summaries.peaks[self.pair, place, PEAKS.index(name)])
+
+
+def _look_up(setting: Setting, table: StrategyTable) -> _Lookup:
+    first, combo = _distinct(
+        table.tp, table.cp, table.ep, table.microbatch_size, table.sequence_parallel
+    )
+    combos = Combinations(
+        tp=table.tp[first],
+        cp=table.cp[first],
+        ep=table.ep[first],
+        microbatch=table.microbatch_size[first],
+        sequence_parallel=table.sequence_parallel[first],
+    )
+    costs = price_units(setting, combos)
+    folded = _FOLDED[table.schedule].astype(np.int64)
+    rows, pair = _distinct(combo, table.pp, table.virtual_stages, folded)
+    most = int(table.pp.max())
+    types = np.zeros((len(rows), most), dtype=np.int64)
+    bandwidth = np.full((len(rows), most), np.inf)
+    latency = np.zeros((len(rows), most))
+    for pp in np.unique(table.pp[rows]):
+        same = table.pp[rows] == pp
+        types[same, :pp] = setting.types_of_ranks(int(pp))
+        bandwidth[same, :pp], latency[same, :pp] = setting.boundaries(int(pp))
+    pairs = Pairs(
+        combo=combo[rows],
+        pp=table.pp[rows],
+        virtual=table.virtual_stages[rows],
+        folded=folded[rows],
+        types=types,
+        bandwidth=bandwidth,
+        latency=latency,
+    )
+    return _Lookup(summaries=summarize(costs, pairs), pair=pair)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """Seconds of one microbatch, split by cause. Shapes [n]."""
+
+    forward: Array
+    backward: Array
+    weight: Array
+    again: Array
+    tensor: Array
+    context: Array
+    expert: Array
+
+    @property
+    def total(self) -> Array:
+        return (
+            self.forward
+            + self.backward
+            + self.again
+            + self.tensor
+            + self.context
+            + self.expert
+        )
+
+    @property
+    def forward_total(self) -> Array:
+        """With its share of communication: a half, of context a third."""
+        return self.forward + self.tensor / 2 + self.expert / 2 + self.context / 3
+
+
+def _work(lookup: _Lookup, table: StrategyTable, part: str) -> _Work:
+    def of(name: str) -> Array:
+        return lookup.load(name) if part == "load" else lookup.whole(name)
+
+    full = table.recompute == 2
+    again = np.where(full, of("full"), np.where(table.recompute == 1, of("selective"), 0))
+    passes = np.where(full, 3.0, 2.0)
+    return _Work(
+        forward=of("forward"),
+        backward=of("backward"),
+        weight=of("weight"),
+        again=again,
+        tensor=passes * of("tp"),
+        context=of("cp") * np.where(full, 4 / 3, 1.0),
+        expert=passes * of("ep"),
+    )
+
+
+def _crowding(setting: Setting, table: StrategyTable) -> tuple[Array, Array]:
+    degrees, inverse = np.unique(table.pp, return_inverse=True)
+    factors = np.array([setting.crowding(int(pp)) for pp in degrees])
+    found = factors[inverse.reshape(-1)]
+    return found[:, 0], found[:, 1]
+
+
+def _makespan(
+    table: StrategyTable, load: _Work, whole: _Work, send: Array
+) -> tuple[Array, Array]:
+    """Seconds of the pipeline without and with its transfers.
+
+    M x slowest rank + (all - slowest rank) / virtual stages: the fill passes one
+    virtual stage of each rank. Exact for GPipe and 1F1B, whatever the stages; exact
+    for Interleaved1F1B with equal ones. Source: Narayanan et al. 2021, section 2.2.
+    """
+    virtual = table.virtual_stages.astype(float)
+    slowest, everything = load.total, whole.total
+    fill = (everything - slowest) / virtual
+    plain = table.num_microbatches * slowest + fill
+    sent = plain + 2 * send / virtual
+    rows = np.flatnonzero(~_TEXTBOOK[table.schedule])
+    if len(rows):
+        stages = (table.pp * table.virtual_stages)[rows]
+        boundaries = np.maximum(stages - 1, 1)
+        forward = whole.forward_total[rows] / stages
+        weight = whole.weight[rows] / stages
+        backward = everything[rows] / stages - forward - weight
+        keys = (
+            table.schedule[rows],
+            table.pp[rows],
+            table.virtual_stages[rows],
+            table.num_microbatches[rows],
+        )
+        for hop, result in ((0.0, plain), (send[rows] / boundaries, sent)):
+            result[rows] = closed_form_makespan(
+                *keys, forward, backward, weight, hop, hop, slowest_rank_s=slowest[rows]
+            )
+    return plain, sent
+
+
+def _sharded(
+    setting: Setting, table: StrategyTable, dense: Array, expert: Array
+) -> Array:
+    """Scalars that ZeRO leaves on one device: all of dp_shard x cp share a copy."""
+    ways = np.where(table.zero_stage > 0, table.dp_shard * table.cp, 1)
+    return np.asarray(dense / ways + expert * table.ep / np.maximum(ways, table.ep))
+
+
+def _memory(setting: Setting, table: StrategyTable, lookup: _Lookup) -> tuple[Array, Array]:
+    """Bytes of the fullest of ranks 0, 1 and last; and most bytes over a limit."""
+    worst = np.zeros(len(table))
+    excess = np.full(len(table), -np.inf)
+    limits = {int(pp): setting.limits_of_ranks(int(pp)) for pp in np.unique(table.pp)}
+    ranks = (np.zeros_like(table.pp), np.minimum(1, table.pp - 1), table.pp - 1)
+    kinds = ("none", "selective", "full")
+    for place, rank in enumerate(ranks):
+        chunks = chunks_in_flight(
+            table.schedule, table.pp, table.virtual_stages, table.num_microbatches, rank
+        )
+        kept = np.choose(table.recompute, [lookup.kept(k, place) for k in kinds])
+        peak = np.choose(table.recompute, [lookup.peak(k, place) for k in kinds])
+        dense, expert = lookup.kept("dense", place), lookup.kept("expert", place)
+        total = memory_parts(
+            parameters=dense + expert,
+            sharded=_sharded(setting, table, dense, expert),
+            largest_unit=lookup.peak("largest_unit", place),
+            zero_stage=table.zero_stage,
+            pp=table.pp,
+            num_microbatches=table.num_microbatches,
+            kept_bytes=kept * chunks / table.virtual_stages,
+            transient_bytes=peak,
+            receive_bytes=lookup.summaries.receive_bytes[lookup.pair, place],
+            precision=setting.precision,
+            optimizer=setting.optimizer,
+            recipe=setting.recipe,
+            on_gpu=setting.on_gpu,
+        ).total
+        limit = np.empty(len(table))
+        for pp, values in limits.items():
+            same = table.pp == pp
+            limit[same] = values[rank[same]]
+        worst = np.maximum(worst, total)
+        excess = np.maximum(excess, total - limit)
+    return worst, excess
+
+
+def analytic_costs(setting: Setting, table: StrategyTable) -> CostTable:
+    """Time and memory of every row, in a few array passes.
+
+    Args:
+        setting: The request; every row must use ``len(setting.order)`` devices.
+        table: Legal rows.
+    """
+    if not len(table):
+        empty = np.zeros(0)
+        return CostTable(
+            step_time_s=empty,
+            parts_s=np.zeros((0, len(PARTS))),
+            memory_bytes=empty,
+            excess_bytes=empty,
+        )
+    lookup = _look_up(setting, table)
+    load, whole = _work(lookup, table, "load"), _work(lookup, table, "whole")
+    crowd, everyone = _crowding(setting, table)
+    plain, sent = _makespan(table, load, whole, lookup.summaries.send_s[lookup.pair])
+    many = table.num_microbatches
+    flow = many * load.total * crowd
+    # Processes that share cores can at best keep all cores busy all the time.
+    cores = many * whole.total / table.pp * everyone
+    plain, sent = (np.maximum(x * crowd, cores) for x in (plain, sent))
+    parts = _parts(setting, table, lookup, load, crowd)
+    parts[:, PARTS.index("pipeline_bubble")] = np.maximum(plain - flow, 0.0)
+    parts[:, PARTS.index("pipeline_transfer")] = sent - plain
+    memory, excess = _memory(setting, table, lookup)
+    return CostTable(
+        step_time_s=parts.sum(axis=1),
+        parts_s=parts,
+        memory_bytes=memory,
+        excess_bytes=excess,
+    )
+
+
+def _parts(
+    setting: Setting, table: StrategyTable, lookup: _Lookup, load: _Work, crowd: Array
+) -> Array:
+    """Parts of the step but for the pipeline's own. Shape [n, PARTS]."""
+    parts = np.zeros((len(table), len(PARTS)))
+    many = table.num_microbatches * crowd
+
+    def put(name: str, value: Array) -> None:
+        parts[:, PARTS.index(name)] = value
+
+    put("compute", many * (load.forward + load.backward))
+    put("recompute", many * load.again)
+    put("tensor", many * load.tensor)
+    put("context", many * load.context)
+    put("expert", many * load.expert)
+    dense, expert = lookup.kept("dense", 0), lookup.kept("expert", 0)
+    forward = load.forward_total * crowd
+    shard_ways = np.where(table.zero_stage > 0, table.dp_shard * table.cp, 1)
+    copies = np.where(table.zero_stage > 0, table.dp_replicate, table.dp_replicate * table.cp)
+    units = np.maximum(1.0, len(setting.graph.units) / table.pp)
+    traffic = replica_traffic(
+        scalars=dense + expert,
+        units=units,
+        zero_stage=table.zero_stage,
+        pp=table.pp,
+        num_microbatches=table.num_microbatches,
+        forward_s=forward,
+        backward_s=load.total * crowd - forward,
+        shard=setting.groups(shard_ways, table.tp),
+        replicate=setting.groups(copies, table.tp * shard_ways),
+        precision=setting.precision,
+        recipe=setting.recipe,
+        measured=setting.cluster.document.collectives,
+        on_gpu=setting.on_gpu,
+    )
+    put("data_parallel", traffic.exposed_s)
+    update = optimizer_seconds(
+        _sharded(setting, table, dense, expert),
+        lookup.kept("tensors", 0),
+        setting.slowest_device,
+        setting.optimizer,
+        clip=setting.grad_clip_norm is not None,
+    )
+    _, everyone = _crowding(setting, table)
+    put("optimizer", update * everyone)
+    return parts

@@ -1,0 +1,236 @@
+"""Time of the kernels of a block under tp, cp and a microbatch size: a roofline.
+
+t(op) = max(FLOPs / (peak x efficiency), bytes / memory bandwidth) + overhead
+
+with efficiency = e FLOPs' / (FLOPs' + h), where e is what very large products reach, h
+the FLOPs at which half of that is reached, and FLOPs' counts the tile padding that the
+hardware computes anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.recipes import Recipe
+from planner.graph import Kernel
+from planner.schema.cluster import DeviceType
+
+__all__ = ["KernelTable", "KernelTimes", "kernel_times", "peak_flops_per_s"]
+
+Array = NDArray[np.float64]
+
+_STYLES = ("colwise", "rowwise", "local", "stream", "none")
+_KINDS = ("matmul", "attention", "conv", "embedding", "memory")
+
+#: Next wider dtype to fall back on when a device has no peak of its own for one.
+_WIDER = {
+    "float8": "bfloat16",
+    "bfloat16": "float16",
+    "float16": "float32",
+    "tensorfloat32": "float32",
+    "float32": "float64",
+}
+
+
+def peak_flops_per_s(device: DeviceType, dtype: str) -> float:
+    """Dense peak of a dtype, or of the next wider one that the device has.
+
+    Raises:
+        KeyError: If neither the dtype nor a wider one has a peak.
+    """
+    aliases = {"float8": ("float8", "float8_e4m3fn", "float8_e5m2")}
+    name: str | None = dtype
+    while name is not None:
+        for alias in aliases.get(name, (name,)):
+            if alias in device.peak_flops_per_s:
+                return device.peak_flops_per_s[alias]
+        name = _WIDER.get(name)
+    return max(device.peak_flops_per_s.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTable:
+    """Distinct kernels of a model as arrays of shape [kernels].
+
+    Attributes:
+        owner: Index of the block class that each kernel belongs to.
+        style: Index into colwise, rowwise, local, stream, none.
+        kind: Index into matmul, attention, conv, embedding, memory.
+        expert_share: Share of the weights that ep divides.
+    """
+
+    owner: NDArray[np.int64]
+    style: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    batch: Array
+    m: Array
+    n: Array
+    k: Array
+    count: Array
+    forward_flops: Array
+    backward_flops: Array
+    recompute_flops: Array
+    forward_bytes: Array
+    backward_bytes: Array
+    weight_bytes: Array
+    expert_share: Array
+
+    @classmethod
+    def build(
+        cls, kernels: Sequence[tuple[int, float, Kernel]]
+    ) -> KernelTable:
+        """From (owner, expert share, kernel) triples."""
+
+        def column(name: str) -> Array:
+            return np.array([float(getattr(kernel, name)) for _, _, kernel in kernels])
+
+        return cls(
+            owner=np.array([owner for owner, _, _ in kernels], dtype=np.int64),
+            style=np.array([_STYLES.index(k.style) for _, _, k in kernels], dtype=np.int64),
+            kind=np.array([_KINDS.index(k.kind) for _, _, k in kernels], dtype=np.int64),
+            expert_share=np.array([share for _, share, _ in kernels]),
+            **{
+                name: column(name)
+                for name in (
+                    "batch",
+                    "m",
+                    "n",
+                    "k",
+                    "count",
+                    "forward_flops",
+                    "backward_flops",
+                    "recompute_flops",
+                    "forward_bytes",
+                    "backward_bytes",
+                    "weight_bytes",
+                )
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes:
+    """Seconds of all ops of each kernel. Shapes [combinations, kernels].
+
+    Attributes:
+        weight: Part of ``backward`` that makes weight gradients: one of the two
+            products that a product with a parameter has in its backward.
+        selective: Part of ``forward`` that selective recomputation runs again:
+            everything but products and fused attention.
+    """
+
+    forward: Array
+    backward: Array
+    weight: Array
+    selective: Array
+
+
+def _padded(size: Array, tile: int) -> Array:
+    """Size rounded up to whole tiles; small sizes to the next multiple of 16."""
+    small = np.ceil(size / 16) * 16
+    large = np.ceil(size / tile) * tile
+    return np.where(size < tile, small, large)
+
+
+def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
+    """Share of each kernel's activation bytes that one tp rank moves. [combos, kernels].
+
+    A colwise product reads its whole input and writes 1/tp of its output, a rowwise
+    one the other way round.
+    """
+    into = table.k / np.maximum(table.k + table.n, 1)
+    one = np.ones((len(tp), len(table.k)))
+    shares = np.stack(
+        [
+            into + (1 - into) / tp,
+            into / tp + (1 - into),
+            one / tp,
+            one / stream,
+            one,
+        ]
+    )
+    rows = np.arange(len(tp))[:, None]
+    return np.asarray(shares[table.style[None, :], rows, np.arange(len(table.k))[None, :]])
+
+
+def kernel_times(
+    table: KernelTable,
+    device: DeviceType,
+    recipe: Recipe,
+    *,
+    dtype: str,
+    tokens: Array,
+    tp: Array,
+    cp: Array,
+    ep: Array,
+    sequence_parallel: Array,
+) -> KernelTimes:
+    """Seconds of every kernel under every combination of degrees.
+
+    Args:
+        table: Kernels at the traced batch.
+        device: On which they run.
+        recipe: Of the framework.
+        dtype: Compute dtype.
+        tokens: Microbatch size over the traced batch. Shape [combinations].
+        tp: Shape [combinations]; likewise cp, ep.
+        sequence_parallel: 0 or 1. Shape [combinations].
+    """
+    tp, cp, ep = (x[:, None].astype(float) for x in (tp, cp, ep))
+    scale = tokens[:, None] / cp
+    stream = np.where(sequence_parallel[:, None] > 0, tp, 1.0)
+    style = table.style[None, :]
+    work = np.where(style <= 2, tp, np.where(style == 3, stream, 1.0))
+    share = _byte_shares(table, tp, stream)
+    weights = table.weight_bytes * (
+        1 - table.expert_share + table.expert_share / ep
+    ) / np.where(style <= 1, tp, 1.0)
+    padding = _padding(table, device, scale, tp)
+    rate = peak_flops_per_s(device, dtype) * device.matmul_efficiency
+    attention = table.kind[None, :] == 1
+    overhead = device.kernel_overhead_s * recipe.op_overhead_factor
+
+    def seconds(flops: Array, moved: Array, ops: Array, efficiency: float) -> Array:
+        speed = np.where(attention, rate * efficiency, rate)
+        busy = flops * scale / work * padding
+        dense = table.kind[None, :] <= 2
+        ramp = np.where(dense & (flops > 0), device.half_efficiency_flops * ops, 0.0)
+        arithmetic = (busy + ramp) / speed
+        memory = (moved * scale * share + weights * ops) / device.memory_bandwidth_bytes_per_s
+        return np.asarray(table.count * (np.maximum(arithmetic, memory) + overhead * ops))
+
+    product = np.where(table.weight_bytes > 0, 2.0, 1.0)
+    forward = seconds(
+        table.forward_flops, table.forward_bytes, np.ones(len(product)), recipe.attention_forward
+    )
+    backward = seconds(
+        table.backward_flops + table.recompute_flops,
+        table.backward_bytes,
+        product,
+        recipe.attention_backward,
+    )
+    kept = table.kind[None, :] <= 2
+    return KernelTimes(
+        forward=forward,
+        backward=backward,
+        weight=np.where(kept & (product > 1), backward / 2, 0.0),
+        selective=np.where(kept, 0.0, forward),
+    )
+
+
+def _padding(table: KernelTable, device: DeviceType, scale: Array, tp: Array) -> Array:
+    """Computed over useful FLOPs, from output tiles of 128 x 128 on GPUs.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide, section "Tile
+    quantization". CPUs show no such steps at the sizes that matter.
+    """
+    if device.backend == "gloo":
+        return np.ones((len(scale), len(table.k)))
+    m = np.maximum(table.m * scale, 1.0)
+    n = np.maximum(np.where(table.style[None, :] == 0, table.n / tp, table.n), 1.0)
+    padded = _padded(m, 128) * _padded(n, 128) / (m * n)
+    return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))

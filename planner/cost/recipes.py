@@ -1,0 +1,65 @@
+"""What differs between training frameworks at the same strategy: a few named constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.errors import UnknownNameError
+
+__all__ = ["RECIPES", "Recipe", "get_recipe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Constants of one framework.
+
+    Attributes:
+        name: Registered name.
+        overlap: Share of a stage's compute under which collectives of data
+            parallelism (ZeRO gathers, gradient reductions) can hide.
+        attention_forward: Share of the matmul rate that fused attention reaches.
+        attention_backward: The same in backward.
+        receive_buffers: ``all``: pipelines hold receive buffers of every microbatch
+            (torch.distributed.pipelining, stage.py, seen on 2.11 to 2.13);
+            ``in_flight``: of one microbatch.
+        reserve_bytes: What context, communicators and the allocator keep on a GPU.
+        fragmentation: Share of the activations lost to the caching allocator.
+        op_overhead_factor: Host work per op in units of the device's
+            kernel_overhead_s, without sharded tensors.
+        sharded_op_overhead_s: Host time that DTensor dispatch adds to an op of a
+            module split along tp, on CPU devices where nothing hides it.
+        collective_overhead_s: Host time that one FSDP or DDP collective adds on CPU
+            devices (hooks, copy-in and copy-out), beyond the wire.
+    """
+
+    name: str
+    overlap: float = 0.9
+    attention_forward: float = 0.8
+    attention_backward: float = 0.7
+    receive_buffers: Literal["all", "in_flight"] = "all"
+    reserve_bytes: float = 1.5e9
+    fragmentation: float = 0.03
+    op_overhead_factor: float = 1.0
+    sharded_op_overhead_s: float = 1.2e-4
+    collective_overhead_s: float = 2.5e-4
+
+
+RECIPES: dict[str, Recipe] = {
+    # FSDP2, DTensor and torch.distributed.pipelining: what executors/ composes.
+    # Attention shares after Dao 2023 (FlashAttention-2, figures 4 and 5: up to 73 %
+    # forward and 63 % backward of A100 peak, against about 0.8 for large products).
+    "torch": Recipe(name="torch"),
+}
+
+
+def get_recipe(name: str) -> Recipe:
+    """Look a recipe up.
+
+    Raises:
+        UnknownNameError: If there is none of that name.
+    """
+    try:
+        return RECIPES[name]
+    except KeyError:
+        raise UnknownNameError("recipe", name, RECIPES) from None

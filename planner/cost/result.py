@@ -1,0 +1,87 @@
+"""What a strategy costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.memory import MemoryParts
+
+__all__ = ["PARTS", "Cost", "CostTable"]
+
+Array = NDArray[np.float64]
+
+#: Parts of a step's critical path; they sum to the step time.
+PARTS = (
+    "compute",
+    "recompute",
+    "tensor",
+    "context",
+    "expert",
+    "pipeline_bubble",
+    "pipeline_transfer",
+    "data_parallel",
+    "optimizer",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Time and memory of one strategy.
+
+    Attributes:
+        step_time_s: One optimizer step.
+        breakdown_s: Seconds by part, see :data:`PARTS`; they sum to the step time.
+        memory: Of one device of each pp rank; arrays of shape [pp].
+        limit_bytes: What a device of each pp rank may use. Shape [pp].
+        device_type: Index of the slowest device type of each pp rank. Shape [pp].
+        link_bytes: Bytes one device sends per step, by axis.
+        fidelity: Which of the two models priced it.
+    """
+
+    step_time_s: float
+    breakdown_s: dict[str, float]
+    memory: MemoryParts
+    limit_bytes: Array
+    device_type: NDArray[np.int64]
+    link_bytes: dict[str, float]
+    fidelity: Literal["analytic", "simulated"]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device stays within its limit."""
+        return bool((self.memory.total <= self.limit_bytes).all())
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Of the fullest device."""
+        return float(self.memory.total.max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """Time and memory of many strategies; arrays of shape [n].
+
+    Attributes:
+        step_time_s: One optimizer step.
+        parts_s: By part, shape [n, PARTS].
+        memory_bytes: Of the fullest device.
+        excess_bytes: By how much the fullest device is over its limit; negative if
+            everything fits.
+    """
+
+    step_time_s: Array
+    parts_s: Array
+    memory_bytes: Array
+    excess_bytes: Array
+
+    def __len__(self) -> int:
+        return len(self.step_time_s)
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """Mask of the strategies that fit in memory. Shape [n]."""
+        return np.asarray(self.excess_bytes <= 0)

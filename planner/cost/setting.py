@@ -1,0 +1,142 @@
+"""What all strategies of one request have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster import Cluster
+from planner.cost.collectives import Groups
+from planner.cost.compute import peak_flops_per_s
+from planner.cost.recipes import RECIPES, Recipe
+from planner.graph import ModelGraph
+from planner.schema import Optimizer, Precision
+from planner.schema.cluster import DeviceType
+
+__all__ = ["Setting"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Model, machines and training recipe that strategies are priced for.
+
+    Attributes:
+        graph: The model.
+        cluster: The machines.
+        order: Device id of every rank; its length is the number of devices used.
+        memory_fraction: Share of a device's memory that a plan may fill.
+    """
+
+    graph: ModelGraph
+    cluster: Cluster
+    order: Index
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    grad_clip_norm: float | None = None
+    recipe: Recipe = RECIPES["torch"]
+    memory_fraction: float = 0.9
+
+    @property
+    def activation_dtype(self) -> str:
+        """Dtype of activations and of gathered weights: float8 keeps bfloat16."""
+        compute = self.precision.compute
+        return "bfloat16" if compute == "float8" else compute
+
+    @cached_property
+    def on_gpu(self) -> bool:
+        """Whether compute and communication run beside each other, and a context and
+        an allocator take memory: everywhere but on CPU processes.
+        """
+        return all(device.backend != "gloo" for device in self.cluster.device_types)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...] | None:
+        """What cluster methods take as device ids: None where ranks are devices."""
+        if np.array_equal(self.order, np.arange(self.cluster.num_devices)):
+            return None
+        return tuple(int(device) for device in self.order)
+
+    @cached_property
+    def _device_types(self) -> Index:
+        return np.asarray(self.cluster.type_index)[self.order]
+
+    @cached_property
+    def _speed(self) -> Array:
+        return np.array(
+            [
+                peak_flops_per_s(device, self.precision.compute)
+                for device in self.cluster.device_types
+            ]
+        )
+
+    @cached_property
+    def _memory(self) -> Array:
+        return np.array([device.memory_bytes for device in self.cluster.device_types])
+
+    def types_of_ranks(self, pp: int) -> Index:
+        """Slowest device type among the devices of each pp rank. Shape [pp]."""
+        blocks = self._device_types.reshape(pp, -1)
+        slowest = self._speed[blocks].argmin(axis=1)
+        return np.asarray(blocks[np.arange(pp), slowest])
+
+    def limits_of_ranks(self, pp: int) -> Array:
+        """Bytes that a device of each pp rank may use, the smallest counts. [pp]."""
+        blocks = self._memory[self._device_types.reshape(pp, -1)]
+        return np.asarray(blocks.min(axis=1) * self.memory_fraction)
+
+    @property
+    def slowest_device(self) -> DeviceType:
+        """Of all devices used."""
+        return self.cluster.device_types[int(self.types_of_ranks(1)[0])]
+
+    def total_peak_flops_per_s(self) -> float:
+        """Summed over the devices used, in the compute dtype."""
+        return float(self._speed[self._device_types].sum())
+
+    def groups(self, degree: Index, stride: Index) -> Groups:
+        """Communication groups of (degree, stride) pairs. Shapes [n]."""
+        packed = degree * (len(self.order) + 1) + stride
+        _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+        levels = [
+            self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
+            for i in first
+        ]
+        return Groups.from_levels(levels)[inverse.reshape(-1)]
+
+    def boundaries(self, pp: int) -> tuple[Array, Array]:
+        """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""
+        if pp == 1:
+            return np.full(1, np.inf), np.zeros(1)
+        stride = len(self.order) // pp
+        return self.cluster.boundary_links(pp, stride, self.ranks, wrap=True)
+
+    def crowding(self, pp: int) -> tuple[float, float]:
+        """How much CPU processes that share cores slow each other down.
+
+        Returns:
+            Factor on the compute of one pp rank, whose devices all compute at the same
+            time; and devices per core of the fullest host if every device computes.
+            Both 1 where each device has its own cores.
+        """
+        slots = np.array(
+            [
+                group.compute_slots or np.inf
+                for group in self.cluster.document.hosts
+                for _ in range(group.count)
+            ]
+        )
+        if np.isinf(slots).all():
+            return 1.0, 1.0
+        hosts = np.asarray(self.cluster.host_of_device)[self.order]
+        used = np.bincount(hosts, minlength=len(slots))
+        within = max(
+            float((np.bincount(block, minlength=len(slots)) / slots).max())
+            for block in hosts.reshape(pp, -1)
+        )
+        return max(1.0, within), max(1.0, float((used / slots).max()))

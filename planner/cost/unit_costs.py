@@ -1,0 +1,316 @@
+"""Cost of every pipeline unit under every combination of tp, cp, ep and microbatch.
+
+These few combinations (hundreds) are priced once; a million strategies then look them
+up. Expensive work is done per distinct block, of which a deep model has a handful.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.collectives import time_of
+from planner.cost.compute import KernelTable, kernel_times
+from planner.cost.setting import Setting
+from planner.graph import Block, ModelGraph
+from planner.units import dtype_bytes
+
+__all__ = ["Combinations", "UnitCosts", "price_units"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combinations:
+    """Distinct (tp, cp, ep, microbatch, sequence_parallel). Shapes [combinations]."""
+
+    tp: Index
+    cp: Index
+    ep: Index
+    microbatch: Index
+    sequence_parallel: Index
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCosts:
+    """Per device type (T), combination (C) and unit (U); one microbatch.
+
+    Attributes:
+        forward_s: Kernels of one forward. Shape [T, C, U]; likewise backward_s.
+        weight_s: Part of backward_s that makes weight gradients.
+        selective_s: Run again under selective recomputation, on top of backward.
+        full_s: The same under full recomputation (all of forward).
+        tp_s: Exposed tp communication of one forward; backward has as much again,
+            full recomputation a third time. Shape [C, U].
+        cp_s: Exposed key/value exchange of one forward and backward. [C, U].
+        ep_s: Exposed all-to-all of one forward; backward has as much. [C, U].
+        saved_bytes: Kept per microbatch in flight, by recompute kind. [3, C, U].
+        transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
+        dense_parameters: Scalars on one device before ZeRO, without experts. [C, U].
+        expert_parameters: Scalars of its experts, before ZeRO. Shape [C, U].
+        tensors: Parameter tensors, whatever their size. Shape [U].
+        cut_bytes: Across the cut after each unit, per device. Shape [C, U - 1].
+        tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
+            cp_bytes, ep_bytes.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    weight_s: Array
+    selective_s: Array
+    full_s: Array
+    tp_s: Array
+    cp_s: Array
+    ep_s: Array
+    saved_bytes: Array
+    transient_bytes: Array
+    dense_parameters: Array
+    expert_parameters: Array
+    tensors: Array
+    cut_bytes: Array
+    tp_bytes: Array
+    cp_bytes: Array
+    ep_bytes: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Classes:
+    """Blocks of equal cost, and the way back from classes to units."""
+
+    blocks: tuple[Block, ...]
+    count: Array  # [classes, units]: how many blocks of a class a unit has
+
+
+def _classes(graph: ModelGraph) -> _Classes:
+    seen: dict[object, int] = {}
+    blocks: list[Block] = []
+    count = np.zeros((len(graph.blocks), len(graph.units)))
+    for unit, (start, stop) in enumerate(graph.units):
+        for block in graph.blocks[start:stop]:
+            # Equal structure is not enough: the first block of a run carries the
+            # unit's boundary, and only one of several tied users owns the weight.
+            key = (
+                block.repeat or block.index,
+                block.boundary_bytes,
+                block.parameter_count,
+                block.saved_bytes,
+            )
+            if key not in seen:
+                seen[key] = len(blocks)
+                blocks.append(block)
+            count[seen[key], unit] += 1
+    return _Classes(blocks=tuple(blocks), count=count[: len(blocks)])
+
+
+def _column(blocks: tuple[Block, ...], name: str) -> Array:
+    return np.array([float(getattr(block, name)) for block in blocks])
+
+
+def _expert_share(block: Block) -> float:
+    return block.expert_parameter_count / max(block.parameter_count, 1)
+
+
+def _compute(
+    setting: Setting, classes: _Classes, combos: Combinations
+) -> tuple[Array, ...]:
+    """Forward, backward, weight and selective seconds. Shapes [T, C, classes]."""
+    table = KernelTable.build(
+        [
+            (owner, _expert_share(block), kernel)
+            for owner, block in enumerate(classes.blocks)
+            for kernel in block.kernels
+        ]
+    )
+    member = np.zeros((len(table.owner), len(classes.blocks)))
+    member[np.arange(len(table.owner)), table.owner] = 1.0
+    parts = []
+    for device in setting.cluster.device_types:
+        times = kernel_times(
+            table,
+            device,
+            setting.recipe,
+            dtype=setting.precision.compute,
+            tokens=combos.microbatch / setting.graph.batch,
+            tp=combos.tp.astype(float),
+            cp=combos.cp.astype(float),
+            ep=combos.ep.astype(float),
+            sequence_parallel=combos.sequence_parallel.astype(float),
+        )
+        sharded = (table.style <= 2) * table.count
+        extra = 0.0
+        if device.backend == "gloo":
+            extra = (
+                np.where(combos.tp[:, None] > 1, sharded, 0.0)
+                * setting.recipe.sharded_op_overhead_s
+            )
+        parts.append(
+            (
+                (times.forward + extra) @ member,
+                (times.backward + extra) @ member,
+                times.weight @ member,
+                times.selective @ member,
+            )
+        )
+    return tuple(np.stack(part) for part in zip(*parts, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traffic:
+    seconds: Array
+    sent: Array
+
+
+def _tp_traffic(
+    setting: Setting, classes: _Classes, combos: Combinations, scale: Array
+) -> _Traffic:
+    """One forward's reductions: all-reduce, or gather and scatter of the same bytes."""
+    groups = setting.groups(combos.tp, np.ones_like(combos.tp))
+    calls = _column(classes.blocks, "tp_collectives")
+    total = _column(classes.blocks, "tp_collective_bytes")
+    seconds = np.zeros((len(combos), len(calls)))
+    measured = setting.cluster.document.collectives
+    for index, number in enumerate(calls):
+        if not number:
+            continue
+        size = total[index] / number * scale
+        plain = time_of("all_reduce", size, groups, measured)
+        split = time_of("all_gather", size, groups, measured) + time_of(
+            "reduce_scatter", size, groups, measured
+        )
+        seconds[:, index] = number * np.where(combos.sequence_parallel > 0, split, plain)
+    tp = combos.tp[:, None]
+    sent = 2 * 2 * total * scale[:, None] * (tp - 1) / tp
+    return _Traffic(seconds=seconds, sent=sent)
+
+
+def _cp_traffic(
+    setting: Setting,
+    classes: _Classes,
+    combos: Combinations,
+    scale: Array,
+    attention_s: Array,
+) -> _Traffic:
+    """Keys and values passed round the ring, hidden under attention where it lasts.
+
+    Each of cp - 1 hops sends 1/cp of keys and values; backward also sends gradients
+    back, twice the bytes. Source: Liu et al. 2023, Ring Attention, section 3.
+    """
+    groups = setting.groups(combos.cp, combos.tp)
+    whole = _column(classes.blocks, "sequence_bytes") * scale[:, None] / combos.tp[:, None]
+    share = (combos.cp - 1) / combos.cp
+    link = time_of("all_gather", np.ones(len(combos)) * 1e6, groups) / 1e6
+    wire = 3 * whole * link[:, None]
+    exposed = np.maximum(0.0, wire - attention_s) * (combos.cp[:, None] > 1)
+    return _Traffic(seconds=exposed, sent=3 * whole * share[:, None])
+
+
+def _ep_traffic(
+    setting: Setting, classes: _Classes, combos: Combinations, scale: Array
+) -> _Traffic:
+    """Tokens sent to their experts and back: two all-to-alls a forward."""
+    groups = setting.groups(combos.ep, combos.tp)
+    routed = _column(classes.blocks, "expert_bytes")
+    seconds = np.zeros((len(combos), len(routed)))
+    measured = setting.cluster.document.collectives
+    stream = np.where(combos.sequence_parallel > 0, combos.tp, 1)
+    for index, total in enumerate(routed):
+        if total:
+            one = time_of("all_to_all", total * scale / stream, groups, measured)
+            seconds[:, index] = 2 * one
+    share = (combos.ep - 1) / combos.ep
+    sent = 4 * routed * (scale / stream * share)[:, None]
+    return _Traffic(seconds=seconds, sent=sent)
+
+
+def _saved(classes: _Classes, combos: Combinations, scale: Array) -> tuple[Array, Array]:
+    """Kept and transient bytes by recompute kind. Shapes [3, C, classes]."""
+    blocks = classes.blocks
+    tp = combos.tp[:, None].astype(float)
+    stream = np.where(combos.sequence_parallel[:, None] > 0, tp, 1.0)
+    column = scale[:, None]
+
+    def divided(total: str, inside: str) -> Array:
+        tensor = _column(blocks, inside)
+        return column * (tensor / tp + (_column(blocks, total) - tensor) / stream)
+
+    none = divided("saved_bytes", "saved_tensor_bytes")
+    selective = np.minimum(
+        none, divided("saved_selective_bytes", "saved_selective_tensor_bytes")
+    )
+    full = column * _column(blocks, "boundary_bytes") / stream
+    working = column * _column(blocks, "transient_bytes") / tp
+    transient = np.stack([working, working + none - selective, working + none])
+    return np.stack([none, selective, full]), transient
+
+
+def _largest_of_unit(values: Array, to_units: Array) -> Array:
+    """Greatest value of the classes that a unit has. [3, C, classes] -> [3, C, U]."""
+    result = np.zeros((*values.shape[:2], to_units.shape[1]))
+    for index, present in enumerate(to_units > 0):
+        candidate = values[:, :, index, None] * present
+        np.maximum(result, candidate, out=result)
+    return result
+
+
+def _parameters(
+    graph: ModelGraph, combos: Combinations
+) -> tuple[Array, Array, Array]:
+    """Dense and expert scalars per device before ZeRO [C, U], and tensors [U]."""
+    unit_of_block = np.zeros(len(graph.blocks), dtype=np.int64)
+    for unit, (start, stop) in enumerate(graph.units):
+        unit_of_block[start:stop] = unit
+    whole = np.zeros((2, 2, len(graph.units)))  # [expert?, split along tp?, unit]
+    tensors = np.zeros(len(graph.units))
+    for parameter in graph.parameters:
+        unit = unit_of_block[parameter.block]
+        split = int(parameter.style != "none")
+        whole[int(parameter.expert), split, unit] += parameter.numel
+        tensors[unit] += 1
+    tp, ep = combos.tp[:, None], combos.ep[:, None]
+    dense = whole[0, 0] + whole[0, 1] / tp
+    expert = (whole[1, 0] + whole[1, 1] / tp) / ep
+    return dense, expert, tensors
+
+
+def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
+    """Price every unit under every combination."""
+    graph = setting.graph
+    classes = _classes(graph)
+    to_units = classes.count
+    scale = combos.microbatch / graph.batch / combos.cp
+    scale = scale * (dtype_bytes(setting.activation_dtype) / dtype_bytes(graph.dtype))
+    forward, backward, weight, selective = _compute(setting, classes, combos)
+    attention = np.array(
+        [any(k.kind == "attention" for k in block.kernels) for block in classes.blocks]
+    )
+    hidden = (forward.min(axis=0) + backward.min(axis=0)) * attention
+    tp = _tp_traffic(setting, classes, combos, scale)
+    cp = _cp_traffic(setting, classes, combos, scale, hidden)
+    ep = _ep_traffic(setting, classes, combos, scale)
+    saved, transient = _saved(classes, combos, scale)
+    dense, expert, tensors = _parameters(graph, combos)
+    return UnitCosts(
+        forward_s=forward @ to_units,
+        backward_s=backward @ to_units,
+        weight_s=weight @ to_units,
+        selective_s=selective @ to_units,
+        full_s=forward @ to_units,
+        tp_s=tp.seconds @ to_units,
+        cp_s=cp.seconds @ to_units,
+        ep_s=ep.seconds @ to_units,
+        saved_bytes=saved @ to_units,
+        transient_bytes=_largest_of_unit(transient, to_units),
+        dense_parameters=dense,
+        expert_parameters=expert,
+        tensors=tensors,
+        cut_bytes=graph.cut_bytes * scale[:, None],
+        tp_bytes=tp.sent @ to_units,
+        cp_bytes=cp.sent @ to_units,
+        ep_bytes=ep.sent @ to_units,
+    )

@@ -1,0 +1,121 @@
+"""The ops of one forward and backward, as capture hands them to coarsening."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.graph.model import KernelKind
+
+__all__ = ["KernelCost", "OpGraph", "ParameterTensor"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCost:
+    """Class and arithmetic of one op.
+
+    Attributes:
+        kind: As in :class:`planner.graph.Kernel`, like batch, m, n and k.
+        flops: Of the op itself.
+        recompute_flops: The part that only computes again what forward had; not
+            in ``flops``.
+        selective: Whether its outputs are kept under selective recomputation.
+        heads: Query heads of an attention op.
+        kv_heads: Heads of its keys and values.
+        kv_bytes: Bytes of its keys and values.
+    """
+
+    kind: KernelKind = "memory"
+    batch: int = 1
+    m: int = 1
+    n: int = 1
+    k: int = 1
+    flops: float = 0.0
+    recompute_flops: float = 0.0
+    selective: bool = False
+    heads: int = 0
+    kv_heads: int = 0
+    kv_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTensor:
+    """One distinct parameter.
+
+    Attributes:
+        name: FQN under which ``named_parameters()`` lists it first.
+        aliases: Further FQNs of the same tensor.
+        shape: As stored.
+        dtype: Torch name.
+        trainable: Whether it needs a gradient.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class OpGraph:
+    """Forward ops in program order, each with the cost of its backward folded in.
+
+    Columns of equal length; storages are numbered, parameters among the inputs are
+    negative: ``-1 - index``.
+
+    Attributes:
+        origin: Of each op, a number that equal ops of repeated modules share.
+        names: Schema name of each op.
+        modules: FQN of the module in whose forward it ran; "" for the root.
+        kernels: Class and arithmetic of the forward op.
+        inputs: Storages read.
+        outputs: Storages written.
+        random: Whether it draws random numbers.
+        forward_bytes: Activation bytes read and written. Shape [ops].
+        weight_bytes: Parameter bytes read. Shape [ops].
+        backward_flops: Of its backward, recomputation apart. Shape [ops].
+        backward_bytes: Activation bytes that its backward moves. Shape [ops].
+        recompute_flops: What fused attention computes again. Shape [ops].
+        transient: Largest unsaved working set of a backward op. Shape [ops].
+        storage_bytes: Shape [storages].
+        storage_tensor: (shape, dtype) of each storage.
+        sources: Storages that hold inputs, buffers and constants.
+        constants: Those of them that hold registered buffers.
+        saves: (op, storage): what autograd keeps, each storage where it is kept
+            first in each module.
+        parameters: In order of ``named_parameters()``.
+        module_types: FQN to the name of the module's class.
+        children: FQN to (child name, child FQN), in order of registration.
+        linear: FQNs of ``nn.Linear`` and ``nn.Embedding`` modules, which tensor
+            parallelism can split.
+        module_lists: FQNs of containers whose elements run one after another.
+    """
+
+    origin: list[int]
+    names: list[str]
+    modules: list[str]
+    kernels: list[KernelCost]
+    inputs: list[tuple[int, ...]]
+    outputs: list[tuple[int, ...]]
+    random: list[bool]
+    forward_bytes: np.ndarray
+    weight_bytes: np.ndarray
+    backward_flops: np.ndarray
+    backward_bytes: np.ndarray
+    recompute_flops: np.ndarray
+    transient: np.ndarray
+    storage_bytes: np.ndarray
+    storage_tensor: list[tuple[tuple[int, ...], str]]
+    sources: set[int]
+    constants: set[int]
+    saves: list[tuple[int, int]]
+    parameters: list[ParameterTensor] = field(default_factory=list)
+    module_types: dict[str, str] = field(default_factory=dict)
+    children: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    linear: dict[str, str] = field(default_factory=dict)
+    module_lists: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.names)

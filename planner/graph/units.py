@@ -1,0 +1,263 @@
+"""Which pipeline unit and which block each op belongs to.
+
+A unit is what a pipeline stage holds whole: an element of a list of modules
+(``model.layers.3``) or a module beside such lists (``model.embed_tokens``). Units and
+blocks are runs of program order, so that the graph between them has no cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from planner.graph.ops import OpGraph
+
+__all__ = ["MAX_UNITS", "assign_blocks", "assign_units", "prefixes", "run_bounds"]
+
+#: Most units of a model that has no list of modules.
+MAX_UNITS = 256
+#: A module without lists is split into its children while it holds more than this
+#: share of the work.
+_SPLIT_SHARE = 1 / 16
+
+
+def prefixes(name: str) -> list[str]:
+    """``a.b.c`` as ``["a", "a.b", "a.b.c"]``; nothing for the root."""
+    if not name:
+        return []
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def run_bounds(labels: Sequence[str]) -> list[tuple[int, int]]:
+    """Half-open ranges of equal neighbours."""
+    starts = [i for i in range(len(labels)) if not i or labels[i] != labels[i - 1]]
+    return list(zip(starts, [*starts[1:], len(labels)], strict=True))
+
+
+def _contiguous(labels: list[str], work: np.ndarray) -> list[str]:
+    """Give every op a label such that equal labels are neighbours.
+
+    Ops without a label ("") join the run before them, leading ones the run after. Of a
+    label with several runs the one with most work keeps it; the others join the run
+    that follows if that one is kept, else the one before.
+    """
+    filled: list[str] = []
+    first = next((label for label in labels if label), "")
+    for label in labels:
+        filled.append(label or (filled[-1] if filled else first))
+    runs = run_bounds(filled)
+    total = np.concatenate([[0.0], np.cumsum(work)])
+    best: dict[str, int] = {}
+    for index, (start, stop) in enumerate(runs):
+        name, size = filled[start], total[stop] - total[start]
+        if name not in best or size > np.diff(total[list(runs[best[name]])])[0]:
+            best[name] = index
+    kept = [best[filled[start]] == index for index, (start, _) in enumerate(runs)]
+    if all(kept):
+        return filled
+    owner = ""
+    for index, (start, stop) in enumerate(runs):
+        if kept[index]:
+            owner = filled[start]
+            continue
+        follows = index + 1 < len(runs) and kept[index + 1]
+        name = filled[runs[index + 1][0]] if follows or not owner else owner
+        filled[start:stop] = [name] * (stop - start)
+    return filled if filled == labels else _contiguous(filled, work)
+
+
+class _Tree:
+    """Names of modules, with what lies below each."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.executed = {p for name in set(graph.modules) for p in prefixes(name)}
+        self.has_parameters = {
+            p
+            for tensor in graph.parameters
+            for name in (tensor.name, *tensor.aliases)
+            for p in prefixes(name.rpartition(".")[0])
+        }
+        self.shapes: dict[str, list[tuple[int, ...]]] = {}
+        for tensor in graph.parameters:
+            for prefix in prefixes(tensor.name.rpartition(".")[0]):
+                self.shapes.setdefault(prefix, []).append(tensor.shape)
+
+    def elements(self, name: str) -> list[str]:
+        """Executed elements of a list of modules."""
+        return [c for c in self.graph.children.get(name, ()) if c in self.executed]
+
+    def is_list(self, name: str) -> bool:
+        return name in self.graph.module_lists and len(self.elements(name)) > 1
+
+    def _inner_lists(self, name: str) -> bool:
+        """Whether below ``name`` a list of modules with children is executed."""
+        for child in self.graph.children.get(name, ()):
+            if self.is_list(child) and any(
+                self.graph.children.get(element) for element in self.elements(child)
+            ):
+                return True
+            if self._inner_lists(child):
+                return True
+        return False
+
+    def list_elements(self, name: str = "") -> list[str]:
+        """Outermost elements of lists of modules.
+
+        A short list of unequal stages that hold lists themselves is entered, so that
+        the units are the layers and not the stages.
+        """
+        found: list[str] = []
+        if self.is_list(name):
+            elements = self.elements(name)
+            shapes = [tuple(self.shapes.get(element, ())) for element in elements]
+            unequal = len(set(shapes)) == len(shapes)
+            if not (unequal and any(self._inner_lists(e) for e in elements)):
+                return elements
+        for child in self.graph.children.get(name, ()):
+            if child in self.executed:
+                found.extend(self.list_elements(child))
+        return found
+
+
+def _work(graph: OpGraph) -> np.ndarray:
+    """A measure of what an op costs: FLOPs, and a little for bytes. Shape [ops]."""
+    flops = np.array([kernel.flops for kernel in graph.kernels])
+    return flops + graph.backward_flops + 1e-3 * graph.forward_bytes
+
+
+def _by_lists(tree: _Tree, elements: list[str]) -> Callable[[str], str]:
+    """Unit of a module, for models with lists of modules."""
+    inside = set(elements)
+    above = {p for element in elements for p in prefixes(element)[:-1]}
+
+    def unit(name: str) -> str:
+        for prefix in prefixes(name):
+            if prefix in inside:
+                return prefix if prefix in tree.has_parameters else ""
+            if prefix not in above and prefix in tree.has_parameters:
+                return prefix
+        return ""
+
+    return unit
+
+
+def _by_work(tree: _Tree, work: np.ndarray) -> Callable[[str], str]:
+    """Unit of a module, for models without lists: modules of a bounded share."""
+    share: dict[str, float] = {}
+    for name, cost in zip(tree.graph.modules, work.tolist(), strict=True):
+        for prefix in prefixes(name):
+            share[prefix] = share.get(prefix, 0.0) + cost
+    limit = _SPLIT_SHARE * float(work.sum())
+
+    def unit(name: str) -> str:
+        best = ""
+        for prefix in prefixes(name):
+            if prefix not in tree.has_parameters:
+                break
+            best = prefix
+            children = tree.graph.children.get(prefix, ())
+            splits = any(child in tree.has_parameters for child in children)
+            if share.get(prefix, 0.0) <= limit or not splits:
+                break
+        return best
+
+    return unit
+
+
+def cut_sizes(graph: OpGraph) -> np.ndarray:
+    """Bytes alive between each op and the next. Shape [ops - 1].
+
+    A tensor is alive from the op that makes it to the last one that reads it.
+    """
+    steps = np.zeros(len(graph) + 1)
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for row, (reads, writes) in enumerate(zip(graph.inputs, graph.outputs, strict=True)):
+        for storage in reads:
+            last[storage] = row
+        for storage in writes:
+            made.setdefault(storage, row)
+    for storage, row in made.items():
+        until = last.get(storage, row)
+        steps[row] += graph.storage_bytes[storage]
+        steps[until] -= graph.storage_bytes[storage]
+    return np.cumsum(steps)[: max(0, len(graph) - 1)]
+
+
+def _merged(labels: list[str], graph: OpGraph, most: int) -> list[str]:
+    """Join neighbours at the most expensive cuts until ``most`` units are left."""
+    runs = run_bounds(labels)
+    if len(runs) <= most:
+        return labels
+    cuts = cut_sizes(graph)
+    inner = np.array([start - 1 for start, _ in runs[1:]])
+    cheapest = set(inner[np.argsort(cuts[inner], kind="stable")[: most - 1]].tolist())
+    merged, name = list(labels), labels[0]
+    for row in range(1, len(labels)):
+        if row - 1 in cheapest:
+            name = labels[row]
+        merged[row] = name
+    return merged
+
+
+def assign_units(graph: OpGraph) -> tuple[list[str], frozenset[str]]:
+    """Unit of every op.
+
+    Ops that run outside any unit (the parent's own forward, the loss) join the unit
+    before them, the first ones the unit after them.
+
+    Returns:
+        FQN of the unit of each op, contiguous; and the units that are elements of a
+        list of modules.
+    """
+    tree = _Tree(graph)
+    work = _work(graph)
+    elements = tree.list_elements()
+    unit = _by_lists(tree, elements) if elements else _by_work(tree, work)
+    of_module = {name: unit(name) for name in set(graph.modules)}
+    labels = _contiguous([of_module[name] for name in graph.modules], work)
+    if not elements:
+        labels = _merged(labels, graph, MAX_UNITS)
+    return labels, frozenset(elements)
+
+
+def assign_blocks(graph: OpGraph, units: list[str]) -> list[str]:
+    """Block of every op, by the children of its unit's module.
+
+    A unit whose children are all single layers is one block; otherwise each child with
+    parameters is one, and ops in between join the block before them.
+    """
+    tree = _Tree(graph)
+    work = _work(graph)
+    blocks: list[str] = []
+    for start, stop in run_bounds(units):
+        name = units[start]
+        children = _callable_children(tree, name)
+        if not any(tree.graph.children.get(child) for child in children):
+            blocks.extend([name] * (stop - start))
+            continue
+        chosen = set(children)
+        labels = [
+            next((p for p in prefixes(module) if p in chosen), "")
+            for module in graph.modules[start:stop]
+        ]
+        blocks.extend(
+            _contiguous(labels, work[start:stop]) if any(labels) else [name] * len(labels)
+        )
+    return blocks
+
+
+def _callable_children(tree: _Tree, name: str) -> list[str]:
+    """Executed children with parameters; of a list of modules, its elements."""
+    found: list[str] = []
+    for child in tree.graph.children.get(name, ()):
+        if child not in tree.executed or child not in tree.has_parameters:
+            continue
+        if tree.graph.module_types.get(child) == "ModuleList":
+            found.extend(_callable_children(tree, child))
+        else:
+            found.append(child)
+    return found

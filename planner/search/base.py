@@ -1,0 +1,169 @@
+"""What a partitioner is asked, and what it answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost import Cost, CostModel, Setting
+from planner.errors import UnknownNameError
+from planner.schema import Strategy
+from planner.space import Facts, gather_facts
+
+__all__ = [
+    "OBJECTIVES",
+    "Candidate",
+    "Objective",
+    "Partitioner",
+    "Request",
+    "SearchResult",
+    "rank_ranges",
+    "score",
+]
+
+Objective = Literal["throughput", "throughput_per_device", "memory"]
+OBJECTIVES: tuple[Objective, ...] = ("throughput", "throughput_per_device", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One question to a partitioner.
+
+    Attributes:
+        setting: Model, machines, training recipe; its order names the devices.
+        global_batch: Samples per optimizer step.
+        pins: Fixed columns, from :func:`planner.space.normalize_pins`.
+        objective: What to make small: the step time, the step time per device used, or
+            the memory of the fullest device.
+        target: ``meshwright`` keeps to what the executors can run.
+        seed: Of everything random.
+        evaluation_budget: Most strategies to price with the simulator; None leaves it
+            to the partitioner.
+        devices: ``all`` uses every free device if any legal strategy does, ``any``
+            lets fewer win.
+    """
+
+    setting: Setting
+    global_batch: int
+    pins: Mapping[str, int] = field(default_factory=dict)
+    objective: Objective = "throughput"
+    target: str = "meshwright"
+    seed: int = 0
+    evaluation_budget: int | None = None
+    devices: Literal["all", "any"] = "all"
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What the rules of the space compare against."""
+        return gather_facts(
+            self.setting.graph,
+            self.setting.cluster,
+            global_batch=self.global_batch,
+            target=self.target,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A strategy and its price."""
+
+    strategy: Strategy
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """A partitioner's answer.
+
+    Attributes:
+        partitioner: Its registered name.
+        candidates: That fit in memory, best first; empty if none does.
+        nearest: The one that was closest to fitting, if none does.
+        evaluations: Strategies priced, by fidelity.
+        seconds: Wall time.
+        checkpoint: Hash of a learned partitioner's weights.
+    """
+
+    partitioner: str
+    candidates: tuple[Candidate, ...]
+    nearest: Candidate | None
+    evaluations: Mapping[str, int]
+    seconds: float
+    checkpoint: str | None = None
+
+
+@runtime_checkable
+class Partitioner(Protocol):
+    """Chooses a strategy. Register one under ``meshwright.partitioners``."""
+
+    name: str
+
+    def search(self, request: Request) -> SearchResult:
+        """Answer a request; the same request gives the same answer."""
+        ...
+
+
+def score(cost: Cost, num_devices: int, objective: Objective) -> float:
+    """What an objective makes small.
+
+    Raises:
+        UnknownNameError: If there is no such objective.
+    """
+    if objective == "throughput":
+        return cost.step_time_s
+    if objective == "throughput_per_device":
+        return cost.step_time_s * num_devices
+    if objective == "memory":
+        return cost.peak_memory_bytes
+    raise UnknownNameError("objective", objective, OBJECTIVES)
+
+
+def rank_ranges(order: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    """Device ids by rank as half-open ranges; empty if ranks are devices."""
+    if np.array_equal(order, np.arange(len(order))):
+        return ()
+    breaks = np.flatnonzero(np.diff(order) != 1) + 1
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(order, breaks))
+
+
+def finish(
+    name: str,
+    request: Request,
+    model: CostModel | Sequence[CostModel],
+    candidates: Sequence[Candidate],
+    started: float,
+    checkpoint: str | None = None,
+) -> SearchResult:
+    """Sort candidates and count what was priced.
+
+    Equal scores are ordered by label, so that the answer does not depend on the order
+    in which a partitioner came by them.
+    """
+    models = [model] if isinstance(model, CostModel) else list(model)
+
+    def key(candidate: Candidate) -> tuple[float, str]:
+        devices = candidate.strategy.mesh.num_devices
+        value = score(candidate.cost, devices, request.objective)
+        return value, candidate.strategy.label()
+
+    fitting = sorted((c for c in candidates if c.cost.fits), key=key)
+    nearest = min(
+        candidates,
+        key=lambda c: float((c.cost.memory.total - c.cost.limit_bytes).max()),
+        default=None,
+    )
+    kinds = ("analytic", "simulated")
+    return SearchResult(
+        partitioner=name,
+        candidates=tuple(fitting),
+        nearest=None if fitting else nearest,
+        evaluations={k: sum(m.evaluations[k] for m in models) for k in kinds},
+        seconds=time.perf_counter() - started,
+        checkpoint=checkpoint,
+    )

@@ -1,0 +1,151 @@
+"""Every legal strategy by closed forms; the best of them cut exactly and simulated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost import CostModel, CostTable, Setting
+from planner.schema import SCHEDULES
+from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.orders import device_orders
+from planner.search.refine import candidates_of_row, schedule_variants
+from planner.space import StrategyTable, enumerate_strategies, legal
+
+__all__ = ["ExhaustivePartitioner"]
+
+#: Rows that go on to exact cuts and the simulator.
+_FINALISTS = 24
+#: Of one mesh at most this many, so that the finalists are not all alike.
+_PER_MESH = 3
+#: Rows over the memory limit that are tried all the same, with per-stage recompute.
+_OVER = 4
+
+Index = NDArray[np.int64]
+
+
+class ExhaustivePartitioner:
+    """Prices the whole space analytically, then the finalists in detail.
+
+    On a uniform cluster this is close to optimal: what it does not search is stages
+    with different degrees, and rank orders beyond those of
+    :func:`planner.search.orders.device_orders`.
+    """
+
+    name = "exhaustive"
+
+    def search(self, request: Request) -> SearchResult:
+        """Answer a request; see :class:`planner.search.base.Partitioner`."""
+        started = time.perf_counter()
+        models, candidates = [], []
+        for order in device_orders(request):
+            model = CostModel(replace(request.setting, order=order))
+            models.append(model)
+            candidates += _search_order(request, model)
+        return finish(self.name, request, models, candidates, started)
+
+
+def _search_order(request: Request, model: CostModel) -> list[Candidate]:
+    count = len(model.setting.order)
+    finalists = _Finalists(request)
+    for table in enumerate_strategies(
+        request.facts, num_devices=count, pins=request.pins
+    ):
+        finalists.add(table, model.table(table))
+    rows = list(finalists.rows())
+    if "schedule" not in request.pins:
+        rows += _variants(request, rows[: _FINALISTS // 3])
+    budget = request.evaluation_budget
+    free = "recompute" not in request.pins
+    candidates: list[Candidate] = []
+    for row in rows:
+        if budget is not None and model.evaluations["simulated"] >= budget:
+            break
+        candidates += candidates_of_row(model, row, free_recompute=free)
+    return [c for c in candidates if _legal(request, c)]
+
+
+def _legal(request: Request, candidate: Candidate) -> bool:
+    table = StrategyTable.from_strategies([candidate.strategy])
+    return bool(legal(table, request.facts)[0])
+
+
+def _variants(request: Request, rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Zero-bubble and other schedules on the best pipelines."""
+    if "virtual_stages" in request.pins:
+        return []
+    found = [
+        variant
+        for row in rows
+        if row["pp"] > 1
+        for variant in schedule_variants(row, request.facts.num_units, SCHEDULES)
+    ]
+    if not found:
+        return []
+    table = StrategyTable.from_columns(
+        **{name: np.array([row[name] for row in found]) for name in found[0]}
+    )
+    kept = np.flatnonzero(legal(table, request.facts))
+    unique = {tuple(table.row(int(i)).items()): None for i in kept}
+    return [dict(items) for items in unique]
+
+
+class _Finalists:
+    """The best rows seen so far, at most a few of each mesh."""
+
+    def __init__(self, request: Request) -> None:
+        self._objective = request.objective
+        self._tables: list[StrategyTable] = []
+        self._scores: list[NDArray[np.float64]] = []
+        self._excess: list[NDArray[np.float64]] = []
+
+    def add(self, table: StrategyTable, costs: CostTable) -> None:
+        """Keep what could still be a finalist."""
+        score = self._score(table, costs)
+        keep = _best_per_mesh(table, np.where(costs.fits, score, np.inf))
+        over = np.argsort(costs.excess_bytes, kind="stable")[:_OVER]
+        rows = np.unique(np.concatenate([keep, over]))
+        self._tables.append(table[rows])
+        self._scores.append(score[rows])
+        self._excess.append(costs.excess_bytes[rows])
+
+    def _score(self, table: StrategyTable, costs: CostTable) -> NDArray[np.float64]:
+        if self._objective == "memory":
+            return costs.memory_bytes
+        if self._objective == "throughput_per_device":
+            return costs.step_time_s * table.num_devices
+        return costs.step_time_s
+
+    def rows(self) -> Iterator[dict[str, int]]:
+        """Finalists, best first; then the rows that come closest to fitting."""
+        if not self._tables:
+            return
+        table = StrategyTable.concatenate(self._tables)
+        score, excess = np.concatenate(self._scores), np.concatenate(self._excess)
+        best = _best_per_mesh(table, np.where(excess <= 0, score, np.inf))
+        nearest = np.argsort(np.maximum(excess, 0), kind="stable")[:_OVER]
+        for index in dict.fromkeys([*best.tolist(), *nearest.tolist()]):
+            yield table.row(int(index))
+
+
+def _best_per_mesh(table: StrategyTable, score: NDArray[np.float64]) -> Index:
+    """Rows of the lowest finite scores, at most a few of a mesh, best first."""
+    order = np.argsort(score, kind="stable")[: 400 * _FINALISTS]
+    order = order[np.isfinite(score[order])]
+    taken: dict[tuple[int, ...], int] = {}
+    rows: list[int] = []
+    columns = (table.pp, table.dp_replicate, table.dp_shard, table.cp, table.tp, table.ep)
+    for row in order:
+        mesh = tuple(int(column[row]) for column in columns)
+        if taken.get(mesh, 0) < _PER_MESH:
+            taken[mesh] = taken.get(mesh, 0) + 1
+            rows.append(int(row))
+        if len(rows) == _FINALISTS:
+            break
+    return np.array(rows, dtype=np.int64)
+
+

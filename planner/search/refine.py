@@ -1,0 +1,131 @@
+"""From a row of the table to priced candidates: exact cuts, then the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from planner.cost import CostModel, Setting
+from planner.cost.partition import balanced_bounds
+from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.schema import SCHEDULES, Recompute, Strategy
+from planner.search.base import Candidate, rank_ranges
+from planner.search.stages import Cut, best_cut
+from planner.simulate import actions, why_not
+from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
+
+__all__ = ["candidates_of_row", "schedule_variants"]
+
+
+def _unit_costs(setting: Setting, row: Mapping[str, int]) -> UnitCosts:
+    names = {
+        "tp": "tp",
+        "cp": "cp",
+        "ep": "ep",
+        "microbatch": "microbatch_size",
+        "sequence_parallel": "sequence_parallel",
+    }
+    return price_units(
+        setting,
+        Combinations(
+            **{field: np.array([row[name]]) for field, name in names.items()}
+        ),
+    )
+
+
+def _even_cut(setting: Setting, bare: Strategy, costs: UnitCosts, kind: int) -> Cut:
+    """Equal times, the same recomputation everywhere."""
+    stages = bare.mesh.pp * bare.virtual_stages
+    rank = np.array([bare.rank_of_stage(s) for s in range(stages)])
+    types = setting.types_of_ranks(bare.mesh.pp)[rank]
+    work = costs.forward_s + costs.backward_s + 2 * costs.tp_s + 2 * costs.ep_s
+    bounds = balanced_bounds(
+        work, np.zeros(1, dtype=np.int64), types[None, :], np.array([stages])
+    )[0]
+    name: Recompute = RECOMPUTE_NAMES[kind]  # type: ignore[assignment]
+    return Cut(bounds=tuple(int(b) for b in bounds), recompute=(name,) * stages)
+
+
+def _cuts(
+    setting: Setting, row: Mapping[str, int], *, free_recompute: bool
+) -> Iterator[Cut]:
+    bare = skeleton(row)
+    costs = _unit_costs(setting, row)
+    seen = set()
+    even = _even_cut(setting, bare, costs, row["recompute"])
+    found = [even]
+    if row["pp"] > 1:
+        table = actions(
+            SCHEDULES[row["schedule"]],
+            row["pp"],
+            row["virtual_stages"],
+            row["num_microbatches"],
+        )
+        kinds = (0, 1, 2) if free_recompute else (row["recompute"],)
+        if bare.schedule in _NO_SELECTIVE:
+            kinds = tuple(kind for kind in kinds if kind == row["recompute"])
+        exact = best_cut(setting, bare, costs, table, kinds=kinds)
+        found = [exact, even] if exact else [even]
+    for cut in found:
+        key = (cut.bounds, cut.recompute)
+        if key not in seen:
+            seen.add(key)
+            yield cut
+
+
+#: Schedules whose split backward does not go with selective recomputation on torch
+#: (it raises), nor cheaply with full: stage-wise mixing is left out for them.
+_NO_SELECTIVE = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+
+
+def candidates_of_row(
+    model: CostModel,
+    row: Mapping[str, int],
+    *,
+    free_recompute: bool = True,
+) -> list[Candidate]:
+    """Price a row with its exact cut and, if different, the evenly timed one.
+
+    Args:
+        model: Counts the evaluations.
+        row: Of a :class:`planner.space.StrategyTable`.
+        free_recompute: Whether each stage may choose its own recomputation.
+    """
+    setting = model.setting
+    result = []
+    for cut in _cuts(setting, row, free_recompute=free_recompute):
+        strategy = build_strategy(
+            row,
+            unit_names=setting.graph.unit_names,
+            bounds=cut.bounds,
+            recompute=cut.recompute,
+            sharding=setting.graph.sharding,
+            precision=setting.precision,
+            optimizer=setting.optimizer,
+            grad_clip_norm=setting.grad_clip_norm,
+            device_ranges=rank_ranges(setting.order),
+        )
+        result.append(Candidate(strategy=strategy, cost=model.cost(strategy)))
+    return result
+
+
+def schedule_variants(
+    row: Mapping[str, int], num_units: int, schedules: Sequence[str]
+) -> list[dict[str, int]]:
+    """The same mesh and microbatches under other schedules that torch accepts.
+
+    The table holds one representative of the schedules that differ only in how well
+    they fill bubbles; the simulator then tells them apart.
+    """
+    variants = []
+    for name in schedules:
+        code = SCHEDULES.index(name)  # type: ignore[arg-type]
+        folded = name in {"ZBVZeroBubble", "DualPipeV"}
+        looped = max(2, row["virtual_stages"])
+        virtual = 1 if name in {"GPipe", "1F1B"} else 2 if folded else looped
+        if code == row["schedule"] or row["pp"] * virtual > num_units:
+            continue
+        if why_not(name, row["pp"], virtual, row["num_microbatches"]) is None:
+            variants.append({**row, "schedule": code, "virtual_stages": virtual})
+    return variants

@@ -1,0 +1,25 @@
+"""Machine code for the hot loops, kept between runs where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numba
+
+__all__ = ["compiled"]
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def compiled(function: _Function) -> _Function:
+    """Compile on first call, with the result kept on disk for later runs.
+
+    An install that cannot be written to, with a home that cannot either, leaves numba
+    no place to keep code; it then compiles once in each process.
+    """
+    try:
+        kept: _Function = numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:
+        kept = numba.njit(nogil=True)(function)
+    return kept

@@ -1,0 +1,93 @@
+"""From a row of the table to a Strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from planner.schema import (
+    SCHEDULES,
+    Mesh,
+    Optimizer,
+    Precision,
+    Recompute,
+    Stage,
+    Strategy,
+    TensorSharding,
+)
+from planner.space.table import RECOMPUTE_NAMES
+
+__all__ = ["build_strategy", "skeleton"]
+
+
+def skeleton(row: Mapping[str, int]) -> Strategy:
+    """The strategy of a row without any stages: enough for rules about axes."""
+    return Strategy(
+        mesh=Mesh(
+            **{
+                axis: row[axis]
+                for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+            }
+        ),
+        zero_stage=row["zero_stage"],  # type: ignore[arg-type]
+        schedule=SCHEDULES[row["schedule"]],
+        virtual_stages=row["virtual_stages"],
+        microbatch_size=row["microbatch_size"],
+        num_microbatches=row["num_microbatches"],
+        sharding=TensorSharding(sequence_parallel=bool(row["sequence_parallel"])),
+    )
+
+
+def build_strategy(
+    row: Mapping[str, int],
+    *,
+    unit_names: Sequence[str],
+    bounds: Sequence[int],
+    recompute: Sequence[Recompute] | None = None,
+    sharding: Mapping[str, str] | None = None,
+    precision: Precision | None = None,
+    optimizer: Optimizer | None = None,
+    grad_clip_norm: float | None = None,
+    device_ranges: tuple[tuple[int, int], ...] = (),
+) -> Strategy:
+    """The strategy of a row with its stages.
+
+    Args:
+        row: As :meth:`StrategyTable.row` gives it.
+        unit_names: FQNs of the model's pipeline units, in order. Length U.
+        bounds: Unit at which each stage starts, then U. Length stages + 1.
+        recompute: Per stage; the row's for all if None.
+        sharding: Pattern to style; used where tp > 1.
+        precision: Dtypes; defaults of :class:`Precision` if None.
+        optimizer: Defaults of :class:`Optimizer` if None.
+        grad_clip_norm: Largest gradient norm; None for no clipping.
+        device_ranges: Device ids by rank.
+    """
+    bare = skeleton(row)
+    count = len(bounds) - 1
+    kinds = recompute or (RECOMPUTE_NAMES[row["recompute"]],) * count
+    stages = tuple(
+        Stage(
+            rank=bare.rank_of_stage(index),
+            modules=tuple(unit_names[bounds[index] : bounds[index + 1]]),
+            recompute=kinds[index],  # type: ignore[arg-type]
+        )
+        for index in range(count)
+    )
+    patterns = dict(sharding or {}) if row["tp"] > 1 else {}
+    return Strategy(
+        mesh=bare.mesh,
+        zero_stage=bare.zero_stage,
+        schedule=bare.schedule,
+        virtual_stages=bare.virtual_stages,
+        microbatch_size=bare.microbatch_size,
+        num_microbatches=bare.num_microbatches,
+        stages=stages,
+        sharding=TensorSharding(
+            patterns=patterns,  # type: ignore[arg-type]
+            sequence_parallel=bare.sharding.sequence_parallel,
+        ),
+        precision=precision or Precision(),
+        optimizer=optimizer or Optimizer(),
+        grad_clip_norm=grad_clip_norm,
+        device_ranges=device_ranges,
+    )

@@ -1,0 +1,231 @@
+"""All strategies of a request, as tables of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import StrategyError, UnknownNameError
+from planner.schema import SCHEDULES, V_SCHEDULES
+from planner.space.facts import Facts
+from planner.space.rules import legal
+from planner.space.table import RECOMPUTE_NAMES, StrategyTable
+
+__all__ = ["PINNABLE", "enumerate_strategies", "normalize_pins"]
+
+#: Knobs that a request may fix.
+PINNABLE = (
+    "pp",
+    "dp_replicate",
+    "dp_shard",
+    "cp",
+    "tp",
+    "ep",
+    "zero_stage",
+    "schedule",
+    "virtual_stages",
+    "microbatch_size",
+    "num_microbatches",
+    "recompute",
+    "sequence_parallel",
+)
+
+_MAX_TP = 64
+_MAX_CP = 64
+_MAX_VIRTUAL = 8
+
+
+def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
+    """Pins as the integers of a :class:`StrategyTable`.
+
+    Args:
+        pins: Knob to value, schedules and recompute by name, degrees as integers.
+    Raises:
+        UnknownNameError: If a knob, schedule or recompute kind does not exist.
+        StrategyError: If a value is not a whole number of at least 1.
+    """
+    result = {}
+    for knob, value in pins.items():
+        if knob not in PINNABLE:
+            raise UnknownNameError("knob to pin", knob, PINNABLE)
+        if knob in {"schedule", "recompute"}:
+            names: Sequence[str] = SCHEDULES if knob == "schedule" else RECOMPUTE_NAMES
+            if value not in names:
+                raise UnknownNameError(knob, str(value), names)
+            result[knob] = names.index(value)
+            continue
+        low = 0 if knob in {"zero_stage", "sequence_parallel"} else 1
+        try:
+            number = int(value)
+        except (TypeError, ValueError) as error:
+            raise StrategyError(
+                f"pin {knob}={value!r} is not a whole number; give one of at least {low}"
+            ) from error
+        if number < low:
+            raise StrategyError(f"pin {knob}={number} is below {low}; give at least {low}")
+        result[knob] = number
+    return result
+
+
+def _divisors(number: int, limit: int | None = None) -> NDArray[np.int64]:
+    upto = min(number, limit or number)
+    candidates = np.arange(1, upto + 1, dtype=np.int64)
+    return candidates[number % candidates == 0]
+
+
+def _grid(*columns: Any) -> list[NDArray[np.int64]]:
+    return [axis.reshape(-1) for axis in np.meshgrid(*columns, indexing="ij")]
+
+
+def _meshes(count: int, facts: Facts, pins: Mapping[str, int]) -> NDArray[np.int64]:
+    """(pp, dp_replicate, dp_shard, cp, tp, ep) whose product is ``count``. [n, 6]."""
+    divisors = _divisors(count)
+
+    def allowed(axis: str, limit: int) -> NDArray[np.int64]:
+        if axis in pins:
+            return divisors[divisors == pins[axis]]
+        return divisors[divisors <= limit]
+
+    pp, cp, tp, shard = _grid(
+        allowed("pp", facts.num_units),
+        allowed("cp", _MAX_CP if facts.seq_len else 1),
+        allowed("tp", _MAX_TP if facts.has_sharding else 1),
+        allowed("dp_shard", count),
+    )
+    inner = pp * cp * tp * shard
+    fits = count % inner == 0
+    pp, cp, tp, shard = (axis[fits] for axis in (pp, cp, tp, shard))
+    replicate = count // (pp * cp * tp * shard)
+    if "dp_replicate" in pins:
+        fits = replicate == pins["dp_replicate"]
+        pp, cp, tp, shard, replicate = (
+            axis[fits] for axis in (pp, cp, tp, shard, replicate)
+        )
+    divides = facts.global_batch % (replicate * shard) == 0
+    for size in facts.tp_dims.values():
+        divides &= size % tp == 0
+    mesh = np.stack([pp, replicate, shard, cp, tp], axis=1)[divides]
+    return _with_experts(mesh, facts, pins)
+
+
+def _with_experts(
+    mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int]
+) -> NDArray[np.int64]:
+    degrees = _divisors(facts.num_experts) if facts.num_experts else np.ones(1, np.int64)
+    if "ep" in pins:
+        degrees = np.array([pins["ep"]], dtype=np.int64)
+    index, ep = _grid(np.arange(len(mesh)), degrees)
+    fits = (mesh[index, 2] * mesh[index, 3]) % ep == 0
+    return np.concatenate([mesh[index[fits]], ep[fits, None]], axis=1)
+
+
+def _schedules(pins: Mapping[str, int]) -> list[tuple[int, int]]:
+    """(schedule, virtual stages) pairs to try with pp > 1."""
+    pairs = []
+    for index, name in enumerate(SCHEDULES):
+        if name in V_SCHEDULES:
+            virtual = [2]
+        elif name in {"GPipe", "1F1B"}:
+            virtual = [1]
+        else:
+            virtual = list(range(2, _MAX_VIRTUAL + 1))
+        if "virtual_stages" in pins:
+            virtual = [pins["virtual_stages"]]
+        if pins.get("schedule", index) == index:
+            pairs += [(index, count) for count in virtual]
+    return pairs
+
+
+def _expand(
+    mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int]
+) -> StrategyTable:
+    """Every schedule, microbatch, ZeRO stage and recompute kind on given meshes."""
+    sizes = _divisors(facts.global_batch)
+    if "microbatch_size" in pins:
+        sizes = sizes[sizes == pins["microbatch_size"]]
+    pairs = _schedules(pins)
+    no_pipeline = (pins.get("schedule", 0), pins.get("virtual_stages", 1))
+    if no_pipeline not in pairs:
+        pairs = [no_pipeline, *pairs]
+    zero = [pins["zero_stage"]] if "zero_stage" in pins else [0, 1, 2, 3]
+    recompute = [pins["recompute"]] if "recompute" in pins else [0, 1, 2]
+    index, pair, size, stage, again = _grid(
+        np.arange(len(mesh)), np.arange(len(pairs)), sizes, zero, recompute
+    )
+    schedule, virtual = np.array(pairs, dtype=np.int64).T
+    pp, replicate, shard, cp, tp, ep = mesh[index].T
+    per_replica = facts.global_batch // (replicate * shard)
+    keep = (
+        (per_replica % size == 0)
+        & ((shard > 1) == (stage > 0))
+        & ((pp > 1) | ((schedule[pair] == no_pipeline[0]) & (virtual[pair] == no_pipeline[1])))
+        & (pp * virtual[pair] <= facts.num_units)
+    )
+    if "num_microbatches" in pins:
+        keep &= per_replica == size * pins["num_microbatches"]
+    sequence_parallel = _sequence_parallel(cp, tp, facts, pins)
+    return StrategyTable.from_columns(
+        pp=pp[keep],
+        dp_replicate=replicate[keep],
+        dp_shard=shard[keep],
+        cp=cp[keep],
+        tp=tp[keep],
+        ep=ep[keep],
+        zero_stage=stage[keep],
+        schedule=schedule[pair][keep],
+        virtual_stages=virtual[pair][keep],
+        microbatch_size=size[keep],
+        num_microbatches=(per_replica // size)[keep],
+        recompute=again[keep],
+        sequence_parallel=sequence_parallel[keep],
+    )
+
+
+def _sequence_parallel(
+    cp: NDArray[np.int64],
+    tp: NDArray[np.int64],
+    facts: Facts,
+    pins: Mapping[str, int],
+) -> NDArray[np.int64]:
+    """On wherever it divides: it moves the same bytes as without and saves memory."""
+    if "sequence_parallel" in pins:
+        return np.full(len(tp), pins["sequence_parallel"], dtype=np.int64)
+    if facts.seq_len is None:
+        return np.zeros(len(tp), dtype=np.int64)
+    return ((tp > 1) & (facts.seq_len % (cp * tp) == 0)).astype(np.int64)
+
+
+def enumerate_strategies(
+    facts: Facts,
+    *,
+    num_devices: int | None = None,
+    pins: Mapping[str, int] | None = None,
+    rows: int = 500_000,
+) -> Iterator[StrategyTable]:
+    """Every legal strategy that uses exactly ``num_devices`` devices.
+
+    Degrees are divisors of the number of devices (tp and cp at most 64), microbatch
+    sizes divisors of the global batch.
+
+    Args:
+        facts: Of the request.
+        num_devices: Devices to use; all free ones if None.
+        pins: Fixed columns, from :func:`normalize_pins`.
+        rows: About how many rows, before rules, one table may have.
+    Yields:
+        Tables of legal rows; empty ones are left out.
+    """
+    pins = dict(pins or {})
+    mesh = _meshes(num_devices or facts.num_devices, facts, pins)
+    if not len(mesh):
+        return
+    fan_out = len(_divisors(facts.global_batch)) * (len(_schedules(pins)) + 1) * 12
+    chunk = max(1, rows // fan_out)
+    for start in range(0, len(mesh), chunk):
+        table = _expand(mesh[start : start + chunk], facts, pins)
+        table = table[np.flatnonzero(legal(table, facts))]
+        if len(table):
+            yield table

@@ -1,0 +1,71 @@
+"""What the rules must know of a model, a cluster and a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.cluster import Cluster
+from planner.graph import ModelGraph
+
+__all__ = ["Facts", "gather_facts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The numbers that rules compare against.
+
+    Attributes:
+        num_devices: Free devices.
+        global_batch: Samples per step.
+        seq_len: Tokens per sample; None without a sequence.
+        num_units: Pipeline units that the model can be cut into.
+        tp_dims: Dimension name to size that tp must divide.
+        has_sharding: Whether any module can be split along tp.
+        num_experts: Experts per layer; 0 without.
+        tied: Groups of parameter names that are one tensor.
+        backend: Communication backend of the slowest device.
+        target: Who will run the plan: ``meshwright`` keeps to what the executors
+            can run, ``any`` to what is legal at all.
+    """
+
+    num_devices: int
+    global_batch: int
+    seq_len: int | None
+    num_units: int
+    tp_dims: Mapping[str, int] = field(default_factory=dict)
+    has_sharding: bool = True
+    num_experts: int = 0
+    tied: tuple[tuple[str, ...], ...] = ()
+    backend: str = "nccl"
+    target: str = "meshwright"
+
+
+def gather_facts(
+    graph: ModelGraph, cluster: Cluster, *, global_batch: int, target: str
+) -> Facts:
+    """Facts of a request.
+
+    Args:
+        graph: The model.
+        cluster: The devices; occupied ones do not count.
+        global_batch: Samples per step.
+        target: ``meshwright`` or ``any``; see :class:`Facts`.
+    """
+    backends = {device.backend for device in cluster.device_types}
+    return Facts(
+        num_devices=cluster.num_free,
+        global_batch=global_batch,
+        seq_len=graph.seq_len,
+        num_units=len(graph.units),
+        tp_dims=dict(graph.tp_dims),
+        has_sharding=bool(graph.sharding),
+        num_experts=graph.num_experts,
+        tied=tuple(
+            (parameter.name, *parameter.aliases)
+            for parameter in graph.parameters
+            if parameter.aliases
+        ),
+        backend="gloo" if "gloo" in backends else "nccl",
+        target=target,
+    )

@@ -1,0 +1,256 @@
+"""What may not be chosen, and why.
+
+A rule is one vectorised predicate over a :class:`StrategyTable` and one sentence. The
+enumerator asks for the mask, people get the sentence, and both come from one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import StrategyError
+from planner.schema import SCHEDULES, Strategy
+from planner.schema.support import unsupported
+from planner.simulate import why_not
+from planner.space.build import skeleton
+from planner.space.facts import Facts
+from planner.space.table import StrategyTable
+
+__all__ = ["RULES", "Rule", "broken_rules", "check", "legal"]
+
+Mask = NDArray[np.bool_]
+Row = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A limit of the space.
+
+    Attributes:
+        name: Short, for tables.
+        broken: Mask of the rows that break it. Shape [n].
+        why: The sentence for one such row: value, rule, remedy.
+    """
+
+    name: str
+    broken: Callable[[StrategyTable, Facts], Mask]
+    why: Callable[[Row, Facts], str]
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+
+
+def _devices_why(row: Row, facts: Facts) -> str:
+    need = row["pp"] * row["dp_replicate"] * row["dp_shard"] * row["cp"] * row["tp"]
+    return (
+        f"the mesh needs {need} devices, {facts.num_devices} are free; "
+        f"lower a degree or free devices"
+    )
+
+
+def _batch_why(row: Row, facts: Facts) -> str:
+    dp = row["dp_replicate"] * row["dp_shard"]
+    return (
+        f"microbatch_size={row['microbatch_size']} x num_microbatches="
+        f"{row['num_microbatches']} x data parallel {dp} is not "
+        f"global_batch={facts.global_batch}; use a global batch that they divide"
+    )
+
+
+def _tp_dims_broken(table: StrategyTable, facts: Facts) -> Mask:
+    broken = np.zeros(len(table), dtype=bool)
+    for size in facts.tp_dims.values():
+        broken |= size % table.tp != 0
+    return broken
+
+
+def _tp_dims_why(row: Row, facts: Facts) -> str:
+    name, size = next((n, s) for n, s in facts.tp_dims.items() if s % row["tp"])
+    return f"tp={row['tp']} does not divide {name}={size}; use {_divisors(size)}"
+
+
+def _sequence_why(row: Row, facts: Facts) -> str:
+    if facts.seq_len is None:
+        return f"cp={row['cp']}, but the model has no sequence to divide; use cp=1"
+    parts = row["cp"] * (row["tp"] if row["sequence_parallel"] else 1)
+    return (
+        f"cp x tp (sequence parallel) = {parts} does not divide "
+        f"seq_len={facts.seq_len}; use one of its divisors"
+    )
+
+
+def _sequence_broken(table: StrategyTable, facts: Facts) -> Mask:
+    if facts.seq_len is None:
+        return (table.cp > 1) | (table.sequence_parallel > 0)
+    parts = table.cp * np.where(table.sequence_parallel > 0, table.tp, 1)
+    return np.asarray(facts.seq_len % parts != 0)
+
+
+def _experts_broken(table: StrategyTable, facts: Facts) -> Mask:
+    wide = table.ep > 1
+    if not facts.num_experts:
+        return np.asarray(wide)
+    fits = (facts.num_experts % table.ep == 0) & (
+        (table.dp_shard * table.cp) % table.ep == 0
+    )
+    return np.asarray(wide & ~fits)
+
+
+def _experts_why(row: Row, facts: Facts) -> str:
+    if not facts.num_experts:
+        return f"ep={row['ep']}, but the model has no experts; use ep=1"
+    return (
+        f"ep={row['ep']} must divide num_experts={facts.num_experts} and dp_shard x cp="
+        f"{row['dp_shard'] * row['cp']}; use a common divisor"
+    )
+
+
+def _schedule_reason(schedule: int, pp: int, virtual: int, microbatches: int) -> str | None:
+    if pp == 1:
+        if SCHEDULES[schedule] != "GPipe" or virtual > 1:
+            return (
+                f"schedule {SCHEDULES[schedule]} with {virtual} virtual stages needs "
+                f"pp > 1; without a pipeline use GPipe and one stage"
+            )
+        return None
+    return why_not(SCHEDULES[schedule], pp, virtual, microbatches)
+
+
+def _schedule_broken(table: StrategyTable, facts: Facts) -> Mask:
+    keys = np.stack(
+        [table.schedule, table.pp, table.virtual_stages, table.num_microbatches], axis=1
+    )
+    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    bad = np.array([_schedule_reason(*map(int, key)) is not None for key in distinct])
+    return np.asarray(bad[inverse.reshape(-1)])
+
+
+def _schedule_why(row: Row, facts: Facts) -> str:
+    reason = _schedule_reason(
+        row["schedule"], row["pp"], row["virtual_stages"], row["num_microbatches"]
+    )
+    return reason or ""
+
+
+def _target_keys(table: StrategyTable) -> NDArray[np.int64]:
+    """What the executors' support table looks at: which axes are there, not how big."""
+    flags = [
+        getattr(table, name) > 1
+        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "virtual_stages")
+    ]
+    return np.stack(
+        [
+            *flags,
+            table.num_microbatches > 1,
+            table.zero_stage,
+            table.schedule,
+            table.recompute,
+            table.sequence_parallel,
+        ],
+        axis=1,
+    ).astype(np.int64)
+
+
+def _target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
+    return unsupported(skeleton(row), tied=facts.tied, backend=facts.backend)
+
+
+def _target_broken(table: StrategyTable, facts: Facts) -> Mask:
+    if facts.target == "any" or not len(table):
+        return np.zeros(len(table), dtype=bool)
+    _, first, inverse = np.unique(
+        _target_keys(table), axis=0, return_index=True, return_inverse=True
+    )
+    bad = np.array([bool(_target_reasons(table.row(int(i)), facts)) for i in first])
+    return np.asarray(bad[inverse.reshape(-1)])
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="devices",
+        broken=lambda t, f: t.num_devices > f.num_devices,
+        why=_devices_why,
+    ),
+    Rule(
+        name="batch",
+        broken=lambda t, f: (
+            t.microbatch_size * t.num_microbatches * t.dp_replicate * t.dp_shard
+            != f.global_batch
+        ),
+        why=_batch_why,
+    ),
+    Rule(
+        name="units",
+        broken=lambda t, f: t.pp * t.virtual_stages > f.num_units,
+        why=lambda r, f: (
+            f"pp={r['pp']} x virtual_stages={r['virtual_stages']} is more stages than "
+            f"the model's {f.num_units} units; use at most {f.num_units}"
+        ),
+    ),
+    Rule(name="schedule", broken=_schedule_broken, why=_schedule_why),
+    Rule(
+        name="zero",
+        broken=lambda t, f: (t.dp_shard > 1) != (t.zero_stage > 0),
+        why=lambda r, f: (
+            f"zero_stage={r['zero_stage']} with dp_shard={r['dp_shard']}: sharding "
+            f"needs dp_shard > 1 and zero_stage 1 to 3; plain replicas are dp_replicate"
+        ),
+    ),
+    Rule(name="tp_dims", broken=_tp_dims_broken, why=_tp_dims_why),
+    Rule(
+        name="tp_sharding",
+        broken=lambda t, f: (t.tp > 1) & (not f.has_sharding),
+        why=lambda r, f: (
+            f"tp={r['tp']}, but no module of the model could be split; use tp=1, or "
+            f"give a sharding"
+        ),
+    ),
+    Rule(
+        name="sequence_parallel",
+        broken=lambda t, f: (t.sequence_parallel > 0) & (t.tp == 1),
+        why=lambda r, f: "sequence_parallel needs tp > 1; switch it off",
+    ),
+    Rule(name="sequence", broken=_sequence_broken, why=_sequence_why),
+    Rule(name="experts", broken=_experts_broken, why=_experts_why),
+    Rule(
+        name="target",
+        broken=_target_broken,
+        why=lambda r, f: "; ".join(_target_reasons(r, f)),
+    ),
+)
+
+
+def legal(table: StrategyTable, facts: Facts) -> Mask:
+    """Mask of the rows that break no rule. Shape [n].
+
+    Each rule only sees rows that passed those before it, cheap ones first.
+    """
+    alive = np.arange(len(table))
+    for rule in RULES:
+        alive = alive[~rule.broken(table[alive], facts)]
+    mask = np.zeros(len(table), dtype=bool)
+    mask[alive] = True
+    return mask
+
+
+def broken_rules(strategy: Strategy, facts: Facts) -> tuple[str, ...]:
+    """Every sentence that speaks against a strategy; empty if it is legal."""
+    table = StrategyTable.from_strategies([strategy])
+    row = table.row(0)
+    return tuple(rule.why(row, facts) for rule in RULES if rule.broken(table, facts)[0])
+
+
+def check(strategy: Strategy, facts: Facts) -> None:
+    """Refuse a strategy that breaks a rule.
+
+    Raises:
+        StrategyError: With every reason.
+    """
+    reasons = broken_rules(strategy, facts)
+    if reasons:
+        raise StrategyError(f"{strategy.label()}: " + "; ".join(reasons))

@@ -1,0 +1,104 @@
+"""Strategies written by hand: read from a file, completed where they are silent."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost import CostModel, Setting
+from planner.errors import PlanFileError, StrategyError
+from planner.schema import Strategy
+from planner.search.refine import candidates_of_row
+from planner.space import StrategyTable
+
+__all__ = ["complete_strategy", "read_strategy"]
+
+
+def read_strategy(
+    source: Strategy | Mapping[str, Any] | str | os.PathLike[str],
+) -> Strategy:
+    """A Strategy from an object, its fields, or a JSON or YAML file.
+
+    A plan file is taken too: its strategy counts.
+
+    Raises:
+        PlanFileError: If the file cannot be read or a field is wrong.
+    """
+    if isinstance(source, Strategy):
+        return source
+    if isinstance(source, Mapping):
+        return Strategy.from_data(dict(source), where="strategy")
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanFileError(f"cannot read strategy {path}: {error.strerror}") from error
+    if path.suffix in {".yaml", ".yml"}:
+        import yaml
+
+        try:
+            data = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise PlanFileError(f"{path}: not YAML: {error}") from error
+    else:
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanFileError(f"{path}: not JSON: {error}") from error
+    if isinstance(data, dict) and "strategy" in data:
+        data = data["strategy"]
+    return Strategy.from_data(data, where=str(path))
+
+
+def complete_strategy(
+    given: Strategy, setting: Setting
+) -> tuple[Strategy, NDArray[np.int64]]:
+    """Fill in stages and sharding, and the device of every rank.
+
+    Returns:
+        The strategy, and device ids by rank.
+    Raises:
+        StrategyError: If it names devices that are not free.
+    """
+    count = given.mesh.num_devices
+    order = (
+        np.array(given.device_ids(), dtype=np.int64)
+        if given.device_ranges
+        else setting.order[:count]
+    )
+    taken = sorted(set(order.tolist()) - set(setting.order.tolist()))
+    if taken:
+        raise StrategyError(
+            f"device_ranges name device {taken[0]}, which is occupied or does not "
+            f"exist; free devices are {setting.order[0]} to {setting.order[-1]}"
+        )
+    if given.stages:
+        return _with_sharding(given, setting), order
+    from dataclasses import replace
+
+    row = StrategyTable.from_strategies([given]).row(0)
+    model = CostModel(replace(setting, order=order))
+    found = candidates_of_row(model, row, free_recompute=False)
+    best = min(found, key=lambda candidate: candidate.cost.step_time_s)
+    full = given.model_copy(
+        update={
+            "stages": best.strategy.stages,
+            "device_ranges": best.strategy.device_ranges,
+        }
+    )
+    return _with_sharding(full, setting), order
+
+
+def _with_sharding(strategy: Strategy, setting: Setting) -> Strategy:
+    if strategy.mesh.tp == 1 or strategy.sharding.patterns:
+        return strategy
+    sharding = strategy.sharding.model_copy(
+        update={"patterns": dict(setting.graph.sharding)}
+    )
+    return strategy.model_copy(update={"sharding": sharding})
