@@ -1,1 +1,37 @@
-"""Run a Plan on torch.distributed. May import planner.schema and planner.errors alone."""
+"""Run a Plan on torch.distributed.
+
+Needs of planner only :mod:`planner.schema`, :mod:`planner.errors` and
+:mod:`planner.units`. Names resolve lazily: a launched process must be tied to its
+parent before it spends seconds on importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from executors.launch import launch
+    from executors.runner import RunResult, StepReport, run
+
+_HOMES = {
+    "RunResult": "executors.runner",
+    "StepReport": "executors.runner",
+    "launch": "executors.launch",
+    "run": "executors.runner",
+}
+
+__all__ = ["RunResult", "StepReport", "launch", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'executors' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    # `from executors import launch` would find the submodule the second time.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

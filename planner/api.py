@@ -55,8 +55,10 @@ def read_model(
     """
     if isinstance(model, ModelGraph):
         return model
-    from planner.capture import capture, load_model
+    from planner.capture import capture, load_model, read_profile
 
+    if isinstance(model, str) and model.endswith(".txt"):
+        return read_profile(model)
     if isinstance(model, str):
         return capture(load_model(model, seq_len=seq_len), example_inputs, dtype=dtype)
     return capture(model, example_inputs, seq_len=seq_len, dtype=dtype)

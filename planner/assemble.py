@@ -88,6 +88,7 @@ def _prediction(request: Request, candidate: Candidate) -> Prediction:
         breakdown_s={part: max(0.0, s) for part, s in cost.breakdown_s.items()},
         memory=_stage_memory(request, cost),
         link_bytes=cost.link_bytes,
+        collective_bytes=cost.collective_bytes,
         samples_per_s=request.global_batch / step,
         tokens_per_s=(
             request.global_batch * graph.seq_len / step if graph.seq_len else None

@@ -1,6 +1,18 @@
 """Reading a model: from a torch module, a name or a profile to a ModelGraph."""
 
-from planner.capture.models import LoadedModel
+from planner.capture.architectures import ARCHITECTURES, Architecture
+from planner.capture.inputs import InputShape
+from planner.capture.models import LoadedModel, load_model, model_names
+from planner.capture.pipedream import read_profile
 from planner.capture.read import capture
 
-__all__ = ["LoadedModel", "capture"]
+__all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "InputShape",
+    "LoadedModel",
+    "capture",
+    "load_model",
+    "model_names",
+    "read_profile",
+]

@@ -1,14 +1,32 @@
-"""Models by name."""
+"""Models by name: built in, from a transformers config, or one's own.
+
+``llama3-8b`` is built in; ``hf:PATH`` reads a ``config.json`` or the folder that holds
+one; ``package.module:factory`` imports one's own code, and is only followed where a
+user names it. Nothing is downloaded and no weight is allocated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["LoadedModel"]
+from planner.capture.architectures import ARCHITECTURES
+from planner.capture.fakes import build_on_meta
+from planner.capture.inputs import InputShape
+from planner.errors import CaptureError, UnknownNameError
+
+__all__ = ["LoadedModel", "load_model", "model_names"]
+
+#: Default tokens per sample where a config allows more.
+_LONGEST_DEFAULT = 8192
+_LENGTHS = ("max_position_embeddings", "n_positions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +37,8 @@ class LoadedModel:
         name: For people.
         ref: What it was asked for by.
         build: Makes the module; on the meta device no weight is allocated.
-        inputs: Keyword arguments of forward; tensors as
-            :class:`planner.capture.inputs.InputShape`.
+        inputs: What forward is called with, as
+            :func:`planner.capture.inputs.read_inputs` takes it.
         seq_len: Tokens per sample; None without a sequence.
     """
 
@@ -29,3 +47,247 @@ class LoadedModel:
     build: Callable[[], torch.nn.Module]
     inputs: Any
     seq_len: int | None = None
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of the built-in models, sorted."""
+    return tuple(sorted(ARCHITECTURES))
+
+
+def load_model(
+    ref: str,
+    *,
+    seq_len: int | None = None,
+    batch: int = 1,
+    allow_remote_code: bool = False,
+) -> LoadedModel:
+    """Find a model by name.
+
+    Args:
+        ref: A built-in name, ``hf:PATH``, or ``module:factory``, where the factory
+            takes no arguments and returns a module or ``(module, example inputs)``.
+        seq_len: Tokens per sample; from the config by default, at most 8,192.
+        batch: Samples.
+        allow_remote_code: Whether code that comes with a ``hf:`` folder may run.
+
+    Raises:
+        UnknownNameError: If no built-in model has that name.
+        CaptureError: If the config cannot be read or asks to run its own code.
+    """
+    if batch < 1 or (seq_len is not None and seq_len < 1):
+        raise CaptureError(
+            f"batch={batch} and seq_len={seq_len} must be at least 1; use larger ones"
+        )
+    if ref.startswith("hf:"):
+        return _from_path(ref, seq_len, batch, allow_remote_code)
+    if ":" in ref:
+        return _from_code(ref)
+    if ref not in ARCHITECTURES:
+        raise UnknownNameError("model", ref, ARCHITECTURES)
+    entry = ARCHITECTURES[ref]
+    library = _transformers()
+    config = getattr(library, entry.config)(**entry.figures)
+    made = getattr(library, entry.model)
+    return _loaded(ref, ref, config, made, seq_len or entry.seq_len, batch)
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise CaptureError(
+            "this model needs transformers, which is not installed; run "
+            "pip install 'meshwright[hf]'"
+        ) from error
+
+
+def _config_data(path: Path) -> dict[str, Any]:
+    """The JSON of a config, checked to be an object."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CaptureError(
+            f"hf:{path} cannot be read ({error.strerror}); give a config.json or the "
+            f"folder that holds one, already on this machine"
+        ) from error
+    except ValueError as error:
+        raise CaptureError(
+            f"hf:{path} is not JSON ({error}); give a transformers config.json"
+        ) from error
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise CaptureError(
+            f"hf:{path} has no 'model_type'; give a config.json that transformers wrote"
+        )
+    return data
+
+
+def _from_path(
+    ref: str, seq_len: int | None, batch: int, allow_remote_code: bool
+) -> LoadedModel:
+    given = Path(ref.removeprefix("hf:")).expanduser()
+    path = given / "config.json" if given.is_dir() else given
+    data = _config_data(path)
+    if "auto_map" in data and not allow_remote_code:
+        raise CaptureError(
+            f"hf:{path} has auto_map={data['auto_map']!r}, which would run code that "
+            f"came with the model; read that code, then pass allow_remote_code=True, or "
+            f"remove auto_map to use the class that transformers has"
+        )
+    library = _transformers()
+    try:
+        config = library.AutoConfig.from_pretrained(
+            str(path.parent) if path.name == "config.json" else str(path),
+            trust_remote_code=allow_remote_code,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CaptureError(
+            f"hf:{path} is not a config that transformers {library.__version__} reads: "
+            f"{' '.join(str(error).split())[:200]}; check model_type="
+            f"{data['model_type']!r}"
+        ) from error
+    made = _model_class(library, config, data, allow_remote_code)
+    name = path.parent.name if path.name == "config.json" else path.stem
+    return _loaded(name or str(data["model_type"]), ref, config, made, seq_len, batch)
+
+
+def _model_class(
+    library: Any, config: Any, data: Mapping[str, Any], allow_remote_code: bool
+) -> Callable[[Any], torch.nn.Module]:
+    """What makes the module: the architecture that the config names, or a causal LM."""
+    named = data.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    own = getattr(library, first, None) if isinstance(first, str) else None
+    if own is not None and isinstance(own, type) and issubclass(own, torch.nn.Module):
+        return own
+
+    def automatic(config: Any) -> torch.nn.Module:
+        for kind in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel"):
+            auto = getattr(library, kind)
+            if allow_remote_code or type(config) in auto._model_mapping:
+                built: torch.nn.Module = auto.from_config(
+                    config, trust_remote_code=allow_remote_code
+                )
+                return built
+        raise CaptureError(
+            f"transformers has no model for model_type={config.model_type!r}; name a "
+            f"class under 'architectures' in config.json"
+        )
+
+    return automatic
+
+
+def _loaded(
+    name: str,
+    ref: str,
+    config: Any,
+    made: Callable[[Any], torch.nn.Module],
+    seq_len: int | None,
+    batch: int,
+) -> LoadedModel:
+    inputs, length = _config_inputs(config, seq_len, batch)
+    return LoadedModel(
+        name=name,
+        ref=ref,
+        build=lambda: made(config),
+        inputs=inputs,
+        seq_len=length,
+    )
+
+
+def _length(config: Any, seq_len: int | None) -> int:
+    """Tokens per sample; checked where positions are learned."""
+    longest = next(
+        (
+            value
+            for key in _LENGTHS
+            if isinstance(value := getattr(config, key, None), int)
+        ),
+        None,
+    )
+    rotary = any(hasattr(config, key) for key in ("rope_parameters", "rope_theta"))
+    if seq_len is None:
+        return min(longest or 1024, _LONGEST_DEFAULT)
+    if longest is not None and seq_len > longest and not rotary:
+        raise CaptureError(
+            f"seq_len={seq_len} exceeds the {longest} learned positions of this model; "
+            f"use at most {longest}"
+        )
+    return seq_len
+
+
+def _config_inputs(
+    config: Any, seq_len: int | None, batch: int
+) -> tuple[dict[str, Any], int | None]:
+    """Inputs of the forward that a transformers config stands for."""
+    source = getattr(config, "text_config", None) or config
+    high = getattr(source, "vocab_size", None)
+
+    def tokens(length: int) -> InputShape:
+        return InputShape(shape=(batch, length), dtype="int64", high=high or 2)
+
+    inputs: dict[str, Any] = {}
+    length: int | None
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+        frames = 2 * config.max_source_positions
+        inputs["input_features"] = InputShape(
+            shape=(batch, config.num_mel_bins, frames), dtype="float32"
+        )
+        length = min(seq_len or 448, config.max_target_positions)
+        inputs["decoder_input_ids"] = tokens(length)
+    elif hasattr(config, "image_size") and high is None:
+        size = config.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        channels = getattr(config, "num_channels", 3)
+        inputs["pixel_values"] = InputShape(
+            shape=(batch, channels, height, width), dtype="float32"
+        )
+        length = None
+    else:
+        length = _length(source, seq_len)
+        inputs["input_ids"] = tokens(length)
+        if getattr(config, "is_encoder_decoder", False):
+            inputs["decoder_input_ids"] = tokens(length)
+    if length is not None and hasattr(source, "use_cache"):
+        inputs["use_cache"] = False
+    return inputs, length
+
+
+def _from_code(ref: str) -> LoadedModel:
+    """Import ``module:factory`` and call the factory."""
+    where, _, name = ref.partition(":")
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(where)
+    except ImportError as error:
+        raise CaptureError(
+            f"model {ref!r}: cannot import {where!r} ({error}); give module:factory "
+            f"with a module on the Python path or in this folder"
+        ) from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise CaptureError(
+            f"model {ref!r}: {where!r} has no function {name!r}; name one that returns "
+            f"a module, or (module, example inputs)"
+        )
+    inputs: list[Any] = [None]
+
+    def build() -> torch.nn.Module:
+        made = factory()
+        if isinstance(made, tuple) and len(made) == 2:
+            made, inputs[0] = made
+        if not isinstance(made, torch.nn.Module):
+            raise CaptureError(
+                f"model {ref!r}: the factory returned {type(made).__name__}; return an "
+                f"nn.Module, or (module, example inputs)"
+            )
+        return made
+
+    build_on_meta(build, None)
+    return LoadedModel(name=name, ref=ref, build=build, inputs=inputs[0])

@@ -17,7 +17,7 @@ from planner.capture.models import LoadedModel
 from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen, structure
 from planner.graph.model import ModelGraph
-from planner.graph.sharding import infer_roles, parallel_dims
+from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
 
 __all__ = ["capture"]
 
@@ -148,7 +148,8 @@ def _graph(
     plan = structure(ops)
     roles = infer_roles(ops, plan, facts.tp_plan)
     made = coarsen(ops, plan, roles)
-    dims, experts = parallel_dims(ops, roles, made.blocks, facts.dims)
+    blocks = with_config_heads(made.blocks, facts.dims)
+    dims, experts = parallel_dims(blocks, made.parameters, facts.dims)
     compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
     config = dict(facts.config)
     config["loss"] = reading.loss
@@ -167,7 +168,7 @@ def _graph(
             )
             for key, shape in inputs.shapes
         ),
-        blocks=made.blocks,
+        blocks=blocks,
         edges=made.edges,
         parameters=made.parameters,
         buffers_bytes=float(

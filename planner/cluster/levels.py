@@ -70,15 +70,14 @@ def axis_levels(
 ) -> tuple[AxisLevel, ...]:
     """Levels that the groups of one axis use, innermost first.
 
-    Where every switch holds equally many members of a group, a level has that many.
-    Where they hold different numbers, members are joined further in only in parts of
-    a size that divides all of them (their greatest common divisor); the parts then
+    Where every switch holds equally many members of every group, a level has that
+    many. Where they hold different numbers, members are joined further in only in parts
+    of a size that divides all of them (their greatest common divisor); the parts then
     count as if each hung on a switch of its own, which overstates the traffic of the
-    outer level. The group with most members at the outermost level stands for all,
-    and each level has the bandwidth and the latency of the slowest link that any group
-    uses there. Where groups or switches differ, an outer level is besides never faster
-    than a level further in, because some of its parts do meet there. So the answer is
-    never too fast. Neighbouring levels with the same link are one.
+    outer level. A level has the bandwidth and the latency of the slowest link that any
+    group uses there, and where numbers differ it is besides never faster than a level
+    further in, because some of its parts do meet there. So the answer is never too
+    fast. Neighbouring levels with the same link are one.
 
     Args:
         topology: The network.
@@ -102,7 +101,7 @@ def axis_levels(
         if members is not None and topology.has_equal_links:
             groups = groups[:1]
     if members is None:
-        members, even = _worst_members(topology.domains, groups)
+        members, even = _common_members(topology.domains, groups)
     bandwidth, latency = topology.slowest_by_level(groups, members[0])
     if not even:
         bandwidth = np.minimum.accumulate(bandwidth)
@@ -129,42 +128,24 @@ def _closed_form(
     return tuple(b // a for a, b in itertools.pairwise(joined))
 
 
-def _worst_members(
+def _common_members(
     domains: tuple[IntArray, ...], groups: IntArray
 ) -> tuple[tuple[int, ...], bool]:
-    """Members per level of the group that has most at the outermost levels.
+    """Members per level that fit every group and every switch.
 
     Returns:
-        Members, and whether all groups and all switches agree on them.
+        Members, and whether all groups and all switches hold just that many.
     """
-    count, degree = groups.shape
-    joined = np.ones((count, 1), dtype=np.int64)
-    even = True
+    joined, even = [1], True
+    rows = np.arange(len(groups), dtype=np.int64)[:, None]
     for domain in domains[:-1]:
-        divisor, equal = _common_divisor(domain[groups])
-        even = even and equal
-        joined = np.concatenate([joined, divisor[:, None]], axis=1)
-    joined = np.concatenate([joined, np.full((count, 1), degree)], axis=1)
-    steps = np.unique(joined[:, 1:] // joined[:, :-1], axis=0)
-    worst = max(steps.tolist(), key=lambda row: row[::-1])
-    return tuple(int(step) for step in worst), even and len(steps) == 1
-
-
-def _common_divisor(switch: IntArray) -> tuple[IntArray, bool]:
-    """Greatest common divisor of the members that each group has on its switches.
-
-    Args:
-        switch: Switch of each member. Shape [g, d].
-
-    Returns:
-        Divisors, shape [g]; and whether every switch has exactly that many.
-    """
-    rows = np.arange(len(switch), dtype=np.int64)
-    width = int(switch.max()) + 1
-    keys, counts = np.unique(rows[:, None] * width + switch, return_counts=True)
-    starts = np.searchsorted(keys, rows * width)
-    divisor = np.gcd.reduceat(counts.astype(np.int64), starts)
-    return divisor, bool((divisor[keys // width] == counts).all())
+        switch = domain[groups]
+        keys = rows * (int(switch.max()) + 1) + switch
+        counts = np.unique(keys, return_counts=True)[1]
+        joined.append(int(np.gcd.reduce(counts)))
+        even = even and bool((counts == joined[-1]).all())
+    joined.append(groups.shape[1])
+    return tuple(b // a for a, b in itertools.pairwise(joined)), even
 
 
 def _merge(

@@ -27,14 +27,20 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTraffic:
-    """Seconds one device spends per step; arrays of shape [n].
+    """What one device spends and moves per step; arrays of shape [n].
 
     Attributes:
-        exposed_s: Not hidden under compute.
-        sent_bytes: Per step.
+        exposed_s: Seconds not hidden under compute.
+        gathered_bytes: Payload of all all-gathers of weights.
+        scattered_bytes: Payload of all reduce-scatters of gradients.
+        reduced_bytes: Payload of the all-reduce over replicas.
+        sent_bytes: Bytes that leave the device for all of them.
     """
 
     exposed_s: Array
+    gathered_bytes: Array
+    scattered_bytes: Array
+    reduced_bytes: Array
     sent_bytes: Array
 
 
@@ -106,15 +112,18 @@ def replica_traffic(
     )
     alone = gathers + reductions
     piped = gather + scatter + mirror
-    rounds = np.where(zero3, 2 * many, 1.0)
-    once = np.where(pp > 1, 1.0, np.where(zero2, many, 1.0))
     n, r = shard.size, replicate.size
-    sent = (
-        np.where(pp > 1, 1.0, rounds) * gathered * (n - 1) / n
-        + once * reduced * (n - 1) / n
-        + 2 * reduced / n * (r - 1) / r
+    rounds = np.where((pp == 1) & zero3, 2 * many, 1.0) * (n > 1)
+    once = np.where((pp == 1) & zero2, many, 1.0) * (n > 1)
+    mirrored = np.where(r > 1, reduced / n, 0.0)
+    return ReplicaTraffic(
+        exposed_s=np.where(pp > 1, piped, alone),
+        gathered_bytes=rounds * gathered,
+        scattered_bytes=once * reduced,
+        reduced_bytes=mirrored,
+        sent_bytes=(rounds * gathered + once * reduced) * (n - 1) / n
+        + 2 * mirrored * (r - 1) / r,
     )
-    return ReplicaTraffic(exposed_s=np.where(pp > 1, piped, alone), sent_bytes=sent)
 
 
 #: Passes over memory of one update: (reads + writes of 4-byte scalars, host ops).

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.data_parallel import optimizer_seconds, replica_traffic
+from planner.cost.data_parallel import (
+    ReplicaTraffic,
+    optimizer_seconds,
+    replica_traffic,
+)
 from planner.cost.memory import MemoryParts, memory_parts
 from planner.cost.result import Cost
 from planner.cost.setting import Setting
@@ -216,9 +220,12 @@ def _sharded(strategy: Strategy, dense: Array, expert: Array) -> Array:
 class _Tail:
     """After (or beside) the pipeline: copies made alike, weights updated. [pp]."""
 
-    exposed: Array
+    traffic: ReplicaTraffic
     update: Array
-    sent: Array
+
+    @property
+    def exposed(self) -> Array:
+        return self.traffic.exposed_s
 
 
 def _tail(
@@ -269,7 +276,7 @@ def _tail(
             for r in range(pp)
         ]
     )
-    return _Tail(exposed=traffic.exposed_s, update=update, sent=traffic.sent_bytes)
+    return _Tail(traffic=traffic, update=update)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +362,7 @@ def detailed_cost(
         limit_bytes=setting.limits_of_ranks(pp),
         device_type=setting.types_of_ranks(pp),
         link_bytes=_link_bytes(strategy, costs, bounds, tail),
+        collective_bytes=_collective_bytes(strategy, costs, bounds, tail),
         fidelity="simulated" if fidelity == "simulated" else "analytic",
     )
 
@@ -404,9 +412,34 @@ def _link_bytes(
     gradient = np.concatenate([[0.0], costs.cut_bytes[0, bounds[1:-1] - 1]])
     sent = {
         "pp": float(_by_rank(cut + gradient, rank, pp).max() * many) if pp > 1 else 0.0,
-        "dp": float(tail.sent.max()),
+        "dp": float(tail.traffic.sent_bytes.max()),
         "cp": most(costs.cp_bytes),
         "tp": most(costs.tp_bytes),
         "ep": most(costs.ep_bytes),
     }
     return {axis: value for axis, value in sent.items() if value > 0}
+
+
+def _collective_bytes(
+    strategy: Strategy, costs: UnitCosts, bounds: Index, tail: _Tail
+) -> dict[str, float]:
+    """Payload per step by kind of call, each kind on its busiest rank."""
+    rank, pp = _ranks_of_stages(strategy), strategy.mesh.pp
+    many, traffic = strategy.num_microbatches, tail.traffic
+    passes = np.where(_recompute_codes(strategy) == 2, 3.0, 2.0)
+
+    def per_rank(payload: Array) -> Array:
+        return _by_rank(_stage_sums(payload[0], bounds) * passes, rank, pp) * many
+
+    tensor, routed = per_rank(costs.tp_payload), 2 * per_rank(costs.ep_payload)
+    split = strategy.sharding.sequence_parallel
+    cut = np.concatenate([costs.cut_bytes[0, bounds[1:-1] - 1], [0.0]])
+    gradient = np.concatenate([[0.0], costs.cut_bytes[0, bounds[1:-1] - 1]])
+    payload = {
+        "all_reduce": traffic.reduced_bytes + (0 if split else tensor),
+        "all_gather": traffic.gathered_bytes + (tensor if split else 0),
+        "reduce_scatter": traffic.scattered_bytes + (tensor if split else 0),
+        "all_to_all": routed,
+        "send": _by_rank(cut + gradient, rank, pp) * many * (pp > 1),
+    }
+    return {k: float(np.max(v)) for k, v in payload.items() if np.max(v) > 0}

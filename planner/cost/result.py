@@ -39,6 +39,7 @@ class Cost:
         limit_bytes: What a device of each pp rank may use. Shape [pp].
         device_type: Index of the slowest device type of each pp rank. Shape [pp].
         link_bytes: Bytes one device sends per step, by axis.
+        collective_bytes: Payload per step of the busiest device, by kind of call.
         fidelity: Which of the two models priced it.
     """
 
@@ -48,6 +49,7 @@ class Cost:
     limit_bytes: Array
     device_type: NDArray[np.int64]
     link_bytes: dict[str, float]
+    collective_bytes: dict[str, float]
     fidelity: Literal["analytic", "simulated"]
 
     @property

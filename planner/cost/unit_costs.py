@@ -58,6 +58,8 @@ class UnitCosts:
         cut_bytes: Across the cut after each unit, per device. Shape [C, U - 1].
         tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
             cp_bytes, ep_bytes.
+        tp_payload: Payload of one forward's reductions; 0 without tp. Shape [C, U].
+        ep_payload: Payload of one of a forward's two all-to-alls. Shape [C, U].
     """
 
     forward_s: Array
@@ -77,6 +79,8 @@ class UnitCosts:
     tp_bytes: Array
     cp_bytes: Array
     ep_bytes: Array
+    tp_payload: Array
+    ep_payload: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,7 @@ def _compute(
 class _Traffic:
     seconds: Array
     sent: Array
+    payload: Array
 
 
 def _tp_traffic(
@@ -186,7 +191,8 @@ def _tp_traffic(
         seconds[:, index] = number * np.where(combos.sequence_parallel > 0, split, plain)
     tp = combos.tp[:, None]
     sent = 2 * 2 * total * scale[:, None] * (tp - 1) / tp
-    return _Traffic(seconds=seconds, sent=sent)
+    payload = total * scale[:, None] * (tp > 1)
+    return _Traffic(seconds=seconds, sent=sent, payload=payload)
 
 
 def _cp_traffic(
@@ -207,7 +213,9 @@ def _cp_traffic(
     link = time_of("all_gather", np.ones(len(combos)) * 1e6, groups) / 1e6
     wire = 3 * whole * link[:, None]
     exposed = np.maximum(0.0, wire - attention_s) * (combos.cp[:, None] > 1)
-    return _Traffic(seconds=exposed, sent=3 * whole * share[:, None])
+    return _Traffic(
+        seconds=exposed, sent=3 * whole * share[:, None], payload=np.zeros_like(whole)
+    )
 
 
 def _ep_traffic(
@@ -224,8 +232,8 @@ def _ep_traffic(
             one = time_of("all_to_all", total * scale / stream, groups, measured)
             seconds[:, index] = 2 * one
     share = (combos.ep - 1) / combos.ep
-    sent = 4 * routed * (scale / stream * share)[:, None]
-    return _Traffic(seconds=seconds, sent=sent)
+    payload = routed * (scale / stream * (combos.ep > 1))[:, None]
+    return _Traffic(seconds=seconds, sent=4 * payload * share[:, None], payload=payload)
 
 
 def _saved(classes: _Classes, combos: Combinations, scale: Array) -> tuple[Array, Array]:
@@ -313,4 +321,6 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         tp_bytes=tp.sent @ to_units,
         cp_bytes=cp.sent @ to_units,
         ep_bytes=ep.sent @ to_units,
+        tp_payload=tp.payload @ to_units,
+        ep_payload=ep.payload @ to_units,
     )

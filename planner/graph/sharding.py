@@ -1,22 +1,304 @@
-"""What tensor parallelism may divide."""
+"""What tensor parallelism may divide.
+
+Styles come from the model's Hugging Face plan where its config has one, otherwise
+from the traced dataflow: a linear layer whose output reaches other linear layers of
+its unit, without crossing a norm or a residual add, is ``colwise``, the reached ones
+are ``rowwise`` (Shoeybi et al. 2019, arXiv:1909.08053, section 3). Only ``nn.Linear``
+and ``nn.Embedding`` are given a style: torch's ``parallelize_module`` splits no other
+module, GPT-2's ``Conv1D`` among them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from planner.graph.coarsen import Structure
-from planner.graph.model import Block
+from planner.graph.model import Block, Parameter
 from planner.graph.ops import OpGraph
-from planner.graph.roles import Roles
+from planner.graph.pairs import linear_module, pair_linears
+from planner.graph.roles import OpStyle, ParameterStyle, Roles
+from planner.graph.units import run_bounds
 
-__all__ = ["infer_roles", "parallel_dims"]
+__all__ = ["infer_roles", "parallel_dims", "with_config_heads"]
+
+Style = Literal["colwise", "rowwise", "vocab"]
+
+#: Hugging Face styles that are one of ours; others are left out.
+_FROM_HUGGING_FACE: dict[str, Style] = {
+    "colwise": "colwise",
+    "colwise_rep": "colwise",
+    "colwise_gather_output": "colwise",
+    "rowwise": "rowwise",
+    "rowwise_rep": "rowwise",
+    "rowwise_split_input": "rowwise",
+    "embedding_rowwise": "vocab",
+    "vocab": "vocab",
+}
+
+
+@dataclass(slots=True)
+class _UnitRoles:
+    """Roles within one unit, by position, so that equal units share them."""
+
+    ops: list[OpStyle]
+    divided: list[tuple[int, int]] = field(default_factory=list)
+    collectives: dict[int, float] = field(default_factory=dict)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a dotted name fits a pattern in which ``*`` is one component."""
+    parts = [".*" if part == "*" else re.escape(part) for part in pattern.split(".")]
+    expression = r"\.".join(p if p != ".*" else r"[^.]+" for p in parts)
+    return re.fullmatch(expression, name) is not None
+
+
+def _given_styles(graph: OpGraph, given: Mapping[str, str]) -> dict[str, Style]:
+    """Module to style, as a Hugging Face plan says."""
+    found: dict[str, Style] = {}
+    for pattern, style in given.items():
+        mapped = _FROM_HUGGING_FACE.get(style)
+        if mapped is None:
+            continue
+        for name, kind in graph.linear.items():
+            if not _matches(pattern, name):
+                continue
+            if kind == "embedding":
+                found[name] = "vocab"
+            elif mapped != "vocab":
+                found[name] = mapped
+    return found
+
+
+def _inferred_styles(graph: OpGraph, plan: Structure) -> dict[str, Style]:
+    """Module to style, from the dataflow of each distinct unit."""
+    known: dict[tuple[int, ...], tuple[str, dict[str, Style]]] = {}
+    found: dict[str, Style] = {}
+    for start, stop in run_bounds(plan.units):
+        name = plan.units[start]
+        key = tuple(graph.origin[start:stop])
+        if key not in known:
+            known[key] = (name, dict(pair_linears(graph, plan.flow, start, stop)))
+        first, styles = known[key]
+        for module, style in styles.items():
+            inside = module.startswith(first)
+            found[name + module[len(first) :] if inside else module] = style
+    return found
+
+
+def _without_broken_ties(
+    graph: OpGraph, styles: dict[str, Style]
+) -> dict[str, Style]:
+    """Drop a style of a weight that is tied to a module without the same split."""
+    kept = dict(styles)
+    for tensor in graph.parameters:
+        names = {name.rpartition(".")[0] for name in (tensor.name, *tensor.aliases)}
+        rows = {styles.get(name) in {"colwise", "vocab"} for name in names}
+        if len(names) > 1 and len(rows) > 1:
+            for name in names:
+                kept.pop(name, None)
+    return kept
+
+
+def _patterns(graph: OpGraph, styles: Mapping[str, Style]) -> dict[str, Style]:
+    """Patterns that match exactly the modules that have a style."""
+    groups: dict[str, list[str]] = {}
+    for name in graph.linear:
+        pattern = ".".join("*" if p.isdigit() else p for p in name.split("."))
+        groups.setdefault(pattern, []).append(name)
+    made: dict[str, Style] = {}
+    for pattern, names in groups.items():
+        given = {styles.get(name) for name in names}
+        only = given.pop()
+        if not given:
+            if only is not None:
+                made[pattern] = only
+        else:
+            made.update({name: styles[name] for name in names if name in styles})
+    return made
 
 
 def infer_roles(graph: OpGraph, plan: Structure, given: Mapping[str, str]) -> Roles:
-    return Roles(ops=["none"] * len(graph), parameters=["none"] * len(graph.parameters))
+    """Roles of every op and parameter.
+
+    Args:
+        graph: All forward ops.
+        plan: Units and dataflow.
+        given: Hugging Face's plan, pattern to style; empty if there is none.
+    """
+    styles = _given_styles(graph, given) or _inferred_styles(graph, plan)
+    styles = _without_broken_ties(graph, styles)
+    ops: list[OpStyle] = []
+    divided: set[int] = set()
+    collectives: dict[int, float] = {}
+    known: dict[tuple[object, ...], _UnitRoles] = {}
+    for start, stop in run_bounds(plan.units):
+        key = (*graph.origin[start:stop], *_styles_inside(graph, styles, start, stop))
+        if key not in known:
+            known[key] = _unit_roles(graph, plan, styles, start, stop)
+        roles = known[key]
+        ops.extend(roles.ops)
+        divided.update(graph.outputs[start + row][at] for row, at in roles.divided)
+        collectives.update(
+            {start + row: size for row, size in roles.collectives.items()}
+        )
+    return Roles(
+        ops=ops,
+        parameters=_parameter_styles(graph, styles),
+        divided=frozenset(divided),
+        collectives=collectives,
+        patterns=_patterns(graph, styles),
+    )
+
+
+def _styles_inside(
+    graph: OpGraph, styles: Mapping[str, Style], start: int, stop: int
+) -> tuple[Style | None, ...]:
+    names = dict.fromkeys(graph.modules[start:stop])
+    return tuple(styles.get(name) for name in names if name in graph.linear)
+
+
+def _parameter_styles(
+    graph: OpGraph, styles: Mapping[str, Style]
+) -> list[ParameterStyle]:
+    found: list[ParameterStyle] = []
+    for tensor in graph.parameters:
+        module, _, leaf = tensor.name.rpartition(".")
+        style = styles.get(module)
+        # The bias of a rowwise layer is added after the all-reduce, by every rank.
+        whole = style is None or (style == "rowwise" and leaf == "bias")
+        found.append("none" if whole or style is None else style)
+    return found
+
+
+def _unit_roles(
+    graph: OpGraph, plan: Structure, styles: Mapping[str, Style], start: int, stop: int
+) -> _UnitRoles:
+    """Follow what colwise layers make until rowwise ones take it up."""
+    roles = _UnitRoles(ops=["none"] * (stop - start))
+    divided: set[int] = set()
+    active: set[str] = set()
+    for row in range(start, stop):
+        module = linear_module(graph, row)
+        style = styles.get(module) if module else None
+        at = row - start
+        if style == "rowwise" or style == "vocab":
+            roles.ops[at] = "rowwise"
+            size = sum(graph.storage_bytes[i] for i in graph.outputs[row])
+            roles.collectives[at] = float(size)
+            active.add(plan.blocks[row])
+            continue
+        taken = any(i in divided for i in graph.inputs[row])
+        if style != "colwise" and not taken:
+            continue
+        roles.ops[at] = "colwise" if style == "colwise" else "local"
+        active.add(plan.blocks[row])
+        for position, storage in enumerate(graph.outputs[row]):
+            if graph.storage_tensor[storage][0]:
+                divided.add(storage)
+                roles.divided.append((at, position))
+    _mark_stream(graph, plan, roles, active, start)
+    return roles
+
+
+def _mark_stream(
+    graph: OpGraph, plan: Structure, roles: _UnitRoles, active: set[str], start: int
+) -> None:
+    """Ops on the residual stream: in blocks that tp divides, and those without products.
+
+    A block whose products tp leaves whole is computed whole by every rank.
+    """
+    whole = {
+        plan.blocks[start + at]
+        for at in range(len(roles.ops))
+        if graph.kernels[start + at].flops and plan.blocks[start + at] not in active
+    }
+    for at, style in enumerate(roles.ops):
+        row = start + at
+        if style != "none" or plan.blocks[row] in whole:
+            continue
+        if graph.kernels[row].flops:
+            continue
+        made = graph.outputs[row]
+        if any(storage not in plan.flow.recomputable for storage in made):
+            roles.ops[at] = "stream"
+
+
+def with_config_heads(
+    blocks: Sequence[Block], dims: Mapping[str, int]
+) -> tuple[Block, ...]:
+    """Key and value heads before a model repeats them, where its config tells."""
+    heads, shared = dims.get("num_heads"), dims.get("num_key_value_heads")
+    if not heads or not shared or shared >= heads:
+        return tuple(blocks)
+    return tuple(
+        replace(
+            block,
+            kv_heads=shared,
+            sequence_bytes=block.sequence_bytes * shared / heads,
+        )
+        if block.heads == block.kv_heads == heads
+        else block
+        for block in blocks
+    )
+
+
+def _common(values: Iterable[int]) -> int:
+    """Largest number that divides all; 0 for none."""
+    return math.gcd(*values)
 
 
 def parallel_dims(
-    graph: OpGraph, roles: Roles, blocks: Sequence[Block], dims: Mapping[str, int]
+    blocks: Sequence[Block],
+    parameters: Sequence[Parameter],
+    dims: Mapping[str, int],
 ) -> tuple[dict[str, int], int]:
-    return {}, dims.get("num_experts", 0)
+    """Sizes that tp must divide, and the number of experts of a layer.
+
+    Args:
+        blocks: With heads and kernels' styles.
+        parameters: With styles.
+        dims: Sizes that the config names.
+    """
+    found: dict[str, int] = {}
+    split = [
+        block
+        for block in blocks
+        if block.heads and any(k.style == "colwise" for k in block.kernels)
+    ]
+    if split:
+        found["num_heads"] = _common(block.heads for block in split)
+        found["num_key_value_heads"] = _common(block.kv_heads for block in split)
+    attention = {block.index for block in split}
+    columns = [
+        p.shape[0]
+        for p in parameters
+        if p.style == "colwise" and len(p.shape) == 2 and p.block not in attention
+    ]
+    vocabulary = dims.get("vocab_size", 0)
+    inner = [size for size in columns if size != vocabulary]
+    if inner:
+        found["intermediate_size"] = _common(inner)
+    rows = [p.shape[0] for p in parameters if p.style == "vocab"]
+    if rows or vocabulary in columns:
+        found["vocab_size"] = _common([*rows, *(c for c in columns if c == vocabulary)])
+    stacked = {p.shape[0] for p in parameters if p.expert and len(p.shape) == 3}
+    experts = max(stacked, default=0) or _numbered_experts(parameters)
+    if experts:
+        size = dims.get("moe_intermediate_size") or dims.get("intermediate_size")
+        if size:
+            found["moe_intermediate_size"] = size
+    return found, experts
+
+
+def _numbered_experts(parameters: Sequence[Parameter]) -> int:
+    """Experts of a layer that holds them as a list of modules."""
+    numbers = [
+        int(match.group(1))
+        for p in parameters
+        if p.expert and (match := re.search(r"experts\.(\d+)\.", p.name))
+    ]
+    return max(numbers, default=-1) + 1

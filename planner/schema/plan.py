@@ -56,6 +56,7 @@ class ClusterReference(Document):
         ref: What names it on a command line, ``dgx-h100:4`` or a file; None for one
             that was built in Python.
         device_types: Device type name to number of devices in the cluster.
+        hosts: Runs of equal hosts in order: (how many, devices in each).
         fingerprint: Of the cluster document.
     """
 
@@ -63,6 +64,7 @@ class ClusterReference(Document):
     ref: str | None = None
     num_devices: Annotated[int, Field(ge=1)]
     device_types: dict[str, int]
+    hosts: tuple[tuple[int, int], ...] = ()
     fingerprint: str
 
 
@@ -130,6 +132,9 @@ class Prediction(Document):
         breakdown_s: Parts of the step on its critical path; they sum to it.
         memory: Peak, one entry a pp rank.
         link_bytes: Bytes that one device sends per step, by axis.
+        collective_bytes: Payload of one step's calls on the busiest device, by kind
+            (``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
+            ``send``), each call counted at its larger side.
         samples_per_s: Global batch over step time.
         tokens_per_s: The same in tokens; None without a sequence.
         model_flops_utilization: Model FLOPs (no recomputation) over peak; in [0, 1].
@@ -141,6 +146,7 @@ class Prediction(Document):
     breakdown_s: dict[str, Seconds]
     memory: tuple[StageMemory, ...]
     link_bytes: dict[str, Bytes] = Field(default_factory=dict)
+    collective_bytes: dict[str, Bytes] = Field(default_factory=dict)
     samples_per_s: float
     tokens_per_s: float | None = None
     model_flops_utilization: float | None = None

@@ -66,6 +66,8 @@ class Request:
             self.setting.cluster,
             global_batch=self.global_batch,
             target=self.target,
+            precision=self.setting.precision,
+            optimizer=self.setting.optimizer,
         )
 
 

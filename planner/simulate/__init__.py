@@ -3,30 +3,33 @@
 Knows nothing of models or clusters: takes durations and bytes, returns times and bytes.
 """
 
-from planner.simulate.actions import Action, ActionKind, ActionTable
-from planner.simulate.closed_form import (
-    bubble_coefficients,
-    closed_form_makespan,
-    closed_form_of_stages,
-)
+from planner.simulate.actions import Action, ActionKind, ActionTable, rank_of_stages
+from planner.simulate.chains import bubble_coefficients
+from planner.simulate.closed_form import closed_form_makespan, closed_form_of_stages
 from planner.simulate.engine import Evaluation, evaluate, makespan
 from planner.simulate.in_flight import peak_activation_bytes, peak_in_flight
 from planner.simulate.schedules import actions, why_not
-from planner.simulate.shared import simulate_shared
+from planner.simulate.shared import Sharing, check_sharing, simulate_shared
+from planner.simulate.timeline import Timeline, timeline
 
 __all__ = [
     "Action",
     "ActionKind",
     "ActionTable",
     "Evaluation",
+    "Sharing",
+    "Timeline",
     "actions",
     "bubble_coefficients",
+    "check_sharing",
     "closed_form_makespan",
     "closed_form_of_stages",
     "evaluate",
     "makespan",
     "peak_activation_bytes",
     "peak_in_flight",
+    "rank_of_stages",
     "simulate_shared",
+    "timeline",
     "why_not",
 ]

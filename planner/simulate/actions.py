@@ -62,7 +62,7 @@ class Action(NamedTuple):
 
 
 def rank_of_stages(schedule: str, pp: int, virtual_stages: int) -> IntArray:
-    """pp rank that holds each virtual stage: looped, or folded in a V.
+    """Rank that holds each virtual stage: looped, or folded in a V.
 
     Returns:
         Shape [pp * virtual_stages], int32.

@@ -1,150 +1,24 @@
 """Makespan of equal stages as the greatest of a few sums, for many strategies at once.
 
-The makespan of a fixed order is the length of its longest chain, and a chain's length
-is a sum: so many forwards, so many input gradients, weight gradients and transfers.
-For 1F1B without transfers there is one such sum, (M + pp - 1) (f + b), the textbook's;
-zero-bubble orders have up to a dozen. The sums of a (schedule, pp, virtual stages,
-microbatches) are read off the engine once, at chosen ratios of f : b : w : send, and
-kept; any candidate then costs a few multiplications.
+Which sums is told by :mod:`planner.simulate.chains`; any candidate then costs a few
+multiplications.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.errors import StrategyError, UnknownNameError
+from planner.errors import UnknownNameError
 from planner.schema.strategy import SCHEDULES
+from planner.simulate.chains import bubble_coefficients
 from planner.simulate.compiled import compiled
-from planner.simulate.critical_path import critical_path_counts
-from planner.simulate.actions import ActionTable
 from planner.simulate.durations import FloatArray
-from planner.simulate.engine import makespan
-from planner.simulate.schedules import actions, why_not
+from planner.simulate.schedules import actions
 
-__all__ = ["bubble_coefficients", "closed_form_makespan", "closed_form_of_stages"]
-
-#: From this many rounds of pp microbatches on, the sums grow evenly with each round;
-#: the second number over pp is added, because few ranks need more rounds to settle.
-_STEADY_ROUNDS = (4, 24)
-#: Rounds after which every chain repeats itself.
-_PERIOD = 2
-#: Chains are added until none of the probed ratios is further off than this.
-_TOLERANCE = 1e-4
-_PROBES = 768
-_CHAINS_A_ROUND = 6
-
-
-def _probes() -> FloatArray:
-    """Ratios f : b : w : send_f : send_b at which chains are read. Shape [n, 5].
-
-    A lattice of irrational steps covers compute within 1 : 9, with and without a
-    weight gradient, and transfers from a thousandth of it to three times as long; no
-    two different chains are equally long by chance.
-    Source of the steps: powers of the root of x^6 = x + 1 (Roberts 2018, R sequence).
-    """
-    steps = 0.8812714616335696 ** np.arange(1, 6)
-    spread = (np.arange(1, _PROBES + 1)[:, None] * steps) % 1.0
-    ratios = 9.0 ** (spread - 0.5)
-    ratios[:, 3:] = 10 ** (3.5 * spread[:, 3:] - 3)
-    ratios[::3, 2] *= 1e-3
-    ratios[::4, 3:] *= 1e-3
-    ratios[1::4, 3:] *= 0.1
-    ratios[2::4, 3:] = ratios[2::4, :2] * 9.0 ** (spread[2::4, 3:] - 0.5)
-    return ratios
-
-
-@lru_cache(maxsize=4096)
-def bubble_coefficients(
-    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
-) -> FloatArray:
-    """The sums of which a makespan is the greatest.
-
-    Args:
-        schedule: torch's name.
-        pp: Ranks.
-        virtual_stages: Of each rank.
-        num_microbatches: In a step.
-    Returns:
-        Per chain the number of forwards, input gradients, weight gradients, activation
-        and gradient transfers, of one virtual stage and microbatch each.
-        Shape [chains, 5].
-    Raises:
-        UnknownNameError: If the schedule has no such name.
-        StrategyError: If torch refuses the combination.
-    """
-    reason = why_not(schedule, pp, virtual_stages, num_microbatches)
-    if reason is not None:
-        raise StrategyError(reason)
-    if schedule == "GPipe":
-        fill = num_microbatches + pp - 1.0
-        return np.array([[fill, fill, fill, pp - 1.0, pp - 1.0]])
-    steady = (_STEADY_ROUNDS[0] + _STEADY_ROUNDS[1] // pp) * pp
-    if num_microbatches <= steady + 2 * _PERIOD * pp:
-        chains, _ = _chains(schedule, pp, virtual_stages, num_microbatches)
-        return _undominated(chains)
-    base = steady + (num_microbatches - steady) % (_PERIOD * pp)
-    chains, slope = _growth(schedule, pp, virtual_stages, base)
-    return _undominated(chains + slope * ((num_microbatches - base) // (_PERIOD * pp)))
-
-
-def _chains(
-    schedule: str, pp: int, virtual_stages: int, num_microbatches: int
-) -> tuple[FloatArray, FloatArray]:
-    """Chains that explain every probe, and the ratios at which each was read."""
-    table = actions(schedule, pp, virtual_stages, num_microbatches)
-    probes = _probes()
-    columns = [np.repeat(part, table.num_stages, axis=1) for part in probes.T[..., None]]
-    compute, sends = columns[:3], [part[:, 1:] for part in columns[3:]]
-    exact = makespan(table, *compute, *sends)
-    chains, read = np.zeros((0, 5)), np.zeros((0, 5))
-    known = np.zeros(_PROBES)
-    while (known < exact * (1 - _TOLERANCE)).any():
-        worst = np.argsort(known / exact, kind="stable")[:_CHAINS_A_ROUND]
-        worst = worst[known[worst] < exact[worst] * (1 - _TOLERANCE)]
-        new = _read(table, probes[worst])
-        chains, read = np.concatenate([chains, new]), np.concatenate([read, probes[worst]])
-        known = (probes @ chains.T).max(axis=1)
-    return chains, read
-
-
-def _read(table: ActionTable, ratios: FloatArray) -> FloatArray:
-    found = [critical_path_counts(table, *row) for row in ratios.tolist()]
-    return np.array(found, dtype=np.float64)
-
-
-@lru_cache(maxsize=512)
-def _growth(
-    schedule: str, pp: int, virtual_stages: int, base: int
-) -> tuple[FloatArray, FloatArray]:
-    """Chains at ``base`` microbatches and what each gains in a period more.
-
-    A chain whose gain is not yet steady is left out: another one is about to pass it.
-    """
-    first, ratios = _chains(schedule, pp, virtual_stages, base)
-    second, third = (
-        _read(actions(schedule, pp, virtual_stages, base + _PERIOD * pp * more), ratios)
-        for more in (1, 2)
-    )
-    steady = (third - second == second - first).all(axis=1)
-    return first[steady], (second - first)[steady]
-
-
-def _undominated(chains: FloatArray) -> FloatArray:
-    rows = np.unique(chains, axis=0)
-    kept = [
-        row
-        for index, row in enumerate(rows)
-        if not any(
-            (other >= row).all() for j, other in enumerate(rows) if j != index
-        )
-    ]
-    result = np.stack(kept)
-    result.setflags(write=False)
-    return result
+__all__ = ["closed_form_makespan", "closed_form_of_stages"]
 
 
 def closed_form_makespan(
@@ -188,7 +62,8 @@ def closed_form_makespan(
         StrategyError: If torch refuses one of the combinations.
     """
     keys = np.broadcast_arrays(
-        _codes(schedule), *(np.asarray(x) for x in (pp, virtual_stages, num_microbatches))
+        _codes(schedule),
+        *(np.asarray(x) for x in (pp, virtual_stages, num_microbatches)),
     )
     times = [
         np.asarray(x, dtype=np.float64)
@@ -201,9 +76,9 @@ def closed_form_makespan(
     group = np.broadcast_to(group.reshape(keys[0].shape), shape).ravel()
     chains = [bubble_coefficients(SCHEDULES[row[0]], *row[1:]) for row in groups]
     offsets = np.cumsum([0, *(len(part) for part in chains)])
-    flat = [np.ascontiguousarray(np.broadcast_to(x, shape).ravel()) for x in times]
+    flat = np.stack([np.broadcast_to(x, shape).ravel() for x in times])
     total = np.empty(len(group))
-    _greatest(np.concatenate(chains), offsets, group, *flat, total)
+    _greatest(np.concatenate(chains), offsets, group, flat, total)
     result = total.reshape(shape)
     if slowest_rank_s is None:
         return result
@@ -295,22 +170,18 @@ def _greatest(
     chains: FloatArray,
     offsets: NDArray[np.int64],
     group: NDArray[np.int64],
-    forward: FloatArray,
-    backward: FloatArray,
-    weight: FloatArray,
-    send_forward: FloatArray,
-    send_backward: FloatArray,
+    times: FloatArray,
     total: FloatArray,
 ) -> None:
     for i in range(len(group)):
         best = 0.0
         for c in range(offsets[group[i]], offsets[group[i] + 1]):
             length = (
-                chains[c, 0] * forward[i]
-                + chains[c, 1] * backward[i]
-                + chains[c, 2] * weight[i]
-                + chains[c, 3] * send_forward[i]
-                + chains[c, 4] * send_backward[i]
+                chains[c, 0] * times[0, i]
+                + chains[c, 1] * times[1, i]
+                + chains[c, 2] * times[2, i]
+                + chains[c, 3] * times[3, i]
+                + chains[c, 4] * times[4, i]
             )
             best = max(best, length)
         total[i] = best

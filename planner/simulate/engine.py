@@ -7,17 +7,16 @@ arrived. That is one pass over a list of ops, 30 to 200 microseconds a candidate
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from planner.errors import StrategyError
 from planner.simulate.actions import ActionTable, IntArray
 from planner.simulate.compiled import compiled
 from planner.simulate.durations import Durations, FloatArray, stage_durations
 from planner.simulate.program import Program, compile_table
 from planner.simulate.registers import allocate, time_batch
+from planner.simulate.rendezvous import time_rendezvous
 
 __all__ = ["Evaluation", "busy_seconds", "evaluate", "makespan", "op_ends"]
 
@@ -107,7 +106,7 @@ def evaluate(
     total = np.empty(len(times.compute_s))
     done = np.empty((len(times.compute_s), table.num_stages))
     if rendezvous:
-        _run_rendezvous(program, _handshakes(table), times, total, done)
+        time_rendezvous(table, times, total, done)
     else:
         places = allocate(table)
         time_batch(
@@ -176,119 +175,3 @@ def _time_one(
         ready = ends[previous[op]]
         arrival = ends[producer[op]] + transfer[delay_row[op]]
         ends[op + 1] = max(ready, arrival) + compute[duration_row[op]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Handshakes:
-    """A program whose senders wait; time indices as in Program.
-
-    Attributes:
-        order: Ops in an order in which each can be timed. Shape [ops].
-        sent: Op that takes what the op before it on its rank sends, 0 if that sends
-            nothing: this op waits until it has arrived. Shape [ops].
-    """
-
-    order: IntArray
-    sent: IntArray
-
-
-@lru_cache(maxsize=64)
-def _handshakes(table: ActionTable) -> _Handshakes:
-    program = compile_table(table)
-    taker = np.zeros(len(program) + 1, dtype=np.int32)
-    takes = np.flatnonzero(program.producer > 0)
-    taker[program.producer[takes]] = takes + 1
-    sent = taker[program.previous]
-    sent[program.previous == 0] = 0
-    order = _handshake_order(
-        program.previous, program.producer, sent, program.rank, table.pp
-    )
-    if len(order) < len(program):
-        raise StrategyError(
-            f"schedule {table.schedule} with pp={table.pp} deadlocks when sends wait "
-            f"for their receivers; use rendezvous=False"
-        )
-    return _Handshakes(order=order, sent=sent)
-
-
-@compiled
-def _handshake_order(
-    previous: IntArray, producer: IntArray, sent: IntArray, rank: IntArray, pp: int
-) -> IntArray:
-    """Order that also puts an op after the one its predecessor's taker follows."""
-    count = len(previous)
-    done = np.zeros(count + 1, dtype=np.bool_)
-    done[0] = True
-    order = np.empty(count, dtype=np.int64)
-    found, moved = 0, True
-    placed = np.zeros(count, dtype=np.bool_)
-    queue = np.full((pp, count), -1, dtype=np.int32)
-    length = np.zeros(pp, dtype=np.int64)
-    for op in range(count):
-        queue[rank[op], length[rank[op]]] = op
-        length[rank[op]] += 1
-    pointer = np.zeros(pp, dtype=np.int64)
-    while moved:
-        moved = False
-        for r in range(pp):
-            while pointer[r] < length[r]:
-                op = queue[r, pointer[r]]
-                ready = done[previous[op]] and done[producer[op]]
-                if sent[op] > 0:
-                    ready = ready and done[previous[sent[op] - 1]]
-                if not ready:
-                    break
-                done[op + 1] = True
-                placed[op] = True
-                order[found] = op
-                found += 1
-                pointer[r] += 1
-                moved = True
-    return order[:found]
-
-
-def _run_rendezvous(
-    program: Program,
-    handshakes: _Handshakes,
-    times: Durations,
-    total: FloatArray,
-    done: FloatArray,
-) -> None:
-    ends = np.zeros(len(program) + 1)
-    for candidate in range(len(total)):
-        _time_rendezvous(
-            handshakes.order,
-            program.previous,
-            program.producer,
-            handshakes.sent,
-            program.duration_row,
-            program.delay_row,
-            times.compute_s[candidate],
-            times.transfer_s[candidate],
-            ends,
-        )
-        total[candidate] = ends[program.last_of_rank].max()
-        done[candidate] = ends[program.last_backward]
-
-
-@compiled
-def _time_rendezvous(
-    order: IntArray,
-    previous: IntArray,
-    producer: IntArray,
-    sent: IntArray,
-    duration_row: IntArray,
-    delay_row: IntArray,
-    compute: FloatArray,
-    transfer: FloatArray,
-    ends: FloatArray,
-) -> None:
-    for op in order:
-        start = ends[previous[op]]
-        if producer[op] > 0:
-            start = max(start, ends[producer[op]]) + transfer[delay_row[op]]
-        if sent[op] > 0:
-            taker = sent[op] - 1
-            meet = max(ends[previous[op]], ends[previous[taker]])
-            start = max(start, meet + transfer[delay_row[taker]])
-        ends[op + 1] = start + compute[duration_row[op]]

@@ -67,6 +67,13 @@ def peak_activation_bytes(
     return peak
 
 
+#: Which actions of a rank are, for one stage, a forward, the end of a microbatch's
+#: activations or the first half of it, an input gradient, a weight gradient.
+_Steps = tuple[
+    NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]
+]
+
+
 @lru_cache(maxsize=512)
 def _held(table: ActionTable) -> tuple[tuple[IntArray, IntArray], ...]:
     """Per rank its stages, and the moments at which it may hold most.
@@ -80,12 +87,10 @@ def _held(table: ActionTable) -> tuple[tuple[IntArray, IntArray], ...]:
         stages = np.flatnonzero(table.rank_of_stage == rank)
         kind, stage = table.kind[rows], table.stage[rows]
         paired = table.paired_stage[rows]
-        steps = []
+        steps: list[_Steps] = []
         for own in stages:
             here = stage == own
-            forward = here & np.isin(
-                kind, (ActionKind.FORWARD, ActionKind.OVERLAP_F_B)
-            )
+            forward = here & np.isin(kind, (ActionKind.FORWARD, ActionKind.OVERLAP_F_B))
             whole = here & (kind == ActionKind.BACKWARD) | (paired == own)
             split = here & (kind == ActionKind.BACKWARD_INPUT)
             weight = here & (kind == ActionKind.BACKWARD_WEIGHT)
@@ -96,7 +101,7 @@ def _held(table: ActionTable) -> tuple[tuple[IntArray, IntArray], ...]:
     return tuple(found)
 
 
-def _peaks(steps: list[tuple[NDArray[np.bool_], ...]]) -> NDArray[np.int64]:
+def _peaks(steps: list[_Steps]) -> NDArray[np.int64]:
     """Counts right after each forward, before the backward that may be paired."""
     columns = [
         np.cumsum(forward) - _before(np.cumsum(ended)) for forward, ended, _, _ in steps
@@ -109,7 +114,7 @@ def _peaks(steps: list[tuple[NDArray[np.bool_], ...]]) -> NDArray[np.int64]:
     return _undominated(rows)
 
 
-def _before(counts: IntArray) -> IntArray:
+def _before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], counts[:-1]])
 
 

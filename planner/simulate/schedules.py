@@ -50,8 +50,8 @@ def why_not(
             return f"{name}={value} is not positive; use 1 or more"
     if schedule in _SINGLE_STAGE and virtual_stages != 1:
         return (
-            f"virtual_stages={virtual_stages} with schedule {schedule}, which holds one "
-            f"stage a rank; use 1, or Interleaved1F1B"
+            f"virtual_stages={virtual_stages} with schedule {schedule}, which holds "
+            f"one stage a rank; use 1, or Interleaved1F1B"
         )
     if schedule in V_SCHEDULES and virtual_stages != 2:
         return (

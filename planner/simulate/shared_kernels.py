@@ -26,7 +26,8 @@ def _earliest(keys: IntArray) -> int:
     best = keys[0]
     for key in keys:
         best = min(best, key)
-    return best & ((1 << _RANK_BITS) - 1)
+    rank: int = best & ((1 << _RANK_BITS) - 1)
+    return rank
 
 
 @compiled
@@ -47,10 +48,10 @@ def _send(
 ) -> float:
     """Put a transfer on its link; when it arrives."""
     link = link_of[row]
-    if link < 0:
-        return now + transfer[row]
-    arrival = max(now, free[link]) + transfer[row]
-    free[link] = arrival
+    start = now if link < 0 else max(now, free[link])
+    arrival: float = start + transfer[row]
+    if link >= 0:
+        free[link] = arrival
     return arrival
 
 
@@ -130,6 +131,25 @@ def time_with_links(
 
 
 @compiled
+def _soonest(
+    begin: FloatArray,
+    left: FloatArray,
+    pace: FloatArray,
+    host_of: IntArray,
+    now: float,
+) -> tuple[float, int, bool]:
+    """Time of the next start or end, its rank, and whether it is a start."""
+    soonest, rank, starting = np.inf, -1, False
+    for q in range(len(begin)):
+        if begin[q] < soonest:
+            soonest, rank, starting = begin[q], q, True
+        end = now + left[q] * pace[host_of[q]]
+        if end < soonest:
+            soonest, rank, starting = end, q, False
+    return soonest, rank, starting
+
+
+@compiled
 def time_with_slots(
     flow: IntArray,
     offsets: IntArray,
@@ -174,13 +194,7 @@ def time_with_slots(
             begin[r] = arrival[current[r]]
     remaining = len(flow)
     while remaining > 0:
-        soonest, r, starting = np.inf, -1, False
-        for q in range(ranks):
-            if begin[q] < soonest:
-                soonest, r, starting = begin[q], q, True
-            if now + left[q] * pace[host_of[q]] < soonest:
-                soonest, r = now + left[q] * pace[host_of[q]], q
-                starting = False
+        soonest, r, starting = _soonest(begin, left, pace, host_of, now)
         for q in range(ranks):
             left[q] = max(0.0, left[q] - (soonest - now) / pace[host_of[q]])
         now, op = soonest, current[r]

@@ -19,8 +19,13 @@ from planner.space.table import RECOMPUTE_NAMES
 __all__ = ["build_strategy", "skeleton"]
 
 
-def skeleton(row: Mapping[str, int]) -> Strategy:
-    """The strategy of a row without any stages: enough for rules about axes."""
+def skeleton(
+    row: Mapping[str, int],
+    *,
+    precision: Precision | None = None,
+    optimizer: Optimizer | None = None,
+) -> Strategy:
+    """The strategy of a row without any stages."""
     return Strategy(
         mesh=Mesh(
             **{
@@ -34,6 +39,8 @@ def skeleton(row: Mapping[str, int]) -> Strategy:
         microbatch_size=row["microbatch_size"],
         num_microbatches=row["num_microbatches"],
         sharding=TensorSharding(sequence_parallel=bool(row["sequence_parallel"])),
+        precision=precision or Precision(),
+        optimizer=optimizer or Optimizer(),
     )
 
 

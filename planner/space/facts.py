@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
+from planner.schema import Optimizer, Precision
 
 __all__ = ["Facts", "gather_facts"]
 
@@ -25,6 +26,8 @@ class Facts:
         num_experts: Experts per layer; 0 without.
         tied: Groups of parameter names that are one tensor.
         backend: Communication backend of the slowest device.
+        precision: Dtypes that were asked for.
+        optimizer: Optimizer that was asked for.
         target: Who will run the plan: ``meshwright`` keeps to what the executors
             can run, ``any`` to what is legal at all.
     """
@@ -38,11 +41,19 @@ class Facts:
     num_experts: int = 0
     tied: tuple[tuple[str, ...], ...] = ()
     backend: str = "nccl"
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     target: str = "meshwright"
 
 
 def gather_facts(
-    graph: ModelGraph, cluster: Cluster, *, global_batch: int, target: str
+    graph: ModelGraph,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    target: str,
+    precision: Precision,
+    optimizer: Optimizer,
 ) -> Facts:
     """Facts of a request.
 
@@ -51,6 +62,8 @@ def gather_facts(
         cluster: The devices; occupied ones do not count.
         global_batch: Samples per step.
         target: ``meshwright`` or ``any``; see :class:`Facts`.
+        precision: Dtypes.
+        optimizer: Optimizer.
     """
     backends = {device.backend for device in cluster.device_types}
     return Facts(
@@ -67,5 +80,7 @@ def gather_facts(
             if parameter.aliases
         ),
         backend="gloo" if "gloo" in backends else "nccl",
+        precision=precision,
+        optimizer=optimizer,
         target=target,
     )

@@ -16,7 +16,7 @@ from planner.errors import StrategyError
 from planner.schema import SCHEDULES, Strategy
 from planner.schema.support import unsupported
 from planner.simulate import why_not
-from planner.space.build import skeleton
+from planner.space.build import build_strategy
 from planner.space.facts import Facts
 from planner.space.table import StrategyTable
 
@@ -157,7 +157,25 @@ def _target_keys(table: StrategyTable) -> NDArray[np.int64]:
 
 
 def _target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
-    return unsupported(skeleton(row), tied=facts.tied, backend=facts.backend)
+    """What the executors say of the row, at the smallest size of the same kind.
+
+    Whether an axis, a schedule and a recompute kind go together does not depend on how
+    many stages there are; how many microbatches a schedule wants was checked before.
+    """
+    small = dict(row)
+    if row["pp"] > 1:
+        small["pp"] = 2
+        small["num_microbatches"] = 2 * max(1, row["num_microbatches"] // row["pp"])
+    count = small["pp"] * small["virtual_stages"]
+    strategy = build_strategy(
+        small,
+        unit_names=[str(index) for index in range(count)],
+        bounds=range(count + 1),
+        sharding={"*": "colwise"},
+        precision=facts.precision,
+        optimizer=facts.optimizer,
+    )
+    return unsupported(strategy, tied=facts.tied, backend=facts.backend)
 
 
 def _target_broken(table: StrategyTable, facts: Facts) -> Mask:

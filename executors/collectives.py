@@ -1,0 +1,163 @@
+"""Collectives with a gradient: what tensor and sequence parallelism are made of.
+
+Each works on plain tensors of one tp rank. The names say what forward does; backward
+is its transpose. Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022,
+section 4.2.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = [
+    "copy_in",
+    "gather",
+    "gather_parts",
+    "reduce_out",
+    "reduce_scatter",
+    "scatter",
+]
+
+
+#: torch 2.13 renamed these; 2.11 knows the old names alone.
+_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    # A fresh tensor: selective recomputation may have kept the argument.
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(result, group=group)
+    return result
+
+
+def _all_gather(
+    tensor: torch.Tensor, group: dist.ProcessGroup, dim: int
+) -> torch.Tensor:
+    size = group.size()
+    parts = tensor.new_empty((size * tensor.shape[0], *tensor.shape[1:]))
+    _GATHER(parts, tensor.contiguous(), group=group)
+    return parts if dim == 0 else torch.cat(parts.chunk(size), dim)
+
+
+def _reduce_scatter(
+    tensor: torch.Tensor, group: dist.ProcessGroup, dim: int
+) -> torch.Tensor:
+    size = group.size()
+    parts = torch.cat(tensor.chunk(size, dim)) if dim else tensor.contiguous()
+    result = tensor.new_empty((parts.shape[0] // size, *parts.shape[1:]))
+    _SCATTER(result, parts, group=group)
+    return result
+
+
+def _own_chunk(
+    tensor: torch.Tensor, group: dist.ProcessGroup, dim: int
+) -> torch.Tensor:
+    return tensor.chunk(group.size(), dim)[group.rank()].contiguous()
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _all_reduce(grads[0], ctx.group), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+        return _all_reduce(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, group: Any, dim: int, partial: bool
+    ) -> torch.Tensor:
+        ctx.group, ctx.dim, ctx.partial = group, dim, partial
+        return _all_gather(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        back = _reduce_scatter if ctx.partial else _own_chunk
+        return back(grads[0], ctx.group, ctx.dim), None, None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any, dim: int) -> torch.Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _reduce_scatter(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _all_gather(grads[0], ctx.group, ctx.dim), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any, dim: int) -> torch.Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _own_chunk(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _all_gather(grads[0], ctx.group, ctx.dim), None, None
+
+
+def copy_in(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Enter a region that each rank computes a part of: the gradient is summed."""
+    return _Copy.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def reduce_out(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Leave such a region: the sum over ranks; the gradient passes."""
+    return _Reduce.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gather_parts(
+    tensor: torch.Tensor, group: dist.ProcessGroup, dim: int
+) -> torch.Tensor:
+    """Enter such a region from shards along ``dim``; the gradient is summed, sharded.
+
+    Args:
+        tensor: Shard of this rank, all of one shape.
+        group: Ranks in order of their shards.
+        dim: Dimension that is sharded.
+    """
+    result = _Gather.apply(tensor, group, dim, True)  # type: ignore[no-untyped-call]
+    return result  # type: ignore[no-any-return]
+
+
+def gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """Put shards together for a computation that every rank repeats in full.
+
+    Each rank then has the whole gradient, of which it keeps its own shard.
+    """
+    result = _Gather.apply(tensor, group, dim, False)  # type: ignore[no-untyped-call]
+    return result  # type: ignore[no-any-return]
+
+
+def reduce_scatter(
+    tensor: torch.Tensor, group: dist.ProcessGroup, dim: int
+) -> torch.Tensor:
+    """Leave a region into shards along ``dim``: each rank has its shard of the sum."""
+    result = _ReduceScatter.apply(tensor, group, dim)  # type: ignore[no-untyped-call]
+    return result  # type: ignore[no-any-return]
+
+
+def scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """Keep this rank's shard of what every rank has; gradients are put together."""
+    result = _Scatter.apply(tensor, group, dim)  # type: ignore[no-untyped-call]
+    return result  # type: ignore[no-any-return]

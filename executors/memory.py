@@ -1,0 +1,99 @@
+"""Live tensor memory on the CPU, storage by storage, under a dispatch mode."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["LiveMemory"]
+
+
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts bytes of storages that are alive, and their peak.
+
+    What is alive on entry counts, too: parameters, optimizer states, buffers. Counts
+    tensors as the program sees them, not what an allocator keeps, nor what C++ holds
+    without a Python object. Equal to torch's MemTracker on modules that run once;
+    unlike it, any number of microbatches may be in flight.
+
+    Attributes:
+        current_bytes: Alive now.
+        peak_bytes: Most that was alive at once since entry.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.current_bytes = 0
+        self.peak_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._resize: Any = None
+
+    def track(self, tensor: torch.Tensor) -> None:
+        """Count the storage of a tensor until it dies; once, however often seen."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
+        if tensor.device.type != "meta" and tensor.layout is torch.strided:
+            self._add(tensor.untyped_storage())
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        known = self._sizes.get(key)
+        if known is None:
+            weakref.finalize(storage, self._free, key)
+        if known != size:
+            self._sizes[key] = size
+            self._grow(size - (known or 0))
+
+    def _free(self, key: int) -> None:
+        self._grow(-self._sizes.pop(key, 0))
+
+    def _grow(self, size: int) -> None:
+        self.current_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+
+    def __enter__(self) -> LiveMemory:
+        for thing in gc.get_objects():
+            # Not isinstance: it asks objects for __class__, and some lazy ones answer
+            # with an import.
+            if issubclass(type(thing), torch.Tensor):
+                self.track(thing)
+        original = self._resize = torch.UntypedStorage.resize_
+
+        # fully_shard frees and takes memory by resizing storages, past the dispatcher.
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            self._add(storage)
+            result = original(storage, size)
+            self._add(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            # Its local op comes by here in a moment.
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.track(leaf)
+        return result

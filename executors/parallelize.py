@@ -1,0 +1,159 @@
+"""How one model part becomes parallel, top to bottom.
+
+Tensor parallelism, then recomputation, then data parallelism: each wraps what the one
+before has made, and no other order composes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from executors.mesh import ProcessMesh
+from executors.names import inside, tied_parameters
+from executors.recompute import apply_recompute
+from executors.tensor_parallel import apply_tensor_parallel
+from planner.schema import Precision, Recompute, Strategy
+
+__all__ = ["ParallelPart", "parallelize"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelPart:
+    """A model, or one stage of it, ready to train.
+
+    Attributes:
+        module: What is called; a DDP wrapper perhaps.
+        inner: What holds the parameters under the model's own FQNs.
+        units: FQNs of its pipeline units.
+        partial: FQNs of parameters whose gradients are still to be summed over tp.
+    """
+
+    module: nn.Module
+    inner: nn.Module
+    units: tuple[str, ...]
+    partial: frozenset[str]
+
+    def sync_gradients(self, last: bool) -> None:
+        """Say whether the next backward is the last of the step.
+
+        Only the last one reduces gradients over data-parallel ranks. DDP is told by
+        its ``no_sync`` instead.
+        """
+        if isinstance(self.module, FSDPModule):
+            self.module.set_is_last_backward(last)
+            self.module.set_requires_gradient_sync(last)
+
+
+def parallelize(
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    *,
+    units: Sequence[str] = (),
+    recompute: Recompute = "none",
+) -> ParallelPart:
+    """Make a model, or one stage of it, parallel along every axis but pp, in place.
+
+    Args:
+        model: Whole parameters, equal on all ranks.
+        strategy: What to do.
+        place: Where this process stands.
+        units: FQNs of the part's pipeline units, in order of execution.
+        recompute: Of this part.
+
+    Raises:
+        StrategyError: If tp cannot split a module as the sharding says.
+    """
+    model.to(place.device, _torch_dtype(strategy.precision.parameter))
+
+    # 1. Tensor and sequence parallelism: patterns of names to shards.
+    partial: frozenset[str] = frozenset()
+    if place.size("tp") > 1:
+        mesh = place.along("tp")
+        partial = apply_tensor_parallel(model, strategy.sharding, mesh, units)
+
+    # 2. Recomputation, inside of the all-gathers that data parallelism adds.
+    apply_recompute(model, units, recompute)
+
+    # 3. Data parallelism: units first, then what is left.
+    module = _data_parallel(model, strategy, place, units)
+    return ParallelPart(module=module, inner=model, units=tuple(units), partial=partial)
+
+
+def _data_parallel(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
+) -> nn.Module:
+    precision, pipelined = strategy.precision, place.size("pp") > 1
+    shards, replicas = place.size("dp_shard"), place.size("dp_replicate")
+    casts = precision.compute != precision.parameter
+    if shards == 1 and replicas == 1 and not casts:
+        return model
+    if not any(True for _ in model.parameters()):
+        return model
+    mixed = pipelined or place.size("tp") > 1 or casts
+    if shards == 1 and replicas > 1 and not mixed and _reduces_as_kept(precision):
+        group = place.group("dp_replicate")
+        # Gradients that are views of the buckets take their memory once.
+        return DistributedDataParallel(
+            model, process_group=group, gradient_as_bucket_view=True
+        )
+
+    policy = MixedPrecisionPolicy(
+        param_dtype=_torch_dtype(precision.compute) if casts else None,
+        reduce_dtype=_torch_dtype(precision.reduce),
+    )
+    if shards == 1 and replicas > 1:
+        mesh = place.along("dp_replicate")
+        for unit in _wrapped_units(model, units):
+            replicate(model.get_submodule(unit), mesh=mesh, mp_policy=policy)
+        replicate(model, mesh=mesh, mp_policy=policy)
+        return model
+    axes = ("dp_replicate", "dp_shard") if replicas > 1 else ("dp_shard",)
+    mesh = place.along(*axes)
+    reshard = strategy.zero_stage == 3
+    for unit in _wrapped_units(model, units):
+        fully_shard(
+            model.get_submodule(unit),
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard,
+        )
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    return model
+
+
+def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
+    """Units that get collectives of their own; the rest share those of the root.
+
+    Left to the root: units that share a parameter with another one, and units of
+    vectors alone (norms), whose collective would cost more latency than it carries.
+    """
+    tied = {
+        unit
+        for group in tied_parameters(model)
+        for unit in units
+        if any(inside(name, unit) for name in group)
+        and not all(inside(name, unit) for name in group)
+    }
+    return tuple(
+        unit
+        for unit in units
+        if unit not in tied
+        and any(p.ndim > 1 for p in model.get_submodule(unit).parameters())
+    )
+
+
+def _reduces_as_kept(precision: Precision) -> bool:
+    return precision.reduce == precision.parameter
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

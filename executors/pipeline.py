@@ -1,0 +1,88 @@
+"""Pipeline stages and their schedule, out of torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    get_schedule_class,
+)
+
+from executors.losses import LossFunction
+from executors.mesh import ProcessMesh
+from executors.stages import LoweredStage
+from planner.schema import Strategy
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """Runs the forward and backward of all microbatches of one step.
+
+    Args:
+        lowered: Stages of this rank, in order; their metadata.
+        modules: The same stages in their parallel form, by stage index.
+        strategy: Schedule, microbatches, number of stages.
+        place: Where this process stands.
+        loss: Called on the last stage's output; already scaled.
+    """
+
+    def __init__(
+        self,
+        lowered: Sequence[LoweredStage],
+        modules: Mapping[int, nn.Module],
+        strategy: Strategy,
+        place: ProcessMesh,
+        loss: LossFunction,
+    ) -> None:
+        count = len(strategy.stages)
+        stages = [
+            PipelineStage(
+                modules[stage.index],
+                stage.index,
+                count,
+                place.device,
+                # Without static metadata torch would run each stage once on
+                # uninitialised inputs, which no integer index survives.
+                input_args=stage.receives,
+                output_args=stage.sends,
+                group=place.group("pp"),
+            )
+            for stage in lowered
+        ]
+        kind = get_schedule_class(strategy.schedule)
+        multi = issubclass(kind, PipelineScheduleMulti)
+        self._schedule: Any = kind(
+            stages if multi else stages[0],
+            strategy.num_microbatches,
+            loss_fn=loss,
+            # torch would divide gradients that the loss has scaled already.
+            scale_grads=False,
+        )
+        self._has_last = any(stage.index == count - 1 for stage in lowered)
+
+    def step(
+        self, inputs: Mapping[str, torch.Tensor], target: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Forward and backward of every microbatch.
+
+        Args:
+            inputs: Keywords of the model's forward, all microbatches of this rank.
+            target: What the loss compares with, all microbatches.
+
+        Returns:
+            Sum of the scaled losses on the rank that has the last stage, else None.
+        """
+        losses: list[torch.Tensor] = []
+        if target is None:
+            # The schedule hands a target to every loss.
+            target = next(iter(inputs.values()))
+        self._schedule.step(
+            target=target, losses=losses, return_outputs=False, **inputs
+        )
+        return torch.stack(losses).sum().detach() if self._has_last else None

@@ -1,0 +1,245 @@
+"""Tensor and sequence parallelism from patterns alone, with no model's code known.
+
+A *region* is what lies between a colwise and a rowwise layer: there each tp rank has
+its own heads or features. It is entered at the module around the colwise layers (so
+that modules that read shapes see whole sequences) and left at the rowwise layer. A
+block that holds its colwise layers directly is entered at each of them instead,
+because its residual stream must not be.
+
+With sequence parallelism the residual stream between regions is sharded along the
+sequence, dimension 1, from the first block that has a region to the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from executors.collectives import (
+    copy_in,
+    gather,
+    gather_parts,
+    reduce_out,
+    reduce_scatter,
+    scatter,
+)
+from executors.names import inside, unit_of
+from executors.sharded import shard_embedding, shard_linear
+from planner.errors import ExecutionError, StrategyError
+from planner.schema import TensorSharding
+from planner.schema.support import matches_pattern
+
+__all__ = ["apply_tensor_parallel", "styles_of_model"]
+
+#: Dimension of the residual stream that sequence parallelism shards.
+_SEQUENCE = 1
+
+
+@dataclass(kw_only=True)
+class _Stream:
+    """What the hooks of one model part share.
+
+    Attributes:
+        mesh: The tp axis.
+        sharded: Whether the residual stream is sharded along the sequence.
+        sequence: Its whole length, as last seen; kept after a forward, because
+            recomputation in backward runs regions again.
+        entered: Tensors that layers of one module took into a region, until that
+            module is done.
+    """
+
+    mesh: DeviceMesh
+    sharded: bool
+    sequence: int = 0
+    entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def enter(self, value: Any) -> Any:
+        """Take one value into a region; what needs no gradient passes unchanged."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        if self.is_shard(value):
+            return gather_parts(value, self.mesh.get_group(), _SEQUENCE)
+        return self.copy(value)
+
+    def copy(self, value: Any) -> Any:
+        """The same for a tensor that is never a shard."""
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return copy_in(value, self.mesh.get_group())
+        return value
+
+    def enter_once(self, value: Any) -> Any:
+        """The same, but layers that read one tensor share one communication."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        known = self.entered.get(id(value))
+        if known is None:
+            known = self.entered[id(value)] = (value, self.enter(value))
+        return known[1]
+
+    def leave(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Leave a region: the sum over ranks, sharded if the stream is."""
+        if self.sharded:
+            return reduce_scatter(tensor, self.mesh.get_group(), _SEQUENCE)
+        return reduce_out(tensor, self.mesh.get_group())
+
+    def is_shard(self, value: torch.Tensor) -> bool:
+        """Whether a tensor is a shard of the residual stream."""
+        local = self.sequence // self.mesh.size()
+        return bool(self.sharded and value.ndim >= 3 and value.shape[1] == local)
+
+
+def styles_of_model(model: nn.Module, sharding: TensorSharding) -> dict[str, str]:
+    """Style of every module that a pattern matches, in the model's order.
+
+    Raises:
+        StrategyError: If two patterns give one module different styles.
+    """
+    styles: dict[str, str] = {}
+    for fqn, _ in model.named_modules():
+        found = {s for p, s in sharding.patterns.items() if matches_pattern(p, fqn)}
+        if len(found) > 1:
+            raise StrategyError(
+                f"{fqn} matches patterns of styles {' and '.join(sorted(found))}; "
+                f"a module has one style, remove all but one"
+            )
+        if found:
+            styles[fqn] = found.pop()
+    return styles
+
+
+def apply_tensor_parallel(
+    model: nn.Module, sharding: TensorSharding, mesh: DeviceMesh, units: Sequence[str]
+) -> frozenset[str]:
+    """Split a model, or one stage of it, over the tp axis, in place.
+
+    Args:
+        model: Parameters still whole, equal on all ranks.
+        sharding: Patterns to styles.
+        mesh: The tp axis.
+        units: FQNs of its pipeline units, in order of execution.
+
+    Returns:
+        FQNs of parameters that are whole on each rank but whose gradients are not:
+        their sum over tp is the gradient.
+
+    Raises:
+        StrategyError: If a module cannot be split in its style.
+    """
+    styles = styles_of_model(model, sharding)
+    rowwise = {
+        unit_of(fqn, units) for fqn, style in styles.items() if style == "rowwise"
+    }
+    blocks = [unit for unit in units if unit in rowwise]
+    stream = _Stream(mesh=mesh, sharded=sharding.sequence_parallel)
+    entries = _shard_layers(model, styles, units, blocks, stream)
+    partial_units = list(entries)
+    if sharding.sequence_parallel and blocks:
+        _shard_stream(model, blocks, stream)
+        first, last = units.index(blocks[0]), units.index(blocks[-1])
+        partial_units += units[first : last + 1]
+    split = {f"{fqn}." for fqn, style in styles.items() if style != "rowwise"}
+    split |= {f"{fqn}.weight" for fqn, style in styles.items() if style == "rowwise"}
+    return frozenset(
+        name
+        for name, _ in model.named_parameters(remove_duplicate=False)
+        if any(inside(name, unit) for unit in partial_units)
+        and not any(name.startswith(prefix) for prefix in split)
+        and (sharding.sequence_parallel or not name.endswith(_rowwise_biases(styles)))
+    )
+
+
+def _rowwise_biases(styles: dict[str, str]) -> tuple[str, ...]:
+    # Added after the sum, to what every rank has in full.
+    return tuple(f"{fqn}.bias" for fqn, style in styles.items() if style == "rowwise")
+
+
+def _shard_layers(
+    model: nn.Module,
+    styles: dict[str, str],
+    units: Sequence[str],
+    blocks: Sequence[str],
+    stream: _Stream,
+) -> list[str]:
+    """Split every layer and hook the entries; returns the modules entered whole."""
+    group = stream.mesh.get_group()
+    memo: dict[int, tuple[nn.Parameter, int, nn.Parameter]] = {}
+    entries: list[str] = []
+    for fqn, style in styles.items():
+        layer = model.get_submodule(fqn)
+        if style == "vocab":
+            shard_embedding(layer, fqn, stream.mesh, memo)
+            continue
+        if style == "rowwise":
+            shard_linear(layer, fqn, style, stream.mesh, stream.leave, memo)
+            continue
+        if unit_of(fqn, units) not in blocks:
+            # Without a rowwise layer after it, the output would stay a part.
+            whole = partial(gather, group=group, dim=-1)
+            shard_linear(layer, fqn, style, stream.mesh, whole, memo)
+            _hook_inputs(layer, stream.copy)
+            continue
+        shard_linear(layer, fqn, style, stream.mesh, _keep, memo)
+        around = fqn.rpartition(".")[0]
+        if any(inside(unit, around) for unit in units):
+            _hook_inputs(layer, stream.enter_once)
+            model.get_submodule(around).register_forward_hook(
+                partial(_forget, stream), always_call=True
+            )
+        elif around not in entries:
+            entries.append(around)
+            _hook_inputs(model.get_submodule(around), stream.enter)
+    return entries
+
+
+def _keep(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _forget(stream: _Stream, *_: Any) -> None:
+    stream.entered.clear()
+
+
+def _hook_inputs(module: nn.Module, change: Callable[[Any], Any]) -> None:
+    def hook(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return tree_map(change, args), tree_map(change, kwargs)
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _shard_stream(model: nn.Module, blocks: Sequence[str], stream: _Stream) -> None:
+    """Scatter the residual stream before the first block, gather it after the last."""
+    group, degree = stream.mesh.get_group(), stream.mesh.size()
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        leaves, spec = tree_flatten((args, kwargs))
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                stream.sequence = leaf.shape[_SEQUENCE]
+                if stream.sequence % degree:
+                    raise ExecutionError(
+                        f"sequence parallelism over tp={degree} needs a sequence that "
+                        f"tp divides, this one has {stream.sequence} tokens; change "
+                        f"the sequence length or plan without sequence_parallel"
+                    )
+                leaves[index] = scatter(leaf, group, _SEQUENCE)
+                break
+        changed: tuple[Any, Any] = tree_unflatten(leaves, spec)
+        return changed
+
+    def after(_: nn.Module, __: Any, output: Any) -> Any:
+        leaves, spec = tree_flatten(output)
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and stream.is_shard(leaf):
+                leaves[index] = gather(leaf, group, _SEQUENCE)
+                break
+        return tree_unflatten(leaves, spec)
+
+    model.get_submodule(blocks[0]).register_forward_pre_hook(before, with_kwargs=True)
+    model.get_submodule(blocks[-1]).register_forward_hook(after)

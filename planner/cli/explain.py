@@ -1,0 +1,43 @@
+"""``meshwright explain``"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+from typing import Annotated
+
+from planner.cli.output import emit_json, emit_text
+
+__all__ = ["ExplainCommand"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainCommand:
+    """Say why a plan is what it is, or how two plans differ."""
+
+    plan: Annotated[str, tyro.conf.Positional]
+    """A plan file."""
+    against: str | None = None
+    """A second plan to compare with."""
+    json: bool = False
+    """Print prediction and provenance (or the differences) as JSON."""
+
+    def run(self) -> None:
+        """Load and print."""
+        from planner.schema import Plan
+
+        plan = Plan.load(self.plan)
+        if self.against is not None:
+            differences = plan.diff(Plan.load(self.against))
+            if self.json:
+                emit_json(list(differences))
+            else:
+                emit_text("\n".join(differences) or "the plans are equal")
+            return
+        if self.json:
+            emit_json(
+                plan.model_dump(mode="json", include={"prediction", "provenance"})
+            )
+        else:
+            emit_text(plan.explain())

@@ -1,0 +1,160 @@
+"""Pairs of linear layers that tensor parallelism can split without talking between.
+
+Within one unit: a linear layer whose output reaches other linear layers, and nothing
+else that needs all of it, is ``colwise``; the layers reached are ``rowwise``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from planner.graph.dataflow import Flow
+from planner.graph.ops import OpGraph
+
+__all__ = ["linear_module", "pair_linears"]
+
+#: Ops that need whole rows of features.
+_NEEDS_ALL = frozenset(
+    {
+        "aten::native_layer_norm",
+        "aten::native_group_norm",
+        "aten::native_batch_norm",
+        "aten::_native_batch_norm_legit",
+        "aten::cudnn_batch_norm",
+        "aten::_fused_rms_norm",
+        "aten::rsqrt",
+        "aten::mean",
+        "aten::_log_softmax",
+        "aten::topk",
+    }
+)
+_ADDS = frozenset({"aten::add", "aten::add_"})
+
+
+def linear_module(graph: OpGraph, row: int) -> str | None:
+    """FQN of the splittable module whose product or lookup an op is."""
+    name = graph.modules[row]
+    kind = graph.linear.get(name)
+    if kind == "linear" and graph.kernels[row].kind == "matmul":
+        return name
+    if kind == "embedding" and graph.kernels[row].kind == "embedding":
+        return name
+    return None
+
+
+class _Walk:
+    """What one linear layer's output reaches in its unit."""
+
+    def __init__(
+        self, graph: OpGraph, flow: Flow, readers: dict[int, list[int]], stop: int
+    ) -> None:
+        self.graph = graph
+        self.flow = flow
+        self.readers = readers
+        self.stop = stop
+
+    def reach(self, row: int) -> set[int] | None:
+        """Linear layers reached; None if the output is needed whole on the way."""
+        below = self._descendants(row)
+        hits: set[int] = set()
+        for other in below:
+            if other == row:
+                continue
+            if other >= self.stop or self._needs_all(other, below):
+                return None
+            if self._is_product_with_weights(other):
+                if linear_module(self.graph, other) is None:
+                    return None
+                hits.add(other)
+        return hits
+
+    def _descendants(self, row: int) -> set[int]:
+        """Ops that depend on ``row``, up to and including products with weights."""
+        seen, front = {row}, [row]
+        while front:
+            current = front.pop()
+            for reader in self.readers.get(current, ()):
+                if reader in seen:
+                    continue
+                seen.add(reader)
+                if reader < self.stop and not self._is_product_with_weights(reader):
+                    front.append(reader)
+        return seen
+
+    def _is_product_with_weights(self, row: int) -> bool:
+        kernel = self.graph.kernels[row]
+        return kernel.flops > 0 and any(i < 0 for i in self.graph.inputs[row])
+
+    def _needs_all(self, row: int, below: set[int]) -> bool:
+        name = self.graph.names[row]
+        if name in _NEEDS_ALL:
+            return True
+        if name not in _ADDS:
+            return False
+        # A residual add: something of the full size that does not stem from the layer.
+        size = self.graph.storage_bytes[list(self.graph.outputs[row])].max()
+        made = {storage: writer for writer, storage in self.flow.reads[row]}
+        return any(
+            storage >= 0
+            and made.get(storage, -1) not in below
+            and storage not in self.flow.recomputable
+            and self.graph.storage_bytes[storage] >= size
+            for storage in self.graph.inputs[row]
+        )
+
+
+def pair_linears(
+    graph: OpGraph, flow: Flow, start: int, stop: int
+) -> Iterator[tuple[str, Literal["colwise", "rowwise"]]]:
+    """Styles of the linear layers among the ops [start, stop) of one unit.
+
+    Yields:
+        (FQN, style) of each layer that has one.
+    """
+    layers = [
+        row
+        for row in range(start, stop)
+        if linear_module(graph, row) and graph.kernels[row].kind == "matmul"
+    ]
+    walk = _Walk(graph, flow, _readers(graph, flow, start, stop), stop)
+    reached = {row: walk.reach(row) for row in layers}
+    into: dict[int, set[int]] = {}
+    for row, hits in reached.items():
+        for hit in hits or ():
+            into.setdefault(hit, set()).add(row)
+    columns: set[int] = set()
+    rows: set[int] = set()
+    for row in layers:
+        hits = reached[row]
+        if not hits or row in rows:
+            continue
+        # Each layer reached must be fed by splittable layers alone.
+        if all(hit not in columns and not into[hit] & rows for hit in hits):
+            columns.add(row)
+            rows |= hits
+    rows = {hit for hit in rows if into[hit] <= columns}
+    columns = {row for row in columns if (reached[row] or set()) <= rows}
+    rows = {hit for hit in rows if into[hit] <= columns}
+    for row in layers:
+        if row in columns:
+            yield graph.modules[row], "colwise"
+        elif row in rows:
+            yield graph.modules[row], "rowwise"
+
+
+def _readers(
+    graph: OpGraph, flow: Flow, start: int, stop: int
+) -> dict[int, list[int]]:
+    """Ops that read what each op of a unit makes; ``stop`` stands for later ones."""
+    found: dict[int, list[int]] = {}
+    for row in range(start, stop):
+        for writer, _ in flow.reads[row]:
+            if writer >= start:
+                found.setdefault(writer, []).append(row)
+    inside = {storage for row in range(start, stop) for storage in graph.outputs[row]}
+    for row in range(stop, len(graph)):
+        for writer, storage in flow.reads[row]:
+            if storage in inside and start <= writer < stop:
+                found.setdefault(writer, []).append(stop)
+    return found

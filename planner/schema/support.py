@@ -1,0 +1,226 @@
+"""What Meshwright's own executors can run, as data that planner and executors share.
+
+The planner refuses what is refused here before it prices it; the executors refuse it
+again before they start. Every rule is torch's own, or one of the executors', seen to
+fail with torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.schema.strategy import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Strategy
+
+__all__ = ["matches_pattern", "unsupported"]
+
+Tied = tuple[tuple[str, ...], ...]
+
+#: Dimension of the weight that a style splits.
+_SPLIT_DIM = {"colwise": 0, "vocab": 0, "rowwise": 1}
+
+#: Schedules that hold one stage a rank in torch.
+_SINGLE_STAGE = frozenset({"GPipe", "1F1B"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    strategy: Strategy
+    tied: Tied
+    backend: str
+
+
+def matches_pattern(pattern: str, fqn: str) -> bool:
+    """Whether a sharding pattern means a module.
+
+    ``*`` stands for one component; the pattern is matched against the end of the
+    name, as Hugging Face's plans are relative to the base model.
+
+    >>> matches_pattern("layers.*.mlp.up_proj", "model.layers.7.mlp.up_proj")
+    True
+    """
+    want, have = pattern.split("."), fqn.split(".")
+    if len(want) > len(have):
+        return False
+    pairs = zip(want, have[len(have) - len(want) :], strict=True)
+    return all(w in ("*", h) for w, h in pairs)
+
+
+def unsupported(
+    strategy: Strategy, *, tied: Tied = (), backend: str = "gloo"
+) -> tuple[str, ...]:
+    """Why the executors cannot run a strategy; empty if they can.
+
+    Args:
+        strategy: What is asked for.
+        tied: Groups of parameter FQNs that are one tensor.
+        backend: ``gloo`` or ``nccl``.
+
+    Returns:
+        One line a reason: the value, the rule, the remedy.
+    """
+    case = _Case(strategy=strategy, tied=tied, backend=backend)
+    found = (rule(case) for rule in _RULES)
+    return tuple(reason for reason in found if reason)
+
+
+def _axes(case: _Case) -> str | None:
+    strategy = case.strategy
+    mesh = strategy.mesh
+    for axis, degree in (("cp", mesh.cp), ("ep", mesh.ep)):
+        if degree > 1:
+            return f"{axis}={degree} is not run yet; use {axis}=1"
+    return None
+
+
+def _zero(case: _Case) -> str | None:
+    strategy = case.strategy
+    if strategy.zero_stage == 1 and strategy.mesh.dp_shard > 1:
+        return "zero_stage=1 is not run yet; use zero_stage=0, 2 or 3"
+    return None
+
+
+def _stages_named(case: _Case) -> str | None:
+    strategy = case.strategy
+    mesh = strategy.mesh
+    if (mesh.pp > 1 or mesh.tp > 1) and not strategy.stages:
+        return (
+            f"pp={mesh.pp}, tp={mesh.tp} without stages; name the modules of each "
+            f"of the {mesh.pp * strategy.virtual_stages} stages"
+        )
+    return None
+
+
+def _one_process_one_stage(case: _Case) -> str | None:
+    strategy = case.strategy
+    virtual = strategy.virtual_stages
+    if strategy.mesh.pp == 1 and virtual > 1:
+        return f"virtual_stages={virtual} without a pipeline; use 1, or pp > 1"
+    return None
+
+
+def _virtual(case: _Case) -> str | None:
+    strategy = case.strategy
+    virtual, schedule = strategy.virtual_stages, strategy.schedule
+    if strategy.mesh.pp == 1:
+        return None
+    if schedule in _SINGLE_STAGE and virtual != 1:
+        return (
+            f"schedule {schedule} with virtual_stages={virtual}; it holds one stage a "
+            f"rank, use virtual_stages=1 or Interleaved1F1B"
+        )
+    if schedule in V_SCHEDULES and virtual != 2:
+        return (
+            f"schedule {schedule} with virtual_stages={virtual}; a V has two stages a "
+            f"rank, use virtual_stages=2"
+        )
+    return None
+
+
+def _microbatches(case: _Case) -> str | None:
+    strategy = case.strategy
+    pp, count = strategy.mesh.pp, strategy.num_microbatches
+    schedule = strategy.schedule
+    if pp == 1:
+        return None
+    least = pp if schedule == "1F1B" else 2 * pp if schedule == "DualPipeV" else 1
+    if count < least:
+        return (
+            f"num_microbatches={count} with {schedule} over {least} stages; it needs "
+            f"at least as many microbatches as stages, use {least} or GPipe"
+        )
+    rounds = max(1, count // pp)
+    if schedule in ("Interleaved1F1B", "InterleavedZeroBubble") and count % rounds:
+        return (
+            f"num_microbatches={count} with {schedule} over pp={pp}; the {rounds} "
+            f"rounds must be equal, use a multiple of {pp}"
+        )
+    return None
+
+
+def _split_backward(case: _Case) -> str | None:
+    strategy = case.strategy
+    if strategy.mesh.pp == 1 or strategy.schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return None
+    if strategy.zero_stage == 3 and strategy.mesh.dp_shard > 1:
+        return (
+            f"zero_stage=3 with {strategy.schedule}; freeing parameters between the "
+            f"halves of a split backward gives wrong gradients, use zero_stage=2"
+        )
+    kinds = {stage.recompute for stage in strategy.stages} - {"none"}
+    if kinds:
+        return (
+            f"recompute={kinds.pop()} with {strategy.schedule}; a split backward "
+            f"recomputes many times or fails, use recompute=none or 1F1B"
+        )
+    return None
+
+
+def _precision(case: _Case) -> str | None:
+    strategy = case.strategy
+    precision = strategy.precision
+    if precision.compute in ("float16", "float8"):
+        return f"compute={precision.compute} is not run yet; use bfloat16 or float32"
+    if precision.parameter == "bfloat16" and precision.compute == "float32":
+        return "compute=float32 of bfloat16 parameters; use bfloat16 for both"
+    if strategy.optimizer.state_dtype != precision.parameter:
+        return (
+            f"state_dtype={strategy.optimizer.state_dtype} with "
+            f"parameter={precision.parameter}; torch's optimizers keep states as they "
+            f"keep parameters, use {precision.parameter} for both"
+        )
+    return None
+
+
+def _loss(case: _Case) -> str | None:
+    strategy = case.strategy
+    if strategy.sharding.loss_parallel:
+        return "loss_parallel is not run yet; use loss_parallel=False"
+    return None
+
+
+def _patterns(case: _Case) -> str | None:
+    strategy = case.strategy
+    sharding = strategy.sharding
+    if strategy.mesh.tp > 1 and not sharding.patterns:
+        return (
+            f"tp={strategy.mesh.tp} without patterns to shard by; add them to "
+            f"sharding.patterns or use tp=1"
+        )
+    return None
+
+
+def _tied(case: _Case) -> str | None:
+    if case.strategy.mesh.tp == 1:
+        return None
+    for group in case.tied:
+        styles = {name: _style(case.strategy, name) for name in group}
+        if len({_SPLIT_DIM.get(style) for style in styles.values()}) > 1:
+            shown = ", ".join(f"{name} {style}" for name, style in styles.items())
+            return (
+                f"tied parameters are split unlike ({shown}); give all of them styles "
+                f"that split one dimension (vocab with colwise), or use tp=1"
+            )
+    return None
+
+
+def _style(strategy: Strategy, parameter: str) -> str:
+    module = parameter.rpartition(".")[0]
+    patterns = strategy.sharding.patterns.items()
+    found = (s for p, s in patterns if matches_pattern(p, module))
+    return next(found, "unsplit")
+
+
+_RULES: tuple[Callable[[_Case], str | None], ...] = (
+    _axes,
+    _zero,
+    _stages_named,
+    _one_process_one_stage,
+    _virtual,
+    _microbatches,
+    _split_backward,
+    _precision,
+    _loss,
+    _patterns,
+    _tied,
+)

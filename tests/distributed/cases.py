@@ -1,0 +1,220 @@
+"""Tiny real models, hand-written plans, and single-process references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from executors.data import synthetic_batch
+from executors.losses import LossFunction, target_of
+from executors.mesh import arrange
+from executors.state import full_gradients, full_parameters
+from executors.trainer import Trainer
+from planner.schema import (
+    ClusterReference,
+    InputSpec,
+    Mesh,
+    ModelReference,
+    Optimizer,
+    Plan,
+    Precision,
+    Prediction,
+    Provenance,
+    Stage,
+    Strategy,
+    TensorSharding,
+    Workload,
+)
+from planner.schema.fingerprint import fingerprint_parameters
+
+LAYERS, VOCAB, SEQ, BATCH = 4, 96, 16, 16
+
+LLAMA_SHARDING = {
+    "embed_tokens": "vocab",
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+    "lm_head": "colwise",
+}
+
+UNITS = {
+    "llama": (
+        "model.embed_tokens",
+        *(f"model.layers.{i}" for i in range(LAYERS)),
+        "model.norm",
+        "lm_head",
+    ),
+    "gpt2": (
+        "transformer.wte",
+        "transformer.wpe",
+        "transformer.drop",
+        *(f"transformer.h.{i}" for i in range(LAYERS)),
+        "transformer.ln_f",
+        "lm_head",
+    ),
+}
+
+
+def build(name: str, *, tied: bool = False) -> nn.Module:
+    """A seeded model: Llama with grouped queries, or GPT-2 with tied embeddings."""
+    torch.manual_seed(0)
+    if name == "llama":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        return LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                vocab_size=VOCAB,
+                use_cache=False,
+                tie_word_embeddings=tied,
+            )
+        )
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_embd=32,
+            n_layer=LAYERS,
+            n_head=4,
+            n_positions=64,
+            vocab_size=VOCAB,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
+def make_plan(name: str = "llama", **changes: Any) -> Plan:
+    """A plan by hand; changes are the strategy's fields, or mesh degrees."""
+    model = build(name, tied=changes.pop("tied", False))
+    degrees = {k: changes.pop(k) for k in list(changes) if k in Mesh.model_fields}
+    mesh = Mesh(**degrees)
+    recompute = changes.pop("recompute", "none")
+    sequence_parallel = changes.pop("sequence_parallel", False)
+    virtual = changes.get("virtual_stages", 1)
+    schedule = changes.get("schedule", "GPipe")
+    micro = changes.pop("num_microbatches", 1)
+    size = BATCH // micro // mesh.data_parallel
+    shell = Strategy(
+        mesh=mesh, schedule=schedule, virtual_stages=virtual, num_microbatches=micro
+    )
+    units, count = UNITS[name], mesh.pp * virtual
+    bounds = [round(len(units) * i / count) for i in range(count + 1)]
+    stages = tuple(
+        Stage(
+            rank=shell.rank_of_stage(i),
+            modules=units[bounds[i] : bounds[i + 1]],
+            recompute=recompute,
+        )
+        for i in range(count)
+    )
+    strategy = Strategy(
+        mesh=mesh,
+        num_microbatches=micro,
+        microbatch_size=size,
+        stages=stages,
+        sharding=TensorSharding(
+            patterns=LLAMA_SHARDING if mesh.tp > 1 else {},
+            sequence_parallel=sequence_parallel,
+        ),
+        precision=changes.pop("precision", Precision(compute="float32")),
+        optimizer=changes.pop("optimizer", Optimizer(name="SGD", learning_rate=0.5)),
+        **changes,
+    )
+    parameters = dict(model.named_parameters())
+    return Plan(
+        model=ModelReference(
+            name=name,
+            parameters=sum(p.numel() for p in parameters.values()),
+            tensors=len(parameters),
+            fingerprint=fingerprint_parameters(
+                (n, p.shape) for n, p in parameters.items()
+            ),
+        ),
+        cluster=ClusterReference(
+            name="local", num_devices=mesh.num_devices, device_types={}, fingerprint=""
+        ),
+        workload=Workload(
+            global_batch=BATCH,
+            seq_len=SEQ,
+            inputs=(
+                InputSpec(name="input_ids", shape=(SEQ,), dtype="int64", high=VOCAB),
+            ),
+        ),
+        strategy=strategy,
+        prediction=Prediction(
+            step_time_s=1,
+            breakdown_s={},
+            memory=(),
+            samples_per_s=1,
+            fidelity="analytic",
+        ),
+        provenance=Provenance(
+            meshwright_version="0",
+            partitioner="hand",
+            objective="throughput",
+            seed=0,
+            evaluations={},
+            memory_fraction=0.9,
+        ),
+    )
+
+
+def reference(plan: Plan, steps: int, *, tied: bool = False) -> list[dict[str, Any]]:
+    """Plain training of the same model in this process: loss, gradients, weights."""
+    model = build(plan.model.name, tied=tied)
+    spec = plan.strategy.optimizer
+    kind = getattr(torch.optim, spec.name)
+    optimizer = kind(model.parameters(), lr=spec.learning_rate)
+    history = []
+    for step in range(steps):
+        batch = synthetic_batch(plan.workload, step)
+        optimizer.zero_grad()
+        loss = LossFunction(kind="cross_entropy", data_parallel=1)
+        loss.prepare(batch, 1)
+        value = loss(model(**batch), target_of(batch, "cross_entropy"))
+        value.backward()
+        norm = None
+        if plan.strategy.grad_clip_norm is not None:
+            limit = plan.strategy.grad_clip_norm
+            norm = float(nn.utils.clip_grad_norm_(model.parameters(), limit))
+        grads = {n: p.grad.clone() for n, p in model.named_parameters()}
+        optimizer.step()
+        weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+        history.append(
+            {"loss": value.item(), "norm": norm, "grads": grads, "weights": weights}
+        )
+    return history
+
+
+def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]]:
+    """The same by the plan, on this rank of the current group; whole tensors."""
+    plan = Plan.from_json(plan_json)
+    place = arrange(plan.strategy, torch.device("cpu"))
+    trainer = Trainer(plan, build(plan.model.name, tied=tied), place)
+    history = []
+    for step in range(steps):
+        result = trainer.step(synthetic_batch(plan.workload, step))
+        grads, weights = full_gradients(trainer), full_parameters(trainer)
+        entry = {"loss": result.loss, "norm": result.grad_norm}
+        if place.rank == 0:
+            entry |= {
+                "grads": {n: g.float().numpy() for n, g in grads.items()},
+                "weights": {n: w.float().numpy() for n, w in weights.items()},
+            }
+        history.append(entry)
+    return history

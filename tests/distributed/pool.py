@@ -1,0 +1,141 @@
+"""A pool of processes that stays up between tests: a job costs tenths of a second."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import queue
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Pool", "PoolError"]
+
+_PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "executors.trainer",
+]
+
+
+class PoolError(AssertionError):
+    """A rank raised, died, or did not answer in time."""
+
+
+def _work(rank: int, jobs: Any, results: Any) -> None:
+    torch.set_num_threads(1)
+    while (job := jobs.get()) is not None:
+        number, function, world, store, args = job
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(store, world),
+                rank=rank,
+                world_size=world,
+                timeout=datetime.timedelta(seconds=30),
+            )
+            answer = (number, rank, True, function(*args))
+        except Exception:
+            answer = (number, rank, False, traceback.format_exc())
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        results.put(answer)
+
+
+class Pool:
+    """Runs a module-level function on the first ``world`` of its processes.
+
+    Args:
+        size: Processes to keep.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOAD)
+        self._job = 0
+        self._processes: list[Any] = []
+
+    def _start(self) -> None:
+        self._results = self._context.Queue()
+        self._queues = [self._context.Queue() for _ in range(self.size)]
+        self._processes = [
+            self._context.Process(
+                target=_work, args=(rank, jobs, self._results), daemon=True
+            )
+            for rank, jobs in enumerate(self._queues)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        world: int,
+        *args: Any,
+        timeout_s: float = 90.0,
+    ) -> list[Any]:
+        """Call ``function(*args)`` on each rank of a fresh gloo group.
+
+        Returns:
+            What it returned, by rank.
+        Raises:
+            PoolError: With the traceback of the lowest rank that failed.
+        """
+        if not self._processes:
+            self._start()
+        self._job += 1
+        with tempfile.TemporaryDirectory() as folder:
+            store = str(Path(folder) / "store")
+            for jobs in self._queues[:world]:
+                jobs.put((self._job, function, world, store, args))
+            answers = self._collect(world, timeout_s)
+        failed = [answer for answer in answers if not answer[2]]
+        if failed:
+            # Others may wait in a collective still: begin anew.
+            self.close()
+            raise PoolError(f"rank {failed[0][1]}:\n{failed[0][3]}")
+        return [answer[3] for answer in answers]
+
+    def _collect(self, world: int, timeout_s: float) -> list[Any]:
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(answers) < world:
+            try:
+                answer = self._results.get(timeout=0.2)
+            except queue.Empty:
+                self._check(world, deadline)
+                continue
+            if answer[0] == self._job:
+                answers[answer[1]] = answer
+                if not answer[2]:
+                    break
+        return [answers[rank] for rank in sorted(answers)]
+
+    def _check(self, world: int, deadline: float) -> None:
+        dead = [r for r in range(world) if not self._processes[r].is_alive()]
+        if dead or time.monotonic() > deadline:
+            codes = [self._processes[rank].exitcode for rank in dead]
+            self.close()
+            raise PoolError(
+                f"ranks {dead} died (exit {codes})" if dead else "timed out"
+            )
+
+    def close(self) -> None:
+        """End all processes; the next job starts new ones."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join(10)
+        self._processes = []
