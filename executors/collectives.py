@@ -72,11 +72,11 @@ class _Copy(torch.autograd.Function):
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    def forward(_: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
         return _all_reduce(tensor, group)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(_: Any, *grads: Any) -> Any:
         return grads[0], None
 
 
@@ -116,14 +116,19 @@ class _Scatter(torch.autograd.Function):
         return _all_gather(grads[0], ctx.group, ctx.dim), None, None
 
 
+def _apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
 def copy_in(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Enter a region that each rank computes a part of: the gradient is summed."""
-    return _Copy.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _apply(_Copy, tensor, group)
 
 
 def reduce_out(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Leave such a region: the sum over ranks; the gradient passes."""
-    return _Reduce.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _apply(_Reduce, tensor, group)
 
 
 def gather_parts(
@@ -136,8 +141,7 @@ def gather_parts(
         group: Ranks in order of their shards.
         dim: Dimension that is sharded.
     """
-    result = _Gather.apply(tensor, group, dim, True)  # type: ignore[no-untyped-call]
-    return result  # type: ignore[no-any-return]
+    return _apply(_Gather, tensor, group, dim, True)
 
 
 def gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -145,19 +149,16 @@ def gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Te
 
     Each rank then has the whole gradient, of which it keeps its own shard.
     """
-    result = _Gather.apply(tensor, group, dim, False)  # type: ignore[no-untyped-call]
-    return result  # type: ignore[no-any-return]
+    return _apply(_Gather, tensor, group, dim, False)
 
 
 def reduce_scatter(
     tensor: torch.Tensor, group: dist.ProcessGroup, dim: int
 ) -> torch.Tensor:
     """Leave a region into shards along ``dim``: each rank has its shard of the sum."""
-    result = _ReduceScatter.apply(tensor, group, dim)  # type: ignore[no-untyped-call]
-    return result  # type: ignore[no-any-return]
+    return _apply(_ReduceScatter, tensor, group, dim)
 
 
 def scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """Keep this rank's shard of what every rank has; gradients are put together."""
-    result = _Scatter.apply(tensor, group, dim)  # type: ignore[no-untyped-call]
-    return result  # type: ignore[no-any-return]
+    return _apply(_Scatter, tensor, group, dim)

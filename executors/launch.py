@@ -117,7 +117,14 @@ def launch(
         try:
             port = _free_port()
             for index in range(processes):
-                variables = _environment(entry, index, processes, port, threads, env)
+                variables = _environment(
+                    entry,
+                    index=index,
+                    processes=processes,
+                    port=port,
+                    threads=threads,
+                    env=env,
+                )
                 ranks.append(_start(index, variables, arguments.fileno()))
             _attend(ranks, on_message, timeout_s)
         finally:
@@ -127,13 +134,14 @@ def launch(
 
 def _environment(
     entry: str,
+    *,
     index: int,
     processes: int,
     port: int,
     threads: int,
     env: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    path = [folder or os.getcwd() for folder in sys.path]
+    path = [folder or str(Path.cwd()) for folder in sys.path]
     variables = {
         **os.environ,
         "RANK": str(index),
@@ -295,7 +303,7 @@ def _sigterm_raises() -> Iterator[None]:
         yield
         return
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)

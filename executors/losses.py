@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from planner.errors import ExecutionError
 
@@ -68,8 +68,8 @@ def target_of(batch: Mapping[str, torch.Tensor], kind: LossKind) -> torch.Tensor
         if not value.is_floating_point() and value.dtype != torch.bool:
             return value
     raise ExecutionError(
-        f"loss 'cross_entropy' needs tokens, the batch has {', '.join(batch) or 'none'}; "
-        f"add integer 'labels' or plan with loss='mean_square'"
+        f"loss 'cross_entropy' needs tokens, the batch has {', '.join(batch) or 'none'}"
+        f"; add integer 'labels' or plan with loss='mean_square'"
     )
 
 
@@ -132,7 +132,7 @@ class LossFunction:
         assert target is not None
         if target.ndim > 1:
             value = value[..., :-1, :]
-        total = F.cross_entropy(
+        total = functional.cross_entropy(
             value.reshape(-1, value.shape[-1]),
             _shifted(target).reshape(-1),
             ignore_index=_IGNORED,

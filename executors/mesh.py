@@ -96,7 +96,7 @@ def choose_device(name: str | None = None) -> torch.device:
     if device.type != "cuda":
         return device
     index = (
-        int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index
+        int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
     )
     if index >= count:
         raise ExecutionError(
@@ -129,7 +129,7 @@ def process_group(device: torch.device, *, timeout_s: float = 600.0) -> Iterator
     else:
         dist.init_process_group(
             backend,
-            store=dist.distributed_c10d.HashStore(),
+            store=dist.HashStore(),  # type: ignore[attr-defined]
             rank=0,
             world_size=1,
             timeout=timeout,

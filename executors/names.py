@@ -34,10 +34,10 @@ def units_of_model(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
     known = {name for name, _ in model.named_modules()}
     missing = [unit for unit in units if unit not in known]
     if missing:
+        shown = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
         raise FingerprintError(
             f"the plan's stages name {len(missing)} modules that the model lacks "
-            f"({', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}); the plan is "
-            f"for another model, plan again"
+            f"({shown}); the plan is for another model, plan again"
         )
     return tuple(
         unit

@@ -39,7 +39,7 @@ _KEPT = frozenset(
 )
 
 
-def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
     return (
         CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
     )

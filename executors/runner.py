@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from executors.data import Data, global_batches
+from executors.data import Batch, Data, global_batches
 from executors.measure import measure_step, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters
@@ -128,20 +128,39 @@ def run(
         raise ExecutionError(f"steps={steps}; a run has at least 1 step")
     chosen = choose_device(device)
     with process_group(chosen, timeout_s=timeout_s):
-        return _run(plan, model_fn, data, steps, seed, chosen, on_step, measure, force)
+        trainer = _prepare(plan, model_fn, seed, chosen, force)
+        total = steps + (1 if measure else 0)
+        batches = global_batches(plan.workload, data, total, seed=seed)
+        losses, norms, times = [], [], []
+        for step in range(steps):
+            report = _train_step(trainer, next(batches), step, steps)
+            losses.append(report.loss)
+            times.append(report.time_s)
+            norms += [] if report.grad_norm is None else [report.grad_norm]
+            if trainer.place.rank == 0:
+                _LOG.info("step %d of %d: loss %.4f", step + 1, steps, report.loss)
+                if on_step is not None:
+                    on_step(report)
+        measurement = None
+        if measure:
+            counted = measure_step(trainer, next(batches))
+            measurement = summarize(plan, trainer.place, counted, times, losses)
+        return RunResult(
+            losses=tuple(losses),
+            grad_norms=tuple(norms),
+            step_times_s=tuple(times),
+            measurement=measurement,
+        )
 
 
-def _run(
+def _prepare(
     plan: Plan,
     model_fn: Callable[[], nn.Module],
-    data: Data | None,
-    steps: int,
     seed: int,
     device: torch.device,
-    on_step: Callable[[StepReport], None] | None,
-    measure: bool,
     force: bool,
-) -> RunResult:
+) -> Trainer:
+    """Check processes, model and strategy, and build this rank's part."""
     place = arrange(plan.strategy, device)
     torch.manual_seed(seed)
     # Whole on every rank: building only the shards is still to come.
@@ -153,40 +172,18 @@ def _run(
     reasons = unsupported(plan.strategy, tied=tied, backend=backend)
     if reasons:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
-    trainer = Trainer(plan, model, place)
-    del model
     if place.rank == 0:
         _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
+    return Trainer(plan, model, place)
 
-    losses, norms, times = [], [], []
-    batches = global_batches(
-        plan.workload, data, steps + (1 if measure else 0), seed=seed
-    )
-    for step in range(steps):
-        batch = next(batches)
-        begin = time.perf_counter()
-        result = trainer.step(batch)
-        times.append(time.perf_counter() - begin)
-        losses.append(result.loss)
-        if result.grad_norm is not None:
-            norms.append(result.grad_norm)
-        if place.rank == 0:
-            report = StepReport(
-                step=step,
-                steps=steps,
-                loss=result.loss,
-                grad_norm=result.grad_norm,
-                time_s=times[-1],
-            )
-            _LOG.info("step %d of %d: loss %.4f", step + 1, steps, result.loss)
-            if on_step is not None:
-                on_step(report)
-    measured = measure_step(trainer, next(batches)) if measure else None
-    return RunResult(
-        losses=tuple(losses),
-        grad_norms=tuple(norms),
-        step_times_s=tuple(times),
-        measurement=summarize(plan, place, measured, times, losses)
-        if measured is not None
-        else None,
+
+def _train_step(trainer: Trainer, batch: Batch, step: int, steps: int) -> StepReport:
+    begin = time.perf_counter()
+    result = trainer.step(batch)
+    return StepReport(
+        step=step,
+        steps=steps,
+        loss=result.loss,
+        grad_norm=result.grad_norm,
+        time_s=time.perf_counter() - begin,
     )

@@ -11,18 +11,20 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
 
 from executors.collectives import reduce_out
 from planner.errors import StrategyError
 
-__all__ = ["Leave", "shard_embedding", "shard_linear"]
+__all__ = ["Leave", "Memo", "shard_embedding", "shard_linear"]
 
 #: What is done with the output of a part: nothing, a sum, a gather.
 Leave = Callable[[torch.Tensor], torch.Tensor]
+#: id of a whole parameter to itself, the dimension it was split along, and its shard.
+Memo = dict[int, tuple[nn.Parameter, int, nn.Parameter]]
 
 
 def _local(parameter: torch.Tensor | None) -> torch.Tensor | None:
@@ -34,8 +36,9 @@ def _split(
     name: str,
     dim: int,
     mesh: DeviceMesh,
+    *,
     fqn: str,
-    memo: dict[int, tuple[nn.Parameter, int, nn.Parameter]],
+    memo: Memo,
 ) -> None:
     """Put this rank's shard of a parameter in its place; tied ones stay tied."""
     full = getattr(module, name)
@@ -55,7 +58,7 @@ def _split(
     if full.shape[dim] % degree:
         raise StrategyError(
             f"tp={degree} does not divide dimension {dim} of {fqn}.{name}, "
-            f"{tuple(full.shape)}; use a tp that does, or leave {fqn} out of the sharding"
+            f"{tuple(full.shape)}; use a tp that does, or do not shard {fqn}"
         )
     shard = full.detach().chunk(degree, dim)[mesh.get_local_rank()].clone()
     placed = DTensor.from_local(shard, mesh, [Shard(dim)], run_check=False)
@@ -70,8 +73,8 @@ def _forward_linear(
     weight, bias = _local(module.weight), _local(module.bias)
     assert weight is not None
     if bias is None or not whole_bias:
-        return leave(F.linear(tensor, weight, bias))
-    return leave(F.linear(tensor, weight)) + bias
+        return leave(functional.linear(tensor, weight, bias))
+    return leave(functional.linear(tensor, weight)) + bias
 
 
 def _forward_embedding(
@@ -84,7 +87,7 @@ def _forward_embedding(
     foreign = (ids < first) | (ids >= first + rows)
     padding = module.padding_idx
     own_padding = padding is not None and first <= padding < first + rows
-    found = F.embedding(
+    found = functional.embedding(
         (ids - first).masked_fill(foreign, 0),
         weight,
         padding - first if padding is not None and own_padding else None,
@@ -98,8 +101,9 @@ def shard_linear(
     fqn: str,
     style: str,
     mesh: DeviceMesh,
+    *,
     leave: Leave,
-    memo: dict[int, tuple[nn.Parameter, int, nn.Parameter]],
+    memo: Memo,
 ) -> None:
     """Split a linear layer over tp, in place.
 
@@ -120,9 +124,9 @@ def shard_linear(
             f"alone; leave it out of the sharding or use tp=1"
         )
     dim = 0 if style == "colwise" else 1
-    _split(module, "weight", dim, mesh, fqn, memo)
+    _split(module, "weight", dim, mesh, fqn=fqn, memo=memo)
     if style == "colwise":
-        _split(module, "bias", 0, mesh, fqn, memo)
+        _split(module, "bias", 0, mesh, fqn=fqn, memo=memo)
     forward = partial(_forward_linear, module, leave, style == "rowwise")
     module.__dict__["forward"] = forward
 
@@ -131,7 +135,7 @@ def shard_embedding(
     module: nn.Module,
     fqn: str,
     mesh: DeviceMesh,
-    memo: dict[int, tuple[nn.Parameter, int, nn.Parameter]],
+    memo: Memo,
 ) -> None:
     """Split the rows of an embedding over tp, in place; arguments as for linear.
 
@@ -146,5 +150,5 @@ def shard_embedding(
             f"{fqn} is {type(module).__name__}, style 'vocab' can split nn.Embedding "
             f"without max_norm alone; leave it out of the sharding or use tp=1"
         )
-    _split(module, "weight", 0, mesh, fqn, memo)
+    _split(module, "weight", 0, mesh, fqn=fqn, memo=memo)
     module.__dict__["forward"] = partial(_forward_embedding, module, mesh)

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from executors.export import ExportedModel, export_model
 from executors.losses import LossKind
 from executors.names import unit_of, units_of_model
+from executors.relay import Rebuild, Relay, leaf_of, receive, send
 from planner.schema import Stage
 
 __all__ = ["LoweredStage", "lower"]
@@ -46,73 +47,6 @@ class LoweredStage:
     units: tuple[str, ...]
     receives: tuple[torch.Tensor, ...]
     sends: tuple[torch.Tensor, ...]
-
-
-class _Receive(torch.autograd.Function):
-    """Passes relayed tensors; every one gets a gradient, contiguous, if only zeros.
-
-    The sending stage waits for as many gradients as it sent floats.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return tuple(grad.contiguous() for grad in grads)
-
-
-def _receive(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    if not floats:
-        return tensors
-    passed = iter(_Receive.apply(*floats))  # type: ignore[no-untyped-call]
-    return tuple(next(passed) if t.is_floating_point() else t for t in tensors)
-
-
-def _send(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # A clone, not a view: split backward detaches stage outputs in place.
-    result = tensor.to(dtype)
-    if result is tensor or not result.is_contiguous():
-        result = result.clone(memory_format=torch.contiguous_format)
-    return result
-
-
-def _leaf(value: Any, index: int) -> torch.Tensor:
-    leaf: torch.Tensor = tree_flatten(value)[0][index]
-    return leaf
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Relay:
-    """One value that crosses a cut: its node, and its fake value's tensors."""
-
-    node: fx.Node
-    leaves: tuple[Any, ...]
-    spec: Any
-
-    @property
-    def tensors(self) -> tuple[tuple[int, torch.Tensor], ...]:
-        """Position and fake tensor of each leaf that is sent."""
-        pairs = enumerate(self.leaves)
-        return tuple((i, leaf) for i, leaf in pairs if isinstance(leaf, torch.Tensor))
-
-
-class _Rebuild(nn.Module):
-    """Puts a relayed value that is more than one tensor together again."""
-
-    def __init__(self, relay: _Relay) -> None:
-        super().__init__()
-        self.positions = [position for position, _ in relay.tensors]
-        self.rest = [None if torch.is_tensor(leaf) else leaf for leaf in relay.leaves]
-        self.spec = relay.spec
-
-    def forward(self, *received: torch.Tensor) -> Any:
-        leaves = list(self.rest)
-        for position, tensor in zip(self.positions, received, strict=True):
-            leaves[position] = tensor
-        return tree_unflatten(leaves, self.spec)
 
 
 def _unpacks(node: fx.Node) -> bool:
@@ -166,7 +100,13 @@ def lower(
         ExecutionError: If the model cannot be exported.
     """
     named = [name for stage in stages for name in stage.modules]
-    units = units_of_model(model, named)
+    # What has no parameters is traced through: much of it (position tables) depends
+    # on inputs alone and then need not be sent.
+    units = tuple(
+        unit
+        for unit in units_of_model(model, named)
+        if any(True for _ in model.get_submodule(unit).parameters())
+    )
     exported = export_model(model, inputs, units, kind, device)
     cutter = _Cutter(exported, stages, units, wire)
     return [cutter.build(index) for index in range(len(stages))]
@@ -240,7 +180,7 @@ class _Cutter:
             return self._packs(node.all_input_nodes[0])
         return node.target is tree_unflatten
 
-    def _crossing(self, cut: int) -> list[_Relay]:
+    def _crossing(self, cut: int) -> list[Relay]:
         """Values made up to stage ``cut`` that a later stage reads, in order."""
         relays = []
         for node in self.nodes:
@@ -248,7 +188,7 @@ class _Cutter:
                 continue
             if self._last_reader(node) > cut:
                 leaves, spec = tree_flatten(self._value(node))
-                relays.append(_Relay(node=node, leaves=tuple(leaves), spec=spec))
+                relays.append(Relay(node=node, leaves=tuple(leaves), spec=spec))
         return relays
 
     def _last_reader(self, node: fx.Node) -> int:
@@ -338,7 +278,7 @@ class _Cutter:
         flat = tuple(slot for group in slots for slot in group)
         if not flat:
             return
-        received = graph.call_function(_receive, flat)
+        received = graph.call_function(receive, flat)
         position = 0
         for relay, group in zip(relays, slots, strict=True):
             picked = []
@@ -351,7 +291,7 @@ class _Cutter:
                 env[relay.node] = picked[0]
                 continue
             name = f"rebuild_{relay.node.name}"
-            root[name] = _Rebuild(relay)
+            root[name] = Rebuild(relay)
             env[relay.node] = graph.call_module(name, tuple(picked))
 
     def _send_nodes(
@@ -362,8 +302,6 @@ class _Cutter:
             for position, tensor in relay.tensors:
                 leaf = env[relay.node]
                 if not relay.spec.is_leaf():
-                    leaf = graph.call_function(_leaf, (leaf, position))
-                sent.append(
-                    graph.call_function(_send, (leaf, self._wire_dtype(tensor)))
-                )
+                    leaf = graph.call_function(leaf_of, (leaf, position))
+                sent.append(graph.call_function(send, (leaf, self._wire_dtype(tensor))))
         return sent

@@ -31,7 +31,7 @@ from executors.collectives import (
     scatter,
 )
 from executors.names import inside, unit_of
-from executors.sharded import shard_embedding, shard_linear
+from executors.sharded import Memo, shard_embedding, shard_linear
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import TensorSharding
 from planner.schema.support import matches_pattern
@@ -169,7 +169,7 @@ def _shard_layers(
 ) -> list[str]:
     """Split every layer and hook the entries; returns the modules entered whole."""
     group = stream.mesh.get_group()
-    memo: dict[int, tuple[nn.Parameter, int, nn.Parameter]] = {}
+    memo: Memo = {}
     entries: list[str] = []
     for fqn, style in styles.items():
         layer = model.get_submodule(fqn)
@@ -177,15 +177,15 @@ def _shard_layers(
             shard_embedding(layer, fqn, stream.mesh, memo)
             continue
         if style == "rowwise":
-            shard_linear(layer, fqn, style, stream.mesh, stream.leave, memo)
+            shard_linear(layer, fqn, style, stream.mesh, leave=stream.leave, memo=memo)
             continue
         if unit_of(fqn, units) not in blocks:
             # Without a rowwise layer after it, the output would stay a part.
             whole = partial(gather, group=group, dim=-1)
-            shard_linear(layer, fqn, style, stream.mesh, whole, memo)
+            shard_linear(layer, fqn, style, stream.mesh, leave=whole, memo=memo)
             _hook_inputs(layer, stream.copy)
             continue
-        shard_linear(layer, fqn, style, stream.mesh, _keep, memo)
+        shard_linear(layer, fqn, style, stream.mesh, leave=_keep, memo=memo)
         around = fqn.rpartition(".")[0]
         if any(inside(unit, around) for unit in units):
             _hook_inputs(layer, stream.enter_once)

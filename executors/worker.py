@@ -1,4 +1,4 @@
-"""What a launched process does: call one function, report, and never outlive its parent.
+"""What a launched process does: call a function, report, not outlive its parent.
 
 Run as ``python -m executors.worker`` by :func:`executors.launch`, which says the rest
 in the environment. Imports nothing heavy before it is tied to its parent.

@@ -256,12 +256,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         seq_len=256,
     ),
     "qwen2.5-0.5b": _qwen("Qwen2", 896, 4864, 24, 14, 2, _QWEN25, **_TIED),
-    "qwen2.5-7b": _qwen(
-        "Qwen2", 3584, 18944, 28, 28, 4, _QWEN25, vocab_size=152064
-    ),
-    "qwen2.5-72b": _qwen(
-        "Qwen2", 8192, 29568, 80, 64, 8, _QWEN25, vocab_size=152064
-    ),
+    "qwen2.5-7b": _qwen("Qwen2", 3584, 18944, 28, 28, 4, _QWEN25, vocab_size=152064),
+    "qwen2.5-72b": _qwen("Qwen2", 8192, 29568, 80, 64, 8, _QWEN25, vocab_size=152064),
     "qwen3-8b": _qwen("Qwen3", 4096, 12288, 36, 32, 8, _QWEN3, head_dim=128),
     "qwen3-30b-a3b": _qwen(
         "Qwen3Moe",

@@ -66,9 +66,7 @@ class _FusedAttention(torch.autograd.Function):
         return torch.ops.meshwright.attention_backward(grad, *ctx.saved_tensors)
 
 
-def fused_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> torch.Tensor:
+def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Shapes of attention, without its arithmetic; for fake tensors only.
 
     Args:

@@ -115,7 +115,9 @@ def _parameters(
             aliases=tuple(aliases[1:]),
             shape=tuple(tensor.shape),
             dtype=str(
-                dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+                dtype
+                if dtype is not None and tensor.is_floating_point()
+                else tensor.dtype
             ).removeprefix("torch."),
             trainable=tensor.requires_grad,
         )
@@ -143,9 +145,7 @@ def _splittable(module: torch.nn.Module) -> dict[str, str]:
     return found
 
 
-def expand(
-    trace: Trace, module: torch.nn.Module, dtype: torch.dtype | None
-) -> OpGraph:
+def expand(trace: Trace, module: torch.nn.Module, dtype: torch.dtype | None) -> OpGraph:
     """Write a trace out in full.
 
     Args:
@@ -187,9 +187,7 @@ def expand(
         parameters=parameters,
         module_types={name: type(m).__name__ for name, m in module.named_modules()},
         children={
-            name: tuple(
-                f"{name}.{key}" if name else key for key in child._modules
-            )
+            name: tuple(f"{name}.{key}" if name else key for key in child._modules)
             for name, child in module.named_modules()
         },
         linear=_splittable(module),

@@ -21,7 +21,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "d_ff",
         "encoder_ffn_dim",
     ),
-    "num_heads": ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads"),
+    "num_heads": (
+        "num_attention_heads",
+        "n_head",
+        "num_heads",
+        "encoder_attention_heads",
+    ),
     "num_key_value_heads": ("num_key_value_heads",),
     "num_experts": ("num_local_experts", "n_routed_experts", "num_experts"),
     "experts_per_token": ("num_experts_per_tok",),

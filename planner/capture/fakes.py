@@ -34,7 +34,9 @@ def no_init() -> Iterator[None]:
     names = [
         name
         for name in vars(init)
-        if name.endswith("_") and not name.startswith("_") and callable(vars(init)[name])
+        if name.endswith("_")
+        and not name.startswith("_")
+        and callable(vars(init)[name])
     ]
     before = {name: getattr(init, name) for name in names}
 

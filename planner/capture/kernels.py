@@ -66,9 +66,7 @@ def _grouped_mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Kern
     flops = 2.0 * rows * inner * columns
     if b.dim() == 3:
         groups = b.shape[0]
-        return _matmul(
-            max(1, rows // groups), columns, inner, groups, flops=flops
-        )
+        return _matmul(max(1, rows // groups), columns, inner, groups, flops=flops)
     groups = out.shape[0] if out.dim() == 3 else 1
     return _matmul(rows, columns, max(1, inner // groups), groups, flops=flops)
 
@@ -172,7 +170,9 @@ def _rnn(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
     return _matmul(steps, w_ih.shape[0], inner)
 
 
-def _rnn_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+def _rnn_backward(
+    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> KernelCost:
     one = _rnn(args, kwargs, out)
     return _matmul(one.m, one.n, one.k, flops=2.0 * one.flops)
 
@@ -180,7 +180,9 @@ def _rnn_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Ke
 def _lookup(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
     first = out[0] if isinstance(out, tuple | list) else out
     width = int(first.shape[-1]) if first.dim() else 1
-    return KernelCost(kind="embedding", m=max(1, first.numel() // max(1, width)), n=width)
+    return KernelCost(
+        kind="embedding", m=max(1, first.numel() // max(1, width)), n=width
+    )
 
 
 def _generic(formula: Callable[..., int]) -> Formula:

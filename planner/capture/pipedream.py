@@ -102,7 +102,9 @@ def _node(line: str, where: str) -> _Node:
     )
 
 
-def _parse(text: str, source: str) -> tuple[dict[str, _Node], list[tuple[str, str, str]]]:
+def _parse(
+    text: str, source: str
+) -> tuple[dict[str, _Node], list[tuple[str, str, str]]]:
     """Nodes by name, and edges with the place they were read from."""
     nodes: dict[str, _Node] = {}
     edges: list[tuple[str, str, str]] = []
@@ -247,7 +249,8 @@ def read_profile(
         seq_len=None,
         dtype="float32",
         blocks=tuple(
-            _block(index, nodes[key], entering[index]) for index, key in enumerate(order)
+            _block(index, nodes[key], entering[index])
+            for index, key in enumerate(order)
         ),
         edges=edges,
         parameters=tuple(

@@ -167,7 +167,13 @@ def _signature(flat: list[Any]) -> tuple[Any, ...] | None:
         if isinstance(leaf, torch.Tensor):
             alias = first.setdefault(storage_key(leaf), position)
             picture.append(
-                (alias, tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.requires_grad)
+                (
+                    alias,
+                    tuple(leaf.shape),
+                    leaf.stride(),
+                    leaf.dtype,
+                    leaf.requires_grad,
+                )
             )
         elif isinstance(leaf, _SCALARS):
             picture.append(repr(leaf))

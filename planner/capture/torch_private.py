@@ -185,4 +185,8 @@ def patched_function(replacement: Callable[..., torch.Tensor]) -> Iterator[None]
 
 def named_attributes(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
     """The dicts in which a module keeps its parameters, buffers and children."""
-    return (module._parameters, module._buffers, cast("dict[str, Any]", module._modules))
+    return (
+        module._parameters,
+        module._buffers,
+        cast("dict[str, Any]", module._modules),
+    )

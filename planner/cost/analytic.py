@@ -15,7 +15,7 @@ from planner.cost.summaries import KEPT, PEAKS, TIMES, Pairs, Summaries, summari
 from planner.cost.unit_costs import Combinations, price_units
 from planner.schema import SCHEDULES, V_SCHEDULES
 from planner.simulate import closed_form_makespan
-from planner.space.table import StrategyTable
+from planner.space.table import StrategyTable, distinct
 
 __all__ = ["analytic_costs"]
 
@@ -25,15 +25,6 @@ Index = NDArray[np.int64]
 _FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
 #: Schedules whose makespan is M x slowest rank + fill, whatever the stages.
 _TEXTBOOK = np.array([name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES])
-
-
-def _distinct(*columns: Index) -> tuple[Index, Index]:
-    """First row of each distinct combination, and which one every row is."""
-    packed = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        packed = packed * (int(column.max(initial=0)) + 1) + column
-    _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +48,7 @@ class _Lookup:
 
 
 def _look_up(setting: Setting, table: StrategyTable) -> _Lookup:
-    first, combo = _distinct(
+    first, combo = distinct(
         table.tp, table.cp, table.ep, table.microbatch_size, table.sequence_parallel
     )
     combos = Combinations(
@@ -69,7 +60,7 @@ def _look_up(setting: Setting, table: StrategyTable) -> _Lookup:
     )
     costs = price_units(setting, combos)
     folded = _FOLDED[table.schedule].astype(np.int64)
-    rows, pair = _distinct(combo, table.pp, table.virtual_stages, folded)
+    rows, pair = distinct(combo, table.pp, table.virtual_stages, folded)
     most = int(table.pp.max())
     types = np.zeros((len(rows), most), dtype=np.int64)
     bandwidth = np.full((len(rows), most), np.inf)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Cluster
+from planner.cost.classes import BlockClasses, group_blocks
 from planner.cost.collectives import Groups
 from planner.cost.compute import peak_flops_per_s
 from planner.cost.recipes import RECIPES, Recipe
@@ -78,6 +79,32 @@ class Setting:
     @cached_property
     def _memory(self) -> Array:
         return np.array([device.memory_bytes for device in self.cluster.device_types])
+
+    @cached_property
+    def classes(self) -> BlockClasses:
+        """Blocks of equal cost."""
+        return group_blocks(self.graph)
+
+    @cached_property
+    def parameter_counts(self) -> tuple[Array, Array]:
+        """Scalars of each unit, and its parameter tensors.
+
+        Returns:
+            Scalars by [of experts, split along tp, unit], shape [2, 2, units]; and
+            tensors, shape [units].
+        """
+        graph = self.graph
+        unit_of_block = np.zeros(len(graph.blocks), dtype=np.int64)
+        for unit, (start, stop) in enumerate(graph.units):
+            unit_of_block[start:stop] = unit
+        scalars = np.zeros((2, 2, len(graph.units)))
+        tensors = np.zeros(len(graph.units))
+        for parameter in graph.parameters:
+            unit = unit_of_block[parameter.block]
+            split = int(parameter.style != "none")
+            scalars[int(parameter.expert), split, unit] += parameter.numel
+            tensors[unit] += 1
+        return scalars, tensors
 
     def types_of_ranks(self, pp: int) -> Index:
         """Slowest device type among the devices of each pp rank. Shape [pp]."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.classes import BlockClasses
 from planner.cost.collectives import time_of
-from planner.cost.compute import KernelTable, kernel_times
+from planner.cost.compute import kernel_times
 from planner.cost.setting import Setting
-from planner.graph import Block, ModelGraph
 from planner.units import dtype_bytes
 
 __all__ = ["Combinations", "UnitCosts", "price_units"]
@@ -83,54 +83,11 @@ class UnitCosts:
     ep_payload: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Classes:
-    """Blocks of equal cost, and the way back from classes to units."""
-
-    blocks: tuple[Block, ...]
-    count: Array  # [classes, units]: how many blocks of a class a unit has
-
-
-def _classes(graph: ModelGraph) -> _Classes:
-    seen: dict[object, int] = {}
-    blocks: list[Block] = []
-    count = np.zeros((len(graph.blocks), len(graph.units)))
-    for unit, (start, stop) in enumerate(graph.units):
-        for block in graph.blocks[start:stop]:
-            # Equal structure is not enough: the first block of a run carries the
-            # unit's boundary, and only one of several tied users owns the weight.
-            key = (
-                block.repeat or block.index,
-                block.boundary_bytes,
-                block.parameter_count,
-                block.saved_bytes,
-            )
-            if key not in seen:
-                seen[key] = len(blocks)
-                blocks.append(block)
-            count[seen[key], unit] += 1
-    return _Classes(blocks=tuple(blocks), count=count[: len(blocks)])
-
-
-def _column(blocks: tuple[Block, ...], name: str) -> Array:
-    return np.array([float(getattr(block, name)) for block in blocks])
-
-
-def _expert_share(block: Block) -> float:
-    return block.expert_parameter_count / max(block.parameter_count, 1)
-
-
 def _compute(
-    setting: Setting, classes: _Classes, combos: Combinations
+    setting: Setting, classes: BlockClasses, combos: Combinations
 ) -> tuple[Array, ...]:
     """Forward, backward, weight and selective seconds. Shapes [T, C, classes]."""
-    table = KernelTable.build(
-        [
-            (owner, _expert_share(block), kernel)
-            for owner, block in enumerate(classes.blocks)
-            for kernel in block.kernels
-        ]
-    )
+    table = classes.kernels
     member = np.zeros((len(table.owner), len(classes.blocks)))
     member[np.arange(len(table.owner)), table.owner] = 1.0
     parts = []
@@ -172,12 +129,12 @@ class _Traffic:
 
 
 def _tp_traffic(
-    setting: Setting, classes: _Classes, combos: Combinations, scale: Array
+    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> _Traffic:
     """One forward's reductions: all-reduce, or gather and scatter of the same bytes."""
     groups = setting.groups(combos.tp, np.ones_like(combos.tp))
-    calls = _column(classes.blocks, "tp_collectives")
-    total = _column(classes.blocks, "tp_collective_bytes")
+    calls = classes.column("tp_collectives")
+    total = classes.column("tp_collective_bytes")
     seconds = np.zeros((len(combos), len(calls)))
     measured = setting.cluster.document.collectives
     for index, number in enumerate(calls):
@@ -197,7 +154,7 @@ def _tp_traffic(
 
 def _cp_traffic(
     setting: Setting,
-    classes: _Classes,
+    classes: BlockClasses,
     combos: Combinations,
     scale: Array,
     attention_s: Array,
@@ -208,7 +165,7 @@ def _cp_traffic(
     back, twice the bytes. Source: Liu et al. 2023, Ring Attention, section 3.
     """
     groups = setting.groups(combos.cp, combos.tp)
-    whole = _column(classes.blocks, "sequence_bytes") * scale[:, None] / combos.tp[:, None]
+    whole = classes.column("sequence_bytes") * scale[:, None] / combos.tp[:, None]
     share = (combos.cp - 1) / combos.cp
     link = time_of("all_gather", np.ones(len(combos)) * 1e6, groups) / 1e6
     wire = 3 * whole * link[:, None]
@@ -219,11 +176,11 @@ def _cp_traffic(
 
 
 def _ep_traffic(
-    setting: Setting, classes: _Classes, combos: Combinations, scale: Array
+    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> _Traffic:
     """Tokens sent to their experts and back: two all-to-alls a forward."""
     groups = setting.groups(combos.ep, combos.tp)
-    routed = _column(classes.blocks, "expert_bytes")
+    routed = classes.column("expert_bytes")
     seconds = np.zeros((len(combos), len(routed)))
     measured = setting.cluster.document.collectives
     stream = np.where(combos.sequence_parallel > 0, combos.tp, 1)
@@ -236,23 +193,22 @@ def _ep_traffic(
     return _Traffic(seconds=seconds, sent=4 * payload * share[:, None], payload=payload)
 
 
-def _saved(classes: _Classes, combos: Combinations, scale: Array) -> tuple[Array, Array]:
+def _saved(classes: BlockClasses, combos: Combinations, scale: Array) -> tuple[Array, Array]:
     """Kept and transient bytes by recompute kind. Shapes [3, C, classes]."""
-    blocks = classes.blocks
     tp = combos.tp[:, None].astype(float)
     stream = np.where(combos.sequence_parallel[:, None] > 0, tp, 1.0)
     column = scale[:, None]
 
     def divided(total: str, inside: str) -> Array:
-        tensor = _column(blocks, inside)
-        return column * (tensor / tp + (_column(blocks, total) - tensor) / stream)
+        tensor = classes.column(inside)
+        return column * (tensor / tp + (classes.column(total) - tensor) / stream)
 
     none = divided("saved_bytes", "saved_tensor_bytes")
     selective = np.minimum(
         none, divided("saved_selective_bytes", "saved_selective_tensor_bytes")
     )
-    full = column * _column(blocks, "boundary_bytes") / stream
-    working = column * _column(blocks, "transient_bytes") / tp
+    full = column * classes.column("boundary_bytes") / stream
+    working = column * classes.column("transient_bytes") / tp
     transient = np.stack([working, working + none - selective, working + none])
     return np.stack([none, selective, full]), transient
 
@@ -266,43 +222,29 @@ def _largest_of_unit(values: Array, to_units: Array) -> Array:
     return result
 
 
-def _parameters(
-    graph: ModelGraph, combos: Combinations
-) -> tuple[Array, Array, Array]:
-    """Dense and expert scalars per device before ZeRO [C, U], and tensors [U]."""
-    unit_of_block = np.zeros(len(graph.blocks), dtype=np.int64)
-    for unit, (start, stop) in enumerate(graph.units):
-        unit_of_block[start:stop] = unit
-    whole = np.zeros((2, 2, len(graph.units)))  # [expert?, split along tp?, unit]
-    tensors = np.zeros(len(graph.units))
-    for parameter in graph.parameters:
-        unit = unit_of_block[parameter.block]
-        split = int(parameter.style != "none")
-        whole[int(parameter.expert), split, unit] += parameter.numel
-        tensors[unit] += 1
+def _parameters(setting: Setting, combos: Combinations) -> tuple[Array, Array]:
+    """Dense and expert scalars per device before ZeRO. Shapes [C, U]."""
+    whole, _ = setting.parameter_counts
     tp, ep = combos.tp[:, None], combos.ep[:, None]
     dense = whole[0, 0] + whole[0, 1] / tp
     expert = (whole[1, 0] + whole[1, 1] / tp) / ep
-    return dense, expert, tensors
+    return dense, expert
 
 
 def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
     """Price every unit under every combination."""
     graph = setting.graph
-    classes = _classes(graph)
+    classes = setting.classes
     to_units = classes.count
     scale = combos.microbatch / graph.batch / combos.cp
     scale = scale * (dtype_bytes(setting.activation_dtype) / dtype_bytes(graph.dtype))
     forward, backward, weight, selective = _compute(setting, classes, combos)
-    attention = np.array(
-        [any(k.kind == "attention" for k in block.kernels) for block in classes.blocks]
-    )
-    hidden = (forward.min(axis=0) + backward.min(axis=0)) * attention
+    hidden = (forward.min(axis=0) + backward.min(axis=0)) * classes.has_attention
     tp = _tp_traffic(setting, classes, combos, scale)
     cp = _cp_traffic(setting, classes, combos, scale, hidden)
     ep = _ep_traffic(setting, classes, combos, scale)
     saved, transient = _saved(classes, combos, scale)
-    dense, expert, tensors = _parameters(graph, combos)
+    dense, expert = _parameters(setting, combos)
     return UnitCosts(
         forward_s=forward @ to_units,
         backward_s=backward @ to_units,
@@ -316,7 +258,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         transient_bytes=_largest_of_unit(transient, to_units),
         dense_parameters=dense,
         expert_parameters=expert,
-        tensors=tensors,
+        tensors=setting.parameter_counts[1],
         cut_bytes=graph.cut_bytes * scale[:, None],
         tp_bytes=tp.sent @ to_units,
         cp_bytes=cp.sent @ to_units,

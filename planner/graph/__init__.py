@@ -1,5 +1,21 @@
 """The computation graph of a model, coarsened into blocks."""
 
-from planner.graph.model import Block, BlockKind, Edge, Kernel, KernelKind, ModelGraph, Parameter
+from planner.graph.model import (
+    Block,
+    BlockKind,
+    Edge,
+    Kernel,
+    KernelKind,
+    ModelGraph,
+    Parameter,
+)
 
-__all__ = ["Block", "BlockKind", "Edge", "Kernel", "KernelKind", "ModelGraph", "Parameter"]
+__all__ = [
+    "Block",
+    "BlockKind",
+    "Edge",
+    "Kernel",
+    "KernelKind",
+    "ModelGraph",
+    "Parameter",
+]

@@ -192,7 +192,10 @@ class _Summer:
             ),
             parameter_count=sum(parameter.numel for parameter in owned),
             parameter_bytes=float(
-                sum(parameter.numel * dtype_bytes(parameter.dtype) for parameter in owned)
+                sum(
+                    parameter.numel * dtype_bytes(parameter.dtype)
+                    for parameter in owned
+                )
             ),
             saved_bytes=self._sum(self.saved[index]),
             saved_tensor_bytes=self._divided(self.saved[index]),
@@ -334,9 +337,7 @@ def _heads(graph: OpGraph, start: int, stop: int) -> dict[str, Any]:
     }
 
 
-def _signature(
-    block: Block, owned: list[Parameter], pictures: dict[int, str]
-) -> str:
+def _signature(block: Block, owned: list[Parameter], pictures: dict[int, str]) -> str:
     """Equal for blocks of equal structure and cost."""
     kernels = pictures.get(id(block.kernels))
     if kernels is None:

@@ -21,7 +21,9 @@ def _attends(names: Sequence[str], kinds: Sequence[str]) -> bool:
     """A fused attention op, or a softmax between two batched products."""
     if "attention" in kinds:
         return True
-    products = [i for i, name in enumerate(names) if name in {"aten::bmm", "aten::baddbmm"}]
+    products = [
+        i for i, name in enumerate(names) if name in {"aten::bmm", "aten::baddbmm"}
+    ]
     softmax = [i for i, name in enumerate(names) if name == "aten::_softmax"]
     return any(products[0] < i < products[-1] for i in softmax) if products else False
 

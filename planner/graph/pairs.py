@@ -11,6 +11,7 @@ from typing import Literal
 
 from planner.graph.dataflow import Flow
 from planner.graph.ops import OpGraph
+from planner.units import dtype_bytes
 
 __all__ = ["linear_module", "pair_linears"]
 
@@ -93,15 +94,20 @@ class _Walk:
         if name not in _ADDS:
             return False
         # A residual add: something of the full size that does not stem from the layer.
-        size = self.graph.storage_bytes[list(self.graph.outputs[row])].max()
+        size = max(self._numel(storage) for storage in self.graph.outputs[row])
         made = {storage: writer for writer, storage in self.flow.reads[row]}
         return any(
             storage >= 0
             and made.get(storage, -1) not in below
             and storage not in self.flow.recomputable
-            and self.graph.storage_bytes[storage] >= size
+            and self._numel(storage) >= size
             for storage in self.graph.inputs[row]
         )
+
+    def _numel(self, storage: int) -> float:
+        """Elements of a storage, of whichever precision."""
+        _, dtype = self.graph.storage_tensor[storage]
+        return float(self.graph.storage_bytes[storage]) / dtype_bytes(dtype)
 
 
 def pair_linears(
@@ -143,9 +149,7 @@ def pair_linears(
             yield graph.modules[row], "rowwise"
 
 
-def _readers(
-    graph: OpGraph, flow: Flow, start: int, stop: int
-) -> dict[int, list[int]]:
+def _readers(graph: OpGraph, flow: Flow, start: int, stop: int) -> dict[int, list[int]]:
     """Ops that read what each op of a unit makes; ``stop`` stands for later ones."""
     found: dict[int, list[int]] = {}
     for row in range(start, stop):

@@ -89,9 +89,7 @@ def _inferred_styles(graph: OpGraph, plan: Structure) -> dict[str, Style]:
     return found
 
 
-def _without_broken_ties(
-    graph: OpGraph, styles: dict[str, Style]
-) -> dict[str, Style]:
+def _without_broken_ties(graph: OpGraph, styles: dict[str, Style]) -> dict[str, Style]:
     """Drop a style of a weight that is tied to a module without the same split."""
     kept = dict(styles)
     for tensor in graph.parameters:

@@ -175,7 +175,9 @@ def cut_sizes(graph: OpGraph) -> np.ndarray:
     steps = np.zeros(len(graph) + 1)
     made: dict[int, int] = {}
     last: dict[int, int] = {}
-    for row, (reads, writes) in enumerate(zip(graph.inputs, graph.outputs, strict=True)):
+    for row, (reads, writes) in enumerate(
+        zip(graph.inputs, graph.outputs, strict=True)
+    ):
         for storage in reads:
             last[storage] = row
         for storage in writes:
@@ -245,7 +247,9 @@ def assign_blocks(graph: OpGraph, units: list[str]) -> list[str]:
             for module in graph.modules[start:stop]
         ]
         blocks.extend(
-            _contiguous(labels, work[start:stop]) if any(labels) else [name] * len(labels)
+            _contiguous(labels, work[start:stop])
+            if any(labels)
+            else [name] * len(labels)
         )
     return blocks
 

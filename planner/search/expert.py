@@ -62,34 +62,46 @@ def _host_size(request: Request) -> int:
 def _ladder(request: Request) -> Iterator[dict[str, int]]:
     """Rows from the simplest to the most elaborate; only legal ones."""
     devices = len(request.setting.order)
-    facts, pins = request.facts, dict(request.pins)
-    host = _host_size(request)
-    tps = _divisors(devices, host)
-    pps = [pp for pp in _divisors(devices, facts.num_units)]
+    tps = _divisors(devices, _host_size(request))
+    pps = _divisors(devices, request.facts.num_units)
     meshes = sorted(
         ((pp, tp) for pp in pps for tp in tps if devices % (pp * tp) == 0),
         key=lambda mesh: (mesh[0] * mesh[1], mesh[0]),
     )
-    for pp, tp in meshes:
-        for recompute in (0, 1, 2):
-            for zero in (0, 1, 2, 3):
-                yield from _rows(request, pins, pp, tp, zero, recompute)
+    rows = [
+        row
+        for pp, tp in meshes
+        for recompute in (0, 1, 2)
+        for zero in (0, 1, 2, 3)
+        for row in _rows(request, pp, tp, zero, recompute)
+        if all(row[knob] == value for knob, value in request.pins.items())
+    ]
+    if not rows:
+        return
+    table = StrategyTable.from_columns(
+        **{name: [row[name] for row in rows] for name in rows[0]}
+    )
+    for index in np.flatnonzero(legal(table, request.facts)):
+        yield rows[index]
 
 
 def _rows(
-    request: Request, pins: dict[str, int], pp: int, tp: int, zero: int, recompute: int
+    request: Request, pp: int, tp: int, zero: int, recompute: int
 ) -> Iterator[dict[str, int]]:
+    """One mesh, from the largest sensible microbatch down."""
     facts = request.facts
     dp = len(request.setting.order) // (pp * tp)
     if facts.global_batch % dp or (zero and dp == 1):
         return
     per_replica = facts.global_batch // dp
-    sizes = [s for s in (8, 4, 2, 1) if per_replica % s == 0]
-    for size in sizes:
+    sequence_parallel = (
+        tp > 1 and facts.seq_len is not None and facts.seq_len % tp == 0
+    )
+    for size in (8, 4, 2, 1):
         many = per_replica // size
-        if pp > 1 and many < 4 * pp and size > 1:
+        if per_replica % size or (pp > 1 and many < 4 * pp and size > 1):
             continue
-        row = {
+        yield {
             "pp": pp,
             "dp_replicate": 1 if zero else dp,
             "dp_shard": dp if zero else 1,
@@ -102,11 +114,5 @@ def _rows(
             "microbatch_size": size,
             "num_microbatches": many,
             "recompute": recompute,
-            "sequence_parallel": int(
-                tp > 1 and facts.seq_len is not None and facts.seq_len % tp == 0
-            ),
+            "sequence_parallel": int(sequence_parallel),
         }
-        if any(row[knob] != value for knob, value in pins.items()):
-            continue
-        if legal(StrategyTable.from_columns(**row), facts)[0]:
-            yield row

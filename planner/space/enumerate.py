@@ -122,10 +122,18 @@ def _with_experts(
     return np.concatenate([mesh[index[fits]], ep[fits, None]], axis=1)
 
 
+#: What stands for all schedules unless one is pinned. LoopedBFS and the zero-bubble
+#: schedules differ from these in bubbles and memory alone: partitioners try them on the
+#: best meshes (:func:`planner.search.refine.schedule_variants`).
+_REPRESENTATIVES = frozenset({"GPipe", "1F1B", "Interleaved1F1B"})
+
+
 def _schedules(pins: Mapping[str, int]) -> list[tuple[int, int]]:
     """(schedule, virtual stages) pairs to try with pp > 1."""
     pairs = []
     for index, name in enumerate(SCHEDULES):
+        if "schedule" not in pins and name not in _REPRESENTATIVES:
+            continue
         if name in V_SCHEDULES:
             virtual = [2]
         elif name in {"GPipe", "1F1B"}:
@@ -164,6 +172,11 @@ def _expand(
         & ((pp > 1) | ((schedule[pair] == no_pipeline[0]) & (virtual[pair] == no_pipeline[1])))
         & (pp * virtual[pair] <= facts.num_units)
     )
+    if "schedule" not in pins:
+        # GPipe takes as long as 1F1B and holds more; only too few microbatches call
+        # for it.
+        gpipe = schedule[pair] == SCHEDULES.index("GPipe")
+        keep &= ~gpipe | (pp == 1) | (per_replica // size < pp)
     if "num_microbatches" in pins:
         keep &= per_replica == size * pins["num_microbatches"]
     sequence_parallel = _sequence_parallel(cp, tp, facts, pins)

@@ -18,7 +18,7 @@ from planner.schema.support import unsupported
 from planner.simulate import why_not
 from planner.space.build import build_strategy
 from planner.space.facts import Facts
-from planner.space.table import StrategyTable
+from planner.space.table import StrategyTable, distinct
 
 __all__ = ["RULES", "Rule", "broken_rules", "check", "legal"]
 
@@ -122,12 +122,13 @@ def _schedule_reason(schedule: int, pp: int, virtual: int, microbatches: int) ->
 
 
 def _schedule_broken(table: StrategyTable, facts: Facts) -> Mask:
-    keys = np.stack(
-        [table.schedule, table.pp, table.virtual_stages, table.num_microbatches], axis=1
+    keys = (table.schedule, table.pp, table.virtual_stages, table.num_microbatches)
+    first, which = distinct(*keys)
+    bad = np.array(
+        [_schedule_reason(*(int(key[row]) for key in keys)) is not None for row in first],
+        dtype=bool,
     )
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-    bad = np.array([_schedule_reason(*map(int, key)) is not None for key in distinct])
-    return np.asarray(bad[inverse.reshape(-1)])
+    return np.asarray(bad[which])
 
 
 def _schedule_why(row: Row, facts: Facts) -> str:
@@ -137,23 +138,18 @@ def _schedule_why(row: Row, facts: Facts) -> str:
     return reason or ""
 
 
-def _target_keys(table: StrategyTable) -> NDArray[np.int64]:
-    """What the executors' support table looks at: which axes are there, not how big."""
-    flags = [
-        getattr(table, name) > 1
-        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "virtual_stages")
-    ]
-    return np.stack(
-        [
-            *flags,
-            table.num_microbatches > 1,
-            table.zero_stage,
-            table.schedule,
-            table.recompute,
-            table.sequence_parallel,
-        ],
-        axis=1,
-    ).astype(np.int64)
+def _target_kinds(table: StrategyTable) -> NDArray[np.int64]:
+    """A small number for what the executors' support table looks at. Shape [n].
+
+    It looks at which axes there are, not at how big they are.
+    """
+    flags = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "virtual_stages")
+    kind = np.zeros(len(table), dtype=np.int64)
+    for name in (*flags, "num_microbatches"):
+        kind = kind * 2 + (getattr(table, name) > 1)
+    kind = kind * 4 + table.zero_stage
+    kind = kind * len(SCHEDULES) + table.schedule
+    return (kind * 3 + table.recompute) * 2 + table.sequence_parallel
 
 
 def _target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
@@ -181,11 +177,13 @@ def _target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
 def _target_broken(table: StrategyTable, facts: Facts) -> Mask:
     if facts.target == "any" or not len(table):
         return np.zeros(len(table), dtype=bool)
-    _, first, inverse = np.unique(
-        _target_keys(table), axis=0, return_index=True, return_inverse=True
-    )
-    bad = np.array([bool(_target_reasons(table.row(int(i)), facts)) for i in first])
-    return np.asarray(bad[inverse.reshape(-1)])
+    kinds = _target_kinds(table)
+    example = np.full(int(kinds.max()) + 1, -1, dtype=np.int64)
+    example[kinds] = np.arange(len(table))
+    bad = np.zeros(len(example), dtype=bool)
+    for kind in np.flatnonzero(example >= 0):
+        bad[kind] = bool(_target_reasons(table.row(int(example[kind])), facts))
+    return np.asarray(bad[kinds])
 
 
 RULES: tuple[Rule, ...] = (

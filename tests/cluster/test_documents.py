@@ -104,7 +104,8 @@ def test_round_trip_through_json_and_yaml(document: ClusterDocument) -> None:
     again = ClusterDocument.from_json(document.to_json())
     assert again == document
     assert again.canonical_bytes() == document.canonical_bytes()
-    written = yaml.safe_dump(document.model_dump(mode="json"), allow_unicode=True)
+    # Escaped, because PyYAML folds U+0085 into a space when it writes it plainly.
+    written = yaml.safe_dump(document.model_dump(mode="json"))
     assert ClusterDocument.from_data(yaml.safe_load(written)) == document
 
 

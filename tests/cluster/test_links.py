@@ -138,9 +138,7 @@ def test_mixing_refuses_two_types_of_one_name() -> None:
     other = V100.model_copy(update={"memory_bytes": 1e9})
     a = Cluster.from_matrices([[0]], [[0]], V100)
     b = Cluster.from_matrices([[0]], [[0]], other)
-    with pytest.raises(
-        ClusterError, match="two device types are called 'v100-16'"
-    ):
+    with pytest.raises(ClusterError, match="two device types are called 'v100-16'"):
         Cluster.mixed(a, b, level=Link(bandwidth_bytes_per_s=1.0, latency_s=0.0))
     with pytest.raises(ClusterError, match="at least two"):
         Cluster.mixed(a, level=Link(bandwidth_bytes_per_s=1.0, latency_s=0.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 
 import numpy as np
 
@@ -27,6 +26,90 @@ def _parts(table: ActionTable) -> list[list[list[tuple[str, int, int]]]]:
     return found
 
 
+_Part = tuple[str, int, int]
+
+
+class _Run:
+    """One simulation: a heap of ends of parts, links first come, first served."""
+
+    def __init__(
+        self,
+        table: ActionTable,
+        work: dict[str, np.ndarray],
+        took: dict[str, np.ndarray],
+        links: dict[str, np.ndarray],
+    ) -> None:
+        self.table, self.work, self.took, self.links = table, work, took, links
+        parts = _parts(table)
+        self.flat = [[part for pair in own for part in pair] for own in parts]
+        self.closes = [
+            [part is pair[-1] for pair in own for part in pair] for own in parts
+        ]
+        self.position = [0] * table.pp
+        self.free_at: list[float | None] = [0.0] * table.pp
+        self.arrived: dict[_Part, float] = {}
+        self.link_free: dict[int, float] = {}
+        self.events: list[tuple[float, int]] = []
+
+    def start(self, rank: int) -> None:
+        """Start the next part of a rank if the rank is free and the input is known."""
+        free, here = self.free_at[rank], self.position[rank]
+        if free is None or here == len(self.flat[rank]):
+            return
+        letter, stage, microbatch = self.flat[rank][here]
+        needs = None
+        if letter == "F" and stage > 0:
+            needs = ("F", stage - 1, microbatch)
+        if letter in "BI" and stage < self.table.num_stages - 1:
+            needs = ("G", stage + 1, microbatch)
+        if needs is not None and needs not in self.arrived:
+            return
+        begin = max(free, self.arrived[needs]) if needs else free
+        self.free_at[rank] = None
+        heapq.heappush(self.events, (begin + self.work[letter][stage], rank))
+
+    def send(self, part: _Part, now: float) -> None:
+        """Hand on what a part has made."""
+        letter, stage, microbatch = part
+        if letter == "W":
+            return
+        way = "F" if letter == "F" else "G"
+        other = stage + 1 if way == "F" else stage - 1
+        arrives = now
+        if 0 <= other < self.table.num_stages:
+            ranks = self.table.rank_of_stage
+            if ranks[other] != ranks[stage]:
+                boundary = min(stage, other)
+                link = int(self.links[way][boundary])
+                if link >= 0:
+                    arrives = max(now, self.link_free.get(link, 0.0))
+                arrives += self.took[way][boundary]
+                if link >= 0:
+                    self.link_free[link] = arrives
+        self.arrived[way, stage, microbatch] = arrives
+        if 0 <= other < self.table.num_stages:
+            self.start(int(self.table.rank_of_stage[other]))
+
+    def run(self) -> float:
+        """Makespan."""
+        unsent: list[list[_Part]] = [[] for _ in self.flat]
+        now = 0.0
+        for rank in range(self.table.pp):
+            self.start(rank)
+        while self.events:
+            now, rank = heapq.heappop(self.events)
+            here = self.position[rank]
+            self.position[rank], self.free_at[rank] = here + 1, now
+            unsent[rank].append(self.flat[rank][here])
+            if self.closes[rank][here]:
+                for part in unsent[rank]:
+                    self.send(part, now)
+                unsent[rank].clear()
+            self.start(rank)
+        assert self.position == [len(own) for own in self.flat]
+        return now
+
+
 def simulate(
     table: ActionTable,
     forward: np.ndarray,
@@ -37,79 +120,14 @@ def simulate(
     link_there: np.ndarray | None = None,
     link_back: np.ndarray | None = None,
 ) -> float:
-    """Makespan, by a heap of events; links are first come, first served."""
+    """Makespan of one candidate; every transfer has its own link if none is given."""
     work = {"F": forward, "B": backward + weight, "I": backward, "W": weight}
-    parts = _parts(table)
-    flat = [[part for pair in own for part in pair] for own in parts]
-    closes = [
-        [n == len(pair) - 1 for pair in own for n in range(len(pair))] for own in parts
-    ]
-    position = [0] * table.pp
-    free_at: list[float | None] = [0.0] * table.pp
-    arrived: dict[tuple[str, int, int], float] = {}
-    link_free: dict[int, float] = {}
-    unsent: list[list[tuple[str, int, int]]] = [[] for _ in range(table.pp)]
-    ticket = itertools.count()
-    events: list[tuple[float, int, int, int]] = []
-    latest = 0.0
-
-    def input_of(part: tuple[str, int, int]) -> tuple[str, int, int] | None:
-        letter, stage, microbatch = part
-        if letter == "F":
-            return ("F", stage - 1, microbatch) if stage else None
-        if letter in "BI" and stage < table.num_stages - 1:
-            return ("G", stage + 1, microbatch)
-        return None
-
-    def start(rank: int) -> None:
-        if free_at[rank] is None or position[rank] == len(flat[rank]):
-            return
-        part = flat[rank][position[rank]]
-        needs = input_of(part)
-        if needs is not None and needs not in arrived:
-            return
-        begin = max(free_at[rank] or 0.0, arrived[needs] if needs else 0.0)
-        free_at[rank] = None
-        end = begin + work[part[0]][part[1]]
-        heapq.heappush(events, (end, rank, next(ticket), 0))
-
-    def send(part: tuple[str, int, int], now: float) -> None:
-        letter, stage, microbatch = part
-        if letter == "W":
-            return
-        key = ("F" if letter == "F" else "G", stage, microbatch)
-        other = stage + 1 if letter == "F" else stage - 1
-        arrived[key] = now
-        if not 0 <= other < table.num_stages:
-            return
-        target = int(table.rank_of_stage[other])
-        if target != int(table.rank_of_stage[stage]):
-            boundary = min(stage, other)
-            took = there[boundary] if letter == "F" else back[boundary]
-            links = link_there if letter == "F" else link_back
-            link = -1 if links is None else int(links[boundary])
-            begin = now if link < 0 else max(now, link_free.get(link, 0.0))
-            arrived[key] = begin + took
-            if link >= 0:
-                link_free[link] = arrived[key]
-        start(target)
-
-    for rank in range(table.pp):
-        start(rank)
-    while events:
-        now, rank, _, _ = heapq.heappop(events)
-        latest = max(latest, now)
-        here = position[rank]
-        unsent[rank].append(flat[rank][here])
-        position[rank] = here + 1
-        free_at[rank] = now
-        if closes[rank][here]:
-            for part in unsent[rank]:
-                send(part, now)
-            unsent[rank].clear()
-        start(rank)
-    assert position == [len(own) for own in flat]
-    return latest
+    own = np.full(len(there), -1)
+    links = {
+        "F": own if link_there is None else link_there,
+        "G": own if link_back is None else link_back,
+    }
+    return _Run(table, work, {"F": there, "G": back}, links).run()
 
 
 def held_bytes(table: ActionTable, sizes: np.ndarray, freed: float) -> np.ndarray:

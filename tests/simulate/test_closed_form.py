@@ -41,7 +41,7 @@ def _ratios(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_agrees_with_the_engine_within_one_percent(schedule: str) -> None:
-    cases = legal((1, 2, 3, 4, 8), (1, 2, 3), (1, 4, 5, 8, 24, 64, 96, 160))
+    cases = legal((1, 2, 3, 4, 8), (1, 2, 3), (1, 5, 8, 24, 96))
     cases = [case for case in cases if case[0] == schedule]
     assert len(cases) >= 10
     for seed, case in enumerate(cases):
@@ -72,10 +72,12 @@ def test_textbook_sums() -> None:
     )
 
 
-def test_sums_of_many_microbatches_are_those_of_few_extrapolated() -> None:
-    few = bubble_coefficients("ZBVZeroBubble", 2, 2, 200)
-    more = bubble_coefficients("ZBVZeroBubble", 2, 2, 204)
-    np.testing.assert_array_equal((more - few)[:, :1], 8.0)
+@pytest.mark.parametrize("case", legal((2, 4), (1, 2, 4), (600,)))
+def test_many_microbatches_are_extrapolated(case: tuple[str, int, int, int]) -> None:
+    compute, sends = _ratios(11)
+    exact = _uniform_makespan(case, compute, sends)
+    found = closed_form_makespan(*case, *compute.T, *sends.T)
+    np.testing.assert_allclose(found, exact, rtol=1e-3)
 
 
 def test_mixed_strategies_equal_single_ones() -> None:

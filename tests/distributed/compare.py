@@ -1,0 +1,51 @@
+"""How far training by a plan is from plain training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.schema import Plan
+from tests.distributed.cases import make_plan, reference, train
+from tests.distributed.pool import Pool
+
+__all__ = ["Distance", "distance"]
+
+
+class Distance:
+    """Largest relative differences over all steps; of tensors, to their largest entry."""
+
+    def __init__(self, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+        self.loss = self.gradients = self.weights = self.norm = 0.0
+        for mine, plain in zip(ours, theirs, strict=True):
+            self.loss = max(self.loss, abs(mine["loss"] / plain["loss"] - 1))
+            if plain["norm"] is not None:
+                self.norm = max(self.norm, abs(mine["norm"] / plain["norm"] - 1))
+            self.gradients = max(self.gradients, _far(mine["grads"], plain["grads"]))
+            self.weights = max(self.weights, _far(mine["weights"], plain["weights"]))
+
+    @property
+    def largest(self) -> float:
+        return max(self.loss, self.gradients, self.weights, self.norm)
+
+
+def _far(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    assert sorted(ours) == sorted(theirs)
+    worst = 0.0
+    for name, expected in theirs.items():
+        expected = expected.numpy()
+        assert ours[name].shape == expected.shape
+        gap = np.abs(ours[name] - expected).max()
+        worst = max(worst, float(gap / np.abs(expected).max()))
+    return worst
+
+
+def distance(
+    pool: Pool, model: str, *, steps: int = 3, tied: bool = False, **changes: Any
+) -> Distance:
+    """Train both ways and compare."""
+    plan: Plan = make_plan(model, tied=tied, **changes)
+    world = plan.strategy.mesh.num_devices
+    ours = pool.run(train, world, plan.to_json(), steps, tied)[0]
+    return Distance(ours, reference(plan, steps, tied=tied))
