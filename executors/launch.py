@@ -286,9 +286,9 @@ def _raise_for(ranks: list[_Rank]) -> None:
 def _end(ranks: list[_Rank]) -> None:
     """Kill whatever is left, with all that it started, and close every pipe."""
     for rank in ranks:
-        if rank.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(rank.process.pid, signal.SIGKILL)
+        # Also where the rank itself is gone: what it started may still run.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rank.process.pid, signal.SIGKILL)
     for rank in ranks:
         rank.process.wait()
         os.close(rank.messages)

@@ -32,7 +32,8 @@ class _Expansion:
 
     def _by_row(self) -> dict[int, list[int]]:
         """Storages saved at each row, in the module that saved them."""
-        trace, found = self.trace, {}
+        trace = self.trace
+        found: dict[int, list[int]] = {}
         last = len(trace.names) - 1
         for row, storage, module in trace.saves:
             place = min(row, last)

@@ -19,7 +19,14 @@ from planner.capture.torch_private import (
     named_attributes,
 )
 
-__all__ = ["build_on_meta", "fake_copy", "fakeify", "no_init", "quiet_state"]
+__all__ = [
+    "build_on_meta",
+    "fake_copy",
+    "fakeify",
+    "no_init",
+    "quiet_state",
+    "real_copy",
+]
 
 
 @contextlib.contextmanager
@@ -145,6 +152,18 @@ def fake_copy(
         dtype: For floating weights; None keeps each as it is.
     """
     memo: dict[int, Any] = dict(_replacements(module, _maker(mode), dtype))
+    return copy.deepcopy(module, memo)
+
+
+def real_copy(module: torch.nn.Module, dtype: torch.dtype | None) -> torch.nn.Module:
+    """A deep copy with small random weights on the CPU, for a real run."""
+
+    def make(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        if not kind.is_floating_point:
+            return torch.zeros(tensor.shape, dtype=kind)
+        return torch.empty(tensor.shape, dtype=kind).uniform_(0.01, 0.1)
+
+    memo: dict[int, Any] = dict(_replacements(module, make, dtype))
     return copy.deepcopy(module, memo)
 
 

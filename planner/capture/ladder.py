@@ -18,11 +18,11 @@ from types import TracebackType
 import torch
 
 from planner.capture.attention import fused_attention_patched
-from planner.capture.fakes import fake_copy, fakeify, quiet_state
+from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.loss import LossKind, compute_loss
 from planner.capture.repeat import repeats_traced_once
-from planner.capture.torch_private import fake_mode
+from planner.capture.torch_private import fake_mode, without_fused_rnn
 from planner.capture.trace import Trace, Tracer
 from planner.capture.transformers_private import unpacked_sequences
 from planner.errors import CaptureError, OpBudgetError
@@ -94,7 +94,7 @@ def climb(source: Source) -> Reading:
                 return attempt(source, rung)
         except (OpBudgetError, CaptureError):
             raise
-        except Exception as error:  # noqa: BLE001 - any failure of foreign code
+        except Exception as error:
             failures.append(f"{_RUNGS[rung]}: {_one_line(error)}")
             last = error
     raise CaptureError(
@@ -132,7 +132,12 @@ def _fake(source: Source, rung: str) -> Reading:
     module = make(source.module, mode, source.dtype)
     module.train()
     tracer = Tracer(module, op_budget=source.op_budget, hooks=rung == "fake")
-    with mode, fused_attention_patched(), unpacked_sequences():
+    with (
+        mode,
+        fused_attention_patched(),
+        unpacked_sequences(),
+        without_fused_rnn(),
+    ):
         loss = _run(source, module, tracer)
     if rung == "no_hooks":
         _assume_saved(tracer)
@@ -142,14 +147,7 @@ def _fake(source: Source, rung: str) -> Reading:
 
 
 def _real(source: Source, rung: str) -> Reading:
-    module = fake_copy(source.module, fake_mode(), None).to_empty(device="cpu")
-    dtype = source.dtype if source.dtype is not None else torch.get_default_dtype()
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point():
-                tensor.data = torch.empty_like(tensor, dtype=dtype).uniform_(0.01, 0.1)
-            else:
-                tensor.zero_()
+    module = real_copy(source.module, source.dtype)
     module.train()
     tracer = Tracer(module, op_budget=source.op_budget, fake=False)
     loss = _run(source, module, tracer)

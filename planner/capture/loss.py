@@ -94,6 +94,16 @@ def compute_loss(
     Raises:
         CaptureError: If the output does not allow that loss.
     """
+    found = _loss(output, kind, integers)
+    if not found.value.requires_grad:
+        raise CaptureError(
+            "the loss needs no gradient, so there is nothing to train; check "
+            "requires_grad of the parameters and that forward is not under no_grad"
+        )
+    return found
+
+
+def _loss(output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]) -> Loss:
     own = _field(output, "loss")
     if own is None and isinstance(output, torch.Tensor) and not output.dim():
         own = output

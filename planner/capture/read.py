@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from planner.capture.expand import expand
-from planner.capture.fakes import build_on_meta
 from planner.capture.facts import Facts, model_facts
+from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
 from planner.capture.ladder import Reading, Source, climb
 from planner.capture.loss import LossKind

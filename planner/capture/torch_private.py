@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from planner.errors import CaptureError
 
 __all__ = [
-    "as_parameter",
     "DispatchMode",
+    "as_parameter",
     "backward_sequence",
     "fake_mode",
     "fake_tensor",
@@ -33,6 +33,7 @@ __all__ = [
     "storage_key",
     "tree_flatten",
     "tree_unflatten",
+    "without_fused_rnn",
 ]
 
 _SEEN = "2.11 to 2.13"
@@ -148,7 +149,7 @@ def fake_tensor(
 
 
 def as_parameter(tensor: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:
-    """Mark a tensor as an ``nn.Parameter``, without the detach that its constructor does.
+    """Mark a tensor as an ``nn.Parameter``, without its constructor's detach.
 
     ``isinstance(tensor, torch.nn.Parameter)`` holds for tensor subclasses marked so.
     """
@@ -181,6 +182,23 @@ def patched_function(replacement: Callable[..., torch.Tensor]) -> Iterator[None]
     finally:
         setattr(functional, name, before[0])
         setattr(bound, name, before[1])
+
+
+@contextlib.contextmanager
+def without_fused_rnn() -> Iterator[None]:
+    """While open, recurrent layers run step by step.
+
+    The fused CPU op keeps its gates in a workspace that has no size on fake tensors, so
+    five sixths of what an LSTM keeps for backward would be missed.
+    """
+    get: Callable[[], bool] = _private(torch._C, "_get_mkldnn_enabled")
+    put: Callable[[bool], None] = _private(torch._C, "_set_mkldnn_enabled")
+    before = get()
+    put(False)
+    try:
+        yield
+    finally:
+        put(before)
 
 
 def named_attributes(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:

@@ -304,7 +304,8 @@ class Tracer(DispatchMode):
         free = free or (not schema.is_mutable and all(i in reads for i in writes))
         if in_backward():
             if not free:
-                self._record_backward(func, args, kwargs, out, ins, outs)
+                cost = kernel_cost(func, args, kwargs, out)
+                self._record_backward(schema.name, cost, (*ins, *outs))
             return
         if free:
             row = self._writer.get(reads[0], -1) if reads else -1
@@ -360,13 +361,7 @@ class Tracer(DispatchMode):
             column.append(0.0)
 
     def _record_backward(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        ins: list[torch.Tensor],
-        outs: list[torch.Tensor],
+        self, name: str, cost: KernelCost, touched: tuple[torch.Tensor, ...]
     ) -> None:
         """Charge a backward op to its forward op; gradient sums to the one before."""
         trace = self.trace
@@ -376,14 +371,13 @@ class Tracer(DispatchMode):
         row = self._last_row if row < 0 else row
         row = min(row, len(trace.names) - 1)
         self._last_row = row
-        cost = kernel_cost(func, args, kwargs, out)
         trace.backward_flops[row] += cost.flops
         trace.recompute_flops[row] += cost.recompute_flops
-        if func._schema.name in _UNWRITTEN:
+        if name in _UNWRITTEN:
             return
         weights = {self._shapes[-1 - i] for i in trace.inputs[row] if i < 0}
         moved = working = 0.0
-        for tensor in (*ins, *outs):
+        for tensor in touched:
             storage = self._id(tensor)
             if storage < 0:
                 continue

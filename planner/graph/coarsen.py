@@ -74,7 +74,7 @@ def coarsen(graph: OpGraph, plan: Structure, roles: Roles) -> Blocks:
     block_of = np.repeat(
         np.arange(len(plan.bounds)), [stop - start for start, stop in plan.bounds]
     )
-    parameters = _parameters(graph, plan, roles, block_of)
+    parameters = _parameters(graph, roles, block_of)
     saved = _saved(graph, plan, block_of)
     summer = _Summer(graph, plan, roles, parameters, saved)
     blocks = tuple(summer.block(index) for index in range(len(plan.bounds)))
@@ -82,9 +82,7 @@ def coarsen(graph: OpGraph, plan: Structure, roles: Roles) -> Blocks:
     return Blocks(blocks=blocks, edges=tuple(edges), parameters=tuple(parameters))
 
 
-def _parameters(
-    graph: OpGraph, plan: Structure, roles: Roles, block_of: np.ndarray
-) -> list[Parameter]:
+def _parameters(graph: OpGraph, roles: Roles, block_of: np.ndarray) -> list[Parameter]:
     """Each parameter with the block that uses it first."""
     first: dict[int, int] = {}
     for row, reads in enumerate(graph.inputs):

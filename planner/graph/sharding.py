@@ -183,7 +183,7 @@ def _unit_roles(
         module = linear_module(graph, row)
         style = styles.get(module) if module else None
         at = row - start
-        if style == "rowwise" or style == "vocab":
+        if style in {"rowwise", "vocab"}:
             roles.ops[at] = "rowwise"
             size = sum(graph.storage_bytes[i] for i in graph.outputs[row])
             roles.collectives[at] = float(size)
@@ -205,7 +205,7 @@ def _unit_roles(
 def _mark_stream(
     graph: OpGraph, plan: Structure, roles: _UnitRoles, active: set[str], start: int
 ) -> None:
-    """Ops on the residual stream: in blocks that tp divides, and those without products.
+    """Ops on the residual stream: in blocks that tp divides or that have no products.
 
     A block whose products tp leaves whole is computed whole by every rank.
     """

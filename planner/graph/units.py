@@ -125,7 +125,8 @@ class _Tree:
 def _work(graph: OpGraph) -> np.ndarray:
     """A measure of what an op costs: FLOPs, and a little for bytes. Shape [ops]."""
     flops = np.array([kernel.flops for kernel in graph.kernels])
-    return flops + graph.backward_flops + 1e-3 * graph.forward_bytes
+    work: np.ndarray = flops + graph.backward_flops + 1e-3 * graph.forward_bytes
+    return work
 
 
 def _by_lists(tree: _Tree, elements: list[str]) -> Callable[[str], str]:

@@ -34,10 +34,6 @@ class Program:
         previous: Time index of the op before it on its rank. Shape [ops].
         producer: Time index of the op on another rank that sends what it needs;
             0 if nothing is sent to it. Shape [ops].
-        maker: Op that makes what this one needs: the producer itself, or the forward of
-            the pair that the producer ends; -1 if nothing is sent. Shape [ops].
-        opens_pair: Ops whose results leave when the next op of their rank ends.
-            Shape [pairs].
         duration_row: kind * stages + stage. Shape [ops].
         delay_row: 0 without a transfer, 1 + boundary for activations, stages +
             boundary for gradients; boundary i lies between stages i and i + 1.
@@ -54,8 +50,6 @@ class Program:
     rank: IntArray
     previous: IntArray
     producer: IntArray
-    maker: IntArray
-    opens_pair: IntArray
     duration_row: IntArray
     delay_row: IntArray
     last_of_rank: IntArray
@@ -105,11 +99,6 @@ def compile_table(table: ActionTable) -> Program:
         last_backward, stage[completes], np.flatnonzero(completes).astype(np.int32) + 1
     )
     row = kind * stages + stage
-    opens = release != np.arange(len(release))
-    # A pair ends with its backward; a forward from there was made one op earlier.
-    paired = np.zeros(len(order) + 1, dtype=np.bool_)
-    paired[place[np.flatnonzero(opens) + 2]] = True
-    maker = np.where(paired[sender] & (kind == _F), place[producer[order]], sender) - 1
     return Program(
         kind=kind,
         stage=stage,
@@ -117,8 +106,6 @@ def compile_table(table: ActionTable) -> Program:
         rank=table.rank_of_stage[stage],
         previous=previous[order].astype(np.int32),
         producer=sender.astype(np.int32),
-        maker=maker,
-        opens_pair=place[np.flatnonzero(opens) + 1] - 1,
         duration_row=row.astype(np.int32),
         delay_row=np.where(sender > 0, delay, 0).astype(np.int32),
         last_of_rank=place[offsets[1:]],

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from planner.errors import StrategyError
-from planner.simulate.actions import ActionTable, IntArray
+from planner.simulate.actions import ActionKind, ActionTable, IntArray
 from planner.simulate.durations import Durations, FloatArray, stage_durations
 from planner.simulate.engine import Evaluation, busy_seconds
 from planner.simulate.program import Program, compile_table
 from planner.simulate.shared_kernels import (
     COLUMNS,
-    OPENS,
-    WAITS,
     time_with_links,
     time_with_slots,
 )
@@ -135,7 +133,6 @@ def shared_op_times(
     time_with_slots(
         flow.rows,
         flow.offsets,
-        flow.rank_of_row,
         times.compute_s[candidate],
         times.transfer_s[candidate],
         sharing.link_of,
@@ -159,7 +156,6 @@ def _run_links(
     time_with_links(
         flow.rows,
         flow.offsets,
-        flow.rank_of_row,
         times.compute_s,
         times.transfer_s,
         sharing.link_of,
@@ -224,16 +220,14 @@ class _Flow:
 
     Attributes:
         program: The program.
-        rows: See :data:`planner.simulate.shared_kernels.COLUMNS`. Shape [ops, 4].
+        rows: See :data:`planner.simulate.shared_kernels.COLUMNS`. Shape [ops, 8].
         offsets: First row of each rank. Shape [pp + 1].
-        rank_of_row: Rank that each transfer row goes to. Shape [2 * stages - 1].
         place: Row of each op of the program. Shape [ops].
     """
 
     program: Program
     rows: IntArray
     offsets: IntArray
-    rank_of_row: IntArray
     place: IntArray
 
 
@@ -245,19 +239,14 @@ def _flow(table: ActionTable) -> _Flow:
     place[order] = np.arange(len(program))
     rows = np.full((len(program), COLUMNS), -1, dtype=np.int32)
     rows[place, 0] = program.duration_row
+    rows[place, 7] = program.producer > 0
     takers = np.flatnonzero(program.producer > 0)
-    makers = program.maker[takers]
-    rows[place[makers], 1] = place[takers]
-    rows[place[makers], 2] = program.delay_row[takers]
-    rows[place, 3] = np.where(program.producer > 0, WAITS, 0)
-    rows[place[program.opens_pair], 3] |= OPENS
+    senders = place[program.producer[takers] - 1]
+    # An op that ends a pair sends a forward and a gradient; each has its columns.
+    column = np.where(program.kind[takers] == ActionKind.FORWARD, 1, 4)
+    rows[senders, column] = place[takers]
+    rows[senders, column + 1] = program.rank[takers]
+    rows[senders, column + 2] = program.delay_row[takers]
     offsets = np.zeros(table.pp + 1, dtype=np.int64)
     np.cumsum(np.bincount(program.rank, minlength=table.pp), out=offsets[1:])
-    ranks = table.rank_of_stage
-    return _Flow(
-        program=program,
-        rows=rows,
-        offsets=offsets,
-        rank_of_row=np.concatenate([ranks[:1], ranks[1:], ranks[:-1]]),
-        place=place,
-    )
+    return _Flow(program=program, rows=rows, offsets=offsets, place=place)

@@ -8,15 +8,12 @@ from planner.simulate.actions import IntArray
 from planner.simulate.compiled import compiled
 from planner.simulate.durations import FloatArray
 
-__all__ = ["COLUMNS", "OPENS", "WAITS", "time_with_links", "time_with_slots"]
+__all__ = ["COLUMNS", "time_with_links", "time_with_slots"]
 
 #: Columns of a flow table, one row an op, ranks one after the other: its duration row;
-#: the op that takes what it sends (-1 if none); the transfer row of that; flags.
-COLUMNS = 4
-#: It waits for a transfer from another rank.
-WAITS = 1
-#: It opens a pair: what it sends leaves when the next op ends.
-OPENS = 2
+#: then, for the forward and for the gradient that it sends, the op that takes it (-1 if
+#: none), that op's rank and the transfer row; last, whether it waits for a transfer.
+COLUMNS = 8
 
 #: Low bits of an event's key that hold its rank: ends that differ by less than 1 part
 #: in 2**40 count as ties, which go to the lower rank.
@@ -59,16 +56,9 @@ def _send(
 
 
 @compiled
-def _first_sender(flow: IntArray, op: int, first: int) -> int:
-    """Op from which on results leave when ``op`` ends: its pair's, or its own."""
-    return op - 1 if op > first and flow[op - 1, 3] & OPENS else op
-
-
-@compiled
 def time_with_links(
     flow: IntArray,
     offsets: IntArray,
-    rank_of_row: IntArray,
     compute: FloatArray,
     transfer: FloatArray,
     link_of: IntArray,
@@ -84,9 +74,8 @@ def time_with_links(
     is taken, its transfers join their links, and the ops they release get their ends.
 
     Args:
-        flow: See :data:`COLUMNS`. Shape [ops, 4], int32.
+        flow: See :data:`COLUMNS`. Shape [ops, 8], int32.
         offsets: First op of each rank. Shape [pp + 1].
-        rank_of_row: Rank that each transfer row goes to. Shape [2 * stages - 1].
         compute: As ``Durations.compute_s``. Shape [batch, 4 * stages].
         transfer: As ``Durations.transfer_s``. Shape [batch, 2 * stages - 1].
         link_of: Link of each transfer row, -1 for its own. Shape [2 * stages - 1].
@@ -108,29 +97,27 @@ def time_with_links(
         own, move = compute[candidate], transfer[candidate]
         free[:] = 0.0
         for op in range(len(flow)):
-            arrival[op] = np.inf if flow[op, 3] & WAITS else 0.0
+            arrival[op] = np.inf if flow[op, 7] else 0.0
         for r in range(ranks):
             op = offsets[r]
             current[r] = op
             ready[r] = 0.0
-            empty = op == offsets[r + 1]
-            first = np.inf if empty else arrival[op] + own[flow[op, 0]]
+            waits = op == offsets[r + 1] or flow[op, 7]
+            first = np.inf if waits else own[flow[op, 0]]
             _set_event(r, first, event, bits, keys)
         for _ in range(len(flow)):
             r = _earliest(keys)
             now, op = event[r], current[r]
             end[op] = now
-            for sender in range(_first_sender(flow, op, offsets[r]), op + 1):
-                taker = flow[sender, 1]
-                if taker < 0 or flow[op, 3] & OPENS:
-                    continue
-                row = flow[sender, 2]
-                arrives = _send(row, now, move, link_of, free)
-                arrival[taker] = arrives
-                q = rank_of_row[row]
-                if current[q] == taker:
-                    start = max(ready[q], arrives)
-                    _set_event(q, start + own[flow[taker, 0]], event, bits, keys)
+            for column in (1, 4):
+                taker = flow[op, column]
+                if taker >= 0:
+                    arrives = _send(flow[op, column + 2], now, move, link_of, free)
+                    arrival[taker] = arrives
+                    q = flow[op, column + 1]
+                    if current[q] == taker:
+                        start = max(ready[q], arrives)
+                        _set_event(q, start + own[flow[taker, 0]], event, bits, keys)
             op += 1
             current[r] = op
             ready[r] = now
@@ -166,7 +153,6 @@ def _soonest(
 def time_with_slots(
     flow: IntArray,
     offsets: IntArray,
-    rank_of_row: IntArray,
     compute: FloatArray,
     transfer: FloatArray,
     link_of: IntArray,
@@ -182,9 +168,8 @@ def time_with_slots(
     earliest start or end; in between every rank of a host works at the same rate.
 
     Args:
-        flow: See :data:`COLUMNS`. Shape [ops, 4], int32.
+        flow: See :data:`COLUMNS`. Shape [ops, 8], int32.
         offsets: First op of each rank. Shape [pp + 1].
-        rank_of_row: Rank that each transfer row goes to. Shape [2 * stages - 1].
         compute: Of this candidate. Shape [4 * stages].
         transfer: Of this candidate. Shape [2 * stages - 1].
         link_of: Link of each transfer row, -1 for its own. Shape [2 * stages - 1].
@@ -195,7 +180,7 @@ def time_with_slots(
         ends: Filled in. Shape [ops].
     """
     ranks = len(offsets) - 1
-    arrival = np.where(flow[:, 3] & WAITS, np.inf, 0.0)
+    arrival = np.where(flow[:, 7] > 0, np.inf, 0.0)
     free = np.zeros(num_links)
     current = offsets[:-1].copy()
     ready = np.zeros(ranks)
@@ -220,14 +205,15 @@ def time_with_slots(
             continue
         left[r], ends[op] = np.inf, now
         remaining -= 1
-        for sender in range(_first_sender(flow, op, offsets[r]), op + 1):
-            taker = flow[sender, 1]
-            if taker < 0 or flow[op, 3] & OPENS:
-                continue
-            arrival[taker] = _send(flow[sender, 2], now, transfer, link_of, free)
-            q = rank_of_row[flow[sender, 2]]
-            if current[q] == taker:
-                begin[q] = max(ready[q], arrival[taker])
+        for column in (1, 4):
+            taker = flow[op, column]
+            if taker >= 0:
+                arrival[taker] = _send(
+                    flow[op, column + 2], now, transfer, link_of, free
+                )
+                q = flow[op, column + 1]
+                if current[q] == taker:
+                    begin[q] = max(ready[q], arrival[taker])
         current[r], ready[r] = op + 1, now
         if op + 1 < offsets[r + 1]:
             begin[r] = max(now, arrival[op + 1])

@@ -16,7 +16,9 @@ __all__ = ["Distance", "distance"]
 class Distance:
     """Largest relative differences over all steps; of tensors, to their largest entry."""
 
-    def __init__(self, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+    ) -> None:
         self.loss = self.gradients = self.weights = self.norm = 0.0
         for mine, plain in zip(ours, theirs, strict=True):
             self.loss = max(self.loss, abs(mine["loss"] / plain["loss"] - 1))

@@ -134,9 +134,7 @@ def test_a_tied_head_stays_tied_under_tp_and_pp(pool: Pool) -> None:
 def test_adamw_takes_the_same_path(pool: Pool) -> None:
     """Losses alone: Adam turns the sign of a rounding error into a step."""
     optimizer = Optimizer(name="AdamW", learning_rate=1e-2)
-    far = distance(
-        pool, "llama", tp=2, dp_shard=2, zero_stage=2, optimizer=optimizer
-    )
+    far = distance(pool, "llama", tp=2, dp_shard=2, zero_stage=2, optimizer=optimizer)
     assert far.loss <= EXACT
 
 

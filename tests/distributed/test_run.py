@@ -91,7 +91,9 @@ def test_zero3_takes_less_memory_than_replicas(pool: Pool) -> None:
     peaks = []
     for mesh in ({"dp_replicate": 2}, {"dp_shard": 2, "zero_stage": 3}):
         plan = make_plan("llama", **mesh)
-        peaks.append(max(pool.run(_measured, 2, plan.to_json())[0]["peak_memory_bytes"]))
+        peaks.append(
+            max(pool.run(_measured, 2, plan.to_json())[0]["peak_memory_bytes"])
+        )
     assert peaks[1] < peaks[0]
 
 

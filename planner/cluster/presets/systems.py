@@ -201,9 +201,9 @@ def internet_pcs(nodes: int) -> ClusterDocument:
     """
     link = Link(
         name="internet",
-        bandwidth_bytes_per_s=gbit_per_s(0.1),  # Borzunov et al. 2023, Petals, table 3
-        latency_s=50e-3,  # Borzunov et al. 2023, Petals, table 3: 100 ms round trip
-        source="Borzunov et al. 2023, Petals, table 3: 100 Mbit/s, 100 ms round trip",
+        bandwidth_bytes_per_s=gbit_per_s(0.1),  # Borzunov et al. 2023, Petals
+        latency_s=50e-3,  # Borzunov et al. 2023, Petals: 100 ms round trip
+        source="Borzunov et al. 2023, Petals: 100 Mbit/s, 100 ms round trip",
     )
     counts = {"rtx3090-24": (nodes + 1) // 2, "rtx4090-24": nodes // 2}
     used = {device: count for device, count in counts.items() if count}

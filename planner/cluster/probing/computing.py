@@ -99,7 +99,10 @@ def fit_rates(
 
 
 def compute_slots(session: Session, points: Sequence[MatmulPoint]) -> float:
-    """Ranks of one host that compute at full rate at the same time."""
+    """Ranks of one host that compute at full rate at the same time.
+
+    At least 1: a rank alone does, and less can only be a neighbour's noise.
+    """
     per_host = max(session.host_of_rank.count(h) for h in set(session.host_of_rank))
     if per_host == 1:
         return 1.0
@@ -110,7 +113,7 @@ def compute_slots(session: Session, points: Sequence[MatmulPoint]) -> float:
         if point.size in sizes and point.dtype == session.main_dtype
     ]
     slots = per_host * statistics.median(kept)
-    return float(min(max(slots, 0.1), per_host))
+    return float(min(max(slots, 1.0), per_host))
 
 
 def memory_bandwidth(session: Session, budget_s: float) -> float:

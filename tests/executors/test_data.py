@@ -1,0 +1,57 @@
+"""Batches do not depend on how they are divided."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from executors.data import global_batches, slice_batch, synthetic_batch
+from planner.errors import ExecutionError
+from planner.schema import InputSpec, Workload
+
+WORKLOAD = Workload(
+    global_batch=6,
+    inputs=(
+        InputSpec(name="ids", shape=(3,), dtype="int64", high=5),
+        InputSpec(name="mask", shape=(3,), dtype="bool"),
+        InputSpec(name="image", shape=(2, 2), dtype="bfloat16"),
+    ),
+)
+
+
+def test_synthetic_batches_follow_the_workload() -> None:
+    batch = synthetic_batch(WORKLOAD, 0)
+    assert {n: (tuple(v.shape), v.dtype) for n, v in batch.items()} == {
+        "ids": ((6, 3), torch.int64),
+        "mask": ((6, 3), torch.bool),
+        "image": ((6, 2, 2), torch.bfloat16),
+    }
+    assert 0 <= int(batch["ids"].min()) <= int(batch["ids"].max()) < 5
+
+
+def test_the_same_step_and_seed_give_the_same_batch_and_no_other_do() -> None:
+    first, again = (
+        synthetic_batch(WORKLOAD, 3, seed=1),
+        synthetic_batch(WORKLOAD, 3, seed=1),
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for step, seed in ((4, 1), (3, 2)):
+        other = synthetic_batch(WORKLOAD, step, seed=seed)
+        assert not torch.equal(first["image"], other["image"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_slices_make_up_the_batch(count: int) -> None:
+    batch = synthetic_batch(WORKLOAD, 0)
+    device = torch.device("cpu")
+    parts = [slice_batch(batch, index, count, device) for index in range(count)]
+    for name, value in batch.items():
+        assert torch.equal(torch.cat([part[name] for part in parts]), value)
+
+
+def test_data_that_gives_nothing_or_too_little_is_refused() -> None:
+    with pytest.raises(ExecutionError, match="no batch for step 0"):
+        next(global_batches(WORKLOAD, [], 1))
+    short = {"ids": torch.zeros(4, 3)}
+    with pytest.raises(ExecutionError, match="4 samples in 'ids'.*global_batch=6"):
+        next(global_batches(WORKLOAD, lambda _: short, 1))

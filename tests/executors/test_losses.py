@@ -1,0 +1,91 @@
+"""The loss of pieces adds up to the loss of the whole, gradients too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.nn import functional
+
+from executors.losses import LossFunction, select_output, target_of
+from planner.errors import ExecutionError
+
+
+@dataclass
+class _Output:
+    loss: torch.Tensor | None
+    logits: torch.Tensor
+
+
+def _pieces(
+    target: torch.Tensor, logits: torch.Tensor, ranks: int, micro: int
+) -> float:
+    loss = LossFunction(kind="cross_entropy", data_parallel=ranks)
+    loss.prepare({"labels": target}, micro)
+    total = 0.0
+    for rows, values in zip(
+        target.chunk(ranks * micro), logits.chunk(ranks * micro), strict=True
+    ):
+        total += float(loss(values, rows))
+    return total / ranks
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (2, 2), (4, 2), (1, 8)])
+def test_pieces_of_tokens_sum_to_the_mean_over_all(ranks: int, micro: int) -> None:
+    torch.manual_seed(0)
+    target, logits = torch.randint(11, (8, 6)), torch.randn(8, 6, 11)
+    # Unequal counts in unequal pieces: a mean of means would be another number.
+    target[0, 2:] = -100
+    target[3] = -100
+    whole = functional.cross_entropy(
+        logits[:, :-1].reshape(-1, 11), target[:, 1:].reshape(-1)
+    )
+    assert _pieces(target, logits, ranks, micro) == pytest.approx(float(whole))
+
+
+def test_classes_are_not_shifted() -> None:
+    target, logits = torch.tensor([1, 0]), torch.randn(2, 3)
+    loss = LossFunction(kind="cross_entropy", data_parallel=1)
+    loss.prepare({"labels": target}, 1)
+    expected = functional.cross_entropy(logits, target)
+    assert float(loss(logits, target)) == pytest.approx(float(expected))
+
+
+def test_model_and_mean_square_average_their_microbatches() -> None:
+    square = LossFunction(kind="mean_square", data_parallel=2)
+    square.prepare({}, 4)
+    assert float(square(torch.full((3,), 2.0))) == pytest.approx(4 / 4)
+    own = LossFunction(kind="model", data_parallel=1)
+    own.prepare({}, 2)
+    output = _Output(loss=torch.tensor(3.0), logits=torch.zeros(1))
+    assert float(own(output)) == pytest.approx(1.5)
+
+
+def test_outputs_of_many_shapes() -> None:
+    logits, loss = torch.zeros(2), torch.ones(())
+    assert select_output(_Output(loss=loss, logits=logits), "cross_entropy") is logits
+    assert select_output(_Output(loss=loss, logits=logits), "model") is loss
+    assert select_output({"logits": logits}, "mean_square") is logits
+    assert select_output((None, logits), "mean_square") is logits
+    assert select_output(logits, "model") is logits
+    with pytest.raises(ExecutionError, match="without a tensor"):
+        select_output((None, 3), "model")
+
+
+def test_targets_come_from_labels_or_tokens() -> None:
+    tokens, labels = (
+        torch.zeros(1, 2, dtype=torch.long),
+        torch.ones(1, dtype=torch.long),
+    )
+    assert target_of({"input_ids": tokens, "labels": labels}, "cross_entropy") is labels
+    assert target_of({"mask": tokens > 0, "words": tokens}, "cross_entropy") is tokens
+    assert target_of({"x": torch.zeros(1)}, "mean_square") is None
+    with pytest.raises(ExecutionError, match="needs tokens, the batch has x"):
+        target_of({"x": torch.zeros(1)}, "cross_entropy")
+
+
+def test_a_batch_without_a_target_is_refused() -> None:
+    loss = LossFunction(kind="cross_entropy", data_parallel=1)
+    with pytest.raises(ExecutionError, match="every target"):
+        loss.prepare({"labels": torch.full((2, 3), -100)}, 1)

@@ -1,0 +1,157 @@
+"""The table of what can be run agrees with torch, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    get_schedule_class,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from planner.schema import (
+    SCHEDULES,
+    Mesh,
+    Optimizer,
+    Precision,
+    Schedule,
+    Stage,
+    Strategy,
+    TensorSharding,
+)
+from planner.schema.support import matches_pattern, unsupported
+
+FP32 = Precision(compute="float32")
+
+
+def _strategy(
+    schedule: Schedule, pp: int, virtual: int, micro: int, **changes: object
+) -> Strategy:
+    shell = Strategy(mesh=Mesh(pp=pp), schedule=schedule, virtual_stages=virtual)
+    recompute = changes.pop("recompute", "none")
+    stages = tuple(
+        Stage(rank=shell.rank_of_stage(i), modules=(f"m{i}",), recompute=recompute)  # type: ignore[arg-type]
+        for i in range(pp * virtual)
+    )
+    fields = {"mesh": Mesh(pp=pp), "precision": FP32, **changes}
+    return Strategy(
+        schedule=schedule,
+        virtual_stages=virtual,
+        num_microbatches=micro,
+        stages=stages,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(params=[2, 3, 4])
+def pipeline(request: pytest.FixtureRequest) -> Iterator[int]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    yield request.param
+    dist.destroy_process_group()
+
+
+def _torch_accepts(schedule: Schedule, pp: int, virtual: int, micro: int) -> bool:
+    kind = get_schedule_class(schedule)
+    multi = issubclass(kind, PipelineScheduleMulti)
+    if not multi and virtual > 1:
+        return False
+    shell = Strategy(mesh=Mesh(pp=pp), schedule=schedule, virtual_stages=virtual)
+    try:
+        stages = [
+            PipelineStage(nn.Linear(1, 1), index, pp * virtual, torch.device("cpu"))
+            for index in shell.stages_of_rank(0)
+        ]
+        kind(stages if multi else stages[0], micro, loss_fn=nn.MSELoss())
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_are_refused_where_torch_refuses_them(
+    pipeline: int, schedule: Schedule
+) -> None:
+    for virtual in (1, 2, 3):
+        for micro in range(1, 13):
+            if schedule in ("ZBVZeroBubble", "DualPipeV") and virtual != 2:
+                # A V has no other shape; torch would look for stages that are not.
+                continue
+            reasons = unsupported(_strategy(schedule, pipeline, virtual, micro))
+            accepted = _torch_accepts(schedule, pipeline, virtual, micro)
+            assert accepted == (not reasons), (virtual, micro, reasons)
+
+
+@pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "DualPipeV"])
+def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
+    assert "two stages" in unsupported(_strategy(schedule, 2, 1, 8))[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mesh": Mesh(cp=2)}, "cp=2"),
+        ({"mesh": Mesh(dp_shard=2, ep=2)}, "ep=2"),
+        ({"mesh": Mesh(dp_shard=2), "zero_stage": 1}, "zero_stage=1"),
+        ({"mesh": Mesh(pp=2), "num_microbatches": 2}, "without stages"),
+        ({"mesh": Mesh(tp=2)}, "without stages"),
+        ({"virtual_stages": 2}, "virtual_stages=2"),
+        ({"precision": Precision(compute="float8")}, "float8"),
+        (
+            {"precision": Precision(parameter="bfloat16", compute="float32")},
+            "compute=float32",
+        ),
+        ({"optimizer": Optimizer(state_dtype="bfloat16")}, "state_dtype=bfloat16"),
+        ({"sharding": TensorSharding(loss_parallel=True)}, "loss_parallel"),
+    ],
+)
+def test_each_refusal_says_value_rule_and_remedy(
+    changes: dict[str, object], said: str
+) -> None:
+    fields = {"precision": FP32, **changes}
+    reasons = unsupported(Strategy(**fields))  # type: ignore[arg-type]
+    (reason,) = [r for r in reasons if said in r]
+    assert ";" in reason
+    assert "\n" not in reason
+
+
+def test_split_backward_refuses_what_gives_wrong_gradients() -> None:
+    zero3 = _strategy(
+        "ZBVZeroBubble", 2, 2, 4, mesh=Mesh(pp=2, dp_shard=2), zero_stage=3
+    )
+    assert "wrong gradients" in unsupported(zero3)[0]
+    again = _strategy("InterleavedZeroBubble", 2, 2, 4, recompute="full")
+    assert "recompute=full" in unsupported(again)[0]
+    assert not unsupported(_strategy("Interleaved1F1B", 2, 2, 4, recompute="full"))
+
+
+def test_tied_parameters_must_be_split_alike() -> None:
+    tied = (("embed.weight", "head.weight"),)
+    stages = (Stage(rank=0, modules=("embed", "head")),)
+
+    def reasons(**patterns: str) -> tuple[str, ...]:
+        sharding = TensorSharding(patterns=patterns)  # type: ignore[arg-type]
+        strategy = Strategy(
+            mesh=Mesh(tp=2), sharding=sharding, stages=stages, precision=FP32
+        )
+        return unsupported(strategy, tied=tied)
+
+    assert "split unlike" in reasons(embed="vocab")[0]
+    assert not reasons(embed="vocab", head="colwise")
+    assert not reasons(other="colwise")
+
+
+def test_a_plain_strategy_is_supported() -> None:
+    assert unsupported(Strategy()) == ()
+
+
+def test_patterns_match_from_the_end() -> None:
+    assert matches_pattern("layers.*.up", "model.layers.3.up")
+    assert matches_pattern("lm_head", "lm_head")
+    assert not matches_pattern("layers.*.up", "model.layers.3.mlp.up")
+    assert not matches_pattern("a.b.c", "b.c")
