@@ -6,17 +6,19 @@ torch 2.11 to 2.13.
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
-from torch.export._swap import _swap_modules
+from torch.export import _swap as torch_swap
 from torch.export.passes import move_to_device_pass
-from torch.utils._pytree import tree_unflatten
+from torch.export.unflatten import _generate_flatten_spec
 
 from executors.losses import LossKind, select_output
 from planner.errors import ExecutionError
@@ -47,13 +49,11 @@ class ExportedModel:
         root: Holds what the graph refers to.
         inputs: Placeholder names, the model's keywords.
         output: Fake tensor like the one that the model returns.
-        unit_outputs: Fake output of each unit, by the name of its call node.
     """
 
     root: fx.GraphModule
     inputs: tuple[str, ...]
     output: torch.Tensor
-    unit_outputs: Mapping[str, Any]
 
     def fqn(self, target: str) -> str:
         """A name as the model has it; the wrapper's is cut off."""
@@ -99,19 +99,74 @@ def export_model(
         ) from error
     if device.type != "cpu":
         program = move_to_device_pass(program, device)
-    with warnings.catch_warnings():
+    _refuse_repeated(program, names)
+    with warnings.catch_warnings(), _swap_corrected():
         # torch inserts specs before it registers them.
         warnings.filterwarnings("ignore", message="Attempted to insert a get_attr Node")
-        root = _swap_modules(program, names)
+        root = torch_swap._swap_modules(program, dict(names))
     _drop_checks(root)
-    outputs = _unit_outputs(program, root, names)
+    _refuse_uncalled(root, names)
     placeholders = (n for n in root.graph.nodes if n.op == "placeholder")
     return ExportedModel(
         root=root,
         inputs=tuple(str(node.target) for node in placeholders),
         output=_output(program),
-        unit_outputs=outputs,
     )
+
+
+def _refuse_repeated(program: ExportedProgram, names: Mapping[str, nn.Module]) -> None:
+    for entry in program.module_call_graph:
+        name, _, again = entry.fqn.partition("@")
+        if again and name in names:
+            raise ExecutionError(
+                f"forward calls {name.removeprefix(f'{_INNER}.')!r} more than once, "
+                f"which one pipeline stage cannot; plan with pp=1"
+            )
+
+
+@contextmanager
+def _swap_corrected() -> Iterator[None]:
+    """Put two faults of torch's swap right, for the block; both are there up to 2.13.
+
+    It numbers a module's outputs by who reads them first, so that a unit that returns
+    two tensors has them exchanged, silently. And it hands all outputs of one unit to
+    the next as a single argument, if nothing else reads them.
+    """
+    numbering = torch_swap._deconstruct_outputs
+    shortcut = torch_swap._remove_extraneous_pytrees
+    torch_swap._deconstruct_outputs = _deconstruct_outputs
+    torch_swap._remove_extraneous_pytrees = _leave_pytrees
+    try:
+        yield
+    finally:
+        torch_swap._deconstruct_outputs = numbering
+        torch_swap._remove_extraneous_pytrees = shortcut
+
+
+def _leave_pytrees(gm: fx.GraphModule) -> None:
+    gm.graph.eliminate_dead_code()
+
+
+def _deconstruct_outputs(
+    gm: fx.GraphModule,
+    signature: Any,
+    module_node: fx.Node,
+    node_name_map: dict[str, fx.Node],
+    orig_outputs: tuple[fx.Node, ...],
+) -> None:
+    spec = _generate_flatten_spec(gm, module_node, signature.out_spec)
+    names = [getattr(argument, "name", None) for argument in signature.outputs]
+    for output in orig_outputs:
+        if output.name not in names:
+            raise ExecutionError(
+                f"a value from within {module_node.target} ({output.name}) is read "
+                f"outside of it, but is not returned; plan with pp=1"
+            )
+        with gm.graph.inserting_after(spec):
+            index = names.index(output.name)
+            picked = gm.graph.call_function(operator.getitem, (spec, index))
+        output.replace_all_uses_with(picked, propagate_meta=True)
+        node_name_map[output.name] = picked
 
 
 def _drop_checks(root: fx.GraphModule) -> None:
@@ -131,30 +186,11 @@ def _output(program: ExportedProgram) -> torch.Tensor:
     return value
 
 
-def _unit_outputs(
-    program: ExportedProgram, root: fx.GraphModule, names: Mapping[str, nn.Module]
-) -> dict[str, Any]:
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    signatures = {
-        entry.fqn: entry.signature for entry in program.module_call_graph if entry.fqn
-    }
-    outputs: dict[str, Any] = {}
-    called: set[str] = set()
-    for node in root.graph.nodes:
-        if node.op != "call_module" or node.target not in names:
-            continue
-        called.add(node.target)
-        signature = signatures[node.target]
-        assert signature is not None
-        leaves = [
-            values.get(getattr(argument, "name", ""), getattr(argument, "value", None))
-            for argument in signature.outputs
-        ]
-        outputs[node.name] = tree_unflatten(leaves, signature.out_spec)
+def _refuse_uncalled(root: fx.GraphModule, names: Mapping[str, nn.Module]) -> None:
+    called = {node.target for node in root.graph.nodes if node.op == "call_module"}
     missing = [name.removeprefix(f"{_INNER}.") for name in names if name not in called]
     if missing:
         raise ExecutionError(
             f"the plan puts {missing[0]!r} on a stage, but the model's forward never "
             f"calls it (of {len(missing)} such); plan again for this model"
         )
-    return outputs

@@ -1,4 +1,4 @@
-"""What crosses the cut between two pipeline stages, and how it is packed.
+"""What crosses the cut between two pipeline stages, in either direction.
 
 Source of the constraints: torch.distributed.pipelining sends stage outputs and input
 gradients as they are, so both must be contiguous and complete.
@@ -6,14 +6,11 @@ gradients as they are, so both must be contiguous and complete.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["Rebuild", "Relay", "leaf_of", "receive", "send"]
+__all__ = ["receive", "send"]
 
 
 class _Receive(torch.autograd.Function):
@@ -47,41 +44,3 @@ def send(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if result is tensor or not result.is_contiguous():
         result = result.clone(memory_format=torch.contiguous_format)
     return result
-
-
-def leaf_of(value: Any, index: int) -> torch.Tensor:
-    """One tensor of a value that is more than one."""
-    leaf: torch.Tensor = tree_flatten(value)[0][index]
-    return leaf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Relay:
-    """One value that crosses a cut: its node, and its fake value's tensors."""
-
-    node: fx.Node
-    leaves: tuple[Any, ...]
-    spec: Any
-
-    @property
-    def tensors(self) -> tuple[tuple[int, torch.Tensor], ...]:
-        """Position and fake tensor of each leaf that is sent."""
-        pairs = enumerate(self.leaves)
-        return tuple((i, leaf) for i, leaf in pairs if isinstance(leaf, torch.Tensor))
-
-
-class Rebuild(nn.Module):
-    """Puts a relayed value that is more than one tensor together again."""
-
-    def __init__(self, relay: Relay) -> None:
-        super().__init__()
-        self.positions = [position for position, _ in relay.tensors]
-        self.rest = [None if torch.is_tensor(leaf) else leaf for leaf in relay.leaves]
-        self.spec = relay.spec
-
-    def forward(self, *received: torch.Tensor) -> Any:
-        """The value, from its tensors in order."""
-        leaves = list(self.rest)
-        for position, tensor in zip(self.positions, received, strict=True):
-            leaves[position] = tensor
-        return tree_unflatten(leaves, self.spec)

@@ -9,19 +9,19 @@ rank has the inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx._pytree import tree_flatten_spec
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
 from executors.export import ExportedModel, export_model
 from executors.losses import LossKind
 from executors.names import unit_of, units_of_model
-from executors.relay import Rebuild, Relay, leaf_of, receive, send
+from executors.relay import receive, send
+from planner.errors import ExecutionError
 from planner.schema import Stage
 
 __all__ = ["LoweredStage", "lower"]
@@ -47,17 +47,6 @@ class LoweredStage:
     units: tuple[str, ...]
     receives: tuple[torch.Tensor, ...]
     sends: tuple[torch.Tensor, ...]
-
-
-def _unpacks(node: fx.Node) -> bool:
-    """Whether a node only takes a unit's output apart."""
-    if node.target is operator.getitem:
-        return True
-    return _is_list(node)
-
-
-def _is_list(node: fx.Node) -> bool:
-    return node.target is tree_flatten_spec
 
 
 def _random(node: fx.Node) -> bool:
@@ -150,7 +139,7 @@ class _Cutter:
         return free
 
     def _assign(self) -> dict[fx.Node, int]:
-        """Stage of every other node: that of its unit, or of what came before it."""
+        """Stage of every other node: its unit's, or the first that has its inputs."""
         home = {
             name: index
             for index, stage in enumerate(self.stages)
@@ -158,19 +147,32 @@ class _Cutter:
             if name in self.units
         }
         stage_of: dict[fx.Node, int] = {}
-        current = 0
         for node in self.nodes:
             if node in self.free or node.op == "get_attr" or self._packs(node):
                 continue
+            earliest = max(
+                (stage_of[n] for n in self._sources(node, stage_of)), default=0
+            )
+            stage_of[node] = earliest
             if node.op == "call_module":
                 unit = unit_of(self.exported.fqn(str(node.target)), home)
-                # Never back: a stage reads only stages before it.
-                current = max(current, home[unit] if unit is not None else current)
-            elif _unpacks(node):
-                stage_of[node] = stage_of[node.all_input_nodes[0]]
-                continue
-            stage_of[node] = current
+                stage_of[node] = earliest if unit is None else home[unit]
+                if stage_of[node] < earliest:
+                    raise ExecutionError(
+                        f"{unit} is on stage {home[str(unit)]}, but reads what stage "
+                        f"{earliest} makes; put it on that stage or a later one"
+                    )
         return stage_of
+
+    def _sources(
+        self, node: fx.Node, stage_of: Mapping[fx.Node, int]
+    ) -> Iterator[fx.Node]:
+        """Nodes with a stage that a node reads, also through packed arguments."""
+        for source in node.all_input_nodes:
+            if source in stage_of:
+                yield source
+            elif self._packs(source):
+                yield from self._sources(source, stage_of)
 
     def _packs(self, node: fx.Node) -> bool:
         """Whether a node only puts a unit's arguments together, out of tensors."""
@@ -180,16 +182,18 @@ class _Cutter:
             return self._packs(node.all_input_nodes[0])
         return node.target is tree_unflatten
 
-    def _crossing(self, cut: int) -> list[Relay]:
-        """Values made up to stage ``cut`` that a later stage reads, in order."""
-        relays = []
+    def _crossing(self, cut: int) -> list[fx.Node]:
+        """Tensors made up to stage ``cut`` that a later stage reads, in order."""
+        crossing = []
         for node in self.nodes:
-            if self.stage_of.get(node, cut + 1) > cut or _is_list(node):
-                continue
-            if self._last_reader(node) > cut:
-                leaves, spec = tree_flatten(self._value(node))
-                relays.append(Relay(node=node, leaves=tuple(leaves), spec=spec))
-        return relays
+            if self.stage_of.get(node, cut + 1) <= cut < self._last_reader(node):
+                if not isinstance(node.meta.get("val"), torch.Tensor):
+                    raise ExecutionError(
+                        f"{node.target} makes no tensor, but is read on both sides of "
+                        f"the cut after stage {cut}; cut elsewhere or plan with pp=1"
+                    )
+                crossing.append(node)
+        return crossing
 
     def _last_reader(self, node: fx.Node) -> int:
         last = -1
@@ -202,19 +206,13 @@ class _Cutter:
                 last = max(last, self.stage_of[user])
         return last
 
-    def _value(self, node: fx.Node) -> Any:
-        if node.name in self.exported.unit_outputs:
-            return self.exported.unit_outputs[node.name]
-        return node.meta["val"]
-
     def _wire_dtype(self, tensor: torch.Tensor) -> torch.dtype:
         return self.wire[1] if tensor.dtype == self.wire[0] else tensor.dtype
 
     def _metadata(self, cut: int) -> tuple[torch.Tensor, ...]:
-        relays = self.cuts[cut] if cut < len(self.cuts) else []
-        tensors = [tensor for relay in relays for _, tensor in relay.tensors]
-        if cut == len(self.cuts):
-            tensors = [self.exported.output]
+        tensors = [self.exported.output]
+        if cut < len(self.cuts):
+            tensors = [node.meta["val"] for node in self.cuts[cut]]
         return tuple(
             torch.empty(
                 tensor.shape,
@@ -230,7 +228,7 @@ class _Cutter:
         graph = fx.Graph()
         env: dict[fx.Node, fx.Node] = {}
         root: dict[str, Any] = {}
-        self._place_inputs(graph, env, index, root)
+        self._place_inputs(graph, env, index)
 
         def copy(node: fx.Node) -> fx.Node:
             if node not in env:
@@ -261,47 +259,23 @@ class _Cutter:
         )
 
     def _place_inputs(
-        self,
-        graph: fx.Graph,
-        env: dict[fx.Node, fx.Node],
-        index: int,
-        root: dict[str, Any],
+        self, graph: fx.Graph, env: dict[fx.Node, fx.Node], index: int
     ) -> None:
-        relays = self.cuts[index - 1] if index else []
-        slots = [
-            [graph.placeholder(f"relay_{n}_{i}") for i, _ in relay.tensors]
-            for n, relay in enumerate(relays)
-        ]
+        """Relayed tensors first, then the model's own inputs."""
+        relayed = self.cuts[index - 1] if index else []
+        slots = tuple(graph.placeholder(f"relay_{n}") for n in range(len(relayed)))
         for node in self.nodes:
             if node.op == "placeholder":
                 env[node] = graph.placeholder(str(node.target))
-        flat = tuple(slot for group in slots for slot in group)
-        if not flat:
-            return
-        received = graph.call_function(receive, flat)
-        position = 0
-        for relay, group in zip(relays, slots, strict=True):
-            picked = []
-            for _ in group:
-                picked.append(
-                    graph.call_function(operator.getitem, (received, position))
-                )
-                position += 1
-            if relay.spec.is_leaf():
-                env[relay.node] = picked[0]
-                continue
-            name = f"rebuild_{relay.node.name}"
-            root[name] = Rebuild(relay)
-            env[relay.node] = graph.call_module(name, tuple(picked))
+        if slots:
+            received = graph.call_function(receive, slots)
+            for position, node in enumerate(relayed):
+                env[node] = graph.call_function(operator.getitem, (received, position))
 
     def _send_nodes(
         self, graph: fx.Graph, env: dict[fx.Node, fx.Node], index: int
     ) -> list[fx.Node]:
-        sent = []
-        for relay in self.cuts[index]:
-            for position, tensor in relay.tensors:
-                leaf = env[relay.node]
-                if not relay.spec.is_leaf():
-                    leaf = graph.call_function(leaf_of, (leaf, position))
-                sent.append(graph.call_function(send, (leaf, self._wire_dtype(tensor))))
-        return sent
+        return [
+            graph.call_function(send, (env[node], self._wire_dtype(node.meta["val"])))
+            for node in self.cuts[index]
+        ]

@@ -32,15 +32,8 @@ class Architecture:
     seq_len: int | None = None
 
 
-def _llama(
-    hidden: int,
-    inner: int,
-    layers: int,
-    heads: int,
-    kv: int,
-    source: str,
-    **more: Any,
-) -> Architecture:
+def _llama(*sizes: int, source: str, **more: Any) -> Architecture:
+    hidden, inner, layers, heads, kv = sizes
     figures = {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -120,7 +113,7 @@ def _whisper(
     return Architecture(
         config="WhisperConfig",
         model="WhisperForConditionalGeneration",
-        source="Radford et al. 2022 (arXiv:2212.04356), table 1; v3 model card for mels",
+        source="Radford et al. 2022 (arXiv:2212.04356), table 1; v3 model card",
         figures={
             "d_model": hidden,
             "encoder_layers": layers,
@@ -136,7 +129,7 @@ def _whisper(
 
 
 def _mixtral(
-    hidden: int, inner: int, layers: int, heads: int, vocabulary: int, source: str
+    hidden: int, inner: int, layers: int, heads: int, *, vocabulary: int, source: str
 ) -> Architecture:
     return Architecture(
         config="MixtralConfig",
@@ -158,14 +151,11 @@ def _mixtral(
 
 def _qwen(
     family: str,
-    hidden: int,
-    inner: int,
-    layers: int,
-    heads: int,
-    kv: int,
+    *sizes: int,
     source: str,
     **more: Any,
 ) -> Architecture:
+    hidden, inner, layers, heads, kv = sizes
     figures = {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -193,19 +183,31 @@ _TIED = {"tie_word_embeddings": True}
 
 #: Name on the command line to figures.
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama2-7b": _llama(4096, 11008, 32, 32, 32, _LLAMA2, **_TWO),
-    "llama2-13b": _llama(5120, 13824, 40, 40, 40, _LLAMA2, **_TWO),
-    "llama2-70b": _llama(8192, 28672, 80, 64, 8, _LLAMA2, **_TWO),
-    "llama3-8b": _llama(4096, 14336, 32, 32, 8, _LLAMA3),
-    "llama3-70b": _llama(8192, 28672, 80, 64, 8, _LLAMA3),
-    "llama3-405b": _llama(16384, 53248, 126, 128, 8, _LLAMA3),
-    "llama3.2-1b": _llama(2048, 8192, 16, 32, 8, _LLAMA32, **_TIED),
-    "llama3.2-3b": _llama(3072, 8192, 28, 24, 8, _LLAMA32, head_dim=128, **_TIED),
+    "llama2-7b": _llama(4096, 11008, 32, 32, 32, source=_LLAMA2, **_TWO),
+    "llama2-13b": _llama(5120, 13824, 40, 40, 40, source=_LLAMA2, **_TWO),
+    "llama2-70b": _llama(8192, 28672, 80, 64, 8, source=_LLAMA2, **_TWO),
+    "llama3-8b": _llama(4096, 14336, 32, 32, 8, source=_LLAMA3),
+    "llama3-70b": _llama(8192, 28672, 80, 64, 8, source=_LLAMA3),
+    "llama3-405b": _llama(16384, 53248, 126, 128, 8, source=_LLAMA3),
+    "llama3.2-1b": _llama(2048, 8192, 16, 32, 8, source=_LLAMA32, **_TIED),
+    "llama3.2-3b": _llama(
+        3072, 8192, 28, 24, 8, source=_LLAMA32, head_dim=128, **_TIED
+    ),
     "mixtral-8x7b": _mixtral(
-        4096, 14336, 32, 32, 32000, "Jiang et al. 2024 (arXiv:2401.04088), table 1"
+        4096,
+        14336,
+        32,
+        32,
+        vocabulary=32000,
+        source="Jiang et al. 2024 (arXiv:2401.04088), table 1",
     ),
     "mixtral-8x22b": _mixtral(
-        6144, 16384, 56, 48, 32768, "config.json of mistralai/Mixtral-8x22B-v0.3"
+        6144,
+        16384,
+        56,
+        48,
+        vocabulary=32768,
+        source="config.json of mistralai/Mixtral-8x22B-v0.3",
     ),
     "deepseek-v3": Architecture(
         config="DeepseekV3Config",
@@ -255,10 +257,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         # Without its CUDA kernel the scan is a loop over positions, traced op by op.
         seq_len=256,
     ),
-    "qwen2.5-0.5b": _qwen("Qwen2", 896, 4864, 24, 14, 2, _QWEN25, **_TIED),
-    "qwen2.5-7b": _qwen("Qwen2", 3584, 18944, 28, 28, 4, _QWEN25, vocab_size=152064),
-    "qwen2.5-72b": _qwen("Qwen2", 8192, 29568, 80, 64, 8, _QWEN25, vocab_size=152064),
-    "qwen3-8b": _qwen("Qwen3", 4096, 12288, 36, 32, 8, _QWEN3, head_dim=128),
+    "qwen2.5-0.5b": _qwen("Qwen2", 896, 4864, 24, 14, 2, source=_QWEN25, **_TIED),
+    "qwen2.5-7b": _qwen(
+        "Qwen2", 3584, 18944, 28, 28, 4, source=_QWEN25, vocab_size=152064
+    ),
+    "qwen2.5-72b": _qwen(
+        "Qwen2", 8192, 29568, 80, 64, 8, source=_QWEN25, vocab_size=152064
+    ),
+    "qwen3-8b": _qwen("Qwen3", 4096, 12288, 36, 32, 8, source=_QWEN3, head_dim=128),
     "qwen3-30b-a3b": _qwen(
         "Qwen3Moe",
         2048,
@@ -266,7 +272,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         48,
         32,
         4,
-        _QWEN3,
+        source=_QWEN3,
         head_dim=128,
         moe_intermediate_size=768,
         num_experts=128,

@@ -19,7 +19,8 @@ from planner.capture.torch_private import patched_function
 
 __all__ = ["fused_attention", "fused_attention_patched"]
 
-_LIBRARY = torch.library.Library("meshwright", "DEF")
+_new_library: Any = torch.library.Library
+_LIBRARY: Any = _new_library("meshwright", "DEF")
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, "
@@ -28,7 +29,7 @@ _LIBRARY.define(
 
 
 def _attention_meta(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    q: torch.Tensor, _k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     # Kernels lay the output out as [batch, sequence, heads, head size], so that the
     # transpose that follows in every model needs no copy.
@@ -37,15 +38,8 @@ def _attention_meta(
     return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-def _attention_backward_meta(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+def _attention_backward_meta(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty_like(tensor) for tensor in tensors[1:4])
 
 
 _LIBRARY.impl("attention", _attention_meta, "Meta")
@@ -62,7 +56,7 @@ class _FusedAttention(torch.autograd.Function):
         return out  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return torch.ops.meshwright.attention_backward(grad, *ctx.saved_tensors)
 
 
@@ -93,24 +87,13 @@ def fused_attention_patched() -> contextlib.AbstractContextManager[None]:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        *more: Any,
+        **how: Any,
     ) -> torch.Tensor:
-        learned = attn_mask is not None and attn_mask.requires_grad
+        mask = more[0] if more else how.get("attn_mask")
+        learned = mask is not None and mask.requires_grad
         if query.dim() < 4 or learned:
-            return stock(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout_p,
-                is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )
+            return stock(query, key, value, *more, **how)
         return fused_attention(query, key, value)
 
     return patched_function(attention)

@@ -47,7 +47,7 @@ def no_init() -> Iterator[None]:
     ]
     before = {name: getattr(init, name) for name in names}
 
-    def untouched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def untouched(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return tensor
 
     for name in names:

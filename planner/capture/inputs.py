@@ -64,7 +64,7 @@ class ExampleInputs:
 
 
 def _is_shape(value: object) -> bool:
-    """Whether a value reads ``((1, 4096), "int64")`` or ``((1, 4096), torch.int64)``."""
+    """Whether a value reads ``((1, 4096), "int64")``, the dtype by name or as such."""
     return (
         isinstance(value, tuple)
         and len(value) == 2

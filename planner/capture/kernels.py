@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +22,16 @@ __all__ = ["MEMORY", "KernelCost", "kernel_cost", "tensor_bytes"]
 #: An op of which only the bytes count.
 MEMORY = KernelCost()
 
-Formula = Callable[[tuple[Any, ...], dict[str, Any], Any], KernelCost]
+
+class _Op(NamedTuple):
+    """One dispatched op: what went in, what came out."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+
+Formula = Callable[[_Op], KernelCost]
 
 
 def _matmul(
@@ -39,27 +48,27 @@ def _matmul(
     )
 
 
-def _mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
-    a, b = args[:2]
+def _mm(op: _Op) -> KernelCost:
+    a, b = op.args[:2]
     return _matmul(a.shape[0], b.shape[1], a.shape[1])
 
 
-def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
-    return _mm(args[1:], kwargs, out)
+def _addmm(op: _Op) -> KernelCost:
+    return _mm(op._replace(args=op.args[1:]))
 
 
-def _bmm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
-    a, b = args[:2]
+def _bmm(op: _Op) -> KernelCost:
+    a, b = op.args[:2]
     return _matmul(a.shape[1], b.shape[2], a.shape[2], a.shape[0])
 
 
-def _baddbmm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
-    return _bmm(args[1:], kwargs, out)
+def _baddbmm(op: _Op) -> KernelCost:
+    return _bmm(op._replace(args=op.args[1:]))
 
 
-def _grouped_mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+def _grouped_mm(op: _Op) -> KernelCost:
     """Every row meets the matrix of one group; 2-d x 2-d is the weight gradient."""
-    a, b = args[:2]
+    a, b = op.args[:2]
     if a.dim() == 3:
         return _matmul(a.shape[1], b.shape[-1], a.shape[2], a.shape[0])
     rows, inner, columns = a.shape[0], a.shape[1], b.shape[-1]
@@ -67,24 +76,23 @@ def _grouped_mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Kern
     if b.dim() == 3:
         groups = b.shape[0]
         return _matmul(max(1, rows // groups), columns, inner, groups, flops=flops)
-    groups = out.shape[0] if out.dim() == 3 else 1
+    groups = op.out.shape[0] if op.out.dim() == 3 else 1
     return _matmul(rows, columns, max(1, inner // groups), groups, flops=flops)
 
 
-def _grouped_fallback_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> KernelCost:
+def _grouped_fallback_backward(op: _Op) -> KernelCost:
     """Input and weight gradient in one op: (grad, input, weight, offsets)."""
-    grad, source = args[:2]
+    grad, source = op.args[:2]
     flops = 4.0 * source.shape[0] * source.shape[1] * grad.shape[-1]
     return _matmul(source.shape[0], grad.shape[-1], source.shape[1], flops=flops)
 
 
-def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+def _convolution(op: _Op) -> KernelCost:
     """As the matrix product that it is: m output positions, n channels, k taps."""
-    weight, transposed, groups = args[1], bool(args[6]), int(args[8])
-    spatial = args[0].shape[2:] if transposed else out.shape[2:]
-    m = args[0].shape[0] * math.prod(spatial)
+    source, weight, transposed = op.args[0], op.args[1], bool(op.args[6])
+    groups = int(op.args[8])
+    spatial = source.shape[2:] if transposed else op.out.shape[2:]
+    m = source.shape[0] * math.prod(spatial)
     first, second, *kernel = weight.shape
     n, k = (second, first // groups) if transposed else (first // groups, second)
     k *= math.prod(kernel)
@@ -99,23 +107,11 @@ def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Ker
     )
 
 
-def _convolution_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> KernelCost:
+def _convolution_backward(op: _Op) -> KernelCost:
     """One product of the forward's size for each gradient that is wanted."""
-    forward = (
-        args[1],
-        args[2],
-        None,
-        args[4],
-        args[5],
-        args[6],
-        args[7],
-        args[8],
-        args[9],
-    )
-    one = _convolution(forward, kwargs, args[0])
-    wanted = sum(bool(flag) for flag in args[10][:2])
+    grad, source, weight, _, *rest = op.args
+    one = _convolution(_Op((source, weight, None, *rest[:6]), {}, grad))
+    wanted = sum(bool(flag) for flag in rest[6][:2])
     return KernelCost(
         kind="conv",
         batch=one.batch,
@@ -149,36 +145,32 @@ def _scores(
     )
 
 
-def _attention(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
-    q, k, v = args[:3]
+def _attention(op: _Op) -> KernelCost:
+    q, k, v = op.args[:3]
     return _scores(q, k, v, factor=1.0, again=0.0)
 
 
-def _attention_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> KernelCost:
+def _attention_backward(op: _Op) -> KernelCost:
     """Four products for dq, dk, dv, dp; QK^T a fifth time, which is recomputation."""
-    q, k, v = args[1:4]
+    q, k, v = op.args[1:4]
     d, e = q.shape[-1], v.shape[-1]
     return _scores(q, k, v, factor=2.0, again=d / (d + e))
 
 
-def _rnn(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
+def _rnn(op: _Op) -> KernelCost:
     """One layer and direction of an RNN: both weight matrices at every position."""
-    x, w_ih, w_hh = args[:3]
+    x, w_ih, w_hh = op.args[:3]
     steps, inner = x.shape[0] * x.shape[1], w_ih.shape[1] + w_hh.shape[1]
     return _matmul(steps, w_ih.shape[0], inner)
 
 
-def _rnn_backward(
-    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> KernelCost:
-    one = _rnn(args, kwargs, out)
+def _rnn_backward(op: _Op) -> KernelCost:
+    one = _rnn(op)
     return _matmul(one.m, one.n, one.k, flops=2.0 * one.flops)
 
 
-def _lookup(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
-    first = out[0] if isinstance(out, tuple | list) else out
+def _lookup(op: _Op) -> KernelCost:
+    first = op.out[0] if isinstance(op.out, tuple | list) else op.out
     width = int(first.shape[-1]) if first.dim() else 1
     return KernelCost(
         kind="embedding", m=max(1, first.numel() // max(1, width)), n=width
@@ -186,8 +178,8 @@ def _lookup(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCo
 
 
 def _generic(formula: Callable[..., int]) -> Formula:
-    def cost(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> KernelCost:
-        flops = float(formula(*args, **kwargs, out_val=out))
+    def cost(op: _Op) -> KernelCost:
+        flops = float(formula(*op.args, **op.kwargs, out_val=op.out))
         return KernelCost(flops=flops, selective=True)
 
     return cost
@@ -252,7 +244,7 @@ def kernel_cost(
     formula = _FORMULAS[func] if func in _FORMULAS else _formula(func)
     if formula is None:
         return MEMORY
-    return formula(args, kwargs, out)
+    return formula(_Op(args, kwargs, out))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

@@ -88,7 +88,9 @@ def load_model(
     library = _transformers()
     config = getattr(library, entry.config)(**entry.figures)
     made = getattr(library, entry.model)
-    return _loaded(ref, ref, config, made, seq_len or entry.seq_len, batch)
+    return _loaded(
+        ref, ref, config, made, seq_len=seq_len or entry.seq_len, batch=batch
+    )
 
 
 def _transformers() -> Any:
@@ -116,7 +118,7 @@ def _config_data(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(data, dict) or "model_type" not in data:
         raise CaptureError(
-            f"hf:{path} has no 'model_type'; give a config.json that transformers wrote"
+            f"hf:{path} has no 'model_type'; give a config.json of transformers"
         )
     return data
 
@@ -130,7 +132,7 @@ def _from_path(
     if "auto_map" in data and not allow_remote_code:
         raise CaptureError(
             f"hf:{path} has auto_map={data['auto_map']!r}, which would run code that "
-            f"came with the model; read that code, then pass allow_remote_code=True, or "
+            f"came with the model; read it, then pass allow_remote_code=True, or "
             f"remove auto_map to use the class that transformers has"
         )
     library = _transformers()
@@ -148,7 +150,9 @@ def _from_path(
         ) from error
     made = _model_class(library, config, data, allow_remote_code)
     name = path.parent.name if path.name == "config.json" else path.stem
-    return _loaded(name or str(data["model_type"]), ref, config, made, seq_len, batch)
+    return _loaded(
+        name or str(data["model_type"]), ref, config, made, seq_len=seq_len, batch=batch
+    )
 
 
 def _model_class(
@@ -161,7 +165,7 @@ def _model_class(
     if own is not None and isinstance(own, type) and issubclass(own, torch.nn.Module):
         return own
 
-    def automatic(config: Any) -> torch.nn.Module:
+    def automatic(_: Any) -> torch.nn.Module:
         for kind in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel"):
             auto = getattr(library, kind)
             if allow_remote_code or type(config) in auto._model_mapping:
@@ -182,6 +186,7 @@ def _loaded(
     ref: str,
     config: Any,
     made: Callable[[Any], torch.nn.Module],
+    *,
     seq_len: int | None,
     batch: int,
 ) -> LoadedModel:

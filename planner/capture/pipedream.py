@@ -162,8 +162,8 @@ def _ordered(
         left = sorted(set(nodes) - set(order), key=_rank)
         where = next(w for a, b, w in edges if a in left and b in left)
         raise CaptureError(
-            f"{where}: the edges form a cycle through {left[0]!r}; a profile of {source} "
-            f"must be acyclic"
+            f"{where}: the edges form a cycle through {left[0]!r}; {source} must be "
+            f"acyclic"
         )
     return order
 

@@ -90,7 +90,9 @@ def capture(
     )
     label = name or (loaded.name if loaded is not None else type(module).__name__)
     where = ref or (loaded.ref if loaded is not None else None)
-    return _graph(module, compute, facts, inputs, reading, label, where)
+    return _graph(
+        module, compute, facts, inputs, reading=reading, name=label, ref=where
+    )
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -140,6 +142,7 @@ def _graph(
     dtype: torch.dtype | None,
     facts: Facts,
     inputs: ExampleInputs,
+    *,
     reading: Reading,
     name: str,
     ref: str | None,

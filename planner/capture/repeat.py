@@ -129,7 +129,7 @@ class _Stub(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
         paused, ctx.tracer.paused = ctx.tracer.paused, True
         try:
             made = [None if like is None else _gradient(ctx, like) for like in ctx.like]
@@ -235,20 +235,21 @@ class _Repeater:
         known = self._seen.setdefault((signature, spec), _Seen())
         if known.calls >= _WARM_CALLS and known.template >= 0:
             return self._stand_in(name, known, flat)
-        return self._traced(name, known, forward, args, kwargs, flat)
+        return self._traced(name, known, forward, call=(args, kwargs), flat=flat)
 
     def _traced(
         self,
         name: str,
         known: _Seen,
         forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        *,
+        call: tuple[tuple[Any, ...], dict[str, Any]],
         flat: list[Any],
     ) -> Any:
         trace = self._tracer.trace
         row, save, inner = len(trace.names), len(trace.saves), len(trace.calls)
         inputs = self._tracer.storages(flat)
+        args, kwargs = call
         output = forward(*args, **kwargs)
         outs, spec = tree_flatten(output)
         known.calls += 1

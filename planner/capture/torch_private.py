@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,12 +51,22 @@ def _private(owner: Any, *names: str) -> Any:
     )
 
 
-class DispatchMode(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode whose handler dynamo does not wrap.
 
     The wrapper guards against compiling the handler, which never happens here, and
     costs a tenth of a trace.
     """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -112,7 +122,8 @@ def pin_storage(tensor: torch.Tensor) -> object:
     from torch.multiprocessing.reductions import StorageWeakRef
 
     try:
-        return StorageWeakRef(tensor.untyped_storage())
+        weak: Any = StorageWeakRef
+        return cast("object", weak(tensor.untyped_storage()))
     except (RuntimeError, NotImplementedError):
         return tensor
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn.modules.module import (
@@ -133,7 +133,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-class Tracer(DispatchMode):
+class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that fills a :class:`Trace`.
 
     Args:
@@ -182,7 +182,7 @@ class Tracer(DispatchMode):
             else None
         )
 
-    def __enter__(self) -> Tracer:
+    def __enter__(self) -> Self:
         self._hooks = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),

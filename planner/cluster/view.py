@@ -158,6 +158,12 @@ class ClusterView:
     def reference(self) -> ClusterReference:
         """How a plan refers to this cluster."""
         counts = np.bincount(self.type_index, minlength=len(self.device_types))
+        hosts: list[tuple[int, int]] = []
+        for group in self.document.hosts:
+            before = 0
+            if hosts and hosts[-1][1] == group.devices_per_host:
+                before = hosts.pop()[0]
+            hosts.append((before + group.count, group.devices_per_host))
         return ClusterReference(
             name=self.name,
             ref=self.ref,
@@ -167,6 +173,7 @@ class ClusterView:
                 for device, count in zip(self.device_types, counts, strict=True)
                 if count
             },
+            hosts=tuple(hosts),
             fingerprint=self.fingerprint,
         )
 

@@ -22,6 +22,7 @@ __all__ = ["analytic_costs"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
+_SLICE = 32_768
 _FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
 #: Schedules whose makespan is M x slowest rank + fill, whatever the stages.
 _TEXTBOOK = np.array([name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES])
@@ -183,13 +184,13 @@ def _memory(setting: Setting, table: StrategyTable, lookup: _Lookup) -> tuple[Ar
     excess = np.full(len(table), -np.inf)
     limits = {int(pp): setting.limits_of_ranks(int(pp)) for pp in np.unique(table.pp)}
     ranks = (np.zeros_like(table.pp), np.minimum(1, table.pp - 1), table.pp - 1)
-    kinds = ("none", "selective", "full")
+    first_kept, first_peak = KEPT.index("none"), PEAKS.index("none")
     for place, rank in enumerate(ranks):
         chunks = chunks_in_flight(
             table.schedule, table.pp, table.virtual_stages, table.num_microbatches, rank
         )
-        kept = np.choose(table.recompute, [lookup.kept(k, place) for k in kinds])
-        peak = np.choose(table.recompute, [lookup.peak(k, place) for k in kinds])
+        kept = lookup.summaries.kept[lookup.pair, place, first_kept + table.recompute]
+        peak = lookup.summaries.peaks[lookup.pair, place, first_peak + table.recompute]
         dense, expert = lookup.kept("dense", place), lookup.kept("expert", place)
         total = memory_parts(
             parameters=dense + expert,
@@ -222,27 +223,16 @@ def analytic_costs(setting: Setting, table: StrategyTable) -> CostTable:
         setting: The request; every row must use ``len(setting.order)`` devices.
         table: Legal rows.
     """
-    if not len(table):
-        empty = np.zeros(0)
-        return CostTable(
-            step_time_s=empty,
-            parts_s=np.zeros((0, len(PARTS))),
-            memory_bytes=empty,
-            excess_bytes=empty,
-        )
-    lookup = _look_up(setting, table)
-    load, whole = _work(lookup, table, "load"), _work(lookup, table, "whole")
-    crowd, everyone = _crowding(setting, table)
-    plain, sent = _makespan(table, load, whole, lookup.summaries.send_s[lookup.pair])
-    many = table.num_microbatches
-    flow = many * load.total * crowd
-    # Processes that share cores can at best keep all cores busy all the time.
-    cores = many * whole.total / table.pp * everyone
-    plain, sent = (np.maximum(x * crowd, cores) for x in (plain, sent))
-    parts = _parts(setting, table, lookup, load, crowd)
-    parts[:, PARTS.index("pipeline_bubble")] = np.maximum(plain - flow, 0.0)
-    parts[:, PARTS.index("pipeline_transfer")] = sent - plain
-    memory, excess = _memory(setting, table, lookup)
+    parts = np.zeros((len(PARTS), len(table))).T
+    memory, excess = np.zeros(len(table)), np.zeros(len(table))
+    if len(table):
+        lookup = _look_up(setting, table)
+        # In slices whose temporaries stay in the processor's cache.
+        for start in range(0, len(table), _SLICE):
+            rows = slice(start, start + _SLICE)
+            own = _Lookup(summaries=lookup.summaries, pair=lookup.pair[rows])
+            _price(setting, table[rows], own, parts[rows])
+            memory[rows], excess[rows] = _memory(setting, table[rows], own)
     return CostTable(
         step_time_s=parts.sum(axis=1),
         parts_s=parts,
@@ -251,11 +241,32 @@ def analytic_costs(setting: Setting, table: StrategyTable) -> CostTable:
     )
 
 
+def _price(
+    setting: Setting, table: StrategyTable, lookup: _Lookup, parts: Array
+) -> None:
+    """Fill in the parts of the step. Shape [n, PARTS]."""
+    load, whole = _work(lookup, table, "load"), _work(lookup, table, "whole")
+    crowd, everyone = _crowding(setting, table)
+    plain, sent = _makespan(table, load, whole, lookup.summaries.send_s[lookup.pair])
+    many = table.num_microbatches
+    flow = many * load.total * crowd
+    # Processes that share cores can at best keep all cores busy all the time.
+    cores = many * whole.total / table.pp * everyone
+    plain, sent = (np.maximum(x * crowd, cores) for x in (plain, sent))
+    _parts(setting, table, lookup, load, crowd, parts)
+    parts[:, PARTS.index("pipeline_bubble")] = np.maximum(plain - flow, 0.0)
+    parts[:, PARTS.index("pipeline_transfer")] = sent - plain
+
+
 def _parts(
-    setting: Setting, table: StrategyTable, lookup: _Lookup, load: _Work, crowd: Array
-) -> Array:
+    setting: Setting,
+    table: StrategyTable,
+    lookup: _Lookup,
+    load: _Work,
+    crowd: Array,
+    parts: Array,
+) -> None:
     """Parts of the step but for the pipeline's own. Shape [n, PARTS]."""
-    parts = np.zeros((len(table), len(PARTS)))
     many = table.num_microbatches * crowd
 
     def put(name: str, value: Array) -> None:
@@ -296,4 +307,3 @@ def _parts(
     )
     _, everyone = _crowding(setting, table)
     put("optimizer", update * everyone)
-    return parts

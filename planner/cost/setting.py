@@ -16,6 +16,7 @@ from planner.cost.recipes import RECIPES, Recipe
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
+from planner.space.table import distinct
 
 __all__ = ["Setting"]
 
@@ -128,13 +129,12 @@ class Setting:
 
     def groups(self, degree: Index, stride: Index) -> Groups:
         """Communication groups of (degree, stride) pairs. Shapes [n]."""
-        packed = degree * (len(self.order) + 1) + stride
-        _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+        first, which = distinct(degree, stride)
         levels = [
             self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
             for i in first
         ]
-        return Groups.from_levels(levels)[inverse.reshape(-1)]
+        return Groups.from_levels(levels, which)
 
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""

@@ -11,7 +11,6 @@ from typing import Literal
 
 from planner.graph.dataflow import Flow
 from planner.graph.ops import OpGraph
-from planner.units import dtype_bytes
 
 __all__ = ["linear_module", "pair_linears"]
 
@@ -93,21 +92,14 @@ class _Walk:
             return True
         if name not in _ADDS:
             return False
-        # A residual add: something of the full size that does not stem from the layer.
-        size = max(self._numel(storage) for storage in self.graph.outputs[row])
+        # A residual, or a learned bias a head, which every rank would add whole.
         made = {storage: writer for writer, storage in self.flow.reads[row]}
         return any(
             storage >= 0
             and made.get(storage, -1) not in below
             and storage not in self.flow.recomputable
-            and self._numel(storage) >= size
             for storage in self.graph.inputs[row]
         )
-
-    def _numel(self, storage: int) -> float:
-        """Elements of a storage, of whichever precision."""
-        _, dtype = self.graph.storage_tensor[storage]
-        return float(self.graph.storage_bytes[storage]) / dtype_bytes(dtype)
 
 
 def pair_linears(

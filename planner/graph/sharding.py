@@ -272,17 +272,17 @@ def parallel_dims(
         found["num_key_value_heads"] = _common(block.kv_heads for block in split)
     attention = {block.index for block in split}
     columns = [
-        p.shape[0]
+        p
         for p in parameters
         if p.style == "colwise" and len(p.shape) == 2 and p.block not in attention
     ]
-    vocabulary = dims.get("vocab_size", 0)
-    inner = [size for size in columns if size != vocabulary]
+    heads = [p.shape[0] for p in columns if blocks[p.block].kind == "head"]
+    inner = [p.shape[0] for p in columns if blocks[p.block].kind != "head"]
     if inner:
         found["intermediate_size"] = _common(inner)
     rows = [p.shape[0] for p in parameters if p.style == "vocab"]
-    if rows or vocabulary in columns:
-        found["vocab_size"] = _common([*rows, *(c for c in columns if c == vocabulary)])
+    if rows or heads:
+        found["vocab_size"] = _common([*rows, *heads])
     stacked = {p.shape[0] for p in parameters if p.expert and len(p.shape) == 3}
     experts = max(stacked, default=0) or _numbered_experts(parameters)
     if experts:

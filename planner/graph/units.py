@@ -89,6 +89,13 @@ class _Tree:
         """Executed elements of a list of modules."""
         return [c for c in self.graph.children.get(name, ()) if c in self.executed]
 
+    def is_composite(self, name: str) -> bool:
+        """Whether a module is more than one layer, or a row of layers."""
+        children = self.graph.children.get(name, ())
+        if self.graph.module_types.get(name) != "Sequential":
+            return bool(children)
+        return any(self.graph.children.get(child) for child in children)
+
     def is_list(self, name: str) -> bool:
         return name in self.graph.module_lists and len(self.elements(name)) > 1
 
@@ -230,8 +237,8 @@ def assign_units(graph: OpGraph) -> tuple[list[str], frozenset[str]]:
 def assign_blocks(graph: OpGraph, units: list[str]) -> list[str]:
     """Block of every op, by the children of its unit's module.
 
-    A unit whose children are all single layers is one block; otherwise each child with
-    parameters is one, and ops in between join the block before them.
+    A unit whose children are all single layers, or rows of them, is one block; otherwise
+    each child with parameters is one, and ops in between join the block before them.
     """
     tree = _Tree(graph)
     work = _work(graph)
@@ -239,7 +246,7 @@ def assign_blocks(graph: OpGraph, units: list[str]) -> list[str]:
     for start, stop in run_bounds(units):
         name = units[start]
         children = _callable_children(tree, name)
-        if not any(tree.graph.children.get(child) for child in children):
+        if not any(tree.is_composite(child) for child in children):
             blocks.extend([name] * (stop - start))
             continue
         chosen = set(children)

@@ -3,46 +3,95 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import stat
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from planner.errors import PlanFileError
 
-__all__ = ["Document", "write_atomically"]
+__all__ = ["AnyFloat", "Document", "require_writable", "write_atomically"]
+
+#: A measured number that may have diverged; NaN and the infinities are strings in JSON.
+AnyFloat = Annotated[
+    float,
+    Field(allow_inf_nan=True),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
+    ),
+]
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse a place that :func:`write_atomically` could not write, before long work.
+
+    Raises:
+        PlanFileError: If the path is a folder, or its folder is missing or read-only.
+    """
+    target = Path(path)
+    folder = target.parent
+    if target.is_dir():
+        _refuse_write(target, "it is a folder; name a file in it")
+    if not folder.is_dir():
+        _refuse_write(target, f"{folder} is not a folder; create it first")
+    if not os.access(target if _is_device(target) else folder, os.W_OK):
+        _refuse_write(target, f"{folder} is read-only; choose another path")
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file whole or not at all: a temporary neighbour, then a rename.
 
+    A link stays a link and its target is replaced; a pipe or a device (``/dev/null``)
+    is written to, because renaming over it would take it away.
+
     Raises:
-        PlanFileError: If the folder does not exist or cannot be written.
+        PlanFileError: If the place cannot be written.
     """
+    require_writable(path)
     target = Path(path)
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        if _is_device(target):
+            target.write_bytes(data)
+        else:
+            _replace(target.resolve(), data)
     except OSError as error:
         raise PlanFileError(
-            f"cannot write {target}: {error.strerror}; create the folder "
-            f"{target.parent} or choose another path"
+            f"cannot write {target}: {error.strerror}; choose another path"
         ) from error
+
+
+def _refuse_write(target: Path, reason: str) -> NoReturn:
+    raise PlanFileError(f"cannot write {target}: {reason}")
+
+
+def _is_device(target: Path) -> bool:
+    """Whether the path is there but neither a file nor a folder."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
+def _replace(target: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, _mode(target))
         os.replace(name, target)
     except BaseException:
         os.unlink(name)
         raise
 
 
-def _umask() -> int:
+def _mode(target: Path) -> int:
+    """Permissions that the file has, or that a new one would be given."""
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return 0o666 & ~mask
 
 
 class Document(BaseModel):
@@ -51,22 +100,30 @@ class Document(BaseModel):
     A top-level document sets ``schema_version`` and ``kind``; nested parts do not.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="strings"
+    )
 
     #: Newest version that this code reads; 0 for parts that are never a file.
     SCHEMA_VERSION: ClassVar[int] = 0
     #: What the file is called in messages: "plan", "cluster" …
     KIND: ClassVar[str] = "document"
+    #: Fields that depend on the clock, left out of :meth:`canonical_bytes`.
+    CLOCK_FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON values; NaN and the infinities, where they are allowed, as strings."""
+        return _spelled(self.model_dump(mode="json"))
 
     def canonical_bytes(self) -> bytes:
         """UTF-8 JSON with keys sorted and no spaces: equal documents, equal bytes."""
-        data = self.model_dump(mode="json")
+        data = {k: v for k, v in self.to_data().items() if k not in self.CLOCK_FIELDS}
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode()
 
     def to_json(self) -> str:
         """Indented JSON with keys in their declared order, for files and people."""
-        return json.dumps(self.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
+        return json.dumps(self.to_data(), indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str = "<text>") -> Self:
@@ -81,10 +138,9 @@ class Document(BaseModel):
         """
         try:
             data = json.loads(text)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            line = getattr(error, "lineno", 1)
+        except (ValueError, RecursionError) as error:
             raise PlanFileError(
-                f"{where}: not a whole JSON document (line {line}: {error}); "
+                f"{where}: not a whole JSON document ({_json_problem(error)}); "
                 f"was it cut off, or is it not a {cls.KIND}?"
             ) from error
         return cls.from_data(data, where=where)
@@ -94,13 +150,15 @@ class Document(BaseModel):
         """Validate parsed JSON or YAML; see :meth:`from_json`."""
         if not isinstance(data, dict):
             raise PlanFileError(
-                f"{where}: a {cls.KIND} is a JSON object, this is {type(data).__name__}"
+                f"{where}: a {cls.KIND} is an object with fields, this is "
+                f"{type(data).__name__}"
             )
         _check_version(cls, data, where)
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise PlanFileError(f"{where}: {_first_problem(error)}") from error
+            problem = _first_problem(error, cls.KIND)
+            raise PlanFileError(f"{where}: {problem}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -137,15 +195,37 @@ def _check_version(cls: type[Document], data: dict[str, Any], where: str) -> Non
         )
 
 
-def _first_problem(error: ValidationError) -> str:
+def _spelled(value: Any) -> Any:
+    """JSON values with every non-finite float as the string that is read back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    if isinstance(value, dict):
+        return {key: _spelled(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_spelled(part) for part in value]
+    return value
+
+
+def _json_problem(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno} column {error.colno}: {error.msg}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8 text"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _first_problem(error: ValidationError, kind: str) -> str:
+    """One line: which field, what is wrong, what was given, how many more there are."""
     problems = error.errors(include_url=False, include_context=False)
     first = problems[0]
-    field = ".".join(str(part) for part in first["loc"]) or "document"
+    field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    text = f"field {field}: {message[0].lower() + message[1:]}"
+    message = message[0].lower() + message[1:]
+    text = f"field {field}: {message}" if field else f"{kind}: {message}"
     if first["type"] not in {"missing", "extra_forbidden"}:
         shown = repr(first.get("input"))
         if len(shown) <= 60 and shown not in text:
             text += f" (got {shown})"
     more = len(problems) - 1
-    return text + (f" (and {more} more)" if more else "")
+    # A field's name is part of the file and may hold anything.
+    return " ".join(text.split()) + (f" (and {more} more)" if more else "")

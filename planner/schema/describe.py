@@ -39,7 +39,7 @@ def _mesh_line(plan: Plan) -> str:
 
 
 def _recompute_line(plan: Plan) -> str:
-    kinds = [stage.recompute for stage in plan.strategy.stages]
+    kinds = [stage.recompute for stage in plan.strategy.stages] or ["none"]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     if len(counts) == 1:
         return next(iter(counts))
@@ -48,16 +48,19 @@ def _recompute_line(plan: Plan) -> str:
 
 def _schedule_line(plan: Plan) -> str:
     strategy = plan.strategy
+    count = strategy.num_microbatches
     batch = (
-        f"{strategy.num_microbatches} microbatches of {strategy.microbatch_size} a step"
+        f"{count} microbatch{'es' if count > 1 else ''} of "
+        f"{strategy.microbatch_size} a step"
     )
     if strategy.mesh.pp == 1:
         return batch
-    sizes = [len(stage.modules) for stage in strategy.stages]
-    return (
-        f"{strategy.schedule}, {len(sizes)} stages of "
-        f"{min(sizes)} to {max(sizes)} units, {batch}"
-    )
+    sizes = sorted({len(stage.modules) for stage in strategy.stages})
+    text = f"{strategy.schedule}, {strategy.mesh.pp * strategy.virtual_stages} stages"
+    if sizes:
+        units = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
+        text += f" of {units} unit{'s' if sizes[-1] > 1 else ''}"
+    return f"{text}, {batch}"
 
 
 def summary(plan: Plan) -> str:
@@ -132,10 +135,14 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def _compared(plan: Plan) -> dict[str, Any]:
+    data = plan.to_data()
+    return dict(_leaves({k: v for k, v in data.items() if k not in plan.CLOCK_FIELDS}, ""))
+
+
 def diff(ours: Plan, theirs: Plan) -> tuple[str, ...]:
     """Fields in which two plans differ; clock times are left out."""
-    left = dict(_leaves(ours.model_dump(mode="json", exclude={"timing_s"}), ""))
-    right = dict(_leaves(theirs.model_dump(mode="json", exclude={"timing_s"}), ""))
+    left, right = _compared(ours), _compared(theirs)
     missing = "(absent)"
     return tuple(
         f"{path}: {left.get(path, missing)} -> {right.get(path, missing)}"

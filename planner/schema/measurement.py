@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from planner.schema.base import Document
+from planner.schema.base import AnyFloat, Document
 
 __all__ = ["Measurement", "Traffic"]
 
@@ -38,7 +38,7 @@ class Measurement(Document):
         peak_memory_bytes: Most tensor bytes alive at once in a step, by rank.
         collectives: By rank: kind (``all_reduce``, ``all_gather``,
             ``reduce_scatter``, ``send`` …) to what one step sends.
-        losses: Mean loss of each step.
+        losses: Mean loss of each step; NaN or infinite where training diverged.
         environment: Where: backend, device, host, versions.
     """
 
@@ -54,7 +54,7 @@ class Measurement(Document):
     median_step_time_s: Seconds
     peak_memory_bytes: tuple[Count, ...]
     collectives: tuple[dict[str, Traffic], ...]
-    losses: tuple[float, ...]
+    losses: tuple[AnyFloat, ...]
     environment: dict[str, str] = Field(default_factory=dict)
 
     def total_traffic(self) -> dict[str, Traffic]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,6 +24,8 @@ __all__ = [
 
 Seconds = Annotated[float, Field(ge=0)]
 Bytes = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class ModelReference(Document):
@@ -62,10 +63,19 @@ class ClusterReference(Document):
 
     name: str
     ref: str | None = None
-    num_devices: Annotated[int, Field(ge=1)]
-    device_types: dict[str, int]
-    hosts: tuple[tuple[int, int], ...] = ()
+    num_devices: Count
+    device_types: dict[str, Count]
+    hosts: tuple[tuple[Count, Count], ...] = ()
     fingerprint: str
+
+    @model_validator(mode="after")
+    def _hosts_hold_all(self) -> ClusterReference:
+        held = sum(count * devices for count, devices in self.hosts)
+        if self.hosts and held != self.num_devices:
+            raise ValueError(
+                f"hosts hold {held} devices, num_devices is {self.num_devices}"
+            )
+        return self
 
 
 class InputSpec(Document):
@@ -75,9 +85,9 @@ class InputSpec(Document):
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
     dtype: str
-    high: int | None = None
+    high: Count | None = None
 
 
 class Workload(Document):
@@ -92,8 +102,8 @@ class Workload(Document):
             for any other output.
     """
 
-    global_batch: Annotated[int, Field(ge=1)]
-    seq_len: Annotated[int, Field(ge=1)] | None = None
+    global_batch: Count
+    seq_len: Count | None = None
     inputs: tuple[InputSpec, ...] = ()
     loss: Literal["cross_entropy", "model", "mean_square"] = "cross_entropy"
 
@@ -101,7 +111,7 @@ class Workload(Document):
 class StageMemory(Document):
     """Peak memory of the devices that hold one pp rank, by category, in bytes."""
 
-    rank: int
+    rank: Annotated[int, Field(ge=0)]
     device_type: str
     parameters_bytes: Bytes
     gradients_bytes: Bytes
@@ -144,12 +154,12 @@ class Prediction(Document):
 
     step_time_s: Seconds
     breakdown_s: dict[str, Seconds]
-    memory: tuple[StageMemory, ...]
+    memory: Annotated[tuple[StageMemory, ...], Field(min_length=1)]
     link_bytes: dict[str, Bytes] = Field(default_factory=dict)
     collective_bytes: dict[str, Bytes] = Field(default_factory=dict)
-    samples_per_s: float
-    tokens_per_s: float | None = None
-    model_flops_utilization: float | None = None
+    samples_per_s: Rate
+    tokens_per_s: Rate | None = None
+    model_flops_utilization: Rate | None = None
     fidelity: Literal["analytic", "simulated"]
     calibration: str = "datasheet"
 
@@ -185,7 +195,7 @@ class Provenance(Document):
     evaluation_budget: int | None = None
     evaluations: dict[str, int]
     memory_fraction: float
-    pinned: dict[str, Any] = Field(default_factory=dict)
+    pinned: dict[str, bool | int | str] = Field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     assumptions: tuple[str, ...] = ()
     bound_by: str = ""
@@ -201,6 +211,7 @@ class Plan(Document):
 
     SCHEMA_VERSION: ClassVar[int] = 1
     KIND: ClassVar[str] = "plan"
+    CLOCK_FIELDS: ClassVar[frozenset[str]] = frozenset({"timing_s"})
 
     schema_version: Literal[1] = 1
     model: ModelReference
@@ -211,10 +222,10 @@ class Plan(Document):
     provenance: Provenance
     #: Why Meshwright's own executors cannot run it; empty if they can.
     not_runnable: tuple[str, ...] = ()
-    timing_s: dict[str, float] = Field(default_factory=dict)
+    timing_s: dict[str, Seconds] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _batch_agrees(self) -> Plan:
+    def _parts_agree(self) -> Plan:
         have, want = self.strategy.global_batch, self.workload.global_batch
         if have != want:
             raise ValueError(
@@ -222,13 +233,19 @@ class Plan(Document):
                 f"(microbatch_size x num_microbatches x data parallel), the workload "
                 f"says global_batch={want}"
             )
+        last = max(self.strategy.device_ids())
+        if last >= self.cluster.num_devices:
+            raise ValueError(
+                f"strategy uses device {last}, the cluster has devices 0 to "
+                f"{self.cluster.num_devices - 1}"
+            )
+        ranks = [entry.rank for entry in self.prediction.memory]
+        if ranks != list(range(self.strategy.mesh.pp)):
+            raise ValueError(
+                f"prediction.memory has an entry for pp ranks {ranks}, the mesh has "
+                f"pp={self.strategy.mesh.pp}: give one a rank, in order"
+            )
         return self
-
-    def canonical_bytes(self) -> bytes:
-        """Bytes that depend on the request alone: sorted keys, no clock times."""
-        data = self.model_dump(mode="json", exclude={"timing_s"})
-        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return text.encode()
 
     def summary(self) -> str:
         """A few lines for people: what was chosen, how fast, how full."""
@@ -249,7 +266,7 @@ class Plan(Document):
         return diff(self, other)
 
     def export(self, target: str, out: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Write what a launcher takes as it is; see ``meshwright export --list``.
+        """Write what a launcher takes as it is: ``json`` or ``torchrun``.
 
         Returns:
             Paths written.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -160,6 +160,27 @@ class Stage(Document):
     recompute: Recompute = "none"
 
 
+def _count_devices(ranges: tuple[tuple[int, int], ...]) -> int:
+    """Devices in half-open ranges.
+
+    Raises:
+        ValueError: If a range is empty or two overlap.
+    """
+    end = 0
+    for start, stop in sorted(ranges):
+        if not 0 <= start < stop:
+            raise ValueError(
+                f"device range [{start}, {stop}) is not 0 <= start < stop; the end is "
+                f"not part of a range"
+            )
+        if start < end:
+            raise ValueError(
+                f"device {start} is in two device_ranges; each device has one rank"
+            )
+        end = stop
+    return sum(stop - start for start, stop in ranges)
+
+
 class Strategy(Document):
     """How one model is trained on one set of devices.
 
@@ -178,6 +199,8 @@ class Strategy(Document):
             rank 0 is the first id of the first range.
         semantics: ``exact`` if a step computes what plain training would.
     """
+
+    KIND: ClassVar[str] = "strategy"
 
     mesh: Mesh = Mesh()
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -209,7 +232,7 @@ class Strategy(Document):
                     f"{self.schedule} with pp={self.mesh.pp} puts it on rank {want}"
                 )
         if self.device_ranges:
-            count = sum(stop - start for start, stop in self.device_ranges)
+            count = _count_devices(self.device_ranges)
             if count != self.mesh.num_devices:
                 raise ValueError(
                     f"device_ranges name {count} devices, the mesh has "

@@ -14,7 +14,7 @@ __all__ = ["Distance", "distance"]
 
 
 class Distance:
-    """Largest relative differences over all steps; of tensors, to their largest entry."""
+    """Largest relative differences over all steps; of tensors, to their maximum."""
 
     def __init__(
         self, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]

@@ -53,5 +53,5 @@ def test_data_that_gives_nothing_or_too_little_is_refused() -> None:
     with pytest.raises(ExecutionError, match="no batch for step 0"):
         next(global_batches(WORKLOAD, [], 1))
     short = {"ids": torch.zeros(4, 3)}
-    with pytest.raises(ExecutionError, match="4 samples in 'ids'.*global_batch=6"):
+    with pytest.raises(ExecutionError, match=r"4 samples in 'ids'.*global_batch=6"):
         next(global_batches(WORKLOAD, lambda _: short, 1))

@@ -99,7 +99,7 @@ def test_what_a_rank_started_dies_with_it() -> None:
 
 
 def test_errors_of_our_own_keep_their_class() -> None:
-    with pytest.raises(FingerprintError, match="^a plan for another model$"):
+    with pytest.raises(FingerprintError, match=r"^a plan for another model$"):
         launch(f"{ENTRIES}:refuse", {}, processes=2)
 
 

@@ -34,7 +34,7 @@ def test_storages_that_are_resized_count_as_they_are() -> None:
         assert before - memory.current_bytes == MIB
         tensor.untyped_storage().resize_(2 * MIB)
         assert memory.current_bytes - before == MIB
-    assert torch.UntypedStorage.resize_.__module__ != "executors.memory"
+    assert type(torch.UntypedStorage.resize_).__name__ == "method_descriptor"
 
 
 def _step(model: nn.Module, batch: torch.Tensor) -> None:

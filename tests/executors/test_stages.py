@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from executors.relay import Rebuild
 from executors.stages import LoweredStage, lower
 from executors.tied import find_copies, untie
 from planner.errors import ExecutionError
@@ -44,7 +44,7 @@ def _run(stages: list[LoweredStage], inputs: dict[str, torch.Tensor]) -> torch.T
 
 def _cuts(units: Sequence[str], count: int) -> list[tuple[str, ...]]:
     bounds = [round(len(units) * i / count) for i in range(count + 1)]
-    return [tuple(units[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [tuple(units[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -100,9 +100,15 @@ def test_skips_are_relayed_and_inputs_are_not() -> None:
     expected = model(**inputs)
     stages = _lower(model, [("first",), ("pair",), ("middle",), ("last",)], inputs)
     assert torch.equal(_run(stages, inputs), expected)
-    # first's output; then with the pair; then middle's output in place of left.
-    assert [len(stage.receives) for stage in stages] == [0, 1, 3, 3]
+    # first's output; then with the pair; then the sum, as it needs no more units.
+    assert [len(stage.receives) for stage in stages] == [0, 1, 3, 1]
     assert all(t.dtype == torch.float32 for s in stages for t in s.receives)
+
+
+def test_stages_out_of_order_are_refused() -> None:
+    inputs = {"x": torch.randn(3, 4), "mask": torch.zeros(3, 4, dtype=torch.bool)}
+    with pytest.raises(ExecutionError, match="pair is on stage 0, but reads"):
+        _lower(_Skips(), [("pair",), ("first", "middle", "last")], inputs)
 
 
 class _Handing(nn.Module):
@@ -131,9 +137,21 @@ def test_a_pair_crosses_a_cut() -> None:
     stages = _lower(model, [("maker",), ("taker",)], inputs)
     assert torch.equal(_run(stages, inputs), model(**inputs))
     assert len(stages[1].receives) == 2
-    assert not any(
-        isinstance(m, Rebuild) and not m.positions for m in stages[1].module.modules()
-    )
+
+
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.one(self.two(self.one(x)))
+        return out
+
+
+def test_a_unit_that_is_called_twice_is_refused() -> None:
+    with pytest.raises(ExecutionError, match="calls 'one' more than once"):
+        _lower(_Twice(), [("one",), ("two",)], {"x": torch.randn(2, 4)})
 
 
 def test_relayed_floats_always_get_a_gradient() -> None:
@@ -150,7 +168,7 @@ def test_relayed_floats_always_get_a_gradient() -> None:
 def test_a_unit_that_forward_never_calls_is_named() -> None:
     model = _Handing()
     model.spare = nn.Linear(4, 4)
-    with pytest.raises(ExecutionError, match="'spare' on a stage.*never calls"):
+    with pytest.raises(ExecutionError, match=r"'spare' on a stage.*never calls"):
         _lower(model, [("maker",), ("taker", "spare")], {"x": torch.randn(2, 4)})
 
 

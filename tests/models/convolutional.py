@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -73,9 +75,7 @@ class UNet3d(nn.Module):
         super().__init__()
         sizes = [width * 2**i for i in range(depth + 1)]
         self.inc = _twice(1, sizes[0])
-        self.down = nn.ModuleList(
-            _twice(a, b) for a, b in zip(sizes, sizes[1:], strict=False)
-        )
+        self.down = nn.ModuleList(_twice(a, b) for a, b in pairwise(sizes))
         self.pool = nn.MaxPool3d(2)
         self.rise = nn.ModuleList(
             nn.ConvTranspose3d(b, a, 2, 2)

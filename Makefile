@@ -1,0 +1,81 @@
+# Each verb sets everything up by itself: a virtual environment in .venv and the pinned
+# packages of constraints.txt. Needs Python 3.11 or newer, pip and make; nothing else.
+# Variables: PYTHON (which Python), PIP_ARGS (e.g. --index-url for CPU-only torch wheels).
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+BIN := $(VENV)/bin
+OUT ?= demo-out
+
+# Other people's measurements and profiles, where this machine has them; see docs/data.md.
+ifneq ($(wildcard ../shared/data),)
+export MESHWRIGHT_DATA ?= $(abspath ../shared/data)
+endif
+# One thread a process: the tests and the demo start several processes on few cores.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help setup demo test test-all lint format bench clean
+
+help:
+	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
+	@echo "make test   run the tests"
+	@echo "make lint   ruff, mypy, import contracts"
+	@echo "make bench  the figures of the README, all of them (takes a while)"
+	@echo "make clean  remove what the others made"
+
+$(BIN)/python:
+	@echo "== making a virtual environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "meshwright needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; set PYTHON=...")'
+	@$(PYTHON) -m venv $(VENV)
+
+# Torch first and by itself: its pinned version decides which wheel everything else sees.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "== installing pinned packages (torch is the big one)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[hf,gpu,dev]"
+	@touch $@
+
+setup: $(VENV)/.installed
+
+demo: setup
+	@mkdir -p $(OUT)
+	@echo "== 1/3 measuring this machine with 4 processes"
+	@$(BIN)/meshwright probe --processes 4 --seconds 8 --out $(OUT)/probe.json
+	@echo "== 2/3 planning examples/tiny-llama for it"
+	@$(BIN)/meshwright plan --model hf:examples/tiny-llama --cluster $(OUT)/probe.json \
+	    --global-batch 16 --seq-len 128 --dtype float32 --learning-rate 1e-3 --out $(OUT)/plan.json --explain
+	@echo "== 3/3 training it on 4 processes by $(OUT)/plan.json"
+	@$(BIN)/meshwright run $(OUT)/plan.json --data examples/tiny-llama/genesis.npy --steps 40 \
+	    --measure --measurement $(OUT)/measurement.json
+
+test: setup
+	@echo "== running the tests"
+	@$(BIN)/python -m pytest -q
+
+test-all: setup
+	@echo "== running all tests, slow ones too"
+	@$(BIN)/python -m pytest -q -m "not gpu"
+
+lint: setup
+	@echo "== ruff, mypy, import contracts"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: setup
+	@echo "== reading a 405B-parameter model"
+	@$(BIN)/python -m benchmarks.capture
+	@echo "== strategies and schedules per second, and a whole plan"
+	@$(BIN)/python -m benchmarks.search_speed
+	@echo "== predicted against measured on this machine"
+	@$(BIN)/python -m benchmarks.predicted_vs_measured
+
+clean:
+	rm -rf $(VENV) $(OUT) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The figures of the README, each re-runnable: ``python -m benchmarks.NAME``."""
