@@ -1,4 +1,4 @@
-"""How long reading a 405B-parameter model takes, and what running equal blocks once changes.
+"""How long reading a large model takes, and what running equal blocks once changes.
 
     python benchmarks/capture.py [--model llama3-405b] [--seq-len 8192] [--json]
 

@@ -131,7 +131,7 @@ def _fake(source: Source, rung: str) -> Reading:
     make = fakeify if source.owned else fake_copy
     module = make(source.module, mode, source.dtype)
     module.train()
-    tracer = Tracer(module, op_budget=source.op_budget, hooks=rung == "fake")
+    tracer = Tracer(module, op_budget=source.op_budget, hooks=rung == "fake", mode=mode)
     with (
         mode,
         fused_attention_patched(),
@@ -149,7 +149,7 @@ def _fake(source: Source, rung: str) -> Reading:
 def _real(source: Source, rung: str) -> Reading:
     module = real_copy(source.module, source.dtype)
     module.train()
-    tracer = Tracer(module, op_budget=source.op_budget, fake=False)
+    tracer = Tracer(module, op_budget=source.op_budget)
     loss = _run(source, module, tracer)
     tracer.assume("real run", "weights are small positive numbers, integers are zero")
     return Reading(

@@ -23,7 +23,9 @@ __all__ = [
     "fake_mode",
     "fake_tensor",
     "flop_formulas",
+    "fake_output",
     "in_backward",
+    "is_plain_fake",
     "is_view",
     "last_sequence",
     "named_attributes",
@@ -157,6 +159,45 @@ def fake_tensor(
         device="meta",
     )
     return cast("torch.Tensor", FakeTensor(mode, like, torch.device("cpu")))
+
+
+def is_plain_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is fake, strided and holds no constant."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return type(tensor) is FakeTensor and tensor.constant is None
+
+
+def fake_output(
+    mode: Any,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    alias: torch.Tensor | None,
+    offset: int,
+) -> torch.Tensor:
+    """A fresh fake CPU tensor, or one that views the storage of ``alias``.
+
+    To be called inside a dispatch handler; the fake mode itself is bypassed.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    guard: Any = _private(torch._C, "_DisableTorchDispatch")
+    with guard():
+        like = torch.empty_strided(
+            (0,) if alias is not None else shape,
+            (1,) if alias is not None else stride,
+            dtype=dtype,
+            device="meta",
+        )
+        if alias is not None:
+            source: Any = alias.untyped_storage()
+            like.set_(source, offset, shape, stride)
+        return cast("torch.Tensor", FakeTensor(mode, like, _CPU))
+
+
+_CPU = torch.device("cpu")
 
 
 def as_parameter(tensor: torch.Tensor, *, requires_grad: bool) -> torch.Tensor:

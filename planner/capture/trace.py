@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
 )
 
 from planner.capture.kernels import KernelCost, kernel_cost, tensor_bytes
+from planner.capture.shapes import ShapeCache
 from planner.capture.speculate import run_or_assume
 from planner.capture.torch_private import (
     DispatchMode,
@@ -141,7 +142,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         op_budget: Most ops that may be seen.
         hooks: Whether to watch what autograd saves. ``torch.func`` transforms do not
             allow it.
-        fake: Whether tensors hold no data.
+        mode: The FakeTensorMode of the module's weights; None for real ones.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         *,
         op_budget: int,
         hooks: bool = True,
-        fake: bool = True,
+        mode: Any = None,
     ) -> None:
         super().__init__()
         self.trace = Trace()
@@ -159,7 +160,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self.gradients: dict[Any, torch.Tensor] = {}
         self.current: tuple[str, str] = ("", "")
         self._budget = op_budget
-        self._fake = fake
+        self._shapes = None if mode is None else ShapeCache(mode)
         self._names = {child: name for name, child in module.named_modules()}
         self._stack = [""]
         self._ids: dict[int, int] = {}
@@ -168,10 +169,10 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self._row_of_node: dict[int, int] = {}
         self._saved: set[int] = set()
         self._last_row = 0
-        self._shapes: list[int] = []
+        self._sizes: list[int] = []
         for index, parameter in enumerate(module.parameters()):
             self._ids[storage_key(parameter)] = -1 - index
-            self._shapes.append(parameter.numel())
+            self._sizes.append(parameter.numel())
         for buffer in module.buffers():
             self.trace.constants.add(self._id(buffer))
         self.trace.sources.update(self.trace.constants)
@@ -284,11 +285,25 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
                 f"values, or the sequence is long: raise op_budget or trace a shorter "
                 f"one"
             )
-        out, args = run_or_assume(
-            func, args, kwargs, fake=self._fake, record=self.assume
-        )
+        out, args = self._run(func, args, kwargs)
         self._record(func, args, kwargs, out)
         return out
+
+    def _run(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Result of an op, remembered if it was asked before; and its arguments."""
+        call = None if self._shapes is None else self._shapes.key(func, args, kwargs)
+        if self._shapes is not None and call is not None:
+            known = self._shapes.result(*call)
+            if known is not None:
+                return known, args
+        out, used = run_or_assume(
+            func, args, kwargs, fake=self._shapes is not None, record=self.assume
+        )
+        if self._shapes is not None and call is not None and used is args:
+            self._shapes.remember(*call, out)
+        return out, used
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -375,7 +390,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         trace.recompute_flops[row] += cost.recompute_flops
         if name in _UNWRITTEN:
             return
-        weights = {self._shapes[-1 - i] for i in trace.inputs[row] if i < 0}
+        weights = {self._sizes[-1 - i] for i in trace.inputs[row] if i < 0}
         moved = working = 0.0
         for tensor in touched:
             storage = self._id(tensor)

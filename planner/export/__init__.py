@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.errors import UnknownNameError
+from planner.errors import PlanFileError, UnknownNameError
 from planner.export.plan_json import export_json
 from planner.export.torchrun import export_torchrun
 from planner.schema import write_atomically
@@ -32,12 +32,18 @@ def export(plan: Plan, target: str, out: str | os.PathLike[str]) -> tuple[str, .
     Raises:
         UnknownNameError: If there is no such target.
         ExportError: If the target cannot say what the plan says.
+        PlanFileError: If the folder cannot be written.
     """
     if target not in TARGETS:
         raise UnknownNameError("export target", target, TARGETS)
     files = TARGETS[target](plan)
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanFileError(
+            f"cannot make the folder {folder}: {error.strerror}; choose another one"
+        ) from error
     paths = []
     for name, text in files.items():
         path = folder / name

@@ -54,20 +54,20 @@ class _Walk:
         self.readers = readers
         self.stop = stop
 
-    def reach(self, row: int) -> set[int] | None:
-        """Linear layers reached; None if the output is needed whole on the way."""
+    def reach(self, row: int) -> tuple[set[int], bool]:
+        """Linear layers reached, and whether the output is needed whole on the way."""
         below = self._descendants(row)
         hits: set[int] = set()
+        whole = False
         for other in below:
             if other == row:
                 continue
             if other >= self.stop or self._needs_all(other, below):
-                return None
-            if self._is_product_with_weights(other):
-                if linear_module(self.graph, other) is None:
-                    return None
+                whole = True
+            elif self._is_product_with_weights(other):
+                whole = whole or linear_module(self.graph, other) is None
                 hits.add(other)
-        return hits
+        return hits, whole
 
     def _descendants(self, row: int) -> set[int]:
         """Ops that depend on ``row``, up to and including products with weights."""
@@ -118,21 +118,21 @@ def pair_linears(
     walk = _Walk(graph, flow, _readers(graph, flow, start, stop), stop)
     reached = {row: walk.reach(row) for row in layers}
     into: dict[int, set[int]] = {}
-    for row, hits in reached.items():
-        for hit in hits or ():
+    for row, (hits, _) in reached.items():
+        for hit in hits:
             into.setdefault(hit, set()).add(row)
     columns: set[int] = set()
     rows: set[int] = set()
     for row in layers:
-        hits = reached[row]
-        if not hits or row in rows:
+        hits, whole = reached[row]
+        if not hits or whole or row in rows:
             continue
         # Each layer reached must be fed by splittable layers alone.
         if all(hit not in columns and not into[hit] & rows for hit in hits):
             columns.add(row)
             rows |= hits
     rows = {hit for hit in rows if into[hit] <= columns}
-    columns = {row for row in columns if (reached[row] or set()) <= rows}
+    columns = {row for row in columns if reached[row][0] <= rows}
     rows = {hit for hit in rows if into[hit] <= columns}
     for row in layers:
         if row in columns:

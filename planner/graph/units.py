@@ -237,8 +237,9 @@ def assign_units(graph: OpGraph) -> tuple[list[str], frozenset[str]]:
 def assign_blocks(graph: OpGraph, units: list[str]) -> list[str]:
     """Block of every op, by the children of its unit's module.
 
-    A unit whose children are all single layers, or rows of them, is one block; otherwise
-    each child with parameters is one, and ops in between join the block before them.
+    A unit whose children are all single layers, or rows of them, is one block;
+    otherwise each child with parameters is one, and ops in between join the block
+    before them.
     """
     tree = _Tree(graph)
     work = _work(graph)

@@ -1,0 +1,60 @@
+"""JSON Schemas of all documents: ``python -m planner.schema.publish docs/schema``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from planner.schema.base import Document, write_atomically
+from planner.schema.cluster import ClusterDocument
+from planner.schema.measurement import Measurement
+from planner.schema.plan import Plan
+from planner.schema.probe import ProbeDocument
+from planner.schema.strategy import Strategy
+
+__all__ = ["DOCUMENTS", "main", "publish", "schema_text"]
+
+#: File name without ``.schema.json`` to the document it describes.
+DOCUMENTS: Mapping[str, type[Document]] = {
+    "cluster": ClusterDocument,
+    "measurement": Measurement,
+    "plan": Plan,
+    "probe": ProbeDocument,
+    "strategy": Strategy,
+}
+
+
+def schema_text(document: type[Document]) -> str:
+    """The JSON Schema (draft 2020-12) of what a document's file may hold."""
+    schema = document.model_json_schema(mode="validation")
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return json.dumps(head | schema, indent=2, sort_keys=True) + "\n"
+
+
+def publish(folder: str | Path) -> tuple[Path, ...]:
+    """Write one ``NAME.schema.json`` a document.
+
+    Raises:
+        PlanFileError: If the folder does not exist or cannot be written.
+    """
+    paths = []
+    for name, document in DOCUMENTS.items():
+        path = Path(folder) / f"{name}.schema.json"
+        write_atomically(path, schema_text(document).encode())
+        paths.append(path)
+    return tuple(paths)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Publish into the one folder given; exit code 1 without it."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m planner.schema.publish FOLDER\n")
+        return 1
+    publish(arguments[0])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
