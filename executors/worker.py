@@ -1,7 +1,8 @@
-"""What a launched process does: call a function, report, not outlive its parent.
+"""The processes that ``launch`` starts: a nursery, and the ranks that it forks.
 
-Run as ``python -m executors.worker`` by :func:`executors.launch`, which says the rest
-in the environment. Imports nothing heavy before it is tied to its parent.
+``python -m executors.worker`` reads a job from stdin, imports once what all ranks
+need, which takes longer than anything else, and forks. Nobody outlives its parent.
+Imports nothing heavy before it is tied to the launcher.
 """
 
 from __future__ import annotations
@@ -17,13 +18,7 @@ import time
 import traceback
 from typing import IO, Any
 
-__all__ = ["ENTRY", "MESSAGES", "PARENT", "main"]
-
-#: Environment: ``module:function`` to call, file descriptor to write messages to,
-#: process id of the launcher.
-ENTRY = "MESHWRIGHT_ENTRY"
-MESSAGES = "MESHWRIGHT_MESSAGES"
-PARENT = "MESHWRIGHT_PARENT"
+__all__ = ["main"]
 
 #: Linux: ask for a signal when the parent dies. Source: linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +40,7 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
-class _Messages:
+class _Lines:
     """JSON lines to the launcher."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -59,25 +54,81 @@ class _Messages:
             self._stream.flush()
 
 
-def main() -> int:
-    """Call the entry with the arguments on stdin; exit code 0 if it returned."""
-    _die_with_parent(int(os.environ[PARENT]))
-    arguments = json.load(sys.stdin)
-    with os.fdopen(int(os.environ[MESSAGES]), "w", encoding="utf-8") as stream:
-        messages = _Messages(stream)
+def _call(job: dict[str, Any], messages: int) -> int:
+    """Be one rank: call the entry; exit code 0 if it returned."""
+    with os.fdopen(messages, "w", encoding="utf-8") as stream:
+        lines = _Lines(stream)
 
         def emit(value: Any) -> None:
-            messages.send("message", value)
+            lines.send("message", value)
 
-        module, _, name = os.environ[ENTRY].partition(":")
+        module, _, name = job["entry"].partition(":")
         try:
             function = getattr(importlib.import_module(module), name)
-            messages.send("result", function(arguments, emit))
+            lines.send("result", function(job["args"], emit))
         except BaseException as error:  # all of it belongs to the launcher
             traceback.print_exc()
             text = str(error).strip() or type(error).__name__
-            messages.send("error", {"type": type(error).__name__, "text": text})
+            lines.send("error", {"type": type(error).__name__, "text": text})
             return 1
+    return 0
+
+
+def _fork(job: dict[str, Any], index: int, nursery: int) -> int:
+    """Start one rank.
+
+    Returns:
+        Its process id in the nursery; in the rank, 0.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    _die_with_parent(nursery)
+    rank = job["ranks"][index]
+    os.dup2(rank["output"], 1)
+    os.dup2(rank["output"], 2)
+    for other in job["ranks"]:
+        os.close(other["output"])
+        if other is not rank:
+            os.close(other["messages"])
+    os.close(job["control"])
+    os.environ.update(rank["env"])
+    return 0
+
+
+def main() -> int:
+    """Do the job on stdin, as the nursery or as one of its ranks."""
+    _die_with_parent(int(sys.argv[1]))
+    job = json.load(sys.stdin)
+    if sys.platform == "linux":
+        # Elsewhere, system libraries do not survive a fork.
+        for name in job["preload"]:
+            importlib.import_module(name)
+    nursery, ranks = os.getpid(), {}
+    for index in range(len(job["ranks"])):
+        pid = _fork(job, index, nursery)
+        if not pid:
+            code = _call(job, job["ranks"][index]["messages"])
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Taking a large interpreter apart takes seconds, and serves nobody.
+            os._exit(code)
+        ranks[pid] = index
+    for rank in job["ranks"]:
+        os.close(rank["messages"])
+        os.close(rank["output"])
+    with os.fdopen(job["control"], "w", encoding="utf-8") as stream:
+        lines = _Lines(stream)
+        for pid, index in ranks.items():
+            lines.send("started", {"rank": index, "pid": pid})
+        while ranks:
+            pid, status = os.wait()
+            if pid in ranks:
+                code = os.waitstatus_to_exitcode(status)
+                lines.send("ended", {"rank": ranks.pop(pid), "code": code})
     return 0
 
 

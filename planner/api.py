@@ -78,6 +78,10 @@ def _setting(
         raise StrategyError(
             f"memory_fraction={memory_fraction} is not a share; use above 0 and up to 1"
         )
+    if not cluster.num_free:
+        raise NoFeasiblePlanError(
+            [f"all {cluster.num_devices} devices of {cluster.name} are occupied"]
+        )
     return Setting(
         graph=graph,
         cluster=cluster,
@@ -94,12 +98,19 @@ def _search(request: Request, names: Sequence[str]) -> list[SearchResult]:
     return [get_partitioner(name).search(request) for name in names]
 
 
-def _best(results: Sequence[SearchResult], request: Request) -> tuple[SearchResult, Candidate]:
+def _best(
+    results: Sequence[SearchResult], request: Request
+) -> tuple[SearchResult, Candidate]:
     """The best candidate of all partitioners; the earlier one among equals."""
     from planner.search import score
 
     found = [
-        (score(c.cost, c.strategy.mesh.num_devices, request.objective), index, result, c)
+        (
+            score(c.cost, c.strategy.mesh.num_devices, request.objective),
+            index,
+            result,
+            c,
+        )
         for index, result in enumerate(results)
         for c in result.candidates[:1]
     ]
@@ -146,8 +157,9 @@ def plan(
         pin: Knobs to fix, ``{"tp": 8, "schedule": "1F1B"}``; the rest is planned.
         target: ``meshwright`` keeps to what Meshwright's executors can run; ``any``
             allows all that is legal.
-        devices: ``all`` uses every free device if any legal strategy does; ``any`` lets
-            fewer win.
+        devices: ``all`` uses every free device if any legal strategy does, and of a
+            mixed cluster may leave out whole device types that are not worth waiting
+            for; ``any`` lets any fewer win.
         precision: Dtypes; bf16 compute over fp32 weights by default.
         optimizer: AdamW by default.
         grad_clip_norm: Largest gradient norm; None for no clipping.
@@ -167,6 +179,13 @@ def plan(
         raise UnknownNameError("objective", objective, OBJECTIVES)
     if target not in {"meshwright", "any"}:
         raise UnknownNameError("target", target, ("meshwright", "any"))
+    if devices not in {"all", "any"}:
+        raise UnknownNameError("choice of devices", devices, ("all", "any"))
+    if evaluation_budget is not None and evaluation_budget < 1:
+        raise StrategyError(
+            f"evaluation_budget={evaluation_budget} is below 1; give at least 1, or "
+            f"None to leave it to the partitioner"
+        )
     precision, optimizer = precision or Precision(), optimizer or Optimizer()
     started = time.perf_counter()
     machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster

@@ -107,9 +107,13 @@ def _reason(other: Candidate, best: Candidate) -> str:
     }
     part, seconds = max(gains.items(), key=lambda item: item[1])
     if slower > 0:
-        return f"{slower:.1%} slower, most of it {part.replace('_', ' ')} (+{seconds:.3g} s)"
-    saved = best.cost.peak_memory_bytes - other.cost.peak_memory_bytes
-    return f"as fast, memory differs by {format_bytes(-saved)}"
+        cause = f"{part.replace('_', ' ')} (+{seconds:.3g} s)"
+        return f"{slower:.1%} slower, most of it {cause}"
+    more = other.cost.peak_memory_bytes - best.cost.peak_memory_bytes
+    sign = "-" if more < 0 else "+"
+    speed = f"{-slower:.1%} faster" if slower < 0 else "as fast"
+    devices = other.strategy.mesh.num_devices
+    return f"{speed} on {devices} devices, memory {sign}{format_bytes(abs(more))}"
 
 
 def _alternatives(

@@ -9,10 +9,10 @@ import numpy as np
 
 from planner.cluster import Cluster
 from planner.cost import CostModel
-from planner.errors import ClusterError, NoFeasiblePlanError
+from planner.errors import MeshwrightError, NoFeasiblePlanError
+from planner.schema import SCHEDULES
 from planner.search import Candidate, Request, SearchResult
 from planner.space import PINNABLE, RECOMPUTE_NAMES, enumerate_strategies
-from planner.schema import SCHEDULES
 from planner.units import format_bytes
 
 __all__ = ["no_feasible_plan"]
@@ -54,12 +54,13 @@ def _memory_reason(request: Request, nearest: Candidate) -> str:
         "buffers": cost.memory.buffers[rank],
     }
     name, most = max(parts.items(), key=lambda item: item[1])
+    share = request.setting.memory_fraction
     return (
         f"the strategy nearest to fitting ({nearest.strategy.label()}) needs "
-        f"{format_bytes(cost.memory.total[rank])} on a {device.name} of pp rank {rank}, "
-        f"{format_bytes(over[rank])} ({over[rank]:.0f} bytes) more than the "
+        f"{format_bytes(cost.memory.total[rank])} on a {device.name} of pp rank "
+        f"{rank}, {format_bytes(over[rank])} ({over[rank]:.0f} bytes) more than the "
         f"{format_bytes(cost.limit_bytes[rank])} it may use "
-        f"({request.setting.memory_fraction:.0%} of {format_bytes(device.memory_bytes)}); "
+        f"({share:.0%} of {format_bytes(device.memory_bytes)}); "
         f"most of it is {name} ({format_bytes(most)})"
     )
 
@@ -96,14 +97,23 @@ def _shown_pins(request: Request) -> str:
 
 
 def _feasible(request: Request) -> bool:
-    """Whether any legal strategy of a changed request fits, by closed forms."""
+    """Whether any legal strategy of a changed request fits, by closed forms.
+
+    Looks at the leanest ones alone: microbatches of one sample, or one microbatch.
+    """
     model = CostModel(request.setting)
     count = len(request.setting.order)
-    for table in enumerate_strategies(
-        request.facts, num_devices=count, pins=request.pins, rows=200_000
-    ):
-        if model.table(table).fits.any():
-            return True
+    free = {"microbatch_size", "num_microbatches"}.isdisjoint(request.pins)
+    lean = ({"microbatch_size": 1}, {"num_microbatches": 1}) if free else ({},)
+    for pins in lean:
+        for table in enumerate_strategies(
+            request.facts,
+            num_devices=count,
+            pins={**request.pins, **pins},
+            rows=200_000,
+        ):
+            if model.table(table).fits.any():
+                return True
     return False
 
 
@@ -113,18 +123,11 @@ def _remedies(request: Request, memory: bool) -> Iterator[str]:
     yield from _other_batch(request)
     if memory:
         yield from _first(
-            (
-                (f"memory_fraction={share}", _with_fraction(request, share))
-                for share in (0.95, 1.0)
-                if share > request.setting.memory_fraction
-            )
+            (f"memory_fraction={share}", _with_fraction(request, share))
+            for share in (0.95, 1.0)
+            if share > request.setting.memory_fraction
         )
-        yield from _first(
-            (
-                (text, change(request))
-                for text, change in _LIGHTER
-            )
-        )
+        yield from _first(((text, change(request)) for text, change in _LIGHTER))
         if request.setting.graph.seq_len:
             yield from _shorter(request)
     yield from _more_devices(request)
@@ -207,7 +210,8 @@ def _more_devices(request: Request) -> Iterator[str]:
     while growth <= _LARGEST_GROWTH:
         try:
             larger = Cluster.parse(f"{name}:{nodes * growth}")
-        except (ClusterError, KeyError):
+        except MeshwrightError:
+            # Not a name with a count: a file, or more nodes than the preset can have.
             return
         order = np.asarray(larger.free, dtype=np.int64)
         setting = replace(request.setting, cluster=larger, order=order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,10 @@ def complete_strategy(
         )
     if given.stages:
         return _with_sharding(given, setting), order
-    from dataclasses import replace
-
     row = StrategyTable.from_strategies([given]).row(0)
     model = CostModel(replace(setting, order=order))
     found = candidates_of_row(model, row, free_recompute=False)
-    best = min(found, key=lambda candidate: candidate.cost.step_time_s)
+    best = min(found, key=lambda c: (not c.cost.fits, c.cost.step_time_s))
     full = given.model_copy(
         update={
             "stages": best.strategy.stages,

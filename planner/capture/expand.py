@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from planner.capture.trace import Call, Trace
+from planner.capture.record import Call, Trace
 from planner.graph.ops import OpGraph, ParameterTensor
 
 __all__ = ["expand"]

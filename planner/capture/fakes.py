@@ -18,6 +18,7 @@ from planner.capture.torch_private import (
     fake_tensor,
     named_attributes,
 )
+from planner.errors import CaptureError
 
 __all__ = [
     "build_on_meta",
@@ -79,14 +80,26 @@ def build_on_meta(
 
     Skipping initialisation also skips weight tying in transformers, so
     ``tie_weights()`` is called where the module has one.
+
+    Raises:
+        CaptureError: If the constructor fails.
     """
     with quiet_state(), no_init(), torch.device("meta"):
         if dtype is not None:
             torch.set_default_dtype(dtype)
-        module = build()
-        tie = getattr(module, "tie_weights", None)
-        if callable(tie):
-            tie()
+        try:
+            module = build()
+            tie = getattr(module, "tie_weights", None)
+            if callable(tie):
+                tie()
+        except CaptureError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            raise CaptureError(
+                f"the model could not be built on the meta device: "
+                f"{type(error).__name__}: {text}; build it yourself and pass the module"
+            ) from error
     return module
 
 

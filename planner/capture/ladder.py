@@ -21,9 +21,10 @@ from planner.capture.attention import fused_attention_patched
 from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.loss import LossKind, compute_loss
+from planner.capture.record import Trace
 from planner.capture.repeat import repeats_traced_once
 from planner.capture.torch_private import fake_mode, without_fused_rnn
-from planner.capture.trace import Trace, Tracer
+from planner.capture.trace import Tracer
 from planner.capture.transformers_private import unpacked_sequences
 from planner.errors import CaptureError, OpBudgetError
 

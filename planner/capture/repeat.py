@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
+from planner.capture.record import Call
 from planner.capture.torch_private import storage_key, tree_flatten, tree_unflatten
-from planner.capture.trace import Call, Tracer
+from planner.capture.trace import Tracer
 
 __all__ = ["repeated_modules", "repeats_traced_once"]
 

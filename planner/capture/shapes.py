@@ -71,8 +71,7 @@ def _describe(value: Any, key: list[Hashable], tensors: list[torch.Tensor]) -> N
             _describe(item, key, tensors)
     elif isinstance(value, _PLAIN):
         # 1, 1.0 and True are equal and lead to different dtypes.
-        key.append(type(value))
-        key.append(value)
+        key.append((type(value), value))
     else:
         raise _NotPlainError
 
@@ -165,6 +164,6 @@ def _answer(tensors: list[torch.Tensor], out: Any) -> _Answer | None:
                 return None
             fresh.add(storage)
         outputs.append(
-            _Output(alias, shape, stride, tensor.dtype, tensor.storage_offset())
+            _Output(alias, shape, stride, tensor.dtype, int(tensor.storage_offset()))
         )
     return _Answer(tuple(outputs), container)

@@ -1,11 +1,11 @@
-"""``meshwright explain``"""
+"""The command ``meshwright explain``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
-from typing import Annotated
 
 from planner.cli.output import emit_json, emit_text
 
@@ -16,10 +16,12 @@ __all__ = ["ExplainCommand"]
 class ExplainCommand:
     """Say why a plan is what it is, or how two plans differ."""
 
-    plan: Annotated[str, tyro.conf.Positional]
+    plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """A plan file."""
-    against: str | None = None
-    """A second plan to compare with."""
+    against: Annotated[
+        str | None, tyro.conf.arg(metavar="PLAN", help_behavior_hint="")
+    ] = None
+    """A second plan: say only in which fields they differ."""
     json: bool = False
     """Print prediction and provenance (or the differences) as JSON."""
 
@@ -36,8 +38,7 @@ class ExplainCommand:
                 emit_text("\n".join(differences) or "the plans are equal")
             return
         if self.json:
-            emit_json(
-                plan.model_dump(mode="json", include={"prediction", "provenance"})
-            )
+            data = plan.to_data()
+            emit_json({part: data[part] for part in ("prediction", "provenance")})
         else:
             emit_text(plan.explain())

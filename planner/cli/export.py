@@ -1,4 +1,4 @@
-"""``meshwright export``"""
+"""The command ``meshwright export``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ExportCommand"]
 class ExportCommand:
     """Write a plan as another launcher takes it."""
 
-    plan: Annotated[str, tyro.conf.Positional]
+    plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """A plan file."""
-    to: str
-    """Target: json or torchrun."""
-    out: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "."
+    to: Annotated[str, tyro.conf.arg(metavar="TARGET")]
+    """json (the plan alone) or torchrun (the plan and a script that starts it)."""
+    out: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = "."
     """Folder to write into; it is made if missing."""
     json: bool = False
     """Print the written paths as JSON."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import tyro
 
@@ -24,7 +26,7 @@ from planner.errors import MeshwrightError
 
 __all__ = ["main"]
 
-_COMMANDS = {
+_COMMANDS: Mapping[str, Callable[..., Any]] = {
     "plan": PlanCommand,
     "predict": PredictCommand,
     "run": RunCommand,
@@ -35,6 +37,14 @@ _COMMANDS = {
     "clusters": ClustersCommand,
 }
 
+_DESCRIPTION = """Plan how a large torch model is split over the machines you have, and
+run the plan. Exit codes: 0 done, 1 error, 2 no feasible plan. --version prints the
+version; MESHWRIGHT_LOG=INFO shows what happens."""
+
+
+class _Command(Protocol):
+    def run(self) -> None: ...
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -42,26 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; ``sys.argv`` if None.
     Returns:
-        0 done, 1 error, 2 no feasible plan.
+        0 done, 1 error, 2 no feasible plan, 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given in (["--version"], ["-V"]):
         print(f"meshwright {__version__}")
         return 0
-    level = os.environ.get("MESHWRIGHT_LOG", "WARNING").upper()
-    logging.basicConfig(level=level, stream=sys.stderr)
+    _start_logging()
     try:
-        command = tyro.extras.subcommand_cli_from_dict(
-            _COMMANDS,
-            prog="meshwright",
-            description="Plan how a large torch model is split, and run the plan.",
-            args=given,
-        )
+        command = _parse(given)
     except SystemExit as error:
         # tyro exits with 2 on a wrong flag; here 2 means that nothing fits.
         return 1 if error.code else 0
     try:
         command.run()
+        sys.stdout.flush()
     except MeshwrightError as error:
         note(f"meshwright: {error}")
         return error.exit_code
@@ -73,6 +78,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _parse(given: Sequence[str]) -> _Command:
+    """The command with its options.
+
+    Raises:
+        SystemExit: After help (code 0), or after saying what is wrong (another code).
+    """
+    # Without a command the help says more than an error would; it is still not a
+    # result, and does not go to stdout.
+    where = (
+        contextlib.nullcontext() if given else contextlib.redirect_stdout(sys.stderr)
+    )
+    with where:
+        try:
+            command: _Command = tyro.extras.subcommand_cli_from_dict(
+                dict(_COMMANDS),
+                prog="meshwright",
+                description=" ".join(_DESCRIPTION.split()),
+                args=list(given) or ["--help"],
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+        except SystemExit:
+            if not given:
+                raise SystemExit(1) from None
+            raise
+    return command
+
+
+def _start_logging() -> None:
+    name = os.environ.get("MESHWRIGHT_LOG", "WARNING").upper()
+    levels = logging.getLevelNamesMapping()
+    logging.basicConfig(level=levels.get(name, logging.WARNING), stream=sys.stderr)
+    if name not in levels:
+        note(f"meshwright: MESHWRIGHT_LOG={name} is no level; use {', '.join(levels)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``meshwright models``"""
+"""The command ``meshwright models``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ __all__ = ["ModelsCommand"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsCommand:
-    """List the built-in model names."""
+    """List the built-in model names.
+
+    Beside these, --model takes hf:PATH, a PipeDream graph.txt and module:factory.
+    """
 
     json: bool = False
     """Print the list as JSON."""
 
     def run(self) -> None:
         """Print names and what they stand for."""
-        from planner.capture import ARCHITECTURES
+        from planner.capture.architectures import ARCHITECTURES
 
+        known = sorted(ARCHITECTURES.items())
         if self.json:
             emit_json(
-                {name: made.model for name, made in sorted(ARCHITECTURES.items())}
+                {
+                    name: {"class": made.model, "source": made.source}
+                    for name, made in known
+                }
             )
             return
-        rows = [
-            (name, made.model, made.source)
-            for name, made in sorted(ARCHITECTURES.items())
-        ]
-        emit_table("", ("model", "class", "figures from"), rows)
+        rows = [(name, made.model, made.source) for name, made in known]
+        emit_table(("model", "class", "figures from"), rows)

@@ -4,12 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from planner.errors import StrategyError
+import tyro
+
+from planner.errors import CaptureError, StrategyError
 from planner.schema import Optimizer, Precision
 
-__all__ = ["TrainingOptions", "parse_pins"]
+if TYPE_CHECKING:
+    from planner.graph import ModelGraph
+
+__all__ = [
+    "ClusterName",
+    "ModelName",
+    "OutFile",
+    "SeqLen",
+    "TrainingOptions",
+    "name_model",
+    "parse_pins",
+]
+
+ModelName = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="MODEL",
+        help="A built-in name (meshwright models lists them), hf:PATH of a "
+        "transformers config or its folder, a PipeDream graph.txt, or module:factory "
+        "of your own code.",
+    ),
+]
+ClusterName = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="CLUSTER",
+        help="A preset with a node count such as dgx-h100:4 (meshwright clusters lists "
+        "them), local:4 for processes of this machine, or a cluster or probe file.",
+    ),
+]
+SeqLen = Annotated[
+    int | None,
+    tyro.conf.arg(metavar="INT", help="Tokens per sample; the model's own by default."),
+]
+OutFile = Annotated[str | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +55,15 @@ class TrainingOptions:
     dtype: Literal["bfloat16", "float32", "float8"] = "bfloat16"
     """What matrix products compute in."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What weights are kept in."""
+    """What weights and optimizer states are kept in."""
     optimizer: Literal["AdamW", "Adam", "SGD"] = "AdamW"
     """Decides how many states each parameter has."""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, tyro.conf.arg(metavar="RATE")] = 3e-4
     """Of the optimizer."""
-    grad_clip_norm: float | None = None
-    """Largest norm of the gradients; none for no clipping."""
+    grad_clip_norm: Annotated[
+        float | None, tyro.conf.arg(metavar="NORM", help_behavior_hint="")
+    ] = None
+    """Largest norm of the gradients; no clipping by default."""
 
     def precision(self) -> Precision:
         """As the planner takes it."""
@@ -34,7 +72,19 @@ class TrainingOptions:
         )
 
     def build_optimizer(self) -> Optimizer:
-        """As the planner takes it; states have the dtype of the weights."""
+        """As the planner takes it; states have the dtype of the weights.
+
+        Raises:
+            StrategyError: If the learning rate or the clipping norm is not above 0.
+        """
+        for flag, value in (
+            ("--learning-rate", self.learning_rate),
+            ("--grad-clip-norm", self.grad_clip_norm),
+        ):
+            if value is not None and not 0 < value < float("inf"):
+                raise StrategyError(
+                    f"{flag} {value} is not above 0; give a number that is"
+                )
         return Optimizer(
             name=self.optimizer,
             learning_rate=self.learning_rate,
@@ -42,16 +92,46 @@ class TrainingOptions:
         )
 
 
+def name_model(
+    model: str, *, seq_len: int | None, dtype: str, allow_remote_code: bool
+) -> str | ModelGraph:
+    """A model for the planner: its name, or its graph where code was allowed to run.
+
+    Args:
+        model: As on the command line.
+        seq_len: Tokens per sample.
+        dtype: What matrix products compute in.
+        allow_remote_code: Whether code that comes with a ``hf:`` folder may run.
+    Raises:
+        CaptureError: If code is allowed that no model could bring, or the model cannot
+            be read.
+    """
+    if not allow_remote_code:
+        return model
+    if not model.startswith("hf:"):
+        raise CaptureError(
+            f"--allow-remote-code with model {model!r}; only a hf:PATH brings code of "
+            f"its own, leave the flag out"
+        )
+    from planner.capture import capture, load_model
+
+    loaded = load_model(model, seq_len=seq_len, allow_remote_code=True)
+    return capture(loaded, dtype="bfloat16" if dtype == "float8" else dtype)
+
+
 def parse_pins(texts: Sequence[str]) -> dict[str, Any]:
-    """``tp=8`` and ``schedule=1F1B`` as a mapping.
+    """``tp=8`` and ``schedule=1F1B`` as a mapping; whole numbers as such.
 
     Raises:
-        StrategyError: If a text has no ``=``.
+        StrategyError: If a text has no ``=``, or a knob is pinned twice.
     """
     pins: dict[str, Any] = {}
     for text in texts:
-        knob, sign, value = text.partition("=")
-        if not sign or not knob or not value:
+        knob, _, value = (part.strip() for part in text.partition("="))
+        if not knob or not value:
             raise StrategyError(f"--pin {text!r} is not KNOB=VALUE, for example tp=8")
-        pins[knob.strip().replace("-", "_")] = value.strip()
+        knob = knob.replace("-", "_")
+        if knob in pins:
+            raise StrategyError(f"--pin {knob} is given twice; give it once")
+        pins[knob] = int(value) if value.isascii() and value.isdigit() else value
     return pins

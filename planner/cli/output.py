@@ -10,10 +10,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from planner.schema.base import spell_non_finite
 
 __all__ = ["emit_json", "emit_table", "emit_text", "note", "progress", "working"]
 
-_STDERR = Console(stderr=True, highlight=False)
+#: Where no terminal sets a limit, tables are as wide as they are.
+_UNLIMITED = 1000
 
 
 def emit_text(text: str) -> None:
@@ -22,24 +26,39 @@ def emit_text(text: str) -> None:
 
 
 def emit_json(data: Any) -> None:
-    """Write a result for programs: one JSON document."""
-    print(json.dumps(data, indent=2, allow_nan=False))
+    """Write a result for programs: one JSON document.
+
+    A loss that is not finite is a string, ``"NaN"``: JSON has no other word for it.
+    """
+    print(json.dumps(spell_non_finite(data), indent=2, allow_nan=False))
 
 
-def emit_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write a table; numbers to the right. Plain and full-width when not a terminal."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+def emit_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False
+) -> None:
+    """Write a table, as wide as it is where stdout is not a terminal.
+
+    Args:
+        header: Names of the columns; all empty for a table without a head.
+        rows: Cells.
+        numbers: Set all columns but the first flush right.
+    """
+    width = None if sys.stdout.isatty() else _UNLIMITED
+    console = Console(highlight=False, width=width)
+    table = Table(box=None, pad_edge=False, show_header=any(header))
     for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
+        table.add_column(
+            name, justify="right" if numbers and index else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*row)
+        # Text, so that brackets and colons in names are not read as markup.
+        table.add_row(*(Text(cell) for cell in row))
     console.print(table)
 
 
 def note(text: str) -> None:
-    """Say something that is not the result, on stderr."""
-    _STDERR.print(text, markup=False, soft_wrap=True)
+    """Say something that is not the result: one line on stderr."""
+    print(" ".join(text.split()), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -48,7 +67,7 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with _STDERR.status(text):
+    with Console(stderr=True, highlight=False).status(Text(text)):
         yield
 
 
@@ -56,4 +75,6 @@ def progress(total: int, unit: str) -> Any:
     """A tqdm bar on stderr; silent when stderr is not a terminal."""
     from tqdm import tqdm
 
-    return tqdm(total=total, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty())
+    return tqdm(
+        total=total, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty()
+    )

@@ -1,53 +1,74 @@
-"""``meshwright predict``"""
+"""The command ``meshwright predict``."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from planner.cli.output import emit_json, emit_text, working
+import tyro
+
+from planner.cli.options import ClusterName, ModelName, OutFile, SeqLen, name_model
+from planner.cli.output import emit_json, emit_text, note, working
+from planner.schema.base import require_writable
 
 __all__ = ["PredictCommand"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictCommand:
-    """Price a strategy chosen by hand: time and memory by category, nothing launched."""
+    """Price a strategy chosen by hand: time and memory by category, nothing launched.
 
-    strategy: str
+    Exits with 2 if the strategy does not fit into memory; it is priced all the same.
+    """
+
+    strategy: Annotated[str, tyro.conf.arg(metavar="FILE")]
     """JSON or YAML file with a strategy's fields, or a plan."""
-    model: str
-    """As for `meshwright plan`."""
-    cluster: str
-    """As for `meshwright plan`."""
-    global_batch: int | None = None
+    model: ModelName
+    cluster: ClusterName
+    global_batch: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")
+    ] = None
     """Checked against the strategy; taken from it by default."""
-    seq_len: int | None = None
-    """Tokens per sample; the model's own by default."""
-    memory_fraction: float = 0.9
+    seq_len: SeqLen = None
+    memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
     """Share of each device's memory that may be filled."""
     fidelity: Literal["analytic", "simulated"] = "simulated"
     """Closed forms, or the schedule's exact order."""
+    out: OutFile = None
+    """Where to write the strategy as a plan, if it fits."""
+    allow_remote_code: bool = False
+    """Run Python code that came with a hf:PATH model; read it first."""
     json: bool = False
-    """Print the prediction as JSON."""
+    """Print the priced plan as JSON."""
 
     def run(self) -> None:
         """Price and print; exit 2 if memory does not suffice."""
-        from planner.api import predict, require_fit
-
+        if self.out is not None:
+            require_writable(self.out)
         with working(f"pricing {self.strategy}"):
+            from planner.api import predict, require_fit
+            from planner.strategy_input import read_strategy
+
+            strategy = read_strategy(self.strategy)
             made = predict(
-                self.model,
+                name_model(
+                    self.model,
+                    seq_len=self.seq_len,
+                    dtype=strategy.precision.compute,
+                    allow_remote_code=self.allow_remote_code,
+                ),
                 self.cluster,
-                self.strategy,
+                strategy,
                 global_batch=self.global_batch,
                 seq_len=self.seq_len,
                 memory_fraction=self.memory_fraction,
                 fidelity=self.fidelity,
             )
         if self.json:
-            emit_json(json.loads(made.to_json()))
+            emit_json(made.to_data())
         else:
             emit_text(made.explain())
         require_fit(made)
+        if self.out is not None:
+            made.save(self.out)
+            note(f"wrote {self.out}")

@@ -1,15 +1,18 @@
-"""``meshwright probe``"""
+"""The command ``meshwright probe``."""
 
 from __future__ import annotations
 
 import datetime
 import os
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from planner.cli.output import emit_json, emit_table, note, working
+from planner.errors import ExecutionError
+from planner.schema.base import require_writable
 
 __all__ = ["ProbeCommand"]
 
@@ -18,13 +21,17 @@ __all__ = ["ProbeCommand"]
 class ProbeCommand:
     """Measure this machine (or, under torchrun, all of them) and save the result."""
 
-    processes: int | None = None
+    processes: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")
+    ] = None
     """Local processes; one a GPU, or one a core, by default."""
-    out: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "probe.json"
+    out: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = "probe.json"
     """Where to write the result; give that file as --cluster."""
-    seconds: float = 10.0
+    seconds: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 10.0
     """About how long to measure."""
-    device: str | None = None
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, tyro.conf.arg(metavar="DEVICE")
+    ] = None
     """cpu or cuda; GPUs where there are any by default."""
     seed: int = 0
     """Of the random matrices."""
@@ -33,17 +40,24 @@ class ProbeCommand:
 
     def run(self) -> None:
         """Start the processes, measure, write."""
-        from planner.cli.rank import probe_rank
-
+        if self.processes is not None and self.processes < 1:
+            raise ExecutionError(f"--processes {self.processes}; probe at least 1")
+        if not 0 < self.seconds < float("inf"):
+            raise ExecutionError(
+                f"--seconds {self.seconds:g} is not above 0; give about 10"
+            )
+        require_writable(self.out)
         arguments: dict[str, Any] = {
             "seconds": self.seconds,
             "seed": self.seed,
             "device": self.device,
-            "name": os.path.basename(self.out).removesuffix(".json"),
+            "name": Path(self.out).name.removesuffix(".json"),
             "date": datetime.date.today().isoformat(),
         }
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            result = probe_rank(arguments, lambda message: None)
+            from planner.cli.rank import probe_rank
+
+            result = probe_rank(arguments, lambda _: None)
             if os.environ["RANK"] == "0":
                 self._report(result)
             return
@@ -69,7 +83,7 @@ class ProbeCommand:
         document.save(self.out)
         note(f"wrote {self.out}")
         if self.json:
-            emit_json(document.model_dump(mode="json"))
+            emit_json(document.to_data())
             return
         described = Cluster.from_probe(document).describe()
-        emit_table("", ("", ""), list(described.items()))
+        emit_table(("", ""), list(described.items()))

@@ -1,16 +1,20 @@
-"""``meshwright run``"""
+"""The command ``meshwright run``."""
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from planner.cli.options import OutFile
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress
-from planner.errors import ExecutionError, PlanFileError
+from planner.errors import CaptureError, ExecutionError, FingerprintError, PlanFileError
 from planner.schema import Plan
+from planner.schema.base import require_writable
 
 __all__ = ["RunCommand"]
 
@@ -19,21 +23,30 @@ __all__ = ["RunCommand"]
 class RunCommand:
     """Train by a plan: on local processes, or as one rank under torchrun."""
 
-    plan: Annotated[str, tyro.conf.Positional]
+    plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """A plan file."""
     steps: int = 10
     """Optimizer steps."""
-    model: str | None = None
-    """Where to build the model from, if not from where the plan says. A
-    module:factory reference is only ever followed when it is named here."""
-    data: str | None = None
+    model: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="MODEL",
+            help="Where to build the model from, if not from where the plan says. A "
+            "module:factory reference is only followed when it is named here.",
+        ),
+    ] = None
+    data: Annotated[
+        str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
+    ] = None
     """Token ids, a one-dimensional integer .npy file; synthetic tokens by default."""
     seed: int = 0
     """Of weights and data order."""
     measure: bool = False
     """Lay predicted beside measured: step time, memory, bytes on the wire."""
-    measurement: str | None = None
-    """Where to write the measurement as JSON."""
+    measurement: OutFile = None
+    """Where to write the measurement as JSON; implies --measure."""
+    allow_remote_code: bool = False
+    """Run Python code that came with the hf:PATH named by --model; read it first."""
     force: bool = False
     """Run although model or cluster are not those of the plan."""
     json: bool = False
@@ -43,72 +56,85 @@ class RunCommand:
         """Start the processes (or be one of them), report, clean up."""
         plan = Plan.load(self.plan)
         arguments = {
-            "plan": os.path.abspath(self.plan),
+            "plan": str(Path(self.plan).absolute()),
             "model": self._model(plan),
-            "data": os.path.abspath(self.data) if self.data else None,
+            "data": str(Path(self.data).absolute()) if self.data else None,
             "steps": self.steps,
             "seed": self.seed,
             "measure": self.measure or self.measurement is not None,
+            "allow_remote_code": self.allow_remote_code,
             "force": self.force,
         }
+        self._check(plan)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             from planner.cli.rank import train_rank
 
-            result = train_rank(arguments, lambda message: None)
+            result = train_rank(arguments, lambda _: None)
             if os.environ["RANK"] == "0":
                 self._report(plan, result)
             return
-        self._check_cluster(plan)
+        if not self.force:
+            _check_cluster(plan)
         self._report(plan, self._launch(plan, arguments))
 
     def _model(self, plan: Plan) -> str:
+        """Where the model comes from; code only if it was named on the command line.
+
+        Raises:
+            PlanFileError: If the plan does not say, or wants code to run.
+        """
         ref = self.model or plan.model.ref
         if ref is None:
             raise PlanFileError(
                 f"{self.plan} does not say where {plan.model.name} comes from; name it "
                 f"with --model (llama3-8b, hf:PATH or module:factory)"
             )
+        if ref.endswith(".txt"):
+            raise PlanFileError(
+                f"{self.plan} was made from the profile {ref}, of which no model can "
+                f"be built; name one with --model"
+            )
         if self.model is None and not ref.startswith("hf:") and ":" in ref:
             raise PlanFileError(
                 f"{self.plan} wants to import code ({ref}); if you trust it, name it "
                 f"yourself: --model {ref}"
             )
+        if self.allow_remote_code and self.model is None:
+            raise CaptureError(
+                f"--allow-remote-code without --model; name whose code may run: "
+                f"--model {ref}"
+            )
         return ref
 
-    def _check_cluster(self, plan: Plan) -> None:
-        """The machine must be the planned one; differences are shown."""
-        from planner.cluster import Cluster
+    def _check(self, plan: Plan) -> None:
+        """What can be known to be wrong before a process is started."""
+        if self.steps < 1:
+            raise ExecutionError(f"--steps {self.steps}; a run has at least 1 step")
+        if plan.not_runnable:
+            raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
+        if self.measurement is not None:
+            require_writable(self.measurement)
+        if self.data is not None:
+            from planner.cli.tokens import open_tokens
 
-        processes = plan.strategy.mesh.num_devices
-        here = Cluster.detect(processes=plan.cluster.num_devices)
-        if here.fingerprint == plan.cluster.fingerprint or self.force:
-            return
-        found = here.reference()
-        differences = [
-            f"{name} {ours!r} in the plan, {theirs!r} here"
-            for name, ours, theirs in (
-                ("device types", plan.cluster.device_types, found.device_types),
-                ("devices", plan.cluster.num_devices, found.num_devices),
-            )
-            if ours != theirs
-        ]
-        raise PlanFileError(
-            f"the plan is for {plan.cluster.name}, not for this machine: "
-            f"{'; '.join(differences) or 'hosts are arranged differently'}; plan for "
-            f"local:{processes}, or --force to run all the same"
-        )
+            open_tokens(self.data, plan.workload)
 
     def _launch(self, plan: Plan, arguments: dict[str, Any]) -> dict[str, Any]:
         from executors.launch import launch
 
         processes = plan.strategy.mesh.num_devices
         note(f"starting {processes} processes: {plan.strategy.label()}")
+        often = max(1, self.steps // 10)
         with progress(self.steps, "step") as bar:
 
             def heard(rank: int, message: Any) -> None:
-                if rank == 0 and "loss" in message:
-                    bar.set_postfix_str(f"loss {message['loss']:.4f}")
-                    bar.update(1)
+                if rank != 0 or "loss" not in message:
+                    return
+                bar.set_postfix_str(f"loss {message['loss']:.4f}")
+                bar.update(1)
+                step = message["step"] + 1
+                if not sys.stderr.isatty() and step % often == 0:
+                    note(f"step {step} of {self.steps}: loss {message['loss']:.4f}")
 
             results = launch(
                 "planner.cli.rank:train_rank",
@@ -132,15 +158,57 @@ class RunCommand:
             emit_json({**result, "comparison": [row.to_dict() for row in rows]})
             return
         losses = result["losses"]
-        if not losses:
-            raise ExecutionError("the run reported no loss; run it with steps >= 1")
         emit_text(
             f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps on "
             f"{plan.strategy.mesh.num_devices} processes ({plan.strategy.label()})"
         )
         if rows:
             emit_table(
-                "",
                 ("", "predicted", "measured", "ratio"),
                 [row.cells() for row in rows],
+                numbers=True,
             )
+
+
+def _check_cluster(plan: Plan) -> None:
+    """This machine must be the planned one.
+
+    Raises:
+        FingerprintError: With the differences, and what to do.
+    """
+    from planner.cluster import Cluster
+
+    here = Cluster.detect()
+    if here.num_devices != plan.cluster.num_devices and "gloo" in {
+        device.backend for device in here.device_types
+    }:
+        # Any number of processes can be started on CPU cores.
+        here = Cluster.detect(processes=plan.cluster.num_devices)
+    if here.fingerprint == plan.cluster.fingerprint:
+        return
+    found = here.reference()
+    differences = [
+        f"{name} {ours} in the plan, {theirs} here"
+        for name, ours, theirs in (
+            (
+                "devices",
+                _devices(plan.cluster.device_types),
+                _devices(found.device_types),
+            ),
+            ("hosts", _hosts(plan.cluster.hosts), _hosts(found.hosts)),
+        )
+        if ours != theirs
+    ]
+    raise FingerprintError(
+        f"the plan is for {plan.cluster.name}, not for this machine: "
+        f"{', '.join(differences) or 'their networks differ'}; plan for local, use "
+        f"torchrun on those machines, or --force to run all the same"
+    )
+
+
+def _devices(kinds: dict[str, int]) -> str:
+    return " + ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+
+def _hosts(runs: tuple[tuple[int, int], ...]) -> str:
+    return " + ".join(f"{count} of {devices} devices" for count, devices in runs)

@@ -25,7 +25,9 @@ Index = NDArray[np.int64]
 _SLICE = 32_768
 _FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
 #: Schedules whose makespan is M x slowest rank + fill, whatever the stages.
-_TEXTBOOK = np.array([name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES])
+_TEXTBOOK = np.array(
+    [name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,9 @@ def _work(lookup: _Lookup, table: StrategyTable, part: str) -> _Work:
         return lookup.load(name) if part == "load" else lookup.whole(name)
 
     full = table.recompute == 2
-    again = np.where(full, of("full"), np.where(table.recompute == 1, of("selective"), 0))
+    again = np.where(
+        full, of("full"), np.where(table.recompute == 1, of("selective"), 0)
+    )
     passes = np.where(full, 3.0, 2.0)
     return _Work(
         forward=of("forward"),
@@ -149,7 +153,7 @@ def _makespan(
     slowest, everything = load.total, whole.total
     fill = (everything - slowest) / virtual
     plain = table.num_microbatches * slowest + fill
-    sent = plain + 2 * send / virtual
+    sent = plain + 2 * send + _waits(table, load, whole, send)
     rows = np.flatnonzero(~_TEXTBOOK[table.schedule])
     if len(rows):
         stages = (table.pp * table.virtual_stages)[rows]
@@ -170,15 +174,39 @@ def _makespan(
     return plain, sent
 
 
-def _sharded(
-    setting: Setting, table: StrategyTable, dense: Array, expert: Array
-) -> Array:
+def _waits(table: StrategyTable, load: _Work, whole: _Work, send: Array) -> Array:
+    """What transfers add beyond one way down the pipeline and back. Shape [n].
+
+    1F1B lets pp microbatches in, so that each round of pp waits for the first of them
+    to come back: (all + 2 send) / pp is the least time of a microbatch. Interleaved
+    stages hide transfers under a forward or a backward unless those are shorter. Counts
+    of hops are those of :func:`planner.simulate.bubble_coefficients` for equal stages.
+    """
+    pp, virtual, many = table.pp, table.virtual_stages, table.num_microbatches
+    hops = np.maximum(pp - 1, 1)
+    rounds = (pp - 1) * many // np.maximum(pp, 1) - 1 + (many % pp == 1)
+    late = np.maximum((whole.total + 2 * send) / pp - load.total, 0.0)
+    one_by_one = late * pp / hops * rounds
+    stages = pp * virtual
+    hop = send / np.maximum(stages - 1, 1)
+    forward = whole.forward_total / stages
+    shorter = np.minimum(forward, whole.total / stages - forward)
+    looped = (many - pp) * (virtual - 1) * np.maximum(hop - shorter, 0.0)
+    waits = np.where(table.schedule == SCHEDULES.index("1F1B"), one_by_one, 0.0)
+    interleaved = table.schedule == SCHEDULES.index("Interleaved1F1B")
+    waits = np.where(interleaved, looped, waits)
+    return np.asarray(np.where(pp > 1, np.maximum(waits, 0.0), 0.0))
+
+
+def _sharded(table: StrategyTable, dense: Array, expert: Array) -> Array:
     """Scalars that ZeRO leaves on one device: all of dp_shard x cp share a copy."""
     ways = np.where(table.zero_stage > 0, table.dp_shard * table.cp, 1)
     return np.asarray(dense / ways + expert * table.ep / np.maximum(ways, table.ep))
 
 
-def _memory(setting: Setting, table: StrategyTable, lookup: _Lookup) -> tuple[Array, Array]:
+def _memory(
+    setting: Setting, table: StrategyTable, lookup: _Lookup
+) -> tuple[Array, Array]:
     """Bytes of the fullest of ranks 0, 1 and last; and most bytes over a limit."""
     worst = np.zeros(len(table))
     excess = np.full(len(table), -np.inf)
@@ -194,7 +222,7 @@ def _memory(setting: Setting, table: StrategyTable, lookup: _Lookup) -> tuple[Ar
         dense, expert = lookup.kept("dense", place), lookup.kept("expert", place)
         total = memory_parts(
             parameters=dense + expert,
-            sharded=_sharded(setting, table, dense, expert),
+            sharded=_sharded(table, dense, expert),
             largest_unit=lookup.peak("largest_unit", place),
             zero_stage=table.zero_stage,
             pp=table.pp,
@@ -280,7 +308,9 @@ def _parts(
     dense, expert = lookup.kept("dense", 0), lookup.kept("expert", 0)
     forward = load.forward_total * crowd
     shard_ways = np.where(table.zero_stage > 0, table.dp_shard * table.cp, 1)
-    copies = np.where(table.zero_stage > 0, table.dp_replicate, table.dp_replicate * table.cp)
+    copies = np.where(
+        table.zero_stage > 0, table.dp_replicate, table.dp_replicate * table.cp
+    )
     units = np.maximum(1.0, len(setting.graph.units) / table.pp)
     traffic = replica_traffic(
         scalars=dense + expert,
@@ -299,7 +329,7 @@ def _parts(
     )
     put("data_parallel", traffic.exposed_s)
     update = optimizer_seconds(
-        _sharded(setting, table, dense, expert),
+        _sharded(table, dense, expert),
         lookup.kept("tensors", 0),
         setting.slowest_device,
         setting.optimizer,

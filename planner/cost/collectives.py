@@ -124,7 +124,7 @@ def _all_to_all(groups: Groups) -> _Line:
 
 
 def _measured(known: Sequence[MeasuredCollective], groups: Groups) -> _Line:
-    """alpha + size / bandwidth of the probe with the nearest group size."""
+    """Alpha + size / bandwidth of the probe with the nearest group size."""
     sizes = np.array([entry.group_size for entry in known], dtype=float)
     alpha = np.array([entry.alpha_s for entry in known])
     rate = np.array([entry.bandwidth_bytes_per_s for entry in known])
@@ -161,7 +161,9 @@ def time_of(
     elif kind == "all_to_all":
         lines = [_all_to_all(groups)]
     else:
-        lines = [algorithm(groups, _PASSES[kind]) for algorithm in (_ring, _hierarchical)]
+        lines = [
+            algorithm(groups, _PASSES[kind]) for algorithm in (_ring, _hierarchical)
+        ]
     alone = groups.distinct_size <= 1
     times = [
         np.where(alone, 0.0, fixed)[groups.which]

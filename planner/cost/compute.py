@@ -80,9 +80,7 @@ class KernelTable:
     expert_share: Array
 
     @classmethod
-    def build(
-        cls, kernels: Sequence[tuple[int, float, Kernel]]
-    ) -> KernelTable:
+    def build(cls, kernels: Sequence[tuple[int, float, Kernel]]) -> KernelTable:
         """From (owner, expert share, kernel) triples."""
 
         def column(name: str) -> Array:
@@ -90,8 +88,12 @@ class KernelTable:
 
         return cls(
             owner=np.array([owner for owner, _, _ in kernels], dtype=np.int64),
-            style=np.array([_STYLES.index(k.style) for _, _, k in kernels], dtype=np.int64),
-            kind=np.array([_KINDS.index(k.kind) for _, _, k in kernels], dtype=np.int64),
+            style=np.array(
+                [_STYLES.index(k.style) for _, _, k in kernels], dtype=np.int64
+            ),
+            kind=np.array(
+                [_KINDS.index(k.kind) for _, _, k in kernels], dtype=np.int64
+            ),
             expert_share=np.array([share for _, share, _ in kernels]),
             **{
                 name: column(name)
@@ -137,7 +139,7 @@ def _padded(size: Array, tile: int) -> Array:
 
 
 def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
-    """Share of each kernel's activation bytes that one tp rank moves. [combos, kernels].
+    """Share of a kernel's activation bytes that one tp rank moves. [combos, kernels].
 
     A colwise product reads its whole input and writes 1/tp of its output, a rowwise
     one the other way round.
@@ -154,7 +156,9 @@ def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
         ]
     )
     rows = np.arange(len(tp))[:, None]
-    return np.asarray(shares[table.style[None, :], rows, np.arange(len(table.k))[None, :]])
+    return np.asarray(
+        shares[table.style[None, :], rows, np.arange(len(table.k))[None, :]]
+    )
 
 
 def kernel_times(
@@ -163,6 +167,7 @@ def kernel_times(
     recipe: Recipe,
     *,
     dtype: str,
+    element: float = 1.0,
     tokens: Array,
     tp: Array,
     cp: Array,
@@ -176,6 +181,7 @@ def kernel_times(
         device: On which they run.
         recipe: Of the framework.
         dtype: Compute dtype.
+        element: Bytes of an activation over what it had in the trace.
         tokens: Microbatch size over the traced batch. Shape [combinations].
         tp: Shape [combinations]; likewise cp, ep.
         sequence_parallel: 0 or 1. Shape [combinations].
@@ -186,12 +192,19 @@ def kernel_times(
     style = table.style[None, :]
     work = np.where(style <= 2, tp, np.where(style == 3, stream, 1.0))
     share = _byte_shares(table, tp, stream)
-    weights = table.weight_bytes * (
-        1 - table.expert_share + table.expert_share / ep
-    ) / np.where(style <= 1, tp, 1.0)
+    weights = (
+        table.weight_bytes
+        * (1 - table.expert_share + table.expert_share / ep)
+        / np.where(style <= 1, tp, 1.0)
+    )
     padding = _padding(table, device, scale, tp)
-    rate = peak_flops_per_s(device, dtype) * device.matmul_efficiency
     attention = table.kind[None, :] == 1
+    # Recipes for float8 convert products alone; attention stays in bfloat16.
+    around = "bfloat16" if dtype == "float8" else dtype
+    peak = np.where(
+        attention, peak_flops_per_s(device, around), peak_flops_per_s(device, dtype)
+    )
+    rate = peak * device.matmul_efficiency
     overhead = device.kernel_overhead_s * recipe.op_overhead_factor
 
     def seconds(flops: Array, moved: Array, ops: Array, efficiency: float) -> Array:
@@ -200,12 +213,18 @@ def kernel_times(
         dense = table.kind[None, :] <= 2
         ramp = np.where(dense & (flops > 0), device.half_efficiency_flops * ops, 0.0)
         arithmetic = (busy + ramp) / speed
-        memory = (moved * scale * share + weights * ops) / device.memory_bandwidth_bytes_per_s
-        return np.asarray(table.count * (np.maximum(arithmetic, memory) + overhead * ops))
+        size = (moved * scale * share + weights * ops) * element
+        memory = size / device.memory_bandwidth_bytes_per_s
+        return np.asarray(
+            table.count * (np.maximum(arithmetic, memory) + overhead * ops)
+        )
 
     product = np.where(table.weight_bytes > 0, 2.0, 1.0)
     forward = seconds(
-        table.forward_flops, table.forward_bytes, np.ones(len(product)), recipe.attention_forward
+        table.forward_flops,
+        table.forward_bytes,
+        np.ones(len(product)),
+        recipe.attention_forward,
     )
     backward = seconds(
         table.backward_flops + table.recompute_flops,

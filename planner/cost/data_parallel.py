@@ -1,10 +1,12 @@
 """What keeping copies alike costs: gathers of weights, reductions of gradients.
 
-Without a pipeline, ZeRO 2 and 3 reduce-scatter after every microbatch and ZeRO 3
-gathers before every forward and backward; all of it hides under compute as far as
-``overlap`` of it reaches. With a pipeline, torch gathers each stage once before its
-first forward and reduces once after its last backward, and nothing hides that on the
-rank that finishes last.
+Without a pipeline, ZeRO 2 and 3 gather before every forward and reduce-scatter after
+every microbatch, and ZeRO 3 gathers before every backward, too; all of it hides under
+compute as far as ``overlap`` of it reaches. With a pipeline, torch gathers each stage
+once before its first forward and reduces once after its last backward, and nothing
+hides that on the rank that finishes last; under ZeRO 3 every forward frees the stage
+again, so that each microbatch gathers it once more.
+Source: torch.distributed.pipelining.stage, backward_maybe_with_nosync, torch 2.13.
 """
 
 from __future__ import annotations
@@ -99,21 +101,18 @@ def replica_traffic(
     def exposed(wire: Array, room: Array) -> Array:
         return np.maximum(0.0, wire - hide * room)
 
-    gathers = np.where(
-        zero3,
-        many * (exposed(gather, room_f) + exposed(gather, room_b)),
-        exposed(gather, room_f),
-    )
-    reductions = np.where(
+    # Gathers and reductions of one backward share its links and its compute.
+    behind = np.where(zero3, gather, 0.0) + scatter
+    alone = np.where(
         zero2,
-        (many - 1) * exposed(scatter, room_b)
-        + exposed(scatter + mirror, room_b),
-        exposed(scatter + mirror, room_b),
-    )
-    alone = gathers + reductions
-    piped = gather + scatter + mirror
+        many * exposed(gather, room_f) + (many - 1) * exposed(behind, room_b),
+        exposed(gather, room_f),
+    ) + exposed(behind + mirror, room_b)
+    again = np.where(zero3, many * exposed(gather, room_b), 0.0)
+    piped = gather + again + scatter + mirror
     n, r = shard.size, replicate.size
-    rounds = np.where((pp == 1) & zero3, 2 * many, 1.0) * (n > 1)
+    without = np.where(zero3, 2 * many, np.where(zero2, many, 1.0))
+    rounds = np.where(pp == 1, without, np.where(zero3, many + 1, 1.0)) * (n > 1)
     once = np.where((pp == 1) & zero2, many, 1.0) * (n > 1)
     mirrored = np.where(r > 1, reduced / n, 0.0)
     return ReplicaTraffic(

@@ -15,8 +15,17 @@ from planner.cost.data_parallel import (
 from planner.cost.memory import MemoryParts, memory_parts
 from planner.cost.result import Cost
 from planner.cost.setting import Setting
+from planner.cost.stage_times import (
+    StageTimes,
+    by_rank,
+    ranks_of_stages,
+    recompute_codes,
+    stage_sums,
+    stage_times,
+    unit_ranges,
+)
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
-from planner.errors import StrategyError
+from planner.cost.volumes import collective_bytes, link_bytes
 from planner.schema import Strategy
 from planner.simulate import (
     ActionTable,
@@ -25,58 +34,11 @@ from planner.simulate import (
     evaluate,
     peak_activation_bytes,
 )
-from planner.space.table import RECOMPUTE_NAMES
 
-__all__ = ["StageTimes", "detailed_cost", "stage_times", "unit_ranges"]
+__all__ = ["detailed_cost"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """One microbatch on every virtual stage, communication included. Shapes [stages].
-
-    Attributes:
-        forward: Seconds of the forward.
-        backward: Seconds of the whole backward, recomputation included.
-        weight: Part of ``backward`` that a split schedule may do later.
-        again: Part of ``backward`` that is recomputation.
-        tensor: Part of both that is exposed tp communication; likewise context,
-            expert.
-        send: One boundary's transfer in one direction. Shape [stages - 1].
-    """
-
-    forward: Array
-    backward: Array
-    weight: Array
-    again: Array
-    tensor: Array
-    context: Array
-    expert: Array
-    send: Array
-
-
-def unit_ranges(setting: Setting, strategy: Strategy) -> Index:
-    """Unit at which each stage starts, then the number of units. Shape [stages + 1].
-
-    Raises:
-        StrategyError: If the stages are not the model's units in order.
-    """
-    names = setting.graph.unit_names
-    listed = [name for stage in strategy.stages for name in stage.modules]
-    if tuple(listed) != names:
-        missing = [name for name in names if name not in set(listed)]
-        extra = [name for name in listed if name not in set(names)]
-        detail = (
-            f"missing {missing[0]!r}" if missing else f"unknown {extra[0]!r}"
-        ) if missing or extra else "the order differs"
-        raise StrategyError(
-            f"stages do not list the model's {len(names)} units in order: {detail}; "
-            f"units are {names[0]!r} … {names[-1]!r}"
-        )
-    sizes = [len(stage.modules) for stage in strategy.stages]
-    return np.cumsum([0, *sizes]).astype(np.int64)
 
 
 def _unit_costs(setting: Setting, strategy: Strategy) -> UnitCosts:
@@ -93,67 +55,6 @@ def _unit_costs(setting: Setting, strategy: Strategy) -> UnitCosts:
             sequence_parallel=one(int(strategy.sharding.sequence_parallel)),
         ),
     )
-
-
-def _stage_sums(values: Array, bounds: Index) -> Array:
-    """Sum units [..., U] within stages. Shape [..., stages]."""
-    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
-    np.cumsum(values, axis=-1, out=sums[..., 1:])
-    return sums[..., bounds[1:]] - sums[..., bounds[:-1]]
-
-
-def _recompute_codes(strategy: Strategy) -> Index:
-    return np.array([RECOMPUTE_NAMES.index(stage.recompute) for stage in strategy.stages])
-
-
-def _ranks_of_stages(strategy: Strategy) -> Index:
-    return np.array([stage.rank for stage in strategy.stages])
-
-
-def stage_times(
-    setting: Setting, strategy: Strategy, costs: UnitCosts, bounds: Index
-) -> StageTimes:
-    """Seconds of every stage for one microbatch, at full speed."""
-    pp = strategy.mesh.pp
-    rank = _ranks_of_stages(strategy)
-    kind = setting.types_of_ranks(pp)[rank]
-    column = np.arange(len(rank))
-
-    def typed(values: Array) -> Array:
-        return np.asarray(_stage_sums(values[:, 0], bounds)[kind, column])
-
-    def plain(values: Array) -> Array:
-        return np.asarray(_stage_sums(values[0], bounds))
-
-    codes = _recompute_codes(strategy)
-    forward, backward = typed(costs.forward_s), typed(costs.backward_s)
-    kernels_again = np.choose(
-        codes, [np.zeros(len(rank)), typed(costs.selective_s), typed(costs.full_s)]
-    )
-    tp, cp, ep = plain(costs.tp_s), plain(costs.cp_s), plain(costs.ep_s)
-    full = codes == 2
-    repeated = np.where(full, tp + ep + cp / 3, 0.0)
-    send = np.zeros(max(len(rank) - 1, 0))
-    if pp > 1:
-        bandwidth, latency = setting.boundaries(pp)
-        before, after = rank[:-1], rank[1:]
-        edge = np.where((before - after) == pp - 1, pp - 1, np.minimum(before, after))
-        cut = costs.cut_bytes[0, bounds[1:-1] - 1]
-        send = np.where(before == after, 0.0, latency[edge] + cut / bandwidth[edge])
-    return StageTimes(
-        forward=forward + tp + ep + cp / 3,
-        backward=backward + tp + ep + 2 * cp / 3 + kernels_again + repeated,
-        weight=typed(costs.weight_s),
-        again=kernels_again,
-        tensor=tp * np.where(full, 3.0, 2.0),
-        context=cp * np.where(full, 4 / 3, 1.0),
-        expert=ep * np.where(full, 3.0, 2.0),
-        send=send,
-    )
-
-
-def _by_rank(values: Array, rank: Index, pp: int) -> Array:
-    return np.bincount(rank, weights=values, minlength=pp)
 
 
 def _schedule(strategy: Strategy) -> ActionTable | None:
@@ -176,11 +77,13 @@ def _memory(
     table: ActionTable | None,
 ) -> MemoryParts:
     """Peak memory of one device of each pp rank. Shapes [pp]."""
-    pp, rank = strategy.mesh.pp, _ranks_of_stages(strategy)
-    codes = _recompute_codes(strategy)
+    pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
+    codes = recompute_codes(strategy)
     column = np.arange(len(rank))
-    kept = _stage_sums(costs.saved_bytes[:, 0], bounds)[codes, column]
-    held = _by_rank(kept, rank, pp) if table is None else peak_activation_bytes(table, kept)
+    kept = stage_sums(costs.saved_bytes[:, 0], bounds)[codes, column]
+    held = (
+        by_rank(kept, rank, pp) if table is None else peak_activation_bytes(table, kept)
+    )
     transient, largest = np.zeros(pp), np.zeros(pp)
     scalars = costs.dense_parameters[0] + costs.expert_parameters[0]
     for stage, owner in enumerate(rank):
@@ -188,8 +91,8 @@ def _memory(
         peak = costs.transient_bytes[codes[stage], 0, units].max()
         transient[owner] = max(transient[owner], peak)
         largest[owner] = max(largest[owner], scalars[units].max())
-    dense = _by_rank(_stage_sums(costs.dense_parameters[0], bounds), rank, pp)
-    expert = _by_rank(_stage_sums(costs.expert_parameters[0], bounds), rank, pp)
+    dense = by_rank(stage_sums(costs.dense_parameters[0], bounds), rank, pp)
+    expert = by_rank(stage_sums(costs.expert_parameters[0], bounds), rank, pp)
     cut = np.concatenate([[0.0], costs.cut_bytes[0, bounds[1:-1] - 1], [0.0]])
     same = np.concatenate([[False], rank[1:] == rank[:-1], [False]])
     cut = np.where(same, 0.0, cut)
@@ -202,7 +105,7 @@ def _memory(
         num_microbatches=strategy.num_microbatches,
         kept_bytes=held,
         transient_bytes=transient,
-        receive_bytes=_by_rank(cut[:-1] + cut[1:], rank, pp),
+        receive_bytes=by_rank(cut[:-1] + cut[1:], rank, pp),
         precision=setting.precision,
         optimizer=setting.optimizer,
         recipe=setting.recipe,
@@ -236,10 +139,10 @@ def _tail(
     busy: tuple[Array, Array],
 ) -> _Tail:
     mesh, pp = strategy.mesh, strategy.mesh.pp
-    rank = _ranks_of_stages(strategy)
-    dense = _by_rank(_stage_sums(costs.dense_parameters[0], bounds), rank, pp)
-    expert = _by_rank(_stage_sums(costs.expert_parameters[0], bounds), rank, pp)
-    units = _by_rank(np.diff(bounds).astype(float), rank, pp)
+    rank = ranks_of_stages(strategy)
+    dense = by_rank(stage_sums(costs.dense_parameters[0], bounds), rank, pp)
+    expert = by_rank(stage_sums(costs.expert_parameters[0], bounds), rank, pp)
+    units = by_rank(np.diff(bounds).astype(float), rank, pp)
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)
 
@@ -262,7 +165,7 @@ def _tail(
         on_gpu=setting.on_gpu,
     )
     kinds = setting.types_of_ranks(pp)
-    tensors = _by_rank(_stage_sums(costs.tensors, bounds), rank, pp)
+    tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)
     owned = _sharded(strategy, dense, expert)
     update = np.array(
         [
@@ -292,15 +195,20 @@ class _Pipeline:
 def _pipeline(
     strategy: Strategy, times: StageTimes, table: ActionTable | None, fidelity: str
 ) -> _Pipeline:
-    rank, pp = _ranks_of_stages(strategy), strategy.mesh.pp
+    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
     work = times.forward + times.backward
-    busy = strategy.num_microbatches * _by_rank(work, rank, pp)
+    busy = strategy.num_microbatches * by_rank(work, rank, pp)
     if table is None:
         total = float(busy[0])
         return _Pipeline(plain_s=total, sent_s=total, done_s=busy, busy_s=busy)
     backward = times.backward - times.weight
     if fidelity == "analytic":
-        key = (strategy.schedule, pp, strategy.virtual_stages, strategy.num_microbatches)
+        key = (
+            strategy.schedule,
+            pp,
+            strategy.virtual_stages,
+            strategy.num_microbatches,
+        )
         parts = (times.forward, backward, times.weight)
         plain = float(closed_form_of_stages(*key, *parts))
         sent = float(closed_form_of_stages(*key, *parts, times.send, times.send))
@@ -338,11 +246,11 @@ def detailed_cost(
     costs = _unit_costs(setting, strategy)
     table = _schedule(strategy)
     times = stage_times(setting, strategy, costs, bounds)
-    pp, rank = strategy.mesh.pp, _ranks_of_stages(strategy)
+    pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
     run = _pipeline(strategy, times, table, fidelity)
     crowd, everyone = setting.crowding(pp)
-    forward = _by_rank(times.forward, rank, pp) * crowd
-    backward = _by_rank(times.backward, rank, pp) * crowd
+    forward = by_rank(times.forward, rank, pp) * crowd
+    backward = by_rank(times.backward, rank, pp) * crowd
     tail = _tail(setting, strategy, costs, bounds, (forward, backward))
     cores = float(run.busy_s.sum()) / pp * everyone
     plain = max(run.plain_s * crowd, cores)
@@ -361,8 +269,8 @@ def detailed_cost(
         memory=_memory(setting, strategy, costs, bounds, table),
         limit_bytes=setting.limits_of_ranks(pp),
         device_type=setting.types_of_ranks(pp),
-        link_bytes=_link_bytes(strategy, costs, bounds, tail),
-        collective_bytes=_collective_bytes(strategy, costs, bounds, tail),
+        link_bytes=link_bytes(strategy, costs, bounds, tail.traffic),
+        collective_bytes=collective_bytes(strategy, costs, bounds, tail.traffic),
         fidelity="simulated" if fidelity == "simulated" else "analytic",
     )
 
@@ -376,12 +284,12 @@ def _breakdown(
     sent: float,
 ) -> dict[str, float]:
     """Parts of the busiest rank's time, then what the pipeline adds."""
-    rank, pp = _ranks_of_stages(strategy), strategy.mesh.pp
+    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
     slowest = int(run.busy_s.argmax())
     many = strategy.num_microbatches * crowd
 
     def of(values: Array) -> float:
-        return float(_by_rank(values, rank, pp)[slowest] * many)
+        return float(by_rank(values, rank, pp)[slowest] * many)
 
     parts = {
         "recompute": of(times.again),
@@ -396,50 +304,3 @@ def _breakdown(
         "pipeline_bubble": plain - busy,
         "pipeline_transfer": sent - plain,
     }
-
-
-def _link_bytes(
-    strategy: Strategy, costs: UnitCosts, bounds: Index, tail: _Tail
-) -> dict[str, float]:
-    """Bytes that the busiest sender of each axis sends per step."""
-    rank, pp = _ranks_of_stages(strategy), strategy.mesh.pp
-    many = strategy.num_microbatches
-
-    def most(values: Array) -> float:
-        return float(_by_rank(_stage_sums(values[0], bounds), rank, pp).max() * many)
-
-    cut = np.concatenate([costs.cut_bytes[0, bounds[1:-1] - 1], [0.0]])
-    gradient = np.concatenate([[0.0], costs.cut_bytes[0, bounds[1:-1] - 1]])
-    sent = {
-        "pp": float(_by_rank(cut + gradient, rank, pp).max() * many) if pp > 1 else 0.0,
-        "dp": float(tail.traffic.sent_bytes.max()),
-        "cp": most(costs.cp_bytes),
-        "tp": most(costs.tp_bytes),
-        "ep": most(costs.ep_bytes),
-    }
-    return {axis: value for axis, value in sent.items() if value > 0}
-
-
-def _collective_bytes(
-    strategy: Strategy, costs: UnitCosts, bounds: Index, tail: _Tail
-) -> dict[str, float]:
-    """Payload per step by kind of call, each kind on its busiest rank."""
-    rank, pp = _ranks_of_stages(strategy), strategy.mesh.pp
-    many, traffic = strategy.num_microbatches, tail.traffic
-    passes = np.where(_recompute_codes(strategy) == 2, 3.0, 2.0)
-
-    def per_rank(payload: Array) -> Array:
-        return _by_rank(_stage_sums(payload[0], bounds) * passes, rank, pp) * many
-
-    tensor, routed = per_rank(costs.tp_payload), 2 * per_rank(costs.ep_payload)
-    split = strategy.sharding.sequence_parallel
-    cut = np.concatenate([costs.cut_bytes[0, bounds[1:-1] - 1], [0.0]])
-    gradient = np.concatenate([[0.0], costs.cut_bytes[0, bounds[1:-1] - 1]])
-    payload = {
-        "all_reduce": traffic.reduced_bytes + (0 if split else tensor),
-        "all_gather": traffic.gathered_bytes + (tensor if split else 0),
-        "reduce_scatter": traffic.scattered_bytes + (tensor if split else 0),
-        "all_to_all": routed,
-        "send": _by_rank(cut + gradient, rank, pp) * many * (pp > 1),
-    }
-    return {k: float(np.max(v)) for k, v in payload.items() if np.max(v) > 0}

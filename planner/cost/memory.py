@@ -1,8 +1,9 @@
 """Peak memory of one device, by category, for what the executors really keep.
 
 parameters  the shard (or all) in ``precision.parameter``, plus the gathered copy in the
-            compute dtype: resident between forward and backward under ZeRO 1 and 2,
-            only about two units at a time under ZeRO 3 (FSDP2 prefetches one)
+            compute dtype: resident between forward and backward under ZeRO 1 and 2
+            and in any pipeline, whose backward leaves a stage gathered; only about two
+            units at a time under ZeRO 3 without one (FSDP2 prefetches one)
 gradients   sharded when ZeRO >= 2 and there is no pipeline: a pipeline reduces each
             stage once, after its last microbatch, so until then they are whole
 optimizer   sharded from ZeRO 1 on
@@ -97,7 +98,7 @@ def memory_parts(
     unit = np.asarray(largest_unit, dtype=float)
     split = zero >= 1
     gathered = np.where(
-        zero == 3,
+        (zero == 3) & (np.asarray(pp) == 1),
         np.minimum(count, 2 * unit) * compute,
         np.where(split | (compute != stored), count * compute, 0.0),
     )
@@ -113,11 +114,11 @@ def memory_parts(
     )
     states = optimizer.states_per_parameter * dtype_bytes(optimizer.state_dtype)
     optimizer_bytes = owned * states
-    activations = np.asarray(kept_bytes, dtype=float) + transient_bytes
+    activations = np.asarray(kept_bytes, dtype=float) + np.asarray(transient_bytes)
     waiting = num_microbatches if recipe.receive_buffers == "all" else 1
     buffers = np.asarray(receive_bytes, dtype=float) * waiting
     if on_gpu:
-        activations = activations * (1 + recipe.fragmentation)
+        activations = np.asarray(activations * (1 + recipe.fragmentation))
     reserve = np.full(np.shape(held), recipe.reserve_bytes if on_gpu else 0.0)
     shape = np.broadcast_shapes(held.shape, activations.shape, buffers.shape)
     return MemoryParts(
@@ -163,4 +164,6 @@ def chunks_in_flight(
         2 * pp + 2,  # DualPipeV
     ]
     held = np.choose(schedule, choices)
-    return np.asarray(np.where(pp > 1, np.minimum(held, everything), virtual), dtype=float)
+    return np.asarray(
+        np.where(pp > 1, np.minimum(held, everything), virtual), dtype=float
+    )

@@ -8,9 +8,10 @@ partitioning", section 2 (probe with prefix sums and bisection).
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from planner.simulate.compiled import compiled
 
 __all__ = ["balanced_bounds"]
 
@@ -20,7 +21,7 @@ Index = NDArray[np.int64]
 _ROUNDS = 26
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _fill(prefix: Array, types: Index, limit: float, bounds: Index) -> bool:
     """Give each stage as many units as fit under ``limit``; True if all are placed."""
     stages = len(types)
@@ -42,10 +43,11 @@ def _fill(prefix: Array, types: Index, limit: float, bounds: Index) -> bool:
             return False
         start = low
         bounds[stage + 1] = start
-    return start == units
+    placed: bool = start == units
+    return placed
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _balance(prefix: Array, types: Index, bounds: Index) -> None:
     stages = len(types)
     units = prefix.shape[1] - 1
@@ -66,7 +68,7 @@ def _balance(prefix: Array, types: Index, bounds: Index) -> None:
             bounds[stage] = stage * units // stages
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _balance_all(
     prefix: Array, combo: Index, types: Index, stages: Index, bounds: Index
 ) -> None:

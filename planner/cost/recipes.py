@@ -1,4 +1,4 @@
-"""What differs between training frameworks at the same strategy: a few named constants."""
+"""What differs between frameworks at the same strategy: a few named constants."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
 from planner.space.table import distinct
+from planner.units import dtype_bytes
 
 __all__ = ["Setting"]
 
@@ -49,6 +50,11 @@ class Setting:
         """Dtype of activations and of gathered weights: float8 keeps bfloat16."""
         compute = self.precision.compute
         return "bfloat16" if compute == "float8" else compute
+
+    @property
+    def element_ratio(self) -> float:
+        """Bytes of an activation over what it had in the trace."""
+        return dtype_bytes(self.activation_dtype) / dtype_bytes(self.graph.dtype)
 
     @cached_property
     def on_gpu(self) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.partition import balanced_bounds
 from planner.cost.unit_costs import UnitCosts
+from planner.simulate.compiled import compiled
 
 __all__ = ["KEPT", "PEAKS", "TIMES", "Pairs", "Summaries", "summarize"]
 
@@ -75,17 +75,24 @@ class Summaries:
     receive_bytes: Array
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _rank_of(stage: int, pp: int, folded: int) -> int:
     if folded:
         return min(stage, 2 * pp - 1 - stage)
     return stage % pp
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _times(
-    sums: Array, bounds: Index, types: Index, pp: int, folded: int, work: Array,
-    loads: Array, load: Array, whole: Array,
+    sums: Array,
+    bounds: Index,
+    types: Index,
+    pp: int,
+    folded: int,
+    work: Array,
+    loads: Array,
+    load: Array,
+    whole: Array,
 ) -> None:
     """Times of every rank; keep the slowest and the total."""
     stages = len(bounds) - 1
@@ -94,7 +101,9 @@ def _times(
         rank = _rank_of(stage, pp, folded)
         kind = types[rank]
         for part in range(loads.shape[1]):
-            value = sums[kind, part, bounds[stage + 1]] - sums[kind, part, bounds[stage]]
+            value = (
+                sums[kind, part, bounds[stage + 1]] - sums[kind, part, bounds[stage]]
+            )
             loads[rank, part] += value
             whole[part] += value
     worst = -1.0
@@ -107,10 +116,17 @@ def _times(
             load[:] = loads[rank]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _memory(
-    kept_sums: Array, peak_values: Array, cut: Array, bounds: Index, pp: int,
-    folded: int, kept: Array, peaks: Array, receive: Array,
+    kept_sums: Array,
+    peak_values: Array,
+    cut: Array,
+    bounds: Index,
+    pp: int,
+    folded: int,
+    kept: Array,
+    peaks: Array,
+    receive: Array,
 ) -> None:
     """Memory of ranks 0, 1 and last."""
     stages = len(bounds) - 1
@@ -124,14 +140,16 @@ def _memory(
                 kept[place, part] += kept_sums[part, stop] - kept_sums[part, start]
             for part in range(peaks.shape[1]):
                 for unit in range(start, stop):
-                    peaks[place, part] = max(peaks[place, part], peak_values[part, unit])
+                    peaks[place, part] = max(
+                        peaks[place, part], peak_values[part, unit]
+                    )
             if stage > 0:
                 receive[place] += cut[start]
             if stage < stages - 1:
                 receive[place] += cut[stop]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _send(
     cut: Array, bounds: Index, pp: int, folded: int, bandwidth: Array, latency: Array
 ) -> float:
@@ -146,24 +164,53 @@ def _send(
     return total
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _summarize(
-    sums: Array, kept_sums: Array, peak_values: Array, cut: Array, combo: Index,
-    pp: Index, virtual: Index, folded: Index, types: Index, bandwidth: Array,
-    latency: Array, bounds: Index, work: Array, load: Array, whole: Array,
-    send: Array, kept: Array, peaks: Array, receive: Array,
+    sums: Array,
+    kept_sums: Array,
+    peak_values: Array,
+    cut: Array,
+    combo: Index,
+    pp: Index,
+    virtual: Index,
+    folded: Index,
+    types: Index,
+    bandwidth: Array,
+    latency: Array,
+    bounds: Index,
+    work: Array,
+    load: Array,
+    whole: Array,
+    send: Array,
+    kept: Array,
+    peaks: Array,
+    receive: Array,
 ) -> None:
     loads = np.zeros((types.shape[1], sums.shape[2]))
     for row in range(len(combo)):
         c = combo[row]
         edges = bounds[row, : pp[row] * virtual[row] + 1]
         _times(
-            sums[:, c], edges, types[row], pp[row], folded[row], work, loads,
-            load[row], whole[row],
+            sums[:, c],
+            edges,
+            types[row],
+            pp[row],
+            folded[row],
+            work,
+            loads,
+            load[row],
+            whole[row],
         )
         _memory(
-            kept_sums[c], peak_values[c], cut[c], edges, pp[row], folded[row],
-            kept[row], peaks[row], receive[row],
+            kept_sums[c],
+            peak_values[c],
+            cut[c],
+            edges,
+            pp[row],
+            folded[row],
+            kept[row],
+            peaks[row],
+            receive[row],
         )
         send[row] = _send(
             cut[c], edges, pp[row], folded[row], bandwidth[row], latency[row]
@@ -235,9 +282,24 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
     )
     assert times.shape[0] == kinds
     _summarize(
-        _prefix(times), _prefix(kept_values), np.ascontiguousarray(peak_values), cut,
-        pairs.combo, pairs.pp, pairs.virtual, pairs.folded, pairs.types,
-        pairs.bandwidth, pairs.latency, bounds, _WORK, result.load, result.whole,
-        result.send_s, result.kept, result.peaks, result.receive_bytes,
+        _prefix(times),
+        _prefix(kept_values),
+        np.ascontiguousarray(peak_values),
+        cut,
+        pairs.combo,
+        pairs.pp,
+        pairs.virtual,
+        pairs.folded,
+        pairs.types,
+        pairs.bandwidth,
+        pairs.latency,
+        bounds,
+        _WORK,
+        result.load,
+        result.whole,
+        result.send_s,
+        result.kept,
+        result.peaks,
+        result.receive_bytes,
     )
     return result

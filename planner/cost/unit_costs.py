@@ -15,7 +15,6 @@ from planner.cost.classes import BlockClasses
 from planner.cost.collectives import time_of
 from planner.cost.compute import kernel_times
 from planner.cost.setting import Setting
-from planner.units import dtype_bytes
 
 __all__ = ["Combinations", "UnitCosts", "price_units"]
 
@@ -97,6 +96,7 @@ def _compute(
             device,
             setting.recipe,
             dtype=setting.precision.compute,
+            element=setting.element_ratio,
             tokens=combos.microbatch / setting.graph.batch,
             tp=combos.tp.astype(float),
             cp=combos.cp.astype(float),
@@ -104,12 +104,8 @@ def _compute(
             sequence_parallel=combos.sequence_parallel.astype(float),
         )
         sharded = (table.style <= 2) * table.count
-        extra = 0.0
-        if device.backend == "gloo":
-            extra = (
-                np.where(combos.tp[:, None] > 1, sharded, 0.0)
-                * setting.recipe.sharded_op_overhead_s
-            )
+        slower = setting.recipe.sharded_op_overhead_s * (device.backend == "gloo")
+        extra = np.where(combos.tp[:, None] > 1, sharded, 0.0) * slower
         parts.append(
             (
                 (times.forward + extra) @ member,
@@ -118,7 +114,23 @@ def _compute(
                 times.selective @ member,
             )
         )
-    return tuple(np.stack(part) for part in zip(*parts, strict=True))
+    found = tuple(np.stack(part) for part in zip(*parts, strict=True))
+    _put_measured(found, classes, combos.microbatch / setting.graph.batch)
+    return found
+
+
+def _put_measured(
+    found: tuple[Array, ...], classes: BlockClasses, tokens: Array
+) -> None:
+    """Blocks of unknown FLOPs take the times that a profile gave, on any device."""
+    for index, block in enumerate(classes.blocks):
+        if block.forward_flops or block.measured_forward_s is None:
+            continue
+        backward = block.measured_backward_s or 0.0
+        weight = backward / 2 if block.parameter_count else 0.0
+        times = (block.measured_forward_s, backward, weight, 0.0)
+        for part, seconds in zip(found, times, strict=True):
+            part[:, :, index] = seconds * tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +157,9 @@ def _tp_traffic(
         split = time_of("all_gather", size, groups, measured) + time_of(
             "reduce_scatter", size, groups, measured
         )
-        seconds[:, index] = number * np.where(combos.sequence_parallel > 0, split, plain)
+        seconds[:, index] = number * np.where(
+            combos.sequence_parallel > 0, split, plain
+        )
     tp = combos.tp[:, None]
     sent = 2 * 2 * total * scale[:, None] * (tp - 1) / tp
     payload = total * scale[:, None] * (tp > 1)
@@ -165,11 +179,15 @@ def _cp_traffic(
     back, twice the bytes. Source: Liu et al. 2023, Ring Attention, section 3.
     """
     groups = setting.groups(combos.cp, combos.tp)
-    whole = classes.column("sequence_bytes") * scale[:, None] / combos.tp[:, None]
+    # ``scale`` is of one rank's part of the sequence; the ring passes on all of it.
+    ring = scale * combos.cp / combos.tp
+    whole = classes.column("sequence_bytes") * ring[:, None]
     share = (combos.cp - 1) / combos.cp
-    link = time_of("all_gather", np.ones(len(combos)) * 1e6, groups) / 1e6
-    wire = 3 * whole * link[:, None]
-    exposed = np.maximum(0.0, wire - attention_s) * (combos.cp[:, None] > 1)
+    wire = np.zeros_like(whole)
+    measured = setting.cluster.document.collectives
+    for index in np.flatnonzero(classes.column("sequence_bytes")):
+        wire[:, index] = 3 * time_of("all_gather", whole[:, index], groups, measured)
+    exposed = np.maximum(0.0, wire - attention_s)
     return _Traffic(
         seconds=exposed, sent=3 * whole * share[:, None], payload=np.zeros_like(whole)
     )
@@ -193,15 +211,21 @@ def _ep_traffic(
     return _Traffic(seconds=seconds, sent=4 * payload * share[:, None], payload=payload)
 
 
-def _saved(classes: BlockClasses, combos: Combinations, scale: Array) -> tuple[Array, Array]:
-    """Kept and transient bytes by recompute kind. Shapes [3, C, classes]."""
+def _saved(
+    classes: BlockClasses, combos: Combinations, scale: Array
+) -> tuple[Array, Array]:
+    """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
+
+    The working set is that of one op; what recomputation makes again comes on top.
+    """
     tp = combos.tp[:, None].astype(float)
     stream = np.where(combos.sequence_parallel[:, None] > 0, tp, 1.0)
     column = scale[:, None]
 
     def divided(total: str, inside: str) -> Array:
         tensor = classes.column(inside)
-        return column * (tensor / tp + (classes.column(total) - tensor) / stream)
+        rest = classes.column(total) - tensor
+        return np.asarray(column * (tensor / tp + rest / stream))
 
     none = divided("saved_bytes", "saved_tensor_bytes")
     selective = np.minimum(
@@ -209,17 +233,20 @@ def _saved(classes: BlockClasses, combos: Combinations, scale: Array) -> tuple[A
     )
     full = column * classes.column("boundary_bytes") / stream
     working = column * classes.column("transient_bytes") / tp
-    transient = np.stack([working, working + none - selective, working + none])
-    return np.stack([none, selective, full]), transient
+    return np.stack([none, selective, full]), working
 
 
-def _largest_of_unit(values: Array, to_units: Array) -> Array:
-    """Greatest value of the classes that a unit has. [3, C, classes] -> [3, C, U]."""
-    result = np.zeros((*values.shape[:2], to_units.shape[1]))
+def _transient(saved: Array, working: Array, to_units: Array) -> Array:
+    """Working set of each unit by recompute kind. Shape [3, C, U], as ``saved``.
+
+    A unit is recomputed as a whole, so that in its backward all that it would have
+    kept without recomputation is there at once.
+    """
+    largest = np.zeros((working.shape[0], to_units.shape[1]))
     for index, present in enumerate(to_units > 0):
-        candidate = values[:, :, index, None] * present
-        np.maximum(result, candidate, out=result)
-    return result
+        np.maximum(largest, working[:, index, None] * present, out=largest)
+    none, selective, _ = saved
+    return np.stack([largest, largest + none - selective, largest + none])
 
 
 def _parameters(setting: Setting, combos: Combinations) -> tuple[Array, Array]:
@@ -237,13 +264,14 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
     classes = setting.classes
     to_units = classes.count
     scale = combos.microbatch / graph.batch / combos.cp
-    scale = scale * (dtype_bytes(setting.activation_dtype) / dtype_bytes(graph.dtype))
+    scale = scale * setting.element_ratio
     forward, backward, weight, selective = _compute(setting, classes, combos)
     hidden = (forward.min(axis=0) + backward.min(axis=0)) * classes.has_attention
     tp = _tp_traffic(setting, classes, combos, scale)
     cp = _cp_traffic(setting, classes, combos, scale, hidden)
     ep = _ep_traffic(setting, classes, combos, scale)
-    saved, transient = _saved(classes, combos, scale)
+    kept, working = _saved(classes, combos, scale)
+    saved = kept @ to_units
     dense, expert = _parameters(setting, combos)
     return UnitCosts(
         forward_s=forward @ to_units,
@@ -254,8 +282,8 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         tp_s=tp.seconds @ to_units,
         cp_s=cp.seconds @ to_units,
         ep_s=ep.seconds @ to_units,
-        saved_bytes=saved @ to_units,
-        transient_bytes=_largest_of_unit(transient, to_units),
+        saved_bytes=saved,
+        transient_bytes=_transient(saved, working, to_units),
         dense_parameters=dense,
         expert_parameters=expert,
         tensors=setting.parameter_counts[1],

@@ -49,11 +49,10 @@ class _UnitRoles:
     collectives: dict[int, float] = field(default_factory=dict)
 
 
-def _matches(pattern: str, name: str) -> bool:
-    """Whether a dotted name fits a pattern in which ``*`` is one component."""
-    parts = [".*" if part == "*" else re.escape(part) for part in pattern.split(".")]
-    expression = r"\.".join(p if p != ".*" else r"[^.]+" for p in parts)
-    return re.fullmatch(expression, name) is not None
+def _expression(pattern: str) -> re.Pattern[str]:
+    """A pattern of dotted names in which ``*`` is one component."""
+    parts = ("[^.]+" if p == "*" else re.escape(p) for p in pattern.split("."))
+    return re.compile(r"\.".join(parts))
 
 
 def _given_styles(graph: OpGraph, given: Mapping[str, str]) -> dict[str, Style]:
@@ -63,8 +62,9 @@ def _given_styles(graph: OpGraph, given: Mapping[str, str]) -> dict[str, Style]:
         mapped = _FROM_HUGGING_FACE.get(style)
         if mapped is None:
             continue
+        expression = _expression(pattern)
         for name, kind in graph.linear.items():
-            if not _matches(pattern, name):
+            if not expression.fullmatch(name):
                 continue
             if kind == "embedding":
                 found[name] = "vocab"

@@ -7,6 +7,7 @@ import math
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
@@ -14,7 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from planner.errors import PlanFileError
 
-__all__ = ["AnyFloat", "Document", "require_writable", "write_atomically"]
+__all__ = [
+    "AnyFloat",
+    "Document",
+    "require_writable",
+    "spell_non_finite",
+    "write_atomically",
+]
 
 #: A measured number that may have diverged; NaN and the infinities are strings in JSON.
 AnyFloat = Annotated[
@@ -113,7 +120,8 @@ class Document(BaseModel):
 
     def to_data(self) -> dict[str, Any]:
         """As JSON values; NaN and the infinities, where they are allowed, as strings."""
-        return _spelled(self.model_dump(mode="json"))
+        data: dict[str, Any] = spell_non_finite(self.model_dump(mode="json"))
+        return data
 
     def canonical_bytes(self) -> bytes:
         """UTF-8 JSON with keys sorted and no spaces: equal documents, equal bytes."""
@@ -195,14 +203,14 @@ def _check_version(cls: type[Document], data: dict[str, Any], where: str) -> Non
         )
 
 
-def _spelled(value: Any) -> Any:
-    """JSON values with every non-finite float as the string that is read back."""
+def spell_non_finite(value: Any) -> Any:
+    """JSON values with NaN and the infinities as strings that documents read back."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
-    if isinstance(value, dict):
-        return {key: _spelled(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_spelled(part) for part in value]
+    if isinstance(value, Mapping):
+        return {key: spell_non_finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [spell_non_finite(part) for part in value]
     return value
 
 

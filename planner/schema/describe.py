@@ -99,7 +99,9 @@ def explain(plan: Plan) -> str:
     for part, seconds in sorted(prediction.breakdown_s.items(), key=lambda kv: -kv[1]):
         if seconds > 0:
             name = _PART_NAMES.get(part, part)
-            lines.append(f"  {seconds / total:6.1%}  {format_seconds(seconds):>9}  {name}")
+            lines.append(
+                f"  {seconds / total:6.1%}  {format_seconds(seconds):>9}  {name}"
+            )
     lines += ["", "memory by pp rank:"]
     for entry in prediction.memory:
         lines.append(
@@ -128,7 +130,9 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _leaves(part, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+    elif isinstance(value, list) and any(
+        isinstance(part, dict | list) for part in value
+    ):
         for index, part in enumerate(value):
             yield from _leaves(part, f"{path}[{index}]")
     else:
@@ -137,7 +141,9 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _compared(plan: Plan) -> dict[str, Any]:
     data = plan.to_data()
-    return dict(_leaves({k: v for k, v in data.items() if k not in plan.CLOCK_FIELDS}, ""))
+    return dict(
+        _leaves({k: v for k, v in data.items() if k not in plan.CLOCK_FIELDS}, "")
+    )
 
 
 def diff(ours: Plan, theirs: Plan) -> tuple[str, ...]:

@@ -260,7 +260,9 @@ class Strategy(Document):
         """Device id of every rank; ranks themselves where no ranges are given."""
         if not self.device_ranges:
             return tuple(range(self.mesh.num_devices))
-        return tuple(i for start, stop in self.device_ranges for i in range(start, stop))
+        return tuple(
+            i for start, stop in self.device_ranges for i in range(start, stop)
+        )
 
     def label(self) -> str:
         """A short name: ``pp4 dp_shard8 tp8 zero3 1F1B mb1x16 full``."""

@@ -45,8 +45,8 @@ class Request:
         seed: Of everything random.
         evaluation_budget: Most strategies to price with the simulator; None leaves it
             to the partitioner.
-        devices: ``all`` uses every free device if any legal strategy does, ``any``
-            lets fewer win.
+        devices: ``all`` uses every free device if any legal strategy does, of mixed
+            clusters at least every one of a type; ``any`` lets fewer win.
     """
 
     setting: Setting

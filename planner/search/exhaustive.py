@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import CostModel, CostTable, Setting
+from planner.cost import CostModel, CostTable
 from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish
 from planner.search.orders import device_orders
@@ -41,15 +41,25 @@ class ExhaustivePartitioner:
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
         started = time.perf_counter()
-        models, candidates = [], []
-        for order in device_orders(request):
+        models: list[CostModel] = []
+        candidates: list[Candidate] = []
+        orders = device_orders(request)
+        for waiting, order in zip(range(len(orders), 0, -1), orders, strict=True):
+            budget = request.evaluation_budget
+            if budget is not None:
+                # What is left, in equal parts; an order that needs less leaves it over.
+                spent = sum(other.evaluations["simulated"] for other in models)
+                budget = -(-(budget - spent) // waiting)
             model = CostModel(replace(request.setting, order=order))
             models.append(model)
-            candidates += _search_order(request, model)
+            candidates += _search_order(request, model, budget)
         return finish(self.name, request, models, candidates, started)
 
 
-def _search_order(request: Request, model: CostModel) -> list[Candidate]:
+def _search_order(
+    request: Request, model: CostModel, budget: int | None
+) -> list[Candidate]:
+    """Candidates with one order of devices, at most ``budget`` of them simulated."""
     count = len(model.setting.order)
     finalists = _Finalists(request)
     for table in enumerate_strategies(
@@ -59,13 +69,15 @@ def _search_order(request: Request, model: CostModel) -> list[Candidate]:
     rows = list(finalists.rows())
     if "schedule" not in request.pins:
         rows += _variants(request, rows[: _FINALISTS // 3])
-    budget = request.evaluation_budget
     free = "recompute" not in request.pins
     candidates: list[Candidate] = []
     for row in rows:
-        if budget is not None and model.evaluations["simulated"] >= budget:
+        left = 2 if budget is None else budget - model.evaluations["simulated"]
+        if left <= 0:
             break
-        candidates += candidates_of_row(model, row, free_recompute=free)
+        candidates += candidates_of_row(
+            model, row, free_recompute=free, most=min(left, 2)
+        )
     return [c for c in candidates if _legal(request, c)]
 
 
@@ -138,7 +150,14 @@ def _best_per_mesh(table: StrategyTable, score: NDArray[np.float64]) -> Index:
     order = order[np.isfinite(score[order])]
     taken: dict[tuple[int, ...], int] = {}
     rows: list[int] = []
-    columns = (table.pp, table.dp_replicate, table.dp_shard, table.cp, table.tp, table.ep)
+    columns = (
+        table.pp,
+        table.dp_replicate,
+        table.dp_shard,
+        table.cp,
+        table.tp,
+        table.ep,
+    )
     for row in order:
         mesh = tuple(int(column[row]) for column in columns)
         if taken.get(mesh, 0) < _PER_MESH:
@@ -147,5 +166,3 @@ def _best_per_mesh(table: StrategyTable, score: NDArray[np.float64]) -> Index:
         if len(rows) == _FINALISTS:
             break
     return np.array(rows, dtype=np.int64)
-
-

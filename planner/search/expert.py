@@ -3,8 +3,8 @@
 tensor parallelism inside a host and no further, as little of it as fits; a pipeline
 across hosts only if sharding alone does not fit; all remaining devices data parallel,
 ZeRO-sharded; recomputation only when memory asks for it; the largest microbatch that
-keeps a pipeline's bubble small. Sources: Narayanan et al. 2021 (2104.04473), takeaways 1
-to 3; torchtitan and Megatron-LM example configurations.
+keeps a pipeline's bubble small. Sources: Narayanan et al. 2021 (2104.04473),
+takeaways 1 to 3; torchtitan and Megatron-LM example configurations.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ _MOST_TRIES = 200
 
 
 class ExpertPartitioner:
-    """The first rule of thumb that fits, and the few after it."""
+    """The first rule of thumb that fits, and the few after it.
+
+    Args:
+        keep: Fitting strategies to price before stopping.
+    """
 
     name = "expert"
 
     def __init__(self, keep: int = 3) -> None:
-        """Args: keep: Fitting strategies to price before stopping."""
         self._keep = keep
 
     def search(self, request: Request) -> SearchResult:
@@ -44,7 +47,7 @@ class ExpertPartitioner:
         for row in _ladder(request):
             if fitting >= self._keep or model.evaluations["simulated"] >= limit:
                 break
-            priced = candidates_of_row(model, row, free_recompute=False)[:1]
+            priced = candidates_of_row(model, row, free_recompute=False, most=1)
             candidates += priced
             fitting += sum(candidate.cost.fits for candidate in priced)
         return finish(self.name, request, model, candidates, started)
@@ -94,9 +97,7 @@ def _rows(
     if facts.global_batch % dp or (zero and dp == 1):
         return
     per_replica = facts.global_batch // dp
-    sequence_parallel = (
-        tp > 1 and facts.seq_len is not None and facts.seq_len % tp == 0
-    )
+    sequence_parallel = tp > 1 and facts.seq_len is not None and facts.seq_len % tp == 0
     for size in (8, 4, 2, 1):
         many = per_replica // size
         if per_replica % size or (pp > 1 and many < 4 * pp and size > 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,9 +14,12 @@ __all__ = ["device_orders"]
 
 Index = NDArray[np.int64]
 
+#: tp of a model that names no dimension to divide: powers of two up to this.
+_ANY_TP = 64
 
-def _host_sorted(request: Request, value: NDArray[np.float64]) -> Index:
-    """Devices of ``setting.order`` with their hosts sorted by a value, stably."""
+
+def _sorted_by(request: Request, value: NDArray[np.float64]) -> Index:
+    """Devices of ``setting.order`` sorted by a value of each, stably."""
     order = request.setting.order
     return np.asarray(order[np.argsort(value[order], kind="stable")])
 
@@ -33,9 +38,9 @@ def _by_type(request: Request) -> list[Index]:
     )[types]
     return [
         request.setting.order,
-        _host_sorted(request, -memory),
-        _host_sorted(request, speed),
-        _host_sorted(request, -speed),
+        _sorted_by(request, -memory),
+        _sorted_by(request, speed),
+        _sorted_by(request, -speed),
     ]
 
 
@@ -46,6 +51,31 @@ def _single_types(request: Request) -> list[Index]:
     return [order[types == kind] for kind in np.unique(types)]
 
 
+def _reachable(request: Request) -> Index:
+    """Numbers of devices that some mesh could cover, fewer than all, largest first.
+
+    Products of a pipeline degree, a divisor of the batch, one of the dimensions that tp
+    splits and one of the sequence that cp splits: few enough to look into one by one.
+    """
+    facts, limit = request.facts, len(request.setting.order)
+
+    def divisors(number: int) -> Index:
+        candidates = np.arange(1, min(number, limit) + 1, dtype=np.int64)
+        return np.asarray(candidates[number % candidates == 0])
+
+    dims = list(facts.tp_dims.values())
+    found = np.arange(1, min(facts.num_units, limit) + 1, dtype=np.int64)
+    factors = [divisors(facts.global_batch)]
+    if facts.has_sharding:
+        factors.append(divisors(math.gcd(*dims)) if dims else divisors(_ANY_TP))
+    if facts.seq_len and facts.target == "any":
+        factors.append(divisors(facts.seq_len))
+    for factor in factors:
+        products = np.unique(found[:, None] * factor)
+        found = products[products <= limit]
+    return found[found < limit][::-1]
+
+
 def _has_legal(request: Request, count: int) -> bool:
     tables = enumerate_strategies(
         request.facts, num_devices=count, pins=request.pins, rows=50_000
@@ -54,11 +84,10 @@ def _has_legal(request: Request, count: int) -> bool:
 
 
 def _fewer(request: Request) -> list[Index]:
-    """Prefixes of the order, largest first, until one has any legal strategy."""
-    order = request.setting.order
-    for count in range(len(order) - 1, 0, -1):
-        if _has_legal(request, count):
-            return [order[:count]]
+    """The longest prefix of the order that has any legal strategy."""
+    for count in _reachable(request):
+        if _has_legal(request, int(count)):
+            return [request.setting.order[:count]]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Uniform draws from the legal space: the floor that any other partitioner must beat."""
+"""Uniform draws from the legal space: the floor for any other partitioner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RandomPartitioner:
         candidates: list[Candidate] = []
         rows = _sample(request, rng, budget)
         for row in rows:
-            candidates += candidates_of_row(model, row, free_recompute=False)[:1]
+            candidates += candidates_of_row(model, row, free_recompute=False, most=1)
         return finish(self.name, request, model, candidates, started)
 
 

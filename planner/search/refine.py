@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -9,7 +10,14 @@ import numpy as np
 from planner.cost import CostModel, Setting
 from planner.cost.partition import balanced_bounds
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
-from planner.schema import SCHEDULES, Recompute, Strategy
+from planner.schema import (
+    SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
+    V_SCHEDULES,
+    Recompute,
+    Schedule,
+    Strategy,
+)
 from planner.search.base import Candidate, rank_ranges
 from planner.search.stages import Cut, best_cut
 from planner.simulate import actions, why_not
@@ -28,9 +36,7 @@ def _unit_costs(setting: Setting, row: Mapping[str, int]) -> UnitCosts:
     }
     return price_units(
         setting,
-        Combinations(
-            **{field: np.array([row[name]]) for field, name in names.items()}
-        ),
+        Combinations(**{field: np.array([row[name]]) for field, name in names.items()}),
     )
 
 
@@ -39,7 +45,8 @@ def _even_cut(setting: Setting, bare: Strategy, costs: UnitCosts, kind: int) -> 
     stages = bare.mesh.pp * bare.virtual_stages
     rank = np.array([bare.rank_of_stage(s) for s in range(stages)])
     types = setting.types_of_ranks(bare.mesh.pp)[rank]
-    work = costs.forward_s + costs.backward_s + 2 * costs.tp_s + 2 * costs.ep_s
+    shared = 2 * costs.tp_s + costs.cp_s + 2 * costs.ep_s
+    work = costs.forward_s + costs.backward_s + shared
     bounds = balanced_bounds(
         work, np.zeros(1, dtype=np.int64), types[None, :], np.array([stages])
     )[0]
@@ -62,9 +69,10 @@ def _cuts(
             row["virtual_stages"],
             row["num_microbatches"],
         )
-        kinds = (0, 1, 2) if free_recompute else (row["recompute"],)
-        if bare.schedule in _NO_SELECTIVE:
-            kinds = tuple(kind for kind in kinds if kind == row["recompute"])
+        mixed = free_recompute and bare.schedule not in SPLIT_BACKWARD_SCHEDULES
+        kinds = (0, 1, 2) if mixed else (row["recompute"],)
+        # A split backward goes with no recomputation on torch (selective raises, full
+        # runs several times): stages are not mixed under those schedules.
         exact = best_cut(setting, bare, costs, table, kinds=kinds)
         found = [exact, even] if exact else [even]
     for cut in found:
@@ -74,16 +82,12 @@ def _cuts(
             yield cut
 
 
-#: Schedules whose split backward does not go with selective recomputation on torch
-#: (it raises), nor cheaply with full: stage-wise mixing is left out for them.
-_NO_SELECTIVE = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
-
-
 def candidates_of_row(
     model: CostModel,
     row: Mapping[str, int],
     *,
     free_recompute: bool = True,
+    most: int = 2,
 ) -> list[Candidate]:
     """Price a row with its exact cut and, if different, the evenly timed one.
 
@@ -91,10 +95,12 @@ def candidates_of_row(
         model: Counts the evaluations.
         row: Of a :class:`planner.space.StrategyTable`.
         free_recompute: Whether each stage may choose its own recomputation.
+        most: Cuts to price.
     """
     setting = model.setting
     result = []
-    for cut in _cuts(setting, row, free_recompute=free_recompute):
+    cuts = _cuts(setting, row, free_recompute=free_recompute)
+    for cut in itertools.islice(cuts, most):
         strategy = build_strategy(
             row,
             unit_names=setting.graph.unit_names,
@@ -111,7 +117,7 @@ def candidates_of_row(
 
 
 def schedule_variants(
-    row: Mapping[str, int], num_units: int, schedules: Sequence[str]
+    row: Mapping[str, int], num_units: int, schedules: Sequence[Schedule]
 ) -> list[dict[str, int]]:
     """The same mesh and microbatches under other schedules that torch accepts.
 
@@ -120,8 +126,8 @@ def schedule_variants(
     """
     variants = []
     for name in schedules:
-        code = SCHEDULES.index(name)  # type: ignore[arg-type]
-        folded = name in {"ZBVZeroBubble", "DualPipeV"}
+        code = SCHEDULES.index(name)
+        folded = name in V_SCHEDULES
         looped = max(2, row["virtual_stages"])
         virtual = 1 if name in {"GPipe", "1F1B"} else 2 if folded else looped
         if code == row["schedule"] or row["pp"] * virtual > num_units:

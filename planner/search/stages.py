@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +19,7 @@ from planner.cost.memory import memory_parts
 from planner.cost.unit_costs import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.simulate import ActionTable, peak_in_flight
+from planner.simulate.compiled import compiled
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["Cut", "best_cut"]
@@ -41,7 +41,7 @@ class Cut:
     recompute: tuple[Recompute, ...]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _cheapest_kind(
     fixed: Array, kept: Array, held: float, limit: float, i: int, j: int
 ) -> int:
@@ -52,10 +52,16 @@ def _cheapest_kind(
     return -1
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _solve(
-    time: Array, fixed: Array, kept: Array, types: Index, held: Array, limit: Array,
-    bottleneck: float, choice: Index,
+    time: Array,
+    fixed: Array,
+    kept: Array,
+    types: Index,
+    held: Array,
+    limit: Array,
+    bottleneck: float,
+    choice: Index,
 ) -> float:
     """Bottleneck DP if ``bottleneck`` is infinite, else least sum under it."""
     stages, units = len(types), fixed.shape[1]
@@ -81,7 +87,8 @@ def _solve(
                     best[s, i] = total
                     choice[s, i, 0] = j
                     choice[s, i, 1] = kind
-    return best[0, 0]
+    found: float = best[0, 0]
+    return found
 
 
 def _intervals(values: Array) -> Array:
@@ -106,7 +113,8 @@ def _interval_times(costs: UnitCosts) -> Array:
     work = costs.forward_s[:, 0] + costs.backward_s[:, 0] + shared
     again = costs.tp_s[0] + costs.ep_s[0] + costs.cp_s[0] / 3
     kinds = np.stack(
-        [work, work + costs.selective_s[:, 0], work + costs.full_s[:, 0] + again], axis=1
+        [work, work + costs.selective_s[:, 0], work + costs.full_s[:, 0] + again],
+        axis=1,
     )
     return _intervals(kinds)
 
@@ -166,7 +174,9 @@ def best_cut(
     stages = skeleton.mesh.pp * skeleton.virtual_stages
     rank = np.array([skeleton.rank_of_stage(s) for s in range(stages)])
     time = _interval_times(costs)[:, list(kinds)]
-    fixed, kept = (part[list(kinds)] for part in _interval_memory(setting, skeleton, costs))
+    fixed, kept = (
+        part[list(kinds)] for part in _interval_memory(setting, skeleton, costs)
+    )
     types = setting.types_of_ranks(skeleton.mesh.pp)[rank].astype(np.int64)
     limit = setting.limits_of_ranks(skeleton.mesh.pp)[rank] / skeleton.virtual_stages
     if setting.on_gpu:

@@ -1,4 +1,4 @@
-"""What may be chosen: strategies one by one and as tables, and the rules of the space."""
+"""What may be chosen: strategies, one by one and as tables, and their rules."""
 
 from planner.space.build import build_strategy, skeleton
 from planner.space.enumerate import PINNABLE, enumerate_strategies, normalize_pins

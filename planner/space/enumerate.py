@@ -62,10 +62,12 @@ def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
             number = int(value)
         except (TypeError, ValueError) as error:
             raise StrategyError(
-                f"pin {knob}={value!r} is not a whole number; give one of at least {low}"
+                f"pin {knob}={value!r} is not a whole number; give at least {low}"
             ) from error
         if number < low:
-            raise StrategyError(f"pin {knob}={number} is below {low}; give at least {low}")
+            raise StrategyError(
+                f"pin {knob}={number} is below {low}; give at least {low}"
+            )
         result[knob] = number
     return result
 
@@ -73,7 +75,7 @@ def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
 def _divisors(number: int, limit: int | None = None) -> NDArray[np.int64]:
     upto = min(number, limit or number)
     candidates = np.arange(1, upto + 1, dtype=np.int64)
-    return candidates[number % candidates == 0]
+    return np.asarray(candidates[number % candidates == 0])
 
 
 def _grid(*columns: Any) -> list[NDArray[np.int64]]:
@@ -86,8 +88,8 @@ def _meshes(count: int, facts: Facts, pins: Mapping[str, int]) -> NDArray[np.int
 
     def allowed(axis: str, limit: int) -> NDArray[np.int64]:
         if axis in pins:
-            return divisors[divisors == pins[axis]]
-        return divisors[divisors <= limit]
+            return np.asarray(divisors[divisors == pins[axis]])
+        return np.asarray(divisors[divisors <= limit])
 
     pp, cp, tp, shard = _grid(
         allowed("pp", facts.num_units),
@@ -114,7 +116,9 @@ def _meshes(count: int, facts: Facts, pins: Mapping[str, int]) -> NDArray[np.int
 def _with_experts(
     mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int]
 ) -> NDArray[np.int64]:
-    degrees = _divisors(facts.num_experts) if facts.num_experts else np.ones(1, np.int64)
+    degrees = (
+        _divisors(facts.num_experts) if facts.num_experts else np.ones(1, np.int64)
+    )
     if "ep" in pins:
         degrees = np.array([pins["ep"]], dtype=np.int64)
     index, ep = _grid(np.arange(len(mesh)), degrees)
@@ -169,7 +173,10 @@ def _expand(
     keep = (
         (per_replica % size == 0)
         & ((shard > 1) == (stage > 0))
-        & ((pp > 1) | ((schedule[pair] == no_pipeline[0]) & (virtual[pair] == no_pipeline[1])))
+        & (
+            (pp > 1)
+            | ((schedule[pair] == no_pipeline[0]) & (virtual[pair] == no_pipeline[1]))
+        )
         & (pp * virtual[pair] <= facts.num_units)
     )
     if "schedule" not in pins:
@@ -208,7 +215,8 @@ def _sequence_parallel(
         return np.full(len(tp), pins["sequence_parallel"], dtype=np.int64)
     if facts.seq_len is None:
         return np.zeros(len(tp), dtype=np.int64)
-    return ((tp > 1) & (facts.seq_len % (cp * tp) == 0)).astype(np.int64)
+    divides = (tp > 1) & (facts.seq_len % (cp * tp) == 0)
+    return np.asarray(divides, dtype=np.int64)
 
 
 def enumerate_strategies(

@@ -23,6 +23,7 @@ class Facts:
         num_units: Pipeline units that the model can be cut into.
         tp_dims: Dimension name to size that tp must divide.
         has_sharding: Whether any module can be split along tp.
+        sharding: How, pattern to style.
         num_experts: Experts per layer; 0 without.
         tied: Groups of parameter names that are one tensor.
         backend: Communication backend of the slowest device.
@@ -38,6 +39,7 @@ class Facts:
     num_units: int
     tp_dims: Mapping[str, int] = field(default_factory=dict)
     has_sharding: bool = True
+    sharding: Mapping[str, str] = field(default_factory=lambda: {"*": "colwise"})
     num_experts: int = 0
     tied: tuple[tuple[str, ...], ...] = ()
     backend: str = "nccl"
@@ -73,6 +75,7 @@ def gather_facts(
         num_units=len(graph.units),
         tp_dims=dict(graph.tp_dims),
         has_sharding=bool(graph.sharding),
+        sharding=dict(graph.sharding),
         num_experts=graph.num_experts,
         tied=tuple(
             (parameter.name, *parameter.aliases)

@@ -110,7 +110,9 @@ def _experts_why(row: Row, facts: Facts) -> str:
     )
 
 
-def _schedule_reason(schedule: int, pp: int, virtual: int, microbatches: int) -> str | None:
+def _schedule_reason(
+    schedule: int, pp: int, virtual: int, microbatches: int
+) -> str | None:
     if pp == 1:
         if SCHEDULES[schedule] != "GPipe" or virtual > 1:
             return (
@@ -121,17 +123,20 @@ def _schedule_reason(schedule: int, pp: int, virtual: int, microbatches: int) ->
     return why_not(SCHEDULES[schedule], pp, virtual, microbatches)
 
 
-def _schedule_broken(table: StrategyTable, facts: Facts) -> Mask:
+def _schedule_broken(table: StrategyTable, _: Facts) -> Mask:
     keys = (table.schedule, table.pp, table.virtual_stages, table.num_microbatches)
     first, which = distinct(*keys)
     bad = np.array(
-        [_schedule_reason(*(int(key[row]) for key in keys)) is not None for row in first],
+        [
+            _schedule_reason(*(int(key[row]) for key in keys)) is not None
+            for row in first
+        ],
         dtype=bool,
     )
     return np.asarray(bad[which])
 
 
-def _schedule_why(row: Row, facts: Facts) -> str:
+def _schedule_why(row: Row, _: Facts) -> str:
     reason = _schedule_reason(
         row["schedule"], row["pp"], row["virtual_stages"], row["num_microbatches"]
     )
@@ -167,7 +172,7 @@ def _target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
         small,
         unit_names=[str(index) for index in range(count)],
         bounds=range(count + 1),
-        sharding={"*": "colwise"},
+        sharding=facts.sharding,
         precision=facts.precision,
         optimizer=facts.optimizer,
     )
@@ -211,8 +216,8 @@ RULES: tuple[Rule, ...] = (
     Rule(name="schedule", broken=_schedule_broken, why=_schedule_why),
     Rule(
         name="zero",
-        broken=lambda t, f: (t.dp_shard > 1) != (t.zero_stage > 0),
-        why=lambda r, f: (
+        broken=lambda t, _: (t.dp_shard > 1) != (t.zero_stage > 0),
+        why=lambda r, _: (
             f"zero_stage={r['zero_stage']} with dp_shard={r['dp_shard']}: sharding "
             f"needs dp_shard > 1 and zero_stage 1 to 3; plain replicas are dp_replicate"
         ),
@@ -221,15 +226,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="tp_sharding",
         broken=lambda t, f: (t.tp > 1) & (not f.has_sharding),
-        why=lambda r, f: (
+        why=lambda r, _: (
             f"tp={r['tp']}, but no module of the model could be split; use tp=1, or "
             f"give a sharding"
         ),
     ),
     Rule(
         name="sequence_parallel",
-        broken=lambda t, f: (t.sequence_parallel > 0) & (t.tp == 1),
-        why=lambda r, f: "sequence_parallel needs tp > 1; switch it off",
+        broken=lambda t, _: (t.sequence_parallel > 0) & (t.tp == 1),
+        why=lambda r, _: (
+            f"sequence_parallel with tp={r['tp']} needs tp > 1; switch it off"
+        ),
     ),
     Rule(name="sequence", broken=_sequence_broken, why=_sequence_why),
     Rule(name="experts", broken=_experts_broken, why=_experts_why),

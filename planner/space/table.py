@@ -1,4 +1,4 @@
-"""Many strategies at once, as a struct of arrays: what the analytic cost model reads."""
+"""Many strategies at once as a struct of arrays, for the analytic cost model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ class StrategyTable:
         return len(self.pp)
 
     def __getitem__(self, rows: Any) -> StrategyTable:
-        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        return replace(
+            self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)}
+        )
 
     @property
     def num_devices(self) -> Column:
@@ -88,7 +90,10 @@ class StrategyTable:
         """Broadcast columns (arrays or scalars) to a common length [n]."""
         names = [f.name for f in fields(cls)]
         arrays = np.broadcast_arrays(
-            *(np.atleast_1d(np.asarray(columns[name], dtype=np.int64)) for name in names)
+            *(
+                np.atleast_1d(np.asarray(columns[name], dtype=np.int64))
+                for name in names
+            )
         )
         return cls(**dict(zip(names, arrays, strict=True)))
 

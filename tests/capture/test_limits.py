@@ -71,8 +71,7 @@ def test_numpy_in_forward_is_read_by_a_real_run() -> None:
 def test_the_callers_module_and_torchs_state_are_left_as_they_were() -> None:
     module = Stack().eval()
     module.blocks[0].train()
-    calls: list[str] = []
-    module.norm.register_forward_hook(lambda *_: calls.append("real"))
+    module.norm.register_forward_hook(lambda *_: None)
     weights = {key: value.clone() for key, value in module.state_dict().items()}
     modes = [child.training for child in module.modules()]
     attributes = [set(vars(child)) for child in module.modules()]
@@ -90,6 +89,15 @@ def test_the_callers_module_and_torchs_state_are_left_as_they_were() -> None:
     assert torch.get_default_dtype() == torch.float32
     assert attention.scaled_dot_product_attention is before
     assert "forward" not in vars(module.blocks[3])
+    assert len(module.norm._forward_hooks) == 1
+
+
+def test_a_constructor_that_fails_is_reported() -> None:
+    def build() -> torch.nn.Module:
+        raise ValueError("no such width")
+
+    with pytest.raises(CaptureError, match=r"could not be built.*no such width"):
+        capture(build, _TOKENS)
 
 
 def test_state_is_put_back_after_a_failure() -> None:

@@ -23,6 +23,7 @@ from planner.schema import (
     Prediction,
     Provenance,
     Stage,
+    StageMemory,
     Strategy,
     TensorSharding,
     Workload,
@@ -42,6 +43,18 @@ LLAMA_SHARDING = {
     "layers.*.mlp.down_proj": "rowwise",
     "lm_head": "colwise",
 }
+
+_NO_MEMORY = StageMemory(
+    rank=0,
+    device_type="cpu",
+    parameters_bytes=0,
+    gradients_bytes=0,
+    optimizer_bytes=0,
+    activations_bytes=0,
+    buffers_bytes=0,
+    reserve_bytes=0,
+    limit_bytes=1,
+)
 
 UNITS = {
     "llama": (
@@ -159,7 +172,9 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
         prediction=Prediction(
             step_time_s=1,
             breakdown_s={},
-            memory=(),
+            memory=tuple(
+                _NO_MEMORY.model_copy(update={"rank": r}) for r in range(mesh.pp)
+            ),
             samples_per_s=1,
             fidelity="analytic",
         ),

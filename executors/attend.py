@@ -1,0 +1,226 @@
+"""Listen to launched processes until all are done or one has failed, then end them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import planner.errors
+from planner.errors import ExecutionError, MeshwrightError, RankFailedError
+
+__all__ = ["Attendant", "Rank"]
+
+_LOG = logging.getLogger(__name__)
+
+#: Output lines of each rank kept for the message, should it die.
+_KEPT_LINES = 40
+#: After a first failure, how long others may fail too, in seconds: the culprit is
+#: not always the first to be seen.
+_GRACE_S = 0.5
+#: What a rank says whose peer died: a consequence, not a cause.
+_CONSEQUENCE = re.compile(
+    r"closed by peer|Connection reset|Broken pipe|Connection refused|DistNetworkError"
+    r"|NCCL .*remote|timed out",
+    re.IGNORECASE,
+)
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """A launched process, and what is known of it.
+
+    Attributes:
+        index: Its rank.
+        messages: Descriptor of the pipe with its JSON lines.
+        output: Descriptor of the pipe with its stdout and stderr.
+        pid: Once it has been started.
+        code: Exit code once it has ended; below 0 if a signal ended it.
+        result: What its function returned.
+        error: Type and text of what it raised.
+    """
+
+    index: int
+    messages: int
+    output: int
+    pid: int | None = None
+    code: int | None = None
+    result: Any = None
+    error: dict[str, str] | None = None
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+
+    @property
+    def failed(self) -> bool:
+        """Whether it raised or ended badly."""
+        return self.error is not None or bool(self.code)
+
+    @property
+    def blame(self) -> int:
+        """How likely it is the cause: killed 0, its own error 1, consequence 2."""
+        if self.code is not None and self.code < 0 and self.error is None:
+            return 0
+        text = self.error["text"] if self.error else "\n".join(self.lines)
+        return 2 if _CONSEQUENCE.search(text) else 1
+
+
+class Attendant:
+    """Reads every pipe of a launch.
+
+    Args:
+        nursery: The process that forks the ranks.
+        ranks: In order.
+        control: Descriptor on which the nursery tells of starts and ends.
+        on_message: Called as ``on_message(rank, value)``.
+    """
+
+    def __init__(
+        self,
+        nursery: subprocess.Popen[bytes],
+        ranks: Sequence[Rank],
+        control: int,
+        on_message: Callable[[int, Any], None] | None,
+    ) -> None:
+        self._nursery = nursery
+        self._ranks = ranks
+        self._on_message = on_message
+        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._rest: dict[int, bytes] = {}
+        self._readers: dict[int, Callable[[str], None]] = {}
+        assert nursery.stdout is not None
+        self._readers[nursery.stdout.fileno()] = self._said.append
+        self._readers[control] = self._control
+        for rank in ranks:
+            self._readers[rank.messages] = self._message_of(rank)
+            self._readers[rank.output] = self._output_of(rank)
+
+    def attend(self, timeout_s: float | None) -> None:
+        """Return when every rank has ended well.
+
+        Args:
+            timeout_s: Longest to wait, in seconds; None for ever.
+        Raises:
+            RankFailedError: If one has not, or the nursery died.
+            MeshwrightError: The very error, if that is what a rank raised.
+            ExecutionError: If the time is over.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        failed_at: float | None = None
+        with selectors.DefaultSelector() as selector:
+            for stream in self._readers:
+                os.set_blocking(stream, False)
+                selector.register(stream, selectors.EVENT_READ)
+            while not all(rank.code == 0 for rank in self._ranks):
+                gone = self._nursery.poll() is not None
+                for key, _ in selector.select(timeout=0.05):
+                    if not self._read(key.fd):
+                        selector.unregister(key.fd)
+                now = time.monotonic()
+                if failed_at is None and any(rank.failed for rank in self._ranks):
+                    failed_at = now
+                if failed_at is not None and now - failed_at > _GRACE_S:
+                    self._blame()
+                if gone and failed_at is None:
+                    self._missed()
+                if deadline is not None and now > deadline:
+                    raise ExecutionError(
+                        f"{len(self._ranks)} ranks did not end within {timeout_s:g} s "
+                        f"and were stopped; allow more time, or see what they wait for"
+                    )
+            for stream in self._readers:
+                while self._read(stream):
+                    pass
+
+    def end(self) -> None:
+        """Kill whatever is left, with all that it started."""
+        # Also where a rank itself is gone: what it started may still run.
+        pids = [rank.pid for rank in self._ranks if rank.pid is not None]
+        for pid in [self._nursery.pid, *pids]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        self._nursery.wait()
+        assert self._nursery.stdout is not None
+        self._nursery.stdout.close()
+
+    def _read(self, stream: int) -> bool:
+        """Take in what there is; False at the end of the stream, or if none."""
+        try:
+            data = os.read(stream, 1 << 16)
+        except BlockingIOError:
+            return False
+        *lines, rest = (self._rest.pop(stream, b"") + data).split(b"\n")
+        self._rest[stream] = rest
+        for line in lines:
+            self._readers[stream](line.decode(errors="replace"))
+        return bool(data)
+
+    def _control(self, line: str) -> None:
+        message = json.loads(line)
+        value = message["value"]
+        rank = self._ranks[value["rank"]]
+        if message["kind"] == "started":
+            rank.pid = value["pid"]
+        else:
+            rank.code = value["code"]
+
+    def _message_of(self, rank: Rank) -> Callable[[str], None]:
+        def read(line: str) -> None:
+            message = json.loads(line)
+            if message["kind"] == "result":
+                rank.result = message["value"]
+            elif message["kind"] == "error":
+                rank.error = message["value"]
+            elif self._on_message is not None:
+                self._on_message(rank.index, message["value"])
+
+        return read
+
+    def _output_of(self, rank: Rank) -> Callable[[str], None]:
+        def read(line: str) -> None:
+            rank.lines.append(line)
+            _LOG.debug("rank %d: %s", rank.index, line)
+
+        return read
+
+    def _blame(self) -> NoReturn:
+        """Raise for the rank that is most likely the cause."""
+        failed = (rank for rank in self._ranks if rank.failed)
+        rank = min(failed, key=lambda rank: (rank.blame, rank.index))
+        who = f"rank {rank.index} of {len(self._ranks)}"
+        if rank.error is not None:
+            kind = getattr(planner.errors, rank.error["type"], None)
+            if isinstance(kind, type) and issubclass(kind, MeshwrightError):
+                # Some are made of parts; none is remade out of its text.
+                raise kind.__new__(kind, rank.error["text"])
+            first = rank.error["text"].splitlines()[0]
+            raise RankFailedError(
+                f"{who} raised {rank.error['type']}: {first}; the other ranks were "
+                f"stopped"
+            )
+        code = rank.code or 0
+        killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+        raise RankFailedError(
+            f"{who} {killed or f'exited {code}'}; the other ranks were stopped"
+            + _last_words(rank.lines)
+        )
+
+    def _missed(self) -> NoReturn:
+        """Raise because the nursery went without telling how its ranks ended."""
+        raise RankFailedError(
+            f"the {len(self._ranks)} ranks could not be started or lost their parent "
+            f"(exit {self._nursery.poll()})" + _last_words(self._said)
+        )
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    said = [line.strip() for line in list(lines)[-3:] if line.strip()]
+    return f"; last output: {' | '.join(said)}" if said else ""

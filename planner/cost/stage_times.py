@@ -1,0 +1,142 @@
+"""What one microbatch takes on every virtual stage of a strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.setting import Setting
+from planner.cost.unit_costs import UnitCosts
+from planner.errors import StrategyError
+from planner.schema import Strategy
+from planner.space.table import RECOMPUTE_NAMES
+
+__all__ = [
+    "StageTimes",
+    "by_rank",
+    "ranks_of_stages",
+    "recompute_codes",
+    "stage_sums",
+    "stage_times",
+    "unit_ranges",
+]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """One microbatch on every virtual stage, communication included. Shapes [stages].
+
+    Attributes:
+        forward: Seconds of the forward.
+        backward: Seconds of the whole backward, recomputation included.
+        weight: Part of ``backward`` that a split schedule may do later.
+        again: Part of ``backward`` that is recomputation.
+        tensor: Part of both that is exposed tp communication; likewise context,
+            expert.
+        send: One boundary's transfer in one direction. Shape [stages - 1].
+    """
+
+    forward: Array
+    backward: Array
+    weight: Array
+    again: Array
+    tensor: Array
+    context: Array
+    expert: Array
+    send: Array
+
+
+def unit_ranges(setting: Setting, strategy: Strategy) -> Index:
+    """Unit at which each stage starts, then the number of units. Shape [stages + 1].
+
+    Raises:
+        StrategyError: If the stages are not the model's units in order.
+    """
+    names = setting.graph.unit_names
+    listed = [name for stage in strategy.stages for name in stage.modules]
+    if tuple(listed) != names:
+        missing = [name for name in names if name not in set(listed)]
+        extra = [name for name in listed if name not in set(names)]
+        detail = (
+            (f"missing {missing[0]!r}" if missing else f"unknown {extra[0]!r}")
+            if missing or extra
+            else "the order differs"
+        )
+        raise StrategyError(
+            f"stages do not list the model's {len(names)} units in order: {detail}; "
+            f"units are {names[0]!r} … {names[-1]!r}"
+        )
+    sizes = [len(stage.modules) for stage in strategy.stages]
+    return np.cumsum([0, *sizes]).astype(np.int64)
+
+
+def stage_sums(values: Array, bounds: Index) -> Array:
+    """Sum units [..., U] within stages. Shape [..., stages]."""
+    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    return sums[..., bounds[1:]] - sums[..., bounds[:-1]]
+
+
+def recompute_codes(strategy: Strategy) -> Index:
+    """Index into :data:`RECOMPUTE_NAMES` of each stage. Shape [stages]."""
+    return np.array(
+        [RECOMPUTE_NAMES.index(stage.recompute) for stage in strategy.stages]
+    )
+
+
+def ranks_of_stages(strategy: Strategy) -> Index:
+    """Pp rank of each stage. Shape [stages]."""
+    return np.array([stage.rank for stage in strategy.stages])
+
+
+def by_rank(values: Array, rank: Index, pp: int) -> Array:
+    """Sum stages [stages] within pp ranks. Shape [pp]."""
+    sums: Array = np.bincount(rank, weights=values, minlength=pp).astype(np.float64)
+    return sums
+
+
+def stage_times(
+    setting: Setting, strategy: Strategy, costs: UnitCosts, bounds: Index
+) -> StageTimes:
+    """Seconds of every stage for one microbatch, at full speed."""
+    pp = strategy.mesh.pp
+    rank = ranks_of_stages(strategy)
+    kind = setting.types_of_ranks(pp)[rank]
+    column = np.arange(len(rank))
+
+    def typed(values: Array) -> Array:
+        return np.asarray(stage_sums(values[:, 0], bounds)[kind, column])
+
+    def plain(values: Array) -> Array:
+        return np.asarray(stage_sums(values[0], bounds))
+
+    codes = recompute_codes(strategy)
+    forward, backward = typed(costs.forward_s), typed(costs.backward_s)
+    kernels_again = np.choose(
+        codes, [np.zeros(len(rank)), typed(costs.selective_s), typed(costs.full_s)]
+    )
+    tp, cp, ep = plain(costs.tp_s), plain(costs.cp_s), plain(costs.ep_s)
+    full = codes == 2
+    repeated = np.where(full, tp + ep + cp / 3, 0.0)
+    send = np.zeros(max(len(rank) - 1, 0))
+    if pp > 1:
+        bandwidth, latency = setting.boundaries(pp)
+        before, after = rank[:-1], rank[1:]
+        edge = np.where((before - after) == pp - 1, pp - 1, np.minimum(before, after))
+        cut = costs.cut_bytes[0, bounds[1:-1] - 1]
+        send = np.where(before == after, 0.0, latency[edge] + cut / bandwidth[edge])
+    return StageTimes(
+        forward=forward + tp + ep + cp / 3,
+        backward=backward + tp + ep + 2 * cp / 3 + kernels_again + repeated,
+        weight=typed(costs.weight_s),
+        again=kernels_again,
+        tensor=tp * np.where(full, 3.0, 2.0),
+        context=cp * np.where(full, 4 / 3, 1.0),
+        expert=ep * np.where(full, 3.0, 2.0),
+        send=send,
+    )
