@@ -39,8 +39,11 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count the storage of a tensor until it dies; once, however often seen."""
         if isinstance(tensor, DTensor):
             tensor = tensor._local_tensor
-        if tensor.device.type != "meta" and tensor.layout is torch.strided:
-            self._add(tensor.untyped_storage())
+        if tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            # Of the storage: a fake tensor says "cpu" and takes no memory.
+            if storage.device.type == "cpu":
+                self._add(storage)
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()

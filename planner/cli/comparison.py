@@ -70,7 +70,8 @@ def compare(plan: Plan, measured: dict[str, Any]) -> list[Row]:
             )
         )
     kinds = {kind for traffic in found.collectives for kind in traffic}
-    for kind in sorted(kinds | set(prediction.collective_bytes)):
+    # What is received was sent by a neighbour: the same bytes, counted once.
+    for kind in sorted((kinds | set(prediction.collective_bytes)) - {"recv"}):
         sent = [traffic[kind].bytes for traffic in found.collectives if kind in traffic]
         rows.append(
             Row(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from planner.cli.options import OptionalFile
 from planner.cli.output import emit_json, emit_text
 
 __all__ = ["ExplainCommand"]
@@ -18,9 +19,7 @@ class ExplainCommand:
 
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """A plan file."""
-    against: Annotated[
-        str | None, tyro.conf.arg(metavar="PLAN", help_behavior_hint="")
-    ] = None
+    against: OptionalFile = None
     """A second plan: say only in which fields they differ."""
     json: bool = False
     """Print prediction and provenance (or the differences) as JSON."""

@@ -1,4 +1,4 @@
-"""``meshwright``: parse, run one command, turn errors into one line and an exit code."""
+"""``meshwright``: parse, run one command, make errors one line and an exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from planner.cli.plan import PlanCommand
 from planner.cli.predict import PredictCommand
 from planner.cli.probe import ProbeCommand
 from planner.cli.run import RunCommand
-from planner.errors import MeshwrightError
+from planner.errors import MeshwrightError, UnknownNameError
 
 __all__ = ["main"]
 
@@ -60,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     _start_logging()
     try:
-        command = _parse(given)
-    except SystemExit as error:
-        # tyro exits with 2 on a wrong flag; here 2 means that nothing fits.
-        return 1 if error.code else 0
-    try:
+        try:
+            command = _parse(given)
+        except SystemExit as error:
+            # tyro exits with 2 on a wrong flag; here 2 means that nothing fits.
+            return 1 if error.code else 0
         command.run()
         sys.stdout.flush()
     except MeshwrightError as error:
@@ -85,23 +85,24 @@ def _parse(given: Sequence[str]) -> _Command:
 
     Raises:
         SystemExit: After help (code 0), or after saying what is wrong (another code).
+        UnknownNameError: If there is no such command.
     """
     # Without a command the help says more than an error would; it is still not a
     # result, and does not go to stdout.
-    where = (
-        contextlib.nullcontext() if given else contextlib.redirect_stdout(sys.stderr)
-    )
-    with where:
+    help_only = not given
+    if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
+        raise UnknownNameError("command", given[0], _COMMANDS)
+    with contextlib.redirect_stdout(sys.stderr if help_only else sys.stdout):
         try:
             command: _Command = tyro.extras.subcommand_cli_from_dict(
                 dict(_COMMANDS),
                 prog="meshwright",
                 description=" ".join(_DESCRIPTION.split()),
-                args=list(given) or ["--help"],
+                args=["--help"] if help_only else list(given),
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
         except SystemExit:
-            if not given:
+            if help_only:
                 raise SystemExit(1) from None
             raise
     return command

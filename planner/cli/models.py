@@ -11,10 +11,7 @@ __all__ = ["ModelsCommand"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsCommand:
-    """List the built-in model names.
-
-    Beside these, --model takes hf:PATH, a PipeDream graph.txt and module:factory.
-    """
+    """List the built-in model names."""
 
     json: bool = False
     """Print the list as JSON."""

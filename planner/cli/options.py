@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ClusterName",
     "ModelName",
+    "OptionalFile",
+    "OptionalFloat",
+    "OptionalInt",
     "OutFile",
     "SeqLen",
     "TrainingOptions",
@@ -43,9 +46,22 @@ ClusterName = Annotated[
 ]
 SeqLen = Annotated[
     int | None,
-    tyro.conf.arg(metavar="INT", help="Tokens per sample; the model's own by default."),
+    tyro.conf.arg(
+        metavar="INT",
+        help="Tokens per sample; the model's own by default.",
+        help_behavior_hint="",
+    ),
 ]
-OutFile = Annotated[str | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")]
+OutFile = Annotated[
+    str | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
+]
+OptionalFile = Annotated[
+    str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
+]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalFloat = Annotated[
+    float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +76,7 @@ class TrainingOptions:
     """Decides how many states each parameter has."""
     learning_rate: Annotated[float, tyro.conf.arg(metavar="RATE")] = 3e-4
     """Of the optimizer."""
-    grad_clip_norm: Annotated[
-        float | None, tyro.conf.arg(metavar="NORM", help_behavior_hint="")
-    ] = None
+    grad_clip_norm: OptionalFloat = None
     """Largest norm of the gradients; no clipping by default."""
 
     def precision(self) -> Precision:
@@ -82,9 +96,7 @@ class TrainingOptions:
             ("--grad-clip-norm", self.grad_clip_norm),
         ):
             if value is not None and not 0 < value < float("inf"):
-                raise StrategyError(
-                    f"{flag} {value} is not above 0; give a number that is"
-                )
+                raise StrategyError(f"{flag} {value} is not a number above 0")
         return Optimizer(
             name=self.optimizer,
             learning_rate=self.learning_rate,

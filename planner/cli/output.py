@@ -53,7 +53,10 @@ def emit_table(
     for row in rows:
         # Text, so that brackets and colons in names are not read as markup.
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
 
 
 def note(text: str) -> None:
@@ -75,6 +78,5 @@ def progress(total: int, unit: str) -> Any:
     """A tqdm bar on stderr; silent when stderr is not a terminal."""
     from tqdm import tqdm
 
-    return tqdm(
-        total=total, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty()
-    )
+    quiet = not sys.stderr.isatty()
+    return tqdm(total=total, unit=unit, file=sys.stderr, disable=quiet)

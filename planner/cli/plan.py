@@ -10,6 +10,7 @@ import tyro
 from planner.cli.options import (
     ClusterName,
     ModelName,
+    OptionalInt,
     OutFile,
     SeqLen,
     TrainingOptions,
@@ -35,11 +36,7 @@ Pins = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCommand:
-    """Plan a model on a cluster and write the plan.
-
-    Example: meshwright plan --model llama3-8b --cluster dgx-h100:4 --global-batch 512
-    -o plan.json
-    """
+    """Plan a model on a cluster and write the plan."""
 
     model: ModelName
     cluster: ClusterName
@@ -60,9 +57,7 @@ class PlanCommand:
     """Use every free device, or as many as it takes to be fastest."""
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
     """Share of each device's memory that may be filled."""
-    evaluation_budget: Annotated[
-        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")
-    ] = None
+    evaluation_budget: OptionalInt = None
     """Most strategies that each partitioner may simulate."""
     seed: int = 0
     """Of everything random."""

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 
 import tyro
 
-from planner.cli.options import ClusterName, ModelName, OutFile, SeqLen, name_model
+from planner.cli.options import (
+    ClusterName,
+    ModelName,
+    OptionalInt,
+    OutFile,
+    SeqLen,
+    name_model,
+)
 from planner.cli.output import emit_json, emit_text, note, working
 from planner.schema.base import require_writable
 
@@ -16,18 +23,13 @@ __all__ = ["PredictCommand"]
 
 @dataclass(frozen=True, kw_only=True)
 class PredictCommand:
-    """Price a strategy chosen by hand: time and memory by category, nothing launched.
-
-    Exits with 2 if the strategy does not fit into memory; it is priced all the same.
-    """
+    """Price a strategy chosen by hand: time and memory; exit 2 if it does not fit."""
 
     strategy: Annotated[str, tyro.conf.arg(metavar="FILE")]
     """JSON or YAML file with a strategy's fields, or a plan."""
     model: ModelName
     cluster: ClusterName
-    global_batch: Annotated[
-        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")
-    ] = None
+    global_batch: OptionalInt = None
     """Checked against the strategy; taken from it by default."""
     seq_len: SeqLen = None
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from planner.cli.options import OptionalInt
 from planner.cli.output import emit_json, emit_table, note, working
 from planner.errors import ExecutionError
 from planner.schema.base import require_writable
@@ -21,18 +22,17 @@ __all__ = ["ProbeCommand"]
 class ProbeCommand:
     """Measure this machine (or, under torchrun, all of them) and save the result."""
 
-    processes: Annotated[
-        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")
-    ] = None
+    processes: OptionalInt = None
     """Local processes; one a GPU, or one a core, by default."""
     out: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = "probe.json"
     """Where to write the result; give that file as --cluster."""
     seconds: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 10.0
     """About how long to measure."""
     device: Annotated[
-        Literal["cpu", "cuda"] | None, tyro.conf.arg(metavar="DEVICE")
+        Literal["cpu", "cuda"] | None,
+        tyro.conf.arg(metavar="{cpu,cuda}", help_behavior_hint=""),
     ] = None
-    """cpu or cuda; GPUs where there are any by default."""
+    """GPUs where there are any by default."""
     seed: int = 0
     """Of the random matrices."""
     json: bool = False

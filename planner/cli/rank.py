@@ -12,6 +12,9 @@ from planner.schema import Plan, Workload
 
 __all__ = ["probe_rank", "train_rank"]
 
+#: Takes a message, any JSON value, for the launching process.
+Emit = Callable[[Any], None]
+
 
 def _token_batches(
     path: str, workload: Workload, seed: int
@@ -36,9 +39,7 @@ def _model_fn(
     return loaded.build
 
 
-def train_rank(
-    arguments: dict[str, Any], emit: Callable[[Any], None]
-) -> dict[str, Any]:
+def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Train as one rank.
 
     Args:
@@ -73,9 +74,7 @@ def train_rank(
     }
 
 
-def probe_rank(
-    arguments: dict[str, Any], emit: Callable[[Any], None]
-) -> dict[str, Any]:
+def probe_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Measure the machine as one rank; see :func:`planner.cluster.probe`."""
     from executors.mesh import choose_device, process_group
     from planner.cluster.probe import probe_process_group

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from planner.cli.options import OutFile
+from planner.cli.options import OptionalFile, OutFile
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress
 from planner.errors import CaptureError, ExecutionError, FingerprintError, PlanFileError
 from planner.schema import Plan
@@ -33,11 +33,10 @@ class RunCommand:
             metavar="MODEL",
             help="Where to build the model from, if not from where the plan says. A "
             "module:factory reference is only followed when it is named here.",
+            help_behavior_hint="",
         ),
     ] = None
-    data: Annotated[
-        str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")
-    ] = None
+    data: OptionalFile = None
     """Token ids, a one-dimensional integer .npy file; synthetic tokens by default."""
     seed: int = 0
     """Of weights and data order."""

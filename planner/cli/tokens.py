@@ -57,8 +57,8 @@ def open_tokens(path: str, workload: Workload) -> TokenFile:
     names = [spec.name for spec in workload.inputs]
     if names != ["input_ids"] or len(workload.inputs[0].shape) != 1:
         raise ExecutionError(
-            f"--data holds tokens, but the model reads {', '.join(names) or 'nothing'}; "
-            f"leave --data out"
+            f"--data holds tokens, but the model reads "
+            f"{', '.join(names) or 'nothing'}; leave --data out"
         )
     spec = workload.inputs[0]
     tokens = _read(path)

@@ -146,20 +146,22 @@ def chunks_in_flight(
     :data:`planner.schema.SCHEDULES`.
 
     Source: Narayanan et al. 2021 (2104.04473), section 2.2: 1F1B holds pp - rank, an
-    interleaved schedule (v - 1) pp + 2 (pp - 1 - rank) + 1 chunks.
+    interleaved schedule (v - 1) pp + 2 (pp - 1 - rank) + 1 chunks if pp divides M.
     """
     pp, virtual, many, rank, schedule = np.broadcast_arrays(
         pp, virtual_stages, num_microbatches, rank, schedule
     )
     everything = virtual * many
     behind = pp - 1 - rank
-    interleaved = (virtual - 1) * pp + 2 * behind + 1
+    # Microbatches that a rank takes through one virtual stage before the next.
+    round_size = many // np.maximum(many // pp, 1)
+    interleaved = (virtual - 1) * round_size + 2 * behind + 1
     choices = [
         everything,  # GPipe
         behind + 1,  # 1F1B
         interleaved,  # Interleaved1F1B
         everything,  # LoopedBFS
-        virtual * pp + 2 * behind + 1,  # InterleavedZeroBubble
+        virtual * round_size + 2 * behind + 1,  # InterleavedZeroBubble
         2 * pp,  # ZBVZeroBubble: as much as 1F1B, on every rank
         2 * pp + 2,  # DualPipeV
     ]

@@ -85,10 +85,10 @@ def _replace(target: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
-        os.chmod(name, _mode(target))
-        os.replace(name, target)
+        Path(name).chmod(_mode(target))
+        Path(name).replace(target)
     except BaseException:
-        os.unlink(name)
+        Path(name).unlink()
         raise
 
 
@@ -119,7 +119,7 @@ class Document(BaseModel):
     CLOCK_FIELDS: ClassVar[frozenset[str]] = frozenset()
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON values; NaN and the infinities, where they are allowed, as strings."""
+        """As JSON values; NaN and the infinities, where allowed, as strings."""
         data: dict[str, Any] = spell_non_finite(self.model_dump(mode="json"))
         return data
 

@@ -73,7 +73,8 @@ def summary(plan: Plan) -> str:
         speed += f", MFU {prediction.model_flops_utilization:.1%}"
     fullest = max(prediction.memory, key=lambda entry: entry.total_bytes)
     lines = [
-        f"model      {plan.model.name}, {format_count(plan.model.parameters)} parameters",
+        f"model      {plan.model.name}, "
+        f"{format_count(plan.model.parameters)} parameters",
         f"cluster    {plan.cluster.name}, "
         f"{plan.strategy.mesh.num_devices} of {plan.cluster.num_devices} devices used",
         f"mesh       {_mesh_line(plan)}"

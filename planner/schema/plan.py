@@ -260,7 +260,7 @@ class Plan(Document):
         return explain(self)
 
     def diff(self, other: Plan) -> tuple[str, ...]:
-        """Fields in which two plans differ, ``path: ours -> theirs``, clocks left out."""
+        """Fields in which two plans differ, ``path: ours -> theirs``; no clocks."""
         from planner.schema.describe import diff
 
         return diff(self, other)

@@ -246,7 +246,7 @@ class Strategy(Document):
         return self.microbatch_size * self.num_microbatches * self.mesh.data_parallel
 
     def rank_of_stage(self, index: int) -> int:
-        """pp rank that holds virtual stage ``index``: looped, or folded in a V."""
+        """Along pp, the rank of virtual stage ``index``: looped, or folded in a V."""
         if self.schedule in V_SCHEDULES:
             return min(index, 2 * self.mesh.pp - 1 - index)
         return index % self.mesh.pp

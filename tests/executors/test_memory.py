@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from executors.memory import LiveMemory
@@ -35,6 +36,14 @@ def test_storages_that_are_resized_count_as_they_are() -> None:
         tensor.untyped_storage().resize_(2 * MIB)
         assert memory.current_bytes - before == MIB
     assert type(torch.UntypedStorage.resize_).__name__ == "method_descriptor"
+
+
+def test_fake_tensors_take_no_memory() -> None:
+    with FakeTensorMode():
+        fake = torch.empty(1 << 40)
+    with LiveMemory() as memory:
+        assert fake.device.type == "cpu"
+        assert memory.current_bytes < 1 << 40
 
 
 def _step(model: nn.Module, batch: torch.Tensor) -> None:

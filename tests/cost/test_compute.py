@@ -1,0 +1,188 @@
+"""Kernel times against the roofline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.cost.compute import KernelTable, kernel_times, peak_flops_per_s
+from planner.cost.recipes import RECIPES, get_recipe
+from planner.errors import UnknownNameError
+from planner.graph import Kernel
+from planner.schema.cluster import DeviceType
+from tests.cost.made import device
+
+RECIPE = RECIPES["torch"]
+
+
+def times(
+    kernel: Kernel,
+    kind: DeviceType | None = None,
+    *,
+    tokens: float = 1.0,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    sequence_parallel: int = 0,
+    expert_share: float = 0.0,
+    **options: Any,
+) -> tuple[float, float, float, float]:
+    """Forward, backward, weight and selective seconds of one kernel."""
+
+    def one(value: float) -> np.ndarray:
+        return np.array([float(value)])
+
+    found = kernel_times(
+        KernelTable.build([(0, expert_share, kernel)]),
+        kind or device(),
+        RECIPE,
+        dtype=options.pop("dtype", "bfloat16"),
+        tokens=one(tokens),
+        tp=one(tp),
+        cp=one(cp),
+        ep=one(ep),
+        sequence_parallel=one(sequence_parallel),
+        **options,
+    )
+    parts = (found.forward, found.backward, found.weight, found.selective)
+    return tuple(float(part[0, 0]) for part in parts)  # type: ignore[return-value]
+
+
+def product(m: int = 4096, n: int = 4096, k: int = 4096, **changes: Any) -> Kernel:
+    flops = 2.0 * m * n * k
+    return Kernel(
+        **{
+            "kind": "matmul",
+            "m": m,
+            "n": n,
+            "k": k,
+            "forward_flops": flops,
+            "backward_flops": 2 * flops,
+            "forward_bytes": 2.0 * m * (n + k),
+            "backward_bytes": 4.0 * m * (n + k),
+            "weight_bytes": 2.0 * n * k,
+            **changes,
+        }
+    )
+
+
+def test_a_large_product_runs_at_the_peak() -> None:
+    forward, backward, weight, selective = times(product())
+    assert forward == pytest.approx(2 * 4096**3 / 1e14)
+    assert backward == pytest.approx(2 * forward)
+    assert weight == pytest.approx(backward / 2)
+    assert selective == 0.0
+
+
+def test_a_thin_product_runs_at_the_memory_bandwidth() -> None:
+    forward, *_ = times(product(m=16))
+    assert forward == pytest.approx((2 * 16 * 8192 + 2 * 4096**2) / 1e12)
+
+
+def test_efficiency_and_half_speed_size() -> None:
+    flops = 2.0 * 4096**3
+    kind = device(matmul_efficiency=0.8, half_efficiency_flops=flops)
+    # At the size of half efficiency, half of 80 % is reached.
+    assert times(product(), kind)[0] == pytest.approx(flops / (0.4 * 1e14))
+
+
+def test_every_op_pays_its_launch() -> None:
+    kernel = Kernel(kind="memory", forward_bytes=1e6, backward_bytes=2e6, count=5)
+    forward, backward, weight, selective = times(kernel, device(kernel_overhead_s=1e-5))
+    assert forward == pytest.approx(5 * (1e-6 + 1e-5))
+    assert backward == pytest.approx(5 * (2e-6 + 1e-5))
+    assert weight == 0.0
+    assert selective == forward
+
+
+@pytest.mark.parametrize("style", ["colwise", "rowwise", "local"])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_tp_divides_the_work(style: Any, tp: int) -> None:
+    whole = times(product(style=style))[0]
+    assert times(product(style=style), tp=tp)[0] == pytest.approx(whole / tp)
+
+
+def test_tp_leaves_alone_what_it_does_not_split() -> None:
+    assert times(product(style="none"), tp=8) == times(product(style="none"))
+    stream = Kernel(kind="memory", forward_bytes=1e9, style="stream")
+    assert times(stream, tp=8)[0] == times(stream)[0]
+    split = times(stream, tp=8, sequence_parallel=1)[0]
+    assert split == pytest.approx(times(stream)[0] / 8)
+
+
+def test_cp_and_the_microbatch_scale_tokens() -> None:
+    whole = times(product())[0]
+    assert times(product(), tokens=4, cp=2)[0] == pytest.approx(2 * whole)
+
+
+def test_outputs_are_padded_to_whole_tiles_on_gpus_alone() -> None:
+    odd, even = product(m=129), product(m=256)
+    kind = device(memory_bandwidth_bytes_per_s=1e18)
+    assert times(odd, kind)[0] == pytest.approx(times(even, kind)[0])
+    on_cpu = device(memory_bandwidth_bytes_per_s=1e18, backend="gloo")
+    assert times(odd, on_cpu)[0] == pytest.approx(times(even, on_cpu)[0] * 129 / 256)
+
+
+def test_ep_divides_the_weights_that_are_read() -> None:
+    thin = product(m=1)
+    whole = times(thin, expert_share=1.0)[0]
+    assert times(thin, expert_share=1.0, ep=8)[0] < whole / 6
+    assert times(thin, expert_share=0.0, ep=8)[0] == whole
+
+
+def test_bytes_follow_the_compute_dtype() -> None:
+    thin = product(m=16)
+    assert times(thin, element=0.5)[0] == pytest.approx(times(thin)[0] / 2)
+
+
+def test_fused_attention_reaches_its_own_share_and_stays_out_of_float8() -> None:
+    kernel = Kernel(
+        kind="attention",
+        batch=32,
+        m=4096,
+        n=4096,
+        k=128,
+        forward_flops=1e12,
+        backward_flops=2e12,
+        recompute_flops=5e11,
+    )
+    forward, backward, *_ = times(kernel)
+    assert forward == pytest.approx(1e12 / (1e14 * RECIPE.attention_forward))
+    assert backward == pytest.approx(2.5e12 / (1e14 * RECIPE.attention_backward))
+    peaks = {"bfloat16": 1e14, "float8_e4m3fn": 2e14}
+    kind = device(peak_flops_per_s=peaks)
+    assert times(kernel, kind, dtype="float8")[0] == pytest.approx(forward)
+    half = times(product(), kind, dtype="float8")[0]
+    assert half == pytest.approx(times(product(), kind)[0] / 2)
+
+
+@given(
+    m=st.integers(1, 4096),
+    tokens=st.tuples(st.integers(1, 64), st.integers(1, 64)),
+    style=st.sampled_from(["colwise", "rowwise", "local", "stream", "none"]),
+    tp=st.sampled_from([1, 2, 4]),
+)
+def test_more_tokens_never_take_less_time(
+    m: int, tokens: tuple[int, int], style: Any, tp: int
+) -> None:
+    kernel = product(m=m, n=512, k=256, style=style)
+    few, many = (times(kernel, tokens=t, tp=tp)[0] for t in sorted(tokens))
+    assert few <= many * (1 + 1e-12)
+
+
+def test_a_missing_peak_falls_back_to_the_next_wider_dtype() -> None:
+    kind = device(peak_flops_per_s={"float32": 1e12, "float16": 4e12})
+    assert peak_flops_per_s(kind, "bfloat16") == 4e12
+    assert peak_flops_per_s(kind, "float8") == 4e12
+    assert peak_flops_per_s(kind, "float32") == 1e12
+    eight = device(peak_flops_per_s={"float8_e4m3fn": 8e12, "bfloat16": 4e12})
+    assert peak_flops_per_s(eight, "float8") == 8e12
+
+
+def test_an_unknown_recipe_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'torch'"):
+        get_recipe("troch")

@@ -1,0 +1,155 @@
+"""Memory by category against arithmetic by hand, and counts against action tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.cost.memory import MemoryParts, chunks_in_flight, memory_parts
+from planner.cost.recipes import RECIPES, Recipe
+from planner.schema import SCHEDULES, Optimizer, Precision
+from planner.simulate import actions, peak_activation_bytes, peak_in_flight
+from tests.simulate.cases import legal
+
+#: 1,000 scalars in 10 units of 100, on 4 ways of sharding.
+P, SHARD, UNIT = 1000, 250, 100
+MIXED = Precision(parameter="float32", compute="bfloat16", reduce="float32")
+FULL = Precision(parameter="float32", compute="float32", reduce="float32")
+
+
+def parts(zero: int, **changes: Any) -> MemoryParts:
+    arguments: dict[str, Any] = {
+        "parameters": P,
+        "sharded": SHARD if zero else P,
+        "largest_unit": UNIT,
+        "zero_stage": zero,
+        "pp": 1,
+        "num_microbatches": 1,
+        "kept_bytes": 0.0,
+        "transient_bytes": 0.0,
+        "receive_bytes": 0.0,
+        "precision": FULL,
+        "optimizer": Optimizer(),
+        "recipe": RECIPES["torch"],
+        "on_gpu": False,
+    }
+    return memory_parts(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "optimizer"),
+    [
+        # Everything whole: 4 bytes, 4 bytes, two states of 4 bytes.
+        (0, 4 * P, 4 * P, 8 * P),
+        # States sharded; a shard of weights beside the gathered ones; whole gradients
+        # wait for the end of the step, their reduced shard beside them.
+        (1, 4 * SHARD + 4 * P, 4 * SHARD + 4 * P, 8 * SHARD),
+        # Gradients reduced unit by unit: two units whole at a time.
+        (2, 4 * SHARD + 4 * P, 4 * SHARD + 4 * 2 * UNIT, 8 * SHARD),
+        # Weights gathered two units at a time.
+        (3, 4 * SHARD + 4 * 2 * UNIT, 4 * SHARD + 4 * 2 * UNIT, 8 * SHARD),
+    ],
+)
+def test_zero_stages_in_float32(
+    zero: int, parameters: int, gradients: int, optimizer: int
+) -> None:
+    found = parts(zero)
+    assert found.parameters == parameters
+    assert found.gradients == gradients
+    assert found.optimizer == optimizer
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients"),
+    [
+        (0, 4 * P + 2 * P, 4 * P),
+        (1, 4 * SHARD + 2 * P, 4 * SHARD + 2 * P),
+        (2, 4 * SHARD + 2 * P, 4 * SHARD + 4 * 2 * UNIT),
+        (3, 4 * SHARD + 2 * 2 * UNIT, 4 * SHARD + 4 * 2 * UNIT),
+    ],
+)
+def test_bfloat16_compute_adds_a_copy_of_two_bytes(
+    zero: int, parameters: int, gradients: int
+) -> None:
+    found = parts(zero, precision=MIXED)
+    assert found.parameters == parameters
+    assert found.gradients == gradients
+
+
+def test_gradients_accumulate_in_the_wider_dtype() -> None:
+    # ZeRO 1 keeps whole gradients between microbatches, in float32.
+    several = parts(1, precision=MIXED, num_microbatches=2)
+    assert several.gradients == 4 * SHARD + 4 * P
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_pipeline_keeps_stages_gathered_and_gradients_whole(zero: int) -> None:
+    found = parts(zero, pp=4, num_microbatches=8)
+    assert found.parameters == 4 * SHARD + 4 * P
+    assert found.gradients == 4 * SHARD + 4 * P
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        (Optimizer(name="SGD"), 0),
+        (Optimizer(name="SGD", momentum=0.9), 4),
+        (Optimizer(name="AdamW"), 8),
+        (Optimizer(name="AdamW", state_dtype="bfloat16"), 4),
+    ],
+)
+def test_optimizers_hold_their_states(optimizer: Optimizer, states: int) -> None:
+    assert parts(0, optimizer=optimizer).optimizer == states * P
+    assert parts(3, optimizer=optimizer).optimizer == states * SHARD
+
+
+def test_activations_buffers_and_reserve() -> None:
+    lean = Recipe(name="lean", receive_buffers="in_flight", reserve_bytes=7.0)
+    numbers = {"kept_bytes": 100.0, "transient_bytes": 10.0, "receive_bytes": 3.0}
+    on_cpu = parts(0, **numbers, num_microbatches=5)
+    assert on_cpu.activations == 110
+    assert on_cpu.buffers == 15
+    assert on_cpu.reserve == 0
+    on_gpu = parts(0, **numbers, num_microbatches=5, on_gpu=True, recipe=lean)
+    assert on_gpu.activations == pytest.approx(110 * 1.03)
+    assert on_gpu.buffers == 3
+    assert on_gpu.reserve == 7
+    categories = ("parameters", "gradients", "optimizer", "activations", "buffers")
+    total = sum(float(getattr(on_gpu, name)) for name in categories) + 7
+    assert on_gpu.total == pytest.approx(total)
+
+
+def counted(schedule: str, pp: int, virtual: int, many: int) -> np.ndarray:
+    code = SCHEDULES.index(schedule)  # type: ignore[arg-type]
+    arrays = (np.array(x) for x in (code, pp, virtual, many))
+    return chunks_in_flight(*arrays, np.arange(pp))
+
+
+CASES = legal((2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 4, 6, 8, 12, 16, 24))
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS"])
+def test_chunks_in_flight_equal_the_action_tables(schedule: str) -> None:
+    cases = [case for case in CASES if case[0] == schedule]
+    assert cases
+    for case in cases:
+        table = actions(*case)
+        exact = peak_activation_bytes(table, 1.0)
+        assert counted(*case).tolist() == exact.tolist(), case
+
+
+def test_a_single_stage_holds_what_peak_in_flight_says() -> None:
+    for case in CASES:
+        if case[0] in {"GPipe", "1F1B"}:
+            assert counted(*case).tolist() == peak_in_flight(actions(*case)).tolist()
+
+
+def test_chunks_in_flight_bound_the_zero_bubble_schedules() -> None:
+    split = {"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
+    cases = [case for case in CASES if case[0] in split]
+    assert {case[0] for case in cases} == split
+    for case in cases:
+        exact = peak_activation_bytes(actions(*case), 1.0)
+        assert (counted(*case) >= exact).all(), (case, counted(*case), exact)

@@ -1,0 +1,327 @@
+"""Hypothesis strategies for valid documents of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from planner.schema import (
+    SCHEDULES,
+    V_SCHEDULES,
+    Alternative,
+    ClusterReference,
+    InputSpec,
+    Mesh,
+    ModelReference,
+    Optimizer,
+    Plan,
+    Precision,
+    Prediction,
+    Provenance,
+    Stage,
+    StageMemory,
+    Strategy,
+    TensorSharding,
+    Workload,
+)
+from planner.schema.cluster import (
+    PEAK_DTYPES,
+    ClusterDocument,
+    DeviceType,
+    HostGroup,
+    Level,
+    Link,
+    Matrices,
+    MeasuredCollective,
+)
+from planner.schema.measurement import Measurement, Traffic
+from planner.schema.probe import (
+    MatmulPoint,
+    MeasuredLink,
+    ProbeDocument,
+    ProbeEnvironment,
+)
+
+__all__ = ["clusters", "measurements", "plans", "probes", "strategies"]
+
+#: Text that JSON must escape, too, but no lone surrogates: they are not Unicode.
+names = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+amounts = st.floats(0, 1e18, allow_nan=False)
+positives = st.floats(1e-9, 1e18, allow_nan=False, allow_infinity=False)
+counts = st.integers(1, 4)
+
+
+def _table(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(names, values, max_size=3)
+
+
+def _rows(values: st.SearchStrategy[Any], **sizes: int) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(values, **sizes).map(tuple)
+
+
+meshes = st.builds(Mesh, pp=counts, dp_replicate=counts, dp_shard=counts, tp=counts)
+optimizers = st.builds(
+    Optimizer,
+    name=st.sampled_from(["AdamW", "Adam", "SGD"]),
+    learning_rate=st.floats(1e-9, 1.0),
+    momentum=st.floats(0, 0.99),
+    weight_decay=st.floats(0, 1.0),
+    state_dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+precisions = st.builds(
+    Precision,
+    parameter=st.sampled_from(["float32", "bfloat16"]),
+    compute=st.sampled_from(["float32", "bfloat16", "float16", "float8"]),
+    reduce=st.sampled_from(["float32", "bfloat16"]),
+)
+shardings = st.builds(
+    TensorSharding,
+    patterns=_table(st.sampled_from(["colwise", "rowwise", "vocab"])),
+    sequence_parallel=st.booleans(),
+)
+
+
+@st.composite
+def strategies(draw: st.DrawFn) -> Strategy:
+    """Any legal document, with and without stages and device ranges."""
+    mesh = draw(meshes)
+    schedule = draw(st.sampled_from(SCHEDULES))
+    virtual = draw(counts)
+    fields: dict[str, Any] = {"mesh": mesh, "schedule": schedule}
+    bare = Strategy(mesh=mesh, schedule=schedule, virtual_stages=virtual)
+    if draw(st.booleans()) and (schedule not in V_SCHEDULES or virtual == 2):
+        fields["stages"] = tuple(
+            Stage(
+                rank=bare.rank_of_stage(index),
+                modules=draw(_rows(names, max_size=3)),
+                recompute=draw(st.sampled_from(["none", "selective", "full"])),
+            )
+            for index in range(mesh.pp * virtual)
+        )
+    if draw(st.booleans()):
+        first = draw(st.integers(0, 1000))
+        split = draw(st.integers(1, mesh.num_devices))
+        end = first + mesh.num_devices
+        parts = ((first, first + split), (first + split, end))
+        fields["device_ranges"] = tuple(part for part in parts if part[0] < part[1])
+    return Strategy(
+        **fields,
+        virtual_stages=virtual,
+        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
+        microbatch_size=draw(counts),
+        num_microbatches=draw(counts),
+        sharding=draw(shardings),
+        precision=draw(precisions),
+        optimizer=draw(optimizers),
+        grad_clip_norm=draw(st.none() | positives),
+        semantics=draw(st.sampled_from(["exact", "approximate"])),
+    )
+
+
+@st.composite
+def _stage_memory(draw: st.DrawFn, rank: int) -> StageMemory:
+    parts = ("parameters", "gradients", "optimizer", "activations", "buffers")
+    fields = {f"{part}_bytes": draw(amounts) for part in (*parts, "reserve", "limit")}
+    return StageMemory(rank=rank, device_type=draw(names), **fields)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Parts that agree with each other, everything else free."""
+    strategy = draw(strategies())
+    last = max(strategy.device_ids())
+    prediction = Prediction(
+        step_time_s=draw(amounts),
+        breakdown_s=draw(_table(amounts)),
+        memory=tuple(draw(_stage_memory(rank)) for rank in range(strategy.mesh.pp)),
+        link_bytes=draw(_table(amounts)),
+        collective_bytes=draw(_table(amounts)),
+        samples_per_s=draw(amounts),
+        tokens_per_s=draw(st.none() | amounts),
+        model_flops_utilization=draw(st.none() | st.floats(0, 1)),
+        fidelity=draw(st.sampled_from(["analytic", "simulated"])),
+    )
+    alternatives = st.builds(
+        Alternative,
+        label=names,
+        step_time_s=amounts,
+        peak_memory_bytes=amounts,
+        reason=names,
+    )
+    provenance = Provenance(
+        meshwright_version=draw(names),
+        partitioner=draw(names),
+        objective=draw(names),
+        seed=draw(st.integers()),
+        evaluations=draw(_table(st.integers(0, 10**9))),
+        memory_fraction=draw(st.floats(0, 1)),
+        pinned=draw(_table(st.integers() | st.booleans() | names)),
+        alternatives=draw(_rows(alternatives, max_size=2)),
+        assumptions=draw(_rows(names, max_size=2)),
+    )
+    return Plan(
+        model=ModelReference(
+            name=draw(names),
+            ref=draw(st.none() | names),
+            parameters=draw(st.integers(0, 10**13)),
+            tensors=draw(st.integers(0, 10**5)),
+            fingerprint=draw(names),
+            tied=draw(_rows(_rows(names, max_size=2), max_size=2)),
+        ),
+        cluster=ClusterReference(
+            name=draw(names),
+            ref=draw(st.none() | names),
+            num_devices=last + 1,
+            device_types=draw(_table(st.integers(1, 100))),
+            hosts=draw(st.sampled_from([(), ((1, last + 1),), ((last + 1, 1),)])),
+            fingerprint=draw(names),
+        ),
+        workload=Workload(
+            global_batch=strategy.global_batch,
+            seq_len=draw(st.none() | counts),
+            inputs=draw(
+                _rows(
+                    st.builds(
+                        InputSpec,
+                        name=names,
+                        shape=_rows(st.integers(0, 9), max_size=3),
+                        dtype=st.sampled_from(["int64", "float32"]),
+                        high=st.none() | counts,
+                    ),
+                    max_size=2,
+                )
+            ),
+            loss=draw(st.sampled_from(["cross_entropy", "model", "mean_square"])),
+        ),
+        strategy=strategy,
+        prediction=prediction,
+        provenance=provenance,
+        not_runnable=draw(_rows(names, max_size=2)),
+        timing_s=draw(_table(amounts)),
+    )
+
+
+links = st.builds(
+    Link,
+    bandwidth_bytes_per_s=positives,
+    latency_s=amounts,
+    name=names,
+    mesh=st.booleans(),
+)
+devices = st.builds(
+    DeviceType,
+    name=names,
+    peak_flops_per_s=st.dictionaries(
+        st.sampled_from(PEAK_DTYPES), positives, min_size=1
+    ),
+    memory_bytes=positives,
+    memory_bandwidth_bytes_per_s=positives,
+    matmul_efficiency=st.floats(0.01, 1),
+    backend=st.sampled_from(["nccl", "gloo", "rccl"]),
+    source=names,
+)
+collectives = st.builds(
+    MeasuredCollective,
+    kind=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]),
+    group_size=st.integers(2, 64),
+    alpha_s=amounts,
+    bandwidth_bytes_per_s=positives,
+)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> ClusterDocument:
+    """Hierarchical and matrix clusters, mixed devices, some of them taken."""
+    types = draw(st.lists(devices, min_size=1, max_size=2, unique_by=lambda d: d.name))
+    groups = st.builds(
+        HostGroup,
+        name=names,
+        count=counts,
+        devices_per_host=counts,
+        device=st.sampled_from([device.name for device in types]),
+        link=links,
+        compute_slots=st.none() | positives,
+        nic=st.none() | links,
+    )
+    hosts = tuple(draw(st.lists(groups, min_size=1, max_size=3)))
+    size = sum(group.count * group.devices_per_host for group in hosts)
+    start = draw(st.integers(0, size - 1))
+    fields: dict[str, Any] = {
+        "name": draw(names),
+        "device_types": tuple(types),
+        "hosts": hosts,
+        "occupied": draw(st.sampled_from([(), ((start, size),)])),
+        "collectives": tuple(draw(st.lists(collectives, max_size=2))),
+        "source": draw(names),
+    }
+    if draw(st.booleans()):
+        row = st.lists(st.none() | positives, min_size=size, max_size=size)
+        square = st.lists(row, min_size=size, max_size=size)
+        matrix = draw(square.map(lambda rows: tuple(tuple(row) for row in rows)))
+        both = Matrices(bandwidth_bytes_per_s=matrix, latency_s=matrix)
+        return ClusterDocument(**fields, topology="matrix", matrices=both)
+    levels = (Level(name=draw(names), link=draw(links)),)
+    return ClusterDocument(**fields, levels=levels)
+
+
+traffic = st.builds(
+    Traffic, count=st.integers(0, 10**9), bytes=st.integers(0, 10**15)
+)
+measurements = st.builds(
+    Measurement,
+    plan_label=names,
+    model_name=names,
+    model_fingerprint=names,
+    step_times_s=_rows(amounts, min_size=1, max_size=3),
+    warm_up_steps=st.integers(0, 5),
+    median_step_time_s=amounts,
+    peak_memory_bytes=_rows(st.integers(0, 10**15), max_size=3),
+    collectives=_rows(_table(traffic), max_size=3),
+    losses=_rows(st.floats(allow_nan=False), max_size=3),
+    environment=_table(names),
+)
+probes = st.builds(
+    ProbeDocument,
+    name=names,
+    backend=st.sampled_from(["gloo", "nccl", "rccl"]),
+    device_name=names,
+    host_of_rank=st.sampled_from([(0,), (0, 0), (0, 0, 1)]),
+    compute_slots=positives,
+    peak_flops_per_s=st.dictionaries(names, positives, max_size=2),
+    half_efficiency_flops=amounts,
+    kernel_overhead_s=amounts,
+    memory_bytes=positives,
+    memory_bandwidth_bytes_per_s=positives,
+    matmul=_rows(
+        st.builds(
+            MatmulPoint,
+            dtype=names,
+            size=counts,
+            alone_s=positives,
+            together_s=positives,
+        ),
+        max_size=2,
+    ),
+    links=_rows(
+        st.builds(
+            MeasuredLink,
+            scope=st.sampled_from(["host", "network"]),
+            alpha_s=amounts,
+            bandwidth_bytes_per_s=positives,
+        ),
+        min_size=1,
+        max_size=2,
+    ),
+    collectives=_rows(collectives, max_size=2),
+    environment=st.builds(
+        ProbeEnvironment,
+        torch_version=names,
+        host_hashes=_rows(names, max_size=2),
+        usable_cores=positives,
+        threads_per_rank=counts,
+        date=names,
+    ),
+    seed=st.integers(),
+    elapsed_s=amounts,
+)
