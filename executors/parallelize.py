@@ -33,22 +33,28 @@ class ParallelPart:
         inner: What holds the parameters under the model's own FQNs.
         units: FQNs of its pipeline units.
         partial: FQNs of parameters whose gradients are still to be summed over tp.
+        zero_stage: What dp_shard splits.
     """
 
     module: nn.Module
     inner: nn.Module
     units: tuple[str, ...]
     partial: frozenset[str]
+    zero_stage: int
 
     def sync_gradients(self, last: bool) -> None:
         """Say whether the next backward is the last of the step.
 
-        Only the last one reduces gradients over data-parallel ranks. DDP is told by
-        its ``no_sync`` instead.
+        ZeRO 2 and 3 reduce-scatter after every microbatch, because whole gradients
+        would take the memory that they are chosen to save; the all-reduce over
+        replicas waits for the last. ZeRO 2 keeps the gathered weights until then.
+        DDP is told by its ``no_sync`` instead.
         """
         if isinstance(self.module, FSDPModule):
             self.module.set_is_last_backward(last)
-            self.module.set_requires_gradient_sync(last)
+            self.module.set_requires_gradient_sync(last or self.zero_stage >= 2)
+            self.module.set_requires_all_reduce(last)
+            self.module.set_reshard_after_backward(last or self.zero_stage == 3)
 
 
 def parallelize(
@@ -84,7 +90,13 @@ def parallelize(
 
     # 3. Data parallelism: units first, then what is left.
     module = _data_parallel(model, strategy, place, units)
-    return ParallelPart(module=module, inner=model, units=tuple(units), partial=partial)
+    return ParallelPart(
+        module=module,
+        inner=model,
+        units=tuple(units),
+        partial=partial,
+        zero_stage=strategy.zero_stage,
+    )
 
 
 def _data_parallel(

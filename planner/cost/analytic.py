@@ -147,17 +147,20 @@ def _makespan(
 
     M x slowest rank + (all - slowest rank) / virtual stages: the fill passes one
     virtual stage of each rank. Exact for GPipe and 1F1B, whatever the stages; exact
-    for Interleaved1F1B with equal ones. Source: Narayanan et al. 2021, section 2.2.
+    for Interleaved1F1B with equal ones and whole rounds of pp microbatches; the rest
+    goes by chains. Source: Narayanan et al. 2021, section 2.2.
     """
     virtual = table.virtual_stages.astype(float)
     slowest, everything = load.total, whole.total
     fill = (everything - slowest) / virtual
     plain = table.num_microbatches * slowest + fill
     sent = plain + 2 * send + _waits(table, load, whole, send)
-    rows = np.flatnonzero(~_TEXTBOOK[table.schedule])
+    odd_rounds = (table.num_microbatches % table.pp > 0) & (virtual > 1)
+    rows = np.flatnonzero(~_TEXTBOOK[table.schedule] | odd_rounds)
     if len(rows):
         stages = (table.pp * table.virtual_stages)[rows]
-        boundaries = np.maximum(stages - 1, 1)
+        # A V turns on the last rank, where nothing is sent.
+        boundaries = np.maximum(stages - 1 - _FOLDED[table.schedule[rows]], 1)
         forward = whole.forward_total[rows] / stages
         weight = whole.weight[rows] / stages
         backward = everything[rows] / stages - forward - weight

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.compute import KernelTable
-from planner.graph import Block, ModelGraph
+from planner.graph import Block, Kernel, ModelGraph
 
 __all__ = ["BlockClasses", "group_blocks"]
 
@@ -24,12 +24,17 @@ class BlockClasses:
         count: How many blocks of a class a unit has. Shape [classes, units].
         kernels: Of all classes; ``owner`` is the class.
         has_attention: Per class.
+        streamed: Per class, whether sequence parallelism divides its residual stream:
+            it reaches from the first unit that tp reduces in to the last.
+        gathered_bytes: Outputs that tp gathers whole, at the traced batch. [classes].
     """
 
     blocks: tuple[Block, ...]
     count: Array
     kernels: KernelTable
     has_attention: NDArray[np.bool_]
+    streamed: NDArray[np.bool_]
+    gathered_bytes: Array
 
     def column(self, name: str) -> Array:
         """A number of every class's block. Shape [classes]."""
@@ -40,9 +45,12 @@ def group_blocks(graph: ModelGraph) -> BlockClasses:
     """Find the classes of a graph."""
     seen: dict[object, int] = {}
     blocks: list[Block] = []
+    streamed: list[bool] = []
     count = np.zeros((len(graph.blocks), len(graph.units)))
+    region = _reduced_units(graph)
     for unit, (start, stop) in enumerate(graph.units):
         for block in graph.blocks[start:stop]:
+            inside = unit in region
             # Equal structure is not enough: the first block of a run carries the
             # unit's boundary, and only one of several tied users owns the weight.
             key = (
@@ -50,10 +58,12 @@ def group_blocks(graph: ModelGraph) -> BlockClasses:
                 block.boundary_bytes,
                 block.parameter_count,
                 block.saved_bytes,
+                inside,
             )
             if key not in seen:
                 seen[key] = len(blocks)
-                blocks.append(block)
+                blocks.append(_as_run(block, inside))
+                streamed.append(inside)
             count[seen[key], unit] += 1
     attention = [any(k.kind == "attention" for k in block.kernels) for block in blocks]
     return BlockClasses(
@@ -67,4 +77,50 @@ def group_blocks(graph: ModelGraph) -> BlockClasses:
             ]
         ),
         has_attention=np.array(attention, dtype=bool),
+        streamed=np.array(streamed, dtype=bool),
+        gathered_bytes=np.array([_gathered(block) for block in blocks]),
+    )
+
+
+def _reduced_units(graph: ModelGraph) -> range:
+    """Units from the first with a tp reduction to the last."""
+    found = [
+        unit
+        for unit, (start, stop) in enumerate(graph.units)
+        if any(block.tp_collectives for block in graph.blocks[start:stop])
+    ]
+    return range(found[0], found[-1] + 1) if found else range(0)
+
+
+def _as_run(block: Block, inside: bool) -> Block:
+    """A block as the executors run it under tp.
+
+    Without loss parallelism the logits of a colwise head are gathered, so that loss and
+    logits are whole on every tp rank; and outside the sequence-parallel region the
+    residual stream is whole.
+    """
+    if block.kind == "head":
+        return replace(
+            block,
+            saved_tensor_bytes=0.0,
+            saved_selective_tensor_bytes=0.0,
+            kernels=tuple(_whole(k, {"local", "stream"}) for k in block.kernels),
+        )
+    if inside:
+        return block
+    return replace(block, kernels=tuple(_whole(k, {"stream"}) for k in block.kernels))
+
+
+def _whole(kernel: Kernel, styles: set[str]) -> Kernel:
+    return replace(kernel, style="none") if kernel.style in styles else kernel
+
+
+def _gathered(block: Block) -> float:
+    """Bytes of a head's logits; what a product with m x n outputs writes."""
+    if block.kind != "head":
+        return 0.0
+    return sum(
+        k.count * k.forward_bytes * k.n / (k.k + k.n)
+        for k in block.kernels
+        if k.kind == "matmul" and k.style == "colwise"
     )

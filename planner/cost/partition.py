@@ -1,7 +1,8 @@
 """The cut of a chain of units into stages whose slowest stage is fastest.
 
-The exact answer for a whole table of strategies at once: bisection on the bottleneck,
-a greedy fill decides whether a bottleneck is reachable. Source: the linear partitioning
+The exact answer for a whole table of strategies at once: bisection on the bottleneck;
+a greedy fill decides whether a bottleneck is reachable, or on mixed devices, where it
+fails, a search of all starts in reach. Source: the linear partitioning
 problem, Pinar and Aykanat 2004, "Fast optimal load balancing algorithms for 1D
 partitioning", section 2 (probe with prefix sums and bisection).
 """
@@ -48,6 +49,49 @@ def _fill(prefix: Array, types: Index, limit: float, bounds: Index) -> bool:
 
 
 @compiled
+def _fill_mixed(prefix: Array, types: Index, limit: float, bounds: Index) -> bool:
+    """As :func:`_fill`, for stages on devices of different types.
+
+    Filling up each stage is then not always right: it may leave the next one, which
+    must hold something, a unit that only a later device is fast enough for. So all
+    starts are followed that are in reach.
+    """
+    stages, units = len(types), prefix.shape[1] - 1
+    limit *= 1 + 1e-12
+    reached = np.zeros((stages + 1, units + 1), dtype=np.bool_)
+    reached[0, 0] = True
+    for stage in range(stages):
+        sums = prefix[types[stage]]
+        for start in range(units):
+            if not reached[stage, start]:
+                continue
+            for stop in range(start + 1, units + 1):
+                if sums[stop] - sums[start] > limit:
+                    break
+                reached[stage + 1, stop] = True
+    if not reached[stages, units]:
+        return False
+    bounds[stages] = units
+    for stage in range(stages - 1, -1, -1):
+        sums, stop = prefix[types[stage]], bounds[stage + 1]
+        for start in range(stop - 1, -1, -1):
+            if reached[stage, start] and sums[stop] - sums[start] <= limit:
+                bounds[stage] = start
+                break
+    return True
+
+
+@compiled
+def _place(prefix: Array, types: Index, limit: float, bounds: Index) -> bool:
+    if _fill(prefix, types, limit, bounds):
+        return True
+    if (types == types[0]).all():
+        return False
+    placed: bool = _fill_mixed(prefix, types, limit, bounds)
+    return placed
+
+
+@compiled
 def _balance(prefix: Array, types: Index, bounds: Index) -> None:
     stages = len(types)
     units = prefix.shape[1] - 1
@@ -58,12 +102,12 @@ def _balance(prefix: Array, types: Index, bounds: Index) -> None:
     trial = np.empty(stages + 1, dtype=np.int64)
     for _ in range(_ROUNDS):
         middle = 0.5 * (low + high)
-        if _fill(prefix, types, middle, trial):
+        if _place(prefix, types, middle, trial):
             high = middle
             bounds[: stages + 1] = trial
         else:
             low = middle
-    if not _fill(prefix, types, high, bounds):
+    if not _place(prefix, types, high, bounds):
         for stage in range(stages + 1):
             bounds[stage] = stage * units // stages
 

@@ -58,6 +58,7 @@ class UnitCosts:
         tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
             cp_bytes, ep_bytes.
         tp_payload: Payload of one forward's reductions; 0 without tp. Shape [C, U].
+        gather_payload: Payload of one forward's gather of logits. Shape [C, U].
         ep_payload: Payload of one of a forward's two all-to-alls. Shape [C, U].
     """
 
@@ -79,6 +80,7 @@ class UnitCosts:
     cp_bytes: Array
     ep_bytes: Array
     tp_payload: Array
+    gather_payload: Array
     ep_payload: Array
 
 
@@ -160,8 +162,12 @@ def _tp_traffic(
         seconds[:, index] = number * np.where(
             combos.sequence_parallel > 0, split, plain
         )
+    # Logits are gathered in forward alone; what is summed here counts twice.
+    for index in np.flatnonzero(classes.gathered_bytes):
+        size = classes.gathered_bytes[index] * scale
+        seconds[:, index] += time_of("all_gather", size, groups, measured) / 2
     tp = combos.tp[:, None]
-    sent = 2 * 2 * total * scale[:, None] * (tp - 1) / tp
+    sent = (4 * total + classes.gathered_bytes) * scale[:, None] * (tp - 1) / tp
     payload = total * scale[:, None] * (tp > 1)
     return _Traffic(seconds=seconds, sent=sent, payload=payload)
 
@@ -219,7 +225,8 @@ def _saved(
     The working set is that of one op; what recomputation makes again comes on top.
     """
     tp = combos.tp[:, None].astype(float)
-    stream = np.where(combos.sequence_parallel[:, None] > 0, tp, 1.0)
+    split = (combos.sequence_parallel[:, None] > 0) & classes.streamed
+    stream = np.where(split, tp, 1.0)
     column = scale[:, None]
 
     def divided(total: str, inside: str) -> Array:
@@ -232,7 +239,8 @@ def _saved(
         none, divided("saved_selective_bytes", "saved_selective_tensor_bytes")
     )
     full = column * classes.column("boundary_bytes") / stream
-    working = column * classes.column("transient_bytes") / tp
+    working = column * classes.column("transient_bytes")
+    working = np.where(classes.streamed, working / tp, working)
     return np.stack([none, selective, full]), working
 
 
@@ -292,5 +300,9 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         cp_bytes=cp.sent @ to_units,
         ep_bytes=ep.sent @ to_units,
         tp_payload=tp.payload @ to_units,
+        gather_payload=(
+            classes.gathered_bytes * (scale * (combos.tp > 1))[:, None]
+        )
+        @ to_units,
         ep_payload=ep.payload @ to_units,
     )

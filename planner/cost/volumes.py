@@ -66,7 +66,9 @@ def collective_bytes(
     split = strategy.sharding.sequence_parallel
     payload = {
         "all_reduce": traffic.reduced_bytes + (0 if split else tensor),
-        "all_gather": traffic.gathered_bytes + (tensor if split else 0),
+        "all_gather": traffic.gathered_bytes
+        + by_rank(stage_sums(costs.gather_payload[0], bounds), rank, pp) * many
+        + (tensor if split else 0),
         "reduce_scatter": traffic.scattered_bytes + (tensor if split else 0),
         "all_to_all": routed,
         "send": _sent_by_rank(strategy, costs, bounds) * many,

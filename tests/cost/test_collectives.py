@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cluster import AxisLevel
@@ -69,6 +69,7 @@ def test_a_group_of_one_costs_nothing(kind: str) -> None:
         assert time_of(kind, 1e9, Groups.from_levels([[]]), entries) == 0.0
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     kind=st.sampled_from(KINDS),
     members=st.lists(st.integers(1, 16), min_size=1, max_size=3),

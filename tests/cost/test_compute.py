@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.compute import KernelTable, kernel_times, peak_flops_per_s
@@ -160,6 +160,7 @@ def test_fused_attention_reaches_its_own_share_and_stays_out_of_float8() -> None
     assert half == pytest.approx(times(product(), kind)[0] / 2)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     m=st.integers(1, 4096),
     tokens=st.tuples(st.integers(1, 64), st.integers(1, 64)),

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.partition import balanced_bounds
@@ -26,6 +26,7 @@ def every_cut(units: int, stages: int) -> list[tuple[int, ...]]:
     return [(0, *cut, units) for cut in inner]
 
 
+@settings(deadline=None, max_examples=300)
 @given(
     seconds=st.lists(st.integers(0, 20), min_size=1, max_size=8),
     speed=st.sampled_from([1.0, 0.5, 3.0]),

@@ -51,10 +51,12 @@ def test_every_mesh_trains_as_one_process_does(pool: Pool, mesh: str) -> None:
     "mesh",
     [
         {"dp_replicate": 2},
+        {"dp_shard": 2, "zero_stage": 2},
         {"dp_shard": 2, "zero_stage": 3},
+        {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2},
         {"tp": 2, "sequence_parallel": True},
     ],
-    ids=["ddp", "zero3", "tp"],
+    ids=["ddp", "zero2", "zero3", "hsdp2", "tp"],
 )
 def test_gradients_accumulate_over_microbatches(
     pool: Pool, mesh: dict[str, Any]

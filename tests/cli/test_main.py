@@ -1,0 +1,152 @@
+"""Help, versions, wrong words, and what goes to which stream."""
+
+from __future__ import annotations
+
+import json
+import typing
+
+import pytest
+
+import planner
+from planner.cli.main import main
+from planner.cli.plan import PlanCommand
+from planner.errors import MeshwrightError
+from planner.search import OBJECTIVES
+from tests.cli.shell import ask, meshwright
+
+COMMANDS = ("plan", "predict", "run", "probe", "explain", "export", "models", "clusters")
+
+
+def test_without_a_command_the_help_is_shown_as_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = ask(capsys)
+    assert answer.code == 1
+    assert answer.out == ""
+    assert answer.err.startswith("usage: meshwright ")
+    assert all(command in answer.err for command in COMMANDS)
+
+
+def test_help_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask(capsys, "--help")
+    assert answer.code == 0
+    assert answer.err == ""
+    assert "0 done, 1 error, 2 no feasible plan" in " ".join(answer.out.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_every_command_is_explained(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = ask(capsys, command, "--help")
+    assert answer.code == 0
+    assert answer.out.startswith(f"usage: meshwright {command} ")
+    assert "--json" in answer.out
+    assert "--no-" not in answer.out
+    assert "--training." not in answer.out
+    assert "None" not in answer.out
+    # An option whose text is missing has only its default on its lines.
+    body = answer.out.split("options ")[-1]
+    options = ("\n" + body.replace("│", " ")).split("\n --")[1:]
+    for option in options:
+        words = [w for w in " ".join(option.split()).split() if w.isalpha()]
+        assert len(words) >= 3, option
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask(capsys, "--version")
+    assert answer.code == 0
+    assert answer.out == f"meshwright {planner.__version__}\n"
+
+
+def test_a_wrong_command_suggests_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refusal = ask(capsys, "plna", "--model", "x").refusal
+    assert refusal == "unknown command 'plna'; did you mean 'plan'?"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("plan", "--model", "gpt2"), "--cluster"),
+        (("plan", "--modle", "gpt2"), "--modle"),
+        (("models", "--json", "now"), "now"),
+        (("run",), "PLAN"),
+        (("run", "p.json", "--steps", "many"), "--steps"),
+        (("probe", "--device", "tpu"), "tpu"),
+    ],
+)
+def test_wrong_options_are_errors_and_not_infeasible(
+    words: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = ask(capsys, *words)
+    assert answer.code == 1
+    assert answer.out == ""
+    assert part in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_message_is_one_line_whatever_it_holds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise MeshwrightError("first\n  second [bold]:smile:")
+
+    monkeypatch.setattr("planner.cli.models.ModelsCommand.run", fail)
+    assert ask(capsys, "models").refusal == "first second [bold]:smile:"
+
+
+def test_ctrl_c_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.cli.models.ModelsCommand.run", stop)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "meshwright: interrupted\n"
+
+
+def test_a_wrong_log_level_does_not_stop_the_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHWRIGHT_LOG", "loud")
+    answer = ask(capsys, "models", "--json")
+    assert answer.code == 0
+    assert "MESHWRIGHT_LOG=LOUD is no level; use " in answer.err
+
+
+def test_the_command_line_offers_all_objectives() -> None:
+    offered = typing.get_type_hints(PlanCommand)["objective"]
+    assert typing.get_args(offered) == OBJECTIVES
+
+
+def test_as_a_process() -> None:
+    answer = meshwright("models", "--json")
+    assert answer.code == 0
+    assert answer.err == ""
+    assert "llama3-405b" in answer.json
+    answer = meshwright("clusters", "dgx-h10")
+    assert answer.refusal == "unknown cluster preset 'dgx-h10'; did you mean 'dgx-h100'?"
+
+
+def test_a_reader_that_leaves_early_is_no_crash() -> None:
+    import subprocess
+    import sys
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "planner.cli.main", "clusters", "dgx-a100", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 1
+
+
+def test_json_of_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "dgx-h100" in json.loads(ask(capsys, "clusters", "--json").out)

@@ -1,0 +1,174 @@
+"""Table, closed form and simulator must agree where all three are exact."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.cost import PARTS, CostModel
+from planner.errors import StrategyError
+from planner.schema import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Strategy
+from planner.simulate import why_not
+from planner.space import StrategyTable, build_strategy
+from tests.cost.made import device, hosts, real_graph, row, setting_for, uniform_graph
+
+NODE = hosts((1, 8, device()), inside=1e11)
+SLOW = hosts((8, 1, device()), between=2e9)
+
+
+def pipelines(units: int) -> list[dict[str, int]]:
+    """Every schedule x pp x virtual stages x microbatches that cuts evenly."""
+    cases = itertools.product(SCHEDULES, (2, 4, 8), (1, 2, 4), (2, 4, 8, 32))
+    return [
+        row(
+            pp=pp,
+            schedule=SCHEDULES.index(name),
+            virtual_stages=virtual,
+            num_microbatches=many,
+            recompute=0 if name in SPLIT_BACKWARD_SCHEDULES else many % 3,
+            dp_shard=8 // pp,
+            zero_stage=2 if pp < 8 else 0,
+        )
+        for name, pp, virtual, many in cases
+        if why_not(name, pp, virtual, many) is None and units % (pp * virtual) == 0
+    ]
+
+
+def even(model: CostModel, values: dict[str, int]) -> Strategy:
+    names = model.setting.graph.unit_names
+    stages = values["pp"] * values["virtual_stages"]
+    return build_strategy(
+        values,
+        unit_names=names,
+        bounds=[i * len(names) // stages for i in range(stages + 1)],
+        sharding=model.setting.graph.sharding,
+    )
+
+
+def table_of(rows: list[dict[str, int]]) -> StrategyTable:
+    return StrategyTable.from_columns(**{k: [r[k] for r in rows] for k in rows[0]})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "schedules"),
+    [(NODE, SCHEDULES), (SLOW, ("GPipe", "1F1B"))],
+    ids=["node", "network"],
+)
+def test_all_three_agree_on_even_pipelines(
+    cluster: Any, schedules: tuple[str, ...]
+) -> None:
+    # A unit's forward takes 12 us; a transfer 10 us inside a node, 0.5 ms outside.
+    graph = uniform_graph(32)
+    model = CostModel(setting_for(graph, cluster))
+    rows = [r for r in pipelines(32) if SCHEDULES[r["schedule"]] in schedules]
+    assert {SCHEDULES[r["schedule"]] for r in rows} == set(schedules)
+    table = model.table(table_of(rows))
+    for index, values in enumerate(rows):
+        strategy = even(model, values)
+        exact = model.cost(strategy)
+        closed = model.cost(strategy, "analytic")
+        want = pytest.approx(exact.step_time_s, rel=0.01)
+        assert table.step_time_s[index] == want, strategy.label()
+        assert closed.step_time_s == want, strategy.label()
+
+
+def test_the_table_never_promises_memory_that_is_not_there() -> None:
+    model = CostModel(setting_for(uniform_graph(32), NODE))
+    rows = pipelines(32)
+    table = model.table(table_of(rows))
+    for index, values in enumerate(rows):
+        exact = model.cost(even(model, values))
+        name = SCHEDULES[values["schedule"]]
+        assert table.memory_bytes[index] >= exact.peak_memory_bytes * (1 - 1e-9)
+        slack = 1.25 if name in SPLIT_BACKWARD_SCHEDULES else 1.01
+        assert table.memory_bytes[index] <= exact.peak_memory_bytes * slack
+        assert table.excess_bytes[index] == pytest.approx(
+            table.memory_bytes[index] - exact.limit_bytes.min()
+        )
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"tp": 8, "sequence_parallel": 1},
+        {"dp_replicate": 8},
+        {"dp_shard": 8, "zero_stage": 1},
+        {"dp_shard": 8, "zero_stage": 2},
+        {"dp_shard": 4, "dp_replicate": 2, "zero_stage": 3},
+        {"cp": 2, "dp_shard": 4, "zero_stage": 3},
+        {"pp": 2, "tp": 2, "dp_shard": 2, "zero_stage": 3, "schedule": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("recompute", [0, 1, 2])
+def test_all_three_agree_on_every_axis(axes: dict[str, int], recompute: int) -> None:
+    values = row(**axes, recompute=recompute, microbatch_size=2, num_microbatches=4)
+    strategy_devices = np.prod([values[a] for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp")])
+    cluster = hosts((1, int(strategy_devices), device()), inside=1e10)
+    model = CostModel(setting_for(uniform_graph(8), cluster))
+    exact = model.cost(even(model, values))
+    table = model.table(table_of([values]))
+    assert table.step_time_s[0] == pytest.approx(exact.step_time_s, rel=0.01)
+    assert table.memory_bytes[0] == pytest.approx(exact.peak_memory_bytes, rel=0.01)
+    closed = model.cost(even(model, values), "analytic")
+    assert closed.step_time_s == pytest.approx(exact.step_time_s, rel=0.01)
+
+
+def test_breakdowns_sum_to_the_step() -> None:
+    cluster = hosts((2, 4, device(backend="gloo")), slots=2.0)
+    model = CostModel(setting_for(uniform_graph(32), cluster, grad_clip_norm=1.0))
+    rows = pipelines(32)[::5]
+    table = model.table(table_of(rows))
+    assert table.parts_s.sum(axis=1) == pytest.approx(table.step_time_s)
+    assert (table.parts_s >= 0).all()
+    for values in rows:
+        cost = model.cost(even(model, values))
+        assert tuple(cost.breakdown_s) == PARTS
+        assert sum(cost.breakdown_s.values()) == pytest.approx(cost.step_time_s)
+        assert min(cost.breakdown_s.values()) >= -1e-12
+
+
+def test_a_row_priced_alone_costs_what_it_costs_in_a_table() -> None:
+    model = CostModel(setting_for(real_graph("llama3-8b"), hosts((2, 8, device()))))
+    rows = [
+        row(tp=tp, dp_shard=16 // tp, zero_stage=zero, recompute=r, num_microbatches=m)
+        for tp in (1, 2, 8)
+        for zero in (1, 2, 3)
+        for r in (0, 1, 2)
+        for m in (1, 4)
+    ]
+    together = model.table(table_of(rows))
+    for index, values in enumerate(rows):
+        alone = model.table(table_of([values]))
+        assert alone.step_time_s[0] == pytest.approx(together.step_time_s[index])
+        assert alone.memory_bytes[0] == pytest.approx(together.memory_bytes[index])
+
+
+def test_evaluations_are_counted_by_fidelity() -> None:
+    model = CostModel(setting_for(uniform_graph(8), NODE))
+    rows = pipelines(8)
+    model.table(table_of(rows))
+    model.cost(even(model, rows[0]))
+    model.cost(even(model, rows[0]), "analytic")
+    assert model.evaluations == {"analytic": len(rows) + 1, "simulated": 1}
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        (["layers.0"], "missing 'layers.1'"),
+        (["layers.0", "layers.9", "layers.1"], "unknown 'layers.9'"),
+        (["layers.1", "layers.0"], "the order differs"),
+    ],
+)
+def test_stages_that_are_not_the_units_are_refused(
+    modules: list[str], words: str
+) -> None:
+    model = CostModel(setting_for(uniform_graph(2), hosts((1, 1, device()))))
+    given = Strategy.from_data({"stages": [{"rank": 0, "modules": modules}]})
+    with pytest.raises(StrategyError, match=words):
+        model.cost(given)

@@ -1,0 +1,153 @@
+"""What tp, cp, ep, profiles and recomputation do to the cost of a unit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.cost import Setting
+from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.graph import ModelGraph
+from planner.schema import Precision
+from tests.cost.made import HIDDEN, TOKENS, device, hosts, setting_for, uniform_graph
+
+STREAM = 2.0 * TOKENS * HIDDEN
+CLUSTER = hosts((2, 8, device()))
+
+
+def priced(graph: ModelGraph, setting: Setting | None = None, **axes: int) -> UnitCosts:
+    names = ("tp", "cp", "ep", "microbatch")
+    columns = {name: np.array([axes.get(name, 1)]) for name in names}
+    parallel = np.array([axes.get("sequence_parallel", 0)])
+    return price_units(
+        setting or setting_for(graph, CLUSTER),
+        Combinations(**columns, sequence_parallel=parallel),
+    )
+
+
+def with_blocks(graph: ModelGraph, **changes: Any) -> ModelGraph:
+    return replace(graph, blocks=tuple(replace(b, **changes) for b in graph.blocks))
+
+
+def test_tp_reduces_once_a_forward_and_splits_parameters() -> None:
+    one, two = (priced(uniform_graph(4), tp=tp) for tp in (1, 2))
+    assert (one.tp_s == 0).all()
+    assert two.tp_s[0] == pytest.approx([2 * 1 / 2 * STREAM / 1e11] * 4)
+    assert two.tp_bytes[0] == pytest.approx([4 * STREAM / 2] * 4)
+    assert two.dense_parameters == pytest.approx(one.dense_parameters / 2)
+    assert two.forward_s.sum() < one.forward_s.sum()
+
+
+def test_sequence_parallelism_moves_the_same_bytes_and_keeps_less() -> None:
+    graph = uniform_graph(4)
+    plain, split = (priced(graph, tp=4, sequence_parallel=s) for s in (0, 1))
+    assert split.tp_s == pytest.approx(plain.tp_s)
+    # 4 of 6 streams are divided by tp, the other 2 by sequence parallelism alone.
+    assert plain.saved_bytes[0, 0, 0] == pytest.approx((4 / 4 + 2) * STREAM)
+    assert split.saved_bytes[0, 0, 0] == pytest.approx(6 / 4 * STREAM)
+    assert split.saved_bytes[2, 0, 0] == pytest.approx(STREAM / 4)
+
+
+def test_recomputation_has_the_whole_unit_back_at_once() -> None:
+    # Two blocks a unit: what both would have kept is there during its backward.
+    graph = uniform_graph(4)
+    paired = replace(
+        graph,
+        blocks=tuple(
+            replace(b, layer=f"pair.{b.index // 2}", boundary_bytes=STREAM * (1 - b.index % 2))
+            for b in graph.blocks
+        ),
+    )
+    costs = priced(paired)
+    assert costs.saved_bytes[:, 0, 0] == pytest.approx([12 * STREAM, 6 * STREAM, STREAM])
+    working = STREAM / 2
+    extra = [working, working + 6 * STREAM, working + 12 * STREAM]
+    assert costs.transient_bytes[:, 0, 0] == pytest.approx(extra)
+
+
+def test_context_parallelism_passes_all_keys_and_values_round_the_ring() -> None:
+    keys = 1e9
+    graph = with_blocks(uniform_graph(2), sequence_bytes=keys)
+    costs = priced(graph, cp=4)
+    # (cp - 1) hops of a quarter, for keys, values and twice their gradients; no
+    # attention kernel here to hide under.
+    assert costs.cp_s[0] == pytest.approx([3 * keys * 3 / 4 / 1e11] * 2)
+    assert costs.cp_bytes[0] == pytest.approx([3 * keys * 3 / 4] * 2)
+    assert priced(graph, cp=4, tp=2).cp_s[0] == pytest.approx(costs.cp_s[0] / 2)
+    assert (priced(graph).cp_s == 0).all()
+
+
+def test_context_parallelism_divides_work_and_activations() -> None:
+    one, four = (priced(uniform_graph(2), cp=cp) for cp in (1, 4))
+    assert four.saved_bytes == pytest.approx(one.saved_bytes / 4)
+    assert four.cut_bytes == pytest.approx(one.cut_bytes / 4)
+    assert four.dense_parameters == pytest.approx(one.dense_parameters)
+
+
+def test_expert_parallelism_sends_tokens_twice_a_forward() -> None:
+    graph = uniform_graph(2)
+    experts = replace(
+        with_blocks(graph, expert_bytes=1e9, expert_parameter_count=HIDDEN * HIDDEN),
+        parameters=tuple(
+            replace(p, expert=".up." in p.name) for p in graph.parameters
+        ),
+        num_experts=8,
+    )
+    costs = priced(experts, ep=4)
+    assert costs.ep_s[0] == pytest.approx([2 * 1e9 * 3 / 4 / 1e11] * 2)
+    assert costs.ep_bytes[0] == pytest.approx([4 * 1e9 * 3 / 4] * 2)
+    assert costs.expert_parameters[0] == pytest.approx([HIDDEN**2 / 4] * 2)
+    assert costs.dense_parameters[0] == pytest.approx([HIDDEN**2] * 2)
+    assert (priced(experts).ep_s == 0).all()
+
+
+def test_a_profile_of_times_counts_on_any_device() -> None:
+    graph = with_blocks(
+        uniform_graph(3, seq_len=None),
+        kernels=(),
+        forward_flops=0.0,
+        backward_flops=0.0,
+        measured_forward_s=0.25,
+        measured_backward_s=0.5,
+        tp_collectives=0,
+    )
+    cluster = hosts((1, 2, device()), (1, 2, device("slow", memory_bytes=1e9)))
+    costs = priced(graph, setting_for(graph, cluster), microbatch=4)
+    assert costs.forward_s.shape == (2, 1, 3)
+    assert (costs.forward_s == 1.0).all()
+    assert (costs.backward_s == 2.0).all()
+    assert (costs.weight_s == 1.0).all()
+    assert (costs.full_s == 1.0).all()
+
+
+def test_times_of_a_profile_do_not_replace_known_flops() -> None:
+    plain = uniform_graph(2)
+    both = with_blocks(plain, measured_forward_s=9.0, measured_backward_s=9.0)
+    assert priced(both).forward_s == pytest.approx(priced(plain).forward_s)
+
+
+@pytest.mark.parametrize(("compute", "ratio"), [("float32", 2.0), ("float8", 1.0)])
+def test_activations_have_the_size_of_the_compute_dtype(
+    compute: Any, ratio: float
+) -> None:
+    graph = uniform_graph(2)
+    setting = setting_for(graph, CLUSTER, precision=Precision(compute=compute))
+    assert setting.element_ratio == ratio
+    costs = priced(graph, setting, tp=2)
+    plain = priced(graph, tp=2)
+    for name in ("saved_bytes", "cut_bytes", "tp_bytes", "transient_bytes"):
+        assert getattr(costs, name) == pytest.approx(getattr(plain, name) * ratio)
+
+
+def test_the_traced_batch_is_scaled_to_the_microbatch() -> None:
+    graph = uniform_graph(2)
+    traced_at_two = replace(graph, batch=2)
+    assert priced(traced_at_two, microbatch=2).forward_s == pytest.approx(
+        priced(graph).forward_s
+    )
+    assert priced(traced_at_two).saved_bytes == pytest.approx(
+        priced(graph).saved_bytes / 2
+    )

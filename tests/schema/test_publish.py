@@ -1,0 +1,79 @@
+"""The published JSON Schemas are those of the code, and say the same as the code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.schema.publish import DOCUMENTS, main, publish, schema_text
+from tests.plans import gpt2_plan
+from tests.schema.documents import clusters, measurements, plans, probes, strategies
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"
+MADE = {
+    "cluster": clusters(),
+    "measurement": measurements,
+    "plan": plans(),
+    "probe": probes,
+    "strategy": strategies(),
+}
+
+
+def _validator(name: str) -> Any:
+    schema = json.loads((PUBLISHED / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_published_schema_is_that_of_the_code(name: str) -> None:
+    published = (PUBLISHED / f"{name}.schema.json").read_text()
+    assert published == schema_text(DOCUMENTS[name]), (
+        "run python -m planner.schema.publish docs/schema"
+    )
+
+
+def test_nothing_else_is_published() -> None:
+    names = {path.name for path in PUBLISHED.iterdir()}
+    assert names == {f"{name}.schema.json" for name in DOCUMENTS}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_documents_satisfy_their_schema(name: str, data: st.DataObject) -> None:
+    document = data.draw(MADE[name])
+    assert list(_validator(name).iter_errors(document.to_data())) == []
+
+
+def test_the_schema_refuses_what_the_code_refuses() -> None:
+    validator = _validator("plan")
+    good = gpt2_plan().to_data()
+    assert validator.is_valid(good)
+    assert not validator.is_valid({**good, "more": 1})
+    assert not validator.is_valid({**good, "schema_version": 2})
+    assert not validator.is_valid({k: v for k, v in good.items() if k != "strategy"})
+
+
+def test_the_command_writes_all_of_them(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "planner.schema.publish", str(tmp_path)], check=True
+    )
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert written == {path.name: path.read_text() for path in PUBLISHED.iterdir()}
+    assert [path.name for path in publish(tmp_path)] == [
+        f"{name}.schema.json" for name in DOCUMENTS
+    ]
+
+
+def test_the_command_wants_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 1
+    assert capsys.readouterr().err.startswith("usage: ")

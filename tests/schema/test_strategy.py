@@ -1,0 +1,98 @@
+"""Meshes, stages and devices of a strategy."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from planner.schema import AXES, SCHEDULES, V_SCHEDULES, Mesh, Optimizer, Strategy
+from tests.schema.documents import strategies
+
+degrees = st.integers(1, 5)
+
+
+@given(sizes=st.tuples(degrees, degrees, degrees, degrees, degrees))
+def test_ranks_are_row_major_over_the_axes(sizes: tuple[int, ...]) -> None:
+    mesh = Mesh(**dict(zip(AXES, sizes, strict=True)))
+    assert mesh.num_devices == np.prod(sizes)
+    for rank in {0, mesh.num_devices // 2, mesh.num_devices - 1}:
+        place = mesh.coordinates(rank)
+        assert tuple(place) == AXES
+        assert np.ravel_multi_index(tuple(place.values()), sizes) == rank
+    strides = np.array(np.empty(sizes, np.int8).strides)
+    assert [mesh.stride(axis) for axis in AXES] == strides.tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(strategy=strategies())
+def test_every_stage_has_one_rank_and_every_rank_its_stages(strategy: Strategy) -> None:
+    if strategy.schedule in V_SCHEDULES and strategy.virtual_stages != 2:
+        strategy = strategy.model_copy(update={"virtual_stages": 2})
+    held = [strategy.stages_of_rank(rank) for rank in range(strategy.mesh.pp)]
+    count = strategy.mesh.pp * strategy.virtual_stages
+    assert sorted(itertools.chain(*held)) == list(range(count))
+    assert {len(stages) for stages in held} == {strategy.virtual_stages}
+    for rank, stages in enumerate(held):
+        assert all(strategy.rank_of_stage(stage) == rank for stage in stages)
+
+
+def test_a_v_comes_back_to_the_first_rank() -> None:
+    v = Strategy(mesh=Mesh(pp=4), schedule="ZBVZeroBubble", virtual_stages=2)
+    assert [v.rank_of_stage(i) for i in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
+    loop = Strategy(mesh=Mesh(pp=4), schedule="Interleaved1F1B", virtual_stages=2)
+    assert [loop.rank_of_stage(i) for i in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_a_stage_on_the_wrong_rank_is_refused() -> None:
+    stages = [{"rank": 1, "modules": []}, {"rank": 0, "modules": []}]
+    with pytest.raises(ValidationError, match=r"stage 0 is on pp rank 1.* on rank 0"):
+        Strategy.model_validate({"mesh": {"pp": 2}, "stages": stages})
+
+
+def test_device_ids_follow_the_ranges_in_their_order() -> None:
+    strategy = Strategy(mesh=Mesh(tp=4), device_ranges=((6, 8), (1, 3)))
+    assert strategy.device_ids() == (6, 7, 1, 2)
+    assert Strategy(mesh=Mesh(tp=4)).device_ids() == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum", "states"),
+    [("AdamW", 0.0, 2), ("Adam", 0.9, 2), ("SGD", 0.0, 0), ("SGD", 0.9, 1)],
+)
+def test_states_of_optimizers(name: str, momentum: float, states: int) -> None:
+    optimizer = Optimizer.model_validate({"name": name, "momentum": momentum})
+    assert optimizer.states_per_parameter == states
+
+
+def test_the_label_names_what_is_not_1() -> None:
+    strategy = Strategy.model_validate(
+        {
+            "mesh": {"pp": 2, "dp_shard": 4, "tp": 8, "ep": 2},
+            "zero_stage": 3,
+            "schedule": "Interleaved1F1B",
+            "virtual_stages": 2,
+            "num_microbatches": 16,
+            "stages": [
+                {"rank": i % 2, "modules": ["a"], "recompute": kind}
+                for i, kind in enumerate(["none", "full", "full", "full"])
+            ],
+        }
+    )
+    assert strategy.label() == (
+        "pp2 dp_shard4 tp8 ep2 zero3 Interleaved1F1B/v2 mb1x16 full+none"
+    )
+    assert strategy.global_batch == 64
+    assert Strategy().label() == "mb1x1"
+
+
+def test_schedules_are_torchs() -> None:
+    """Except LoopedBFS and GPipe under the names that torch accepts, too."""
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    for name in SCHEDULES:
+        assert get_schedule_class(name) is not None
