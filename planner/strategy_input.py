@@ -46,7 +46,8 @@ def read_strategy(
         try:
             data = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise PlanFileError(f"{path}: not YAML: {error}") from error
+            reason = " ".join(str(error).split())
+            raise PlanFileError(f"{path}: not YAML: {reason}") from error
     else:
         try:
             data = json.loads(text)

@@ -21,10 +21,11 @@ class ClustersCommand:
     """List the cluster presets, or show one cluster."""
 
     name: Annotated[
-        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")
+        str | None,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="CLUSTER", help_behavior_hint=""),
     ] = None
-    """Shown in detail: a preset with a node count, local, or a file. All presets by
-default."""
+    """Shown in detail: a preset with a node count, local, or a file."""
     json: bool = False
     """Print as JSON; a single cluster as its document, ready to be edited."""
 

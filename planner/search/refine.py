@@ -26,6 +26,11 @@ from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
 __all__ = ["candidates_of_row", "schedule_variants"]
 
 
+#: Units up to which cuts are exact: the tables of all runs of units grow with their
+#: square. Models that are read have at most 256; profiles may have thousands.
+_MOST_UNITS = 512
+
+
 def _unit_costs(setting: Setting, row: Mapping[str, int]) -> UnitCosts:
     names = {
         "tp": "tp",
@@ -62,7 +67,7 @@ def _cuts(
     seen = set()
     even = _even_cut(setting, bare, costs, row["recompute"])
     found = [even]
-    if row["pp"] > 1:
+    if row["pp"] > 1 and len(setting.graph.units) <= _MOST_UNITS:
         table = actions(
             SCHEDULES[row["schedule"]],
             row["pp"],

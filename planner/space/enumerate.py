@@ -33,6 +33,12 @@ PINNABLE = (
     "sequence_parallel",
 )
 
+#: Least and greatest value of the knobs that are no degrees.
+_RANGES: dict[str, tuple[int, int | None]] = {
+    "zero_stage": (0, 3),
+    "sequence_parallel": (0, 1),
+}
+
 _MAX_TP = 64
 _MAX_CP = 64
 _MAX_VIRTUAL = 8
@@ -57,9 +63,11 @@ def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
                 raise UnknownNameError(knob, str(value), names)
             result[knob] = names.index(value)
             continue
-        low = 0 if knob in {"zero_stage", "sequence_parallel"} else 1
+        low, high = _RANGES.get(knob, (1, None))
         try:
             number = int(value)
+            if number != float(value):
+                raise ValueError(value)
         except (TypeError, ValueError) as error:
             raise StrategyError(
                 f"pin {knob}={value!r} is not a whole number; give at least {low}"
@@ -67,6 +75,10 @@ def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
         if number < low:
             raise StrategyError(
                 f"pin {knob}={number} is below {low}; give at least {low}"
+            )
+        if high is not None and number > high:
+            raise StrategyError(
+                f"pin {knob}={number} is above {high}; give at most {high}"
             )
         result[knob] = number
     return result

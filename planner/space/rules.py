@@ -262,10 +262,19 @@ def legal(table: StrategyTable, facts: Facts) -> Mask:
 
 
 def broken_rules(strategy: Strategy, facts: Facts) -> tuple[str, ...]:
-    """Every sentence that speaks against a strategy; empty if it is legal."""
+    """Every sentence that speaks against a strategy; empty if it is legal.
+
+    What the executors say is left to strategies that break no other rule.
+    """
     table = StrategyTable.from_strategies([strategy])
     row = table.row(0)
-    return tuple(rule.why(row, facts) for rule in RULES if rule.broken(table, facts)[0])
+    reasons: list[str] = []
+    for rule in RULES:
+        if rule.name == "target" and reasons:
+            continue
+        if rule.broken(table, facts)[0]:
+            reasons.append(rule.why(row, facts))
+    return tuple(reasons)
 
 
 def check(strategy: Strategy, facts: Facts) -> None:

@@ -29,6 +29,7 @@ class Answer:
     @property
     def json(self) -> Any:
         """All of stdout, which must be one document."""
+        assert self.out, self.err
         return json.loads(self.out)
 
     @property

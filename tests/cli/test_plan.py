@@ -66,7 +66,7 @@ def test_the_line_of_the_readme_is_read_as_written(
 
 def test_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     words = (
-        "--global-batch 64 --pin pp=2 --pin schedule=GPipe --pin recompute=full "
+        "--global-batch 64 --pin pp=2 --pin schedule=1F1B --pin recompute=full "
         "--dtype float32 --parameter-dtype float32 --optimizer SGD --seed 3 "
         "--learning-rate 0.01 --grad-clip-norm 1.5 --memory-fraction 0.5 "
         "--evaluation-budget 20 --partitioner expert --objective memory --json"
@@ -74,13 +74,13 @@ def test_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan.from_data(ask(capsys, "plan", *SMALL, *words.split()).json)
     strategy, provenance = plan.strategy, plan.provenance
     assert strategy.mesh.pp == 2
-    assert strategy.schedule == "GPipe"
+    assert strategy.schedule == "1F1B"
     assert {stage.recompute for stage in strategy.stages} == {"full"}
     assert strategy.precision.compute == "float32"
     assert strategy.optimizer.name == "SGD"
     assert strategy.optimizer.learning_rate == 0.01
     assert strategy.grad_clip_norm == 1.5
-    assert provenance.pinned == {"pp": 2, "schedule": "GPipe", "recompute": "full"}
+    assert provenance.pinned == {"pp": 2, "schedule": "1F1B", "recompute": "full"}
     assert provenance.seed == 3
     assert provenance.partitioner == "expert"
     assert provenance.objective == "memory"
@@ -227,9 +227,7 @@ def test_a_cluster_file_with_a_missing_link(
     both = {"bandwidth_bytes_per_s": rows, "latency_s": [[1e-3] * 3] * 3}
     document |= {"levels": [], "topology": "matrix", "matrices": both}
     path.write_text(json.dumps(document))
-    refusal = _refusal(capsys, *words)
-    assert "device 2 to device 1" in refusal or "2 and 1" in refusal or "2" in refusal
-    assert "link" in refusal
+    assert "missing link from device 2 to device 1" in _refusal(capsys, *words)
 
 
 def test_a_model_that_cannot_be_read_names_op_and_module(

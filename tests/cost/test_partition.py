@@ -26,7 +26,7 @@ def every_cut(units: int, stages: int) -> list[tuple[int, ...]]:
     return [(0, *cut, units) for cut in inner]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(
     seconds=st.lists(st.integers(0, 20), min_size=1, max_size=8),
     speed=st.sampled_from([1.0, 0.5, 3.0]),

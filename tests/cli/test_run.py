@@ -1,0 +1,415 @@
+"""``meshwright run`` and ``probe``: real processes, and none left behind."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from planner.cluster import Cluster
+from planner.schema.measurement import Measurement
+from tests.cli.shell import ask, meshwright, start
+from tests.plans import TINY, gpt2_plan, local_plan
+
+TOKENS = TINY / "genesis.npy"
+# ``executors.launch`` is the function; the module of that name is this.
+LAUNCHER = importlib.import_module("executors.launch")
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    local_plan(2, dp_shard=2).save(path)
+    return path
+
+
+@pytest.fixture
+def lone_file(tmp_path: Path) -> Path:
+    path = tmp_path / "lone.json"
+    local_plan(1, pp=1).save(path)
+    return path
+
+
+def _changed(path: Path, **parts: dict[str, object]) -> Path:
+    data = json.loads(path.read_text())
+    for name, update in parts.items():
+        data[name] |= update
+    path.write_text(json.dumps(data))
+    return path
+
+
+# -- Runs ------------------------------------------------------------------------
+
+
+def test_a_run_measures_and_reports(
+    plan_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "measured.json"
+    words = ("run", plan_file, "--steps", "3", "--data", TOKENS, "-o", out)
+    answer = meshwright(*words, "--json")
+    assert answer.code == 0, answer.err
+    notes = answer.err.splitlines()
+    assert notes[0].startswith("starting 2 processes: ")
+    assert [note.split(":")[0] for note in notes[1:4]] == [
+        f"step {n} of 3" for n in (1, 2, 3)
+    ]
+    assert notes[4:] == [f"wrote {out}"]
+    result = answer.json
+    measured = Measurement.load(out)
+    assert measured == Measurement.from_data(result["measurement"])
+    assert measured.losses == tuple(result["losses"])
+    assert len(measured.losses) == len(result["step_times_s"]) == 3
+    assert measured.losses[-1] < measured.losses[0]
+    assert measured.model_fingerprint == local_plan(2, dp_shard=2).model.fingerprint
+    step = result["comparison"][0]
+    assert step["name"] == "step time"
+    assert step["unit"] == "s"
+    assert step["predicted"] == local_plan(2, dp_shard=2).prediction.step_time_s
+    assert step["measured"] == measured.median_step_time_s
+    assert step["ratio"] == pytest.approx(step["predicted"] / step["measured"])
+
+    # The same result as a table, without running a second time.
+    monkeypatch.setattr(LAUNCHER, "launch", lambda *_, **__: [result])
+    first, header, *rows = ask(capsys, *words).out.splitlines()
+    label = local_plan(2, dp_shard=2).strategy.label()
+    assert first == (
+        f"loss {measured.losses[0]:.4f} -> {measured.losses[-1]:.4f} in 3 steps on "
+        f"2 processes ({label})"
+    )
+    assert header.split() == ["predicted", "measured", "ratio"]
+    assert [row.split("  ")[0] for row in rows] == [
+        line["name"] for line in result["comparison"]
+    ]
+    named = {line["name"] for line in result["comparison"]}
+    assert {"peak memory, rank 0", "peak memory, rank 1"} <= named
+
+
+def test_a_probe_is_a_cluster(tmp_path: Path) -> None:
+    out = tmp_path / "probe.json"
+    words = ("--processes", "2", "--seconds", "1", "-o", out, "--json")
+    answer = meshwright("probe", *words)
+    assert answer.code == 0, answer.err
+    assert answer.err.splitlines() == [
+        "probing with 2 processes for about 1 s",
+        f"wrote {out}",
+    ]
+    assert json.loads(out.read_text()) == answer.json
+    cluster = Cluster.parse(str(out))
+    assert cluster.num_devices == 2
+    assert cluster.document.calibration == "probe"
+    assert cluster.fingerprint == Cluster.detect(processes=2).fingerprint
+
+
+# -- Ends ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(plan_file: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that is far from its end when it first speaks."""
+    with start("run", plan_file, "--steps", "200") as process:
+        yield process
+        process.kill()
+
+
+def _none_left(ranks: list[psutil.Process]) -> None:
+    gone, alive = psutil.wait_procs(ranks, timeout=10)
+    assert alive == []
+    assert len(gone) == len(ranks)
+
+
+def _started(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The ranks, as soon as both run."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ranks = psutil.Process(process.pid).children()
+        if sum("executors.worker" in rank.cmdline() for rank in ranks) == 2:
+            return ranks
+        time.sleep(0.05)
+    pytest.fail("two ranks were not started within a minute")
+
+
+def _training(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The ranks, as soon as they have made steps."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step "):
+            return psutil.Process(process.pid).children()
+    pytest.fail("the run ended before it trained")
+
+
+def test_a_killed_rank_ends_the_run(running: subprocess.Popen[str]) -> None:
+    ranks = _training(running)
+    assert len(ranks) == 2
+    ranks[1].kill()
+    out, err = running.communicate(timeout=30)
+    assert running.returncode == 1
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("meshwright: rank 1 of 2 was killed by SIGKILL")
+    assert "Traceback" not in err
+    _none_left(ranks)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_leaves_nothing(
+    number: signal.Signals, code: int, running: subprocess.Popen[str]
+) -> None:
+    ranks = _started(running)
+    running.send_signal(number)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == code
+    assert "Traceback" not in err
+    _none_left(ranks)
+
+
+def test_a_killed_launcher_takes_its_ranks_along(
+    running: subprocess.Popen[str],
+) -> None:
+    ranks = _started(running)
+    running.kill()
+    running.communicate(timeout=30)
+    _none_left(ranks)
+
+
+# -- Refusals --------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be known before must not start a process."""
+
+    def launched(*_: object, **__: object) -> None:
+        pytest.fail("processes were started")
+
+    monkeypatch.setattr(LAUNCHER, "launch", launched)
+
+
+@pytest.mark.usefixtures("no_processes")
+class TestRefusedBeforeTheStart:
+    def test_a_plan_for_other_devices(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "p.json"
+        gpt2_plan().save(path)
+        answer = ask(capsys, "run", path)
+        assert answer.code == 1
+        assert answer.refusal.startswith(
+            "the plan is for dgx-a100, not for this machine: devices 8 x a100-80 in "
+            "the plan, 8 x cpu here; plan for local"
+        )
+
+    def test_a_plan_that_wants_to_import_code(
+        self, capsys: pytest.CaptureFixture[str], plan_file: Path, tmp_path: Path
+    ) -> None:
+        _changed(plan_file, model={"ref": "os:getcwd"})
+        refusal = ask(capsys, "run", plan_file).refusal
+        assert "wants to import code (os:getcwd)" in refusal
+        assert "--model os:getcwd" in refusal
+
+    def test_a_plan_that_does_not_know_its_model(
+        self, capsys: pytest.CaptureFixture[str], plan_file: Path
+    ) -> None:
+        _changed(plan_file, model={"ref": None})
+        assert "name it with --model" in ask(capsys, "run", plan_file).refusal
+
+    def test_a_plan_of_a_profile(
+        self, capsys: pytest.CaptureFixture[str], plan_file: Path
+    ) -> None:
+        _changed(plan_file, model={"ref": "vgg/graph.txt"})
+        refusal = ask(capsys, "run", plan_file).refusal
+        assert "made from the profile vgg/graph.txt" in refusal
+
+    def test_remote_code_of_no_named_model(
+        self, capsys: pytest.CaptureFixture[str], plan_file: Path
+    ) -> None:
+        refusal = ask(capsys, "run", plan_file, "--allow-remote-code").refusal
+        assert "--allow-remote-code without --model" in refusal
+
+    def test_no_steps(
+        self, capsys: pytest.CaptureFixture[str], plan_file: Path
+    ) -> None:
+        refusal = ask(capsys, "run", plan_file, "--steps", "0").refusal
+        assert refusal == "--steps 0; a run has at least 1 step"
+
+    def test_a_plan_that_cannot_be_run(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        plan = local_plan(2, dp_shard=2)
+        path = tmp_path / "p.json"
+        plan.model_copy(update={"not_runnable": ("cp=2 is not run yet",)}).save(path)
+        refusal = ask(capsys, "run", path).refusal
+        assert refusal == "this plan cannot be run: cp=2 is not run yet"
+
+    def test_a_measurement_that_cannot_be_written(
+        self, capsys: pytest.CaptureFixture[str], plan_file: Path, tmp_path: Path
+    ) -> None:
+        answer = ask(capsys, "run", plan_file, "-o", tmp_path / "no" / "m.json")
+        assert "create it first" in answer.refusal
+
+    @pytest.mark.parametrize(
+        ("tokens", "said"),
+        [
+            (np.zeros(100, np.float32), "dtype float32; it must be one row of at least 32"),
+            (np.zeros((10, 10), np.int64), "has shape (10, 10)"),
+            (np.zeros(31, np.int64), "has shape (31,)"),
+            (np.zeros(0, np.int64), "has shape (0,)"),
+            (np.full(100, 256), "has token 256, the vocabulary is 0 to 255"),
+            (np.full(100, -1), "has token -1, the vocabulary is 0 to 255"),
+            (np.array([{}] * 100), "not a whole .npy file of numbers"),
+        ],
+    )
+    def test_tokens_of_the_wrong_kind(
+        self,
+        tokens: np.ndarray,
+        said: str,
+        capsys: pytest.CaptureFixture[str],
+        plan_file: Path,
+        tmp_path: Path,
+    ) -> None:
+        path = tmp_path / "tokens.npy"
+        np.save(path, tokens)
+        assert said in ask(capsys, "run", plan_file, "--data", path).refusal
+
+    def test_files_that_are_not_tokens(
+        self, capsys: pytest.CaptureFixture[str], plan_file: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "tokens"
+
+        def refusal() -> str:
+            return ask(capsys, "run", plan_file, "--data", path).refusal
+
+        assert "No such file" in refusal()
+        path.write_bytes(b"")
+        assert "cannot read tokens" in refusal()
+        path.write_bytes(TOKENS.read_bytes()[:200])
+        assert "cannot read tokens" in refusal()
+        path.write_bytes(pickle.dumps(list(range(100))))
+        assert "not a whole .npy file of numbers" in refusal()
+        np.savez(tmp_path / "both.npz", a=np.zeros(100, int))
+        (tmp_path / "both.npz").rename(path)
+        assert "it is a .npz of several arrays" in refusal()
+        path.unlink()
+        path.mkdir()
+        assert "Is a directory" in refusal()
+
+    def test_tokens_for_a_model_that_reads_none(
+        self, capsys: pytest.CaptureFixture[str], plan_file: Path
+    ) -> None:
+        images = {"name": "pixel_values", "shape": [3, 8, 8], "dtype": "float32"}
+        _changed(plan_file, workload={"inputs": [images]})
+        refusal = ask(capsys, "run", plan_file, "--data", TOKENS).refusal
+        assert "the model reads pixel_values; leave --data out" in refusal
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--processes", "0"), "--processes 0; probe at least 1"),
+            (("--seconds", "0"), "--seconds 0 is not above 0"),
+            (("--seconds", "nan"), "--seconds nan is not above 0"),
+            (("-o", "no/probe.json"), "no is not a folder"),
+        ],
+    )
+    def test_probes(
+        self, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert said in ask(capsys, "probe", *words).refusal
+
+
+@pytest.fixture
+def as_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is all of a torchrun of one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name, value in (
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", str(port)),
+        ("GLOO_SOCKET_IFNAME", "lo"),
+    ):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("as_rank", "no_processes")
+def test_one_rank_under_torchrun(
+    lone_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = ask(capsys, "run", lone_file, "--steps", "2", "--json").json
+    assert len(result["losses"]) == 2
+    assert result["measurement"] is None
+    assert result["comparison"] == []
+
+
+@pytest.mark.usefixtures("as_rank")
+def test_too_few_processes(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = ask(capsys, "run", plan_file, "--steps", "1").refusal
+    assert refusal.startswith("1 processes were started, the plan's mesh (dp_shard2")
+    assert "needs 2; start it with torchrun --nproc-per-node 2" in refusal
+
+
+@pytest.mark.usefixtures("as_rank")
+def test_a_plan_for_another_model_is_refused_with_the_difference(
+    lone_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((TINY / "config.json").read_text()) | {"num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ("run", lone_file, "--steps", "1", "--model", f"hf:{tmp_path}")
+    refusal = ask(capsys, *words).refusal
+    assert refusal.startswith("the plan is for tiny-llama (1,640,576 parameters in ")
+
+
+def test_another_cluster_can_be_forced(
+    lone_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _changed(lone_file, cluster={"fingerprint": "another", "name": "there"})
+    assert "the plan is for there" in ask(capsys, "run", lone_file).refusal
+    asked: list[int] = []
+
+    def launched(*_: object, processes: int, **__: object) -> list[object]:
+        asked.append(processes)
+        return [{"losses": [2.0, 1.0], "step_times_s": [1.0], "measurement": None}]
+
+    monkeypatch.setattr(LAUNCHER, "launch", launched)
+    answer = ask(capsys, "run", lone_file, "--force")
+    assert asked == [1]
+    assert answer.code == 0
+    assert answer.out.startswith("loss 2.0000 -> 1.0000 in 2 steps on 1 processes (")
+
+
+def test_a_loss_that_diverged_is_still_json(
+    lone_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = {"losses": [1.0, float("nan")], "step_times_s": [1.0], "measurement": None}
+    monkeypatch.setattr(LAUNCHER, "launch", lambda *_, **__: [result])
+    assert ask(capsys, "run", lone_file, "--json").json["losses"] == [1.0, "NaN"]
+
+
+def test_under_torchrun_only_rank_0_speaks(
+    lone_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = {"losses": [2.0, 1.0], "step_times_s": [1.0], "measurement": None}
+    monkeypatch.setattr("planner.cli.rank.train_rank", lambda *_: result)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert ask(capsys, "run", lone_file).out == ""
+    monkeypatch.setenv("RANK", "0")
+    assert ask(capsys, "run", lone_file).out.startswith("loss 2.0000 -> 1.0000")

@@ -1,0 +1,357 @@
+"""``plan`` and ``predict`` as people call them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import planner
+from planner import Cluster, ModelGraph, Plan, plan, predict
+from planner.api import require_fit
+from planner.capture import read_profile
+from planner.errors import (
+    ClusterError,
+    NoFeasiblePlanError,
+    PlanFileError,
+    StrategyError,
+    UnknownNameError,
+)
+from planner.schema import Mesh, Optimizer, Precision, Strategy
+from tests.cost.made import device, hosts, real_graph, uniform_graph
+
+EIGHT = hosts((2, 4, device()))
+
+
+def small(**options: Any) -> Plan:
+    return plan(uniform_graph(8), EIGHT, **{"global_batch": 16, **options})
+
+
+def test_a_plan_holds_together(tmp_path: Path) -> None:
+    made = small()
+    prediction = made.prediction
+    assert made.strategy.global_batch == 16
+    assert made.strategy.mesh.num_devices == 8
+    assert made.not_runnable == ()
+    assert sum(prediction.breakdown_s.values()) == pytest.approx(prediction.step_time_s)
+    assert prediction.samples_per_s == pytest.approx(16 / prediction.step_time_s)
+    assert prediction.tokens_per_s == pytest.approx(1024 * prediction.samples_per_s)
+    assert 0 < (prediction.model_flops_utilization or 0) <= 1
+    assert {entry.rank for entry in prediction.memory} == set(range(made.strategy.mesh.pp))
+    assert made.provenance.alternatives
+    made.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").canonical_bytes() == made.canonical_bytes()
+
+
+def test_the_same_request_gives_the_same_bytes() -> None:
+    assert small(seed=3).canonical_bytes() == small(seed=3).canonical_bytes()
+
+
+def test_no_other_partitioner_did_better() -> None:
+    step = small().prediction.step_time_s
+    for name in ("expert", "random", "exhaustive"):
+        assert step <= small(partitioner=name).prediction.step_time_s * (1 + 1e-9)
+    both = small(partitioner=["random", "expert"])
+    assert both.provenance.partitioner in {"random", "expert"}
+
+
+def test_pins_are_kept_and_written_down() -> None:
+    made = small(pin={"tp": 2, "schedule": "1F1B"})
+    assert made.strategy.mesh.tp == 2
+    assert made.strategy.schedule == "1F1B"
+    assert made.strategy.mesh.pp > 1
+    assert made.strategy.sharding.patterns
+    assert made.provenance.pinned == {"tp": 2, "schedule": "1F1B"}
+
+
+def test_alternatives_are_told_apart_from_the_chosen_one() -> None:
+    fast, lean = small(), small(objective="memory")
+    assert lean.prediction.peak_memory_bytes <= fast.prediction.peak_memory_bytes
+    assert all("slower" in a.reason or "as fast" in a.reason for a in fast.provenance.alternatives)
+    for other in lean.provenance.alternatives:
+        faster = other.step_time_s < lean.prediction.step_time_s
+        assert ("faster" in other.reason) == faster
+
+
+def test_modules_are_read_and_planned() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
+    made = plan(model, EIGHT, global_batch=8, example_inputs=torch.zeros(2, 16))
+    assert made.workload.seq_len is None
+    assert made.prediction.tokens_per_s is None
+
+
+def test_a_cluster_may_be_named() -> None:
+    made = plan(uniform_graph(4), "dgx-h100:2", global_batch=16)
+    assert made.cluster.ref == "dgx-h100:2"
+    with pytest.raises(UnknownNameError, match="did you mean 'dgx-h100'"):
+        plan(uniform_graph(4), "dgx-h10", global_batch=16)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"global_batch": 0}, StrategyError, "global_batch=0 is below 1"),
+        ({"objective": "speed"}, UnknownNameError, "objective"),
+        ({"target": "megatron"}, UnknownNameError, "target"),
+        ({"devices": "some"}, UnknownNameError, "devices"),
+        ({"partitioner": "exhastive"}, UnknownNameError, "'exhaustive'"),
+        ({"recipe": "megatron"}, UnknownNameError, "recipe"),
+        ({"memory_fraction": 0.0}, StrategyError, "memory_fraction=0.0"),
+        ({"memory_fraction": 1.5}, StrategyError, "memory_fraction=1.5"),
+        ({"evaluation_budget": 0}, StrategyError, "evaluation_budget=0"),
+        ({"pin": {"tb": 2}}, UnknownNameError, "did you mean 'tp'"),
+    ],
+)
+def test_bad_input_is_named_in_one_line(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        small(**options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cluster_without_free_devices_is_no_crash() -> None:
+    with pytest.raises(NoFeasiblePlanError, match="all 8 devices of made are occupied"):
+        plan(uniform_graph(4), EIGHT.with_occupied(range(8)), global_batch=8)
+
+
+def refused(**options: Any) -> NoFeasiblePlanError:
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        plan(**options)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_what_does_not_fit_says_what_lacks_and_the_remedies_do_fit() -> None:
+    graph = real_graph("llama3-8b")
+    options: dict[str, Any] = {"model": graph, "cluster": "dgx-h100", "global_batch": 8}
+    error = refused(**options, pin={"recompute": "none", "dp_replicate": 8})
+    lack = re.search(r"\((\d+) bytes\) more than", error.reasons[0])
+    assert lack
+    assert int(lack[1]) > 1e9
+    assert "h100" in error.reasons[0]
+    assert any("dp_replicate" in remedy for remedy in error.remedies)
+    for remedy in error.remedies:
+        plan(**applied(options, remedy, {"recompute": "none", "dp_replicate": 8}))
+
+
+def applied(
+    options: dict[str, Any], remedy: str, pins: dict[str, Any]
+) -> dict[str, Any]:
+    """The request with a remedy of the error message carried out."""
+    changed = {**options, "pin": dict(pins)}
+    if knob := re.match(r"without the pin on (\w+)", remedy):
+        del changed["pin"][knob[1]]
+    elif batch := re.match(r"global_batch=(\d+)", remedy):
+        changed["global_batch"] = int(batch[1])
+    elif share := re.match(r"memory_fraction=([\d.]+)", remedy):
+        changed["memory_fraction"] = float(share[1])
+    elif remedy.startswith("optimizer states"):
+        changed |= {"optimizer": Optimizer(state_dtype="bfloat16"), "target": "any"}
+    elif remedy.startswith("weights, reductions"):
+        changed["optimizer"] = Optimizer(state_dtype="bfloat16")
+        changed["precision"] = Precision(parameter="bfloat16", reduce="bfloat16")
+    elif length := re.match(r"seq_len=(\d+)", remedy):
+        graph = options["model"]
+        parts = graph.seq_len // int(length[1])
+        changed["model"] = replace(
+            graph, batch=graph.batch * parts, seq_len=int(length[1])
+        )
+    elif cluster := re.match(r"(\S+) \(\d+ devices\)", remedy):
+        changed["cluster"] = cluster[1]
+    else:
+        pytest.fail(f"a remedy that nobody can carry out: {remedy}")
+    return changed
+
+
+def test_more_machines_are_offered_and_suffice() -> None:
+    options: dict[str, Any] = {
+        "model": real_graph("llama3-8b"),
+        "cluster": "rtx4090-pc",
+        "global_batch": 8,
+    }
+    error = refused(**options)
+    larger = [r for r in error.remedies if r.startswith("rtx4090-pc:")]
+    assert larger
+    for remedy in error.remedies:
+        plan(**applied(options, remedy, {}))
+
+
+def test_a_batch_that_no_mesh_divides() -> None:
+    pins = {"dp_replicate": 8}
+    options: dict[str, Any] = {"model": uniform_graph(4), "cluster": EIGHT, "global_batch": 7}
+    error = refused(**options, pin=pins)
+    assert "must divide global_batch=7" in error.reasons[0]
+    assert "dp_replicate=8" in error.reasons[0]
+    assert "global_batch=8" in error.remedies
+    for remedy in error.remedies:
+        plan(**applied(options, remedy, pins))
+
+
+def test_a_cluster_from_a_file_offers_no_more_of_itself(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    hosts((1, 2, device(memory_bytes=2e9))).document.save(path)
+    error = refused(
+        model=real_graph("llama3-8b"), cluster=str(path), global_batch=8
+    )
+    assert error.remedies == ()
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_profiles_are_planned_by_their_times(tmp_path: Path, pipeline: int) -> None:
+    lines = [
+        f"node{i} -- Linear({i}) -- forward_compute_time={i}.0, "
+        f"backward_compute_time={2 * i}.0, activation_size=1000.0, "
+        f"parameter_size=4000.000"
+        for i in range(1, 5)
+    ] + [f"\tnode{i} -- node{i + 1}" for i in range(1, 4)]
+    path = tmp_path / "graph.txt"
+    path.write_text("\n".join(lines))
+    pins = {"pp": 2, "schedule": "1F1B"} if pipeline == 2 else {"pp": 1}
+    made = plan(read_profile(path), hosts((1, 2, device())), global_batch=4, pin=pins)
+    # 30 ms a sample in all; cut in two, nodes 1 to 3 take 18 ms of them.
+    if pipeline == 1:
+        assert made.prediction.breakdown_s["compute"] == pytest.approx(2 * 0.030)
+    else:
+        assert made.prediction.breakdown_s["compute"] == pytest.approx(4 * 0.018)
+
+
+# -- predict ---------------------------------------------------------------------------
+
+
+def test_predict_cuts_a_model_for_a_strategy_without_stages() -> None:
+    given = {
+        "mesh": {"pp": 4, "dp_shard": 2},
+        "zero_stage": 2,
+        "schedule": "1F1B",
+        "num_microbatches": 8,
+    }
+    made = predict(uniform_graph(8), EIGHT, given)
+    assert [len(stage.modules) for stage in made.strategy.stages] == [2, 2, 2, 2]
+    assert made.workload.global_batch == 16
+    assert made.provenance.partitioner == "given"
+    again = predict(uniform_graph(8), EIGHT, made.strategy)
+    assert again.prediction == made.prediction
+
+
+def test_predict_uses_the_devices_that_are_named() -> None:
+    cluster = EIGHT.with_occupied([0])
+    given = {"mesh": {"dp_replicate": 2}, "device_ranges": [[6, 8]]}
+    assert predict(uniform_graph(2), cluster, given).strategy.device_ids() == (6, 7)
+    free = predict(uniform_graph(2), cluster, {"mesh": {"dp_replicate": 2}})
+    assert free.strategy.device_ids() == (1, 2)
+    taken = {"mesh": {"dp_replicate": 2}, "device_ranges": [[0, 2]]}
+    with pytest.raises(StrategyError, match="device 0, which is occupied"):
+        predict(uniform_graph(2), cluster, taken)
+
+
+def test_predict_of_wrong_stages_names_the_unit() -> None:
+    given = {"stages": [{"rank": 0, "modules": ["layers.0"]}]}
+    with pytest.raises(StrategyError, match="missing 'layers.1'"):
+        predict(uniform_graph(2), EIGHT, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"mesh": {"dp_shard": 4}}, "zero_stage=0 with dp_shard=4"),
+        ({"mesh": {"dp_replicate": 16}}, "needs 16 devices, 8 are free"),
+        ({"mesh": {"tp": 3}}, "tp=3 does not divide features=512"),
+        ({"mesh": {"pp": 2}, "schedule": "1F1B"}, "below the 2 stages"),
+    ],
+)
+def test_predict_refuses_what_breaks_a_rule(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(StrategyError, match=words):
+        predict(uniform_graph(8), EIGHT, given)
+
+
+def test_predict_checks_the_global_batch() -> None:
+    with pytest.raises(StrategyError, match="is not global_batch=9"):
+        predict(uniform_graph(2), EIGHT, Strategy(), global_batch=9)
+
+
+def test_predict_over_memory_says_by_how_much() -> None:
+    cramped = hosts((1, 1, device(memory_bytes=1e9)))
+    made = predict(uniform_graph(8), cramped, Strategy())
+    entry = made.prediction.memory[0]
+    assert entry.total_bytes > entry.limit_bytes == pytest.approx(0.9e9)
+    with pytest.raises(NoFeasiblePlanError, match="GB more than its limit of 0.90 GB"):
+        require_fit(made)
+    require_fit(predict(uniform_graph(8), EIGHT, Strategy()))
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml", "plan", "object", "fields"])
+def test_predict_reads_what_people_have(kind: str, tmp_path: Path) -> None:
+    strategy = Strategy(mesh=Mesh(dp_replicate=2), num_microbatches=3)
+    data = strategy.model_dump(mode="json", exclude_defaults=True)
+    whole = predict(uniform_graph(2), EIGHT, strategy)
+    source: Any = {"object": strategy, "fields": data}.get(kind)
+    if source is None:
+        source = tmp_path / f"strategy.{'yaml' if kind == 'yaml' else 'json'}"
+        if kind == "plan":
+            whole.save(source)
+        else:
+            source.write_text(
+                yaml.safe_dump(data) if kind == "yaml" else json.dumps(data)
+            )
+    assert predict(uniform_graph(2), EIGHT, source).prediction == whole.prediction
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.json", "{", "not JSON"),
+        ("a.yaml", "a: [", "not YAML"),
+        ("a.json", '{"mesh": {"pp": 0}}', "mesh.pp"),
+        ("a.json", '{"mash": {}}', "mash"),
+        ("a.json", "[1]", "a.json"),
+    ],
+)
+def test_predict_names_the_fault_of_a_file(
+    name: str, text: str, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(PlanFileError) as caught:
+        predict(uniform_graph(2), EIGHT, path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_predict_of_a_missing_file() -> None:
+    with pytest.raises(PlanFileError, match="cannot read strategy"):
+        predict(uniform_graph(2), EIGHT, "nowhere.json")
+
+
+def test_both_fidelities_price_a_strategy() -> None:
+    given = {"mesh": {"pp": 2}, "schedule": "1F1B", "num_microbatches": 4}
+    simulated, closed = (
+        predict(uniform_graph(8), EIGHT, given, fidelity=fidelity)
+        for fidelity in ("simulated", "analytic")
+    )
+    assert simulated.prediction.fidelity == "simulated"
+    assert closed.prediction.fidelity == "analytic"
+    assert closed.prediction.step_time_s == pytest.approx(
+        simulated.prediction.step_time_s, rel=0.01
+    )
+
+
+def test_names_resolve_lazily() -> None:
+    assert planner.plan is plan
+    assert planner.Cluster is Cluster
+    assert planner.ModelGraph is ModelGraph
+    with pytest.raises(AttributeError, match="no attribute 'plam'"):
+        planner.plam  # noqa: B018
+
+
+def test_cluster_errors_come_through() -> None:
+    with pytest.raises(ClusterError):
+        plan(uniform_graph(2), "dgx-h100:0", global_batch=8)

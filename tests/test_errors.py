@@ -1,0 +1,82 @@
+"""The tree of errors, as its docstring draws it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+
+from planner import errors
+from planner.errors import (
+    MeshwrightError,
+    NoFeasiblePlanError,
+    RankFailedError,
+    UnknownNameError,
+)
+
+
+def _drawn() -> dict[str, str]:
+    """Name to parent, read from the drawing."""
+    parents: dict[str, str] = {}
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^([│├└─ ]*)(\w+Error)\b", line)
+        if not found:
+            continue
+        depth = len(found[1]) // 4
+        path[depth:] = [found[2]]
+        parents[found[2]] = path[depth - 1] if depth else "Exception"
+    return parents
+
+
+def test_the_drawing_is_the_tree() -> None:
+    drawn = _drawn()
+    assert sorted(drawn) == sorted(errors.__all__)
+    for name, parent in drawn.items():
+        kind = getattr(errors, name)
+        assert kind.__bases__[0].__name__ == parent
+        assert issubclass(kind, MeshwrightError)
+
+
+def test_only_infeasible_plans_exit_with_2() -> None:
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        assert kind.exit_code == (2 if kind is NoFeasiblePlanError else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dgx-h10", "unknown cluster preset 'dgx-h10'; did you mean 'dgx-h100'?"),
+        ("DGX-H100", "unknown cluster preset 'DGX-H100'; did you mean 'dgx-h100'?"),
+        ("zzz", "unknown cluster preset 'zzz'; known: dgx-a100, dgx-h100"),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(name: str, message: str) -> None:
+    error = UnknownNameError("cluster preset", name, ["dgx-h100", "dgx-a100"])
+    # A plain KeyError would show the message in quotes.
+    assert str(error) == message
+    assert isinstance(error, KeyError)
+
+
+def test_schedules_in_the_wrong_case_are_recognised() -> None:
+    error = UnknownNameError("schedule", "1f1b", ["GPipe", "1F1B"])
+    assert "did you mean '1F1B'?" in str(error)
+
+
+def test_an_infeasible_plan_says_why_and_what_would_fit() -> None:
+    error = NoFeasiblePlanError(["a lacks 1 byte", "b too"], ["tp=2", "tp=4"])
+    assert str(error) == (
+        "no feasible plan: a lacks 1 byte; b too; would fit: tp=2 | tp=4"
+    )
+    assert error.reasons == ("a lacks 1 byte", "b too")
+    assert error.remedies == ("tp=2", "tp=4")
+    assert "would fit" not in str(NoFeasiblePlanError(["a"]))
+
+
+def test_plain_errors_survive_a_pickle() -> None:
+    """They cross process boundaries in pools."""
+    error = pickle.loads(pickle.dumps(RankFailedError("rank 1 died")))
+    assert type(error) is RankFailedError
+    assert str(error) == "rank 1 died"
