@@ -1,8 +1,7 @@
-"""``plan`` and ``predict`` as people call them."""
+"""``plan`` as people call it."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,20 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import planner
-from planner import Cluster, ModelGraph, Plan, plan, predict
-from planner.api import require_fit
+from planner import Cluster, ModelGraph, Plan, plan
 from planner.capture import read_profile
 from planner.errors import (
     ClusterError,
     NoFeasiblePlanError,
-    PlanFileError,
     StrategyError,
     UnknownNameError,
 )
-from planner.schema import Mesh, Optimizer, Precision, Strategy
+from planner.schema import Optimizer, Precision
 from tests.cost.made import device, hosts, real_graph, uniform_graph
 
 EIGHT = hosts((2, 4, device()))
@@ -43,7 +39,9 @@ def test_a_plan_holds_together(tmp_path: Path) -> None:
     assert prediction.samples_per_s == pytest.approx(16 / prediction.step_time_s)
     assert prediction.tokens_per_s == pytest.approx(1024 * prediction.samples_per_s)
     assert 0 < (prediction.model_flops_utilization or 0) <= 1
-    assert {entry.rank for entry in prediction.memory} == set(range(made.strategy.mesh.pp))
+    assert {entry.rank for entry in prediction.memory} == set(
+        range(made.strategy.mesh.pp)
+    )
     assert made.provenance.alternatives
     made.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").canonical_bytes() == made.canonical_bytes()
@@ -73,7 +71,10 @@ def test_pins_are_kept_and_written_down() -> None:
 def test_alternatives_are_told_apart_from_the_chosen_one() -> None:
     fast, lean = small(), small(objective="memory")
     assert lean.prediction.peak_memory_bytes <= fast.prediction.peak_memory_bytes
-    assert all("slower" in a.reason or "as fast" in a.reason for a in fast.provenance.alternatives)
+    assert all(
+        "slower" in a.reason or "as fast" in a.reason
+        for a in fast.provenance.alternatives
+    )
     for other in lean.provenance.alternatives:
         faster = other.step_time_s < lean.prediction.step_time_s
         assert ("faster" in other.reason) == faster
@@ -187,7 +188,11 @@ def test_more_machines_are_offered_and_suffice() -> None:
 
 def test_a_batch_that_no_mesh_divides() -> None:
     pins = {"dp_replicate": 8}
-    options: dict[str, Any] = {"model": uniform_graph(4), "cluster": EIGHT, "global_batch": 7}
+    options: dict[str, Any] = {
+        "model": uniform_graph(4),
+        "cluster": EIGHT,
+        "global_batch": 7,
+    }
     error = refused(**options, pin=pins)
     assert "must divide global_batch=7" in error.reasons[0]
     assert "dp_replicate=8" in error.reasons[0]
@@ -199,9 +204,7 @@ def test_a_batch_that_no_mesh_divides() -> None:
 def test_a_cluster_from_a_file_offers_no_more_of_itself(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     hosts((1, 2, device(memory_bytes=2e9))).document.save(path)
-    error = refused(
-        model=real_graph("llama3-8b"), cluster=str(path), global_batch=8
-    )
+    error = refused(model=real_graph("llama3-8b"), cluster=str(path), global_batch=8)
     assert error.remedies == ()
 
 
@@ -222,126 +225,6 @@ def test_profiles_are_planned_by_their_times(tmp_path: Path, pipeline: int) -> N
         assert made.prediction.breakdown_s["compute"] == pytest.approx(2 * 0.030)
     else:
         assert made.prediction.breakdown_s["compute"] == pytest.approx(4 * 0.018)
-
-
-# -- predict ---------------------------------------------------------------------------
-
-
-def test_predict_cuts_a_model_for_a_strategy_without_stages() -> None:
-    given = {
-        "mesh": {"pp": 4, "dp_shard": 2},
-        "zero_stage": 2,
-        "schedule": "1F1B",
-        "num_microbatches": 8,
-    }
-    made = predict(uniform_graph(8), EIGHT, given)
-    assert [len(stage.modules) for stage in made.strategy.stages] == [2, 2, 2, 2]
-    assert made.workload.global_batch == 16
-    assert made.provenance.partitioner == "given"
-    again = predict(uniform_graph(8), EIGHT, made.strategy)
-    assert again.prediction == made.prediction
-
-
-def test_predict_uses_the_devices_that_are_named() -> None:
-    cluster = EIGHT.with_occupied([0])
-    given = {"mesh": {"dp_replicate": 2}, "device_ranges": [[6, 8]]}
-    assert predict(uniform_graph(2), cluster, given).strategy.device_ids() == (6, 7)
-    free = predict(uniform_graph(2), cluster, {"mesh": {"dp_replicate": 2}})
-    assert free.strategy.device_ids() == (1, 2)
-    taken = {"mesh": {"dp_replicate": 2}, "device_ranges": [[0, 2]]}
-    with pytest.raises(StrategyError, match="device 0, which is occupied"):
-        predict(uniform_graph(2), cluster, taken)
-
-
-def test_predict_of_wrong_stages_names_the_unit() -> None:
-    given = {"stages": [{"rank": 0, "modules": ["layers.0"]}]}
-    with pytest.raises(StrategyError, match="missing 'layers.1'"):
-        predict(uniform_graph(2), EIGHT, given)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"mesh": {"dp_shard": 4}}, "zero_stage=0 with dp_shard=4"),
-        ({"mesh": {"dp_replicate": 16}}, "needs 16 devices, 8 are free"),
-        ({"mesh": {"tp": 3}}, "tp=3 does not divide features=512"),
-        ({"mesh": {"pp": 2}, "schedule": "1F1B"}, "below the 2 stages"),
-    ],
-)
-def test_predict_refuses_what_breaks_a_rule(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(StrategyError, match=words):
-        predict(uniform_graph(8), EIGHT, given)
-
-
-def test_predict_checks_the_global_batch() -> None:
-    with pytest.raises(StrategyError, match="is not global_batch=9"):
-        predict(uniform_graph(2), EIGHT, Strategy(), global_batch=9)
-
-
-def test_predict_over_memory_says_by_how_much() -> None:
-    cramped = hosts((1, 1, device(memory_bytes=1e9)))
-    made = predict(uniform_graph(8), cramped, Strategy())
-    entry = made.prediction.memory[0]
-    assert entry.total_bytes > entry.limit_bytes == pytest.approx(0.9e9)
-    with pytest.raises(NoFeasiblePlanError, match="GB more than its limit of 0.90 GB"):
-        require_fit(made)
-    require_fit(predict(uniform_graph(8), EIGHT, Strategy()))
-
-
-@pytest.mark.parametrize("kind", ["json", "yaml", "plan", "object", "fields"])
-def test_predict_reads_what_people_have(kind: str, tmp_path: Path) -> None:
-    strategy = Strategy(mesh=Mesh(dp_replicate=2), num_microbatches=3)
-    data = strategy.model_dump(mode="json", exclude_defaults=True)
-    whole = predict(uniform_graph(2), EIGHT, strategy)
-    source: Any = {"object": strategy, "fields": data}.get(kind)
-    if source is None:
-        source = tmp_path / f"strategy.{'yaml' if kind == 'yaml' else 'json'}"
-        if kind == "plan":
-            whole.save(source)
-        else:
-            source.write_text(
-                yaml.safe_dump(data) if kind == "yaml" else json.dumps(data)
-            )
-    assert predict(uniform_graph(2), EIGHT, source).prediction == whole.prediction
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("a.json", "{", "not JSON"),
-        ("a.yaml", "a: [", "not YAML"),
-        ("a.json", '{"mesh": {"pp": 0}}', "mesh.pp"),
-        ("a.json", '{"mash": {}}', "mash"),
-        ("a.json", "[1]", "a.json"),
-    ],
-)
-def test_predict_names_the_fault_of_a_file(
-    name: str, text: str, words: str, tmp_path: Path
-) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(PlanFileError) as caught:
-        predict(uniform_graph(2), EIGHT, path)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_predict_of_a_missing_file() -> None:
-    with pytest.raises(PlanFileError, match="cannot read strategy"):
-        predict(uniform_graph(2), EIGHT, "nowhere.json")
-
-
-def test_both_fidelities_price_a_strategy() -> None:
-    given = {"mesh": {"pp": 2}, "schedule": "1F1B", "num_microbatches": 4}
-    simulated, closed = (
-        predict(uniform_graph(8), EIGHT, given, fidelity=fidelity)
-        for fidelity in ("simulated", "analytic")
-    )
-    assert simulated.prediction.fidelity == "simulated"
-    assert closed.prediction.fidelity == "analytic"
-    assert closed.prediction.step_time_s == pytest.approx(
-        simulated.prediction.step_time_s, rel=0.01
-    )
 
 
 def test_names_resolve_lazily() -> None:

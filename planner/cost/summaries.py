@@ -223,14 +223,12 @@ def _prefix(values: Array) -> Array:
     return sums
 
 
-def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
-    """Cut every pair's model evenly by time and sum up its ranks.
+def _stacked(costs: UnitCosts) -> tuple[Array, Array, Array, Array]:
+    """Columns of TIMES, KEPT and PEAKS, and bytes across each cut.
 
-    Args:
-        costs: Of all units under all combinations.
-        pairs: What to sum up.
+    Returns:
+        Shapes [T, C, TIMES, U], [C, KEPT, U], [C, PEAKS, U] and [C, U + 1].
     """
-    kinds = costs.forward_s.shape[0]
     shared = [
         np.broadcast_to(part, costs.forward_s.shape)
         for part in (costs.tp_s, costs.cp_s, costs.ep_s)
@@ -260,6 +258,17 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
     peak_values = np.stack([both, *costs.transient_bytes], axis=1)
     cut = np.zeros((combos, units + 1))
     cut[:, 1:-1] = costs.cut_bytes
+    return times, kept_values, np.ascontiguousarray(peak_values), cut
+
+
+def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
+    """Cut every pair's model evenly by time and sum up its ranks.
+
+    Args:
+        costs: Of all units under all combinations.
+        pairs: What to sum up.
+    """
+    times, kept_values, peak_values, cut = _stacked(costs)
     work = np.tensordot(times, _WORK, axes=(2, 0))
     count = len(pairs.combo)
     stages = pairs.pp * pairs.virtual
@@ -280,11 +289,10 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         peaks=np.zeros((count, 3, len(PEAKS))),
         receive_bytes=np.zeros((count, 3)),
     )
-    assert times.shape[0] == kinds
     _summarize(
         _prefix(times),
         _prefix(kept_values),
-        np.ascontiguousarray(peak_values),
+        peak_values,
         cut,
         pairs.combo,
         pairs.pp,

@@ -191,7 +191,9 @@ def _cp_traffic(
     share = (combos.cp - 1) / combos.cp
     wire = np.zeros_like(whole)
     measured = setting.cluster.document.collectives
-    for index in np.flatnonzero(classes.column("sequence_bytes")):
+    for index, block in enumerate(classes.blocks):
+        if not block.sequence_bytes:
+            continue
         wire[:, index] = 3 * time_of("all_gather", whole[:, index], groups, measured)
     exposed = np.maximum(0.0, wire - attention_s)
     return _Traffic(
@@ -300,9 +302,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         cp_bytes=cp.sent @ to_units,
         ep_bytes=ep.sent @ to_units,
         tp_payload=tp.payload @ to_units,
-        gather_payload=(
-            classes.gathered_bytes * (scale * (combos.tp > 1))[:, None]
-        )
+        gather_payload=(classes.gathered_bytes * (scale * (combos.tp > 1))[:, None])
         @ to_units,
         ep_payload=ep.payload @ to_units,
     )

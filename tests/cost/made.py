@@ -129,7 +129,9 @@ def _block(index: int, **changes: Any) -> Block:
     return Block(**{**fields, **changes})
 
 
-def uniform_graph(units: int = 8, *, seq_len: int | None = TOKENS, **changes: Any) -> ModelGraph:
+def uniform_graph(
+    units: int = 8, *, seq_len: int | None = TOKENS, **changes: Any
+) -> ModelGraph:
     """``units`` equal layers of two products of 512 x 512, 1,024 tokens a sample."""
     fields = {
         key: changes.pop(key)

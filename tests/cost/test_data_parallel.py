@@ -60,9 +60,7 @@ def test_rounds_without_a_pipeline(
     found = traffic(zero, many)
     assert found.gathered_bytes == gathers * 2e9
     assert found.scattered_bytes == scatters * 4e9
-    assert found.sent_bytes == pytest.approx(
-        0.75 * (gathers * 2e9 + scatters * 4e9)
-    )
+    assert found.sent_bytes == pytest.approx(0.75 * (gathers * 2e9 + scatters * 4e9))
     assert found.exposed_s == pytest.approx(gathers * GATHER + scatters * SCATTER)
 
 

@@ -107,7 +107,9 @@ def test_the_table_never_promises_memory_that_is_not_there() -> None:
 @pytest.mark.parametrize("recompute", [0, 1, 2])
 def test_all_three_agree_on_every_axis(axes: dict[str, int], recompute: int) -> None:
     values = row(**axes, recompute=recompute, microbatch_size=2, num_microbatches=4)
-    strategy_devices = np.prod([values[a] for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp")])
+    strategy_devices = np.prod(
+        [values[a] for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
+    )
     cluster = hosts((1, int(strategy_devices), device()), inside=1e10)
     model = CostModel(setting_for(uniform_graph(8), cluster))
     exact = model.cost(even(model, values))

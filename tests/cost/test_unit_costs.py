@@ -57,12 +57,18 @@ def test_recomputation_has_the_whole_unit_back_at_once() -> None:
     paired = replace(
         graph,
         blocks=tuple(
-            replace(b, layer=f"pair.{b.index // 2}", boundary_bytes=STREAM * (1 - b.index % 2))
+            replace(
+                b,
+                layer=f"pair.{b.index // 2}",
+                boundary_bytes=STREAM * (1 - b.index % 2),
+            )
             for b in graph.blocks
         ),
     )
     costs = priced(paired)
-    assert costs.saved_bytes[:, 0, 0] == pytest.approx([12 * STREAM, 6 * STREAM, STREAM])
+    assert costs.saved_bytes[:, 0, 0] == pytest.approx(
+        [12 * STREAM, 6 * STREAM, STREAM]
+    )
     working = STREAM / 2
     extra = [working, working + 6 * STREAM, working + 12 * STREAM]
     assert costs.transient_bytes[:, 0, 0] == pytest.approx(extra)
@@ -91,9 +97,7 @@ def test_expert_parallelism_sends_tokens_twice_a_forward() -> None:
     graph = uniform_graph(2)
     experts = replace(
         with_blocks(graph, expert_bytes=1e9, expert_parameter_count=HIDDEN * HIDDEN),
-        parameters=tuple(
-            replace(p, expert=".up." in p.name) for p in graph.parameters
-        ),
+        parameters=tuple(replace(p, expert=".up." in p.name) for p in graph.parameters),
         num_experts=8,
     )
     costs = priced(experts, ep=4)

@@ -98,9 +98,7 @@ def test_exhaustive_is_never_worse_than_expert_or_random(
     model: str, cluster: str, objective: Objective
 ) -> None:
     machines = mixed() if cluster == "mixed" else Cluster.parse(cluster)
-    request = request_for(
-        real_graph(model), machines, 32, objective=objective, seed=3
-    )
+    request = request_for(real_graph(model), machines, 32, objective=objective, seed=3)
     exhaustive = get_partitioner("exhaustive").search(request)
     for name in ("expert", "random"):
         other = get_partitioner(name).search(replace(request, evaluation_budget=24))
@@ -148,10 +146,7 @@ def test_random_draws_depend_on_the_seed() -> None:
         uniform_graph(8), hosts((2, 4, device())), 64, evaluation_budget=8
     )
     drawn = [
-        {
-            c.strategy.label()
-            for c in get_partitioner("random").search(r).candidates
-        }
+        {c.strategy.label() for c in get_partitioner("random").search(r).candidates}
         for r in (request, replace(request, seed=1))
     ]
     assert drawn[0] != drawn[1]
@@ -184,7 +179,9 @@ def test_faster_devices_get_more_units() -> None:
     request = request_for(real_graph("llama3-8b"), mixed(), 32, pins=pins)
     found = get_partitioner("exhaustive").search(request).candidates[0]
     types = request.setting.cluster.type_index
-    speed = [max(d.peak_flops_per_s.values()) for d in request.setting.cluster.device_types]
+    speed = [
+        max(d.peak_flops_per_s.values()) for d in request.setting.cluster.device_types
+    ]
     ids = found.strategy.device_ids()
     half = len(ids) // 2
     if half * 2 < 16:

@@ -52,11 +52,17 @@ def every_row(facts: Facts, count: int) -> set[tuple[int, ...]]:
             if SCHEDULES[schedule] == "Interleaved1F1B" and virtual == 1:
                 continue  # It is 1F1B then.
             rows.append(
-                (pp, rep, shard, cp, tp, ep, zero, schedule, virtual, size, many)
-                + (again, int(tp > 1 and fits))
+                (
+                    *(pp, rep, shard, cp, tp, ep, zero, schedule, virtual),
+                    *(size, many, again, int(tp > 1 and fits)),
+                )
             )
     table = StrategyTable.from_columns(
-        **dict(zip(StrategyTable.__dataclass_fields__, zip(*rows, strict=True), strict=True))
+        **dict(
+            zip(
+                StrategyTable.__dataclass_fields__, zip(*rows, strict=True), strict=True
+            )
+        )
     )
     return {tuple(r.values()) for r in table[legal(table, facts)].rows()}
 

@@ -109,7 +109,7 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
     facts = replace(FACTS, target="meshwright", num_devices=10**6)
     others = names_of_broken(values, replace(facts, target="any"))
     stages = values["pp"] * values["virtual_stages"]
-    if others or values["virtual_stages"] > 1 and values["pp"] == 1:
+    if others or (values["virtual_stages"] > 1 and values["pp"] == 1):
         return
     strategy = build_strategy(
         values,
@@ -168,9 +168,7 @@ def test_a_legal_strategy_passes() -> None:
 
 def test_tied_parameters_that_tp_splits_unlike_are_refused_before_pricing() -> None:
     tied = (("embed.weight", "head.weight"),)
-    facts = replace(
-        FACTS, target="meshwright", tied=tied, sharding={"head": "colwise"}
-    )
+    facts = replace(FACTS, target="meshwright", tied=tied, sharding={"head": "colwise"})
     assert names_of_broken(row(tp=2, num_microbatches=16), facts) == {"target"}
     alike = replace(facts, sharding={"head": "colwise", "embed": "vocab"})
     assert names_of_broken(row(tp=2, num_microbatches=16), alike) == set()

@@ -1,0 +1,125 @@
+"""Every code block of README.md and docs/ is run, or says why it is not.
+
+Python blocks of one file share a namespace and a fresh folder, in which ``examples``
+is that of the repository. Shell blocks hold ``meshwright`` commands. A block that is
+not run stands right after a comment, ``<!-- not run: it needs eight GPUs -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+SHELLS = frozenset({"sh", "bash", "shell", "console"})
+FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<language>[\w-]*)[^\n`]*$")
+NOT_RUN = re.compile(r"<!--\s*not run:\s*\S.*?-->\s*$", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One fenced block; ``line`` is that of its first line of code."""
+
+    language: str
+    code: str
+    line: int
+    run: bool
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Fenced blocks in order.
+
+    Raises:
+        ValueError: If the last one has no end.
+    """
+    lines = text.splitlines()
+    index = 0
+    while index < len(lines):
+        opened = FENCE.match(lines[index])
+        index += 1
+        if not opened:
+            continue
+        first = index
+        while index < len(lines) and lines[index].strip() != opened["ticks"]:
+            index += 1
+        if index == len(lines):
+            raise ValueError(f"the block of line {first} has no end")
+        before = "\n".join(lines[: first - 1])
+        yield Block(
+            language=opened["language"],
+            code="\n".join(lines[first:index]) + "\n",
+            line=first + 1,
+            run=not NOT_RUN.search(before),
+        )
+        index += 1
+
+
+def commands(code: str) -> list[list[str]]:
+    """Words of each command; prompts, comments and continued lines are understood."""
+    joined = code.replace("\\\n", " ")
+    lines = (line.strip().removeprefix("$ ") for line in joined.splitlines())
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def _execute(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    if block.language == "python":
+        # Blank lines in front, so that a traceback names the line of the page.
+        source = "\n" * (block.line - 1) + block.code
+        exec(compile(source, str(page), "exec"), namespace)
+        return
+    for words in commands(block.code):
+        where = f"{page.name}:{block.line}: {shlex.join(words)}"
+        assert words[0] == "meshwright", f"{where}: mark it <!-- not run: reason -->"
+        assert main(words[1:]) == 0, where
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page.read_text(encoding="utf-8")):
+        if block.run and (block.language == "python" or block.language in SHELLS):
+            _execute(block, page, namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_blocks_are_found() -> None:
+    text = (
+        "a\n```python\nx = 1\n```\n\n<!-- not run: it needs\nGPUs -->\n```sh\nmake\n```\n"
+        "text\n```json\n{}\n```\n"
+    )
+    found = list(blocks(text))
+    assert [(b.language, b.line, b.run) for b in found] == [
+        ("python", 3, True),
+        ("sh", 9, False),
+        ("json", 13, True),
+    ]
+    assert found[0].code == "x = 1\n"
+    with pytest.raises(ValueError, match="no end"):
+        list(blocks("```python\nx"))
+
+
+def test_commands_are_read_as_a_shell_would() -> None:
+    code = "$ meshwright plan \\\n    --pin tp=8   # eight\n\n# nothing\nmake 'a b'\n"
+    assert commands(code) == [
+        ["meshwright", "plan", "--pin", "tp=8"],
+        ["make", "a b"],
+    ]
