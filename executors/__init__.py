@@ -11,13 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executors.launch import launch
+    from executors.launcher import launch
     from executors.runner import RunResult, StepReport, run
 
 _HOMES = {
     "RunResult": "executors.runner",
     "StepReport": "executors.runner",
-    "launch": "executors.launch",
+    "launch": "executors.launcher",
     "run": "executors.runner",
 }
 
@@ -27,10 +27,7 @@ __all__ = ["RunResult", "StepReport", "launch", "run"]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'executors' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    # `from executors import launch` would find the submodule the second time.
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,6 @@ _HOMES = {
     "ModelGraph": "planner.graph",
     "Plan": "planner.schema",
     "Strategy": "planner.schema",
-    "capture": "planner.capture",
     "plan": "planner.api",
     "predict": "planner.api",
 }

@@ -31,7 +31,7 @@ from planner.space import check, normalize_pins
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["plan", "predict"]
+__all__ = ["plan", "predict", "read_model", "require_fit"]
 
 #: What ``partitioner="auto"`` asks; the best answer wins.
 _AUTO = ("expert", "exhaustive")

@@ -22,7 +22,9 @@ def _fresh(code: str) -> str:
 
 
 def _loaded(statement: str, *names: str) -> list[str]:
-    code = f"import sys\n{statement}\nprint(*[n for n in {names!r} if n in sys.modules])"
+    code = (
+        f"import sys\n{statement}\nprint(*[n for n in {names!r} if n in sys.modules])"
+    )
     return _fresh(code).split()
 
 
@@ -51,7 +53,9 @@ def test_the_command_line_starts_without_torch() -> None:
 
 
 def test_clusters_need_no_torch() -> None:
-    assert _loaded("from planner import Cluster; Cluster.parse('dgx-h100')", "torch") == []
+    assert (
+        _loaded("from planner import Cluster; Cluster.parse('dgx-h100')", "torch") == []
+    )
 
 
 @pytest.mark.parametrize(

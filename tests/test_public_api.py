@@ -40,7 +40,6 @@ def test_the_entrance() -> None:
         "ModelGraph",
         "Plan",
         "Strategy",
-        "capture",
         "plan",
         "predict",
         "__version__",
@@ -71,7 +70,9 @@ def test_a_room_exports_what_it_lists(room: str) -> None:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             bound.add(node.target.id)
     internal = {"export_json", "export_torchrun"} if room == "planner.export" else set()
-    assert {name for name in bound if not name.startswith("_")} - internal == set(listed)
+    assert {name for name in bound if not name.startswith("_")} - internal == set(
+        listed
+    )
 
 
 @pytest.mark.parametrize("name", _modules())

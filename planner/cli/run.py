@@ -119,7 +119,7 @@ class RunCommand:
             open_tokens(self.data, plan.workload)
 
     def _launch(self, plan: Plan, arguments: dict[str, Any]) -> dict[str, Any]:
-        from executors.launch import launch
+        from executors.launcher import launch
 
         processes = plan.strategy.mesh.num_devices
         note(f"starting {processes} processes: {plan.strategy.label()}")

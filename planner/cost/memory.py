@@ -131,6 +131,10 @@ def memory_parts(
     )
 
 
+#: How many chunks more each rank before the last holds, by schedule.
+_PER_RANK = np.array([0, 1, 2, 0, 2, 0, 0])
+
+
 def chunks_in_flight(
     schedule: NDArray[np.int64],
     pp: NDArray[np.int64],
@@ -148,24 +152,20 @@ def chunks_in_flight(
     Source: Narayanan et al. 2021 (2104.04473), section 2.2: 1F1B holds pp - rank, an
     interleaved schedule (v - 1) pp + 2 (pp - 1 - rank) + 1 chunks if pp divides M.
     """
-    pp, virtual, many, rank, schedule = np.broadcast_arrays(
-        pp, virtual_stages, num_microbatches, rank, schedule
-    )
+    virtual, many = virtual_stages, num_microbatches
     everything = virtual * many
-    behind = pp - 1 - rank
     # Microbatches that a rank takes through one virtual stage before the next.
     round_size = many // np.maximum(many // pp, 1)
-    interleaved = (virtual - 1) * round_size + 2 * behind + 1
-    choices = [
+    on_last_rank = [
         everything,  # GPipe
-        behind + 1,  # 1F1B
-        interleaved,  # Interleaved1F1B
+        np.ones_like(everything),  # 1F1B
+        (virtual - 1) * round_size + 1,  # Interleaved1F1B
         everything,  # LoopedBFS
-        virtual * round_size + 2 * behind + 1,  # InterleavedZeroBubble
+        virtual * round_size + 1,  # InterleavedZeroBubble
         2 * pp,  # ZBVZeroBubble: as much as 1F1B, on every rank
         2 * pp + 2,  # DualPipeV
     ]
-    held = np.choose(schedule, choices)
+    held = np.choose(schedule, on_last_rank) + _PER_RANK[schedule] * (pp - 1 - rank)
     return np.asarray(
         np.where(pp > 1, np.minimum(held, everything), virtual), dtype=float
     )

@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 _ROUNDS = 26
+#: Share of the bottleneck to which it is found.
+_PRECISION = 1e-8
 
 
 @compiled
@@ -82,10 +84,12 @@ def _fill_mixed(prefix: Array, types: Index, limit: float, bounds: Index) -> boo
 
 
 @compiled
-def _place(prefix: Array, types: Index, limit: float, bounds: Index) -> bool:
+def _place(
+    prefix: Array, types: Index, limit: float, bounds: Index, mixed: bool
+) -> bool:
     if _fill(prefix, types, limit, bounds):
         return True
-    if (types == types[0]).all():
+    if not mixed:
         return False
     placed: bool = _fill_mixed(prefix, types, limit, bounds)
     return placed
@@ -99,15 +103,23 @@ def _balance(prefix: Array, types: Index, bounds: Index) -> None:
     for kind in range(prefix.shape[0]):
         high = max(high, prefix[kind, units])
     low = 0.0
+    mixed = bool((types != types[0]).any())
+    if not mixed:
+        # A stage is full at the mean at the latest with the unit that crosses it.
+        sums = prefix[types[0]]
+        low = sums[units] / stages * (1 - 1e-12)
+        high = (low + (sums[1:] - sums[:-1]).max()) * (1 + 1e-9)
     trial = np.empty(stages + 1, dtype=np.int64)
     for _ in range(_ROUNDS):
+        if high - low <= _PRECISION * high:
+            break
         middle = 0.5 * (low + high)
-        if _place(prefix, types, middle, trial):
+        if _place(prefix, types, middle, trial, mixed):
             high = middle
             bounds[: stages + 1] = trial
         else:
             low = middle
-    if not _place(prefix, types, high, bounds):
+    if not _place(prefix, types, high, bounds, mixed):
         for stage in range(stages + 1):
             bounds[stage] = stage * units // stages
 

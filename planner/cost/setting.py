@@ -157,15 +157,13 @@ class Setting:
             time; and devices per core of the fullest host if every device computes.
             Both 1 where each device has its own cores.
         """
-        slots = np.array(
-            [
-                group.compute_slots or np.inf
-                for group in self.cluster.document.hosts
-                for _ in range(group.count)
-            ]
-        )
-        if np.isinf(slots).all():
+        groups = self.cluster.document.hosts
+        if all(group.compute_slots is None for group in groups):
             return 1.0, 1.0
+        slots = np.repeat(
+            [group.compute_slots or np.inf for group in groups],
+            [group.count for group in groups],
+        )
         hosts = np.asarray(self.cluster.host_of_device)[self.order]
         used = np.bincount(hosts, minlength=len(slots))
         within = max(

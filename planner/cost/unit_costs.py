@@ -163,8 +163,10 @@ def _tp_traffic(
             combos.sequence_parallel > 0, split, plain
         )
     # Logits are gathered in forward alone; what is summed here counts twice.
-    for index in np.flatnonzero(classes.gathered_bytes):
-        size = classes.gathered_bytes[index] * scale
+    for index, gathered in enumerate(classes.gathered_bytes):
+        if not gathered:
+            continue
+        size = gathered * scale
         seconds[:, index] += time_of("all_gather", size, groups, measured) / 2
     tp = combos.tp[:, None]
     sent = (4 * total + classes.gathered_bytes) * scale[:, None] * (tp - 1) / tp

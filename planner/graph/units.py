@@ -175,7 +175,7 @@ def _by_work(tree: _Tree, work: np.ndarray) -> Callable[[str], str]:
     return unit
 
 
-def cut_sizes(graph: OpGraph) -> np.ndarray:
+def _cut_sizes(graph: OpGraph) -> np.ndarray:
     """Bytes alive between each op and the next. Shape [ops - 1].
 
     A tensor is alive from the op that makes it to the last one that reads it.
@@ -202,7 +202,7 @@ def _merged(labels: list[str], graph: OpGraph, most: int) -> list[str]:
     runs = run_bounds(labels)
     if len(runs) <= most:
         return labels
-    cuts = cut_sizes(graph)
+    cuts = _cut_sizes(graph)
     inner = np.array([start - 1 for start, _ in runs[1:]])
     cheapest = set(inner[np.argsort(cuts[inner], kind="stable")[: most - 1]].tolist())
     merged, name = list(labels), labels[0]

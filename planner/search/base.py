@@ -23,6 +23,7 @@ __all__ = [
     "Partitioner",
     "Request",
     "SearchResult",
+    "finish",
     "rank_ranges",
     "score",
 ]

@@ -14,7 +14,16 @@ from planner.errors import MeshwrightError
 from planner.search import OBJECTIVES
 from tests.cli.shell import ask, meshwright
 
-COMMANDS = ("plan", "predict", "run", "probe", "explain", "export", "models", "clusters")
+COMMANDS = (
+    "plan",
+    "predict",
+    "run",
+    "probe",
+    "explain",
+    "export",
+    "models",
+    "clusters",
+)
 
 
 def test_without_a_command_the_help_is_shown_as_an_error(
@@ -128,7 +137,9 @@ def test_as_a_process() -> None:
     assert answer.err == ""
     assert "llama3-405b" in answer.json
     answer = meshwright("clusters", "dgx-h10")
-    assert answer.refusal == "unknown cluster preset 'dgx-h10'; did you mean 'dgx-h100'?"
+    assert (
+        answer.refusal == "unknown cluster preset 'dgx-h10'; did you mean 'dgx-h100'?"
+    )
 
 
 def test_a_reader_that_leaves_early_is_no_crash() -> None:

@@ -150,7 +150,10 @@ def _refusal(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--model gpt3 --cluster dgx-a100", "unknown model 'gpt3'; did you mean 'gpt2'"),
+        (
+            "--model gpt3 --cluster dgx-a100",
+            "unknown model 'gpt3'; did you mean 'gpt2'",
+        ),
         ("--model gpt2 --cluster dgx-a10", "unknown cluster preset 'dgx-a10'; did you"),
         ("--model gpt2 --cluster dgx-a100:0", "'0' is not a number of at least 1"),
         ("--model gpt2 --cluster no.yaml", "cannot read cluster no.yaml: No such file"),
@@ -176,7 +179,10 @@ def test_names_of_nothing(
         ("--pin tp=two", "pin tp='two' is not a whole number"),
         ("--pin tp=0", "pin tp=0 is below 1"),
         ("--pin schedule=1f1b", "unknown schedule '1f1b'; "),
-        ("--partitioner expart", "unknown partitioner 'expart'; did you mean 'expert'?"),
+        (
+            "--partitioner expart",
+            "unknown partitioner 'expart'; did you mean 'expert'?",
+        ),
         ("--memory-fraction 0", "memory_fraction=0.0 is not a share"),
         ("--learning-rate 0", "--learning-rate 0.0 is not a number above 0"),
         ("--grad-clip-norm -1", "--grad-clip-norm -1.0 is not a number above 0"),
@@ -221,7 +227,9 @@ def test_a_cluster_file_with_a_missing_link(
     path = tmp_path / "hole.json"
     path.write_text(json.dumps({**document, "levels": []}))
     words = (*MODEL, "--cluster", path)
-    assert "3 hosts but no levels: add the link between hosts" in _refusal(capsys, *words)
+    assert "3 hosts but no levels: add the link between hosts" in _refusal(
+        capsys, *words
+    )
 
     rows = [[1e9] * 3, [1e9] * 3, [1e9, None, 1e9]]
     both = {"bandwidth_bytes_per_s": rows, "latency_s": [[1e-3] * 3] * 3}

@@ -23,8 +23,7 @@ from tests.cli.shell import ask, meshwright, start
 from tests.plans import TINY, gpt2_plan, local_plan
 
 TOKENS = TINY / "genesis.npy"
-# ``executors.launch`` is the function; the module of that name is this.
-LAUNCHER = importlib.import_module("executors.launch")
+LAUNCHER = importlib.import_module("executors.launcher")
 
 
 @pytest.fixture
@@ -286,7 +285,10 @@ class TestRefusedBeforeTheStart:
     @pytest.mark.parametrize(
         ("tokens", "said"),
         [
-            (np.zeros(100, np.float32), "dtype float32; it must be one row of at least 32"),
+            (
+                np.zeros(100, np.float32),
+                "dtype float32; it must be one row of at least 32",
+            ),
             (np.zeros((10, 10), np.int64), "has shape (10, 10)"),
             (np.zeros(31, np.int64), "has shape (31,)"),
             (np.zeros(0, np.int64), "has shape (0,)"),
@@ -380,9 +382,7 @@ def test_one_rank_under_torchrun(
 
 
 @pytest.mark.usefixtures("as_rank")
-def test_too_few_processes(
-    plan_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_few_processes(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refusal = ask(capsys, "run", plan_file, "--steps", "1").refusal
     assert refusal.startswith("1 processes were started, the plan's mesh (dp_shard2")
     assert "needs 2; start it with torchrun --nproc-per-node 2" in refusal

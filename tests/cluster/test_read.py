@@ -74,7 +74,7 @@ def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
 def test_yaml_that_is_no_cluster(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cluster.yml"
     path.write_text(text)
-    with pytest.raises(PlanFileError, match="a cluster is a JSON object"):
+    with pytest.raises(PlanFileError, match="a cluster is an object with fields"):
         Cluster.from_file(path)
 
 

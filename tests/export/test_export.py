@@ -116,9 +116,7 @@ def test_what_torchrun_cannot_say_is_refused(
 
 
 def test_hosts_of_different_sizes_are_refused(tmp_path: Path) -> None:
-    plan = _with(
-        gpt2_plan("dgx-a100:2"), cluster={"hosts": ((1, 4), (1, 12))}
-    )
+    plan = _with(gpt2_plan("dgx-a100:2"), cluster={"hosts": ((1, 4), (1, 12))})
     with pytest.raises(ExportError, match="wants the same number on each"):
         plan.export("torchrun", tmp_path)
 

@@ -56,7 +56,9 @@ def _table(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(names, values, max_size=3)
 
 
-def _rows(values: st.SearchStrategy[Any], **sizes: int) -> st.SearchStrategy[tuple[Any, ...]]:
+def _rows(
+    values: st.SearchStrategy[Any], **sizes: int
+) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(values, **sizes).map(tuple)
 
 
@@ -265,9 +267,7 @@ def clusters(draw: st.DrawFn) -> ClusterDocument:
     return ClusterDocument(**fields, levels=levels)
 
 
-traffic = st.builds(
-    Traffic, count=st.integers(0, 10**9), bytes=st.integers(0, 10**15)
-)
+traffic = st.builds(Traffic, count=st.integers(0, 10**9), bytes=st.integers(0, 10**15))
 measurements = st.builds(
     Measurement,
     plan_label=names,

@@ -158,7 +158,9 @@ def test_several_problems_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_plan_is_told_from_a_wrong_one(share: float, tmp_path: Path) -> None:
+def test_a_truncated_plan_is_told_from_a_wrong_one(
+    share: float, tmp_path: Path
+) -> None:
     text = gpt2_plan().to_json().strip()
     path = tmp_path / "cut.json"
     path.write_text(text[: int(len(text) * share)])
@@ -231,8 +233,10 @@ def test_whatever_is_put_in_a_field_ends_in_one_line(
     whole = data.draw(documents).to_data()
     junk = st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-        lambda part: st.lists(part, max_size=2)
-        | st.dictionaries(st.text(max_size=3), part, max_size=2),
+        lambda part: (
+            st.lists(part, max_size=2)
+            | st.dictionaries(st.text(max_size=3), part, max_size=2)
+        ),
         max_leaves=4,
     )
     inside: Any = whole

@@ -39,7 +39,9 @@ def _turned(value: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_a_saved_document_loads_equal(kind: type[Document], data: st.DataObject) -> None:
+def test_a_saved_document_loads_equal(
+    kind: type[Document], data: st.DataObject
+) -> None:
     document = data.draw(KINDS[kind])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "document.json"
