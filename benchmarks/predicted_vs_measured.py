@@ -94,6 +94,7 @@ def measure(made: Plan, model: str, steps: int, folder: Path) -> Measurement:
         "planner.cli.rank:train_rank",
         arguments,
         processes=made.strategy.mesh.num_devices,
+        preload=("executors.runner", "transformers.models.llama.modeling_llama"),
         timeout_s=600,
     )
     return Measurement.from_data(results[0]["measurement"])
@@ -113,7 +114,9 @@ def main() -> None:
         model = f"hf:{folder / 'config.json'}"
         machine = probe(4, options.seconds)
         graph = capture(load_model(model, seq_len=_LENGTH), dtype="float32")
-        print(f"{'plan':44} {'predicted':>10} {'measured':>10} {'ratio':>6}  memory ratio")
+        print(
+            f"{'plan':44} {'predicted':>10} {'measured':>10} {'ratio':>6}  memory ratio"
+        )
         for pins in _PLANS:
             made = plan(
                 graph,
@@ -127,7 +130,9 @@ def main() -> None:
             predicted, measured = made.prediction.step_time_s, found.median_step_time_s
             peak = max(found.peak_memory_bytes)
             memory = made.prediction.peak_memory_bytes / peak
-            label = f"{made.strategy.mesh.num_devices} processes: {made.strategy.label()}"
+            label = (
+                f"{made.strategy.mesh.num_devices} processes: {made.strategy.label()}"
+            )
             rows.append(
                 {"plan": label, "predicted_s": predicted, "measured_s": measured}
                 | {"memory_ratio": memory}

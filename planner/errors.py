@@ -79,7 +79,9 @@ class UnknownNameError(MeshwrightError, KeyError):
         self.name = name
         self.known = tuple(sorted(known))
         near = difflib.get_close_matches(name.lower(), self.known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known)}"
+        hint = (
+            f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self.known)}"
+        )
         super().__init__(f"unknown {kind} {name!r}; {hint}")
 
     def __str__(self) -> str:

@@ -101,7 +101,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_blocks_are_found() -> None:
     text = (
-        "a\n```python\nx = 1\n```\n\n<!-- not run: it needs\nGPUs -->\n```sh\nmake\n```\n"
+        "a\n```python\nx = 1\n```\n\n<!-- not run: it needs\nGPUs -->\n"
+        "```sh\nmake\n```\n"
         "text\n```json\n{}\n```\n"
     )
     found = list(blocks(text))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -301,7 +300,7 @@ def test_a_place_that_cannot_be_written_is_known_before_planning(
     out = ("-o", tmp_path / "no" / "plan.json")
     assert "is not a folder; create it first" in _refusal(capsys, *SMALL, *out)
     assert "it is a folder; name a file" in _refusal(capsys, *SMALL, "-o", tmp_path)
-    assert os.listdir(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(

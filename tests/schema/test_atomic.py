@@ -44,7 +44,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(
     with pytest.raises(PlanFileError, match=r"cannot write .*No space left on device"):
         Strategy(microbatch_size=2).save(path)
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["strategy.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["strategy.json"]
 
 
 def test_an_interrupted_write_leaves_nothing(
@@ -56,7 +56,7 @@ def test_an_interrupted_write_leaves_nothing(
     monkeypatch.setattr(Path, "replace", stopped)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "a", b"x")
-    assert os.listdir(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_places_that_cannot_be_written_are_known_before(tmp_path: Path) -> None:
             require_writable(path)
         with pytest.raises(PlanFileError, match=why):
             write_atomically(path, b"x")
-    assert os.listdir(tmp_path) == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_read_only_folder_is_refused(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+import torch
 from torch import nn
 
+from planner.capture import load_model
 from planner.schema.fingerprint import fingerprint_bytes, fingerprint_parameters
 from tests.plans import gpt2_graph, gpt2_plan
 
@@ -33,10 +35,6 @@ def test_names_and_shapes_count() -> None:
 
 
 def test_a_plan_has_the_fingerprint_of_the_built_model() -> None:
-    from planner.capture import load_model
-
-    import torch
-
     with torch.device("meta"):
         model = load_model("gpt2").build()
     found = fingerprint_parameters((n, p.shape) for n, p in model.named_parameters())

@@ -164,7 +164,7 @@ def test_a_truncated_plan_is_told_from_a_wrong_one(
     text = gpt2_plan().to_json().strip()
     path = tmp_path / "cut.json"
     path.write_text(text[: int(len(text) * share)])
-    with pytest.raises(PlanFileError, match="not a whole JSON document .* cut off"):
+    with pytest.raises(PlanFileError, match=r"not a whole JSON document .* cut off"):
         Plan.load(path)
 
 

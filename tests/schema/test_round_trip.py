@@ -70,7 +70,7 @@ def test_clock_times_are_not_in_the_canonical_bytes(plan: Plan, seconds: float) 
     later = plan.model_copy(update={"timing_s": {"search": seconds}})
     assert later.canonical_bytes() == plan.canonical_bytes()
     assert later.to_data()["timing_s"] == {"search": seconds}
-    assert b"timing_s" not in plan.canonical_bytes()
+    assert "timing_s" not in json.loads(plan.canonical_bytes())
 
 
 @settings(max_examples=20, deadline=None)
