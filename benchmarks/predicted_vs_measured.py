@@ -94,7 +94,6 @@ def measure(made: Plan, model: str, steps: int, folder: Path) -> Measurement:
         "planner.cli.rank:train_rank",
         arguments,
         processes=made.strategy.mesh.num_devices,
-        preload=("executors.runner", "transformers.models.llama.modeling_llama"),
         timeout_s=600,
     )
     return Measurement.from_data(results[0]["measurement"])
@@ -122,7 +121,7 @@ def main() -> None:
                 graph,
                 machine,
                 global_batch=_BATCH,
-                pin={axis: 1 for axis in _ONE} | dict(pins),
+                pin=dict.fromkeys(_ONE, 1) | dict(pins),
                 precision=Precision(compute="float32"),
                 optimizer=Optimizer(name="AdamW"),
             )

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,7 +32,6 @@ def launch(
     *,
     processes: int,
     on_message: Callable[[int, Any], None] | None = None,
-    preload: Sequence[str] = (),
     threads: int = 1,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
@@ -48,8 +47,6 @@ def launch(
         args: JSON values, the same for all.
         processes: How many.
         on_message: Called as ``on_message(rank, value)``, in this thread.
-        preload: Modules to import once, before the processes part (on Linux);
-            importing torch and a model's library takes seconds in each.
         threads: OMP_NUM_THREADS of each.
         env: Environment variables on top of this process's.
         timeout_s: Longest that all of it may take, in seconds; None for ever.
@@ -63,7 +60,7 @@ def launch(
     """
     if processes < 1:
         raise ExecutionError(f"processes={processes}; launch at least 1")
-    job = {"entry": entry, "args": dict(args), "preload": list(preload)}
+    job = {"entry": entry, "args": dict(args)}
     common = _common_environment(processes, threads, env)
     with _sigterm_raises(), contextlib.ExitStack() as cleanup:
         nursery, ranks, control = _start(job, common, processes, cleanup)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,6 +139,10 @@ def process_group(device: torch.device, *, timeout_s: float = 600.0) -> Iterator
     try:
         yield
     finally:
+        # DDP's reducer must go while others still hold the group. If it is the last
+        # to let go of it, it joins gloo's threads under the GIL, and those wait for
+        # the GIL to free their tensors: a deadlock in one run of five (torch 2.13).
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -1,8 +1,8 @@
 """The processes that ``launch`` starts: a nursery, and the ranks that it forks.
 
-``python -m executors.worker`` reads a job from stdin, imports once what all ranks
-need, which takes longer than anything else, and forks. Nobody outlives its parent.
-Imports nothing heavy before it is tied to the launcher.
+``python -m executors.worker`` reads a job from stdin and forks. Nobody outlives its
+parent. Imports nothing heavy before the fork: threads that an import starts do not live
+on in a forked process.
 """
 
 from __future__ import annotations
@@ -103,10 +103,6 @@ def main() -> int:
     """Do the job on stdin, as the nursery or as one of its ranks."""
     _die_with_parent(int(sys.argv[1]))
     job = json.load(sys.stdin)
-    if sys.platform == "linux":
-        # Elsewhere, system libraries do not survive a fork.
-        for name in job["preload"]:
-            importlib.import_module(name)
     nursery, ranks = os.getpid(), {}
     for index in range(len(job["ranks"])):
         pid = _fork(job, index, nursery)

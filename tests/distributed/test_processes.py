@@ -55,7 +55,6 @@ def test_a_rank_killed_in_training_is_named_and_nobody_stays(steps: int) -> None
             arguments,
             processes=2,
             on_message=lambda _, pid: pids.append(pid),
-            preload=["executors.runner", "transformers.models.gpt2.modeling_gpt2"],
         )
 
     if steps == 2:

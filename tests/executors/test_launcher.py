@@ -130,18 +130,6 @@ def test_an_unknown_entry_is_an_error_of_the_rank() -> None:
         launch(f"{ENTRIES}:talk", {}, processes=0)
 
 
-def test_what_all_ranks_need_is_imported_once() -> None:
-    pids = launch(
-        f"{ENTRIES}:parent_of_import",
-        {},
-        processes=3,
-        preload=["tests.executors.entries"],
-    )
-    assert len(set(pids)) == 1
-    with pytest.raises(RankFailedError, match="No module named 'nowhere'"):
-        launch(f"{ENTRIES}:talk", {}, processes=2, preload=["nowhere"])
-
-
 _LAUNCHER = f"""
 import sys
 from executors import launch
