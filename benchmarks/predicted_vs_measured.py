@@ -145,7 +145,8 @@ def main() -> None:
     measured = np.array([row["measured_s"] for row in rows])
     rank = spearmanr(predicted, measured).statistic
     print(
-        f"{len(rows)} plans, predicted times span {predicted.max() / predicted.min():.1f}x, "
+        f"{len(rows)} plans, predicted times span "
+        f"{predicted.max() / predicted.min():.1f}x, "
         f"measured {measured.max() / measured.min():.1f}x; rank correlation {rank:.3f}"
     )
     if options.json is not None:

@@ -2,10 +2,10 @@
 
 python -m benchmarks.search_speed
 
-Everything runs on one core. The analytic rate counts legal strategies of the 405B model
-on 16,384 devices, priced in tables of half a million rows; the simulated rates are those
-of :mod:`benchmarks.simulator_speed`. The plan is timed in a fresh process, twice: imports
-are left out, compiling numba's kernels (the first time on a machine) is shown apart.
+Everything runs on one core. The analytic rate counts legal strategies of the 405B
+model on 16,384 devices, priced in one table; the simulated rates are those of
+:mod:`benchmarks.simulator_speed`. The plan is timed in a fresh process, twice: imports
+are left out, compiling numba's kernels (the first time on a machine) is in the first.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Gymnasium worlds over the planner's cost model. May import planner, never policies."""
+"""Gymnasium worlds over the cost model. May import planner, never policies."""

@@ -20,7 +20,10 @@ _HOMES = {
     "predict": "planner.api",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [  # noqa: PLE0604 - the names of _HOMES, in one place
+    *_HOMES,
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

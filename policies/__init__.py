@@ -1,1 +1,1 @@
-"""Learned partitioners: encoders, training, checkpoints. May import planner and envs."""
+"""Learned partitioners and their training. May import planner and envs."""

@@ -13,7 +13,6 @@ from typing import Any
 from planner.errors import FingerprintError
 
 Emit = Callable[[Any], None]
-IMPORTED_BY = os.getpid()
 
 
 def environment(args: dict[str, Any], emit: Emit) -> dict[str, str]:
@@ -56,8 +55,3 @@ def blame_the_peer(args: dict[str, Any], emit: Emit) -> None:
         time.sleep(0.2)
         raise MemoryError("no room")
     raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
-
-
-def parent_of_import(args: dict[str, Any], emit: Emit) -> int:
-    assert os.getppid() == IMPORTED_BY
-    return IMPORTED_BY
