@@ -1,7 +1,7 @@
 """What keeping copies alike costs: gathers of weights, reductions of gradients.
 
-Without a pipeline, ZeRO 2 and 3 gather before every forward and reduce-scatter after
-every microbatch, and ZeRO 3 gathers before every backward, too; all of it hides under
+Without a pipeline, ZeRO 2 and 3 reduce-scatter after every microbatch. ZeRO 2 gathers
+once a step, ZeRO 3 before every forward and every backward; all of it hides under
 compute as far as ``overlap`` of it reaches. With a pipeline, torch gathers each stage
 once before its first forward and reduces once after its last backward, and nothing
 hides that on the rank that finishes last; under ZeRO 3 every forward frees the stage
@@ -103,15 +103,13 @@ def replica_traffic(
 
     # Gathers and reductions of one backward share its links and its compute.
     behind = np.where(zero3, gather, 0.0) + scatter
-    alone = np.where(
-        zero2,
-        many * exposed(gather, room_f) + (many - 1) * exposed(behind, room_b),
-        exposed(gather, room_f),
-    ) + exposed(behind + mirror, room_b)
+    gathers = np.where(zero3, many, 1.0) * exposed(gather, room_f)
+    early = np.where(zero2, (many - 1) * exposed(behind, room_b), 0.0)
+    alone = gathers + early + exposed(behind + mirror, room_b)
     again = np.where(zero3, many * exposed(gather, room_b), 0.0)
     piped = gather + again + scatter + mirror
     n, r = shard.size, replicate.size
-    without = np.where(zero3, 2 * many, np.where(zero2, many, 1.0))
+    without = np.where(zero3, 2 * many, 1.0)
     rounds = np.where(pp == 1, without, np.where(zero3, many + 1, 1.0)) * (n > 1)
     once = np.where((pp == 1) & zero2, many, 1.0) * (n > 1)
     mirrored = np.where(r > 1, reduced / n, 0.0)

@@ -52,7 +52,7 @@ def traffic(
 
 @pytest.mark.parametrize(
     ("zero", "many", "gathers", "scatters"),
-    [(0, 3, 0, 0), (1, 3, 1, 1), (2, 3, 3, 3), (3, 3, 6, 3), (3, 1, 2, 1)],
+    [(0, 3, 0, 0), (1, 3, 1, 1), (2, 3, 1, 3), (3, 3, 6, 3), (3, 1, 2, 1)],
 )
 def test_rounds_without_a_pipeline(
     zero: int, many: int, gathers: int, scatters: int
