@@ -7,13 +7,16 @@ section 4.2.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 __all__ = [
+    "all_to_all",
     "copy_in",
+    "exchange_rows",
     "gather",
     "gather_parts",
     "reduce_out",
@@ -116,6 +119,60 @@ class _Scatter(torch.autograd.Function):
         return _all_gather(grads[0], ctx.group, ctx.dim), None, None
 
 
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, group: Any, split: int, join: int
+    ) -> torch.Tensor:
+        ctx.group, ctx.split, ctx.join = group, split, join
+        return _trade(tensor, group, split, join)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _trade(grads[0], ctx.group, ctx.join, ctx.split), None, None, None
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        group: Any,
+        sends: Sequence[int],
+        receives: Sequence[int],
+    ) -> torch.Tensor:
+        ctx.group, ctx.sends, ctx.receives = group, sends, receives
+        return _exchange(rows, group, sends, receives)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        back = _exchange(grads[0], ctx.group, ctx.receives, ctx.sends)
+        return back, None, None, None
+
+
+def _trade(
+    tensor: torch.Tensor, group: dist.ProcessGroup, split: int, join: int
+) -> torch.Tensor:
+    size = group.size()
+    parts = torch.stack(tensor.chunk(size, split)).contiguous()
+    result = torch.empty_like(parts)
+    dist.all_to_all_single(result, parts, group=group)
+    return torch.cat(result.unbind(), join)
+
+
+def _exchange(
+    rows: torch.Tensor,
+    group: dist.ProcessGroup,
+    sends: Sequence[int],
+    receives: Sequence[int],
+) -> torch.Tensor:
+    result = rows.new_empty((sum(receives), *rows.shape[1:]))
+    dist.all_to_all_single(
+        result, rows.contiguous(), list(receives), list(sends), group=group
+    )
+    return result
+
+
 def _apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
     result: torch.Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
     return result
@@ -162,3 +219,39 @@ def reduce_scatter(
 def scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """Keep this rank's shard of what every rank has; gradients are put together."""
     return _apply(_Scatter, tensor, group, dim)
+
+
+def all_to_all(
+    tensor: torch.Tensor, group: dist.ProcessGroup, *, split: int, join: int
+) -> torch.Tensor:
+    """Trade the sharding of one dimension for that of another.
+
+    Args:
+        tensor: Whole along ``split``, which the group's size divides; a shard along
+            ``join``.
+        group: Ranks in order of their shards.
+        split: Dimension that will be sharded.
+        join: Dimension that will be whole.
+    """
+    return _apply(_AllToAll, tensor, group, split, join)
+
+
+def exchange_rows(
+    rows: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    sends: Sequence[int],
+    receives: Sequence[int],
+) -> torch.Tensor:
+    """Send consecutive rows to each rank, and receive some of each.
+
+    Args:
+        rows: In order of the ranks they are for. Shape [sum(sends), ...].
+        group: The ranks.
+        sends: Rows for each rank.
+        receives: Rows from each rank; what they send to this one.
+
+    Returns:
+        Rows in order of the ranks they come from. Shape [sum(receives), ...].
+    """
+    return _apply(_ExchangeRows, rows, group, sends, receives)

@@ -14,6 +14,10 @@ from executors.mesh import ProcessMesh
 __all__ = ["clip_gradients", "gradient_norm", "sum_over_tp"]
 
 
+#: Axes along which a parameter can be sharded.
+_SHARDING = ("shard", "tp", "expert_shard", "ep")
+
+
 def sum_over_tp(parameters: Sequence[nn.Parameter], place: ProcessMesh) -> None:
     """Sum gradients that each tp rank has a part of, in place, in one all-reduce.
 
@@ -54,19 +58,20 @@ def gradient_norm(
     Returns:
         A float32 scalar on the device.
     """
-    # Squares by sharding: none, dp_shard, tp, both.
-    squares = torch.zeros(4, dtype=torch.float32, device=place.device)
+    # Squares by the set of axes that shard, as the bits of an index.
+    squares = torch.zeros(2 ** len(_SHARDING), device=place.device)
     for parameter in parameters:
         if parameter.grad is not None:
             local = _local(parameter.grad)
             kind = _sharding(parameter.grad)
             squares[kind] += torch.linalg.vector_norm(local, dtype=torch.float32) ** 2
-    for axis, kinds in (("dp_shard", (1, 3)), ("tp", (2, 3))):
+    for bit, axis in enumerate(_SHARDING):
         group = place.group(axis)
         if group is not None:
-            part = squares[list(kinds)]
+            kinds = [kind for kind in range(len(squares)) if kind >> bit & 1]
+            part = squares[kinds]
             dist.all_reduce(part, group=group)
-            squares[list(kinds)] = part
+            squares[kinds] = part
     total = squares.sum()
     group = place.group("pp")
     if group is not None:
@@ -105,4 +110,4 @@ def _sharding(grad: torch.Tensor) -> int:
         # Not is_shard(): the shards of shards that tp with fully_shard makes say no.
         if not placement.is_replicate()
     }
-    return ("dp_shard" in split) + 2 * ("tp" in split)
+    return sum((axis in split) << bit for bit, axis in enumerate(_SHARDING))

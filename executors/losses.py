@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 
+from executors.vocabulary import sharded_cross_entropy
 from planner.errors import ExecutionError
 
 __all__ = ["LossFunction", "select_output", "target_of"]
@@ -54,7 +56,10 @@ def select_output(output: Any, kind: LossKind) -> torch.Tensor:
 
 
 def target_of(batch: Mapping[str, torch.Tensor], kind: LossKind) -> torch.Tensor | None:
-    """What a batch is to be compared with: ``labels``, else its own tokens.
+    """What each output is to be compared with: the next of ``labels``, or of tokens.
+
+    Of shape [batch, sequence], the last of each sequence ignored; [batch] for a class
+    a sample.
 
     Raises:
         ExecutionError: If the loss needs a target and the batch has no integers.
@@ -63,10 +68,10 @@ def target_of(batch: Mapping[str, torch.Tensor], kind: LossKind) -> torch.Tensor
         return None
     for name in ("labels", "input_ids"):
         if name in batch:
-            return batch[name]
+            return _shifted(batch[name])
     for value in batch.values():
         if not value.is_floating_point() and value.dtype != torch.bool:
-            return value
+            return _shifted(value)
     raise ExecutionError(
         f"loss 'cross_entropy' needs tokens, the batch has {', '.join(batch) or 'none'}"
         f"; add integer 'labels' or plan with loss='mean_square'"
@@ -74,8 +79,10 @@ def target_of(batch: Mapping[str, torch.Tensor], kind: LossKind) -> torch.Tensor
 
 
 def _shifted(target: torch.Tensor) -> torch.Tensor:
-    """Next tokens; a target of one class a sample stays as it is."""
-    return target[..., 1:] if target.ndim > 1 else target
+    """Each token's next, the last one's ignored; one class a sample stays as it is."""
+    if target.ndim == 1:
+        return target
+    return functional.pad(target[..., 1:], (0, 1), value=_IGNORED)
 
 
 @dataclass(kw_only=True)
@@ -85,11 +92,13 @@ class LossFunction:
     Attributes:
         kind: See :class:`planner.schema.Workload`.
         data_parallel: By which gradient reduction divides.
+        vocabulary: The tp axis, if it has dealt out the classes of the output.
         count: Terms of the mean over the global batch, set by :meth:`prepare`.
     """
 
     kind: LossKind
     data_parallel: int
+    vocabulary: dist.ProcessGroup | None = None
     count: float = 1.0
 
     def prepare(self, batch: Mapping[str, torch.Tensor], num_microbatches: int) -> None:
@@ -107,7 +116,7 @@ class LossFunction:
             # Means of equal microbatches: their mean is the global mean.
             self.count = float(num_microbatches * self.data_parallel)
             return
-        self.count = float((_shifted(target) != _IGNORED).sum())
+        self.count = float((target != _IGNORED).sum())
         if not self.count:
             raise ExecutionError(
                 f"every target of the batch is {_IGNORED}, so that its mean loss is "
@@ -121,7 +130,7 @@ class LossFunction:
 
         Args:
             output: What the model, or its last stage, returned.
-            target: Integers of shape [batch, sequence], or [batch] for classes.
+            target: From :func:`target_of`.
         """
         value = select_output(output, self.kind).float()
         scale = self.data_parallel / self.count
@@ -130,12 +139,13 @@ class LossFunction:
         if self.kind == "mean_square":
             return value.square().mean() * scale
         assert target is not None
-        if target.ndim > 1:
-            value = value[..., :-1, :]
-        total = functional.cross_entropy(
-            value.reshape(-1, value.shape[-1]),
-            _shifted(target).reshape(-1),
-            ignore_index=_IGNORED,
-            reduction="sum",
-        )
+        logits, target = value.reshape(-1, value.shape[-1]), target.reshape(-1)
+        if self.vocabulary is not None:
+            total = sharded_cross_entropy(
+                logits, target, self.vocabulary, ignored=_IGNORED
+            )
+        else:
+            total = functional.cross_entropy(
+                logits, target, ignore_index=_IGNORED, reduction="sum"
+            )
         return total * scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ __all__ = [
     "ProcessMesh",
     "arrange",
     "choose_device",
-    "effective_mesh",
+    "communication_degrees",
     "process_group",
 ]
 
@@ -29,58 +29,73 @@ __all__ = [
 class ProcessMesh:
     """Where this process stands among all processes of a plan.
 
+    The same processes are seen in up to three ways. Parameters are copied and sharded
+    over ``pp, replicate, shard, tp``: ranks that share a sequence have equal
+    parameters, so that cp is part of ``shard`` (of ``replicate`` without ZeRO).
+    Sequences are shared along ``cp``. Experts live on ``replicate, expert_shard, ep``,
+    ep being the innermost of ``shard``.
+
     Attributes:
         device: Device this process computes on.
-        mesh: Named axes that processes communicate along; axes of degree 1 are left
-            out, except where mixed precision needs one.
-        degrees: Degrees by axis, as communicated (see :func:`effective_mesh`).
+        plan: Degrees of the plan.
+        degrees: Number of processes along each of the axes named above.
+        views: For each way that there is, a mesh of its axes; axes of degree 1 are
+            left out, except where mixed precision needs one.
         rank: Rank in the whole group.
     """
 
     device: torch.device
-    mesh: DeviceMesh
-    degrees: Mesh
+    plan: Mesh
+    degrees: Mapping[str, int]
+    views: tuple[DeviceMesh, ...]
     rank: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Axes that the mesh has, outermost first."""
-        return tuple(self.mesh.mesh_dim_names or ())
 
     def size(self, axis: str) -> int:
         """Degree along an axis."""
-        return self.degrees.degrees[AXES.index(axis)]
+        return self.degrees[axis]
 
     def index(self, axis: str) -> int:
-        """Coordinate of this process along an axis."""
-        return self.degrees.coordinates(self.rank)[axis]
+        """Coordinate of this process along an axis of the plan, or one named above."""
+        if axis in AXES:
+            return self.plan.coordinates(self.rank)[axis]
+        return self.along(axis).get_local_rank() if self.size(axis) > 1 else 0
 
     @property
     def data_index(self) -> int:
         """Which slice of the global batch this process trains on."""
-        return self.index("dp_replicate") * self.size("dp_shard") + self.index(
-            "dp_shard"
-        )
+        place = self.plan.coordinates(self.rank)
+        return place["dp_replicate"] * self.plan.dp_shard + place["dp_shard"]
 
     def along(self, *axes: str) -> DeviceMesh:
-        """Sub-mesh of one or more axes that the mesh has."""
-        return self.mesh[axes]
+        """Sub-mesh of one or more axes of the first view that has them all."""
+        view = next(v for v in self.views if set(axes) <= set(v.mesh_dim_names or ()))
+        return view[axes]
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
         """Group along an axis; None where the axis has one process."""
-        return self.mesh.get_group(axis) if self.size(axis) > 1 else None
+        return self.along(axis).get_group() if self.size(axis) > 1 else None
 
 
-def effective_mesh(strategy: Strategy) -> Mesh:
-    """Degrees as communicated: shards that shard nothing (ZeRO-0) are replicas.
+def communication_degrees(strategy: Strategy) -> dict[str, int]:
+    """Processes along each axis of :class:`ProcessMesh`.
 
-    dp_replicate and dp_shard are neighbours, so that no rank moves.
+    Axes that are put together are neighbours, so that no rank moves.
     """
     mesh = strategy.mesh
-    if strategy.zero_stage == 0 and mesh.dp_shard > 1:
-        replicas = mesh.dp_replicate * mesh.dp_shard
-        return mesh.model_copy(update={"dp_replicate": replicas, "dp_shard": 1})
-    return mesh
+    shard = mesh.dp_shard * mesh.cp
+    replicate = mesh.dp_replicate
+    if strategy.zero_stage == 0:
+        # Shards that shard nothing are replicas.
+        shard, replicate = 1, replicate * shard
+    return {
+        "pp": mesh.pp,
+        "replicate": replicate,
+        "shard": shard,
+        "cp": mesh.cp,
+        "expert_shard": shard // mesh.ep if mesh.ep > 1 else 1,
+        "ep": mesh.ep,
+        "tp": mesh.tp,
+    }
 
 
 def choose_device(name: str | None = None) -> torch.device:
@@ -162,16 +177,34 @@ def arrange(strategy: Strategy, device: torch.device) -> ProcessMesh:
             f"{have} processes were started, the plan's mesh ({strategy.label()}) "
             f"needs {want}; start it with torchrun --nproc-per-node {want}"
         )
-    degrees = effective_mesh(strategy)
+    degrees = communication_degrees(strategy)
     casts = strategy.precision.compute != strategy.precision.parameter
-    names, sizes = [], []
-    for axis, degree in zip(AXES, degrees.degrees, strict=True):
-        # fully_shard over one process is how one process gets mixed precision.
-        lone = axis == "dp_shard" and degrees.dp_replicate == 1 and casts
-        if degree > 1 or lone:
-            names.append(axis)
-            sizes.append(degree)
-    if not names:
-        names, sizes = ["dp_shard"], [1]
-    mesh = init_device_mesh(device.type, tuple(sizes), mesh_dim_names=tuple(names))
-    return ProcessMesh(device=device, mesh=mesh, degrees=degrees, rank=dist.get_rank())
+    # fully_shard over one process is how one process gets mixed precision.
+    lone = {"shard"} if casts and degrees["replicate"] == 1 else set()
+    views = [_view(device, degrees, ("pp", "replicate", "shard", "tp"), lone)]
+    if degrees["cp"] > 1:
+        outer = {"outer": have // (degrees["cp"] * degrees["tp"])}
+        views.append(_view(device, degrees | outer, ("outer", "cp", "tp"), set()))
+    if degrees["ep"] > 1:
+        axes = ("pp", "replicate", "expert_shard", "ep", "tp")
+        views.append(_view(device, degrees, axes, {"expert_shard"}))
+    return ProcessMesh(
+        device=device,
+        plan=strategy.mesh,
+        degrees=degrees,
+        views=tuple(views),
+        rank=dist.get_rank(),
+    )
+
+
+def _view(
+    device: torch.device,
+    degrees: Mapping[str, int],
+    axes: Sequence[str],
+    kept: Collection[str],
+) -> DeviceMesh:
+    """All processes as a mesh, without the axes of one process that are not kept."""
+    names = [axis for axis in axes if degrees[axis] > 1 or axis in kept]
+    names = names or ["shard"]
+    sizes = tuple(degrees[name] for name in names)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=tuple(names))

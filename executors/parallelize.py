@@ -1,24 +1,28 @@
 """How one model part becomes parallel, top to bottom.
 
-Tensor parallelism, then recomputation, then data parallelism: each wraps what the one
-before has made, and no other order composes.
+Tensor parallelism, then experts and context, then recomputation, then data
+parallelism: each wraps what the one before has made, and no other order composes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from executors.context import apply_context_parallel
+from executors.experts import shard_experts
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
 from executors.recompute import apply_recompute
-from executors.tensor_parallel import apply_tensor_parallel
+from executors.tensor_parallel import apply_tensor_parallel, styles_of_model
 from planner.schema import Precision, Recompute, Strategy
 
 __all__ = ["ParallelPart", "parallelize"]
@@ -64,6 +68,7 @@ def parallelize(
     *,
     units: Sequence[str] = (),
     recompute: Recompute = "none",
+    causal: bool = True,
 ) -> ParallelPart:
     """Make a model, or one stage of it, parallel along every axis but pp, in place.
 
@@ -73,37 +78,68 @@ def parallelize(
         place: Where this process stands.
         units: FQNs of the part's pipeline units, in order of execution.
         recompute: Of this part.
+        causal: Whether its attention is, for cp.
 
     Raises:
-        StrategyError: If tp cannot split a module as the sharding says.
+        StrategyError: If tp or ep cannot split a module as the sharding says.
     """
     model.to(place.device, _torch_dtype(strategy.precision.parameter))
 
     # 1. Tensor and sequence parallelism: patterns of names to shards.
-    partial: frozenset[str] = frozenset()
+    split: frozenset[str] = frozenset()
     if place.size("tp") > 1:
         mesh = place.along("tp")
-        partial = apply_tensor_parallel(model, strategy.sharding, mesh, units)
+        head = strategy.stages[-1].modules[-1]
+        split = apply_tensor_parallel(
+            model,
+            strategy.sharding,
+            mesh,
+            units,
+            head=head if strategy.sharding.loss_parallel else None,
+        )
 
-    # 2. Recomputation, inside of the all-gathers that data parallelism adds.
+    # 2. Experts move apart, and tokens to them.
+    experts = ()
+    if place.size("ep") > 1:
+        styles = styles_of_model(model, strategy.sharding)
+        experts = tuple(fqn for fqn, style in styles.items() if style == "experts")
+        for fqn in experts:
+            shard_experts(model.get_submodule(fqn), fqn, place.along("ep"))
+
+    # 3. Attention over sequences that ranks share.
+    context = place.group("cp")
+    if context is not None:
+        apply_context_parallel(
+            model,
+            units or ("",),
+            context,
+            algorithm=strategy.context_algorithm,
+            causal=causal,
+        )
+
+    # 4. Recomputation, inside of the all-gathers that data parallelism adds.
     apply_recompute(model, units, recompute)
 
-    # 3. Data parallelism: units first, then what is left.
-    module = _data_parallel(model, strategy, place, units)
+    # 5. Data parallelism: experts first, then units, then what is left.
+    module = _data_parallel(model, strategy, place, units, experts)
     return ParallelPart(
         module=module,
         inner=model,
         units=tuple(units),
-        partial=partial,
+        partial=split,
         zero_stage=strategy.zero_stage,
     )
 
 
 def _data_parallel(
-    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    units: Sequence[str],
+    experts: Sequence[str],
 ) -> nn.Module:
     precision, pipelined = strategy.precision, place.size("pp") > 1
-    shards, replicas = place.size("dp_shard"), place.size("dp_replicate")
+    shards, replicas = place.size("shard"), place.size("replicate")
     casts = precision.compute != precision.parameter
     if shards == 1 and replicas == 1 and not casts:
         return model
@@ -111,7 +147,7 @@ def _data_parallel(
         return model
     mixed = pipelined or place.size("tp") > 1 or casts
     if shards == 1 and replicas > 1 and not mixed and _reduces_as_kept(precision):
-        group = place.group("dp_replicate")
+        group = place.group("replicate")
         # Gradients that are views of the buckets take their memory once.
         return DistributedDataParallel(
             model, process_group=group, gradient_as_bucket_view=True
@@ -122,14 +158,22 @@ def _data_parallel(
         reduce_dtype=_torch_dtype(precision.reduce),
     )
     if shards == 1 and replicas > 1:
-        mesh = place.along("dp_replicate")
+        mesh = place.along("replicate")
         for unit in _wrapped_units(model, units):
             replicate(model.get_submodule(unit), mesh=mesh, mp_policy=policy)
         replicate(model, mesh=mesh, mp_policy=policy)
         return model
-    axes = ("dp_replicate", "dp_shard") if replicas > 1 else ("dp_shard",)
-    mesh = place.along(*axes)
     reshard = strategy.zero_stage == 3
+    outer = ("replicate",) if replicas > 1 else ()
+    for fqn in experts:
+        fully_shard(
+            model.get_submodule(fqn),
+            mesh=place.along(*outer, "expert_shard"),
+            mp_policy=policy,
+            reshard_after_forward=reshard,
+            shard_placement_fn=partial(_place_expert, place.size("expert_shard")),
+        )
+    mesh = place.along(*outer, "shard")
     for unit in _wrapped_units(model, units):
         fully_shard(
             model.get_submodule(unit),
@@ -139,6 +183,14 @@ def _data_parallel(
         )
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return model
+
+
+def _place_expert(ways: int, parameter: nn.Parameter) -> Shard | None:
+    """Shards of few experts are cut along their features: no rank goes empty."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if local.shape[0] >= ways or local.ndim < 2 or local.shape[1] % ways:
+        return None
+    return Shard(1)
 
 
 def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:

@@ -169,7 +169,9 @@ def _prepare(
         check_model(plan, model)
     backend = "nccl" if device.type == "cuda" else "gloo"
     tied = tied_parameters(model)
-    reasons = unsupported(plan.strategy, tied=tied, backend=backend)
+    reasons = unsupported(
+        plan.strategy, tied=tied, backend=backend, attention=plan.model.attention
+    )
     if reasons:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
     if place.rank == 0:

@@ -69,6 +69,7 @@ def lower(
     kind: LossKind,
     device: torch.device,
     wire: tuple[torch.dtype, torch.dtype],
+    output_shards: int = 1,
 ) -> list[LoweredStage]:
     """Cut a model into the stages of a plan.
 
@@ -83,6 +84,7 @@ def lower(
         device: Where the stages will run.
         wire: Parameter dtype and compute dtype: relayed floats of the first are sent
             as the second.
+        output_shards: Ranks over which the output's last dimension will be dealt out.
 
     Raises:
         FingerprintError: If the model lacks a unit.
@@ -97,7 +99,7 @@ def lower(
         if any(True for _ in model.get_submodule(unit).parameters())
     )
     exported = export_model(model, inputs, units, kind, device)
-    cutter = _Cutter(exported, stages, units, wire)
+    cutter = _Cutter(exported, stages, units, wire, output_shards)
     return [cutter.build(index) for index in range(len(stages))]
 
 
@@ -110,11 +112,13 @@ class _Cutter:
         stages: Sequence[Stage],
         units: Sequence[str],
         wire: tuple[torch.dtype, torch.dtype],
+        output_shards: int,
     ) -> None:
         self.exported = exported
         self.stages = stages
         self.units = units
         self.wire = wire
+        self.output_shards = output_shards
         self.nodes = [n for n in exported.root.graph.nodes if n.op != "output"]
         self.output = next(n for n in exported.root.graph.nodes if n.op == "output")
         self.free = self._free_nodes()
@@ -209,8 +213,14 @@ class _Cutter:
     def _wire_dtype(self, tensor: torch.Tensor) -> torch.dtype:
         return self.wire[1] if tensor.dtype == self.wire[0] else tensor.dtype
 
+    def _output_shard(self) -> torch.Tensor:
+        whole = self.exported.output
+        if self.output_shards == 1:
+            return whole
+        return whole.chunk(self.output_shards, -1)[0]
+
     def _metadata(self, cut: int) -> tuple[torch.Tensor, ...]:
-        tensors = [self.exported.output]
+        tensors = [self._output_shard()]
         if cut < len(self.cuts):
             tensors = [node.meta["val"] for node in self.cuts[cut]]
         return tuple(

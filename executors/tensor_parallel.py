@@ -115,7 +115,12 @@ def styles_of_model(model: nn.Module, sharding: TensorSharding) -> dict[str, str
 
 
 def apply_tensor_parallel(
-    model: nn.Module, sharding: TensorSharding, mesh: DeviceMesh, units: Sequence[str]
+    model: nn.Module,
+    sharding: TensorSharding,
+    mesh: DeviceMesh,
+    units: Sequence[str],
+    *,
+    head: str | None = None,
 ) -> frozenset[str]:
     """Split a model, or one stage of it, over the tp axis, in place.
 
@@ -124,6 +129,8 @@ def apply_tensor_parallel(
         sharding: Patterns to styles.
         mesh: The tp axis.
         units: FQNs of its pipeline units, in order of execution.
+        head: Unit whose output features stay dealt out over the ranks, for a loss
+            that is computed so.
 
     Returns:
         FQNs of parameters that are whole on each rank but whose gradients are not:
@@ -132,13 +139,17 @@ def apply_tensor_parallel(
     Raises:
         StrategyError: If a module cannot be split in its style.
     """
-    styles = styles_of_model(model, sharding)
+    styles = {
+        fqn: style
+        for fqn, style in styles_of_model(model, sharding).items()
+        if style != "experts"
+    }
     rowwise = {
         unit_of(fqn, units) for fqn, style in styles.items() if style == "rowwise"
     }
     blocks = [unit for unit in units if unit in rowwise]
     stream = _Stream(mesh=mesh, sharded=sharding.sequence_parallel)
-    entries = _shard_layers(model, styles, units, blocks, stream)
+    entries = _shard_layers(model, styles, units, blocks, stream, head)
     partial_units = list(entries)
     if sharding.sequence_parallel and blocks:
         _shard_stream(model, blocks, stream)
@@ -166,6 +177,7 @@ def _shard_layers(
     units: Sequence[str],
     blocks: Sequence[str],
     stream: _Stream,
+    head: str | None,
 ) -> list[str]:
     """Split every layer and hook the entries; returns the modules entered whole."""
     group = stream.mesh.get_group()
@@ -182,7 +194,8 @@ def _shard_layers(
         if unit_of(fqn, units) not in blocks:
             # Without a rowwise layer after it, the output would stay a part.
             whole = partial(gather, group=group, dim=-1)
-            shard_linear(layer, fqn, style, stream.mesh, leave=whole, memo=memo)
+            leave = _keep if head is not None and inside(fqn, head) else whole
+            shard_linear(layer, fqn, style, stream.mesh, leave=leave, memo=memo)
             _hook_inputs(layer, stream.copy)
             continue
         shard_linear(layer, fqn, style, stream.mesh, leave=_keep, memo=memo)

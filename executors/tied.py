@@ -128,7 +128,7 @@ def _group_over(holders: Sequence[int], place: ProcessMesh) -> dist.ProcessGroup
     if len(holders) == 1:
         return None
     mine = None
-    stride = place.degrees.stride("pp")
+    stride = place.plan.stride("pp")
     for offset in range(stride):
         # new_group is collective over the world: every rank makes every group.
         ranks = [pp * stride + offset for pp in holders]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from executors.context import local_positions, slice_sequence
 from executors.data import Batch, slice_batch, synthetic_batch
 from executors.gradients import clip_gradients, gradient_norm, sum_over_tp
 from executors.losses import LossFunction, target_of
@@ -58,9 +59,20 @@ class Trainer:
     def __init__(self, plan: Plan, model: nn.Module, place: ProcessMesh) -> None:
         strategy = plan.strategy
         self.plan, self.place = plan, place
+        mesh = strategy.mesh
         self.loss = LossFunction(
-            kind=plan.workload.loss, data_parallel=strategy.mesh.data_parallel
+            kind=plan.workload.loss,
+            data_parallel=mesh.data_parallel * mesh.cp,
+            vocabulary=place.group("tp") if strategy.sharding.loss_parallel else None,
         )
+        self._positions: torch.Tensor | None = None
+        if mesh.cp > 1:
+            self._positions = local_positions(
+                plan.workload.seq_len or 0,
+                place.index("cp"),
+                mesh.cp,
+                strategy.context_algorithm,
+            )
         self.parts: dict[int, ParallelPart] = {}
         self.pipeline: Pipeline | None = None
         self._tied: TiedSync | None = None
@@ -91,6 +103,7 @@ class Trainer:
             self.place,
             units=units_of_model(model, named),
             recompute=recompute,
+            causal=self.plan.model.attention != "full",
         )
 
     def _build_pipeline(self, model: nn.Module) -> None:
@@ -103,13 +116,14 @@ class Trainer:
         lowered = lower(
             model,
             strategy.stages,
-            sample,
+            self._own_tokens(sample),
             kind=self.loss.kind,
             device=place.device,
             wire=(
                 getattr(torch, precision.parameter),
                 getattr(torch, precision.compute),
             ),
+            output_shards=place.size("tp") if strategy.sharding.loss_parallel else 1,
         )
         copies = find_copies([stage.module for stage in lowered])
         own = strategy.stages_of_rank(place.index("pp"))
@@ -121,6 +135,7 @@ class Trainer:
                 place,
                 units=lowered[index].units,
                 recompute=strategy.stages[index].recompute,
+                causal=self.plan.model.attention != "full",
             )
         inner = {index: part.inner for index, part in self.parts.items()}
         self._tied = TiedSync(copies, inner, strategy, place)
@@ -133,7 +148,8 @@ class Trainer:
         place = self.place
         sequence = self.plan.strategy.sharding.sequence_parallel
         tp = place.index("tp") if sequence else 0
-        offset = (place.data_index * place.size("pp") + place.index("pp")) * 1009 + tp
+        data = place.data_index * place.size("cp") + place.index("cp")
+        offset = (data * place.size("pp") + place.index("pp")) * 1009 + tp
         torch.manual_seed(torch.initial_seed() + offset)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -176,7 +192,9 @@ class Trainer:
         self, local: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
         target = target_of(local, self.loss.kind)
-        inputs = self._model_inputs(local)
+        if target is not None and self._positions is not None and target.ndim > 1:
+            target = target.index_select(1, self._positions.to(target.device))
+        inputs = self._own_tokens(self._model_inputs(local))
         if self.pipeline is not None:
             return self.pipeline.step(inputs, target)
         count = self.plan.strategy.num_microbatches
@@ -205,6 +223,15 @@ class Trainer:
         wanted = {spec.name for spec in self.plan.workload.inputs}
         return {n: v for n, v in local.items() if not wanted or n in wanted}
 
+    def _own_tokens(
+        self, inputs: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The part of every sequence that this rank has under cp."""
+        if self._positions is None:
+            return dict(inputs)
+        length = self.plan.workload.seq_len or 0
+        return slice_sequence(inputs, self._positions, length)
+
     def _clip(self) -> float | None:
         limit = self.plan.strategy.grad_clip_norm
         if limit is None:
@@ -218,6 +245,6 @@ class Trainer:
         share = torch.zeros((), device=self.place.device) if loss is None else loss
         mesh = self.plan.strategy.mesh
         # Every tp rank has the same loss; each data-parallel rank scaled its own up.
-        share = share / (mesh.data_parallel * mesh.tp)
+        share = share / (mesh.data_parallel * mesh.cp * mesh.tp)
         dist.all_reduce(share)
         return float(share)

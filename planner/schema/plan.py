@@ -40,6 +40,8 @@ class ModelReference(Document):
         tensors: Number of distinct parameter tensors.
         fingerprint: Of names and shapes, see :mod:`planner.schema.fingerprint`.
         tied: Groups of parameter FQNs that are one tensor.
+        attention: Whether every attention of the model is causal, or every one full;
+            None if it has none, several kinds, or masks of its own.
     """
 
     name: str
@@ -48,6 +50,7 @@ class ModelReference(Document):
     tensors: Annotated[int, Field(ge=0)]
     fingerprint: str
     tied: tuple[tuple[str, ...], ...] = ()
+    attention: Literal["causal", "full"] | None = None
 
 
 class ClusterReference(Document):

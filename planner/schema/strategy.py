@@ -14,6 +14,8 @@ __all__ = [
     "SCHEDULES",
     "SPLIT_BACKWARD_SCHEDULES",
     "V_SCHEDULES",
+    "ContextAlgorithm",
+    "GradientCompression",
     "Mesh",
     "Optimizer",
     "Precision",
@@ -55,6 +57,11 @@ SPLIT_BACKWARD_SCHEDULES = frozenset(
 V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
 
 Recompute = Literal["none", "selective", "full"]
+#: How ranks that share a sequence attend to all of it: they trade the sequence for
+#: heads, or keys and values travel around them.
+ContextAlgorithm = Literal["all_to_all", "ring"]
+#: How gradients are made smaller before replicas exchange them.
+GradientCompression = Literal["none", "bfloat16", "float16", "powersgd"]
 Degree = Annotated[int, Field(ge=1)]
 
 
@@ -131,17 +138,19 @@ class Optimizer(Document):
         return 2
 
 
+Style = Literal["colwise", "rowwise", "vocab", "experts"]
+
+
 class TensorSharding(Document):
-    """How modules are split along tp: patterns of module names to styles.
+    """How modules are split along tp and ep: patterns of module names to styles.
 
     Patterns follow Hugging Face: ``layers.*.mlp.down_proj``, where ``*`` is one
-    component of the dotted name. Styles: ``colwise`` (output features split),
-    ``rowwise`` (input features split), ``vocab`` (rows of an embedding split).
+    component of the dotted name. Styles along tp: ``colwise`` (output features
+    split), ``rowwise`` (input features split), ``vocab`` (rows of an embedding
+    split). Along ep: ``experts`` (each rank holds some of a module's experts).
     """
 
-    patterns: dict[str, Literal["colwise", "rowwise", "vocab"]] = Field(
-        default_factory=dict
-    )
+    patterns: dict[str, Style] = Field(default_factory=dict)
     sequence_parallel: bool = False
     loss_parallel: bool = False
 
@@ -194,7 +203,10 @@ class Strategy(Document):
         num_microbatches: Microbatches per step; without a pipeline these are steps
             of gradient accumulation.
         stages: In order of execution; stage i is held by ``stages[i].rank``.
-        sharding: What tp does to which module.
+        sharding: What tp and ep do to which module.
+        context_algorithm: How attention sees a sequence that cp divides.
+        gradient_compression: Of plain replicas (DDP); with any, ``semantics`` is
+            approximate.
         device_ranges: Device ids by rank, as half-open ranges [start, stop);
             rank 0 is the first id of the first range.
         semantics: ``exact`` if a step computes what plain training would.
@@ -212,6 +224,8 @@ class Strategy(Document):
     sharding: TensorSharding = TensorSharding()
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
+    context_algorithm: ContextAlgorithm = "all_to_all"
+    gradient_compression: GradientCompression = "none"
     grad_clip_norm: Annotated[float, Field(gt=0)] | None = None
     device_ranges: tuple[tuple[int, int], ...] = ()
     semantics: Literal["exact", "approximate"] = "exact"

@@ -28,6 +28,7 @@ class _Case:
     strategy: Strategy
     tied: Tied
     backend: str
+    attention: str | None
 
 
 def matches_pattern(pattern: str, fqn: str) -> bool:
@@ -47,7 +48,11 @@ def matches_pattern(pattern: str, fqn: str) -> bool:
 
 
 def unsupported(
-    strategy: Strategy, *, tied: Tied = (), backend: str = "gloo"
+    strategy: Strategy,
+    *,
+    tied: Tied = (),
+    backend: str = "gloo",
+    attention: str | None = "causal",
 ) -> tuple[str, ...]:
     """Why the executors cannot run a strategy; empty if they can.
 
@@ -55,28 +60,48 @@ def unsupported(
         strategy: What is asked for.
         tied: Groups of parameter FQNs that are one tensor.
         backend: ``gloo`` or ``nccl``.
+        attention: See :class:`planner.schema.ModelReference`.
 
     Returns:
         One line a reason: the value, the rule, the remedy.
     """
-    case = _Case(strategy=strategy, tied=tied, backend=backend)
+    case = _Case(
+        strategy=strategy, tied=tied, backend=backend, attention=attention
+    )
     found = (rule(case) for rule in _RULES)
     return tuple(reason for reason in found if reason)
 
 
-def _axes(case: _Case) -> str | None:
-    strategy = case.strategy
-    mesh = strategy.mesh
-    for axis, degree in (("cp", mesh.cp), ("ep", mesh.ep)):
-        if degree > 1:
-            return f"{axis}={degree} is not run yet; use {axis}=1"
+def _context(case: _Case) -> str | None:
+    mesh = case.strategy.mesh
+    if mesh.cp > 1 and case.attention is None:
+        return (
+            f"cp={mesh.cp}, but the model's attention is neither causal nor full "
+            f"throughout, or its forward takes no position_ids; use cp=1"
+        )
     return None
 
 
-def _zero(case: _Case) -> str | None:
+def _experts(case: _Case) -> str | None:
     strategy = case.strategy
-    if strategy.zero_stage == 1 and strategy.mesh.dp_shard > 1:
-        return "zero_stage=1 is not run yet; use zero_stage=0, 2 or 3"
+    mesh = strategy.mesh
+    if mesh.ep == 1:
+        return None
+    if (mesh.dp_shard * mesh.cp) % mesh.ep:
+        return (
+            f"ep={mesh.ep} with dp_shard x cp = {mesh.dp_shard * mesh.cp}; experts are "
+            f"dealt out over those ranks, use an ep that divides it"
+        )
+    if strategy.zero_stage == 0:
+        return (
+            f"ep={mesh.ep} with zero_stage=0; experts are dealt out over the ranks "
+            f"that ZeRO shards over, use zero_stage=1, 2 or 3"
+        )
+    if "experts" not in strategy.sharding.patterns.values():
+        return (
+            f"ep={mesh.ep} without a pattern of style 'experts'; add it to "
+            f"sharding.patterns or use ep=1"
+        )
     return None
 
 
@@ -174,8 +199,15 @@ def _precision(case: _Case) -> str | None:
 
 def _loss(case: _Case) -> str | None:
     strategy = case.strategy
-    if strategy.sharding.loss_parallel:
-        return "loss_parallel is not run yet; use loss_parallel=False"
+    if not strategy.sharding.loss_parallel:
+        return None
+    head = strategy.stages[-1].modules[-1] if strategy.stages else ""
+    if strategy.mesh.tp == 1 or _style(strategy, f"{head}.weight") != "colwise":
+        return (
+            f"loss_parallel with tp={strategy.mesh.tp} and a last module "
+            f"{head or '(none)'}; it needs tp > 1 and a last module of style colwise, "
+            f"use loss_parallel=False"
+        )
     return None
 
 
@@ -212,8 +244,8 @@ def _style(strategy: Strategy, parameter: str) -> str:
 
 
 _RULES: tuple[Callable[[_Case], str | None], ...] = (
-    _axes,
-    _zero,
+    _context,
+    _experts,
     _stages_named,
     _one_process_one_stage,
     _virtual,

@@ -63,6 +63,12 @@ UNITS = {
         "model.norm",
         "lm_head",
     ),
+    "mixtral": (
+        "model.embed_tokens",
+        *(f"model.layers.{i}" for i in range(LAYERS)),
+        "model.norm",
+        "lm_head",
+    ),
     "gpt2": (
         "transformer.wte",
         "transformer.wpe",
@@ -92,6 +98,22 @@ def build(name: str, *, tied: bool = False) -> nn.Module:
                 tie_word_embeddings=tied,
             )
         )
+    if name == "mixtral":
+        from transformers import MixtralConfig, MixtralForCausalLM
+
+        return MixtralForCausalLM(
+            MixtralConfig(
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                num_local_experts=4,
+                num_experts_per_tok=2,
+                vocab_size=VOCAB,
+                use_cache=False,
+            )
+        )
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
@@ -111,6 +133,19 @@ def build(name: str, *, tied: bool = False) -> nn.Module:
     )
 
 
+def _patterns(name: str, mesh: Mesh) -> dict[str, Any]:
+    patterns: dict[str, Any] = {}
+    if mesh.tp > 1:
+        patterns |= {
+            pattern: style
+            for pattern, style in LLAMA_SHARDING.items()
+            if name == "llama" or ".mlp." not in pattern
+        }
+    if mesh.ep > 1:
+        patterns["layers.*.mlp.experts"] = "experts"
+    return patterns
+
+
 def make_plan(name: str = "llama", **changes: Any) -> Plan:
     """A plan by hand; changes are the strategy's fields, or mesh degrees."""
     model = build(name, tied=changes.pop("tied", False))
@@ -118,6 +153,7 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
     mesh = Mesh(**degrees)
     recompute = changes.pop("recompute", "none")
     sequence_parallel = changes.pop("sequence_parallel", False)
+    loss_parallel = changes.pop("loss_parallel", False)
     virtual = changes.get("virtual_stages", 1)
     schedule = changes.get("schedule", "GPipe")
     micro = changes.pop("num_microbatches", 1)
@@ -141,8 +177,9 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
         microbatch_size=size,
         stages=stages,
         sharding=TensorSharding(
-            patterns=LLAMA_SHARDING if mesh.tp > 1 else {},
+            patterns=_patterns(name, mesh),
             sequence_parallel=sequence_parallel,
+            loss_parallel=loss_parallel,
         ),
         precision=changes.pop("precision", Precision(compute="float32")),
         optimizer=changes.pop("optimizer", Optimizer(name="SGD", learning_rate=0.5)),
@@ -157,6 +194,7 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
             fingerprint=fingerprint_parameters(
                 (n, p.shape) for n, p in parameters.items()
             ),
+            attention="causal",
         ),
         cluster=ClusterReference(
             name="local", num_devices=mesh.num_devices, device_types={}, fingerprint=""

@@ -1,0 +1,260 @@
+"""Ring attention: keys and values travel around the ranks that share a sequence.
+
+Each rank keeps its queries; at every hop it attends to the keys and values that have
+just arrived while the next are on their way. Partial results are put together by their
+log-sum-exp. The backward goes round once more: a partial backward given the *final*
+output and log-sum-exp yields exactly its share of the gradients (Liu et al. 2023; Dao
+2023, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.errors import ExecutionError
+
+__all__ = ["ring_attention"]
+
+_SEQUENCE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flash:
+    """The flash kernels of one device type: partial attention and its backward."""
+
+    causal: bool
+    scale: float
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+        """Output, log-sum-exp [batch, heads, queries], and what backward needs."""
+        if query.device.type == "cpu":
+            kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            output, lse = kernel(query, key, value, 0.0, self.causal, scale=self.scale)
+            return output, lse, ()
+        if query.dtype not in (torch.bfloat16, torch.float16):
+            raise ExecutionError(
+                f"ring attention on {query.device.type} computes in bfloat16, not "
+                f"{query.dtype}; plan with precision.compute=bfloat16, or use the "
+                f"all-to-all"
+            )
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention
+        output, lse, *rest = kernel(
+            query, key, value, 0.0, self.causal, scale=self.scale
+        )
+        # cumulative lengths (2), longest (2), seed and offset of dropout
+        return output, lse, tuple(rest[:6])
+
+    def backward(
+        self,
+        grad: torch.Tensor,
+        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        rest: tuple[Any, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Shares of the gradients of query, key and value."""
+        if grad.device.type == "cpu":
+            kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+            shares = kernel(
+                grad, *inputs, output, lse, 0.0, self.causal, scale=self.scale
+            )
+        else:
+            kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
+            lengths, (seed, offset) = rest[:4], rest[4:6]
+            shares = kernel(
+                grad,
+                *inputs,
+                output,
+                lse,
+                *lengths,
+                0.0,
+                self.causal,
+                seed,
+                offset,
+                scale=self.scale,
+            )
+        return shares[0], shares[1], shares[2]
+
+
+class _Travel:
+    """Sends tensors to the next rank of the ring while the last one's arrive."""
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup
+    ) -> None:
+        size, rank = group.size(), group.rank()
+        after = dist.get_global_rank(group, (rank + 1) % size)
+        before = dist.get_global_rank(group, (rank - 1) % size)
+        self.sent = [tensor.contiguous() for tensor in tensors]
+        self.arrived = [torch.empty_like(tensor) for tensor in self.sent]
+        pairs = zip(self.sent, self.arrived, strict=True)
+        self._works = dist.batch_isend_irecv(
+            [
+                operation
+                for out, into in pairs
+                for operation in (
+                    dist.P2POp(dist.isend, out, after, group),
+                    dist.P2POp(dist.irecv, into, before, group),
+                )
+            ]
+        )
+
+    def wait(self) -> list[torch.Tensor]:
+        for work in self._works:
+            work.wait()
+        return self.arrived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hop:
+    """What one hop computes: slices of queries and of keys, under a mask or not."""
+
+    queries: slice
+    keys: slice
+    masked: bool
+
+
+def _hop(causal: bool, rank: int, origin: int, length: int) -> _Hop:
+    """What this rank's queries see of the keys of rank ``origin``.
+
+    Ranks hold chunks r and 2n-1-r of the sequence. All its queries see the first
+    chunk of an earlier rank; its second chunk alone sees both chunks of a later one.
+    """
+    everything, half = slice(None), length // 2
+    if not causal or origin == rank:
+        return _Hop(queries=everything, keys=everything, masked=causal)
+    if origin < rank:
+        return _Hop(queries=everything, keys=slice(0, half), masked=False)
+    return _Hop(queries=slice(half, None), keys=everything, masked=False)
+
+
+def _part(tensor: torch.Tensor, which: slice) -> torch.Tensor:
+    return tensor[:, :, which]
+
+
+def _merge(
+    output: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
+) -> None:
+    """Put a partial result into the running one, in place; all float32."""
+    total = torch.logaddexp(lse, part_lse)
+    output.mul_((lse - total).exp().unsqueeze(-1))
+    output.add_(part * (part_lse - total).exp().unsqueeze(-1))
+    lse.copy_(total)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        group: dist.ProcessGroup,
+        causal: bool,
+        scale: float,
+    ) -> torch.Tensor:
+        size, rank, length = group.size(), group.rank(), query.shape[_SEQUENCE]
+        output = torch.zeros_like(query, dtype=torch.float32)
+        lse = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)
+        held, rests = [key, value], []
+        for hop in range(size):
+            travel = _Travel(held, group) if hop < size - 1 else None
+            plan = _hop(causal, rank, (rank - hop) % size, length)
+            flash = _Flash(causal=plan.masked, scale=scale)
+            part, part_lse, rest = flash.forward(
+                _part(query, plan.queries),
+                _part(held[0], plan.keys),
+                _part(held[1], plan.keys),
+            )
+            rests.append(rest)
+            _merge(
+                _part(output, plan.queries),
+                _part(lse, plan.queries),
+                part.float(),
+                part_lse.float(),
+            )
+            held = travel.wait() if travel is not None else held
+        result = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, result, lse)
+        ctx.group, ctx.causal, ctx.scale, ctx.rests = group, causal, scale, rests
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        query, key, value, output, lse = ctx.saved_tensors
+        size, rank, length = ctx.group.size(), ctx.group.rank(), query.shape[2]
+        grad = grads[0].contiguous()
+        grad_query = torch.zeros_like(query, dtype=torch.float32)
+        held = [key, value]
+        # The gradients of the keys at hand; they travel with them and come home.
+        carried = [torch.zeros_like(t, dtype=torch.float32) for t in held]
+        for hop in range(size):
+            travel = _Travel(held, ctx.group) if hop < size - 1 else None
+            plan = _hop(ctx.causal, rank, (rank - hop) % size, length)
+            flash = _Flash(causal=plan.masked, scale=ctx.scale)
+            shares = flash.backward(
+                _part(grad, plan.queries),
+                (
+                    _part(query, plan.queries),
+                    _part(held[0], plan.keys),
+                    _part(held[1], plan.keys),
+                ),
+                _part(output, plan.queries),
+                _part(lse, plan.queries).contiguous(),
+                ctx.rests[hop],
+            )
+            _part(grad_query, plan.queries).add_(shares[0])
+            for into, share in zip(carried, shares[1:], strict=True):
+                _part(into, plan.keys).add_(share)
+            carried = _Travel(carried, ctx.group).wait()
+            held = travel.wait() if travel is not None else held
+        return (
+            grad_query.to(query.dtype),
+            carried[0].to(key.dtype),
+            carried[1].to(value.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def ring_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    causal: bool,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention over a sequence that the ranks of a group share.
+
+    Args:
+        query: This rank's tokens, in the order of
+            :func:`executors.context.local_positions`. Shape [batch, heads, local
+            sequence, features].
+        key: Likewise, with as many heads.
+        value: Likewise.
+        group: Ranks that share the sequence.
+        causal: Whether a token sees earlier ones alone.
+        scale: Of the scores; 1 / sqrt(features) if None.
+
+    Returns:
+        Attention of this rank's tokens. Shape [batch, heads, local sequence,
+        features].
+
+    Raises:
+        ExecutionError: If the device has no flash kernel for the dtype.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    result: torch.Tensor = _Ring.apply(  # type: ignore[no-untyped-call]
+        query, key, value, group, causal, scale
+    )
+    return result
