@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from executors.compression import ONE_BUCKET_MB, compress_gradients
 from executors.context import apply_context_parallel
 from executors.experts import shard_experts
 from executors.mesh import ProcessMesh
@@ -148,10 +149,17 @@ def _data_parallel(
     mixed = pipelined or place.size("tp") > 1 or casts
     if shards == 1 and replicas > 1 and not mixed and _reduces_as_kept(precision):
         group = place.group("replicate")
+        assert group is not None
+        how = strategy.gradient_compression
         # Gradients that are views of the buckets take their memory once.
-        return DistributedDataParallel(
-            model, process_group=group, gradient_as_bucket_view=True
+        wrapped = DistributedDataParallel(
+            model,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=ONE_BUCKET_MB if how == "powersgd" else None,
         )
+        compress_gradients(wrapped, how, group)
+        return wrapped
 
     policy = MixedPrecisionPolicy(
         param_dtype=_torch_dtype(precision.compute) if casts else None,

@@ -211,6 +211,28 @@ def _loss(case: _Case) -> str | None:
     return None
 
 
+def _compression(case: _Case) -> str | None:
+    strategy = case.strategy
+    how, mesh = strategy.gradient_compression, strategy.mesh
+    if how == "none":
+        return None
+    precision = strategy.precision
+    single = precision.parameter == precision.compute == precision.reduce
+    plain = strategy.zero_stage == 0 or mesh.dp_shard * mesh.cp == 1
+    if mesh.pp * mesh.tp > 1 or not plain or not single:
+        return (
+            f"gradient_compression={how} with {strategy.label()}; it is for plain "
+            f"replicas in one precision (pp=1, tp=1, no ZeRO), use none, or "
+            f"precision.reduce=bfloat16"
+        )
+    if strategy.semantics == "exact":
+        return (
+            f"gradient_compression={how} with semantics=exact; it changes gradients, "
+            f"say semantics=approximate"
+        )
+    return None
+
+
 def _patterns(case: _Case) -> str | None:
     strategy = case.strategy
     sharding = strategy.sharding
@@ -253,6 +275,7 @@ _RULES: tuple[Callable[[_Case], str | None], ...] = (
     _split_backward,
     _precision,
     _loss,
+    _compression,
     _patterns,
     _tied,
 )
