@@ -11,13 +11,16 @@ Source: Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from planner.capture.torch_private import patched_function
 
-__all__ = ["fused_attention", "fused_attention_patched"]
+__all__ = ["AttentionKind", "fused_attention", "fused_attention_patched"]
+
+#: Self-attention without a mask but a causal one; or anything else.
+AttentionKind = Literal["causal", "full", "other"]
 
 _new_library: Any = torch.library.Library
 _LIBRARY: Any = _new_library("meshwright", "DEF")
@@ -60,6 +63,12 @@ class _FusedAttention(torch.autograd.Function):
         return torch.ops.meshwright.attention_backward(grad, *ctx.saved_tensors)
 
 
+def _kind(query: Any, key: Any, mask: Any, causal: bool) -> AttentionKind:
+    if mask is not None or query.dim() < 4 or query.shape[-2] != key.shape[-2]:
+        return "other"
+    return "causal" if causal else "full"
+
+
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Shapes of attention, without its arithmetic; for fake tensors only.
 
@@ -75,11 +84,16 @@ def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return result
 
 
-def fused_attention_patched() -> contextlib.AbstractContextManager[None]:
+def fused_attention_patched(
+    kinds: set[AttentionKind],
+) -> contextlib.AbstractContextManager[None]:
     """While open, ``scaled_dot_product_attention`` is the stand-in.
 
     Calls that no flash kernel takes keep torch's own path: fewer than four
     dimensions, or a mask that needs a gradient.
+
+    Args:
+        kinds: Is given the kind of every call.
     """
     stock = torch.nn.functional.scaled_dot_product_attention
 
@@ -91,6 +105,8 @@ def fused_attention_patched() -> contextlib.AbstractContextManager[None]:
         **how: Any,
     ) -> torch.Tensor:
         mask = more[0] if more else how.get("attn_mask")
+        causal = more[2] if len(more) > 2 else how.get("is_causal", False)
+        kinds.add(_kind(query, key, mask, causal))
         learned = mask is not None and mask.requires_grad
         if query.dim() < 4 or learned:
             return stock(query, key, value, *more, **how)

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import torch
 
-from planner.capture.attention import fused_attention_patched
+from planner.capture.attention import AttentionKind, fused_attention_patched
 from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.loss import LossKind, compute_loss
@@ -67,12 +67,14 @@ class Reading:
         rung: Which of the three ways worked: ``fake``, ``no_hooks`` or ``real``.
         loss: Kind of the loss.
         assumptions: What was guessed.
+        attention: Kinds of attention that were called; empty where it was not seen.
     """
 
     trace: Trace
     rung: str
     loss: str
     assumptions: tuple[str, ...]
+    attention: frozenset[AttentionKind] = frozenset()
 
 
 def climb(source: Source) -> Reading:
@@ -133,9 +135,10 @@ def _fake(source: Source, rung: str) -> Reading:
     module = make(source.module, mode, source.dtype)
     module.train()
     tracer = Tracer(module, op_budget=source.op_budget, hooks=rung == "fake", mode=mode)
+    attention: set[AttentionKind] = set()
     with (
         mode,
-        fused_attention_patched(),
+        fused_attention_patched(attention),
         unpacked_sequences(),
         without_fused_rnn(),
     ):
@@ -143,7 +146,11 @@ def _fake(source: Source, rung: str) -> Reading:
     if rung == "no_hooks":
         _assume_saved(tracer)
     return Reading(
-        trace=tracer.trace, rung=rung, loss=loss, assumptions=tuple(tracer.assumptions)
+        trace=tracer.trace,
+        rung=rung,
+        loss=loss,
+        assumptions=tuple(tracer.assumptions),
+        attention=frozenset(attention),
     )
 
 

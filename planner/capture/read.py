@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,9 +18,23 @@ from planner.capture.models import LoadedModel
 from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen, structure
 from planner.graph.model import ModelGraph
+from planner.graph.ops import OpGraph
 from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
 
 __all__ = ["capture"]
+
+#: Ops other than attention by which one token sees another.
+_MIXES_TOKENS = frozenset(
+    {
+        "aten::convolution",
+        "aten::flip",
+        "aten::gru",
+        "aten::lstm",
+        "aten::roll",
+        "aten::rnn_relu",
+        "aten::rnn_tanh",
+    }
+)
 
 
 def capture(
@@ -137,6 +152,23 @@ def _length(inputs: ExampleInputs) -> int | None:
     return None
 
 
+def _attention(
+    module: torch.nn.Module, ops: OpGraph, reading: Reading
+) -> Literal["causal", "full"] | None:
+    """The one kind of attention, if nothing else mixes tokens and cp can serve it.
+
+    A part of a sequence is computed alone only if its tokens' positions can be told
+    to the model, and if the loss is a sum over tokens.
+    """
+    signature = inspect.signature(module.forward).parameters
+    mixing = _MIXES_TOKENS.intersection(ops.names)
+    told = "position_ids" in signature and reading.loss == "cross_entropy"
+    if not told or mixing or len(reading.attention) != 1:
+        return None
+    (kind,) = reading.attention
+    return None if kind == "other" else kind
+
+
 def _graph(
     module: torch.nn.Module,
     dtype: torch.dtype | None,
@@ -180,6 +212,7 @@ def _graph(
         tp_dims=dims,
         sharding=dict(roles.patterns),
         num_experts=experts,
+        attention=_attention(module, ops, reading),
         assumptions=reading.assumptions,
         config=config,
     )

@@ -223,6 +223,9 @@ class ModelGraph:
         tp_dims: Dimension name to size that tp must divide, e.g. num_heads: 32.
         sharding: Pattern to style, ready for :class:`planner.schema.TensorSharding`.
         num_experts: Experts per MoE layer; 0 without.
+        attention: Whether every attention is causal, or every one full; None if there
+            are several kinds, masks, other ops that mix tokens, or no positions to
+            tell: then cp does not apply.
         assumptions: What was guessed while tracing.
         config: Facts worth showing (hidden size, layers …), JSON scalars.
     """
@@ -240,6 +243,7 @@ class ModelGraph:
     tp_dims: Mapping[str, int] = field(default_factory=dict)
     sharding: Mapping[str, str] = field(default_factory=dict)
     num_experts: int = 0
+    attention: Literal["causal", "full"] | None = None
     assumptions: tuple[str, ...] = ()
     config: Mapping[str, int | float | str] = field(default_factory=dict)
 
