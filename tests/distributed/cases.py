@@ -69,6 +69,11 @@ UNITS = {
         "model.norm",
         "lm_head",
     ),
+    "bert": (
+        "bert.embeddings",
+        *(f"bert.encoder.layer.{i}" for i in range(LAYERS)),
+        "cls",
+    ),
     "gpt2": (
         "transformer.wte",
         "transformer.wpe",
@@ -114,6 +119,20 @@ def build(name: str, *, tied: bool = False) -> nn.Module:
                 use_cache=False,
             )
         )
+    if name == "bert":
+        from transformers import BertConfig, BertForMaskedLM
+
+        return BertForMaskedLM(
+            BertConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=4,
+                vocab_size=VOCAB,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+            )
+        )
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
@@ -154,6 +173,7 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
     recompute = changes.pop("recompute", "none")
     sequence_parallel = changes.pop("sequence_parallel", False)
     loss_parallel = changes.pop("loss_parallel", False)
+    attention = changes.pop("attention", "causal")
     virtual = changes.get("virtual_stages", 1)
     schedule = changes.get("schedule", "GPipe")
     micro = changes.pop("num_microbatches", 1)
@@ -194,7 +214,7 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
             fingerprint=fingerprint_parameters(
                 (n, p.shape) for n, p in parameters.items()
             ),
-            attention="causal",
+            attention=attention,
         ),
         cluster=ClusterReference(
             name="local", num_devices=mesh.num_devices, device_types={}, fingerprint=""
