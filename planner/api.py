@@ -25,8 +25,10 @@ from planner.search import (
     Request,
     SearchResult,
     get_partitioner,
+    preference,
 )
-from planner.space import check, normalize_pins
+from planner.space import Pin, check, normalize_pins, read_pins
+from planner.strategy_input import complete_strategy, read_strategy
 
 if TYPE_CHECKING:
     import torch
@@ -94,28 +96,48 @@ def _setting(
     )
 
 
-def _search(request: Request, names: Sequence[str]) -> list[SearchResult]:
-    return [get_partitioner(name).search(request) for name in names]
+def _check_choices(
+    global_batch: int,
+    objective: str,
+    target: str,
+    devices: str,
+    evaluation_budget: int | None,
+) -> None:
+    if global_batch < 1:
+        raise StrategyError(f"global_batch={global_batch} is below 1; give at least 1")
+    if objective not in OBJECTIVES:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
+    if target not in {"meshwright", "any"}:
+        raise UnknownNameError("target", target, ("meshwright", "any"))
+    if devices not in {"all", "any"}:
+        raise UnknownNameError("choice of devices", devices, ("all", "any"))
+    if evaluation_budget is not None and evaluation_budget < 1:
+        raise StrategyError(
+            f"evaluation_budget={evaluation_budget} is below 1; give at least 1, or "
+            f"None to leave it to the partitioner"
+        )
+
+
+def _search(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult]:
+    """Answers of all partitioners that were named.
+
+    Raises:
+        NoFeasiblePlanError: If none found anything that fits.
+    """
+    names = [partitioner] if isinstance(partitioner, str) else list(partitioner)
+    names = list(_AUTO) if names == ["auto"] else names
+    results = [get_partitioner(name).search(request) for name in names]
+    if not any(result.candidates for result in results):
+        raise no_feasible_plan(request, results)
+    return results
 
 
 def _best(
-    results: Sequence[SearchResult], request: Request
+    results: Sequence[SearchResult], objective: Objective
 ) -> tuple[SearchResult, Candidate]:
     """The best candidate of all partitioners; the earlier one among equals."""
-    from planner.search import score
-
-    found = [
-        (
-            score(c.cost, c.strategy.mesh.num_devices, request.objective),
-            index,
-            result,
-            c,
-        )
-        for index, result in enumerate(results)
-        for c in result.candidates[:1]
-    ]
-    _, _, result, candidate = min(found, key=lambda item: item[:2])
-    return result, candidate
+    found = [(result, c) for result in results for c in result.candidates[:1]]
+    return min(found, key=lambda pair: preference(pair[1], objective))
 
 
 def plan(
@@ -140,26 +162,24 @@ def plan(
 ) -> Plan:
     """How a model should be split over a cluster.
 
-    No weight is allocated and nothing is launched. The same request gives the same
-    plan, byte for byte (:meth:`planner.schema.Plan.canonical_bytes`).
+    No weight is allocated, nothing is launched. The same request gives the same bytes.
 
     Args:
-        model: A module (real or meta), a ModelGraph, or a reference: a built-in name
-            (``llama3-8b``), ``hf:PATH`` or ``module:factory``.
+        model: A module (real or meta), a ModelGraph, or a reference: ``llama3-8b`` or
+            another built-in name, ``hf:PATH``, ``module:factory``.
         cluster: A Cluster, or a name such as ``dgx-h100:4``, ``local:4`` or a file.
         global_batch: Samples per optimizer step over all devices.
         example_inputs: What forward takes; see :func:`planner.capture.capture`.
         seq_len: Tokens per sample, where example_inputs are left out.
-        partitioner: Registered name, names, or ``auto``: all built-in ones that suit;
-            the best strategy that any of them priced is returned.
+        partitioner: Registered name, names, or ``auto`` (expert and exhaustive); the
+            best strategy that any of them priced is returned.
         objective: ``throughput`` (shortest step), ``throughput_per_device``, or
             ``memory`` (emptiest fullest device).
-        pin: Knobs to fix, ``{"tp": 8, "schedule": "1F1B"}``; the rest is planned.
+        pin: Knobs to fix, ``{"tp": 8}``; see :func:`planner.space.read_pins`.
         target: ``meshwright`` keeps to what Meshwright's executors can run; ``any``
             allows all that is legal.
-        devices: ``all`` uses every free device if any legal strategy does, and of a
-            mixed cluster may leave out whole device types that are not worth waiting
-            for; ``any`` lets any fewer win.
+        devices: ``all`` uses every free device if any legal strategy does, and may
+            leave out whole types of a mixed cluster; ``any`` lets any fewer win.
         precision: Dtypes; bf16 compute over fp32 weights by default.
         optimizer: AdamW by default.
         grad_clip_norm: Largest gradient norm; None for no clipping.
@@ -171,27 +191,14 @@ def plan(
         NoFeasiblePlanError: If nothing fits: what lacks, by how much, what would fit.
         CaptureError: If the model cannot be read.
         ClusterError: If the cluster is described wrongly.
+        StrategyError: If a value has the wrong type or is out of range.
         UnknownNameError: For a name that no registry holds; suggests the nearest.
     """
-    if global_batch < 1:
-        raise StrategyError(f"global_batch={global_batch} is below 1; give at least 1")
-    if objective not in OBJECTIVES:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
-    if target not in {"meshwright", "any"}:
-        raise UnknownNameError("target", target, ("meshwright", "any"))
-    if devices not in {"all", "any"}:
-        raise UnknownNameError("choice of devices", devices, ("all", "any"))
-    if evaluation_budget is not None and evaluation_budget < 1:
-        raise StrategyError(
-            f"evaluation_budget={evaluation_budget} is below 1; give at least 1, or "
-            f"None to leave it to the partitioner"
-        )
+    _check_choices(global_batch, objective, target, devices, evaluation_budget)
+    pins = read_pins(pin or {})
     precision, optimizer = precision or Precision(), optimizer or Optimizer()
     started = time.perf_counter()
-    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    graph = read_model(
-        model, example_inputs, seq_len=seq_len, dtype=_trace_dtype(precision)
-    )
+    machines, graph = _read(model, cluster, example_inputs, seq_len, precision)
     captured = time.perf_counter()
     request = Request(
         setting=_setting(
@@ -204,32 +211,48 @@ def plan(
             memory_fraction=memory_fraction,
         ),
         global_batch=global_batch,
-        pins=normalize_pins(pin or {}),
+        pins=normalize_pins(pins),
         objective=objective,
         target=target,
         seed=seed,
         evaluation_budget=evaluation_budget,
         devices=devices,
     )
-    names = [partitioner] if isinstance(partitioner, str) else list(partitioner)
-    results = _search(request, _AUTO if names == ["auto"] else names)
-    if not any(result.candidates for result in results):
-        raise no_feasible_plan(request, results)
-    result, best = _best(results, request)
-    searched = time.perf_counter()
+    results = _search(request, partitioner)
+    took = {"capture": captured - started, "search": time.perf_counter() - captured}
+    return _assembled(request, results, pins, took)
+
+
+def _read(
+    model: torch.nn.Module | ModelGraph | str,
+    cluster: Cluster | str,
+    example_inputs: Any,
+    seq_len: int | None,
+    precision: Precision,
+) -> tuple[Cluster, ModelGraph]:
+    """What cluster and model were named; the cluster first, it is read faster."""
+    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    # float8 products are traced in the dtype that their inputs are kept in.
+    dtype = "bfloat16" if precision.compute == "float8" else precision.compute
+    return machines, read_model(model, example_inputs, seq_len=seq_len, dtype=dtype)
+
+
+def _assembled(
+    request: Request,
+    results: Sequence[SearchResult],
+    pins: Mapping[str, Pin],
+    timing_s: Mapping[str, float],
+) -> Plan:
+    winner, candidate = _best(results, request.objective)
     return make_plan(
         request,
         results=results,
-        winner=result,
-        candidate=best,
-        pinned=dict(pin or {}),
+        winner=winner,
+        candidate=candidate,
+        pinned=pins,
         version=__version__,
-        timing_s={"capture": captured - started, "search": searched - captured},
+        timing_s=timing_s,
     )
-
-
-def _trace_dtype(precision: Precision) -> str:
-    return "bfloat16" if precision.compute == "float8" else precision.compute
 
 
 def predict(
@@ -265,13 +288,8 @@ def predict(
     Raises:
         StrategyError: If the strategy breaks a rule: value, rule, remedy.
     """
-    from planner.strategy_input import complete_strategy, read_strategy
-
     given = read_strategy(strategy)
-    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    graph = read_model(
-        model, example_inputs, seq_len=seq_len, dtype=_trace_dtype(given.precision)
-    )
+    machines, graph = _read(model, cluster, example_inputs, seq_len, given.precision)
     setting = _setting(
         graph,
         machines,
@@ -286,24 +304,16 @@ def predict(
     )
     check(given, request.facts)
     full, order = complete_strategy(given, setting)
-    model_of_cost = CostModel(replace(setting, order=order))
-    candidate = Candidate(strategy=full, cost=model_of_cost.cost(full, fidelity))
+    pricing = CostModel(replace(setting, order=order))
+    candidate = Candidate(strategy=full, cost=pricing.cost(full, fidelity))
     result = SearchResult(
         partitioner="given",
         candidates=(candidate,),
         nearest=None,
-        evaluations=model_of_cost.evaluations,
+        evaluations=pricing.evaluations,
         seconds=0.0,
     )
-    return make_plan(
-        request,
-        results=[result],
-        winner=result,
-        candidate=candidate,
-        pinned={},
-        version=__version__,
-        timing_s={},
-    )
+    return _assembled(request, [result], {}, {})
 
 
 def require_fit(priced: Plan) -> None:

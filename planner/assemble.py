@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-from planner.cost import Cost
+import numpy as np
+
+from planner.cost import Cost, CostModel
+from planner.cost.compute import peak_flops_per_s
 from planner.graph import ModelGraph
 from planner.schema import (
-    Alternative,
     InputSpec,
     ModelReference,
     Plan,
     Prediction,
     Provenance,
+    Recompute,
     StageMemory,
     Workload,
 )
+from planner.schema.describe import PART_NAMES
 from planner.schema.fingerprint import fingerprint_parameters
 from planner.schema.support import unsupported
 from planner.search import Candidate, Request, SearchResult
+from planner.search.runners_up import runners_up
+from planner.space import Pin
 from planner.units import format_bytes
 
 __all__ = ["make_plan", "model_reference", "workload"]
 
-_ALTERNATIVES = 8
+#: A part of the step that is named beside the largest.
+_LARGE_SHARE = 0.2
 
 
 def model_reference(graph: ModelGraph) -> ModelReference:
@@ -79,8 +86,6 @@ def _prediction(request: Request, candidate: Candidate) -> Prediction:
     used = [int(d) for d in candidate.strategy.device_ids()]
     types = request.setting.cluster.type_index
     devices = request.setting.cluster.device_types
-    from planner.cost.compute import peak_flops_per_s
-
     rates = [peak_flops_per_s(d, request.setting.precision.compute) for d in devices]
     peak = sum(rates[int(types[device])] for device in used)
     return Prediction(
@@ -99,56 +104,44 @@ def _prediction(request: Request, candidate: Candidate) -> Prediction:
     )
 
 
-def _reason(other: Candidate, best: Candidate) -> str:
-    slower = other.cost.step_time_s / best.cost.step_time_s - 1
-    gains = {
-        part: other.cost.breakdown_s[part] - best.cost.breakdown_s[part]
-        for part in best.cost.breakdown_s
-    }
-    part, seconds = max(gains.items(), key=lambda item: item[1])
-    if slower > 0:
-        cause = f"{part.replace('_', ' ')} (+{seconds:.3g} s)"
-        return f"{slower:.1%} slower, most of it {cause}"
-    more = other.cost.peak_memory_bytes - best.cost.peak_memory_bytes
-    sign = "-" if more < 0 else "+"
-    speed = f"{-slower:.1%} faster" if slower < 0 else "as fast"
-    devices = other.strategy.mesh.num_devices
-    return f"{speed} on {devices} devices, memory {sign}{format_bytes(abs(more))}"
-
-
-def _alternatives(
-    results: Sequence[SearchResult], best: Candidate
-) -> tuple[Alternative, ...]:
-    seen = {best.strategy.label()}
-    chosen = []
-    everything = sorted(
-        (c for result in results for c in result.candidates),
-        key=lambda c: (c.cost.step_time_s, c.strategy.label()),
-    )
-    for candidate in everything:
-        label = candidate.strategy.label()
-        if label in seen:
-            continue
-        seen.add(label)
-        chosen.append(
-            Alternative(
-                label=label,
-                step_time_s=candidate.cost.step_time_s,
-                peak_memory_bytes=candidate.cost.peak_memory_bytes,
-                reason=_reason(candidate, best),
-            )
-        )
-    return tuple(chosen[:_ALTERNATIVES])
-
-
-def _bound_by(cost: Cost) -> str:
-    part, seconds = max(cost.breakdown_s.items(), key=lambda item: item[1])
-    share = seconds / cost.step_time_s
-    fullest = float((cost.memory.total / cost.limit_bytes).max())
-    text = f"{part.replace('_', ' ')} ({share:.0%} of the step)"
-    if fullest > 0.9:
-        text += f", with memory {fullest:.0%} full: less recomputation would not fit"
+def _bound_by(request: Request, candidate: Candidate) -> str:
+    """What most of the step goes into, and whether memory stood in the way of less."""
+    cost = candidate.cost
+    parts = sorted(cost.breakdown_s.items(), key=lambda item: -item[1])
+    shares = [(PART_NAMES.get(part, part), s / cost.step_time_s) for part, s in parts]
+    (first, most), *rest = shares
+    text = f"{first} ({most:.0%} of the step)"
+    more = [f"{name} ({share:.0%})" for name, share in rest if share >= _LARGE_SHARE]
+    if more:
+        text += ", then " + " and ".join(more)
+    lack = _lack_without_recompute(request, candidate)
+    if lack > 0:
+        text += f"; with less recomputation memory is {format_bytes(lack)} short"
     return text
+
+
+_LESS_RECOMPUTE: dict[Recompute, Recompute] = {
+    "full": "selective",
+    "selective": "none",
+    "none": "none",
+}
+
+
+def _lack_without_recompute(request: Request, candidate: Candidate) -> float:
+    """Bytes that the fullest device would lack if every stage recomputed less."""
+    strategy = candidate.strategy
+    kinds = {stage.recompute for stage in strategy.stages}
+    if kinds <= {"none"} or "recompute" in request.pins:
+        return 0.0
+    stages = tuple(
+        stage.model_copy(update={"recompute": _LESS_RECOMPUTE[stage.recompute]})
+        for stage in strategy.stages
+    )
+    order = np.array(strategy.device_ids(), dtype=np.int64)
+    cost = CostModel(replace(request.setting, order=order)).cost(
+        strategy.model_copy(update={"stages": stages})
+    )
+    return float((cost.memory.total - cost.limit_bytes).max())
 
 
 def make_plan(
@@ -157,7 +150,7 @@ def make_plan(
     results: Sequence[SearchResult],
     winner: SearchResult,
     candidate: Candidate,
-    pinned: Mapping[str, Any],
+    pinned: Mapping[str, Pin],
     version: str,
     timing_s: Mapping[str, float],
 ) -> Plan:
@@ -168,7 +161,7 @@ def make_plan(
         results: Answers of all partitioners that were asked.
         winner: The one whose candidate was chosen.
         candidate: The chosen strategy and its price.
-        pinned: Knobs as the user wrote them.
+        pinned: Knobs that were fixed, from :func:`planner.space.read_pins`.
         version: Of Meshwright.
         timing_s: Wall times, outside the canonical bytes.
     """
@@ -196,9 +189,9 @@ def make_plan(
             evaluations=evaluations,
             memory_fraction=request.setting.memory_fraction,
             pinned=dict(pinned),
-            alternatives=_alternatives(results, candidate),
+            alternatives=runners_up(results, candidate, request.objective),
             assumptions=graph.assumptions,
-            bound_by=_bound_by(candidate.cost),
+            bound_by=_bound_by(request, candidate),
             checkpoint=winner.checkpoint,
         ),
         not_runnable=unsupported(

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.errors import MeshwrightError, NoFeasiblePlanError
-from planner.schema import SCHEDULES
-from planner.search import Candidate, Request, SearchResult
-from planner.space import PINNABLE, RECOMPUTE_NAMES, enumerate_strategies
+from planner.search import Candidate, Request, SearchResult, get_partitioner
+from planner.search.orders import device_orders
+from planner.search.refine import candidates_of_row
+from planner.search.refusal import why_nothing_is_legal
+from planner.space import StrategyTable, enumerate_strategies, pin_text
 from planner.units import format_bytes
 
 __all__ = ["no_feasible_plan"]
 
 _LARGEST_GROWTH = 64
+#: Of one pinned knob at most so many other values are tried.
+_NEAR_VALUES = 3
+_DIVIDE_THE_BATCH = frozenset(
+    {"dp_replicate", "dp_shard", "microbatch_size", "num_microbatches"}
+)
+
+Index = NDArray[np.int64]
 
 
 def no_feasible_plan(
@@ -34,7 +45,12 @@ def no_feasible_plan(
         reasons = [_memory_reason(request, min(misses, key=_lack))]
     else:
         reasons = [_legality_reason(request)]
-    return NoFeasiblePlanError(reasons, list(_remedies(request, bool(misses))))
+    remedies = list(_other_partitioner(request, results))
+    remedies = remedies or list(_remedies(request, bool(misses)))
+    if request.pins and not remedies:
+        free = _changed(request, pins={})
+        remedies = [f"no pins and {larger}" for larger in _more_devices(free)]
+    return NoFeasiblePlanError(reasons, remedies)
 
 
 def _lack(candidate: Candidate) -> float:
@@ -55,10 +71,13 @@ def _memory_reason(request: Request, nearest: Candidate) -> str:
     }
     name, most = max(parts.items(), key=lambda item: item[1])
     share = request.setting.memory_fraction
+    where = f"each {device.name}"
+    if nearest.strategy.mesh.pp > 1:
+        where += f" of pp rank {rank}"
     return (
         f"the strategy nearest to fitting ({nearest.strategy.label()}) needs "
-        f"{format_bytes(cost.memory.total[rank])} on a {device.name} of pp rank "
-        f"{rank}, {format_bytes(over[rank])} ({over[rank]:.0f} bytes) more than the "
+        f"{format_bytes(cost.memory.total[rank])} on {where}, "
+        f"{format_bytes(over[rank])} ({over[rank]:.0f} bytes) more than the "
         f"{format_bytes(cost.limit_bytes[rank])} it may use "
         f"({share:.0%} of {format_bytes(device.memory_bytes)}); "
         f"most of it is {name} ({format_bytes(most)})"
@@ -67,60 +86,57 @@ def _memory_reason(request: Request, nearest: Candidate) -> str:
 
 def _legality_reason(request: Request) -> str:
     facts = request.facts
-    pins = _shown_pins(request)
-    text = (
+    pins = ", ".join(pin_text(knob, code) for knob, code in request.pins.items())
+    return (
         f"no legal strategy for global_batch={facts.global_batch} on "
-        f"{facts.num_devices} devices"
+        f"{facts.num_devices} devices{f' with {pins}' if pins else ''}: "
+        f"{why_nothing_is_legal(request)}"
     )
-    if pins:
-        text += f" with {pins}"
-    dims = ", ".join(f"{name}={size}" for name, size in facts.tp_dims.items())
-    rules = [
-        f"the data-parallel degree must divide global_batch={facts.global_batch}",
-        f"the pipeline has at most {facts.num_units} units",
-    ]
-    if dims:
-        rules.append(f"tp must divide {dims}")
-    return f"{text}: " + ", ".join(rules)
 
 
-def _shown_pins(request: Request) -> str:
-    shown = []
-    for knob, value in request.pins.items():
-        if knob == "schedule":
-            shown.append(f"schedule={SCHEDULES[value]}")
-        elif knob == "recompute":
-            shown.append(f"recompute={RECOMPUTE_NAMES[value]}")
-        else:
-            shown.append(f"{knob}={value}")
-    return ", ".join(shown)
-
-
-def _feasible(request: Request) -> bool:
-    """Whether any legal strategy of a changed request fits, by closed forms.
+def _fitting(
+    request: Request, orders: Iterable[Index] | None = None
+) -> Iterator[tuple[CostModel, StrategyTable]]:
+    """Legal strategies of a changed request that fit by closed forms, roomiest first.
 
     Looks at the leanest ones alone: microbatches of one sample, or one microbatch.
+
+    Args:
+        request: The changed one.
+        orders: Devices to use; all free ones if None.
     """
-    model = CostModel(request.setting)
-    count = len(request.setting.order)
     free = {"microbatch_size", "num_microbatches"}.isdisjoint(request.pins)
     lean = ({"microbatch_size": 1}, {"num_microbatches": 1}) if free else ({},)
-    for pins in lean:
-        for table in enumerate_strategies(
-            request.facts,
-            num_devices=count,
-            pins={**request.pins, **pins},
-            rows=200_000,
-        ):
-            if model.table(table).fits.any():
-                return True
-    return False
+    for order in orders or [request.setting.order]:
+        model = CostModel(replace(request.setting, order=order))
+        for pins in lean:
+            for table in enumerate_strategies(
+                request.facts,
+                num_devices=len(order),
+                pins={**request.pins, **pins},
+                rows=200_000,
+            ):
+                excess = model.table(table).excess_bytes
+                fits = np.flatnonzero(excess <= 0)
+                if len(fits):
+                    yield model, table[fits[np.argsort(excess[fits], kind="stable")]]
+
+
+def _feasible(request: Request, orders: Iterable[Index] | None = None) -> bool:
+    """Whether a changed request has a strategy that fits, priced in detail."""
+    return any(
+        candidate.cost.fits
+        for model, table in _fitting(request, orders)
+        for candidate in candidates_of_row(model, table.row(0))
+    )
 
 
 def _remedies(request: Request, memory: bool) -> Iterator[str]:
     """Changes that were evaluated and do fit, smallest first."""
-    yield from _without_pins(request)
+    yield from _other_pins(request)
     yield from _other_batch(request)
+    if request.target != "any" and not memory:
+        yield from _first(iter([('target="any"', _changed(request, target="any"))]))
     if memory:
         yield from _first(
             (f"memory_fraction={share}", _with_fraction(request, share))
@@ -140,12 +156,50 @@ def _first(changes: Iterator[tuple[str, Request]]) -> Iterator[str]:
             return
 
 
-def _without_pins(request: Request) -> Iterator[str]:
-    for knob in PINNABLE:
-        if knob in request.pins:
-            rest = {name: value for name, value in request.pins.items() if name != knob}
-            if _feasible(_changed(request, pins=rest)):
-                yield f"without the pin on {knob}"
+def _other_partitioner(
+    request: Request, results: Sequence[SearchResult]
+) -> Iterator[str]:
+    """The one that looks at everything, unless it was asked."""
+    if all(result.partitioner != "exhaustive" for result in results):
+        found = get_partitioner("exhaustive").search(
+            replace(request, evaluation_budget=None)
+        )
+        if found.candidates:
+            yield "partitioner=auto"
+
+
+def _other_pins(request: Request) -> Iterator[str]:
+    """For each pin the nearest value that would do; all of them left out, if none."""
+    found = False
+    for knob, pinned in request.pins.items():
+        for near in _near_values(request, knob, pinned):
+            changed = _changed(request, pins={**request.pins, knob: near})
+            if _feasible(changed, device_orders(changed)):
+                found = True
+                yield f"{pin_text(knob, near)} instead of {pin_text(knob, pinned)}"
+                break
+    free = _changed(request, pins={})
+    if len(request.pins) > 1 and not found and _feasible(free, device_orders(free)):
+        yield "no pins"
+
+
+def _near_values(request: Request, knob: str, pinned: int) -> list[int]:
+    """Values of a knob with which something fits or divides, the nearest first."""
+    rest = {name: value for name, value in request.pins.items() if name != knob}
+    without = _changed(request, pins=rest)
+    values = {
+        int(value)
+        for _, table in _fitting(without, device_orders(without))
+        for value in np.unique(getattr(table, knob))
+    }
+    if values and knob in _DIVIDE_THE_BATCH:
+        # Those above use all devices in microbatches of one or all at once; these not.
+        batch = request.global_batch
+        most = min(batch, max(2 * pinned, len(request.setting.order)))
+        values |= {d for d in range(1, most + 1) if batch % d == 0}
+    # Of degrees and counts, the smallest factor is the least change.
+    near = sorted(values, key=lambda v: (abs(math.log((v + 1) / (pinned + 1))), v))
+    return [value for value in near if value != pinned][:_NEAR_VALUES]
 
 
 def _other_batch(request: Request) -> Iterator[str]:

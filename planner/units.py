@@ -69,6 +69,8 @@ def format_seconds(value: float) -> str:
         return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
     if abs(value) >= 1e-3:
         return f"{value * 1e3:.3g} ms"
+    if not value:
+        return "0 s"
     return f"{value * 1e6:.3g} us"
 
 

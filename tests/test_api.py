@@ -72,12 +72,24 @@ def test_alternatives_are_told_apart_from_the_chosen_one() -> None:
     fast, lean = small(), small(objective="memory")
     assert lean.prediction.peak_memory_bytes <= fast.prediction.peak_memory_bytes
     assert all(
-        "slower" in a.reason or "as fast" in a.reason
+        any(word in a.reason for word in ("slower", "as fast", "times as long"))
         for a in fast.provenance.alternatives
     )
     for other in lean.provenance.alternatives:
         faster = other.step_time_s < lean.prediction.step_time_s
         assert ("faster" in other.reason) == faster
+
+
+def test_pins_are_written_down_as_one_type_whatever_they_came_as() -> None:
+    made = small(pin={"tp": "2", "sequence_parallel": "false", "zero_stage": "0"})
+    assert made.provenance.pinned == {
+        "tp": 2,
+        "sequence_parallel": False,
+        "zero_stage": 0,
+    }
+    assert type(made.provenance.pinned["tp"]) is int
+    typed = small(pin={"tp": 2, "sequence_parallel": False, "zero_stage": 0})
+    assert made.canonical_bytes() == typed.canonical_bytes()
 
 
 def test_modules_are_read_and_planned() -> None:
@@ -107,6 +119,8 @@ def test_a_cluster_may_be_named() -> None:
         ({"memory_fraction": 1.5}, StrategyError, "memory_fraction=1.5"),
         ({"evaluation_budget": 0}, StrategyError, "evaluation_budget=0"),
         ({"pin": {"tb": 2}}, UnknownNameError, "did you mean 'tp'"),
+        ({"pin": {"tp": 8.0}}, StrategyError, "pin tp=8.0 is not a whole number"),
+        ({"pin": {"schedule": 1}}, StrategyError, "pin schedule=1 is not a name"),
     ],
 )
 def test_bad_input_is_named_in_one_line(
@@ -139,7 +153,7 @@ def test_what_does_not_fit_says_what_lacks_and_the_remedies_do_fit() -> None:
     assert lack
     assert int(lack[1]) > 1e9
     assert "h100" in error.reasons[0]
-    assert any("dp_replicate" in remedy for remedy in error.remedies)
+    assert any("dp_replicate=8" in remedy for remedy in error.remedies)
     for remedy in error.remedies:
         plan(**applied(options, remedy, {"recompute": "none", "dp_replicate": 8}))
 
@@ -149,8 +163,11 @@ def applied(
 ) -> dict[str, Any]:
     """The request with a remedy of the error message carried out."""
     changed = {**options, "pin": dict(pins)}
-    if knob := re.match(r"without the pin on (\w+)", remedy):
-        del changed["pin"][knob[1]]
+    if remedy.startswith("no pins"):
+        changed["pin"] = {}
+        remedy = remedy.removeprefix("no pins and ")
+    if knob := re.match(r"(\w+)=(\S+) instead of \1=", remedy):
+        changed["pin"][knob[1]] = knob[2]
     elif batch := re.match(r"global_batch=(\d+)", remedy):
         changed["global_batch"] = int(batch[1])
     elif share := re.match(r"memory_fraction=([\d.]+)", remedy):
@@ -166,9 +183,13 @@ def applied(
         changed["model"] = replace(
             graph, batch=graph.batch * parts, seq_len=int(length[1])
         )
+    elif remedy == 'target="any"':
+        changed["target"] = "any"
+    elif remedy == "partitioner=auto":
+        changed["partitioner"] = "auto"
     elif cluster := re.match(r"(\S+) \(\d+ devices\)", remedy):
         changed["cluster"] = cluster[1]
-    else:
+    elif remedy != "no pins":
         pytest.fail(f"a remedy that nobody can carry out: {remedy}")
     return changed
 
@@ -194,11 +215,70 @@ def test_a_batch_that_no_mesh_divides() -> None:
         "global_batch": 7,
     }
     error = refused(**options, pin=pins)
-    assert "must divide global_batch=7" in error.reasons[0]
-    assert "dp_replicate=8" in error.reasons[0]
-    assert "global_batch=8" in error.remedies
+    assert "dp_replicate=8 must divide global_batch=7" in error.reasons[0]
+    assert error.remedies == (
+        "dp_replicate=7 instead of dp_replicate=8",
+        "global_batch=8",
+    )
     for remedy in error.remedies:
         plan(**applied(options, remedy, pins))
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"tp": 3},
+        {"pp": 1, "schedule": "1F1B"},
+        {"schedule": "DualPipeV", "recompute": "full"},
+        {"pp": 16},
+        {"cp": 2},
+        {"pp": 3, "tp": 3},
+        {"microbatch_size": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("partitioner", ["auto", "expert", "random"])
+def test_remedies_of_impossible_pins_can_be_carried_out(
+    pins: dict[str, Any], partitioner: str
+) -> None:
+    options: dict[str, Any] = {
+        "model": uniform_graph(8),
+        "cluster": "dgx-a100",
+        "global_batch": 16,
+        "partitioner": partitioner,
+    }
+    error = refused(**options, pin=pins)
+    assert "no legal strategy for global_batch=16 on 8 devices with " in str(error)
+    assert error.remedies
+    for remedy in error.remedies:
+        plan(**applied(options, remedy, pins))
+
+
+def test_dtypes_that_the_optimizer_cannot_have_are_the_reason() -> None:
+    options: dict[str, Any] = {
+        "model": uniform_graph(8),
+        "cluster": EIGHT,
+        "global_batch": 16,
+        "optimizer": Optimizer(state_dtype="bfloat16"),
+    }
+    error = refused(**options)
+    assert "state_dtype=bfloat16 with parameter=float32" in error.reasons[0]
+    assert error.remedies == ('target="any"',)
+    plan(**applied(options, error.remedies[0], {}))
+
+
+def test_a_partitioner_that_looks_at_little_sends_to_one_that_looks_at_all() -> None:
+    options: dict[str, Any] = {
+        "model": real_graph("llama3-8b"),
+        "cluster": "dgx-a100-40:2",
+        "global_batch": 64,
+        "partitioner": "random",
+        "evaluation_budget": 1,
+        "seed": 1,
+    }
+    error = refused(**options)
+    assert error.remedies == ("partitioner=auto",)
+    plan(**applied(options, "partitioner=auto", {}))
 
 
 def test_a_cluster_from_a_file_offers_no_more_of_itself(tmp_path: Path) -> None:

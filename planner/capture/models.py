@@ -132,8 +132,9 @@ def _from_path(
     if "auto_map" in data and not allow_remote_code:
         raise CaptureError(
             f"hf:{path} has auto_map={data['auto_map']!r}, which would run code that "
-            f"came with the model; read it, then pass allow_remote_code=True, or "
-            f"remove auto_map to use the class that transformers has"
+            f"came with the model; read it, then give --allow-remote-code (in Python "
+            f"load_model(..., allow_remote_code=True)), or remove auto_map to use the "
+            f"class that transformers has"
         )
     library = _transformers()
     try:

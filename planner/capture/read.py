@@ -184,7 +184,7 @@ def _graph(
     roles = infer_roles(ops, plan, facts.tp_plan)
     made = coarsen(ops, plan, roles)
     blocks = with_config_heads(made.blocks, facts.dims)
-    dims, experts = parallel_dims(blocks, made.parameters, facts.dims)
+    dims, experts = parallel_dims(blocks, made.parameters)
     compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
     config = dict(facts.config)
     config["loss"] = reading.loss

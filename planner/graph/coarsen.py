@@ -74,7 +74,7 @@ def coarsen(graph: OpGraph, plan: Structure, roles: Roles) -> Blocks:
     block_of = np.repeat(
         np.arange(len(plan.bounds)), [stop - start for start, stop in plan.bounds]
     )
-    parameters = _parameters(graph, roles, block_of)
+    parameters = _parameters(graph, plan, roles, block_of)
     saved = _saved(graph, plan, block_of)
     summer = _Summer(graph, plan, roles, parameters, saved)
     blocks = tuple(summer.block(index) for index in range(len(plan.bounds)))
@@ -82,19 +82,22 @@ def coarsen(graph: OpGraph, plan: Structure, roles: Roles) -> Blocks:
     return Blocks(blocks=blocks, edges=tuple(edges), parameters=tuple(parameters))
 
 
-def _parameters(graph: OpGraph, roles: Roles, block_of: np.ndarray) -> list[Parameter]:
+def _parameters(
+    graph: OpGraph, plan: Structure, roles: Roles, block_of: np.ndarray
+) -> list[Parameter]:
     """Each parameter with the block that uses it first."""
-    first: dict[int, int] = {}
+    readers: dict[int, dict[int, None]] = {}
     for row, reads in enumerate(graph.inputs):
         for storage in reads:
             if storage < 0:
-                first.setdefault(-1 - storage, int(block_of[row]))
+                readers.setdefault(-1 - storage, {})[int(block_of[row])] = None
     made: list[Parameter] = []
     home = 0
     for index, tensor in enumerate(graph.parameters):
+        found = tuple(readers.get(index, ()))
         # One that no op used stays beside the parameter listed before it.
-        home = first.get(index, home)
-        names = (tensor.name, *tensor.aliases)
+        home = found[0] if found else home
+        units = {plan.units[plan.bounds[block][0]] for block in found}
         made.append(
             Parameter(
                 name=tensor.name,
@@ -102,8 +105,9 @@ def _parameters(graph: OpGraph, roles: Roles, block_of: np.ndarray) -> list[Para
                 dtype=tensor.dtype,
                 block=home,
                 aliases=tensor.aliases,
+                readers=found if tensor.aliases and len(units) > 1 else (),
                 trainable=tensor.trainable,
-                expert=any(EXPERTS.search(name) for name in names),
+                expert=any(map(EXPERTS.search, (tensor.name, *tensor.aliases))),
                 style=roles.parameters[index],
             )
         )

@@ -85,6 +85,8 @@ class Parameter:
         dtype: Torch name, without ``torch.``.
         block: Index of the block that uses it first.
         aliases: Further FQNs of the same tensor (tied weights).
+        readers: Indices of all blocks that read it, if it is tied and they lie in more
+            than one unit: every stage with one of them holds a copy of its own.
         trainable: Whether it needs a gradient.
         expert: Whether ep divides it.
         style: How tp divides it; ``none`` if every tp rank holds it whole.
@@ -95,6 +97,7 @@ class Parameter:
     dtype: str
     block: int
     aliases: tuple[str, ...] = ()
+    readers: tuple[int, ...] = ()
     trainable: bool = True
     expert: bool = False
     style: Literal["colwise", "rowwise", "vocab", "none"] = "none"

@@ -252,14 +252,15 @@ def _common(values: Iterable[int]) -> int:
 def parallel_dims(
     blocks: Sequence[Block],
     parameters: Sequence[Parameter],
-    dims: Mapping[str, int],
 ) -> tuple[dict[str, int], int]:
     """Sizes that tp must divide, and the number of experts of a layer.
+
+    Only what a style splits counts: experts that every tp rank holds whole may have any
+    size.
 
     Args:
         blocks: With heads and kernels' styles.
         parameters: With styles.
-        dims: Sizes that the config names.
     """
     found: dict[str, int] = {}
     split = [
@@ -271,25 +272,24 @@ def parallel_dims(
         found["num_heads"] = _common(block.heads for block in split)
         found["num_key_value_heads"] = _common(block.kv_heads for block in split)
     attention = {block.index for block in split}
-    columns = [
-        p
+    # Rows of a weight are its outputs, columns its inputs.
+    sides = {"colwise": 0, "rowwise": 1}
+    products = [
+        (p, p.shape[sides[p.style]])
         for p in parameters
-        if p.style == "colwise" and len(p.shape) == 2 and p.block not in attention
+        if p.style in sides and len(p.shape) == 2 and p.block not in attention
     ]
-    heads = [p.shape[0] for p in columns if blocks[p.block].kind == "head"]
-    inner = [p.shape[0] for p in columns if blocks[p.block].kind != "head"]
-    if inner:
-        found["intermediate_size"] = _common(inner)
+    heads = [size for p, size in products if blocks[p.block].kind == "head"]
+    inner = [(p, size) for p, size in products if blocks[p.block].kind != "head"]
+    for name, expert in (("intermediate_size", False), ("moe_intermediate_size", True)):
+        sizes = [size for p, size in inner if p.expert is expert]
+        if sizes:
+            found[name] = _common(sizes)
     rows = [p.shape[0] for p in parameters if p.style == "vocab"]
     if rows or heads:
         found["vocab_size"] = _common([*rows, *heads])
     stacked = {p.shape[0] for p in parameters if p.expert and len(p.shape) == 3}
-    experts = max(stacked, default=0) or _numbered_experts(parameters)
-    if experts:
-        size = dims.get("moe_intermediate_size") or dims.get("intermediate_size")
-        if size:
-            found["moe_intermediate_size"] = size
-    return found, experts
+    return found, max(stacked, default=0) or _numbered_experts(parameters)
 
 
 def _numbered_experts(parameters: Sequence[Parameter]) -> int:

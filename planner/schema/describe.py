@@ -1,9 +1,9 @@
-"""A plan in words: summary, explanation, difference."""
+"""A plan in words: summary and explanation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from planner.schema.strategy import AXES
 from planner.units import format_bytes, format_count, format_seconds
@@ -11,9 +11,10 @@ from planner.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from planner.schema.plan import Plan
 
-__all__ = ["diff", "explain", "summary"]
+__all__ = ["PART_NAMES", "explain", "summary"]
 
-_PART_NAMES = {
+#: Part of a step to its name for people.
+PART_NAMES = {
     "compute": "compute",
     "recompute": "recomputation",
     "tensor": "tensor-parallel communication",
@@ -38,58 +39,130 @@ def _mesh_line(plan: Plan) -> str:
     return " x ".join(axes) or "one device"
 
 
+def _number(count: int, noun: str) -> str:
+    """``1 stage``, ``2 stages``, ``3 batches``, ``4 strategies``."""
+    if count != 1:
+        noun = noun.removesuffix("y") + "ie" if noun.endswith("y") else noun
+        noun += "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}"
+
+
 def _recompute_line(plan: Plan) -> str:
     kinds = [stage.recompute for stage in plan.strategy.stages] or ["none"]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     if len(counts) == 1:
         return next(iter(counts))
-    return ", ".join(f"{kind} on {count} stages" for kind, count in counts.items())
+    return ", ".join(f"{k} on {_number(c, 'stage')}" for k, c in counts.items())
 
 
 def _schedule_line(plan: Plan) -> str:
     strategy = plan.strategy
-    count = strategy.num_microbatches
-    batch = (
-        f"{count} microbatch{'es' if count > 1 else ''} of "
-        f"{strategy.microbatch_size} a step"
-    )
-    if strategy.mesh.pp == 1:
-        return batch
+    count = strategy.mesh.pp * strategy.virtual_stages
+    text = f"{strategy.schedule}, {_number(count, 'stage')}"
+    if strategy.virtual_stages > 1:
+        text += f" ({strategy.virtual_stages} on each pp rank)"
     sizes = sorted({len(stage.modules) for stage in strategy.stages})
-    text = f"{strategy.schedule}, {strategy.mesh.pp * strategy.virtual_stages} stages"
     if sizes:
-        units = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
-        text += f" of {units} unit{'s' if sizes[-1] > 1 else ''}"
-    return f"{text}, {batch}"
+        text += f" of {f'{sizes[0]} to ' if len(sizes) > 1 else ''}"
+        text += _number(sizes[-1], "unit")
+    return text
+
+
+def _batch_line(plan: Plan) -> str:
+    strategy = plan.strategy
+    replicas = strategy.mesh.data_parallel
+    text = (
+        f"{_number(strategy.global_batch, 'sample')} a step: "
+        f"{_number(strategy.num_microbatches, 'microbatch')} of "
+        f"{strategy.microbatch_size}"
+    )
+    return text if replicas == 1 else f"{text} on each of {replicas:,} replicas"
+
+
+def _speed(plan: Plan) -> str:
+    prediction = plan.prediction
+    parts = [f"{prediction.samples_per_s:,.2f} samples/s"]
+    if prediction.tokens_per_s is not None:
+        parts.append(f"{prediction.tokens_per_s:,.0f} tokens/s")
+    if prediction.model_flops_utilization is not None:
+        parts.append(f"MFU {prediction.model_flops_utilization:.1%}")
+    return ", ".join(parts)
+
+
+def _memory_line(plan: Plan) -> str:
+    fullest = max(
+        plan.prediction.memory, key=lambda entry: entry.total_bytes / entry.limit_bytes
+    )
+    where = f", pp rank {fullest.rank}" if plan.strategy.mesh.pp > 1 else ""
+    return (
+        f"{format_bytes(fullest.total_bytes)} of the "
+        f"{format_bytes(fullest.limit_bytes)} that may be used on the fullest device "
+        f"({fullest.device_type}{where})"
+    )
+
+
+def _finder_line(plan: Plan) -> str:
+    counts = plan.provenance.evaluations
+    told = []
+    if counts.get("analytic"):
+        told.append(f"{_number(counts['analytic'], 'strategy')} priced in closed form")
+    if counts.get("simulated"):
+        told.append(f"{counts['simulated']:,} simulated")
+    return f"{plan.provenance.partitioner}; {', '.join(told)}"
 
 
 def summary(plan: Plan) -> str:
     """What was chosen, how fast, how full: a few lines."""
-    prediction = plan.prediction
-    speed = f"{prediction.samples_per_s:,.2f} samples/s"
-    if prediction.tokens_per_s is not None:
-        speed += f", {prediction.tokens_per_s:,.0f} tokens/s"
-    if prediction.model_flops_utilization is not None:
-        speed += f", MFU {prediction.model_flops_utilization:.1%}"
-    fullest = max(prediction.memory, key=lambda entry: entry.total_bytes)
-    lines = [
-        f"model      {plan.model.name}, "
-        f"{format_count(plan.model.parameters)} parameters",
-        f"cluster    {plan.cluster.name}, "
-        f"{plan.strategy.mesh.num_devices} of {plan.cluster.num_devices} devices used",
-        f"mesh       {_mesh_line(plan)}"
-        + (f", ZeRO-{plan.strategy.zero_stage}" if plan.strategy.zero_stage else ""),
-        f"schedule   {_schedule_line(plan)}",
-        f"recompute  {_recompute_line(plan)}",
-        f"step       {format_seconds(prediction.step_time_s)} ({speed})",
-        f"memory     {format_bytes(fullest.total_bytes)} of "
-        f"{format_bytes(fullest.limit_bytes)} on the fullest device "
-        f"({fullest.device_type}, pp rank {fullest.rank})",
-        f"found by   {plan.provenance.partitioner}, "
-        + ", ".join(f"{n:,} {k}" for k, n in plan.provenance.evaluations.items()),
+    strategy = plan.strategy
+    zero = f", ZeRO-{strategy.zero_stage}" if strategy.zero_stage else ""
+    used, there = strategy.mesh.num_devices, plan.cluster.num_devices
+    lines = {
+        "model": f"{plan.model.name}, {format_count(plan.model.parameters)} parameters",
+        "cluster": f"{plan.cluster.name}, {used:,} of {_number(there, 'device')} used",
+        "mesh": _mesh_line(plan) + zero,
+        "schedule": _schedule_line(plan) if strategy.mesh.pp > 1 else "no pipeline",
+        "batch": _batch_line(plan),
+        "recompute": _recompute_line(plan),
+        "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
+        "memory": _memory_line(plan),
+        "found by": _finder_line(plan),
+    }
+    return "\n".join(
+        [
+            *(f"{name:<11}{text}" for name, text in lines.items()),
+            *(f"Meshwright cannot run it: {reason}" for reason in plan.not_runnable),
+        ]
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, numbers flush right; columns of nothing but zeros left out."""
+    columns = [
+        column
+        for column in zip(header, *rows, strict=True)
+        if not set(column[1:]) <= {format_bytes(0)}
     ]
-    lines += [f"cannot run here: {reason}" for reason in plan.not_runnable]
-    return "\n".join(lines)
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  " + "  ".join(f"{c:>{w}}" for c, w in zip(line, widths, strict=True))
+        for line in zip(*columns, strict=True)
+    ]
+
+
+def _memory_table(plan: Plan) -> list[str]:
+    parts = (
+        *("parameters", "gradients", "optimizer", "activations", "buffers", "reserve"),
+        *("total", "limit"),
+    )
+    rows = [
+        [
+            str(entry.rank),
+            entry.device_type,
+            *(format_bytes(getattr(entry, f"{part}_bytes")) for part in parts),
+        ]
+        for entry in plan.prediction.memory
+    ]
+    return _table(("rank", "device", *parts), rows)
 
 
 def explain(plan: Plan) -> str:
@@ -99,23 +172,13 @@ def explain(plan: Plan) -> str:
     lines = [summary(plan), "", f"bound by: {plan.provenance.bound_by}", "", "time:"]
     for part, seconds in sorted(prediction.breakdown_s.items(), key=lambda kv: -kv[1]):
         if seconds > 0:
-            name = _PART_NAMES.get(part, part)
+            name = PART_NAMES.get(part, part)
             lines.append(
                 f"  {seconds / total:6.1%}  {format_seconds(seconds):>9}  {name}"
             )
-    lines += ["", "memory by pp rank:"]
-    for entry in prediction.memory:
-        lines.append(
-            f"  rank {entry.rank}: {format_bytes(entry.total_bytes)} = "
-            f"parameters {format_bytes(entry.parameters_bytes)} + "
-            f"gradients {format_bytes(entry.gradients_bytes)} + "
-            f"optimizer {format_bytes(entry.optimizer_bytes)} + "
-            f"activations {format_bytes(entry.activations_bytes)} + "
-            f"buffers {format_bytes(entry.buffers_bytes)} + "
-            f"reserve {format_bytes(entry.reserve_bytes)}"
-        )
+    lines += ["", "memory by pp rank:", *_memory_table(plan)]
     if plan.provenance.alternatives:
-        lines += ["", "runners-up:"]
+        lines += ["", "runners-up (mb2x8 is 8 microbatches of 2 samples):"]
     for other in plan.provenance.alternatives:
         lines.append(
             f"  {format_seconds(other.step_time_s):>9}  "
@@ -125,34 +188,3 @@ def explain(plan: Plan) -> str:
         lines += ["", "assumed while reading the model:"]
         lines += [f"  {text}" for text in plan.provenance.assumptions]
     return "\n".join(lines)
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _leaves(part, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and any(
-        isinstance(part, dict | list) for part in value
-    ):
-        for index, part in enumerate(value):
-            yield from _leaves(part, f"{path}[{index}]")
-    else:
-        yield path, value
-
-
-def _compared(plan: Plan) -> dict[str, Any]:
-    data = plan.to_data()
-    return dict(
-        _leaves({k: v for k, v in data.items() if k not in plan.CLOCK_FIELDS}, "")
-    )
-
-
-def diff(ours: Plan, theirs: Plan) -> tuple[str, ...]:
-    """Fields in which two plans differ; clock times are left out."""
-    left, right = _compared(ours), _compared(theirs)
-    missing = "(absent)"
-    return tuple(
-        f"{path}: {left.get(path, missing)} -> {right.get(path, missing)}"
-        for path in dict.fromkeys([*left, *right])
-        if left.get(path, missing) != right.get(path, missing)
-    )

@@ -263,8 +263,11 @@ class Plan(Document):
         return explain(self)
 
     def diff(self, other: Plan) -> tuple[str, ...]:
-        """Fields in which two plans differ, ``path: ours -> theirs``; no clocks."""
-        from planner.schema.describe import diff
+        """Where two plans differ, ``path: ours -> theirs``; no clocks.
+
+        Lists that differ in length are told as a whole.
+        """
+        from planner.schema.difference import diff
 
         return diff(self, other)
 

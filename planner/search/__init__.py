@@ -7,6 +7,7 @@ from planner.search.base import (
     Partitioner,
     Request,
     SearchResult,
+    preference,
     score,
 )
 from planner.search.registry import GROUP, get_partitioner, partitioner_names
@@ -21,5 +22,6 @@ __all__ = [
     "SearchResult",
     "get_partitioner",
     "partitioner_names",
+    "preference",
     "score",
 ]

@@ -24,12 +24,16 @@ __all__ = [
     "Request",
     "SearchResult",
     "finish",
+    "preference",
     "rank_ranges",
     "score",
 ]
 
 Objective = Literal["throughput", "throughput_per_device", "memory"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "throughput_per_device", "memory")
+
+
+_DIGITS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +131,26 @@ def score(cost: Cost, num_devices: int, objective: Objective) -> float:
     raise UnknownNameError("objective", objective, OBJECTIVES)
 
 
+def preference(
+    candidate: Candidate, objective: Objective
+) -> tuple[float, float, float, str]:
+    """By which candidates are sorted, best first.
+
+    Among equal scores less to send comes first, because traffic that is predicted to
+    hide is the first to show on a real network; then less memory; then the label, so
+    that the answer does not depend on the order in which a partitioner came by them.
+    """
+    cost, strategy = candidate.cost, candidate.strategy
+    value = score(cost, strategy.mesh.num_devices, objective)
+    return (
+        # Sums of equal parts in another order differ in their last bits.
+        float(f"{value:.{_DIGITS}g}"),
+        sum(cost.link_bytes.values()),
+        cost.peak_memory_bytes,
+        strategy.label(),
+    )
+
+
 def rank_ranges(order: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
     """Device ids by rank as half-open ranges; empty if ranks are devices."""
     if np.array_equal(order, np.arange(len(order))):
@@ -143,19 +167,12 @@ def finish(
     started: float,
     checkpoint: str | None = None,
 ) -> SearchResult:
-    """Sort candidates and count what was priced.
-
-    Equal scores are ordered by label, so that the answer does not depend on the order
-    in which a partitioner came by them.
-    """
+    """Sort candidates by :func:`preference` and count what was priced."""
     models = [model] if isinstance(model, CostModel) else list(model)
-
-    def key(candidate: Candidate) -> tuple[float, str]:
-        devices = candidate.strategy.mesh.num_devices
-        value = score(candidate.cost, devices, request.objective)
-        return value, candidate.strategy.label()
-
-    fitting = sorted((c for c in candidates if c.cost.fits), key=key)
+    fitting = sorted(
+        (c for c in candidates if c.cost.fits),
+        key=lambda candidate: preference(candidate, request.objective),
+    )
     nearest = min(
         candidates,
         key=lambda c: float((c.cost.memory.total - c.cost.limit_bytes).max()),

@@ -87,14 +87,14 @@ def _legal(request: Request, candidate: Candidate) -> bool:
 
 
 def _variants(request: Request, rows: list[dict[str, int]]) -> list[dict[str, int]]:
-    """Zero-bubble and other schedules on the best pipelines."""
-    if "virtual_stages" in request.pins:
-        return []
+    """Zero-bubble and other schedules on the best pipelines, within the pins."""
+    virtual = request.pins.get("virtual_stages")
     found = [
         variant
         for row in rows
         if row["pp"] > 1
         for variant in schedule_variants(row, request.facts.num_units, SCHEDULES)
+        if virtual in {None, variant["virtual_stages"]}
     ]
     if not found:
         return []

@@ -1,32 +1,39 @@
-"""What an experienced practitioner would do by hand.
-
-tensor parallelism inside a host and no further, as little of it as fits; a pipeline
-across hosts only if sharding alone does not fit; all remaining devices data parallel,
-ZeRO-sharded; recomputation only when memory asks for it; the largest microbatch that
-keeps a pipeline's bubble small. Sources: Narayanan et al. 2021 (2104.04473),
-takeaways 1 to 3; torchtitan and Megatron-LM example configurations.
-"""
+"""What an experienced practitioner would do by hand."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost import CostModel
-from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.ladder import FILL, host_size, ladder
+from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row
-from planner.space import StrategyTable, legal
+from planner.space import StrategyTable, enumerate_strategies, legal
 
 __all__ = ["ExpertPartitioner"]
 
 _MOST_TRIES = 200
+#: Rows over the memory limit that are tried all the same: the closed form that sorts
+#: them out is not exact.
+_OVER = 4
+#: Rows of the whole space that are kept when the rules of thumb lead nowhere.
+_WIDENED = 32
+
+Index = NDArray[np.int64]
 
 
 class ExpertPartitioner:
     """The first rule of thumb that fits, and the few after it.
+
+    The rules (:mod:`planner.search.ladder`) complete what is pinned. Where they lead to
+    nothing legal that fits, the strategies of the whole space that depart least from
+    them are tried, so that it finds something whenever there is something.
 
     Args:
         keep: Fitting strategies to price before stopping.
@@ -40,80 +47,92 @@ class ExpertPartitioner:
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
         started = time.perf_counter()
-        model = CostModel(request.setting)
+        models: list[CostModel] = []
         candidates: list[Candidate] = []
-        fitting = 0
-        limit = request.evaluation_budget or _MOST_TRIES
-        for row in _ladder(request):
-            if fitting >= self._keep or model.evaluations["simulated"] >= limit:
-                break
-            priced = candidates_of_row(model, row, free_recompute=False, most=1)
-            candidates += priced
-            fitting += sum(candidate.cost.fits for candidate in priced)
-        return finish(self.name, request, model, candidates, started)
+        left = request.evaluation_budget or _MOST_TRIES
+        for order in device_orders(request):
+            model = CostModel(replace(request.setting, order=order))
+            models.append(model)
+            for rows in _rounds(replace(request, setting=model.setting), model):
+                priced = _price(model, rows[:left], self._keep)
+                left -= len(priced)
+                candidates += priced
+                if any(candidate.cost.fits for candidate in priced):
+                    return finish(self.name, request, models, candidates, started)
+        return finish(self.name, request, models, candidates, started)
 
 
-def _divisors(number: int, limit: int) -> list[int]:
-    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+def _price(
+    model: CostModel, rows: Sequence[dict[str, int]], keep: int
+) -> list[Candidate]:
+    """Price rows until ``keep`` of them fit."""
+    priced: list[Candidate] = []
+    fitting = 0
+    for row in rows:
+        if fitting == keep:
+            break
+        priced += candidates_of_row(model, row, free_recompute=False, most=1)
+        fitting += priced[-1].cost.fits
+    return priced
 
 
-def _host_size(request: Request) -> int:
-    hosts = np.asarray(request.setting.cluster.host_of_device)[request.setting.order]
-    return int(np.bincount(hosts).max())
-
-
-def _ladder(request: Request) -> Iterator[dict[str, int]]:
-    """Rows from the simplest to the most elaborate; only legal ones."""
-    devices = len(request.setting.order)
-    tps = _divisors(devices, _host_size(request))
-    pps = _divisors(devices, request.facts.num_units)
-    meshes = sorted(
-        ((pp, tp) for pp in pps for tp in tps if devices % (pp * tp) == 0),
-        key=lambda mesh: (mesh[0] * mesh[1], mesh[0]),
-    )
-    rows = [
-        row
-        for pp, tp in meshes
-        for recompute in (0, 1, 2)
-        for zero in (0, 1, 2, 3)
-        for row in _rows(request, pp, tp, zero, recompute)
-        if all(row[knob] == value for knob, value in request.pins.items())
-    ]
-    if not rows:
-        return
-    table = StrategyTable.from_columns(
-        **{name: [row[name] for row in rows] for name in rows[0]}
-    )
-    for index in np.flatnonzero(legal(table, request.facts)):
-        yield rows[index]
-
-
-def _rows(
-    request: Request, pp: int, tp: int, zero: int, recompute: int
-) -> Iterator[dict[str, int]]:
-    """One mesh, from the largest sensible microbatch down."""
-    facts = request.facts
-    dp = len(request.setting.order) // (pp * tp)
-    if facts.global_batch % dp or (zero and dp == 1):
-        return
-    per_replica = facts.global_batch // dp
-    sequence_parallel = tp > 1 and facts.seq_len is not None and facts.seq_len % tp == 0
-    for size in (8, 4, 2, 1):
-        many = per_replica // size
-        if per_replica % size or (pp > 1 and many < 4 * pp and size > 1):
+def _rounds(request: Request, model: CostModel) -> Iterator[list[dict[str, int]]]:
+    """Rows worth a price: by the rules, else near to them, else the closest misses."""
+    near_misses: list[dict[str, int]] = []
+    for rows_of in (_by_the_rules, _widened):
+        table = rows_of(request, model)
+        if table is None or not len(table):
             continue
-        yield {
-            "pp": pp,
-            "dp_replicate": 1 if zero else dp,
-            "dp_shard": dp if zero else 1,
-            "cp": 1,
-            "tp": tp,
-            "ep": 1,
-            "zero_stage": zero,
-            "schedule": SCHEDULES.index("1F1B" if pp > 1 else "GPipe"),
-            "virtual_stages": 1,
-            "microbatch_size": size,
-            "num_microbatches": many,
-            "recompute": recompute,
-            "sequence_parallel": int(sequence_parallel),
-        }
+        excess = model.table(table).excess_bytes
+        yield [table.row(int(index)) for index in np.flatnonzero(excess <= 0)]
+        over = np.flatnonzero(excess > 0)
+        near_misses += table[
+            over[np.argsort(excess[over], kind="stable")[:_OVER]]
+        ].rows()
+    yield near_misses
+
+
+def _by_the_rules(request: Request, model: CostModel) -> StrategyTable | None:
+    table = ladder(request, len(model.setting.order))
+    return table and table[np.flatnonzero(legal(table, request.facts))]
+
+
+def _widened(request: Request, model: CostModel) -> StrategyTable | None:
+    """Of the whole space what departs least from the rules, and the closest misses."""
+    host = host_size(request)
+    kept = [
+        _least_departing(table, model, host)
+        for table in enumerate_strategies(
+            request.facts, num_devices=len(model.setting.order), pins=request.pins
+        )
+    ]
+    if not kept:
+        return None
+    return _least_departing(StrategyTable.concatenate(kept), model, host)
+
+
+def _least_departing(
+    table: StrategyTable, model: CostModel, host: int
+) -> StrategyTable:
+    """The rows that fit, in the order of the rules; then by what they lack."""
+    lack = np.maximum(model.table(table).excess_bytes, 0)
+    order = np.lexsort((*reversed(_departures(table, host)), lack))
+    return table[order[:_WIDENED]]
+
+
+def _departures(table: StrategyTable, host: int) -> tuple[Index, ...]:
+    """How far rows are from the rules, the gravest departure first. Shapes [n]."""
+    deep = table.pp > 1
+    shallow = deep & (table.num_microbatches < FILL * table.pp)
+    return (
+        table.cp * table.ep,
+        np.maximum(table.tp // host, 1),
+        table.pp * table.tp,
+        table.pp,
+        table.recompute,
+        ((table.dp_replicate > 1) & (table.dp_shard > 1)).astype(np.int64),
+        table.virtual_stages,
+        table.zero_stage,
+        (shallow & (table.microbatch_size > 1)).astype(np.int64),
+        -table.microbatch_size,
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from planner.cost import CostModel
 from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row
 from planner.space import StrategyTable, enumerate_strategies
 
@@ -17,31 +19,40 @@ _DRAWS = 64
 
 
 class RandomPartitioner:
-    """Draws legal strategies and keeps the best that fits."""
+    """Draws legal strategies and keeps the best that fits.
+
+    On the first order of devices that has any.
+    """
 
     name = "random"
 
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
         started = time.perf_counter()
-        model = CostModel(request.setting)
         rng = np.random.default_rng(request.seed)
         budget = request.evaluation_budget or _DRAWS
+        models: list[CostModel] = []
         candidates: list[Candidate] = []
-        rows = _sample(request, rng, budget)
-        for row in rows:
-            candidates += candidates_of_row(model, row, free_recompute=False, most=1)
-        return finish(self.name, request, model, candidates, started)
+        for order in device_orders(request):
+            model = CostModel(replace(request.setting, order=order))
+            models.append(model)
+            for row in _sample(request, len(order), rng, budget):
+                candidates += candidates_of_row(
+                    model, row, free_recompute=False, most=1
+                )
+            if candidates:
+                break
+        return finish(self.name, request, models, candidates, started)
 
 
 def _sample(
-    request: Request, rng: np.random.Generator, count: int
+    request: Request, devices: int, rng: np.random.Generator, count: int
 ) -> list[dict[str, int]]:
     """Rows drawn evenly from all tables: each row gets a key, the lowest are kept."""
     kept: StrategyTable | None = None
     keys = np.zeros(0)
     for table in enumerate_strategies(
-        request.facts, num_devices=len(request.setting.order), pins=request.pins
+        request.facts, num_devices=devices, pins=request.pins
     ):
         drawn = rng.random(len(table))
         joined = StrategyTable.concatenate([kept, table] if kept else [table])

@@ -1,8 +1,15 @@
 """What may be chosen: strategies, one by one and as tables, and their rules."""
 
 from planner.space.build import build_strategy, skeleton
-from planner.space.enumerate import PINNABLE, enumerate_strategies, normalize_pins
+from planner.space.enumerate import enumerate_strategies
 from planner.space.facts import Facts, gather_facts
+from planner.space.pins import (
+    PINNABLE,
+    Pin,
+    normalize_pins,
+    pin_text,
+    read_pins,
+)
 from planner.space.rules import RULES, Rule, broken_rules, check, legal
 from planner.space.table import RECOMPUTE_NAMES, StrategyTable
 
@@ -11,6 +18,7 @@ __all__ = [
     "RECOMPUTE_NAMES",
     "RULES",
     "Facts",
+    "Pin",
     "Rule",
     "StrategyTable",
     "broken_rules",
@@ -20,5 +28,7 @@ __all__ = [
     "gather_facts",
     "legal",
     "normalize_pins",
+    "pin_text",
+    "read_pins",
     "skeleton",
 ]

@@ -2,86 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import StrategyError, UnknownNameError
 from planner.schema import SCHEDULES, V_SCHEDULES
 from planner.space.facts import Facts
 from planner.space.rules import legal
-from planner.space.table import RECOMPUTE_NAMES, StrategyTable
+from planner.space.table import StrategyTable
 
-__all__ = ["PINNABLE", "enumerate_strategies", "normalize_pins"]
-
-#: Knobs that a request may fix.
-PINNABLE = (
-    "pp",
-    "dp_replicate",
-    "dp_shard",
-    "cp",
-    "tp",
-    "ep",
-    "zero_stage",
-    "schedule",
-    "virtual_stages",
-    "microbatch_size",
-    "num_microbatches",
-    "recompute",
-    "sequence_parallel",
-)
-
-#: Least and greatest value of the knobs that are no degrees.
-_RANGES: dict[str, tuple[int, int | None]] = {
-    "zero_stage": (0, 3),
-    "sequence_parallel": (0, 1),
-}
+__all__ = ["enumerate_strategies"]
 
 _MAX_TP = 64
 _MAX_CP = 64
 _MAX_VIRTUAL = 8
-
-
-def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
-    """Pins as the integers of a :class:`StrategyTable`.
-
-    Args:
-        pins: Knob to value, schedules and recompute by name, degrees as integers.
-    Raises:
-        UnknownNameError: If a knob, schedule or recompute kind does not exist.
-        StrategyError: If a value is not a whole number of at least 1.
-    """
-    result = {}
-    for knob, value in pins.items():
-        if knob not in PINNABLE:
-            raise UnknownNameError("knob to pin", knob, PINNABLE)
-        if knob in {"schedule", "recompute"}:
-            names: Sequence[str] = SCHEDULES if knob == "schedule" else RECOMPUTE_NAMES
-            if value not in names:
-                raise UnknownNameError(knob, str(value), names)
-            result[knob] = names.index(value)
-            continue
-        low, high = _RANGES.get(knob, (1, None))
-        try:
-            number = int(value)
-            if number != float(value):
-                raise ValueError(value)
-        except (TypeError, ValueError) as error:
-            raise StrategyError(
-                f"pin {knob}={value!r} is not a whole number; give at least {low}"
-            ) from error
-        if number < low:
-            raise StrategyError(
-                f"pin {knob}={number} is below {low}; give at least {low}"
-            )
-        if high is not None and number > high:
-            raise StrategyError(
-                f"pin {knob}={number} is above {high}; give at most {high}"
-            )
-        result[knob] = number
-    return result
 
 
 def _divisors(number: int, limit: int | None = None) -> NDArray[np.int64]:
@@ -138,17 +74,31 @@ def _with_experts(
     return np.concatenate([mesh[index[fits]], ep[fits, None]], axis=1)
 
 
-#: What stands for all schedules unless one is pinned. LoopedBFS and the zero-bubble
-#: schedules differ from these in bubbles and memory alone: partitioners try them on the
-#: best meshes (:func:`planner.search.refine.schedule_variants`).
+#: What stands for all schedules unless one is pinned. The others differ from these in
+#: bubbles and memory alone: partitioners try them on the best meshes
+#: (:func:`planner.search.refine.schedule_variants`).
 _REPRESENTATIVES = frozenset({"GPipe", "1F1B", "Interleaved1F1B"})
 
+#: Takes as long as its counterpart and holds more: stands in where torch refuses that
+#: one for the number of microbatches, so that whatever is legal has a row.
+_STAND_INS = {"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B"}
 
-def _schedules(pins: Mapping[str, int]) -> list[tuple[int, int]]:
+
+def _uneven_rounds(pp: NDArray[np.int64], many: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Where an interleaved schedule refuses so many microbatches. Broadcast shape."""
+    return np.asarray(many % np.maximum(many // pp, 1) > 0)
+
+
+def _schedules(
+    mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int]
+) -> list[tuple[int, int]]:
     """(schedule, virtual stages) pairs to try with pp > 1."""
     pairs = []
+    names = set(SCHEDULES) if "schedule" in pins else set(_REPRESENTATIVES)
+    if _uneven_rounds(mesh[:, :1], _divisors(facts.global_batch)).any():
+        names.add("LoopedBFS")
     for index, name in enumerate(SCHEDULES):
-        if "schedule" not in pins and name not in _REPRESENTATIVES:
+        if name not in names:
             continue
         if name in V_SCHEDULES:
             virtual = [2]
@@ -163,6 +113,15 @@ def _schedules(pins: Mapping[str, int]) -> list[tuple[int, int]]:
     return pairs
 
 
+def _is_needed(
+    schedule: NDArray[np.int64], pp: NDArray[np.int64], many: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """False for a stand-in where its counterpart is legal. Shape [n]."""
+    gpipe, looped = (SCHEDULES.index(name) for name in _STAND_INS)
+    needed = (schedule != gpipe) | (pp == 1) | (many < pp)
+    return np.asarray(needed & ((schedule != looped) | _uneven_rounds(pp, many)))
+
+
 def _expand(
     mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int]
 ) -> StrategyTable:
@@ -170,7 +129,7 @@ def _expand(
     sizes = _divisors(facts.global_batch)
     if "microbatch_size" in pins:
         sizes = sizes[sizes == pins["microbatch_size"]]
-    pairs = _schedules(pins)
+    pairs = _schedules(mesh, facts, pins)
     no_pipeline = (pins.get("schedule", 0), pins.get("virtual_stages", 1))
     if no_pipeline not in pairs:
         pairs = [no_pipeline, *pairs]
@@ -192,10 +151,7 @@ def _expand(
         & (pp * virtual[pair] <= facts.num_units)
     )
     if "schedule" not in pins:
-        # GPipe takes as long as 1F1B and holds more; only too few microbatches call
-        # for it.
-        gpipe = schedule[pair] == SCHEDULES.index("GPipe")
-        keep &= ~gpipe | (pp == 1) | (per_replica // size < pp)
+        keep &= _is_needed(schedule[pair], pp, per_replica // size)
     if "num_microbatches" in pins:
         keep &= per_replica == size * pins["num_microbatches"]
     sequence_parallel = _sequence_parallel(cp, tp, facts, pins)
@@ -255,7 +211,11 @@ def enumerate_strategies(
     mesh = _meshes(num_devices or facts.num_devices, facts, pins)
     if not len(mesh):
         return
-    fan_out = len(_divisors(facts.global_batch)) * (len(_schedules(pins)) + 1) * 12
+    fan_out = (
+        len(_divisors(facts.global_batch))
+        * (len(_schedules(mesh, facts, pins)) + 1)
+        * 12
+    )
     chunk = max(1, rows // fan_out)
     for start in range(0, len(mesh), chunk):
         table = _expand(mesh[start : start + chunk], facts, pins)

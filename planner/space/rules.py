@@ -114,11 +114,13 @@ def _schedule_reason(
     schedule: int, pp: int, virtual: int, microbatches: int
 ) -> str | None:
     if pp == 1:
-        if SCHEDULES[schedule] != "GPipe" or virtual > 1:
+        if SCHEDULES[schedule] != "GPipe":
             return (
-                f"schedule {SCHEDULES[schedule]} with {virtual} virtual stages needs "
-                f"pp > 1; without a pipeline use GPipe and one stage"
+                f"schedule {SCHEDULES[schedule]} needs pp > 1; without a pipeline use "
+                f"GPipe"
             )
+        if virtual > 1:
+            return f"virtual_stages={virtual} needs pp > 1; without a pipeline use 1"
         return None
     return why_not(SCHEDULES[schedule], pp, virtual, microbatches)
 

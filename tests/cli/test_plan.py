@@ -90,7 +90,7 @@ def test_options_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plan_explains_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask(capsys, "plan", *SMALL, "--global-batch", "64", "--explain")
     assert "\nbound by: " in answer.out
-    assert "\nrunners-up:\n" in answer.out
+    assert "\nrunners-up (" in answer.out
 
 
 def test_predict_prices_a_strategy_by_hand(
@@ -109,8 +109,8 @@ def test_predict_prices_a_strategy_by_hand(
     assert len(plan.prediction.memory) == 2
     assert Plan.load(out).canonical_bytes() == plan.canonical_bytes()
     table = ask(capsys, "predict", "--strategy", path, *SMALL).out
-    assert "memory by pp rank:\n  rank 0: " in table
-    assert "optimizer " in table
+    assert "memory by pp rank:\n  rank " in table
+    assert " optimizer " in table
 
 
 def test_predict_takes_a_plan_and_prices_it_alike(
@@ -282,7 +282,9 @@ def test_code_that_came_with_a_config_runs_only_when_allowed(
         "    pass\n"
     )
     words = ("--model", f"hf:{folder}", "--cluster", "dgx-a100", "--seq-len", "32")
-    assert "would run code that came with the model" in _refusal(capsys, *words)
+    refusal = _refusal(capsys, *words)
+    assert "would run code that came with the model" in refusal
+    assert "give --allow-remote-code" in refusal
     assert not ran.exists()
     allowed = ("--allow-remote-code", "--global-batch", "64", "--json")
     answer = meshwright("plan", *words, *allowed, cwd=tmp_path)

@@ -117,6 +117,56 @@ def test_a_pair_in_every_block() -> None:
     assert block.tp_collective_bytes == 2 * 16 * 32 * 2
 
 
+def test_experts_that_tp_leaves_whole_do_not_limit_it() -> None:
+    config = transformers.MixtralConfig(
+        **{**_SMALL, "intermediate_size": 136},
+        num_key_value_heads=4,
+        num_local_experts=4,
+    )
+    graph = capture(
+        lambda: transformers.MixtralForCausalLM(config), {**_IDS, "use_cache": False}
+    )
+    experts = [p for p in graph.parameters if p.expert]
+    assert experts
+    assert {p.style for p in experts} == {"none"}
+    assert graph.num_experts == 4
+    assert graph.tp_dims == {
+        "num_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 128,
+    }
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu())
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.norm = nn.Linear(16, 3), nn.LayerNorm(16)
+        self.experts = nn.ModuleList(Expert() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares, x = self.gate(x).softmax(-1), self.norm(x)
+        return sum(shares[..., i, None] * e(x) for i, e in enumerate(self.experts))
+
+
+def test_experts_that_tp_splits_limit_it() -> None:
+    graph = capture(
+        lambda: nn.Sequential(*(Mixture() for _ in range(3))),
+        {"input": ((4, 8, 16), "float32")},
+    )
+    assert graph.num_experts == 3
+    assert "*.experts.*.up" in graph.sharding
+    assert graph.tp_dims == {"moe_intermediate_size": 24}
+
+
 class Chain(nn.Module):
     def __init__(self, *, norm: bool) -> None:
         super().__init__()

@@ -1,14 +1,16 @@
-"""The enumerator against brute force, pins and typing errors."""
+"""The enumerator against brute force, with and without pins."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
-from planner.errors import StrategyError, UnknownNameError
 from planner.schema import SCHEDULES
 from planner.space import (
     Facts,
@@ -131,39 +133,73 @@ def test_pins_that_no_mesh_obeys_leave_nothing() -> None:
     assert found(FACTS, pins={"pp": 4, "dp_shard": 4}) == []
 
 
-@pytest.mark.parametrize(
-    ("pins", "words"),
-    [
-        ({"tpp": 2}, "did you mean 'tp'"),
-        ({"schedule": "1f1b"}, "unknown schedule '1f1b'"),
-        ({"schedule": "Interleaved1F1"}, "did you mean"),
-        ({"recompute": "ful"}, "did you mean 'full'"),
-    ],
-)
-def test_typing_errors_name_the_nearest(pins: dict[str, Any], words: str) -> None:
-    with pytest.raises(UnknownNameError, match=words):
-        normalize_pins(pins)
+@cache
+def whole_space(target: str) -> StrategyTable:
+    """Every legal row on 4 devices of all schedules, by trying all there are."""
+    columns: dict[str, Any] = {
+        **dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp"), (1, 2, 4)),
+        "ep": (1, 2),
+        "zero_stage": range(4),
+        "schedule": range(len(SCHEDULES)),
+        "virtual_stages": range(1, 6),
+        "microbatch_size": (1, 2, 5, 10),
+        "num_microbatches": (1, 2, 5, 10),
+        "recompute": range(3),
+        "sequence_parallel": range(2),
+    }
+    mesh = [
+        degrees
+        for degrees in itertools.product((1, 2, 4), repeat=5)
+        if math.prod(degrees) == 4
+    ]
+    rest = list(columns)[5:]
+    grid = np.meshgrid(
+        np.arange(len(mesh)), *(np.array(columns[n]) for n in rest), indexing="ij"
+    )
+    index, *others = (axis.reshape(-1) for axis in grid)
+    table = StrategyTable.from_columns(
+        **dict(zip(list(columns)[:5], np.array(mesh)[index].T, strict=True)),
+        **dict(zip(rest, others, strict=True)),
+    )
+    facts = replace(TEN, target=target)
+    table = table[np.flatnonzero(table.pp * table.virtual_stages <= facts.num_units)]
+    samples = table.microbatch_size * table.num_microbatches
+    samples = samples * table.dp_replicate * table.dp_shard
+    table = table[np.flatnonzero(samples == facts.global_batch)]
+    return table[np.flatnonzero(legal(table, facts))]
 
 
-@pytest.mark.parametrize(
-    ("pins", "words"),
-    [
-        ({"tp": 0}, "pin tp=0 is below 1"),
-        ({"zero_stage": -1}, "pin zero_stage=-1 is below 0"),
-        ({"zero_stage": 4}, "pin zero_stage=4 is above 3"),
-        ({"sequence_parallel": 2}, "pin sequence_parallel=2 is above 1"),
-        ({"pp": "two"}, "pin pp='two' is not a whole number"),
-        ({"pp": 2.5}, "pin pp=2.5 is not a whole number"),
-        ({"pp": None}, "pin pp=None is not a whole number"),
-    ],
-)
-def test_values_that_are_no_degrees_are_refused(
-    pins: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(StrategyError, match=words):
-        normalize_pins(pins)
+#: 5 microbatches over 2 stages make uneven rounds, which Interleaved1F1B refuses.
+TEN = replace(FACTS, global_batch=10)
 
 
-def test_pins_from_a_shell_are_text() -> None:
-    pins = normalize_pins({"tp": "8", "schedule": "1F1B", "sequence_parallel": True})
-    assert pins == {"tp": 8, "schedule": 1, "sequence_parallel": 1}
+@pytest.mark.parametrize("target", ["any", "meshwright"])
+def test_pins_leave_something_wherever_something_is_legal(target: str) -> None:
+    table, facts = whole_space(target), replace(TEN, target=target)
+    rng = np.random.default_rng(0)
+    names = list(StrategyTable.__dataclass_fields__)
+    legal_ones = 0
+    for _ in range(120):
+        # Half of the pins are taken from one legal row, the others are drawn.
+        knobs = rng.choice(names, size=rng.integers(1, 5), replace=False)
+        rows = rng.integers(len(table), size=len(knobs))
+        rows[: len(knobs) * int(rng.integers(2))] = rows[0]
+        pins = {
+            str(knob): int(getattr(table, knob)[row])
+            for knob, row in zip(knobs, rows, strict=True)
+        }
+        masks = [getattr(table, knob) == value for knob, value in pins.items()]
+        exists = bool(np.logical_and.reduce(masks).any())
+        legal_ones += exists
+        assert bool(found(facts, num_devices=4, pins=pins)) == exists, pins
+    assert 30 < legal_ones < 120
+
+
+def test_a_stand_in_is_there_only_where_it_is_needed() -> None:
+    names = list(StrategyTable.__dataclass_fields__)
+    many = names.index("num_microbatches")
+    rows = [dict(zip(names, r, strict=True)) for r in found(TEN, num_devices=4)]
+    looped = [r for r in rows if SCHEDULES[r["schedule"]] == "LoopedBFS"]
+    assert {(r["pp"], r["num_microbatches"]) for r in looped} == {(2, 5)}
+    filling = found(TEN, num_devices=4, pins={"schedule": 0, "pp": 2})
+    assert {row[many] for row in filling} == {1, 2, 5, 10}

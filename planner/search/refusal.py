@@ -1,0 +1,65 @@
+"""Why a request has no legal strategy at all: the rule, the values, the remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from planner.schema import AXES
+from planner.search.base import Request
+from planner.search.ladder import ladder
+from planner.space import RULES, StrategyTable, pin_text
+
+__all__ = ["why_nothing_is_legal"]
+
+
+def why_nothing_is_legal(request: Request) -> str:
+    """The reason, from the strategy that comes nearest to being legal.
+
+    Args:
+        request: Of which no strategy is legal, on any number of devices.
+    """
+    pins, facts = request.pins, request.facts
+    degrees = {axis: pins[axis] for axis in AXES if axis in pins}
+    need = math.prod(degrees.values())
+    if need > facts.num_devices:
+        return f"{_product(degrees)} needs {need} devices, {facts.num_devices} are free"
+    counts = ("dp_replicate", "dp_shard", "microbatch_size", "num_microbatches")
+    shares = {knob: pins[knob] for knob in counts if knob in pins}
+    if facts.global_batch % math.prod(shares.values()):
+        return f"{_product(shares)} must divide global_batch={facts.global_batch}"
+    return _nearest(request, need)
+
+
+def _product(factors: Mapping[str, int]) -> str:
+    text = " x ".join(pin_text(knob, value) for knob, value in factors.items())
+    return text if len(factors) < 2 else f"{text} = {math.prod(factors.values())}"
+
+
+def _nearest(request: Request, need: int) -> str:
+    """What speaks against the row that breaks the fewest rules."""
+    facts = request.facts
+    counts = dict.fromkeys((facts.num_devices, need, 2 * need))
+    tables = [ladder(request, count) for count in counts if count <= facts.num_devices]
+    known = [table for table in tables if table is not None]
+    if not known:
+        return (
+            f"no mesh of up to {facts.num_devices} devices divides "
+            f"global_batch={facts.global_batch} as pinned"
+        )
+    table = StrategyTable.concatenate(known)
+    broken = np.stack([rule.broken(table, facts) for rule in RULES[:-1]])
+    # The last rule, what the executors say, presumes that the others hold.
+    target = np.zeros(len(table), dtype=bool)
+    whole = np.flatnonzero(~broken.any(axis=0))
+    target[whole] = RULES[-1].broken(table[whole], facts)
+    broken = np.concatenate([broken, target[None]])
+    # Of rows that break as few, the one that passes most rules before it breaks one.
+    row = int(np.lexsort((-broken.argmax(axis=0), broken.sum(axis=0)))[0])
+    return "; ".join(
+        rule.why(table.row(row), facts)
+        for rule, breaks in zip(RULES, broken[:, row], strict=True)
+        if breaks
+    )

@@ -1,0 +1,138 @@
+"""Knobs that a request fixes: read once, then codes of a table."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.errors import StrategyError, UnknownNameError
+from planner.schema import SCHEDULES
+from planner.space.table import RECOMPUTE_NAMES
+
+__all__ = ["PINNABLE", "Pin", "normalize_pins", "pin_text", "read_pins"]
+
+#: Value of a pin as people write it: a degree or count, a name, or on and off.
+Pin = bool | int | str
+
+#: Knobs that a request may fix.
+PINNABLE = (
+    "pp",
+    "dp_replicate",
+    "dp_shard",
+    "cp",
+    "tp",
+    "ep",
+    "zero_stage",
+    "schedule",
+    "virtual_stages",
+    "microbatch_size",
+    "num_microbatches",
+    "recompute",
+    "sequence_parallel",
+)
+
+#: Names of the knobs that have names for values.
+_NAMES: dict[str, Sequence[str]] = {
+    "schedule": SCHEDULES,
+    "recompute": RECOMPUTE_NAMES,
+}
+
+#: Greatest degree or count, so that products of columns stay within 64 bits.
+_MOST = 10**6
+_MOST_DIGITS = 18
+
+_ON_AND_OFF: dict[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+
+
+def read_pins(pins: Mapping[str, Any]) -> dict[str, Pin]:
+    """Pins as one type a knob, however they were written.
+
+    Degrees, counts and the ZeRO stage become integers (text of digits is taken, as a
+    shell or a YAML file gives it), schedules and recompute kinds stay names, sequence
+    parallelism becomes a bool.
+
+    Args:
+        pins: Knob to value.
+    Raises:
+        UnknownNameError: If a knob, schedule or recompute kind does not exist.
+        StrategyError: If a value has the wrong type or is out of range.
+    """
+    return {knob: _read(knob, value) for knob, value in pins.items()}
+
+
+def _read(knob: str, value: Any) -> Pin:
+    if knob not in PINNABLE:
+        raise UnknownNameError("knob to pin", str(knob), PINNABLE)
+    if knob in _NAMES:
+        return _name(knob, value)
+    if knob == "sequence_parallel":
+        return _switch(value)
+    number = _whole_number(knob, value)
+    low, high = (0, 3) if knob == "zero_stage" else (1, _MOST)
+    if number < low:
+        raise StrategyError(f"pin {knob}={number} is below {low}; give at least {low}")
+    if number > high:
+        raise StrategyError(f"pin {knob}={number} is above {high}; give at most {high}")
+    return number
+
+
+def _name(knob: str, value: Any) -> str:
+    names = _NAMES[knob]
+    if not isinstance(value, str):
+        raise StrategyError(
+            f"pin {knob}={value!r} is not a name; give one of {', '.join(names)}"
+        )
+    if value not in names:
+        raise UnknownNameError(knob, value, names)
+    return value
+
+
+def _switch(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    found = (
+        _ON_AND_OFF.get(str(value).lower()) if isinstance(value, str | int) else None
+    )
+    if found is None:
+        raise StrategyError(
+            f"pin sequence_parallel={value!r} is neither on nor off; give True or False"
+        )
+    return found
+
+
+def _whole_number(knob: str, value: Any) -> int:
+    if isinstance(value, str):
+        digits = value.strip().removeprefix("-")
+        if digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
+            return int(value)
+    elif not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            # Of numpy, too; a float is no index, not even 8.0.
+            return operator.index(value)
+    raise StrategyError(
+        f"pin {knob}={value!r} is not a whole number; give one such as {knob}=2"
+    )
+
+
+def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
+    """Pins as the integers of a :class:`StrategyTable`.
+
+    Args:
+        pins: As :func:`read_pins` takes and gives them.
+    Raises:
+        UnknownNameError: As :func:`read_pins`.
+        StrategyError: As :func:`read_pins`.
+    """
+    return {
+        knob: _NAMES[knob].index(value)
+        if knob in _NAMES and isinstance(value, str)
+        else int(value)
+        for knob, value in read_pins(pins).items()
+    }
+
+
+def pin_text(knob: str, code: int) -> str:
+    """A column of a table as a person would pin it: ``schedule=1F1B``, ``tp=8``."""
+    return f"{knob}={_NAMES[knob][code] if knob in _NAMES else code}"
