@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planner.errors import ExecutionError
+from planner.errors import ExecutionError, StrategyError
 from planner.schema import AXES, Mesh, Strategy
 
 __all__ = [
@@ -80,6 +80,9 @@ def communication_degrees(strategy: Strategy) -> dict[str, int]:
     """Processes along each axis of :class:`ProcessMesh`.
 
     Axes that are put together are neighbours, so that no rank moves.
+
+    Raises:
+        StrategyError: If ep does not divide the ranks that share a copy.
     """
     mesh = strategy.mesh
     shard = mesh.dp_shard * mesh.cp
@@ -87,6 +90,11 @@ def communication_degrees(strategy: Strategy) -> dict[str, int]:
     if strategy.zero_stage == 0:
         # Shards that shard nothing are replicas.
         shard, replicate = 1, replicate * shard
+    if shard % mesh.ep:
+        raise StrategyError(
+            f"ep={mesh.ep} does not divide the {shard} ranks that ZeRO shards over "
+            f"(dp_shard x cp); use an ep that does"
+        )
     return {
         "pp": mesh.pp,
         "replicate": replicate,

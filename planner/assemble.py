@@ -43,6 +43,7 @@ def model_reference(graph: ModelGraph) -> ModelReference:
         tensors=len(graph.parameters),
         fingerprint=fingerprint_parameters((p.name, p.shape) for p in graph.parameters),
         tied=tuple((p.name, *p.aliases) for p in graph.parameters if p.aliases),
+        attention=graph.attention,
     )
 
 
@@ -195,7 +196,10 @@ def make_plan(
             checkpoint=winner.checkpoint,
         ),
         not_runnable=unsupported(
-            strategy, tied=reference.tied, backend="gloo" if gloo else "nccl"
+            strategy,
+            tied=reference.tied,
+            backend="gloo" if gloo else "nccl",
+            attention=reference.attention,
         ),
         timing_s=dict(timing_s),
     )

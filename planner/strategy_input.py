@@ -16,7 +16,7 @@ from planner.cost import CostModel, Setting
 from planner.errors import PlanFileError, StrategyError
 from planner.schema import Strategy
 from planner.search.refine import candidates_of_row
-from planner.space import StrategyTable
+from planner.space import StrategyTable, patterns_for
 
 __all__ = ["complete_strategy", "read_strategy"]
 
@@ -96,9 +96,8 @@ def complete_strategy(
 
 
 def _with_sharding(strategy: Strategy, setting: Setting) -> Strategy:
-    if strategy.mesh.tp == 1 or strategy.sharding.patterns:
+    if strategy.sharding.patterns:
         return strategy
-    sharding = strategy.sharding.model_copy(
-        update={"patterns": dict(setting.graph.sharding)}
-    )
+    patterns = patterns_for(strategy.mesh, setting.graph.sharding)
+    sharding = strategy.sharding.model_copy(update={"patterns": patterns})
     return strategy.model_copy(update={"sharding": sharding})

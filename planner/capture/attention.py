@@ -19,7 +19,7 @@ from planner.capture.torch_private import patched_function
 
 __all__ = ["AttentionKind", "fused_attention", "fused_attention_patched"]
 
-#: Self-attention without a mask but a causal one; or anything else.
+#: Self-attention without dropout or any mask but a causal one; or anything else.
 AttentionKind = Literal["causal", "full", "other"]
 
 _new_library: Any = torch.library.Library
@@ -63,8 +63,8 @@ class _FusedAttention(torch.autograd.Function):
         return torch.ops.meshwright.attention_backward(grad, *ctx.saved_tensors)
 
 
-def _kind(query: Any, key: Any, mask: Any, causal: bool) -> AttentionKind:
-    if mask is not None or query.dim() < 4 or query.shape[-2] != key.shape[-2]:
+def _kind(query: Any, key: Any, causal: bool) -> AttentionKind:
+    if query.shape[-2] != key.shape[-2]:
         return "other"
     return "causal" if causal else "full"
 
@@ -106,7 +106,9 @@ def fused_attention_patched(
     ) -> torch.Tensor:
         mask = more[0] if more else how.get("attn_mask")
         causal = more[2] if len(more) > 2 else how.get("is_causal", False)
-        kinds.add(_kind(query, key, mask, causal))
+        dropout = more[1] if len(more) > 1 else how.get("dropout_p", 0.0)
+        plain = mask is None and not dropout and query.dim() == 4
+        kinds.add(_kind(query, key, causal) if plain else "other")
         learned = mask is not None and mask.requires_grad
         if query.dim() < 4 or learned:
             return stock(query, key, value, *more, **how)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-__all__ = ["Facts", "model_facts"]
+__all__ = ["Facts", "expert_patterns", "model_facts"]
 
 #: Fact to the names that transformers configs give it, best first.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -76,6 +77,33 @@ def _tp_plan(module: torch.nn.Module, config: Any) -> dict[str, str]:
     if isinstance(own, Mapping):
         found.update({str(key): str(style) for key, style in own.items()})
     return found
+
+
+def expert_patterns(module: torch.nn.Module) -> dict[str, Literal["experts"]]:
+    """Patterns of the modules whose experts ep can deal out.
+
+    Those that are called as ``experts(tokens, chosen, weights)``, have ``num_experts``
+    and parameters of that first dimension, as those of transformers 5 do.
+    """
+    found: dict[str, Literal["experts"]] = {}
+    for name, part in module.named_modules():
+        count = getattr(part, "num_experts", None)
+        shapes = [parameter.shape for parameter in part.parameters()]
+        stacked = all(len(shape) > 1 and shape[0] == count for shape in shapes)
+        if isinstance(count, int) and shapes and stacked and _takes_routing(part):
+            pattern = ".".join("*" if p.isdigit() else p for p in name.split("."))
+            found[pattern] = "experts"
+    return found
+
+
+def _takes_routing(part: torch.nn.Module) -> bool:
+    needed = [
+        parameter
+        for parameter in inspect.signature(part.forward).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in needed)
+    return variadic or len(needed) == 3
 
 
 def model_facts(module: torch.nn.Module) -> Facts:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from planner.capture.expand import expand
-from planner.capture.facts import Facts, model_facts
+from planner.capture.facts import Facts, expert_patterns, model_facts
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
 from planner.capture.ladder import Reading, Source, climb
@@ -210,7 +210,7 @@ def _graph(
             sum(b.numel() * b.element_size() for b in module.buffers())
         ),
         tp_dims=dims,
-        sharding=dict(roles.patterns),
+        sharding={**roles.patterns, **expert_patterns(module)},
         num_experts=experts,
         attention=_attention(module, ops, reading),
         assumptions=reading.assumptions,

@@ -227,8 +227,8 @@ class ModelGraph:
         sharding: Pattern to style, ready for :class:`planner.schema.TensorSharding`.
         num_experts: Experts per MoE layer; 0 without.
         attention: Whether every attention is causal, or every one full; None if there
-            are several kinds, masks, other ops that mix tokens, or no positions to
-            tell: then cp does not apply.
+            are several kinds, masks or dropout, other ops that mix tokens, or no
+            positions to tell: then cp does not apply.
         assumptions: What was guessed while tracing.
         config: Facts worth showing (hidden size, layers …), JSON scalars.
     """

@@ -77,7 +77,15 @@ def _context(case: _Case) -> str | None:
     if mesh.cp > 1 and case.attention is None:
         return (
             f"cp={mesh.cp}, but the model's attention is neither causal nor full "
-            f"throughout, or its forward takes no position_ids; use cp=1"
+            f"throughout, has dropout or masks, or forward takes no position_ids; use "
+            f"cp=1"
+        )
+    ring = case.strategy.context_algorithm == "ring"
+    compute = case.strategy.precision.compute
+    if mesh.cp > 1 and ring and case.backend == "nccl" and compute == "float32":
+        return (
+            f"context_algorithm=ring with compute={compute} on GPUs; flash kernels "
+            f"take bfloat16 there, use it or context_algorithm=all_to_all"
         )
     return None
 
@@ -87,11 +95,6 @@ def _experts(case: _Case) -> str | None:
     mesh = strategy.mesh
     if mesh.ep == 1:
         return None
-    if (mesh.dp_shard * mesh.cp) % mesh.ep:
-        return (
-            f"ep={mesh.ep} with dp_shard x cp = {mesh.dp_shard * mesh.cp}; experts are "
-            f"dealt out over those ranks, use an ep that divides it"
-        )
     if strategy.zero_stage == 0:
         return (
             f"ep={mesh.ep} with zero_stage=0; experts are dealt out over the ranks "

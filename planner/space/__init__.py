@@ -1,6 +1,6 @@
 """What may be chosen: strategies, one by one and as tables, and their rules."""
 
-from planner.space.build import build_strategy, skeleton
+from planner.space.build import build_strategy, patterns_for, skeleton
 from planner.space.enumerate import enumerate_strategies
 from planner.space.facts import Facts, gather_facts
 from planner.space.pins import (
@@ -28,6 +28,7 @@ __all__ = [
     "gather_facts",
     "legal",
     "normalize_pins",
+    "patterns_for",
     "pin_text",
     "read_pins",
     "skeleton",

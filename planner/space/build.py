@@ -16,7 +16,7 @@ from planner.schema import (
 )
 from planner.space.table import RECOMPUTE_NAMES
 
-__all__ = ["build_strategy", "skeleton"]
+__all__ = ["build_strategy", "patterns_for", "skeleton"]
 
 
 def skeleton(
@@ -44,6 +44,15 @@ def skeleton(
     )
 
 
+def patterns_for(mesh: Mesh, sharding: Mapping[str, str]) -> dict[str, str]:
+    """Those patterns that a mesh makes use of: experts along ep, others along tp."""
+    return {
+        pattern: style
+        for pattern, style in sharding.items()
+        if (mesh.ep if style == "experts" else mesh.tp) > 1
+    }
+
+
 def build_strategy(
     row: Mapping[str, int],
     *,
@@ -63,7 +72,7 @@ def build_strategy(
         unit_names: FQNs of the model's pipeline units, in order. Length U.
         bounds: Unit at which each stage starts, then U. Length stages + 1.
         recompute: Per stage; the row's for all if None.
-        sharding: Pattern to style; used where tp > 1.
+        sharding: Pattern to style; see :func:`patterns_for`.
         precision: Dtypes; defaults of :class:`Precision` if None.
         optimizer: Defaults of :class:`Optimizer` if None.
         grad_clip_norm: Largest gradient norm; None for no clipping.
@@ -80,7 +89,7 @@ def build_strategy(
         )
         for index in range(count)
     )
-    patterns = dict(sharding or {}) if row["tp"] > 1 else {}
+    patterns = patterns_for(bare.mesh, sharding or {})
     return Strategy(
         mesh=bare.mesh,
         zero_stage=bare.zero_stage,
@@ -89,6 +98,7 @@ def build_strategy(
         microbatch_size=bare.microbatch_size,
         num_microbatches=bare.num_microbatches,
         stages=stages,
+        context_algorithm="ring" if row["cp"] > 1 else "all_to_all",
         sharding=TensorSharding(
             patterns=patterns,  # type: ignore[arg-type]
             sequence_parallel=bare.sharding.sequence_parallel,

@@ -183,7 +183,8 @@ def _sequence_parallel(
         return np.full(len(tp), pins["sequence_parallel"], dtype=np.int64)
     if facts.seq_len is None:
         return np.zeros(len(tp), dtype=np.int64)
-    divides = (tp > 1) & (facts.seq_len % (cp * tp) == 0)
+    chunks = np.where(cp > 1, 2 * cp, 1)
+    divides = (tp > 1) & (facts.seq_len % (chunks * tp) == 0)
     return np.asarray(divides, dtype=np.int64)
 
 

@@ -25,6 +25,7 @@ class Facts:
         has_sharding: Whether any module can be split along tp.
         sharding: How, pattern to style.
         num_experts: Experts per layer; 0 without.
+        attention: Kind of attention that cp would serve; None where it cannot.
         tied: Groups of parameter names that are one tensor.
         backend: Communication backend of the slowest device.
         precision: Dtypes that were asked for.
@@ -41,6 +42,7 @@ class Facts:
     has_sharding: bool = True
     sharding: Mapping[str, str] = field(default_factory=lambda: {"*": "colwise"})
     num_experts: int = 0
+    attention: str | None = "causal"
     tied: tuple[tuple[str, ...], ...] = ()
     backend: str = "nccl"
     precision: Precision = field(default_factory=Precision)
@@ -74,9 +76,10 @@ def gather_facts(
         seq_len=graph.seq_len,
         num_units=len(graph.units),
         tp_dims=dict(graph.tp_dims),
-        has_sharding=bool(graph.sharding),
+        has_sharding=any(style != "experts" for style in graph.sharding.values()),
         sharding=dict(graph.sharding),
         num_experts=graph.num_experts,
+        attention=graph.attention,
         tied=tuple(
             (parameter.name, *parameter.aliases)
             for parameter in graph.parameters

@@ -77,17 +77,20 @@ def _tp_dims_why(row: Row, facts: Facts) -> str:
 def _sequence_why(row: Row, facts: Facts) -> str:
     if facts.seq_len is None:
         return f"cp={row['cp']}, but the model has no sequence to divide; use cp=1"
-    parts = row["cp"] * (row["tp"] if row["sequence_parallel"] else 1)
+    halves = 2 if row["cp"] > 1 else 1
+    parts = halves * row["cp"] * (row["tp"] if row["sequence_parallel"] else 1)
     return (
-        f"cp x tp (sequence parallel) = {parts} does not divide "
-        f"seq_len={facts.seq_len}; use one of its divisors"
+        f"{'2 x ' if halves == 2 else ''}cp x tp (sequence parallel) = {parts} does not "
+        f"divide seq_len={facts.seq_len}; use one of its divisors"
     )
 
 
 def _sequence_broken(table: StrategyTable, facts: Facts) -> Mask:
     if facts.seq_len is None:
         return (table.cp > 1) | (table.sequence_parallel > 0)
-    parts = table.cp * np.where(table.sequence_parallel > 0, table.tp, 1)
+    # A ring gives each rank two chunks, one from either end of the sequence.
+    chunks = np.where(table.cp > 1, 2 * table.cp, 1)
+    parts = chunks * np.where(table.sequence_parallel > 0, table.tp, 1)
     return np.asarray(facts.seq_len % parts != 0)
 
 
@@ -178,7 +181,12 @@ def _target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
         precision=facts.precision,
         optimizer=facts.optimizer,
     )
-    return unsupported(strategy, tied=facts.tied, backend=facts.backend)
+    return unsupported(
+        strategy,
+        tied=facts.tied,
+        backend=facts.backend,
+        attention=facts.attention,
+    )
 
 
 def _target_broken(table: StrategyTable, facts: Facts) -> Mask:
