@@ -78,7 +78,10 @@ def bubble_coefficients(
         fill = num_microbatches + pp - 1.0
         return np.array([[fill, fill, fill, pp - 1.0, pp - 1.0]])
     steady = (_STEADY_ROUNDS[0] + _STEADY_ROUNDS[1] // pp) * pp
-    if num_microbatches <= steady + 2 * _PERIOD * pp:
+    # Schedules in rounds take counts that pp does not divide, all below pp squared;
+    # there, a round more is another number of equal rounds, or none at all.
+    uneven = num_microbatches % pp and num_microbatches < pp * pp
+    if uneven or num_microbatches <= steady + 2 * _PERIOD * pp:
         chains, _ = _chains(schedule, pp, virtual_stages, num_microbatches)
         return _undominated(chains)
     base = steady + (num_microbatches - steady) % (_PERIOD * pp)

@@ -80,6 +80,20 @@ def test_many_microbatches_are_extrapolated(case: tuple[str, int, int, int]) -> 
     np.testing.assert_allclose(found, exact, rtol=1e-3)
 
 
+@pytest.mark.parametrize("count", [63, 127, 143, 255])
+def test_counts_in_uneven_rounds_are_read_as_they_are(count: int) -> None:
+    """255 over 16 ranks are 15 equal rounds; some smaller counts are refused."""
+    case = ("Interleaved1F1B", 16 if count == 255 else 8, 2, count)
+    if why_not(*case) is not None:
+        with pytest.raises(StrategyError):
+            closed_form_makespan(*case, 1.0, 2.0)
+        return
+    compute, sends = _ratios(12)
+    exact = _uniform_makespan(case, compute, sends)
+    found = closed_form_makespan(*case, *compute.T, *sends.T)
+    np.testing.assert_allclose(found, exact, rtol=1e-3)
+
+
 def test_mixed_strategies_equal_single_ones() -> None:
     rng = np.random.default_rng(0)
     cases = legal((2, 4), (1, 2), (8, 16))
