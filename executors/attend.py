@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -47,7 +47,7 @@ class Rank:
         pid: Once it has been started.
         code: Exit code once it has ended; below 0 if a signal ended it.
         result: What its function returned.
-        error: Type and text of what it raised.
+        error: Type, text and traceback of what it raised.
     """
 
     index: int
@@ -197,15 +197,8 @@ class Attendant:
         rank = min(failed, key=lambda rank: (rank.blame, rank.index))
         who = f"rank {rank.index} of {len(self._ranks)}"
         if rank.error is not None:
-            kind = getattr(planner.errors, rank.error["type"], None)
-            if isinstance(kind, type) and issubclass(kind, MeshwrightError):
-                # Some are made of parts; none is remade out of its text.
-                raise kind.__new__(kind, rank.error["text"])
-            first = rank.error["text"].splitlines()[0]
-            raise RankFailedError(
-                f"{who} raised {rank.error['type']}: {first}; the other ranks were "
-                f"stopped"
-            )
+            _LOG.info("%s:\n%s", who, rank.error["traceback"])
+            raise _raised(who, rank.error)
         code = rank.code or 0
         killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
         raise RankFailedError(
@@ -219,6 +212,18 @@ class Attendant:
             f"the {len(self._ranks)} ranks could not be started or lost their parent "
             f"(exit {self._nursery.poll()})" + _last_words(self._said)
         )
+
+
+def _raised(who: str, error: Mapping[str, str]) -> MeshwrightError:
+    """What a rank raised: the very error if it is one of ours, else a failed rank."""
+    kind = getattr(planner.errors, error["type"], None)
+    if isinstance(kind, type) and issubclass(kind, MeshwrightError):
+        # Some are made of parts; none is remade out of its text.
+        return kind.__new__(kind, error["text"])
+    said = ": ".join(filter(None, (error["type"], error["text"])))
+    failed = RankFailedError(f"{who} raised {said}; the other ranks were stopped")
+    failed.add_note(f"{who}:\n{error['traceback']}")
+    return failed
 
 
 def _last_words(lines: Sequence[str]) -> str:

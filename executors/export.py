@@ -1,32 +1,32 @@
 """Adapter to torch.export: a model's graph in which chosen modules stay modules.
 
-The only file that touches ``torch.export._swap``, a private module. Seen to work with
-torch 2.11 to 2.13.
+The only file that knows how ``torch.export`` marks which op came from which module
+(``nn_module_stack``, ``module_call_graph``). Seen to work with torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
 
 import operator
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
-from torch.export import _swap as torch_swap
-from torch.export.passes import move_to_device_pass
-from torch.export.unflatten import _generate_flatten_spec
+from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from executors.causes import explain
 from executors.losses import LossKind, select_output
 from planner.errors import ExecutionError
 
 __all__ = ["ExportedModel", "export_model"]
 
-#: Name of the model within the wrapper that is exported.
+#: Name of the model within the wrapper that is exported, and its prefix in names.
 _INNER = "inner"
+_PREFIX = f"{_INNER}."
 
 
 class _Selected(nn.Module):
@@ -41,23 +41,20 @@ class _Selected(nn.Module):
         return select_output(self.inner(**inputs), self.kind)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
     """A graph of aten ops and of calls to the model's own units.
 
     Attributes:
-        root: Holds what the graph refers to.
-        inputs: Placeholder names, the model's keywords.
+        graph: Its placeholders are the model's keywords; modules and parameters have
+            their FQNs in the model.
+        attributes: What ``get_attr`` and ``call_module`` nodes refer to, by target.
         output: Fake tensor like the one that the model returns.
     """
 
-    root: fx.GraphModule
-    inputs: tuple[str, ...]
+    graph: fx.Graph
+    attributes: Mapping[str, Any]
     output: torch.Tensor
-
-    def fqn(self, target: str) -> str:
-        """A name as the model has it; the wrapper's is cut off."""
-        return target.removeprefix(f"{_INNER}.")
 
 
 def export_model(
@@ -69,128 +66,246 @@ def export_model(
 ) -> ExportedModel:
     """Trace a model's forward, keeping its units as the modules they are.
 
-    Nothing is computed: parameters and inputs are stood in for by fake tensors.
+    Nothing is computed: parameters and inputs are stood in for by fake tensors. A unit
+    that forward calls twice is two calls of one module.
 
     Args:
         model: On the CPU.
         inputs: Keywords of forward, one microbatch.
-        units: FQNs of modules to keep whole.
+        units: FQNs of modules to keep whole; none lies within another.
         kind: Which output is kept; see :func:`executors.losses.select_output`.
-        device: Where the stages will run; constants in the graph are moved there.
+        device: Where the stages will run; ops in the graph make tensors there.
 
     Raises:
-        ExecutionError: If torch cannot export the model, or forward never calls one
-            of the units.
+        ExecutionError: If torch cannot export the model, forward never calls one of
+            the units, or a value leaves a unit but by its return.
     """
-    names = {f"{_INNER}.{unit}": model.get_submodule(unit) for unit in units}
+    wrapper = _Selected(model, kind)
+    paths = _paths(wrapper, {model.get_submodule(unit): unit for unit in units})
     try:
         program = torch.export.export(
-            _Selected(model, kind),
+            wrapper,
             (),
             dict(inputs),
             strict=False,
-            preserve_module_call_signature=tuple(names),
+            preserve_module_call_signature=tuple(paths),
         )
     except Exception as error:  # export raises what the model's own code raises, too
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ExecutionError(
             f"torch.export cannot trace {type(model).__name__}, which pipeline stages "
-            f"need: {reason[0]}; plan with pp=1"
+            f"need: {type(error).__name__}: {explain(error, model)}; plan with pp=1"
         ) from error
-    if device.type != "cpu":
-        program = move_to_device_pass(program, device)
-    _refuse_repeated(program, names)
-    with warnings.catch_warnings(), _swap_corrected():
-        # torch inserts specs before it registers them.
-        warnings.filterwarnings("ignore", message="Attempted to insert a get_attr Node")
-        root = torch_swap._swap_modules(program, dict(names))
-    _drop_checks(root)
-    _refuse_uncalled(root, names)
-    placeholders = (n for n in root.graph.nodes if n.op == "placeholder")
-    return ExportedModel(
-        root=root,
-        inputs=tuple(str(node.target) for node in placeholders),
-        output=_output(program),
-    )
-
-
-def _refuse_repeated(program: ExportedProgram, names: Mapping[str, nn.Module]) -> None:
-    for entry in program.module_call_graph:
-        name, _, again = entry.fqn.partition("@")
-        if again and name in names:
-            raise ExecutionError(
-                f"forward calls {name.removeprefix(f'{_INNER}.')!r} more than once, "
-                f"which one pipeline stage cannot; plan with pp=1"
-            )
-
-
-@contextmanager
-def _swap_corrected() -> Iterator[None]:
-    """Put two faults of torch's swap right, for the block; both are there up to 2.13.
-
-    It numbers a module's outputs by who reads them first, so that a unit that returns
-    two tensors has them exchanged, silently. And it hands all outputs of one unit to
-    the next as a single argument, if nothing else reads them.
-    """
-    numbering = torch_swap._deconstruct_outputs
-    shortcut = torch_swap._remove_extraneous_pytrees
-    torch_swap._deconstruct_outputs = _deconstruct_outputs
-    torch_swap._remove_extraneous_pytrees = _leave_pytrees
-    try:
-        yield
-    finally:
-        torch_swap._deconstruct_outputs = numbering
-        torch_swap._remove_extraneous_pytrees = shortcut
-
-
-def _leave_pytrees(gm: fx.GraphModule) -> None:
-    gm.graph.eliminate_dead_code()
-
-
-def _deconstruct_outputs(
-    gm: fx.GraphModule,
-    signature: Any,
-    module_node: fx.Node,
-    node_name_map: dict[str, fx.Node],
-    orig_outputs: tuple[fx.Node, ...],
-) -> None:
-    spec = _generate_flatten_spec(gm, module_node, signature.out_spec)
-    names = [getattr(argument, "name", None) for argument in signature.outputs]
-    for output in orig_outputs:
-        if output.name not in names:
-            raise ExecutionError(
-                f"a value from within {module_node.target} ({output.name}) is read "
-                f"outside of it, but is not returned; plan with pp=1"
-            )
-        with gm.graph.inserting_after(spec):
-            index = names.index(output.name)
-            picked = gm.graph.call_function(operator.getitem, (spec, index))
-        output.replace_all_uses_with(picked, propagate_meta=True)
-        node_name_map[output.name] = picked
-
-
-def _drop_checks(root: fx.GraphModule) -> None:
-    """Erase run-time guards: they name devices and shapes of the traced model."""
-    for node in reversed(list(root.graph.nodes)):
-        guard = node.op == "call_module" and node.target == "_guards_fn"
-        check = node.target is torch.ops.aten._assert_tensor_metadata.default
-        if (guard or check) and not node.users:
-            root.graph.erase_node(node)
-
-
-def _output(program: ExportedProgram) -> torch.Tensor:
-    node = next(node for node in program.graph.nodes if node.op == "output")
-    name = program.graph_signature.user_outputs[0]
-    found = next(n for n in node.all_input_nodes if n.name == name)
-    value: torch.Tensor = found.meta["val"]
-    return value
-
-
-def _refuse_uncalled(root: fx.GraphModule, names: Mapping[str, nn.Module]) -> None:
-    called = {node.target for node in root.graph.nodes if node.op == "call_module"}
-    missing = [name.removeprefix(f"{_INNER}.") for name in names if name not in called]
+    rebuilt = _Rebuilt(program, model, paths, device)
+    missing = [unit for unit in units if unit not in rebuilt.called]
     if missing:
         raise ExecutionError(
             f"the plan puts {missing[0]!r} on a stage, but the model's forward never "
-            f"calls it (of {len(missing)} such); plan again for this model"
+            f"calls it (of {len(missing)} such), or only within no_grad or autocast; "
+            f"plan again for this model, or with pp=1"
         )
+    return ExportedModel(
+        graph=rebuilt.graph, attributes=rebuilt.attributes, output=rebuilt.output
+    )
+
+
+def _paths(root: nn.Module, units: Mapping[nn.Module, str]) -> dict[str, str]:
+    """Every name under which forward may call a unit, and the unit."""
+    named = root.named_modules(remove_duplicate=False)
+    return {name: units[module] for name, module in named if module in units}
+
+
+class _Rebuilt:
+    """A traced graph built anew: parameters unlifted, units called.
+
+    torch's own ``torch.export._swap`` finds values by names, some of which unlifting
+    has changed (an input called ``input``); drops constants that a unit is given, and
+    values that it is given but does not use; and mixes the outputs of a unit up.
+
+    Args:
+        program: What was traced.
+        model: Within the wrapper.
+        units: FQN of each unit by the names that it has in the trace.
+        device: Where the graph will run.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        model: nn.Module,
+        units: Mapping[str, str],
+        device: torch.device,
+    ) -> None:
+        self.graph = fx.Graph()
+        self.attributes: dict[str, Any] = {}
+        self.called: set[str] = set()
+        self._program, self._model, self._device = program, model, device
+        self._units = units
+        self._old = {node.name: node for node in program.graph.nodes}
+        self._new: dict[fx.Node, fx.Node] = {}
+        self._signatures = {e.fqn: e.signature for e in program.module_call_graph}
+        self._calls: set[str] = set()
+        self._place_inputs()
+        self._place_state()
+        for node in program.graph.nodes:
+            self._add(node)
+        output = self._old[program.graph_signature.user_outputs[0]]
+        self.output: torch.Tensor = output.meta["val"]
+        self.graph.output(self._value(output))
+        self._sweep()
+
+    def _place_inputs(self) -> None:
+        names = self._program.graph_signature.user_inputs
+        spec = self._signatures[""].in_spec
+        _, keywords = tree_unflatten(range(len(names)), spec)
+        for keyword, position in keywords.items():
+            old = self._old[str(names[position])]
+            new = self.graph.placeholder(keyword)
+            self._keep(old, new)
+
+    def _place_state(self) -> None:
+        """Parameters, buffers and constants: the model's own objects, not lifted."""
+        for spec in self._program.graph_signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT or spec.target is None:
+                continue
+            name = spec.target.removeprefix(_PREFIX)
+            if spec.kind is InputKind.PARAMETER:
+                value: Any = self._model.get_parameter(name)
+            elif spec.kind is InputKind.BUFFER:
+                value = self._model.get_buffer(name)
+            else:
+                value = self._program.constants[spec.target]
+            self._keep(self._old[spec.arg.name], self._attribute(name, value))
+
+    def _attribute(self, name: str, value: Any) -> fx.Node:
+        self.attributes[name] = value
+        return self.graph.get_attr(name)
+
+    def _keep(self, old: fx.Node, new: fx.Node) -> None:
+        new.meta = {"val": old.meta.get("val")}
+        self._new[old] = new
+
+    def _add(self, node: fx.Node) -> None:
+        """Copy one traced node, or call its unit in place of the unit's first node."""
+        if node.op in ("placeholder", "output") or _is_check(node):
+            return
+        call = self._call_of(node)
+        if call is not None:
+            if call not in self._calls:
+                self._calls.add(call)
+                self._call(call)
+        elif node.op == "get_attr":
+            part = getattr(self._program.graph_module, str(node.target))
+            if isinstance(part, fx.GraphModule):
+                _move(part, self._device)
+            self._keep(node, self._attribute(str(node.target), part))
+        else:
+            new = self.graph.node_copy(node, self._value)
+            _move_node(new, self._device)
+            self._keep(node, new)
+
+    def _call_of(self, node: fx.Node) -> str | None:
+        """Which call of which unit a node belongs to: ``blocks.0``, ``blocks.0@1``."""
+        for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
+            if path in self._units:
+                again = key.rpartition("@")[2] if "@" in key else ""
+                return f"{path}@{again}" if again else str(path)
+        return None
+
+    def _call(self, call: str) -> None:
+        unit = self._units[call.partition("@")[0]]
+        self.called.add(unit)
+        signature = self._signatures[call]
+        leaves = [self._argument(argument, unit) for argument in signature.inputs]
+        name = f"_arguments_{len(self._calls)}"
+        spec = self._attribute(name, signature.in_spec)
+        graph = self.graph
+        packed = graph.call_function(tree_unflatten, (leaves, spec))
+        args, kwargs = (
+            graph.call_function(operator.getitem, (packed, i)) for i in range(2)
+        )
+        shape, keywords = tree_unflatten(range(len(leaves)), signature.in_spec)
+        self.attributes[unit] = self._model.get_submodule(unit)
+        called = graph.call_module(
+            unit,
+            tuple(
+                graph.call_function(operator.getitem, (args, position))
+                for position in range(len(shape))
+            ),
+            {
+                keyword: graph.call_function(operator.getitem, (kwargs, keyword))
+                for keyword in keywords
+            },
+        )
+        self._outputs(signature, called)
+
+    def _argument(self, argument: Any, unit: str) -> Any:
+        """A leaf of what a unit is called with: a value of the graph, or a constant."""
+        if isinstance(argument, ConstantArgument):
+            return argument.value
+        old = self._old.get(argument.name)
+        if not isinstance(argument, TensorArgument) or old is None:
+            raise ExecutionError(
+                f"{unit} is called with {argument.name}, which torch.export has not "
+                f"kept; plan with pp=1"
+            )
+        return self._value(old)
+
+    def _outputs(self, signature: Any, called: fx.Node) -> None:
+        """Let those who read the unit's own tensors read what its call returns."""
+        names = [getattr(leaf, "name", None) for leaf in signature.outputs]
+        plain = signature.out_spec.is_leaf()
+        values = called if plain else self.graph.call_function(tree_leaves, (called,))
+        for position, name in enumerate(names):
+            old = self._old.get(str(name))
+            # What a unit hands through has a node already.
+            if old is not None and old not in self._new:
+                index = (values, position)
+                new = (
+                    called
+                    if plain
+                    else self.graph.call_function(operator.getitem, index)
+                )
+                self._keep(old, new)
+
+    def _value(self, old: fx.Node) -> fx.Node:
+        if old not in self._new:
+            path = str(self._call_of(old)).partition("@")[0]
+            unit = self._units.get(path, path)
+            raise ExecutionError(
+                f"a value from within {unit} ({old.name}) is read outside of it, but "
+                f"is not returned; plan with pp=1"
+            )
+        return self._new[old]
+
+    def _sweep(self) -> None:
+        """Erase what nobody reads, but for calls of units and ops with effects."""
+        for node in reversed(self.graph.nodes):
+            unread = not node.users
+            pure = node.op == "call_function" and not node.is_impure()
+            if unread and (pure or node.op == "get_attr"):
+                self.graph.erase_node(node)
+
+
+def _is_check(node: fx.Node) -> bool:
+    """Run-time guards: they name devices and strides of the traced model."""
+    return node.target is torch.ops.aten._assert_tensor_metadata.default
+
+
+def _move(module: fx.GraphModule, device: torch.device) -> None:
+    """Let a region of the graph (one without gradients, say) make tensors there."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in list(part.graph.nodes):
+                if _is_check(node):
+                    part.graph.erase_node(node)
+                else:
+                    _move_node(node, device)
+            part.recompile()
+
+
+def _move_node(node: fx.Node, device: torch.device) -> None:
+    def moved(value: Any) -> Any:
+        return device if isinstance(value, torch.device) else value
+
+    node.args = map_aggregate(node.args, moved)
+    node.kwargs = map_aggregate(node.kwargs, moved)

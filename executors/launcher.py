@@ -53,9 +53,10 @@ def launch(
     Returns:
         What each call returned, by rank.
     Raises:
-        RankFailedError: If a rank died or raised: which one, how, its last words. The
-            others have been ended.
-        MeshwrightError: The very error, if that is what a rank raised.
+        RankFailedError: If a rank died or raised: which one, how, its last words or the
+            root cause, with the rank's traceback as a note. The others have been ended.
+        MeshwrightError: The very error, if that is what a rank raised, or what caused
+            what it raised.
         ExecutionError: If the time was not enough.
     """
     if processes < 1:

@@ -21,7 +21,8 @@ class _Receive(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
+        # Not views to autograd, which refuses to let a unit change one in place.
+        return tuple(tensor.data for tensor in tensors)
 
     @staticmethod
     def backward(_: Any, *grads: Any) -> Any:

@@ -9,17 +9,17 @@ rank has the inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_unflatten
 
 from executors.export import ExportedModel, export_model
 from executors.losses import LossKind
-from executors.names import unit_of, units_of_model
+from executors.names import units_of_model
+from executors.placement import Placement
 from executors.relay import receive, send
 from planner.errors import ExecutionError
 from planner.schema import Stage
@@ -47,18 +47,6 @@ class LoweredStage:
     units: tuple[str, ...]
     receives: tuple[torch.Tensor, ...]
     sends: tuple[torch.Tensor, ...]
-
-
-def _random(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
-
-
-def _attribute(root: nn.Module, node: fx.Node) -> Any:
-    value: Any = root
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
 
 
 def lower(
@@ -104,7 +92,7 @@ def lower(
 
 
 class _Cutter:
-    """Assigns nodes to stages and copies each stage into a graph of its own."""
+    """Copies each stage into a graph of its own, with what crosses the cuts."""
 
     def __init__(
         self,
@@ -119,72 +107,10 @@ class _Cutter:
         self.units = units
         self.wire = wire
         self.output_shards = output_shards
-        self.nodes = [n for n in exported.root.graph.nodes if n.op != "output"]
-        self.output = next(n for n in exported.root.graph.nodes if n.op == "output")
-        self.free = self._free_nodes()
-        self.stage_of = self._assign()
+        self.placement = Placement(exported, stages)
+        self.nodes, self.stage_of = self.placement.nodes, self.placement.stage_of
+        self.output = next(n for n in exported.graph.nodes if n.op == "output")
         self.cuts = [self._crossing(index) for index in range(len(stages) - 1)]
-
-    def _free_nodes(self) -> set[fx.Node]:
-        """Nodes that depend on inputs and constants alone, and may be repeated."""
-        free: set[fx.Node] = set()
-        for node in self.nodes:
-            if node.op == "get_attr":
-                parameter = isinstance(
-                    _attribute(self.exported.root, node), nn.Parameter
-                )
-                ok = not parameter
-            elif node.op == "call_function":
-                ok = all(n in free for n in node.all_input_nodes) and not _random(node)
-            else:
-                ok = node.op == "placeholder"
-            if ok:
-                free.add(node)
-        return free
-
-    def _assign(self) -> dict[fx.Node, int]:
-        """Stage of every other node: its unit's, or the first that has its inputs."""
-        home = {
-            name: index
-            for index, stage in enumerate(self.stages)
-            for name in stage.modules
-            if name in self.units
-        }
-        stage_of: dict[fx.Node, int] = {}
-        for node in self.nodes:
-            if node in self.free or node.op == "get_attr" or self._packs(node):
-                continue
-            earliest = max(
-                (stage_of[n] for n in self._sources(node, stage_of)), default=0
-            )
-            stage_of[node] = earliest
-            if node.op == "call_module":
-                unit = unit_of(self.exported.fqn(str(node.target)), home)
-                stage_of[node] = earliest if unit is None else home[unit]
-                if stage_of[node] < earliest:
-                    raise ExecutionError(
-                        f"{unit} is on stage {home[str(unit)]}, but reads what stage "
-                        f"{earliest} makes; put it on that stage or a later one"
-                    )
-        return stage_of
-
-    def _sources(
-        self, node: fx.Node, stage_of: Mapping[fx.Node, int]
-    ) -> Iterator[fx.Node]:
-        """Nodes with a stage that a node reads, also through packed arguments."""
-        for source in node.all_input_nodes:
-            if source in stage_of:
-                yield source
-            elif self._packs(source):
-                yield from self._sources(source, stage_of)
-
-    def _packs(self, node: fx.Node) -> bool:
-        """Whether a node only puts a unit's arguments together, out of tensors."""
-        if node in self.free or node.op != "call_function":
-            return False
-        if node.target is operator.getitem:
-            return self._packs(node.all_input_nodes[0])
-        return node.target is tree_unflatten
 
     def _crossing(self, cut: int) -> list[fx.Node]:
         """Tensors made up to stage ``cut`` that a later stage reads, in order."""
@@ -197,14 +123,28 @@ class _Cutter:
                         f"the cut after stage {cut}; cut elsewhere or plan with pp=1"
                     )
                 crossing.append(node)
+        self._refuse_split_views(crossing, cut)
         return crossing
+
+    def _refuse_split_views(self, crossing: Sequence[fx.Node], cut: int) -> None:
+        """Refuse to send views of one memory apart if a later stage writes to it."""
+        bases = [self.placement.aliases.base(node) for node in crossing]
+        for node, written in self.placement.aliases.writes.items():
+            if self.stage_of.get(node, 0) > cut and any(
+                bases.count(base) > 1 for base in written
+            ):
+                raise ExecutionError(
+                    f"{node.target} on stage {self.stage_of[node]} changes in place "
+                    f"what earlier stages hold views of; write it out of place or "
+                    f"plan with pp=1"
+                )
 
     def _last_reader(self, node: fx.Node) -> int:
         last = -1
         for user in node.users:
             if user is self.output:
                 last = max(last, len(self.stages) - 1)
-            elif self._packs(user):
+            elif self.placement.packs(user):
                 last = max(last, self._last_reader(user))
             else:
                 last = max(last, self.stage_of[user])
@@ -240,22 +180,15 @@ class _Cutter:
         root: dict[str, Any] = {}
         self._place_inputs(graph, env, index)
 
-        def copy(node: fx.Node) -> fx.Node:
-            if node not in env:
-                assert self.stage_of.get(node, index) == index, f"{node} not relayed"
-                new = graph.node_copy(node, copy)
-                if node.op in ("get_attr", "call_module"):
-                    target = self.exported.fqn(str(node.target))
-                    root[target] = _attribute(self.exported.root, node)
-                    new.target = target
-                env[node] = new
-            return env[node]
-
+        needed = self._needed(index, env)
         for node in self.nodes:
-            if self.stage_of.get(node) == index:
-                copy(node)
+            if node in needed:
+                assert self.stage_of.get(node, index) == index, f"{node} not relayed"
+                env[node] = graph.node_copy(node, env.__getitem__)
+                if node.op in ("get_attr", "call_module"):
+                    root[str(node.target)] = self.exported.attributes[str(node.target)]
         if index == len(self.stages) - 1:
-            graph.output(fx.map_arg(self.output.args[0], copy))
+            graph.output(fx.map_arg(self.output.args[0], env.__getitem__))
         else:
             graph.output(tuple(self._send_nodes(graph, env, index)))
         module = fx.GraphModule(root, graph)
@@ -267,6 +200,28 @@ class _Cutter:
             receives=self._metadata(index - 1) if index else (),
             sends=self._metadata(index),
         )
+
+    def _needed(self, index: int, given: Container[fx.Node]) -> set[fx.Node]:
+        """Nodes of a stage, and all that they depend on but for what is given."""
+        last = index == len(self.stages) - 1
+        todo = [node for node in self.nodes if self.stage_of.get(node) == index]
+        todo += self.output.all_input_nodes if last else []
+        needed: set[fx.Node] = set()
+        read: set[fx.Node] = set()
+        while todo:
+            node = todo.pop()
+            read.add(self.placement.aliases.base(node))
+            if node not in needed and node not in given:
+                needed.add(node)
+                todo += node.all_input_nodes
+            if not todo:
+                # Ops that fill what is read: nothing but its memory names them.
+                todo += [
+                    op
+                    for op, written in self.placement.aliases.writes.items()
+                    if op in self.placement.free and op not in needed and written & read
+                ]
+        return needed
 
     def _place_inputs(
         self, graph: fx.Graph, env: dict[fx.Node, fx.Node], index: int

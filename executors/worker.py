@@ -18,6 +18,8 @@ import time
 import traceback
 from typing import IO, Any
 
+from executors.causes import explain, own_error
+
 __all__ = ["main"]
 
 #: Linux: ask for a signal when the parent dies. Source: linux/prctl.h.
@@ -68,8 +70,15 @@ def _call(job: dict[str, Any], messages: int) -> int:
             lines.send("result", function(job["args"], emit))
         except BaseException as error:  # all of it belongs to the launcher
             traceback.print_exc()
-            text = str(error).strip() or type(error).__name__
-            lines.send("error", {"type": type(error).__name__, "text": text})
+            own = own_error(error)
+            lines.send(
+                "error",
+                {
+                    "type": type(own or error).__name__,
+                    "text": str(own) if own else explain(error),
+                    "traceback": traceback.format_exc(),
+                },
+            )
             return 1
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -12,11 +13,22 @@ import tyro
 
 from planner.cli.options import OptionalFile, OutFile
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress
-from planner.errors import CaptureError, ExecutionError, FingerprintError, PlanFileError
+from planner.errors import (
+    CaptureError,
+    ExecutionError,
+    FingerprintError,
+    PlanFileError,
+    RankFailedError,
+)
 from planner.schema import Plan
 from planner.schema.base import require_writable
 
 __all__ = ["RunCommand"]
+
+_LOG = logging.getLogger(__name__)
+
+#: Where to look when one line is not enough.
+_MORE = "; MESHWRIGHT_LOG=INFO shows the traceback"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +77,15 @@ class RunCommand:
             "force": self.force,
         }
         self._check(plan)
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            from planner.cli.rank import train_rank
-
-            result = train_rank(arguments, lambda _: None)
-            if os.environ["RANK"] == "0":
-                self._report(plan, result)
-            return
-        if not self.force:
+        launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        if not self.force and (not launched or _on_one_host()):
             _check_cluster(plan)
-        self._report(plan, self._launch(plan, arguments))
+        if not launched:
+            self._report(plan, self._launch(plan, arguments))
+            return
+        result = _train_as_rank(arguments)
+        if os.environ["RANK"] == "0":
+            self._report(plan, result)
 
     def _model(self, plan: Plan) -> str:
         """Where the model comes from; code only if it was named on the command line.
@@ -135,12 +146,16 @@ class RunCommand:
                 if not sys.stderr.isatty() and step % often == 0:
                     note(f"step {step} of {self.steps}: loss {message['loss']:.4f}")
 
-            results = launch(
-                "planner.cli.rank:train_rank",
-                arguments,
-                processes=processes,
-                on_message=heard,
-            )
+            try:
+                results = launch(
+                    "planner.cli.rank:train_rank",
+                    arguments,
+                    processes=processes,
+                    on_message=heard,
+                )
+            except RankFailedError as error:
+                told = hasattr(error, "__notes__")
+                raise RankFailedError(f"{error}{_MORE if told else ''}") from error
         return dict(results[0])
 
     def _report(self, plan: Plan, result: dict[str, Any]) -> None:
@@ -167,6 +182,33 @@ class RunCommand:
                 [row.cells() for row in rows],
                 numbers=True,
             )
+
+
+def _train_as_rank(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Be the rank that torchrun has started.
+
+    Raises:
+        MeshwrightError: The first of ours among the causes of what was raised.
+        RankFailedError: If none is; with the root cause.
+    """
+    from executors.causes import explain, own_error
+    from planner.cli.rank import train_rank
+
+    try:
+        return train_rank(arguments, lambda _: None)
+    except Exception as error:
+        who = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+        _LOG.info("%s:", who, exc_info=True)
+        own = own_error(error)
+        if own is not None:
+            raise own from None
+        said = ": ".join(filter(None, (type(error).__name__, explain(error))))
+        raise RankFailedError(f"{who} raised {said}{_MORE}") from error
+
+
+def _on_one_host() -> bool:
+    """Whether torchrun started all ranks here; if it does not say, they may not be."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
 
 
 def _check_cluster(plan: Plan) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
+import os
 import pickle
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +19,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 
+from planner import plan
 from planner.cluster import Cluster
+from planner.errors import ExecutionError
+from planner.schema import Plan, Precision
 from planner.schema.measurement import Measurement
+from tests.cli import models
 from tests.cli.shell import ask, meshwright, start
 from tests.plans import TINY, gpt2_plan, local_plan
 
@@ -113,6 +121,27 @@ def test_a_probe_is_a_cluster(tmp_path: Path) -> None:
     assert cluster.fingerprint == Cluster.detect(processes=2).fingerprint
 
 
+def _two_stages(of: tuple[torch.nn.Module, dict[str, torch.Tensor]]) -> Plan:
+    model, inputs = of
+    return plan(
+        model,
+        Cluster.detect(processes=2),
+        example_inputs=inputs,
+        global_batch=8,
+        pin={"pp": 2},
+        precision=Precision(compute="float32"),
+    )
+
+
+def test_a_sequential_is_cut_and_trained(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    _two_stages(models.stacked()).save(path)
+    words = ("--model", "tests.cli.models:stacked", "--steps", "3", "--json")
+    losses = meshwright("run", path, *words).json["losses"]
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == 3
+
+
 # -- Ends ------------------------------------------------------------------------
 
 
@@ -205,6 +234,80 @@ def test_a_killed_launcher_takes_its_ranks_along(
     running.kill()
     running.communicate(timeout=30)
     _none_left(ranks)
+
+
+# -- A model that fails -----------------------------------------------------------
+
+FAILS = ("--model", "tests.cli.models:failing", "--steps", "1")
+
+
+@pytest.fixture
+def failing_file(tmp_path: Path) -> Path:
+    """A plan of two stages for a model whose third layer fails when it is run."""
+    path = tmp_path / "fails.json"
+    _two_stages(models.failing()).save(path)
+    return path
+
+
+def test_the_root_cause_and_its_module_are_told(
+    failing_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHWRIGHT_LOG", "INFO")
+    answer = meshwright("run", failing_file, *FAILS)
+    assert answer.code == 1
+    assert answer.out == ""
+    said = answer.err.splitlines()
+    assert said[-1] == (
+        "meshwright: rank 1 of 2 raised RuntimeError: [Stage 1] failed to run forward: "
+        "LookupError: no table for 3 (in layers.2.inner); the other ranks were "
+        "stopped; MESHWRIGHT_LOG=INFO shows the traceback"
+    )
+    assert "INFO:executors.attend:rank 1 of 2:" in said
+    assert "Traceback (most recent call last):" in said
+    assert "LookupError: no table for 3" in said
+
+
+def test_torchrun_on_one_host_checks_the_machine(failing_file: Path) -> None:
+    _changed(failing_file, cluster={"fingerprint": "another", "name": "there"})
+    starter = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = ("-m", "planner.cli.main", "run", str(failing_file), *FAILS)
+    ran = subprocess.run(
+        [sys.executable, *starter, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert ran.returncode != 0
+    assert "meshwright: the plan is for there, not for this machine: " in ran.stderr
+    assert "no table" not in ran.stderr
+
+
+@pytest.mark.usefixtures("as_rank")
+def test_the_root_cause_is_told_under_torchrun(
+    failing_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        try:
+            raise cause
+        except Exception as error:
+            raise RuntimeError("[Stage 0] failed to run forward:") from error
+
+    monkeypatch.setattr("planner.cli.rank.train_rank", fail)
+    cause: Exception = LookupError("no table")
+    with caplog.at_level(logging.INFO, logger="planner.cli.run"):
+        refusal = ask(capsys, "run", failing_file, *FAILS).refusal
+    assert refusal == (
+        "rank 0 of 1 raised RuntimeError: [Stage 0] failed to run forward: "
+        "LookupError: no table; MESHWRIGHT_LOG=INFO shows the traceback"
+    )
+    assert "LookupError: no table\n" in caplog.text
+    cause = ExecutionError("data gives 3 samples")
+    assert ask(capsys, "run", failing_file, *FAILS).refusal == str(cause)
 
 
 # -- Refusals --------------------------------------------------------------------
@@ -379,6 +482,52 @@ def test_one_rank_under_torchrun(
     assert len(result["losses"]) == 2
     assert result["measurement"] is None
     assert result["comparison"] == []
+
+
+@pytest.mark.usefixtures("as_rank")
+class TestTheMachineUnderTorchrun:
+    """Checked where torchrun says that all ranks are here; else nobody can know."""
+
+    @pytest.fixture
+    def foreign(self, lone_file: Path) -> Path:
+        return _changed(lone_file, cluster={"fingerprint": "another", "name": "there"})
+
+    def test_another_machine_is_refused(
+        self,
+        foreign: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+        trained: list[object] = []
+        result = {"losses": [2.0], "step_times_s": [1.0], "measurement": None}
+        monkeypatch.setattr(
+            "planner.cli.rank.train_rank", lambda *a: trained.append(a) or result
+        )
+        refusal = ask(capsys, "run", foreign).refusal
+        assert refusal.startswith("the plan is for there, not for this machine: ")
+        assert "--force" in refusal
+        assert not trained
+        assert ask(capsys, "run", foreign, "--force").code == 0
+        assert len(trained) == 1
+
+    @pytest.mark.parametrize("local", ["1", None])
+    def test_on_several_hosts_there_is_no_check_and_no_warning(
+        self,
+        local: str | None,
+        foreign: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if local is not None:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        result = {"losses": [2.0], "step_times_s": [1.0], "measurement": None}
+        monkeypatch.setattr("planner.cli.rank.train_rank", lambda *_: result)
+        answer = ask(capsys, "run", foreign)
+        assert answer.code == 0
+        assert answer.err == ""
 
 
 @pytest.mark.usefixtures("as_rank")

@@ -29,6 +29,7 @@ from planner.schema import (
     Workload,
 )
 from planner.schema.fingerprint import fingerprint_parameters
+from tests.models.stacks import STACKS
 
 LAYERS, VOCAB, SEQ, BATCH = 4, 96, 16, 16
 
@@ -82,12 +83,15 @@ UNITS = {
         "transformer.ln_f",
         "lm_head",
     ),
+    **{name: stack.units for name, stack in STACKS.items()},
 }
 
 
 def build(name: str, *, tied: bool = False) -> nn.Module:
-    """A seeded model: Llama with grouped queries, or GPT-2 with tied embeddings."""
+    """Seeded: a Llama with grouped queries, a GPT-2 with tied embeddings, a stack."""
     torch.manual_seed(0)
+    if name in STACKS:
+        return STACKS[name].build()
     if name == "llama":
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -219,13 +223,7 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
         cluster=ClusterReference(
             name="local", num_devices=mesh.num_devices, device_types={}, fingerprint=""
         ),
-        workload=Workload(
-            global_batch=BATCH,
-            seq_len=SEQ,
-            inputs=(
-                InputSpec(name="input_ids", shape=(SEQ,), dtype="int64", high=VOCAB),
-            ),
-        ),
+        workload=_workload(name),
         strategy=strategy,
         prediction=Prediction(
             step_time_s=1,
@@ -247,6 +245,19 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
     )
 
 
+def _workload(name: str) -> Workload:
+    if name not in STACKS:
+        tokens = InputSpec(name="input_ids", shape=(SEQ,), dtype="int64", high=VOCAB)
+        return Workload(global_batch=BATCH, seq_len=SEQ, inputs=(tokens,))
+    inputs = [
+        InputSpec(name=key, shape=shape, dtype="int64", high=4)
+        if key in STACKS[name].integers
+        else InputSpec(name=key, shape=shape, dtype="float32")
+        for key, shape in STACKS[name].shapes.items()
+    ]
+    return Workload(global_batch=BATCH, inputs=tuple(inputs), loss="mean_square")
+
+
 def reference(plan: Plan, steps: int, *, tied: bool = False) -> list[dict[str, Any]]:
     """Plain training of the same model in this process: loss, gradients, weights."""
     model = build(plan.model.name, tied=tied)
@@ -257,10 +268,7 @@ def reference(plan: Plan, steps: int, *, tied: bool = False) -> list[dict[str, A
     for step in range(steps):
         batch = synthetic_batch(plan.workload, step)
         optimizer.zero_grad()
-        loss = LossFunction(kind="cross_entropy", data_parallel=1)
-        loss.prepare(batch, 1)
-        value = loss(model(**batch), target_of(batch, "cross_entropy"))
-        value.backward()
+        total = _backward(model, batch, plan)
         norm = None
         if plan.strategy.grad_clip_norm is not None:
             limit = plan.strategy.grad_clip_norm
@@ -269,9 +277,27 @@ def reference(plan: Plan, steps: int, *, tied: bool = False) -> list[dict[str, A
         optimizer.step()
         weights = {n: p.detach().clone() for n, p in model.named_parameters()}
         history.append(
-            {"loss": value.item(), "norm": norm, "grads": grads, "weights": weights}
+            {"loss": total, "norm": norm, "grads": grads, "weights": weights}
         )
     return history
+
+
+def _backward(model: nn.Module, batch: dict[str, torch.Tensor], plan: Plan) -> float:
+    """Loss of a global batch; batch norms see the microbatches that the plan has."""
+    kind, strategy = plan.workload.loss, plan.strategy
+    normed = any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()
+    )
+    parts = strategy.num_microbatches * strategy.mesh.data_parallel if normed else 1
+    loss = LossFunction(kind=kind, data_parallel=1)
+    loss.prepare(batch, parts)
+    total = 0.0
+    for index in range(parts):
+        micro = {name: value.chunk(parts)[index] for name, value in batch.items()}
+        value = loss(model(**micro), target_of(micro, kind))
+        value.backward()
+        total += value.item()
+    return total
 
 
 def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]]:

@@ -50,6 +50,18 @@ def refuse(args: dict[str, Any], emit: Emit) -> None:
     raise FingerprintError("a plan for another model")
 
 
+def wrap(args: dict[str, Any], emit: Emit) -> None:
+    if os.environ["RANK"] == "1":
+        try:
+            try:
+                raise FingerprintError("ours") if args["ours"] else OSError("disk full")
+            except Exception as error:
+                raise ValueError("in between") from error
+        except ValueError as error:
+            raise RuntimeError("\n  [Stage 1] failed to run forward:\n args") from error
+    time.sleep(600)
+
+
 def blame_the_peer(args: dict[str, Any], emit: Emit) -> None:
     if os.environ["RANK"] == "1":
         time.sleep(0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -101,6 +102,29 @@ def test_what_a_rank_started_dies_with_it() -> None:
 def test_errors_of_our_own_keep_their_class() -> None:
     with pytest.raises(FingerprintError, match=r"^a plan for another model$"):
         launch(f"{ENTRIES}:refuse", {}, processes=2)
+
+
+def test_the_root_cause_is_told_and_the_traceback_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, logger="executors"),
+        pytest.raises(RankFailedError) as caught,
+    ):
+        launch(f"{ENTRIES}:wrap", {"ours": False}, processes=2)
+    assert str(caught.value) == (
+        "rank 1 of 2 raised RuntimeError: [Stage 1] failed to run forward: "
+        "OSError: disk full; the other ranks were stopped"
+    )
+    (note,) = caught.value.__notes__
+    assert note.startswith("rank 1 of 2:\nTraceback (most recent call last):\n")
+    assert "ValueError: in between" in note
+    assert note in caplog.messages
+
+
+def test_an_error_of_our_own_is_found_in_what_wraps_it() -> None:
+    with pytest.raises(FingerprintError, match=r"^ours$"):
+        launch(f"{ENTRIES}:wrap", {"ours": True}, processes=2)
 
 
 def test_the_cause_is_blamed_and_not_who_noticed_first() -> None:

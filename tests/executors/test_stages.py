@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from executors.tied import find_copies, untie
 from planner.errors import ExecutionError
 from planner.schema import Stage
 from tests.distributed.cases import SEQ, UNITS, VOCAB, build
+from tests.models.stacks import STACKS
 
 
 def _lower(
@@ -37,7 +39,7 @@ def _run(stages: list[LoweredStage], inputs: dict[str, torch.Tensor]) -> torch.T
         assert [tuple(v.shape) for v in values] == [
             tuple(v.shape) for v in stage.receives
         ]
-        values = stage.module(*values, **inputs)
+        values = stage.module(*values, **{n: v.clone() for n, v in inputs.items()})
     result: torch.Tensor = values
     return result
 
@@ -149,9 +151,201 @@ class _Twice(nn.Module):
         return out
 
 
-def test_a_unit_that_is_called_twice_is_refused() -> None:
-    with pytest.raises(ExecutionError, match="calls 'one' more than once"):
+def test_a_unit_that_is_called_again_after_a_later_stage_is_refused() -> None:
+    with pytest.raises(ExecutionError, match="one is on stage 0, but one of its 2 cal"):
         _lower(_Twice(), [("one",), ("two",)], {"x": torch.randn(2, 4)})
+
+
+def _same(model: nn.Module, cuts: Sequence[Sequence[str]], inputs: Any) -> None:
+    """Output, gradients and buffers of the stages are the model's, bit by bit."""
+    model.train()
+    whole = copy.deepcopy(model)
+    expected = whole(**{name: value.clone() for name, value in inputs.items()})
+    expected.square().mean().backward()
+    stages = _lower(model, cuts, inputs)
+    output = _run(stages, inputs)
+    assert torch.equal(output, expected)
+    output.square().mean().backward()
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(model.get_parameter(name).grad, parameter.grad), name
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(model.get_buffer(name), buffer), name
+
+
+def _stack_inputs(name: str) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    stack = STACKS[name]
+    return {
+        key: torch.randint(4, (4, *shape), generator=generator)
+        if key in stack.integers
+        else torch.randn(4, *shape, generator=generator)
+        for key, shape in stack.shapes.items()
+    }
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("count", [2, 4])
+def test_modules_within_modules_are_cut_anywhere(name: str, count: int) -> None:
+    torch.manual_seed(0)
+    stack = STACKS[name]
+    if count > 2 and name in ("shared", "recurrent"):
+        with pytest.raises(ExecutionError, match=r"one of its \d calls reads"):
+            _lower(stack.build(), _cuts(stack.units, 4), _stack_inputs(name))
+    else:
+        _same(stack.build(), _cuts(stack.units, count), _stack_inputs(name))
+
+
+def test_token_ids_shifted_in_place_are_shifted_on_every_stage() -> None:
+    """Encoder-decoders fill the decoder's inputs so; no result names the filling."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {
+        f"{part}_{size}": value
+        for part in ("encoder", "decoder")
+        for size, value in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
+    }
+    config = BartConfig(
+        vocab_size=VOCAB, d_model=16, use_cache=False, dropout=0.0, **sizes
+    )
+    model = BartForConditionalGeneration(config)
+    ids = torch.randint(3, VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1))
+    inputs = {"input_ids": ids, "labels": ids.flip(0)}
+    expected = model(**inputs).logits
+    cuts = [
+        ("model.encoder.layers.0",),
+        ("model.encoder.layers.1", "model.decoder.layers.0"),
+        ("model.decoder.layers.1", "lm_head"),
+    ]
+    assert torch.equal(_run(_lower(model, cuts, inputs), inputs), expected)
+
+
+class _Aliased(nn.Module):
+    """A module with two names, called by either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.body = nn.Sequential(self.first, nn.Linear(4, 4))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.body(self.first(x)))
+        return out
+
+
+def test_a_module_may_have_two_names() -> None:
+    model, cuts = _Aliased(), [("first",), ("body.1", "last")]
+    inputs = {"x": torch.randn(2, 4)}
+    _same(model, cuts, inputs)
+    nodes = _lower(model, cuts, inputs)[0].module.graph.nodes
+    assert [n.target for n in nodes if n.op == "call_module"] == ["first", "first"]
+
+
+class _Leaking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = _Keeper(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.two(self.one(x)) + self.one.kept
+        return out
+
+
+class _Keeper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = self.inner(x)
+        return self.kept.sin()
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute")
+def test_a_value_that_leaves_a_unit_unreturned_is_refused() -> None:
+    with pytest.raises(ExecutionError, match=r"within one \(linear\) is read outside"):
+        _lower(_Leaking(), [("one",), ("two",)], {"x": torch.randn(2, 4)})
+
+
+class _Counts(nn.Module):
+    """Counts its calls, and reads the count ``late`` or at once."""
+
+    def __init__(self, *, late: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.late = nn.Linear(4, 4), nn.Linear(4, 4), late
+        self.register_buffer("count", torch.zeros(4))
+        self.register_buffer("other", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.other += 1
+        x = self.one(x + self.count)
+        if self.late:
+            x = self.two(x)
+            self.count[0] += 1
+        else:
+            self.count[0] += 1
+            x = self.two(x) * self.count
+        return x
+
+
+def test_a_buffer_is_changed_once_and_on_one_stage() -> None:
+    inputs = {"x": torch.randn(2, 4)}
+    _same(_Counts(late=True), [("one",), ("two",)], inputs)
+    with pytest.raises(
+        ExecutionError, match=r"the buffer count, which stages \[0, 1\]"
+    ):
+        _lower(_Counts(late=False), [("one",), ("two",)], inputs)
+
+
+class _Halves(nn.Module):
+    """Adds to a value of which it has kept a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        half = x[:, :2]
+        x += self.two(x)
+        return x.sum() + half
+
+
+def test_views_of_what_is_changed_later_do_not_part() -> None:
+    with pytest.raises(ExecutionError, match="changes in place what earlier stages"):
+        _lower(_Halves(), [("one",), ("two",)], {"x": torch.randn(2, 4)})
+
+
+class _Makes(nn.Module):
+    """Makes tensors on the device of its input, with gradients and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = torch.arange(4.0, device=x.device).to(x.device) + x.sum()
+        ones = torch.ones(4, device=x.device) * torch.tensor([2.0, 1.0, 1.0, 1.0])
+        out: torch.Tensor = self.two(self.one(x) * scale * ones)
+        return out
+
+
+def test_constants_are_made_where_the_stage_runs() -> None:
+    stages = lower(
+        _Makes(),
+        [Stage(rank=0, modules=("one",)), Stage(rank=1, modules=("two",))],
+        {"x": torch.randn(2, 4)},
+        kind="mean_square",
+        device=torch.device("meta"),
+        wire=(torch.float32, torch.float32),
+    )
+    values: Any = ()
+    for stage in stages:
+        values = stage.module.to("meta")(*values, x=torch.empty(2, 4, device="meta"))
+    assert values.device.type == "meta"
+    assert values.shape == (2, 4)
 
 
 def test_relayed_floats_always_get_a_gradient() -> None:
@@ -170,6 +364,23 @@ def test_a_unit_that_forward_never_calls_is_named() -> None:
     model.spare = nn.Linear(4, 4)
     with pytest.raises(ExecutionError, match=r"'spare' on a stage.*never calls"):
         _lower(model, [("maker",), ("taker", "spare")], {"x": torch.randn(2, 4)})
+
+
+class _Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = self.one(x)
+        out: torch.Tensor = self.two(x)
+        return out
+
+
+def test_a_unit_without_gradients_is_refused() -> None:
+    with pytest.raises(ExecutionError, match=r"'one' on a stage.*only within no_grad"):
+        _lower(_Frozen(), [("one",), ("two",)], {"x": torch.randn(2, 4)})
 
 
 class _Branches(nn.Module):
