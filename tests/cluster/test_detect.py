@@ -178,7 +178,7 @@ def test_unknown_and_mixed_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.reference().device_types == {"h100-80": 1, "odd-9000": 2}
     assert cluster.device_types[1].peak_flops_per_s["float32"] == 3e12
     assert cluster.device_types[1].memory_bandwidth_bytes_per_s == 64e9
-    assert cluster.link(0, 1)[0] == 32e9
+    assert cluster.link(0, 1)[0] == 31.5e9
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_known_chip_keeps_its_name_and_peaks() -> None:
         backend="nccl",
         device_name="h100-80",
         memory_bytes=chip.memory_bytes * 0.99,
-        peak_flops_per_s={"float32": 5e13, "bfloat16": 0.7 * 989e12},
+        peak_flops_per_s={"float32": 5e13, "bfloat16": 0.7 * 989.4e12},
     )
     device = cluster_from_probe(probe).device_types[0]
     assert device.name == "h100-80"

@@ -1,9 +1,10 @@
 """Accelerators by name, with their numbers from datasheets.
 
 Rates are dense (a datasheet that gives them with 2:4 sparsity is halved). Memory is
-the datasheet's capacity read as GiB, which is what drivers report to within 1 %;
-nothing is taken off for the CUDA context or fragmentation: ``memory_fraction`` of a
-plan does that.
+what the driver reports (``memory.total`` of nvidia-smi), the least where drivers
+differ: ECC on GDDR6 costs a sixteenth, and "288 GB" of HBM show as 269 GiB or 278 GiB.
+A CUDA process sees up to 1.5 % less still; nothing is taken off for that, for its
+context or for fragmentation: ``memory_fraction`` of a plan does it.
 
 ``matmul_efficiency`` and what follows are not on datasheets. They are defaults for
 large bf16 products as cuBLAS and its like reach them, good to perhaps 15 %;
@@ -18,12 +19,12 @@ from typing import Literal
 
 from planner.errors import UnknownNameError
 from planner.schema.cluster import DeviceType
-from planner.units import GIB
 
 __all__ = ["device_type", "device_type_names"]
 
 _TERA = 1e12
-_FILL_S = 3e-6
+_MIB = 2**20
+_FILL_S = 3e-6  # assumption
 
 
 def _device(
@@ -33,7 +34,7 @@ def _device(
     memory_bytes: float,
     memory_bandwidth_bytes_per_s: float,
     efficiency: float,
-    kernel_overhead_s: float = 4e-6,
+    kernel_overhead_s: float = 4e-6,  # assumption
     backend: Literal["nccl", "gloo", "rccl"] = "nccl",
     **teraflops: float,
 ) -> DeviceType:
@@ -58,9 +59,9 @@ _V100 = _device(
     float64=7.8,  # NVIDIA V100 datasheet 2020
     float32=15.7,  # NVIDIA V100 datasheet 2020
     float16=125,  # NVIDIA V100 datasheet 2020, tensor cores; it has no bfloat16
-    memory_bytes=32 * GIB,  # NVIDIA V100 datasheet 2020
+    memory_bytes=32510 * _MIB,  # nvidia-smi, seen 2026; 32768 with reserved
     memory_bandwidth_bytes_per_s=900e9,  # NVIDIA V100 datasheet 2020
-    efficiency=0.75,  # tensor cores reach 90 to 100 TFLOP/s before power limits
+    efficiency=0.75,  # assumption: 90 to 100 TFLOP/s before power limits
 )
 _A100_40 = _device(
     "a100-40",
@@ -70,50 +71,50 @@ _A100_40 = _device(
     tensorfloat32=156,  # NVIDIA A100 datasheet 2021
     bfloat16=312,  # NVIDIA A100 datasheet 2021
     float16=312,  # NVIDIA A100 datasheet 2021
-    memory_bytes=40 * GIB,  # NVIDIA A100 datasheet 2021
+    memory_bytes=40536 * _MIB,  # nvidia-smi, seen 2026; 40960 with reserved
     memory_bandwidth_bytes_per_s=1555e9,  # NVIDIA A100 datasheet 2021
-    efficiency=0.82,  # about 255 TFLOP/s on large products
+    efficiency=0.82,  # assumption: about 255 TFLOP/s on large products
 )
 _A100_80 = _A100_40.model_copy(
     update={
         "name": "a100-80",
-        "memory_bytes": 80 * GIB,  # NVIDIA A100 datasheet 2021
+        "memory_bytes": 81251 * _MIB,  # nvidia-smi, seen 2026; 81920 with reserved
         "memory_bandwidth_bytes_per_s": 2039e9,  # NVIDIA A100 datasheet 2021, SXM
     }
 )
 _H100 = _device(
     "h100-80",
-    "NVIDIA H100 datasheet, 2023, SXM; its rates with sparsity halved",
-    float64=67,  # NVIDIA H100 datasheet 2023, tensor cores
-    float32=67,  # NVIDIA H100 datasheet 2023
-    tensorfloat32=494.5,  # NVIDIA H100 datasheet 2023: 989 sparse
-    bfloat16=989,  # NVIDIA H100 datasheet 2023: 1,979 sparse
-    float16=989,  # NVIDIA H100 datasheet 2023: 1,979 sparse
-    float8_e4m3fn=1979,  # NVIDIA H100 datasheet 2023: 3,958 sparse
-    memory_bytes=80 * GIB,  # NVIDIA H100 datasheet 2023
-    memory_bandwidth_bytes_per_s=3350e9,  # NVIDIA H100 datasheet 2023
-    efficiency=0.75,  # about 740 TFLOP/s before the power limit lowers the clock
+    "NVIDIA H100 whitepaper, 2023, SXM5: dense rates",
+    float64=66.9,  # NVIDIA H100 whitepaper 2023, tensor cores
+    float32=66.9,  # NVIDIA H100 whitepaper 2023
+    tensorfloat32=494.7,  # NVIDIA H100 whitepaper 2023: 989.4 sparse
+    bfloat16=989.4,  # NVIDIA H100 whitepaper 2023: 1,978.9 sparse
+    float16=989.4,  # NVIDIA H100 whitepaper 2023: 1,978.9 sparse
+    float8_e4m3fn=1978.9,  # NVIDIA H100 whitepaper 2023: 3,957.8 sparse
+    memory_bytes=81559 * _MIB,  # nvidia-smi, seen 2026: "80 GB"
+    memory_bandwidth_bytes_per_s=3350e9,  # NVIDIA H100 datasheet 2023, SXM
+    efficiency=0.75,  # assumption: 740 TFLOP/s before power lowers the clock
 )
 _H200 = _H100.model_copy(
     update={
         "name": "h200-141",
-        "memory_bytes": 141 * GIB,  # NVIDIA H200 datasheet 2024
-        "memory_bandwidth_bytes_per_s": 4800e9,  # NVIDIA H200 datasheet 2024
-        "source": "NVIDIA H200 datasheet, 2024, SXM; its rates with sparsity halved",
+        "memory_bytes": 143771 * _MIB,  # nvidia-smi, seen 2026: "141 GB"
+        "memory_bandwidth_bytes_per_s": 4800e9,  # NVIDIA H200 datasheet 2024, SXM
+        "source": "NVIDIA H200 datasheet, 2024; rates: NVIDIA H100 whitepaper, 2023",
     }
 )
 _B200 = _device(
     "b200-180",
-    "NVIDIA DGX B200 datasheet, 2024, and HGX B200 page, 2025; a GPU is 1/8",
+    "NVIDIA HGX B200 page, 2025; a GPU is 1/8 board; rates with sparsity halved",
     float64=37,  # NVIDIA HGX B200 page 2025: 296 a board
     float32=75,  # NVIDIA HGX B200 page 2025: 600 a board
     tensorfloat32=1125,  # NVIDIA HGX B200 page 2025: 18,000 a board, sparse
     bfloat16=2250,  # NVIDIA HGX B200 page 2025: 36,000 a board, sparse
     float16=2250,  # NVIDIA HGX B200 page 2025: 36,000 a board, sparse
-    float8_e4m3fn=4500,  # NVIDIA DGX B200 datasheet 2024: 72,000 a system, sparse
-    memory_bytes=180 * GIB,  # NVIDIA DGX B200 datasheet 2024: 1,440 GB a system
-    memory_bandwidth_bytes_per_s=8000e9,  # NVIDIA DGX B200 datasheet 2024: 64 TB/s
-    efficiency=0.75,  # as H100; power allows about 1,700 TFLOP/s
+    float8_e4m3fn=4500,  # NVIDIA HGX B200 page 2025: 72,000 a board, sparse
+    memory_bytes=183359 * _MIB,  # nvidia-smi, seen 2026: "180 GB"
+    memory_bandwidth_bytes_per_s=7700e9,  # NVIDIA Blackwell brief V2.1 2025, table 3
+    efficiency=0.75,  # assumption: as H100, about 1,700 TFLOP/s
 )
 _GB200 = _device(
     "gb200-186",
@@ -124,9 +125,9 @@ _GB200 = _device(
     bfloat16=2500,  # NVIDIA GB200 NVL72 page 2025: 360,000 a rack, sparse
     float16=2500,  # NVIDIA GB200 NVL72 page 2025: 360,000 a rack, sparse
     float8_e4m3fn=5000,  # NVIDIA GB200 NVL72 page 2025: 720,000 a rack, sparse
-    memory_bytes=186 * GIB,  # NVIDIA GB200 NVL72 page 2025: 13.4 TB a rack
+    memory_bytes=189471 * _MIB,  # nvidia-smi, seen 2026: "186 GB"
     memory_bandwidth_bytes_per_s=8000e9,  # NVIDIA GB200 NVL72 page 2025: 576 TB/s
-    efficiency=0.75,  # as B200
+    efficiency=0.75,  # assumption: as B200
 )
 _B300 = _device(
     "b300-270",
@@ -137,21 +138,22 @@ _B300 = _device(
     bfloat16=2250,  # NVIDIA HGX B300 page 2025: 36,000 a board, sparse
     float16=2250,  # NVIDIA HGX B300 page 2025: 36,000 a board, sparse
     float8_e4m3fn=4500,  # NVIDIA HGX B300 page 2025: 72,000 a board, sparse
-    memory_bytes=270e9,  # NVIDIA HGX B300 page 2025: 2.1 TB a board; the lower reading
-    memory_bandwidth_bytes_per_s=8000e9,  # NVIDIA DGX B300 datasheet 2025: 64 TB/s
-    efficiency=0.75,  # as B200
+    memory_bytes=275040 * _MIB,  # nvidia-smi, seen 2026: "270 GB", of 288 GB of HBM
+    memory_bandwidth_bytes_per_s=7700e9,  # NVIDIA Blackwell brief V2.1 2025, table 3
+    efficiency=0.75,  # assumption: as B200
 )
 _GB300 = _device(
     "gb300-279",
     "NVIDIA GB300 NVL72 page, 2025; a GPU is 1/72; rates with sparsity halved",
+    float64=1.39,  # NVIDIA GB300 NVL72 page 2025: 100 a rack, rounded
     float32=80,  # Verda, "GB300 NVL72: GPU Architecture & Performance", 2025
     tensorfloat32=1250,  # NVIDIA GB300 NVL72 page 2025: 180,000 a rack, sparse
     bfloat16=2500,  # NVIDIA GB300 NVL72 page 2025: 360,000 a rack, sparse
     float16=2500,  # NVIDIA GB300 NVL72 page 2025: 360,000 a rack, sparse
     float8_e4m3fn=5000,  # NVIDIA GB300 NVL72 page 2025: 720,000 a rack, sparse
-    memory_bytes=279e9,  # NVIDIA GB300 NVL72 page 2025: 20 TB a rack; the lower reading
+    memory_bytes=284208 * _MIB,  # nvidia-smi, seen 2026: "279 GB", of 288 GB of HBM
     memory_bandwidth_bytes_per_s=8000e9,  # NVIDIA GB300 NVL72 page 2025: 576 TB/s
-    efficiency=0.75,  # as B200
+    efficiency=0.75,  # assumption: as B200
 )
 _MI300X = _device(
     "mi300x-192",
@@ -162,10 +164,10 @@ _MI300X = _device(
     bfloat16=1307.4,  # AMD MI300X data sheet 2023
     float16=1307.4,  # AMD MI300X data sheet 2023
     float8_e4m3fn=2614.9,  # AMD MI300X data sheet 2023 (its hardware format is fnuz)
-    memory_bytes=192 * GIB,  # AMD MI300X data sheet 2023
+    memory_bytes=196592 * _MIB,  # rocm-smi, seen 2026: "192 GB"
     memory_bandwidth_bytes_per_s=5300e9,  # AMD MI300X data sheet 2023
-    efficiency=0.5,  # about 600 to 700 TFLOP/s: the clock falls under matrix load
-    kernel_overhead_s=6e-6,  # HIP launches cost a little more than CUDA's
+    efficiency=0.5,  # assumption: 600 to 700 TFLOP/s, the clock falls under load
+    kernel_overhead_s=6e-6,  # assumption: HIP launches cost more than CUDA's
     backend="rccl",
 )
 _A40 = _device(
@@ -175,21 +177,23 @@ _A40 = _device(
     tensorfloat32=74.8,  # NVIDIA A40 datasheet 2021
     bfloat16=149.7,  # NVIDIA A40 datasheet 2021
     float16=149.7,  # NVIDIA A40 datasheet 2021
-    memory_bytes=48 * GIB,  # NVIDIA A40 datasheet 2021
+    memory_bytes=46068 * _MIB,  # nvidia-smi, seen 2026: "48 GB" less ECC
     memory_bandwidth_bytes_per_s=696e9,  # NVIDIA A40 datasheet 2021
-    efficiency=0.7,  # 300 W hold the clock below boost
+    efficiency=0.7,  # assumption: 300 W hold the clock below boost
 )
 _L40S = _device(
     "l40s-48",
     "NVIDIA L40S datasheet, 2023",
     float32=91.6,  # NVIDIA L40S datasheet 2023
     tensorfloat32=183,  # NVIDIA L40S datasheet 2023: 366 sparse
-    bfloat16=362.05,  # NVIDIA L40S datasheet 2023: 733 sparse
-    float16=362.05,  # NVIDIA L40S datasheet 2023: 733 sparse
+    # The sheet prints 362.05 as the dense 16-bit rate, which fits neither its sparse
+    # rate nor its FP8 rate nor 142 SMs x 1024 FLOPs x 2.52 GHz.
+    bfloat16=366.5,  # NVIDIA L40S datasheet 2023: 733 sparse
+    float16=366.5,  # NVIDIA L40S datasheet 2023: 733 sparse
     float8_e4m3fn=733,  # NVIDIA L40S datasheet 2023: 1,466 sparse
-    memory_bytes=48 * GIB,  # NVIDIA L40S datasheet 2023
+    memory_bytes=46068 * _MIB,  # nvidia-smi, seen 2026: "48 GB" less ECC
     memory_bandwidth_bytes_per_s=864e9,  # NVIDIA L40S datasheet 2023
-    efficiency=0.6,  # 350 W and 864 GB/s hold large products back
+    efficiency=0.6,  # assumption: 350 W and 864 GB/s hold large products back
 )
 _RTX3090 = _device(
     "rtx3090-24",
@@ -198,10 +202,10 @@ _RTX3090 = _device(
     tensorfloat32=35.6,  # NVIDIA GA102 whitepaper 2021
     bfloat16=71,  # NVIDIA GA102 whitepaper 2021
     float16=71,  # NVIDIA GA102 whitepaper 2021, FP32 accumulation
-    memory_bytes=24 * GIB,  # NVIDIA GA102 whitepaper 2021
+    memory_bytes=24268 * _MIB,  # nvidia-smi, seen 2026; 24576 with reserved
     memory_bandwidth_bytes_per_s=936e9,  # NVIDIA GA102 whitepaper 2021
-    efficiency=0.9,  # the halved rate of GeForce tensor cores is easily fed
-    kernel_overhead_s=5e-6,
+    efficiency=0.9,  # assumption: the halved rate of GeForce is easily fed
+    kernel_overhead_s=5e-6,  # assumption: launched by a desktop CPU
 )
 _RTX4090 = _device(
     "rtx4090-24",
@@ -211,10 +215,10 @@ _RTX4090 = _device(
     bfloat16=165.2,  # NVIDIA Ada whitepaper 2023
     float16=165.2,  # NVIDIA Ada whitepaper 2023, FP32 accumulation
     float8_e4m3fn=330.3,  # NVIDIA Ada whitepaper 2023, FP32 accumulation
-    memory_bytes=24 * GIB,  # NVIDIA Ada whitepaper 2023
+    memory_bytes=24564 * _MIB,  # nvidia-smi, seen 2026
     memory_bandwidth_bytes_per_s=1008e9,  # NVIDIA Ada whitepaper 2023
-    efficiency=0.9,  # as RTX 3090
-    kernel_overhead_s=5e-6,
+    efficiency=0.9,  # assumption: as RTX 3090
+    kernel_overhead_s=5e-6,  # assumption: launched by a desktop CPU
 )
 _RTX5090 = _device(
     "rtx5090-32",
@@ -224,15 +228,15 @@ _RTX5090 = _device(
     bfloat16=209.5,  # NVIDIA RTX Blackwell whitepaper 2025
     float16=209.5,  # NVIDIA RTX Blackwell whitepaper 2025, FP32 accumulation
     float8_e4m3fn=419,  # NVIDIA RTX Blackwell whitepaper 2025, FP32 accumulation
-    memory_bytes=32 * GIB,  # NVIDIA RTX Blackwell whitepaper 2025
+    memory_bytes=32607 * _MIB,  # nvidia-smi, seen 2026
     memory_bandwidth_bytes_per_s=1792e9,  # NVIDIA RTX Blackwell whitepaper 2025
-    efficiency=0.9,  # as RTX 3090
-    kernel_overhead_s=5e-6,
+    efficiency=0.9,  # assumption: as RTX 3090
+    kernel_overhead_s=5e-6,  # assumption: launched by a desktop CPU
 )
 _V100_16 = _V100.model_copy(
     update={
         "name": "v100-16",
-        "memory_bytes": 16 * GIB,  # NVIDIA V100 datasheet 2020
+        "memory_bytes": 16160 * _MIB,  # nvidia-smi, seen 2026; 16384 with reserved
     }
 )
 

@@ -34,7 +34,11 @@ class System:
 
 
 def _dgx(
-    device: str, inside: str, outside: Link, source: str, count: int = 8
+    device: str,
+    inside: str,
+    outside: Link,
+    source: str,
+    count: int = 8,  # NVIDIA DGX datasheets 2017 to 2025: 8 GPUs, but for DGX-2
 ) -> System:
     return System(
         device=device,
@@ -45,42 +49,42 @@ def _dgx(
     )
 
 
-def _pc(device: str, gbits: float) -> System:
+def _pc(device: str, gbits: float, inside: str = "pcie4") -> System:
     return System(
         device=device,
         devices_per_host=1,
-        inside=LINKS["pcie4"],
-        outside=ethernet(gbits, 1, f"one {gbits:g} GbE port, full duplex, one switch"),
-        source="one GPU a PC",
+        inside=LINKS[inside],
+        outside=ethernet(gbits, 1, f"one {gbits:g} GbE port: an assumption"),
+        source="one GPU a PC: an assumption",
     )
 
 
 def _rack(device: str, outside: Link, source: str) -> System:
     return System(
         device=device,
-        devices_per_host=4,  # NVIDIA GB200 NVL72 page 2025: 18 trays of 4 GPUs
-        hosts=18,  # NVIDIA GB200 NVL72 page 2025
+        devices_per_host=4,  # NVIDIA DGX GB200 user guide 2025: 18 trays of 4 GPUs
+        hosts=18,  # NVIDIA DGX GB200 user guide 2025
         inside=LINKS["nvlink5"],
         outside=outside,
         source=source,
     )
 
 
-_DGX1 = "NVIDIA DGX-1 with V100 datasheet 2017: 4 EDR NICs for 8 GPUs"
+_DGX1 = "NVIDIA DGX-1 with V100 whitepaper 2017: 4 EDR NICs for 8 GPUs"
 _DGX2 = "NVIDIA DGX-2 datasheet 2018: 8 EDR NICs for 16 GPUs"
-_DGX_A100 = "NVIDIA DGX A100 datasheet 2021: 8 HDR NICs for 8 GPUs"
+_DGX_A100 = "NVIDIA DGX A100 datasheet 2021: 8 ConnectX-6 200 Gb/s for 8 GPUs"
 _DGX_H100 = "NVIDIA DGX H100 datasheet 2023: 8 ConnectX-7 400 Gb/s for 8 GPUs"
 _DGX_H200 = "NVIDIA DGX H200 datasheet 2024: 8 ConnectX-7 400 Gb/s for 8 GPUs"
-_DGX_B200 = "NVIDIA DGX B200 datasheet 2024: 8 ConnectX-7 400 Gb/s for 8 GPUs"
-_DGX_B300 = "NVIDIA DGX B300 datasheet 2025: 8 ConnectX-8 800 Gb/s for 8 GPUs"
-_GB200 = "NVIDIA GB200 NVL72 page 2025: 72 ConnectX-7 400 Gb/s for 72 GPUs"
-_GB300 = "NVIDIA GB300 NVL72 page 2025: 72 ConnectX-8 800 Gb/s for 72 GPUs"
-_MI300X = "AMD Instinct MI300X platform brief 2023, with 8 NICs of 400 Gb/s for 8 GPUs"
+_DGX_B200 = "NVIDIA DGX B200 user guide 2025: 8 ConnectX-7 400 Gb/s for 8 GPUs"
+_DGX_B300 = "NVIDIA DGX B300 page 2026: 8 ConnectX-8 800 Gb/s for 8 GPUs"
+_GB200 = "NVIDIA DGX GB200 user guide 2025: 4 ConnectX-7 400 Gb/s for 4 GPUs"
+_GB300 = "NVIDIA GB300 NVL72 reference 2025: 4 ConnectX-8 800 Gb/s for 4 GPUs"
+_MI300X = "Azure ND MI300X v5, 2024: 8 NICs of 400 Gb/s for 8 GPUs"
 _PCIE_BOX = "a usual server of 8 PCIe cards with two 100 Gb/s NICs; an assumption"
 
 SYSTEMS: dict[str, System] = {
     "dgx-v100": _dgx(
-        "v100-32", "nvlink2", infiniband("InfiniBand EDR", 100, 4, 8, _DGX1), _DGX1
+        "v100-32", "nvlink2-mesh", infiniband("InfiniBand EDR", 100, 4, 8, _DGX1), _DGX1
     ),
     "dgx2-v100": _dgx(
         "v100-32", "nvlink2", infiniband("InfiniBand EDR", 100, 8, 16, _DGX2), _DGX2, 16
@@ -122,15 +126,15 @@ SYSTEMS: dict[str, System] = {
         _DGX_B300,
     ),
     "gb200-nvl72": _rack(
-        "gb200-186", infiniband("InfiniBand NDR", 400, 72, 72, _GB200), _GB200
+        "gb200-186", infiniband("InfiniBand NDR", 400, 4, 4, _GB200), _GB200
     ),
     "gb300-nvl72": _rack(
-        "gb300-279", infiniband("InfiniBand XDR", 800, 72, 72, _GB300), _GB300
+        "gb300-279", infiniband("InfiniBand XDR", 800, 4, 4, _GB300), _GB300
     ),
     "mi300x": _dgx(
         "mi300x-192",
         "infinity-fabric",
-        infiniband("RoCE 400G", 400, 8, 8, _MI300X),
+        infiniband("400 Gb/s RDMA", 400, 8, 8, _MI300X),
         _MI300X,
     ),
     "a40-pcie": _dgx(
@@ -139,12 +143,12 @@ SYSTEMS: dict[str, System] = {
     "l40s-pcie": _dgx(
         "l40s-48", "pcie4", infiniband("100 Gb/s RDMA", 100, 2, 8, _PCIE_BOX), _PCIE_BOX
     ),
-    "rtx3090-pc": _pc("rtx3090-24", 10),
-    "rtx4090-pc": _pc("rtx4090-24", 10),
-    "rtx5090-pc": _pc("rtx5090-32", 10),
-    "rtx3090-pc-1gbe": _pc("rtx3090-24", 1),
-    "rtx4090-pc-1gbe": _pc("rtx4090-24", 1),
-    "rtx5090-pc-1gbe": _pc("rtx5090-32", 1),
+    "rtx3090-pc": _pc("rtx3090-24", 10),  # assumption
+    "rtx4090-pc": _pc("rtx4090-24", 10),  # assumption
+    "rtx5090-pc": _pc("rtx5090-32", 10, "pcie5"),  # assumption
+    "rtx3090-pc-1gbe": _pc("rtx3090-24", 1),  # assumption
+    "rtx4090-pc-1gbe": _pc("rtx4090-24", 1),  # assumption
+    "rtx5090-pc-1gbe": _pc("rtx5090-32", 1, "pcie5"),  # assumption
 }
 
 #: Other names for the same machines: HGX boards are what DGX systems are built on.
@@ -205,7 +209,8 @@ def internet_pcs(nodes: int) -> ClusterDocument:
         latency_s=50e-3,  # Borzunov et al. 2023, Petals: 100 ms round trip
         source="Borzunov et al. 2023, Petals: 100 Mbit/s, 100 ms round trip",
     )
-    counts = {"rtx3090-24": (nodes + 1) // 2, "rtx4090-24": nodes // 2}
+    older = (nodes + 1) // 2  # assumption
+    counts = {"rtx3090-24": older, "rtx4090-24": nodes - older}
     used = {device: count for device, count in counts.items() if count}
     return ClusterDocument(
         name="internet-pcs" if nodes == 1 else f"internet-pcs x {nodes}",
@@ -235,8 +240,7 @@ def ramp() -> ClusterDocument:
     """
     channel = Link(
         name="optical channel",
-        bandwidth_bytes_per_s=1.6e12
-        / 4,  # Parsonson et al. 2023: 1.6 TB/s a node over 4
+        bandwidth_bytes_per_s=1.6e12 / 4,  # Parsonson et al. 2023: 1.6 TB/s a node
         latency_s=50e-9 + 2 * 100e-9,  # Parsonson et al. 2023: propagation, twice I/O
         source="Parsonson et al. 2023, arXiv 2301.13799",
     )
@@ -261,8 +265,12 @@ def ramp() -> ClusterDocument:
         ),
         topology="ramp",
         levels=(
-            Level(name="rack", hosts=2, link=channel),
-            Level(name="communication group", hosts=8, link=channel),
+            Level(name="rack", hosts=2, link=channel),  # Parsonson et al. 2023
+            Level(
+                name="communication group",
+                hosts=8,  # Parsonson et al. 2023: 4 racks of 2 servers
+                link=channel,
+            ),
             Level(name="RAMP", link=channel),
         ),
         source="Parsonson et al. 2023, arXiv 2301.13799",

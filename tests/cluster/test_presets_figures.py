@@ -1,0 +1,270 @@
+"""Whether the presets' figures agree with each other and with how the chips are built.
+
+A figure that is mistyped, halved twice or taken from the column with sparsity breaks
+a product of units, width and clock: those are from other tables than the figure.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from planner.cluster import Cluster, device_type, device_type_names
+from planner.cluster.presets import devices, links, systems
+from planner.cluster.presets.links import LINKS, ethernet
+from planner.cluster.presets.systems import SYSTEMS
+from planner.units import GIB, gbit_per_s
+
+_SOURCED = re.compile(r"\b(19|20)\d\d\b|\bassumption\b|_(DGX|GB|MI300X|PCIE)\w*\b")
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and value not in (0, 1, 1e12)
+
+
+def _unsourced(text: str) -> list[str]:
+    """Lines of a preset module that state a figure without its source.
+
+    A figure is a number passed to a call, kept in a table, assigned to a constant or
+    the default of an argument, also as part of a product. 0, 1 and powers are none.
+    A source is a year, the word "assumption", or a constant that holds one.
+    """
+    tree = ast.parse(text)
+    stated: list[ast.AST | None] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            stated += [*node.args, *(keyword.value for keyword in node.keywords)]
+        elif isinstance(node, ast.Dict):
+            stated += node.values
+        elif isinstance(node, ast.arguments):
+            stated += [*node.defaults, *node.kw_defaults]
+        elif isinstance(node, ast.Assign):
+            stated.append(node.value)
+    numbers = set()
+    while stated:
+        value = stated.pop()
+        if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.Pow):
+            stated += [value.left, value.right]
+        elif isinstance(value, ast.Constant) and _is_figure(value.value):
+            numbers.add(value.lineno)
+    lines = text.splitlines()
+    return [
+        lines[number - 1].strip()
+        for number in sorted(numbers)
+        if not _SOURCED.search(lines[number - 1])
+    ]
+
+
+@pytest.mark.parametrize("module", [devices, links, systems])
+def test_every_figure_has_its_source_on_its_line(module: object) -> None:
+    path = Path(str(vars(module)["__file__"]))
+    text = path.read_text(encoding="utf-8")
+    assert _unsourced(text) == []
+    # The check has teeth: without its comments the module would not pass.
+    bare = re.sub(r"  # .*", "", text)
+    assert len(_unsourced(bare)) >= 5
+
+
+def test_the_check_of_sources_sees_products_tables_and_defaults() -> None:
+    text = "A = 3 * B\nf(x=4)\nC = {'k': 5e9 / 7}\ndef g(n: int = 8): ...\n"
+    assert len(_unsourced(text)) == 4
+    assert _unsourced(text.replace("\n", "  # datasheet 2020\n")) == []
+
+
+# Multiprocessors, dense FLOPs of one in one clock, boost clock (GHz): whitepapers of
+# Volta 2017, Ampere 2020 and 2021, Hopper 2022, Ada 2023, RTX Blackwell 2025; AMD CDNA
+# 3 white paper 2023.
+@pytest.mark.parametrize(
+    ("name", "units", "flops", "clock"),
+    [
+        ("v100-32", 80, 1024, 1.53),
+        ("a100-40", 108, 2048, 1.41),
+        ("h100-80", 132, 4096, 1.83),
+        ("h200-141", 132, 4096, 1.83),
+        ("mi300x-192", 304, 2048, 2.1),
+        ("a40-48", 84, 1024, 1.74),
+        ("l40s-48", 142, 1024, 2.52),
+        ("rtx3090-24", 82, 512, 1.695),
+        ("rtx4090-24", 128, 512, 2.52),
+        ("rtx5090-32", 170, 512, 2.407),
+    ],
+)
+def test_half_precision_is_units_times_width_times_clock(
+    name: str, units: int, flops: int, clock: float
+) -> None:
+    rate = device_type(name).peak_flops_per_s["float16"]
+    assert rate == pytest.approx(units * flops * clock * 1e9, rel=5e-3)
+
+
+# As above for FP32: Hopper's clock is then higher, AMD's rate is of its matrix cores.
+# The last column: FP64 (tensor cores if it has them) is that part of FP32.
+@pytest.mark.parametrize(
+    ("name", "units", "flops", "clock", "double"),
+    [
+        ("v100-32", 80, 128, 1.53, 1 / 2),
+        ("a100-40", 108, 128, 1.41, 1),
+        ("h100-80", 132, 256, 1.98, 1),
+        ("mi300x-192", 304, 256, 2.1, 1),
+        ("a40-48", 84, 256, 1.74, None),
+        ("l40s-48", 142, 256, 2.52, None),
+        ("rtx3090-24", 82, 256, 1.695, None),
+        ("rtx4090-24", 128, 256, 2.52, None),
+        ("rtx5090-32", 170, 256, 2.407, None),
+    ],
+)
+def test_single_precision_is_units_times_width_times_clock(
+    name: str, units: int, flops: int, clock: float, double: float | None
+) -> None:
+    rates = device_type(name).peak_flops_per_s
+    assert rates["float32"] == pytest.approx(units * flops * clock * 1e9, rel=5e-3)
+    assert ("float64" in rates) == (double is not None)
+    if double is not None:
+        assert rates["float64"] == pytest.approx(double * rates["float32"], rel=1e-2)
+
+
+# What NVIDIA prints for a whole board or rack, PFLOP/s; from TF32 on with sparsity.
+@pytest.mark.parametrize(
+    ("name", "count", "printed"),
+    [
+        ("b200-180", 8, (0.296, 0.6, 18, 36, 36, 72)),  # HGX B200 page 2025
+        ("b300-270", 8, (0.01, 0.6, 18, 36, 36, 72)),  # HGX B300 page 2025
+        ("gb200-186", 72, (2.88, 5.76, 180, 360, 360, 720)),  # GB200 NVL72 page 2025
+        ("gb300-279", 72, (0.1, 6, 180, 360, 360, 720)),  # GB300 NVL72 page 2025
+    ],
+)
+def test_gpus_sum_to_their_board_or_rack(
+    name: str, count: int, printed: tuple[float, ...]
+) -> None:
+    rates = device_type(name).peak_flops_per_s
+    dense = [value if n < 2 else value / 2 for n, value in enumerate(printed)]
+    expected = [value * 1e15 / count for value in dense]
+    assert list(rates) == [
+        *("float64", "float32", "tensorfloat32", "bfloat16", "float16"),
+        "float8_e4m3fn",
+    ]
+    # 6 PFLOP/s are 5.76 rounded; the others fit much better.
+    rounding = 0.05 if name == "gb300-279" else 5e-3
+    assert list(rates.values()) == pytest.approx(expected, rel=rounding)
+
+
+@pytest.mark.parametrize("name", device_type_names())
+def test_rates_of_one_device_keep_their_ratios(name: str) -> None:
+    rates = device_type(name).peak_flops_per_s
+    half = rates["float16"]
+    assert rates.get("bfloat16", half) == half
+    assert rates.get("float8_e4m3fn", 2 * half) == pytest.approx(2 * half, rel=5e-4)
+    if name.startswith("rtx"):
+        assert rates["tensorfloat32"] == rates["float32"]
+    elif "tensorfloat32" in rates:
+        assert half == pytest.approx(2 * rates["tensorfloat32"], rel=2e-3)
+
+
+# Width of the memory bus (bits) and data rate of one pin (Gbit/s): the same papers,
+# and for Blackwell its HBM3E's clock of 3,996 MHz as drivers report it.
+@pytest.mark.parametrize(
+    ("name", "bits", "gbits"),
+    [
+        ("v100-16", 4096, 1.752),
+        ("v100-32", 4096, 1.752),
+        ("a100-40", 5120, 2.43),
+        ("a100-80", 5120, 3.186),
+        ("h100-80", 5120, 5.238),
+        ("h200-141", 6144, 6.25),
+        ("b200-180", 7680, 7.992),
+        ("b300-270", 7680, 7.992),
+        ("mi300x-192", 8192, 5.2),
+        ("a40-48", 384, 14.5),
+        ("l40s-48", 384, 18),
+        ("rtx3090-24", 384, 19.5),
+        ("rtx4090-24", 384, 21),
+        ("rtx5090-32", 512, 28),
+    ],
+)
+def test_memory_bandwidth_is_bus_times_rate(name: str, bits: int, gbits: float) -> None:
+    bandwidth = device_type(name).memory_bandwidth_bytes_per_s
+    assert bandwidth == pytest.approx(bits * gbit_per_s(gbits), rel=6e-3)
+
+
+@pytest.mark.parametrize("name", device_type_names())
+def test_memory_is_below_the_capacity_in_the_name(name: str) -> None:
+    # In decimal GB it would be 7 % lower; with ECC or a reserve it is not all there.
+    gibs = float(name.rpartition("-")[2])
+    assert 0.93 < device_type(name).memory_bytes / (gibs * GIB) < 1
+
+
+# Cables of one GPU and GB/s of one cable and direction: NVIDIA's NVLink page, 2025.
+@pytest.mark.parametrize(
+    ("name", "cables", "rate"),
+    [
+        ("nvlink2", 6, 25e9),
+        ("nvlink3", 12, 25e9),
+        ("nvlink4", 18, 25e9),
+        ("nvlink5", 18, 50e9),
+    ],
+)
+def test_nvlink_is_cables_of_one_direction(name: str, cables: int, rate: float) -> None:
+    assert LINKS[name].bandwidth_bytes_per_s == cables * rate
+    assert not LINKS[name].mesh
+
+
+def test_mesh_links_are_one_cable_of_seven() -> None:
+    nvlink, fabric = LINKS["nvlink2-mesh"], LINKS["infinity-fabric"]
+    assert nvlink.mesh
+    assert fabric.mesh
+    assert 7 * nvlink.bandwidth_bytes_per_s == pytest.approx(6 * 25e9)
+    assert 7 * fabric.bandwidth_bytes_per_s == 448e9  # AMD, "one way", 2025
+
+
+@pytest.mark.parametrize(("name", "transfers"), [("pcie4", 16e9), ("pcie5", 32e9)])
+def test_pcie_is_lanes_times_rate_times_encoding(name: str, transfers: float) -> None:
+    expected = transfers * 16 / 8 * 128 / 130
+    assert LINKS[name].bandwidth_bytes_per_s == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "hosts", "gbits"),
+    [
+        ("dgx-v100", 8, 1, 4 * 100),
+        ("dgx2-v100", 16, 1, 8 * 100),
+        ("dgx-a100-40", 8, 1, 8 * 200),
+        ("dgx-a100", 8, 1, 8 * 200),
+        ("dgx-h100", 8, 1, 8 * 400),
+        ("dgx-h200", 8, 1, 8 * 400),
+        ("dgx-b200", 8, 1, 8 * 400),
+        ("dgx-b300", 8, 1, 8 * 800),
+        ("gb200-nvl72", 72, 18, 4 * 400),
+        ("gb300-nvl72", 72, 18, 4 * 800),
+        ("mi300x", 8, 1, 8 * 400),
+        ("a40-pcie", 8, 1, 2 * 100),
+        ("l40s-pcie", 8, 1, 2 * 100),
+    ],
+)
+def test_shares_of_a_host_sum_to_its_nics(
+    name: str, devices: int, hosts: int, gbits: float
+) -> None:
+    cluster = Cluster.from_preset(name, nodes=2)
+    assert cluster.num_devices == 2 * devices
+    share = cluster.link(0, cluster.num_devices - 1)[0]
+    assert share * devices == hosts * gbit_per_s(gbits)
+
+
+def test_latencies_of_one_hop() -> None:
+    network = SYSTEMS["dgx-h100"].outside.latency_s
+    # NCCL's table, 2023: NVLink 1.9, PCI 2.5, network 4.0 us; TCP is far slower.
+    assert LINKS["nvlink4"].latency_s == 1.9e-6
+    assert LINKS["pcie4"].latency_s == 2.5e-6
+    assert network == 4.0e-6
+    assert 4 * network < ethernet(10, 1, "").latency_s < ethernet(1, 1, "").latency_s
+
+
+def test_internet_and_ramp_are_as_published() -> None:
+    # Borzunov et al. 2023: 100 Mbit/s, 100 ms there and back.
+    homes = Cluster.from_preset("internet-pcs", nodes=2)
+    assert homes.link(0, 1) == (gbit_per_s(100) / 1000, 0.1 / 2)
+    # Parsonson et al. 2023: 4 groups x 4 racks x 2 servers; 1.6 TB/s over 4 channels.
+    ramp = Cluster.from_preset("ramp")
+    assert [level.hosts for level in ramp.document.levels] == [2, 2 * 4, None]
+    assert ramp.link(0, 1) == pytest.approx((1.6e12 / 4, 250e-9))
