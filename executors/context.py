@@ -1,4 +1,4 @@
-"""Context parallelism: each rank has a part of every sequence, attention sees all of it.
+"""Context parallelism: ranks have parts of every sequence, attention sees all of it.
 
 Whatever calls ``scaled_dot_product_attention`` within a unit is served, whoever wrote
 the model; nothing else mixes tokens. Two algorithms: an all-to-all that trades the

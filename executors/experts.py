@@ -148,9 +148,7 @@ def _forward(
     sends = counts.view(size, held).sum(1).tolist()
     receives = arriving.view(size, held).sum(1).tolist()
 
-    rows = exchange_rows(
-        tokens[order // top_k], group, sends=sends, receives=receives
-    )
+    rows = exchange_rows(tokens[order // top_k], group, sends=sends, receives=receives)
     own = torch.arange(held, device=rows.device).repeat(size)
     local = own.repeat_interleave(arriving, output_size=rows.shape[0])
     found = _compute(compute, rows, local, size)

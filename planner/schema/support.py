@@ -65,9 +65,7 @@ def unsupported(
     Returns:
         One line a reason: the value, the rule, the remedy.
     """
-    case = _Case(
-        strategy=strategy, tied=tied, backend=backend, attention=attention
-    )
+    case = _Case(strategy=strategy, tied=tied, backend=backend, attention=attention)
     found = (rule(case) for rule in _RULES)
     return tuple(reason for reason in found if reason)
 

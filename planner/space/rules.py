@@ -79,9 +79,10 @@ def _sequence_why(row: Row, facts: Facts) -> str:
         return f"cp={row['cp']}, but the model has no sequence to divide; use cp=1"
     halves = 2 if row["cp"] > 1 else 1
     parts = halves * row["cp"] * (row["tp"] if row["sequence_parallel"] else 1)
+    shown = f"{'2 x ' * (halves - 1)}cp x tp (sequence parallel)"
     return (
-        f"{'2 x ' if halves == 2 else ''}cp x tp (sequence parallel) = {parts} does not "
-        f"divide seq_len={facts.seq_len}; use one of its divisors"
+        f"{shown} = {parts} does not divide seq_len={facts.seq_len}; use one of its "
+        f"divisors"
     )
 
 

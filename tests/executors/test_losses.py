@@ -24,8 +24,10 @@ def _pieces(
     loss = LossFunction(kind="cross_entropy", data_parallel=ranks)
     loss.prepare({"labels": target}, micro)
     total = 0.0
+    following = target_of({"labels": target}, "cross_entropy")
+    assert following is not None
     for rows, values in zip(
-        target.chunk(ranks * micro), logits.chunk(ranks * micro), strict=True
+        following.chunk(ranks * micro), logits.chunk(ranks * micro), strict=True
     ):
         total += float(loss(values, rows))
     return total / ranks
@@ -73,13 +75,13 @@ def test_outputs_of_many_shapes() -> None:
         select_output((None, 3), "model")
 
 
-def test_targets_come_from_labels_or_tokens() -> None:
-    tokens, labels = (
-        torch.zeros(1, 2, dtype=torch.long),
-        torch.ones(1, dtype=torch.long),
-    )
-    assert target_of({"input_ids": tokens, "labels": labels}, "cross_entropy") is labels
-    assert target_of({"mask": tokens > 0, "words": tokens}, "cross_entropy") is tokens
+def test_targets_are_the_next_of_labels_or_tokens() -> None:
+    tokens, labels = torch.tensor([[5, 6, 7]]), torch.tensor([1])
+    both = target_of({"input_ids": tokens, "labels": labels}, "cross_entropy")
+    assert both is labels  # one class a sample has no next
+    following = target_of({"mask": tokens > 0, "words": tokens}, "cross_entropy")
+    assert following is not None
+    assert following.tolist() == [[6, 7, -100]]
     assert target_of({"x": torch.zeros(1)}, "mean_square") is None
     with pytest.raises(ExecutionError, match="needs tokens, the batch has x"):
         target_of({"x": torch.zeros(1)}, "cross_entropy")

@@ -6,21 +6,35 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from executors.mesh import arrange, choose_device, effective_mesh, process_group
-from planner.errors import ExecutionError
+from executors.mesh import (
+    arrange,
+    choose_device,
+    communication_degrees,
+    process_group,
+)
+from planner.errors import ExecutionError, StrategyError
 from planner.schema import Mesh, Precision, Strategy
 
 
 def test_zero0_makes_replicas_of_shards_and_moves_no_rank() -> None:
-    mesh = Mesh(pp=2, dp_replicate=3, dp_shard=4, tp=2)
-    as_is = Strategy(mesh=mesh, zero_stage=3, num_microbatches=2)
-    assert effective_mesh(as_is) == mesh
-    plain = effective_mesh(Strategy(mesh=mesh, zero_stage=0, num_microbatches=2))
-    assert (plain.dp_replicate, plain.dp_shard) == (12, 1)
-    for rank in range(mesh.num_devices):
-        old, new = mesh.coordinates(rank), plain.coordinates(rank)
-        assert (old["pp"], old["tp"]) == (new["pp"], new["tp"])
-        assert new["dp_replicate"] == old["dp_replicate"] * 4 + old["dp_shard"]
+    mesh = Mesh(pp=2, dp_replicate=3, dp_shard=4, cp=2, tp=2)
+    sharded = communication_degrees(Strategy(mesh=mesh, zero_stage=3))
+    assert (sharded["replicate"], sharded["shard"], sharded["cp"]) == (3, 8, 2)
+    plain = communication_degrees(Strategy(mesh=mesh, zero_stage=0))
+    assert (plain["replicate"], plain["shard"], plain["cp"]) == (24, 1, 2)
+    for degrees in (sharded, plain):
+        outer = degrees["pp"] * degrees["replicate"] * degrees["shard"]
+        assert outer * degrees["tp"] == mesh.num_devices
+
+
+def test_experts_are_dealt_out_over_shards() -> None:
+    mesh = Mesh(dp_shard=4, cp=2, ep=4)
+    degrees = communication_degrees(Strategy(mesh=mesh, zero_stage=1))
+    assert (degrees["expert_shard"], degrees["ep"]) == (2, 4)
+    with pytest.raises(StrategyError, match="ep=3 does not divide the 8 ranks"):
+        communication_degrees(
+            Strategy(mesh=mesh.model_copy(update={"ep": 3}), zero_stage=1)
+        )
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

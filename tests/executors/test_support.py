@@ -95,9 +95,18 @@ def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"mesh": Mesh(cp=2)}, "cp=2"),
-        ({"mesh": Mesh(dp_shard=2, ep=2)}, "ep=2"),
-        ({"mesh": Mesh(dp_shard=2), "zero_stage": 1}, "zero_stage=1"),
+        ({"mesh": Mesh(dp_shard=2, ep=2)}, "ep=2 with zero_stage=0"),
+        ({"mesh": Mesh(dp_shard=2, ep=2), "zero_stage": 3}, "style 'experts'"),
+        ({"gradient_compression": "powersgd"}, "semantics=exact"),
+        (
+            {
+                "mesh": Mesh(dp_shard=2),
+                "zero_stage": 2,
+                "gradient_compression": "bfloat16",
+                "semantics": "approximate",
+            },
+            "plain replicas",
+        ),
         ({"mesh": Mesh(pp=2), "num_microbatches": 2}, "without stages"),
         ({"mesh": Mesh(tp=2)}, "without stages"),
         ({"virtual_stages": 2}, "virtual_stages=2"),
@@ -118,6 +127,25 @@ def test_each_refusal_says_value_rule_and_remedy(
     (reason,) = [r for r in reasons if said in r]
     assert ";" in reason
     assert "\n" not in reason
+
+
+def test_context_needs_attention_that_it_can_serve() -> None:
+    ring = Strategy(mesh=Mesh(cp=2), context_algorithm="ring", precision=FP32)
+    assert unsupported(ring) == unsupported(ring, attention="full") == ()
+    assert "use cp=1" in unsupported(ring, attention=None)[0]
+    assert "bfloat16" in unsupported(ring, backend="nccl")[0]
+    narrow = ring.model_copy(update={"precision": Precision()})
+    assert unsupported(narrow, backend="nccl") == ()
+
+
+def test_loss_parallel_needs_a_head_that_is_split() -> None:
+    stages = (Stage(rank=0, modules=("layers.0", "head")),)
+    split = TensorSharding(patterns={"head": "colwise"}, loss_parallel=True)
+    good = Strategy(mesh=Mesh(tp=2), stages=stages, sharding=split, precision=FP32)
+    assert unsupported(good) == ()
+    other = split.model_copy(update={"patterns": {"layers.0": "colwise"}})
+    bad = good.model_copy(update={"sharding": other})
+    assert "last module head" in unsupported(bad)[0]
 
 
 def test_split_backward_refuses_what_gives_wrong_gradients() -> None:

@@ -45,7 +45,8 @@ def every_row(facts: Facts, count: int) -> set[tuple[int, ...]]:
     for pp, rep, shard, cp, tp in itertools.product(degrees, repeat=5):
         if pp * rep * shard * cp * tp != count:
             continue
-        fits = facts.seq_len is not None and facts.seq_len % (cp * tp) == 0
+        chunks = (2 * cp if cp > 1 else 1) * tp
+        fits = facts.seq_len is not None and facts.seq_len % chunks == 0
         for ep, zero, schedule, virtual, size, many, again in itertools.product(
             (1, 2), range(4), REPRESENTATIVES, range(1, 6), sizes, sizes, range(3)
         ):

@@ -140,13 +140,13 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
         ({"ep": 2}, {}, "must divide num_experts=4 and dp_shard x cp=1"),
         (
             {"cp": 2, "num_microbatches": 16},
-            {"target": "meshwright"},
-            "cp=2 is not run yet",
+            {"target": "meshwright", "attention": None},
+            "neither causal nor full",
         ),
         (
-            {"dp_shard": 2, "zero_stage": 1, "num_microbatches": 8},
+            {"dp_shard": 2, "ep": 2, "zero_stage": 1, "num_microbatches": 8},
             {"target": "meshwright"},
-            "zero_stage=1 is not run yet",
+            "without a pattern of style 'experts'",
         ),
     ],
 )
