@@ -55,7 +55,7 @@ def compress_gradients(
 
 def _rounded(
     state: tuple[dist.ProcessGroup, torch.dtype],
-    bucket: dist.GradBucket,  # DDP finds the parameter by this very name
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP finds the parameter by this very name
 ) -> torch.futures.Future[torch.Tensor]:
     """Mean over replicas of gradients rounded to a narrow dtype.
 
@@ -67,7 +67,8 @@ def _rounded(
     work: Any = dist.all_reduce(narrow, group=group, async_op=True)
 
     def widen(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        return whole.copy_(future.value()[0])
+        widened: torch.Tensor = whole.copy_(future.value()[0])
+        return widened
 
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
     return done

@@ -97,7 +97,7 @@ class _DistributedAttention(TorchFunctionMode):
         algorithm: ContextAlgorithm,
         causal: bool,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._group = group
         self._attend = _ring if algorithm == "ring" else _all_to_all
         self._causal = causal

@@ -100,7 +100,7 @@ def parallelize(
         )
 
     # 2. Experts move apart, and tokens to them.
-    experts = ()
+    experts: tuple[str, ...] = ()
     if place.size("ep") > 1:
         styles = styles_of_model(model, strategy.sharding)
         experts = tuple(fqn for fqn, style in styles.items() if style == "experts")
