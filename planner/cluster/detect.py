@@ -298,19 +298,28 @@ def _amd_type(properties: Any) -> DeviceType:
     )
 
 
+def _inside(device: DeviceType, count: int) -> str:
+    """Name of the link between the GPUs of one kind in a machine."""
+    kind = device.name.rpartition("-")[0]
+    if kind == "v100" and count <= 8:
+        # A switch came with the 16 of DGX-2; 8 are a cube mesh.
+        return "nvlink2-mesh"
+    plugged = "pcie5" if device.name.startswith("rtx5090") else "pcie4"
+    return _NVLINK_OF.get(kind, plugged)
+
+
 def _gpu_document(gpus: list[DeviceType]) -> ClusterDocument:
     pcie = LINKS["pcie4"]
     groups = []
     for device, run in groupby(gpus, key=lambda gpu: gpu):
         count = len(list(run))
-        inside = _NVLINK_OF.get(device.name.rpartition("-")[0])
         groups.append(
             HostGroup(
                 name="this machine",
                 count=1,
                 devices_per_host=count,
                 device=device.name,
-                link=LINKS[inside] if inside else pcie,
+                link=LINKS[_inside(device, count)],
             )
         )
     types = {device.name: device for device in gpus}

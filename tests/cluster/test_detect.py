@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from planner.cluster import Cluster, detect
+from planner.cluster.presets.links import LINKS
 from planner.errors import ClusterError
 from planner.units import GIB
 
@@ -141,6 +142,23 @@ def test_known_gpus_get_their_datasheet(monkeypatch: pytest.MonkeyPatch) -> None
     assert Cluster.detect(3).num_devices == 3
     with pytest.raises(ClusterError, match="shows 8 GPUs"):
         Cluster.detect(9)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "link"),
+    [
+        (("Tesla V100-SXM2-32GB", 31.7 * GIB), 8, "nvlink2-mesh"),
+        (("Tesla V100-SXM3-32GB", 31.7 * GIB), 16, "nvlink2"),
+        (("NVIDIA GeForce RTX 4090", 23.6 * GIB), 2, "pcie4"),
+        (("NVIDIA GeForce RTX 5090", 31.8 * GIB), 2, "pcie5"),
+    ],
+)
+def test_gpus_are_joined_as_their_machines_join_them(
+    gpu: tuple[str, float], count: int, link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([gpu] * count))
+    assert Cluster.detect().link(0, 1)[0] == LINKS[link].bandwidth_bytes_per_s
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""Every cell of the composition table that says it runs, run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.schema.composition import (
+    FEATURES,
+    TRIPLES,
+    Cell,
+    cell,
+    compose,
+    markdown,
+    pairs,
+)
+from tests.distributed.cases import BATCH, LLAMA_SHARDING, UNITS, make_plan, reference
+from tests.distributed.cases import train as train_by
+from tests.distributed.compare import Distance
+from tests.distributed.pool import Pool
+
+#: Of float32: what the order of additions may change.
+EXACT = 1e-5
+#: Largest relative differences of (loss, gradients) where arithmetic is narrower:
+#: bf16 has 8 bits, fp16 11; low-rank gradients are only held to the loss.
+NARROW = {
+    "bfloat16": (2e-3, 5e-2),
+    "float16": (1e-3, 5e-3),
+    "powersgd": (2e-2, float("inf")),
+}
+#: Experts' weights are left whole by tp, as the planner leaves them.
+MIXTRAL_SHARDING = {
+    pattern: style
+    for pattern, style in LLAMA_SHARDING.items()
+    if ".mlp." not in pattern
+} | {"layers.*.mlp.experts": "experts"}
+
+RUNNING = [c for c in (*pairs(), *map(cell, TRIPLES)) if c.works]
+
+
+def test_the_documentation_shows_the_table() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "executors.md").read_text()
+    assert markdown() in text
+
+
+def test_features_are_refused_for_a_reason_or_run() -> None:
+    assert len(RUNNING) > 200
+    for found in pairs():
+        assert found.strategy is None or found.works or found.reasons[0].count(";") == 1
+
+
+def _run(pool: Pool, found: Cell) -> Distance:
+    model = "mixtral" if "ep" in found.features else "llama"
+    patterns = MIXTRAL_SHARDING if model == "mixtral" else LLAMA_SHARDING
+    strategy = compose(found.features, UNITS[model], dict(patterns))
+    assert strategy is not None
+    parts = strategy.num_microbatches * strategy.mesh.data_parallel
+    strategy = strategy.model_copy(
+        update={
+            "microbatch_size": BATCH // parts,
+            "optimizer": make_plan(model).strategy.optimizer,
+        }
+    )
+    world, plan = strategy.mesh.num_devices, make_plan(model, pp=strategy.mesh.pp)
+    cluster = plan.cluster.model_copy(update={"num_devices": world})
+    plan = plan.model_copy(update={"strategy": strategy, "cluster": cluster})
+    ours = pool.run(train_by, world, plan.to_json(), 2, False)[0]
+    return Distance(ours, reference(plan, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found", RUNNING, ids=lambda c: " x ".join(c.features))
+def test_combinations_train_as_one_process_does(pool: Pool, found: Cell) -> None:
+    far = _run(pool, found)
+    narrow = [NARROW[name] for name in found.features if name in NARROW]
+    if not narrow:
+        assert far.largest <= EXACT
+        return
+    assert far.loss <= max(loss for loss, _ in narrow)
+    assert far.gradients <= max(gradients for _, gradients in narrow)
+
+
+def test_every_feature_has_a_pair_that_runs() -> None:
+    met = {name for found in RUNNING for name in found.features}
+    assert met == {feature.name for feature in FEATURES}
