@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import faulthandler
 import multiprocessing
+import os
 import queue
+import signal
 import tempfile
 import time
 import traceback
@@ -32,8 +36,15 @@ class PoolError(AssertionError):
     """A rank raised, died, or did not answer in time."""
 
 
-def _work(rank: int, jobs: Any, results: Any) -> None:
+#: How long a rank may take to write down where it is, in seconds.
+_STACK_S = 2.0
+
+
+def _work(rank: int, jobs: Any, results: Any, stacks: str) -> None:
     torch.set_num_threads(1)
+    # Held open for as long as the process lives: the handler writes to the descriptor.
+    said = open(stacks, "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=said, all_threads=True)
     while (job := jobs.get()) is not None:
         number, function, world, store, args = job
         try:
@@ -68,16 +79,31 @@ class Pool:
         self._processes: list[Any] = []
 
     def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
         self._results = self._context.Queue()
         self._queues = [self._context.Queue() for _ in range(self.size)]
         self._processes = [
             self._context.Process(
-                target=_work, args=(rank, jobs, self._results), daemon=True
+                target=_work,
+                args=(rank, jobs, self._results, self._stack_file(rank)),
+                daemon=True,
             )
             for rank, jobs in enumerate(self._queues)
         ]
         for process in self._processes:
             process.start()
+
+    def _stack_file(self, rank: int) -> str:
+        return str(Path(self._folder.name) / f"stack-{rank}")
+
+    def _stacks(self, world: int) -> str:
+        """Where every rank that lives is right now."""
+        for process in self._processes[:world]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(_STACK_S)
+        said = (Path(self._stack_file(rank)).read_text() for rank in range(world))
+        return "\n".join(f"rank {rank}:\n{text}" for rank, text in enumerate(said))
 
     def run(
         self,
@@ -91,7 +117,8 @@ class Pool:
         Returns:
             What it returned, by rank.
         Raises:
-            PoolError: With the traceback of the lowest rank that failed.
+            PoolError: With the traceback of the lowest rank that failed; with the
+                stack of every rank if they did not end in time.
         """
         if not self._processes:
             self._start()
@@ -127,10 +154,10 @@ class Pool:
         dead = [r for r in range(world) if not self._processes[r].is_alive()]
         if dead or time.monotonic() > deadline:
             codes = [self._processes[rank].exitcode for rank in dead]
+            where = self._stacks(world)
             self.close()
-            raise PoolError(
-                f"ranks {dead} died (exit {codes})" if dead else "timed out"
-            )
+            what = f"ranks {dead} died (exit {codes})" if dead else "timed out"
+            raise PoolError(f"{what}; the others were at\n{where}")
 
     def close(self) -> None:
         """End all processes; the next job starts new ones."""
@@ -138,4 +165,6 @@ class Pool:
             process.kill()
         for process in self._processes:
             process.join(10)
+        if self._processes:
+            self._folder.cleanup()
         self._processes = []
