@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 __all__ = ["Pool", "PoolError"]
 
@@ -61,6 +62,9 @@ def _work(rank: int, jobs: Any, results: Any, stacks: str) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # It keeps meshes of the groups that are gone, and takes new ones of the
+            # same ranks for them.
+            _clear_sharding_prop_cache()
         results.put(answer)
 
 
