@@ -35,7 +35,14 @@ STATIC = (
     ("ZBVZeroBubble", 2, None),
     ("DualPipeV", 2, None),
 )
-SHARED = (("1F1B", 1, 5_000), ("Interleaved1F1B", 2, None))
+SHARED = (
+    ("1F1B", 1, 5_000),
+    ("Interleaved1F1B", 2, 5_000),
+    ("Interleaved1F1B", 4, None),
+    ("InterleavedZeroBubble", 2, None),
+    ("ZBVZeroBubble", 2, None),
+    ("DualPipeV", 2, None),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +98,7 @@ def _static(schedule: str, virtual: int, target: float | None) -> Rate:
 
 def _shared(schedule: str, virtual: int, target: float | None) -> Rate:
     """Both directions of each boundary between neighbouring ranks share a link."""
-    times = _durations(PP * virtual, 100)
+    times = _durations(PP * virtual, 200)
     links = np.arange(PP * virtual - 1) % PP
 
     def run(count: int) -> object:
@@ -103,7 +110,7 @@ def _shared(schedule: str, virtual: int, target: float | None) -> Rate:
             link_of_backward=links,
         )
 
-    return _rate(f"shared links, {schedule} v={virtual}", run, 100, target)
+    return _rate(f"shared links, {schedule} v={virtual}", run, 200, target)
 
 
 def _closed() -> Rate:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.cluster import AxisLevel
 from planner.schema.cluster import MeasuredCollective
 
-__all__ = ["Groups", "time_of"]
+__all__ = ["Groups", "lines_of", "time_of"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -133,6 +133,35 @@ def _measured(known: Sequence[MeasuredCollective], groups: Groups) -> _Line:
     return alpha[nearest], 1.0 / rate[nearest]
 
 
+def lines_of(
+    kind: str, groups: Groups, measured: Sequence[MeasuredCollective] = ()
+) -> Array:
+    """What :func:`time_of` takes the smaller of: two straight lines in the size.
+
+    Args:
+        kind: As there.
+        groups: Who takes part.
+        measured: Probed collectives of this cluster.
+    Returns:
+        Fixed seconds and seconds per byte of the two algorithms of each distinct
+        group, all 0 for groups of one. Shape [distinct, 2, 2].
+    """
+    known = [entry for entry in measured if entry.kind == kind]
+    if known:
+        lines = [_measured(known, groups)]
+    elif kind == "all_to_all":
+        lines = [_all_to_all(groups)]
+    else:
+        lines = [time(groups, _PASSES[kind]) for time in (_ring, _hierarchical)]
+    alone = groups.distinct_size <= 1
+    both = np.empty((len(alone), 2, 2))
+    for algorithm, line in enumerate((lines[0], lines[-1])):
+        for column, values in enumerate(line):
+            both[:, algorithm, column] = values
+    both[alone] = 0.0
+    return both
+
+
 def time_of(
     kind: str,
     size_bytes: ArrayLike,
@@ -155,19 +184,6 @@ def time_of(
     Returns:
         Seconds, 0 for groups of one. Shape [n].
     """
-    known = [entry for entry in measured if entry.kind == kind]
-    if known:
-        lines = [_measured(known, groups)]
-    elif kind == "all_to_all":
-        lines = [_all_to_all(groups)]
-    else:
-        lines = [
-            algorithm(groups, _PASSES[kind]) for algorithm in (_ring, _hierarchical)
-        ]
-    alone = groups.distinct_size <= 1
-    times = [
-        np.where(alone, 0.0, fixed)[groups.which]
-        + np.where(alone, 0.0, per_byte)[groups.which] * size_bytes
-        for fixed, per_byte in lines
-    ]
-    return np.asarray(np.minimum(times[0], times[-1]))
+    lines, size = lines_of(kind, groups, measured)[groups.which], np.asarray(size_bytes)
+    first, second = (lines[:, k, 0] + lines[:, k, 1] * size for k in range(2))
+    return np.asarray(np.minimum(first, second))

@@ -161,6 +161,61 @@ def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Division:
+    """What combinations of degrees leave of a kernel. Shapes [combinations, kernels].
+
+    Attributes:
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        work: Ranks that share the FLOPs.
+        share: Of the activation bytes.
+        weights: Bytes of weights on one device.
+        padding: Computed over useful FLOPs.
+    """
+
+    scale: Array
+    work: Array
+    share: Array
+    weights: Array
+    padding: Array
+
+
+def _divide(
+    table: KernelTable,
+    device: DeviceType,
+    tokens: Array,
+    tp: Array,
+    cp: Array,
+    ep: Array,
+    sequence_parallel: Array,
+) -> _Division:
+    tp, cp, ep = (x[:, None].astype(float) for x in (tp, cp, ep))
+    scale = tokens[:, None] / cp
+    stream = np.where(sequence_parallel[:, None] > 0, tp, 1.0)
+    style = table.style[None, :]
+    return _Division(
+        scale=scale,
+        work=np.where(style <= 2, tp, np.where(style == 3, stream, 1.0)),
+        share=_byte_shares(table, tp, stream),
+        weights=table.weight_bytes
+        * (1 - table.expert_share + table.expert_share / ep)
+        / np.where(style <= 1, tp, 1.0),
+        padding=_padding(table, device, scale, tp),
+    )
+
+
+def _rates(table: KernelTable, device: DeviceType, dtype: str) -> Array:
+    """FLOP/s that very large kernels reach. Shape [1, kernels]."""
+    # Recipes for float8 convert products alone; attention stays in bfloat16.
+    around = "bfloat16" if dtype == "float8" else dtype
+    peak = np.where(
+        table.kind[None, :] == 1,
+        peak_flops_per_s(device, around),
+        peak_flops_per_s(device, dtype),
+    )
+    return np.asarray(peak * device.matmul_efficiency)
+
+
 def kernel_times(
     table: KernelTable,
     device: DeviceType,
@@ -186,58 +241,32 @@ def kernel_times(
         tp: Shape [combinations]; likewise cp, ep.
         sequence_parallel: 0 or 1. Shape [combinations].
     """
-    tp, cp, ep = (x[:, None].astype(float) for x in (tp, cp, ep))
-    scale = tokens[:, None] / cp
-    stream = np.where(sequence_parallel[:, None] > 0, tp, 1.0)
-    style = table.style[None, :]
-    work = np.where(style <= 2, tp, np.where(style == 3, stream, 1.0))
-    share = _byte_shares(table, tp, stream)
-    weights = (
-        table.weight_bytes
-        * (1 - table.expert_share + table.expert_share / ep)
-        / np.where(style <= 1, tp, 1.0)
-    )
-    padding = _padding(table, device, scale, tp)
-    attention = table.kind[None, :] == 1
-    # Recipes for float8 convert products alone; attention stays in bfloat16.
-    around = "bfloat16" if dtype == "float8" else dtype
-    peak = np.where(
-        attention, peak_flops_per_s(device, around), peak_flops_per_s(device, dtype)
-    )
-    rate = peak * device.matmul_efficiency
+    part = _divide(table, device, tokens, tp, cp, ep, sequence_parallel)
+    rate, fused = _rates(table, device, dtype), table.kind[None, :] == 1
     overhead = device.kernel_overhead_s * recipe.op_overhead_factor
+    dense = table.kind[None, :] <= 2
 
     def seconds(flops: Array, moved: Array, ops: Array, efficiency: float) -> Array:
-        speed = np.where(attention, rate * efficiency, rate)
-        busy = flops * scale / work * padding
-        dense = table.kind[None, :] <= 2
+        speed = np.where(fused, rate * efficiency, rate)
+        busy = flops * part.scale / part.work * part.padding
         ramp = np.where(dense & (flops > 0), device.half_efficiency_flops * ops, 0.0)
-        arithmetic = (busy + ramp) / speed
-        size = (moved * scale * share + weights * ops) * element
+        size = (moved * part.scale * part.share + part.weights * ops) * element
         memory = size / device.memory_bandwidth_bytes_per_s
-        return np.asarray(
-            table.count * (np.maximum(arithmetic, memory) + overhead * ops)
-        )
+        roof = np.maximum((busy + ramp) / speed, memory)
+        return np.asarray(table.count * (roof + overhead * ops))
 
+    one = np.ones(len(table.count))
     product = np.where(table.weight_bytes > 0, 2.0, 1.0)
     forward = seconds(
-        table.forward_flops,
-        table.forward_bytes,
-        np.ones(len(product)),
-        recipe.attention_forward,
+        table.forward_flops, table.forward_bytes, one, recipe.attention_forward
     )
-    backward = seconds(
-        table.backward_flops + table.recompute_flops,
-        table.backward_bytes,
-        product,
-        recipe.attention_backward,
-    )
-    kept = table.kind[None, :] <= 2
+    flops = table.backward_flops + table.recompute_flops
+    backward = seconds(flops, table.backward_bytes, product, recipe.attention_backward)
     return KernelTimes(
         forward=forward,
         backward=backward,
-        weight=np.where(kept & (product > 1), backward / 2, 0.0),
-        selective=np.where(kept, 0.0, forward),
+        weight=np.where(dense & (product > 1), backward / 2, 0.0),
+        selective=np.where(dense, 0.0, forward),
     )
 
 

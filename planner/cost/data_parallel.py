@@ -16,15 +16,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.collectives import Groups, time_of
+from planner.cost.collectives import Groups, lines_of
+from planner.cost.columns import plain
 from planner.cost.recipes import Recipe
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType, MeasuredCollective
+from planner.simulate.compiled import compiled
 from planner.units import dtype_bytes
 
-__all__ = ["ReplicaTraffic", "optimizer_seconds", "replica_traffic"]
+__all__ = [
+    "ReplicaTraffic",
+    "exposed_seconds",
+    "optimizer_seconds",
+    "replica_traffic",
+]
 
 Array = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +54,136 @@ class ReplicaTraffic:
     sent_bytes: Array
 
 
+@compiled
+def _exposed(
+    zero: int,
+    pp: int,
+    many: int,
+    gather: float,
+    scatter: float,
+    mirror: float,
+    under_forward: float,
+    under_backward: float,
+) -> float:
+    """Seconds of a step's gathers, scatters and all-reduces that nothing hides.
+
+    ``gather`` and the next two are the seconds of one of each, the last two what a
+    microbatch's forward and backward can hide.
+    """
+    if pp > 1:
+        again = many * max(gather - under_backward, 0.0) if zero == 3 else 0.0
+        return gather + again + scatter + mirror
+    # Gathers and reductions of one backward share its links and its compute.
+    behind = scatter + (gather if zero == 3 else 0.0)
+    gathers = (many if zero == 3 else 1) * max(gather - under_forward, 0.0)
+    early = (many - 1) * max(behind - under_backward, 0.0) if zero >= 2 else 0.0
+    return gathers + early + max(behind + mirror - under_backward, 0.0)
+
+
+@compiled
+def _wire(lines: Array, size: float, units: float) -> float:
+    """Seconds of a collective in ``units`` pieces, by the faster of two lines."""
+    piece = size / units
+    first = lines[0, 0] + lines[0, 1] * piece
+    second = lines[1, 0] + lines[1, 1] * piece
+    seconds: float = units * min(first, second)
+    return seconds
+
+
+@compiled
+def _fill_exposed(
+    zero_stage: Index,
+    pp: Index,
+    many: Index,
+    scalars: Array,
+    units: Array,
+    forward_s: Array,
+    backward_s: Array,
+    shard: Index,
+    shard_size: Array,
+    replicate: Index,
+    gather_lines: Array,
+    scatter_lines: Array,
+    mirror_lines: Array,
+    bytes_each: tuple[int, int],
+    hidden: float,
+    exposed: Array,
+) -> None:
+    for i in range(len(exposed)):
+        group, pieces = shard[i], max(units[i], 1.0)
+        reduced = scalars[i] * bytes_each[1]
+        exposed[i] = _exposed(
+            zero_stage[i],
+            pp[i],
+            many[i],
+            _wire(gather_lines[group], scalars[i] * bytes_each[0], pieces),
+            _wire(scatter_lines[group], reduced, pieces),
+            _wire(mirror_lines[replicate[i]], reduced / shard_size[group], pieces),
+            hidden * forward_s[i],
+            hidden * backward_s[i],
+        )
+
+
+def _payload_bytes(precision: Precision) -> tuple[int, int]:
+    """Bytes of a scalar in a gather and in a reduction."""
+    name = "bfloat16" if precision.compute == "float8" else precision.compute
+    return dtype_bytes(name), dtype_bytes(precision.reduce)
+
+
+def exposed_seconds(
+    *,
+    scalars: Array,
+    units: Array,
+    zero_stage: Index,
+    pp: Index,
+    num_microbatches: Index,
+    forward_s: Array,
+    backward_s: Array,
+    shard: Groups,
+    replicate: Groups,
+    precision: Precision,
+    recipe: Recipe,
+    measured: tuple[MeasuredCollective, ...] = (),
+    on_gpu: bool = True,
+) -> Array:
+    """The seconds of :func:`replica_traffic` alone, with the same arguments. [n]."""
+    calls = 0.0 if on_gpu else recipe.collective_overhead_s
+
+    def lines(kind: str, groups: Groups) -> Array:
+        found = lines_of(kind, groups, measured)
+        found[groups.distinct_size > 1, :, 0] += calls
+        return found
+
+    exposed = np.empty(len(scalars))
+    _fill_exposed(
+        plain(zero_stage),
+        plain(pp),
+        plain(num_microbatches),
+        np.ascontiguousarray(scalars),
+        np.ascontiguousarray(units),
+        np.ascontiguousarray(forward_s),
+        np.ascontiguousarray(backward_s),
+        plain(shard.which),
+        shard.distinct_size,
+        plain(replicate.which),
+        lines("all_gather", shard),
+        lines("reduce_scatter", shard),
+        lines("all_reduce", replicate),
+        _payload_bytes(precision),
+        # One process computes and communicates on CPU: there is nothing to hide under.
+        recipe.overlap if on_gpu else 0.0,
+        exposed,
+    )
+    return exposed
+
+
 def replica_traffic(
     *,
     scalars: Array,
     units: Array,
-    zero_stage: NDArray[np.int64],
-    pp: NDArray[np.int64],
-    num_microbatches: NDArray[np.int64],
+    zero_stage: Index,
+    pp: Index,
+    num_microbatches: Index,
     forward_s: Array,
     backward_s: Array,
     shard: Groups,
@@ -79,48 +210,41 @@ def replica_traffic(
         measured: Probed collectives.
         on_gpu: False adds the host's time per collective.
     """
-    name = "bfloat16" if precision.compute == "float8" else precision.compute
-    gathered = scalars * dtype_bytes(name)
-    reduced = scalars * dtype_bytes(precision.reduce)
-    calls = 0.0 if on_gpu else recipe.collective_overhead_s
-    per_unit = np.maximum(units, 1.0)
-
-    def of(kind: str, size: Array, groups: Groups) -> Array:
-        wire = time_of(kind, size / per_unit, groups, measured) + calls
-        return np.where(groups.size > 1, wire * per_unit, 0.0)
-
-    gather = of("all_gather", gathered, shard)
-    scatter = of("reduce_scatter", reduced, shard)
-    mirror = of("all_reduce", reduced / shard.size, replicate)
-    many = num_microbatches.astype(float)
-    room_f, room_b = recipe.overlap * forward_s, recipe.overlap * backward_s
-    zero3, zero2 = zero_stage == 3, zero_stage >= 2
-    # One process computes and communicates on CPU: there is nothing to hide under.
-    hide = 1.0 if on_gpu else 0.0
-
-    def exposed(wire: Array, room: Array) -> Array:
-        return np.maximum(0.0, wire - hide * room)
-
-    # Gathers and reductions of one backward share its links and its compute.
-    behind = np.where(zero3, gather, 0.0) + scatter
-    gathers = np.where(zero3, many, 1.0) * exposed(gather, room_f)
-    early = np.where(zero2, (many - 1) * exposed(behind, room_b), 0.0)
-    alone = gathers + early + exposed(behind + mirror, room_b)
-    again = np.where(zero3, many * exposed(gather, room_b), 0.0)
-    piped = gather + again + scatter + mirror
+    exposed = exposed_seconds(
+        scalars=scalars,
+        units=units,
+        zero_stage=zero_stage,
+        pp=pp,
+        num_microbatches=num_microbatches,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        shard=shard,
+        replicate=replicate,
+        precision=precision,
+        recipe=recipe,
+        measured=measured,
+        on_gpu=on_gpu,
+    )
+    gathered, reduced = (scalars * each for each in _payload_bytes(precision))
     n, r = shard.size, replicate.size
-    without = np.where(zero3, 2 * many, 1.0)
-    rounds = np.where(pp == 1, without, np.where(zero3, many + 1, 1.0)) * (n > 1)
-    once = np.where((pp == 1) & zero2, many, 1.0) * (n > 1)
+    gathers, scatters = _rounds(zero_stage, pp, num_microbatches)
+    gathered, scattered = gathered * gathers * (n > 1), reduced * scatters * (n > 1)
     mirrored = np.where(r > 1, reduced / n, 0.0)
     return ReplicaTraffic(
-        exposed_s=np.where(pp > 1, piped, alone),
-        gathered_bytes=rounds * gathered,
-        scattered_bytes=once * reduced,
+        exposed_s=exposed,
+        gathered_bytes=gathered,
+        scattered_bytes=scattered,
         reduced_bytes=mirrored,
-        sent_bytes=(rounds * gathered + once * reduced) * (n - 1) / n
-        + 2 * mirrored * (r - 1) / r,
+        sent_bytes=(gathered + scattered) * (n - 1) / n + 2 * mirrored * (r - 1) / r,
     )
+
+
+def _rounds(zero_stage: Index, pp: Index, many: Index) -> tuple[Array, Array]:
+    """Gathers and reduce-scatters of every scalar in a step. Shapes [n]."""
+    zero3 = zero_stage == 3
+    gathers = np.where(zero3, np.where(pp > 1, many + 1, 2 * many), 1)
+    scatters = np.where((pp == 1) & (zero_stage >= 2), many, 1)
+    return gathers.astype(float), scatters.astype(float)
 
 
 #: Passes over memory of one update: (reads + writes of 4-byte scalars, host ops).

@@ -1,10 +1,12 @@
 """The cut of a chain of units into stages whose slowest stage is fastest.
 
-The exact answer for a whole table of strategies at once: bisection on the bottleneck;
-a greedy fill decides whether a bottleneck is reachable, or on mixed devices, where it
-fails, a search of all starts in reach. Source: the linear partitioning
-problem, Pinar and Aykanat 2004, "Fast optimal load balancing algorithms for 1D
-partitioning", section 2 (probe with prefix sums and bisection).
+The exact answer for a whole table of problems at once: bisection on the bottleneck; a
+greedy fill decides whether a bottleneck is reachable and, if it is not, which is the
+next one worth trying. On mixed devices, where the greedy fill may fail wrongly, all
+starts in reach are searched. Source: the linear partitioning problem, Pinar and Aykanat
+2004, "Fast optimal load balancing algorithms for 1D partitioning", section 2 (probe
+with prefix sums and bisection) and its exact bisection (bounds moved to bottlenecks
+that a cut can have).
 """
 
 from __future__ import annotations
@@ -22,48 +24,64 @@ Index = NDArray[np.int64]
 _ROUNDS = 26
 #: Share of the bottleneck to which it is found.
 _PRECISION = 1e-8
+#: What :func:`_fill` says when all units are placed.
+_PLACED = -1.0
+
+
+# Loops in place of array expressions, which numba takes seconds to compile.
 
 
 @compiled
-def _fill(prefix: Array, types: Index, limit: float, bounds: Index) -> bool:
-    """Give each stage as many units as fit under ``limit``; True if all are placed."""
-    stages = len(types)
-    units = prefix.shape[1] - 1
+def _fill(
+    prefix: Array, combo: int, types: Index, stages: int, limit: float, bounds: Index
+) -> float:
+    """Give each stage as many units as fit under ``limit``.
+
+    Returns:
+        :data:`_PLACED` if all units found a stage; otherwise the least limit under
+        which some stage would take a unit more, below which nothing changes.
+    """
+    units = prefix.shape[2] - 1
     start = 0
     bounds[0] = 0
+    following = np.inf
     for stage in range(stages):
-        kind = types[stage]
+        sums = prefix[types[stage], combo]
         last = units - (stages - stage - 1)
-        target = prefix[kind, start] + limit
+        target = sums[start] + limit
         low, high = start + 1, last
         while low < high:
             middle = (low + high + 1) // 2
-            if prefix[kind, middle] <= target:
+            if sums[middle] <= target:
                 low = middle
             else:
                 high = middle - 1
-        if prefix[kind, low] > target * (1 + 1e-12):
-            return False
+        if sums[low] > target * (1 + 1e-12):
+            least: float = min(following, sums[low] - sums[start])
+            return least
+        if low < last:
+            following = min(following, sums[low + 1] - sums[start])
         start = low
         bounds[stage + 1] = start
-    placed: bool = start == units
-    return placed
+    return _PLACED if start == units else following
 
 
 @compiled
-def _fill_mixed(prefix: Array, types: Index, limit: float, bounds: Index) -> bool:
+def _fill_mixed(
+    prefix: Array, combo: int, types: Index, stages: int, limit: float, bounds: Index
+) -> bool:
     """As :func:`_fill`, for stages on devices of different types.
 
     Filling up each stage is then not always right: it may leave the next one, which
     must hold something, a unit that only a later device is fast enough for. So all
     starts are followed that are in reach.
     """
-    stages, units = len(types), prefix.shape[1] - 1
+    units = prefix.shape[2] - 1
     limit *= 1 + 1e-12
     reached = np.zeros((stages + 1, units + 1), dtype=np.bool_)
     reached[0, 0] = True
     for stage in range(stages):
-        sums = prefix[types[stage]]
+        sums = prefix[types[stage], combo]
         for start in range(units):
             if not reached[stage, start]:
                 continue
@@ -75,7 +93,7 @@ def _fill_mixed(prefix: Array, types: Index, limit: float, bounds: Index) -> boo
         return False
     bounds[stages] = units
     for stage in range(stages - 1, -1, -1):
-        sums, stop = prefix[types[stage]], bounds[stage + 1]
+        sums, stop = prefix[types[stage], combo], bounds[stage + 1]
         for start in range(stop - 1, -1, -1):
             if reached[stage, start] and sums[stop] - sums[start] <= limit:
                 bounds[stage] = start
@@ -84,55 +102,85 @@ def _fill_mixed(prefix: Array, types: Index, limit: float, bounds: Index) -> boo
 
 
 @compiled
-def _place(
-    prefix: Array, types: Index, limit: float, bounds: Index, mixed: bool
+def _balance_equal(
+    prefix: Array, combo: int, types: Index, stages: int, bounds: Index
 ) -> bool:
-    if _fill(prefix, types, limit, bounds):
-        return True
-    if not mixed:
-        return False
-    placed: bool = _fill_mixed(prefix, types, limit, bounds)
-    return placed
+    """Bisect for stages on devices of one type, skipping limits that change nothing.
+
+    A stage is full at the mean at the latest with the unit that crosses it, which
+    bounds the bottleneck from above. Each fill that fails names the next limit worth
+    trying, each that succeeds has a slowest stage no slower than the limit.
+    """
+    sums = prefix[types[0], combo]
+    mean, largest = sums[-1] / stages, 0.0
+    for unit in range(len(sums) - 1):
+        largest = max(largest, sums[unit + 1] - sums[unit])
+    low, high = max(mean, largest) * (1 - 1e-12), (mean + largest) * (1 + 1e-9)
+    for _ in range(_ROUNDS):
+        if high - low <= _PRECISION / 2 * high:
+            break
+        middle = 0.5 * (low + high)
+        following = _fill(prefix, combo, types, stages, middle, bounds)
+        if following == _PLACED:
+            slowest = 0.0
+            for stage in range(stages):
+                slowest = max(slowest, sums[bounds[stage + 1]] - sums[bounds[stage]])
+            high = min(middle, slowest)
+        else:
+            low = max(middle, following * (1 - 1e-12))
+    # A little above the bottleneck, where rounding of equal sums does not matter.
+    limit = high * (1 + _PRECISION / 2)
+    return _fill(prefix, combo, types, stages, limit, bounds) == _PLACED
 
 
 @compiled
-def _balance(prefix: Array, types: Index, bounds: Index) -> None:
-    stages = len(types)
-    units = prefix.shape[1] - 1
-    high = 0.0
-    for kind in range(prefix.shape[0]):
-        high = max(high, prefix[kind, units])
-    low = 0.0
-    mixed = bool((types != types[0]).any())
-    if not mixed:
-        # A stage is full at the mean at the latest with the unit that crosses it.
-        sums = prefix[types[0]]
-        low = sums[units] / stages * (1 - 1e-12)
-        high = (low + (sums[1:] - sums[:-1]).max()) * (1 + 1e-9)
-    trial = np.empty(stages + 1, dtype=np.int64)
+def _balance_mixed(
+    prefix: Array, combo: int, types: Index, stages: int, bounds: Index
+) -> bool:
+    """Bisect between nothing and all units on one device of the slowest type."""
+    low, high = 0.0, 0.0
+    for kind in range(len(prefix)):
+        high = max(high, prefix[kind, combo, -1])
+    limit, placed = 0.5 * high, False
     for _ in range(_ROUNDS):
         if high - low <= _PRECISION * high:
             break
-        middle = 0.5 * (low + high)
-        if _place(prefix, types, middle, trial, mixed):
-            high = middle
-            bounds[: stages + 1] = trial
+        placed = _fill(prefix, combo, types, stages, limit, bounds) == _PLACED
+        if placed or _fill_mixed(prefix, combo, types, stages, limit, bounds):
+            high = limit
         else:
-            low = middle
-    if not _place(prefix, types, high, bounds, mixed):
-        for stage in range(stages + 1):
-            bounds[stage] = stage * units // stages
+            low = limit
+        limit = 0.5 * (low + high)
+    placed = _fill(prefix, combo, types, stages, high, bounds) == _PLACED
+    return placed or _fill_mixed(prefix, combo, types, stages, high, bounds)
 
 
 @compiled
-def _balance_all(
+def _balance_all_equal(
     prefix: Array, combo: Index, types: Index, stages: Index, bounds: Index
 ) -> None:
     for row in range(len(combo)):
-        count = stages[row]
-        _balance(prefix[:, combo[row]], types[row, :count], bounds[row])
-        for stage in range(count + 1, bounds.shape[1]):
-            bounds[row, stage] = bounds[row, count]
+        problem = (prefix, combo[row], types[row], stages[row], bounds[row])
+        _finish(_balance_equal(*problem), stages[row], prefix.shape[2] - 1, bounds[row])
+
+
+@compiled
+def _balance_all_mixed(
+    prefix: Array, combo: Index, types: Index, stages: Index, bounds: Index
+) -> None:
+    for row in range(len(combo)):
+        problem = (prefix, combo[row], types[row], stages[row], bounds[row])
+        _finish(_balance_mixed(*problem), stages[row], prefix.shape[2] - 1, bounds[row])
+
+
+@compiled
+def _finish(placed: bool, stages: int, units: int, bounds: Index) -> None:
+    """Pad the boundaries; as many units each if no cut was found."""
+    for stage in range(stages + 1):
+        if not placed:
+            bounds[stage] = stage * units // stages
+    for stage in range(stages + 1, len(bounds)):
+        bounds[stage] = units
 
 
 def balanced_bounds(seconds: Array, combo: Index, types: Index, stages: Index) -> Index:
@@ -151,5 +199,12 @@ def balanced_bounds(seconds: Array, combo: Index, types: Index, stages: Index) -
     prefix = np.zeros((*seconds.shape[:2], seconds.shape[2] + 1))
     np.cumsum(seconds, axis=2, out=prefix[:, :, 1:])
     bounds = np.zeros((len(combo), types.shape[1] + 1), dtype=np.int64)
-    _balance_all(prefix, combo, types, stages, bounds)
+    other = types != types[:, :1]
+    mixed = (other & (np.arange(types.shape[1]) < stages[:, None])).any(axis=1)
+    # Apart, so that what only mixed devices need is compiled only for them.
+    for rows, balance in ((~mixed, _balance_all_equal), (mixed, _balance_all_mixed)):
+        if rows.any():
+            found = bounds[rows]
+            balance(prefix, combo[rows], types[rows], stages[rows], found)
+            bounds[rows] = found
     return bounds

@@ -12,11 +12,11 @@ from planner.cluster import Cluster
 from planner.cost.classes import BlockClasses, group_blocks
 from planner.cost.collectives import Groups
 from planner.cost.compute import peak_flops_per_s
+from planner.cost.numbering import number_rows
 from planner.cost.recipes import RECIPES, Recipe
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
-from planner.space.table import distinct
 from planner.units import dtype_bytes
 
 __all__ = ["Setting"]
@@ -135,7 +135,7 @@ class Setting:
 
     def groups(self, degree: Index, stride: Index) -> Groups:
         """Communication groups of (degree, stride) pairs. Shapes [n]."""
-        first, which = distinct(degree, stride)
+        first, which = number_rows(degree, stride)
         levels = [
             self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
             for i in first

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.numbering import number_rows
 from planner.cost.partition import balanced_bounds
 from planner.cost.unit_costs import UnitCosts
 from planner.simulate.compiled import compiled
@@ -35,13 +36,14 @@ _WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 1.0, 2.0])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Distinct cuts to sum up; arrays of shape [pairs].
+    """Distinct cuts to sum up; arrays of shape [pairs] unless given.
 
     Attributes:
         combo: Index into the combinations of the unit costs.
         folded: 1 where rank r holds stages r and 2 pp - 1 - r, 0 where r, r + pp …
-        types: Device type of each pp rank, padded. Shape [pairs, most pp].
-        bandwidth: Of the boundary after each pp rank, wrapping. [pairs, most pp].
+        degree: Row of the three tables below, one for each distinct pp.
+        types: Device type of each pp rank, padded. Shape [degrees, most pp].
+        bandwidth: Of the boundary after each pp rank, wrapping. [degrees, most pp].
         latency: The same in seconds.
     """
 
@@ -49,9 +51,15 @@ class Pairs:
     pp: Index
     virtual: Index
     folded: Index
+    degree: Index
     types: Index
     bandwidth: Array
     latency: Array
+
+    @property
+    def stages(self) -> Index:
+        """Virtual stages of each pair. Shape [pairs]."""
+        return self.pp * self.virtual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,44 +84,46 @@ class Summaries:
 
 
 @compiled
-def _rank_of(stage: int, pp: int, folded: int) -> int:
-    if folded:
-        return min(stage, 2 * pp - 1 - stage)
-    return stage % pp
+def _stage_of(rank: int, turn: int, pp: int, folded: int) -> int:
+    """Stage that a rank holds on its ``turn``-th virtual stage."""
+    if folded and turn == 1:
+        return 2 * pp - 1 - rank
+    return rank + turn * pp
 
 
 @compiled
 def _times(
     sums: Array,
+    combo: int,
     bounds: Index,
     types: Index,
     pp: int,
     folded: int,
     work: Array,
-    loads: Array,
     load: Array,
     whole: Array,
 ) -> None:
     """Times of every rank; keep the slowest and the total."""
-    stages = len(bounds) - 1
-    loads[:pp] = 0.0
-    for stage in range(stages):
-        rank = _rank_of(stage, pp, folded)
-        kind = types[rank]
-        for part in range(loads.shape[1]):
-            value = (
-                sums[kind, part, bounds[stage + 1]] - sums[kind, part, bounds[stage]]
-            )
-            loads[rank, part] += value
-            whole[part] += value
+    turns = (len(bounds) - 1) // pp
+    own = np.empty(len(load))
     worst = -1.0
     for rank in range(pp):
+        of_type = sums[types[rank], combo]
+        for part in range(len(own)):
+            own[part] = 0.0
+        for turn in range(turns):
+            stage = _stage_of(rank, turn, pp, folded)
+            start, stop = bounds[stage], bounds[stage + 1]
+            for part in range(len(own)):
+                own[part] += of_type[stop, part] - of_type[start, part]
         total = 0.0
-        for part in range(loads.shape[1]):
-            total += work[part] * loads[rank, part]
+        for part in range(len(own)):
+            total += work[part] * own[part]
+            whole[part] += own[part]
         if total > worst:
             worst = total
-            load[:] = loads[rank]
+            for part in range(len(own)):
+                load[part] = own[part]
 
 
 @compiled
@@ -131,17 +141,16 @@ def _memory(
     """Memory of ranks 0, 1 and last."""
     stages = len(bounds) - 1
     for place in range(3):
-        wanted = 0 if place == 0 else (min(1, pp - 1) if place == 1 else pp - 1)
-        for stage in range(stages):
-            if _rank_of(stage, pp, folded) != wanted:
-                continue
+        rank = 0 if place == 0 else (min(1, pp - 1) if place == 1 else pp - 1)
+        for turn in range(stages // pp):
+            stage = _stage_of(rank, turn, pp, folded)
             start, stop = bounds[stage], bounds[stage + 1]
             for part in range(kept.shape[1]):
-                kept[place, part] += kept_sums[part, stop] - kept_sums[part, start]
-            for part in range(peaks.shape[1]):
-                for unit in range(start, stop):
+                kept[place, part] += kept_sums[stop, part] - kept_sums[start, part]
+            for unit in range(start, stop):
+                for part in range(peaks.shape[1]):
                     peaks[place, part] = max(
-                        peaks[place, part], peak_values[part, unit]
+                        peaks[place, part], peak_values[unit, part]
                     )
             if stage > 0:
                 receive[place] += cut[start]
@@ -153,13 +162,17 @@ def _memory(
 def _send(
     cut: Array, bounds: Index, pp: int, folded: int, bandwidth: Array, latency: Array
 ) -> float:
+    """Seconds of one microbatch through all boundaries between ranks, one way."""
     total = 0.0
     for stage in range(len(bounds) - 2):
-        rank = _rank_of(stage, pp, folded)
-        after = _rank_of(stage + 1, pp, folded)
-        if rank == after:
+        edge = stage % pp
+        if folded:
+            if stage == pp - 1:
+                # A V turns on the last rank, where nothing is sent.
+                continue
+            edge = min(stage, 2 * pp - 2 - stage)
+        elif pp == 1:
             continue
-        edge = min(rank, after) if folded else rank
         total += latency[edge] + cut[bounds[stage + 1]] / bandwidth[edge]
     return total
 
@@ -174,10 +187,12 @@ def _summarize(
     pp: Index,
     virtual: Index,
     folded: Index,
+    degree: Index,
     types: Index,
     bandwidth: Array,
     latency: Array,
     bounds: Index,
+    problem: Index,
     work: Array,
     load: Array,
     whole: Array,
@@ -186,40 +201,28 @@ def _summarize(
     peaks: Array,
     receive: Array,
 ) -> None:
-    loads = np.zeros((types.shape[1], sums.shape[2]))
     for row in range(len(combo)):
-        c = combo[row]
-        edges = bounds[row, : pp[row] * virtual[row] + 1]
-        _times(
-            sums[:, c],
-            edges,
-            types[row],
-            pp[row],
-            folded[row],
-            work,
-            loads,
-            load[row],
-            whole[row],
-        )
+        c, d, p, v = combo[row], degree[row], pp[row], folded[row]
+        edges = bounds[problem[row], : p * virtual[row] + 1]
+        _times(sums, c, edges, types[d], p, v, work, load[row], whole[row])
         _memory(
             kept_sums[c],
             peak_values[c],
             cut[c],
             edges,
-            pp[row],
-            folded[row],
+            p,
+            v,
             kept[row],
             peaks[row],
             receive[row],
         )
-        send[row] = _send(
-            cut[c], edges, pp[row], folded[row], bandwidth[row], latency[row]
-        )
+        send[row] = _send(cut[c], edges, p, v, bandwidth[d], latency[d])
 
 
 def _prefix(values: Array) -> Array:
-    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
-    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    """Sums of the units before each. Shape [..., U, parts] to [..., U + 1, parts]."""
+    sums = np.zeros((*values.shape[:-2], values.shape[-2] + 1, values.shape[-1]))
+    np.cumsum(values, axis=-2, out=sums[..., 1:, :])
     return sums
 
 
@@ -227,7 +230,7 @@ def _stacked(costs: UnitCosts) -> tuple[Array, Array, Array, Array]:
     """Columns of TIMES, KEPT and PEAKS, and bytes across each cut.
 
     Returns:
-        Shapes [T, C, TIMES, U], [C, KEPT, U], [C, PEAKS, U] and [C, U + 1].
+        Shapes [T, C, U, TIMES], [C, U, KEPT], [C, U, PEAKS] and [C, U + 1].
     """
     shared = [
         np.broadcast_to(part, costs.forward_s.shape)
@@ -242,7 +245,7 @@ def _stacked(costs: UnitCosts) -> tuple[Array, Array, Array, Array]:
             costs.full_s,
             *shared,
         ],
-        axis=2,
+        axis=-1,
     )
     combos, units = costs.dense_parameters.shape
     kept_values = np.stack(
@@ -252,13 +255,38 @@ def _stacked(costs: UnitCosts) -> tuple[Array, Array, Array, Array]:
             np.broadcast_to(costs.tensors, (combos, units)),
             *costs.saved_bytes,
         ],
-        axis=1,
+        axis=-1,
     )
     both = costs.dense_parameters + costs.expert_parameters
-    peak_values = np.stack([both, *costs.transient_bytes], axis=1)
+    peak_values = np.stack([both, *costs.transient_bytes], axis=-1)
     cut = np.zeros((combos, units + 1))
     cut[:, 1:-1] = costs.cut_bytes
-    return times, kept_values, np.ascontiguousarray(peak_values), cut
+    return times, kept_values, peak_values, cut
+
+
+def _cuts(work: Array, pairs: Pairs) -> tuple[Index, Index]:
+    """Stage boundaries; pairs that ask for the same cut share it.
+
+    On ranks of one device type a cut depends on the number of stages alone, however
+    they are dealt out to ranks.
+
+    Args:
+        work: Seconds of each unit. Shape [T, combinations, units].
+        pairs: What is to be cut.
+    Returns:
+        Boundaries, shape [problems, most stages + 1], and each pair's problem.
+    """
+    same = (pairs.types == pairs.types[:, :1]).all(axis=1)
+    alike = np.where(same, pairs.types[:, 0], len(work) + 2 * np.arange(len(same)))
+    dealt = np.where(same[pairs.degree], 0, pairs.folded)
+    first, problem = number_rows(pairs.combo, pairs.stages, alike[pairs.degree] + dealt)
+    pp, folded = pairs.pp[first, None], pairs.folded[first, None]
+    stage = np.arange(int(pairs.stages.max()))
+    rank = np.where(folded > 0, np.minimum(stage, 2 * pp - 1 - stage), stage % pp)
+    types = pairs.types[pairs.degree[first, None], np.maximum(rank, 0)]
+    return balanced_bounds(
+        work, pairs.combo[first], types, pairs.stages[first]
+    ), problem
 
 
 def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
@@ -269,18 +297,8 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         pairs: What to sum up.
     """
     times, kept_values, peak_values, cut = _stacked(costs)
-    work = np.tensordot(times, _WORK, axes=(2, 0))
+    bounds, problem = _cuts(times @ _WORK, pairs)
     count = len(pairs.combo)
-    stages = pairs.pp * pairs.virtual
-    most = int(stages.max())
-    order = np.arange(most)
-    rank = np.where(
-        pairs.folded[:, None] > 0,
-        np.minimum(order, 2 * pairs.pp[:, None] - 1 - order),
-        order % pairs.pp[:, None],
-    )
-    stage_types = np.take_along_axis(pairs.types, np.maximum(rank, 0), axis=1)
-    bounds = balanced_bounds(work, pairs.combo, stage_types, stages)
     result = Summaries(
         load=np.zeros((count, len(TIMES))),
         whole=np.zeros((count, len(TIMES))),
@@ -298,10 +316,12 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         pairs.pp,
         pairs.virtual,
         pairs.folded,
+        pairs.degree,
         pairs.types,
         pairs.bandwidth,
         pairs.latency,
         bounds,
+        problem,
         _WORK,
         result.load,
         result.whole,

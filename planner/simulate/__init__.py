@@ -7,7 +7,13 @@ from planner.simulate.actions import Action, ActionKind, ActionTable, rank_of_st
 from planner.simulate.chains import bubble_coefficients
 from planner.simulate.closed_form import closed_form_makespan, closed_form_of_stages
 from planner.simulate.engine import Evaluation, evaluate, makespan
-from planner.simulate.in_flight import peak_activation_bytes, peak_in_flight
+from planner.simulate.in_flight import (
+    PeakCounts,
+    peak_activation_bytes,
+    peak_counts,
+    peak_held_bytes,
+    peak_in_flight,
+)
 from planner.simulate.schedules import actions, why_not
 from planner.simulate.shared import Sharing, check_sharing, simulate_shared
 from planner.simulate.timeline import Timeline, timeline
@@ -17,6 +23,7 @@ __all__ = [
     "ActionKind",
     "ActionTable",
     "Evaluation",
+    "PeakCounts",
     "Sharing",
     "Timeline",
     "actions",
@@ -27,6 +34,8 @@ __all__ = [
     "evaluate",
     "makespan",
     "peak_activation_bytes",
+    "peak_counts",
+    "peak_held_bytes",
     "peak_in_flight",
     "rank_of_stages",
     "simulate_shared",

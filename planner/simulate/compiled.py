@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numba
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "inlined"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -23,3 +23,13 @@ def compiled(function: _Function) -> _Function:
     except RuntimeError:
         kept = numba.njit(nogil=True)(function)
     return kept
+
+
+def inlined(function: _Function) -> _Function:
+    """Compile into each compiled function that calls it.
+
+    Left to itself the compiler decides by size, and a call that hands over a dozen
+    arrays costs more than what it does.
+    """
+    part: _Function = numba.njit(nogil=True, forceinline=True)(function)
+    return part

@@ -1,7 +1,23 @@
-"""How many microbatches' activations a rank holds, exactly, from its order alone."""
+"""How much a rank holds for its microbatches, exactly, from its order alone.
+
+A microbatch on a virtual stage is, one after the other,
+
+forward      between its forward and its backward or input gradient
+split        between its input and its weight gradient, where the backward is split
+after_split  done, in halves, until the step ends
+after_whole  done, in one piece, until the step ends
+
+and holds other bytes in each of them. torch frees nothing at the input gradient: the
+weight gradient walks the same graph again, and starts from the gradients of all ops
+that have weights, which are kept besides. What a stage received keeps its gradient to
+the end of the step.
+Source: torch.distributed.pipelining, _backward.py (stage_backward_input keeps
+param_groups) and stage.py (clear_runtime_states), torch 2.13.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -11,7 +27,46 @@ from planner.errors import StrategyError
 from planner.simulate.actions import ActionKind, ActionTable, IntArray
 from planner.simulate.durations import FloatArray
 
-__all__ = ["peak_activation_bytes", "peak_in_flight"]
+__all__ = [
+    "PeakCounts",
+    "peak_activation_bytes",
+    "peak_counts",
+    "peak_held_bytes",
+    "peak_in_flight",
+]
+
+#: What an action of a kind adds to the counts of forward, split, after_split and
+#: after_whole of its stage, by ActionKind.
+_MOVES = np.array(
+    [[1, 0, 0, 0], [-1, 0, 0, 1], [-1, 1, 0, 0], [0, -1, 1, 0]], dtype=np.int64
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakCounts:
+    """Most microbatches that each rank holds at once, over all of its stages.
+
+    A microbatch on two stages of a rank counts twice. The moments of the three differ.
+
+    Attributes:
+        forward: Between forward and backward or input gradient. Shape [pp].
+        split: Between input and weight gradient. Shape [pp].
+        both: Either. Shape [pp].
+    """
+
+    forward: NDArray[np.int64]
+    split: NDArray[np.int64]
+    both: NDArray[np.int64]
+
+
+def peak_counts(table: ActionTable) -> PeakCounts:
+    """Most microbatches that each rank holds at once, by how far they have got."""
+    forward, split, both = np.zeros((3, table.pp), dtype=np.int64)
+    for rank, (_, held) in enumerate(_held(table)):
+        by_phase = held.sum(axis=2)
+        forward[rank], split[rank] = by_phase[:, :2].max(axis=0)
+        both[rank] = by_phase[:, :2].sum(axis=1).max()
+    return PeakCounts(forward=forward, split=split, both=both)
 
 
 def peak_in_flight(table: ActionTable) -> NDArray[np.int64]:
@@ -25,15 +80,59 @@ def peak_in_flight(table: ActionTable) -> NDArray[np.int64]:
     """
     peak = np.zeros(table.num_stages, dtype=np.int64)
     for stages, held in _held(table):
-        whole, half = np.split(held, 2, axis=1)
-        peak[stages] = (whole + half).max(axis=0)
+        peak[stages] = held[:, :2].sum(axis=1).max(axis=0)
+    return peak
+
+
+def peak_held_bytes(
+    table: ActionTable,
+    forward_bytes: ArrayLike,
+    split_bytes: ArrayLike | None = None,
+    *,
+    after_split_bytes: ArrayLike = 0.0,
+    after_whole_bytes: ArrayLike = 0.0,
+) -> FloatArray:
+    """Greatest sum of bytes that each rank holds at once for its microbatches.
+
+    Between actions; what an action needs while it runs comes on top.
+
+    Args:
+        table: The schedule.
+        forward_bytes: Held by one microbatch on each virtual stage from its forward to
+            its backward or input gradient. Shape [..., stages].
+        split_bytes: From its input to its weight gradient; ``forward_bytes`` if left
+            out. Shape [..., stages].
+        after_split_bytes: From its weight gradient to the end of the step.
+            Shape [..., stages].
+        after_whole_bytes: From its backward, if that is not split, to the end of the
+            step. Shape [..., stages].
+    Returns:
+        Bytes. Shape [..., pp].
+    Raises:
+        StrategyError: If a shape does not fit or a size is negative or not finite.
+    """
+    sizes = [
+        _checked(name, forward_bytes if values is None else values, table.num_stages)
+        for name, values in (
+            ("forward_bytes", forward_bytes),
+            ("split_bytes", split_bytes),
+            ("after_split_bytes", after_split_bytes),
+            ("after_whole_bytes", after_whole_bytes),
+        )
+    ]
+    weights = np.stack(np.broadcast_arrays(*sizes), axis=-2)
+    peak = np.zeros((*weights.shape[:-2], table.pp))
+    for rank, (stages, held) in enumerate(_held(table)):
+        own = weights[..., stages].reshape(*weights.shape[:-2], -1)
+        counts = held.reshape(len(held), -1).astype(np.float64)
+        peak[..., rank] = (own @ counts.T).max(axis=-1)
     return peak
 
 
 def peak_activation_bytes(
     table: ActionTable, bytes_per_stage: ArrayLike, *, freed_by_input: float = 0.0
 ) -> FloatArray:
-    """Greatest sum of activations that each rank holds at once.
+    """Greatest sum of saved activations that each rank holds at once.
 
     Args:
         table: The schedule.
@@ -41,86 +140,66 @@ def peak_activation_bytes(
             Shape [..., stages].
         freed_by_input: Share of them that the input gradient frees where the backward
             is split; the weight gradient frees the rest. 0 keeps all until then, as
-            torch does with activations that both need.
+            torch does.
     Returns:
         Bytes. Shape [..., pp].
     Raises:
         StrategyError: If the shape does not fit or the share is not in [0, 1].
     """
-    sizes = np.asarray(bytes_per_stage, dtype=np.float64)
-    if sizes.ndim == 0:
-        sizes = np.broadcast_to(sizes, (table.num_stages,))
-    if sizes.shape[-1] != table.num_stages:
-        raise StrategyError(
-            f"bytes_per_stage has shape {list(sizes.shape)}, the schedule has "
-            f"{table.num_stages} virtual stages; give one size for each"
-        )
+    sizes = _checked("bytes_per_stage", bytes_per_stage, table.num_stages)
     if not 0 <= freed_by_input <= 1:
         raise StrategyError(
             f"freed_by_input={freed_by_input} is not a share; use 0 to 1"
         )
-    peak = np.zeros((*sizes.shape[:-1], table.pp))
-    for rank, (stages, held) in enumerate(_held(table)):
-        own = sizes[..., stages]
-        weights = np.concatenate([own, own * (1 - freed_by_input)], axis=-1)
-        peak[..., rank] = (weights @ held.T.astype(np.float64)).max(axis=-1)
-    return peak
+    return peak_held_bytes(table, sizes, sizes * (1 - freed_by_input))
 
 
-#: Which actions of a rank are, for one stage, a forward, the end of a microbatch's
-#: activations or the first half of it, an input gradient, a weight gradient.
-_Steps = tuple[
-    NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]
-]
+def _checked(name: str, values: ArrayLike, stages: int) -> FloatArray:
+    sizes = np.asarray(values, dtype=np.float64)
+    if sizes.ndim == 0:
+        sizes = np.broadcast_to(sizes, (stages,))
+    if sizes.shape[-1] != stages:
+        raise StrategyError(
+            f"{name} has shape {list(sizes.shape)}, the schedule has "
+            f"{stages} virtual stages; give one size for each"
+        )
+    if sizes.size and not (sizes.min() >= 0 and sizes.max() < np.inf):
+        raise StrategyError(
+            f"{name} has a size that is negative or not finite; give bytes, 0 or more"
+        )
+    return sizes
 
 
 @lru_cache(maxsize=512)
 def _held(table: ActionTable) -> tuple[tuple[IntArray, IntArray], ...]:
-    """Per rank its stages, and the moments at which it may hold most.
+    """Per rank its stages, and the counts after each of its actions.
 
-    Each row counts, per stage, microbatches before their backward, then those between
-    their input and their weight gradient. Rows that others dominate are left out.
+    Counts of microbatches in the four phases. Shape [moments, 4, stages of the rank].
+    Of moments with equal counts in flight the last is kept: what is done only grows.
     """
     found = []
     for rank in range(table.pp):
-        rows = slice(int(table.offsets[rank]), int(table.offsets[rank + 1]))
         stages = np.flatnonzero(table.rank_of_stage == rank)
-        kind, stage = table.kind[rows], table.stage[rows]
-        paired = table.paired_stage[rows]
-        steps: list[_Steps] = []
-        for own in stages:
-            here = stage == own
-            forward = here & np.isin(kind, (ActionKind.FORWARD, ActionKind.OVERLAP_F_B))
-            whole = here & (kind == ActionKind.BACKWARD) | (paired == own)
-            split = here & (kind == ActionKind.BACKWARD_INPUT)
-            weight = here & (kind == ActionKind.BACKWARD_WEIGHT)
-            steps.append((forward, whole | split, split, weight))
-        held = _peaks(steps)
+        kind, stage = _single_actions(table, rank)
+        moves = np.zeros((len(kind), len(stages), len(_MOVES[0])), dtype=np.int64)
+        moves[np.arange(len(kind)), np.searchsorted(stages, stage)] = _MOVES[kind]
+        counts = np.cumsum(moves, axis=0).transpose(0, 2, 1)
+        in_flight = np.ascontiguousarray(counts[:, :2])
+        last = {row.tobytes(): moment for moment, row in enumerate(in_flight)}
+        held = counts[list(last.values())]
         held.setflags(write=False)
         found.append((stages, held))
     return tuple(found)
 
 
-def _peaks(steps: list[_Steps]) -> NDArray[np.int64]:
-    """Counts right after each forward, before the backward that may be paired."""
-    columns = [
-        np.cumsum(forward) - _before(np.cumsum(ended)) for forward, ended, _, _ in steps
-    ]
-    columns += [
-        _before(np.cumsum(split) - np.cumsum(weight)) for _, _, split, weight in steps
-    ]
-    adds = np.logical_or.reduce([forward for forward, *_ in steps])
-    rows = np.unique(np.stack(columns, axis=1)[adds], axis=0)
-    return _undominated(rows)
-
-
-def _before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], counts[:-1]])
-
-
-def _undominated(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    kept: list[NDArray[np.int64]] = []
-    for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
-        if not any((other >= row).all() for other in kept):
-            kept.append(row)
-    return np.stack(kept)
+def _single_actions(table: ActionTable, rank: int) -> tuple[IntArray, IntArray]:
+    """Kinds and stages of a rank's actions; a pair is a forward, then a backward."""
+    rows = slice(int(table.offsets[rank]), int(table.offsets[rank + 1]))
+    kind = table.kind[rows].astype(np.int64)
+    paired = kind == ActionKind.OVERLAP_F_B
+    first = np.where(paired, int(ActionKind.FORWARD), kind)
+    after = np.flatnonzero(paired) + 1
+    return (
+        np.insert(first, after, int(ActionKind.BACKWARD)),
+        np.insert(table.stage[rows], after, table.paired_stage[rows][paired]),
+    )

@@ -8,21 +8,17 @@ Where more ranks compute on a host than it has slots, all of them slow down alik
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from planner.errors import StrategyError
-from planner.simulate.actions import ActionKind, ActionTable, IntArray
+from planner.simulate.actions import ActionTable, IntArray
 from planner.simulate.durations import Durations, FloatArray, stage_durations
 from planner.simulate.engine import Evaluation, busy_seconds
-from planner.simulate.program import Program, compile_table
-from planner.simulate.shared_kernels import (
-    COLUMNS,
-    time_with_links,
-    time_with_slots,
-)
+from planner.simulate.flow import Flow, Indices, flow_of
+from planner.simulate.shared_links import time_with_links
+from planner.simulate.shared_slots import time_with_slots
 
 __all__ = ["Sharing", "check_sharing", "shared_op_times", "simulate_shared"]
 
@@ -91,18 +87,18 @@ def simulate_shared(
     sharing = check_sharing(
         table, link_of_forward, link_of_backward, host_of_rank, slots_of_host
     )
-    flow = _flow(table)
-    total = np.empty(len(times.compute_s))
-    done = np.empty((len(total), table.num_stages))
+    flow = flow_of(table)
     if len(sharing.slots):
-        for candidate in range(len(total)):
+        last = np.zeros(times.compute_s.shape)
+        for candidate in range(len(last)):
             _, ends = shared_op_times(table, times, sharing, candidate)
-            total[candidate] = ends.max()
-            done[candidate] = ends[flow.program.last_backward - 1]
+            np.maximum.at(last[candidate], flow.program.duration_row, ends)
     else:
-        _run_links(flow, times, sharing, total, done)
+        last = _last_ends(flow, times, sharing, np.empty(0))
+    # A stage's gradient is complete at the last end of what completes it.
+    done = last[:, flow.program.duration_row[flow.program.last_backward - 1]]
     return Evaluation(
-        makespan_s=total.reshape(times.shape),
+        makespan_s=last.max(axis=1).reshape(times.shape),
         busy_s=busy_seconds(table, flow.program, times),
         backward_done_s=done.reshape(*times.shape, table.num_stages),
     )
@@ -116,27 +112,26 @@ def shared_op_times(
     Returns:
         Starts and ends, each of shape [ops].
     """
-    flow = _flow(table)
-    ends = np.empty(len(flow.rows))
+    flow = flow_of(table)
+    ends = np.empty(len(flow))
     if not len(sharing.slots):
         one = Durations(
             shape=(),
             compute_s=times.compute_s[candidate : candidate + 1],
             transfer_s=times.transfer_s[candidate : candidate + 1],
         )
-        done = np.empty((1, table.num_stages))
-        _run_links(flow, one, sharing, np.empty(1), done, ends)
+        _last_ends(flow, one, sharing, ends)
         ends = ends[flow.place]
         starts = ends - one.compute_s[0, flow.program.duration_row]
         return np.maximum(starts, 0.0), ends
     starts = np.empty_like(ends)
     time_with_slots(
         flow.rows,
-        flow.offsets,
+        flow.arrival,
+        flow.first,
         times.compute_s[candidate],
         times.transfer_s[candidate],
-        sharing.link_of,
-        sharing.num_links,
+        *_links(sharing),
         sharing.host_of,
         sharing.slots,
         starts,
@@ -145,26 +140,36 @@ def shared_op_times(
     return starts[flow.place], ends[flow.place]
 
 
-def _run_links(
-    flow: _Flow,
-    times: Durations,
-    sharing: Sharing,
-    total: FloatArray,
-    done: FloatArray,
-    ends: FloatArray | None = None,
-) -> None:
+def _last_ends(
+    flow: Flow, times: Durations, sharing: Sharing, ends: FloatArray
+) -> FloatArray:
+    """End of the last op of each duration row. Shape [batch, 4 * stages].
+
+    Fills in ``ends`` of all ops if it has a place for them. Shape [ops] or [0].
+    """
+    last = np.empty(times.compute_s.shape)
     time_with_links(
         flow.rows,
-        flow.offsets,
+        flow.arrival,
+        flow.first,
         times.compute_s,
         times.transfer_s,
-        sharing.link_of,
-        sharing.num_links,
-        flow.place[flow.program.last_backward - 1],
-        np.empty(len(flow.rows)) if ends is None else ends,
-        total,
-        done,
+        *_links(sharing),
+        ends,
+        last,
     )
+    return last
+
+
+def _links(sharing: Sharing) -> tuple[Indices, Indices]:
+    """Link that each transfer row waits for, and link that it holds.
+
+    Rows that share with none wait for a link that nobody holds.
+    """
+    apart = sharing.link_of < 0
+    waits = np.where(apart, sharing.num_links, sharing.link_of)
+    holds = np.where(apart, sharing.num_links + 1, sharing.link_of)
+    return waits.astype(np.uint32), holds.astype(np.uint32)
 
 
 def check_sharing(
@@ -212,41 +217,3 @@ def _numbers(name: str, values: ArrayLike | None, size: int, default: int) -> In
     if size and array.min() < -1:
         raise StrategyError(f"{name} has {array.min()}; use -1 or a number from 0")
     return array.astype(np.int32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Flow:
-    """A program with the ops of each rank in one piece, and who takes what they send.
-
-    Attributes:
-        program: The program.
-        rows: See :data:`planner.simulate.shared_kernels.COLUMNS`. Shape [ops, 8].
-        offsets: First row of each rank. Shape [pp + 1].
-        place: Row of each op of the program. Shape [ops].
-    """
-
-    program: Program
-    rows: IntArray
-    offsets: IntArray
-    place: IntArray
-
-
-@lru_cache(maxsize=256)
-def _flow(table: ActionTable) -> _Flow:
-    program = compile_table(table)
-    order = np.argsort(program.rank, kind="stable")
-    place = np.empty(len(program), dtype=np.int64)
-    place[order] = np.arange(len(program))
-    rows = np.full((len(program), COLUMNS), -1, dtype=np.int32)
-    rows[place, 0] = program.duration_row
-    rows[place, 7] = program.producer > 0
-    takers = np.flatnonzero(program.producer > 0)
-    senders = place[program.producer[takers] - 1]
-    # An op that ends a pair sends a forward and a gradient; each has its columns.
-    column = np.where(program.kind[takers] == ActionKind.FORWARD, 1, 4)
-    rows[senders, column] = place[takers]
-    rows[senders, column + 1] = program.rank[takers]
-    rows[senders, column + 2] = program.delay_row[takers]
-    offsets = np.zeros(table.pp + 1, dtype=np.int64)
-    np.cumsum(np.bincount(program.rank, minlength=table.pp), out=offsets[1:])
-    return _Flow(program=program, rows=rows, offsets=offsets, place=place)

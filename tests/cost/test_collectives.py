@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cluster import AxisLevel
-from planner.cost.collectives import Groups, time_of
+from planner.cost.collectives import Groups, lines_of, time_of
 from planner.schema.cluster import MeasuredCollective
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -122,3 +122,14 @@ def test_measured_entries_replace_the_closed_form() -> None:
     assert time_of("all_reduce", 0.0, group((3, 1e12, 0.0)), entries) == 1e-3
     other = time_of("all_gather", 1e9, groups, entries)
     assert other == time_of("all_gather", 1e9, groups)
+
+
+def test_times_are_the_smaller_of_two_lines() -> None:
+    levels = group((8, 1e11, 1e-6), (4, 1e9, 1e-5))
+    lines = lines_of("all_reduce", levels)
+    assert lines.shape == (1, 2, 2)
+    ring, tree = lines[0]
+    for size in (0.0, 1e3, 1e9):
+        least = min(ring[0] + ring[1] * size, tree[0] + tree[1] * size)
+        assert time_of("all_reduce", size, levels) == pytest.approx([least])
+    assert (lines_of("all_reduce", Groups.from_levels([[]])) == 0).all()

@@ -121,10 +121,26 @@ def test_activations_buffers_and_reserve() -> None:
     assert on_gpu.total == pytest.approx(total)
 
 
+def test_arguments_broadcast_against_each_other() -> None:
+    zero, many = np.arange(4)[:, None], np.array([1, 3])
+    found = parts(1, zero_stage=zero, num_microbatches=many, precision=MIXED, pp=2)
+    assert found.total.shape == (4, 2)
+    for i, j in np.ndindex(4, 2):
+        one = parts(
+            1,
+            zero_stage=int(zero[i, 0]),
+            num_microbatches=int(many[j]),
+            precision=MIXED,
+            pp=2,
+        )
+        assert found.gradients[i, j] == one.gradients
+        assert found.total[i, j] == one.total
+
+
 def counted(schedule: str, pp: int, virtual: int, many: int) -> np.ndarray:
     code = SCHEDULES.index(schedule)  # type: ignore[arg-type]
-    arrays = (np.array(x) for x in (code, pp, virtual, many))
-    return chunks_in_flight(*arrays, np.arange(pp))
+    ranks = [chunks_in_flight(code, pp, virtual, many, rank) for rank in range(pp)]
+    return np.array(ranks, dtype=float)
 
 
 CASES = legal((2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 4, 6, 8, 12, 16, 24))

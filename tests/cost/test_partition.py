@@ -76,3 +76,23 @@ def test_as_many_stages_as_units_give_one_each(units: int) -> None:
         np.array([units]),
     )
     assert bounds[0].tolist() == list(range(units + 1))
+
+
+@pytest.mark.parametrize("types", [[0, 0, 0, 0], [0, 1, 1, 0]], ids=["one", "two"])
+def test_long_uneven_chains_are_cut_as_well_as_can_be(types: list[int]) -> None:
+    random = np.random.default_rng(3)
+    seconds = random.uniform(0.1, 1.0, 24)
+    values = np.stack([seconds, 2 * seconds])
+    found = balanced_bounds(
+        values[:, None], np.array([0]), np.array([types]), np.array([4])
+    )[0]
+    best = min(bottleneck(values, types, cut) for cut in every_cut(24, 4))
+    slowest = bottleneck(values, types, tuple(found.tolist()))
+    assert slowest == pytest.approx(best, rel=1e-6)
+
+
+def test_problems_on_one_and_on_several_types_are_cut_side_by_side() -> None:
+    values = np.array([[1.0] * 12, [2.0] * 12])[:, None]
+    types = np.array([[0, 1, 0], [1, 1, 1], [0, 0, 7]])
+    bounds = balanced_bounds(values, np.zeros(3, int), types, np.array([3, 3, 2]))
+    assert bounds.tolist() == [[0, 5, 7, 12], [0, 4, 8, 12], [0, 6, 12, 12]]

@@ -130,14 +130,23 @@ def simulate(
     return _Run(table, work, {"F": there, "G": back}, links).run()
 
 
-def held_bytes(table: ActionTable, sizes: np.ndarray, freed: float) -> np.ndarray:
-    """Greatest sum of activations on each rank, by walking its actions."""
+def held_bytes(table: ActionTable, sizes: np.ndarray) -> np.ndarray:
+    """Greatest sum of bytes on each rank, by walking its actions.
+
+    ``sizes`` has rows for: forward done, input gradient done, both halves done, whole
+    backward done. Shape [4, stages].
+    """
     peak = np.zeros(table.pp)
-    gives = {"F": 1.0, "B": -1.0, "I": -freed, "W": freed - 1.0}
     for rank, own in enumerate(_parts(table)):
-        held = 0.0
-        for letter, stage, _ in (part for pair in own for part in pair):
-            held += gives[letter] * sizes[stage]
-            peak[rank] = max(peak[rank], held)
-        assert abs(held) < 1e-9
+        holds: dict[tuple[int, int], float] = {}
+        total, split = 0.0, set()
+        for letter, stage, microbatch in (part for pair in own for part in pair):
+            if letter == "I":
+                split.add((stage, microbatch))
+            assert (letter == "W") == ((stage, microbatch) in split) or letter == "I"
+            size = sizes["FIWB".index(letter), stage]
+            total += size - holds.get((stage, microbatch), 0.0)
+            holds[stage, microbatch] = size
+            peak[rank] = max(peak[rank], total)
+        assert len(holds) == table.virtual_stages * table.num_microbatches
     return peak

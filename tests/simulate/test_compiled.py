@@ -5,7 +5,7 @@ from typing import Any
 import numba
 import pytest
 
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 
 
 def _double(value: float) -> float:
@@ -26,3 +26,7 @@ def test_compiles_where_no_place_can_keep_the_code(
     monkeypatch.setattr(numba, "njit", njit)
     assert compiled(_double)(4.0) == 8.0
     assert asked == [True, False]
+
+
+def test_a_part_compiles_by_itself_too() -> None:
+    assert inlined(_double)(4.0) == 8.0

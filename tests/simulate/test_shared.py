@@ -5,6 +5,8 @@ import pytest
 
 from planner.errors import StrategyError
 from planner.simulate import actions, evaluate, simulate_shared
+from planner.simulate.flow import MAX_RANKS
+from planner.simulate.shared_links import LANES
 from tests.simulate import reference
 from tests.simulate.cases import legal
 
@@ -46,6 +48,38 @@ def test_shared_links_as_in_a_plain_simulation(
     for index in range(4):
         expected = reference.simulate(table, *(part[index] for part in times), *links)
         assert found.makespan_s[index] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES[::2])
+@pytest.mark.parametrize("batch", [1, LANES - 1, LANES, 2 * LANES + 3])
+def test_candidates_side_by_side_as_alone(
+    case: tuple[str, int, int, int], batch: int
+) -> None:
+    table, times = actions(*case), _random(case, batch)
+    links = np.zeros(table.num_stages - 1, dtype=int)
+    shared = {"link_of_forward": links, "link_of_backward": links}
+    together = simulate_shared(table, *times, **shared)
+    for index in range(batch):
+        alone = simulate_shared(table, *(part[index] for part in times), **shared)
+        assert together.makespan_s[index] == alone.makespan_s
+        assert (together.backward_done_s[index] == alone.backward_done_s).all()
+
+
+@pytest.mark.parametrize("case", CASES[::5])
+def test_ties_go_to_the_lower_rank(case: tuple[str, int, int, int]) -> None:
+    # With equal whole numbers many events coincide, and nothing is rounded.
+    table = actions(*case)
+    stages = table.num_stages
+    ones = [np.ones(stages)] * 3 + [np.ones(stages - 1)] * 2
+    links = np.zeros(stages - 1, dtype=int)
+    found = simulate_shared(table, *ones, link_of_forward=links, link_of_backward=links)
+    assert found.makespan_s == reference.simulate(table, *ones, links, links)
+
+
+def test_more_ranks_than_events_can_name() -> None:
+    table = actions("GPipe", MAX_RANKS + 1, 1, 1)
+    with pytest.raises(StrategyError, match="pp=4097 is more than the 4096 ranks"):
+        simulate_shared(table, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("case", CASES[::3])

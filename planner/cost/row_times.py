@@ -1,0 +1,285 @@
+"""Parts of the step time of every row of a strategy table, in one compiled pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.columns import Columns
+from planner.cost.result import PARTS
+from planner.cost.summaries import TIMES, Summaries
+from planner.schema import SCHEDULES, V_SCHEDULES
+from planner.simulate import closed_form_makespan
+from planner.simulate.compiled import compiled
+
+__all__ = ["RowTimes", "row_times"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+_ONE_BY_ONE, _INTERLEAVED = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
+_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
+#: Schedules whose makespan is M x slowest rank + fill, whatever the stages.
+_TEXTBOOK = np.array(
+    [name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES]
+)
+# Compiled code is kept as long as this file is unchanged: what it takes for granted
+# about the order of columns must be said in here.
+_TIMES = ("forward", "backward", "weight", "selective", "full", "tp", "cp", "ep")
+_FORWARD, _BACKWARD, _WEIGHT, _SELECTIVE, _FULL, _TP, _CP, _EP = range(len(_TIMES))
+
+
+class _Parts(NamedTuple):
+    """Those of :data:`PARTS` that are filled in here, under their names. Shapes [n]."""
+
+    compute: Array
+    recompute: Array
+    tensor: Array
+    context: Array
+    expert: Array
+    pipeline_bubble: Array
+    pipeline_transfer: Array
+
+
+class _Work(NamedTuple):
+    """Seconds of one microbatch by cause, and two sums of them."""
+
+    forward: float
+    backward: float
+    weight: float
+    again: float
+    tensor: float
+    context: float
+    expert: float
+    total: float
+    forward_total: float
+
+
+@compiled
+def _work(times: Array, recompute: int) -> _Work:
+    """From the times of a rank or of the model, under one recompute kind.
+
+    The forward has its share of communication: a half, of context a third.
+    """
+    forward, backward = times[_FORWARD], times[_BACKWARD]
+    again, passes, context = 0.0, 2.0, times[_CP]
+    if recompute == 2:
+        again, passes, context = times[_FULL], 3.0, context * (4 / 3)
+    elif recompute == 1:
+        again = times[_SELECTIVE]
+    tensor, expert = passes * times[_TP], passes * times[_EP]
+    return _Work(
+        forward,
+        backward,
+        times[_WEIGHT],
+        again,
+        tensor,
+        context,
+        expert,
+        forward + backward + again + tensor + context + expert,
+        forward + tensor / 2 + expert / 2 + context / 3,
+    )
+
+
+@compiled
+def _by_chains(
+    rows: Columns,
+    load: Array,
+    whole: Array,
+    send_s: Array,
+    found: Index,
+    place: Index,
+    times: Array,
+) -> int:
+    """Find rows that no textbook formula covers, and what their chains are made of.
+
+    Args:
+        rows: The table.
+        load: Times of the slowest rank. Shape [pairs, _TIMES].
+        whole: Times of the model. Shape [pairs, _TIMES].
+        send_s: Of all boundaries, one way. Shape [pairs].
+        found: Filled in with these rows. Shape [n].
+        place: Filled in with where in ``found`` each row is, or -1. Shape [n].
+        times: Filled in for these rows with forward, backward and weight seconds of
+            one mean stage, a transfer, and the slowest rank. Shape [5, n].
+    Returns:
+        How many were found.
+    """
+    count = 0
+    for row in range(len(rows.pp)):
+        schedule, recompute = rows.schedule[row], rows.recompute[row]
+        pp, virtual = rows.pp[row], rows.virtual_stages[row]
+        odd = virtual > 1 and rows.num_microbatches[row] % pp > 0
+        place[row] = -1
+        if _TEXTBOOK[schedule] and not odd:
+            continue
+        pair, stages = rows.pair[row], pp * virtual
+        all_of = _work(whole[pair], recompute)
+        # A V turns on the last rank, where nothing is sent.
+        boundaries = max(stages - 1 - int(_FOLDED[schedule]), 1)
+        times[0, count] = all_of.forward_total / stages
+        times[2, count] = all_of.weight / stages
+        times[1, count] = all_of.total / stages - times[0, count] - times[2, count]
+        times[3, count] = send_s[pair] / boundaries
+        times[4, count] = _work(load[pair], recompute).total
+        found[count], place[row] = row, count
+        count += 1
+    return count
+
+
+@compiled
+def _waits(
+    schedule: int,
+    pp: int,
+    virtual: int,
+    many: int,
+    load: _Work,
+    whole: _Work,
+    send: float,
+) -> float:
+    """What transfers add beyond one way down the pipeline and back.
+
+    1F1B lets pp microbatches in, so that each round of pp waits for the first of them
+    to come back: (all + 2 send) / pp is the least time of a microbatch. Interleaved
+    stages hide transfers under a forward or a backward unless those are shorter. Counts
+    of hops are those of :func:`planner.simulate.bubble_coefficients` for equal stages.
+    """
+    if pp == 1:
+        return 0.0
+    if schedule == _ONE_BY_ONE:
+        rounds = (pp - 1) * many // pp - 1 + (many % pp == 1)
+        late = max((whole.total + 2 * send) / pp - load.total, 0.0)
+        return max(late * pp / (pp - 1) * rounds, 0.0)
+    if schedule == _INTERLEAVED:
+        stages = pp * virtual
+        forward = whole.forward_total / stages
+        shorter = min(forward, whole.total / stages - forward)
+        longer = max(send / max(stages - 1, 1) - shorter, 0.0)
+        return max((many - pp) * (virtual - 1) * longer, 0.0)
+    return 0.0
+
+
+@compiled
+def _fill_parts(
+    rows: Columns,
+    load: Array,
+    whole: Array,
+    send_s: Array,
+    crowding: Array,
+    place: Index,
+    by_chains: Array,
+    parts: _Parts,
+    forward_s: Array,
+    backward_s: Array,
+) -> None:
+    """Parts of the step but for data parallelism and the optimizer.
+
+    Seconds of the pipeline are M x slowest rank + (all - slowest rank) / virtual
+    stages: the fill passes one virtual stage of each rank. Exact for GPipe and 1F1B,
+    whatever the stages; exact for Interleaved1F1B with equal ones and whole rounds of
+    pp microbatches; the rest goes by chains. Source: Narayanan et al. 2021,
+    section 2.2.
+    """
+    for row in range(len(rows.pp)):
+        pp, schedule = rows.pp[row], rows.schedule[row]
+        virtual, many = rows.virtual_stages[row], rows.num_microbatches[row]
+        pair, recompute = rows.pair[row], rows.recompute[row]
+        own, all_of = _work(load[pair], recompute), _work(whole[pair], recompute)
+        if place[row] >= 0:
+            plain, sent = by_chains[0, place[row]], by_chains[1, place[row]]
+        else:
+            send = send_s[pair]
+            plain = many * own.total + (all_of.total - own.total) / virtual
+            waits = _waits(schedule, pp, virtual, many, own, all_of, send)
+            sent = plain + 2 * send + waits
+        crowd = crowding[pp, 0]
+        # Processes that share cores can at best keep all cores busy all the time.
+        cores = many * all_of.total / pp * crowding[pp, 1]
+        plain, sent = max(plain * crowd, cores), max(sent * crowd, cores)
+        busy = many * crowd
+        parts.compute[row] = busy * (own.forward + own.backward)
+        parts.recompute[row] = busy * own.again
+        parts.tensor[row] = busy * own.tensor
+        parts.context[row] = busy * own.context
+        parts.expert[row] = busy * own.expert
+        parts.pipeline_bubble[row] = max(plain - busy * own.total, 0.0)
+        parts.pipeline_transfer[row] = sent - plain
+        forward_s[row] = own.forward_total * crowd
+        backward_s[row] = own.total * crowd - forward_s[row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTimes:
+    """Times of every row of a table.
+
+    Attributes:
+        parts_s: By part, those of data parallelism and the optimizer left at 0. Shape
+            [PARTS, n].
+        forward_s: Of one microbatch on the slowest rank. Shape [n].
+        backward_s: The same for the whole backward. Shape [n].
+    """
+
+    parts_s: Array
+    forward_s: Array
+    backward_s: Array
+
+
+def row_times(rows: Columns, summaries: Summaries, crowding: Array) -> RowTimes:
+    """Time every row's pipeline.
+
+    Args:
+        rows: The table.
+        summaries: Of the cuts that ``rows.pair`` names.
+        crowding: How much processes that share cores slow each other down, for each
+            pp, see :meth:`planner.cost.setting.Setting.crowding`. [most pp + 1, 2].
+    """
+    count = len(rows.pp)
+    found, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    times = np.empty((5, count))
+    order = [TIMES.index(name) for name in _TIMES]
+    load, whole = summaries.load[:, order], summaries.whole[:, order]
+    of_pairs = (
+        np.ascontiguousarray(load),
+        np.ascontiguousarray(whole),
+        summaries.send_s,
+    )
+    chained = _by_chains(rows, *of_pairs, found, place, times)
+    result = RowTimes(
+        parts_s=np.zeros((len(PARTS), count)),
+        forward_s=np.empty(count),
+        backward_s=np.empty(count),
+    )
+    _fill_parts(
+        rows,
+        *of_pairs,
+        crowding,
+        place,
+        _makespans(rows, found[:chained], times[:, :chained]),
+        _Parts(*(result.parts_s[PARTS.index(name)] for name in _Parts._fields)),
+        result.forward_s,
+        result.backward_s,
+    )
+    return result
+
+
+def _makespans(rows: Columns, found: Index, times: Array) -> Array:
+    """Of some rows without and with transfers. Shape [2, found]."""
+    if not len(found):
+        return np.zeros((2, 0))
+    forward, backward, weight, hop, slowest = times
+    hops = np.stack([np.zeros_like(hop), hop])
+    return closed_form_makespan(
+        rows.schedule[found],
+        rows.pp[found],
+        rows.virtual_stages[found],
+        rows.num_microbatches[found],
+        forward,
+        backward,
+        weight,
+        hops,
+        hops,
+        slowest_rank_s=slowest,
+    )

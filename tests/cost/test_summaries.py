@@ -1,0 +1,156 @@
+"""Sums over ranks against sums over units by hand, and what equal cuts share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.cost.partition import balanced_bounds
+from planner.cost.summaries import KEPT, PEAKS, TIMES, Pairs, summarize
+from planner.cost.unit_costs import UnitCosts
+
+UNITS, COMBOS = 13, 2
+#: pp, virtual stages, folded, combination.
+CUTS = [(1, 1, 0, 0), (3, 1, 0, 1), (2, 3, 0, 0), (3, 2, 1, 0), (6, 1, 0, 0)]
+
+
+def random_costs(types: int) -> UnitCosts:
+    random = np.random.default_rng(11)
+
+    def draw(*shape: int) -> np.ndarray:
+        return random.uniform(1.0, 2.0, shape)
+
+    combined = {
+        name: draw(COMBOS, UNITS)
+        for name in (
+            "tp_s",
+            "cp_s",
+            "ep_s",
+            "dense_parameters",
+            "expert_parameters",
+            "tp_bytes",
+            "cp_bytes",
+            "ep_bytes",
+            "tp_payload",
+            "gather_payload",
+            "ep_payload",
+        )
+    }
+    names = ("forward_s", "backward_s", "weight_s", "selective_s", "full_s")
+    return UnitCosts(
+        **{name: draw(types, COMBOS, UNITS) for name in names},
+        **combined,
+        saved_bytes=draw(3, COMBOS, UNITS),
+        transient_bytes=draw(3, COMBOS, UNITS),
+        tensors=draw(UNITS),
+        cut_bytes=draw(COMBOS, UNITS - 1),
+    )
+
+
+def pairs_of(types_of_rank: list[int]) -> Pairs:
+    """All of CUTS, on the first ranks of a list of device types."""
+    degrees = sorted({pp for pp, *_ in CUTS})
+    types = np.array(
+        [types_of_rank[:pp] + [types_of_rank[0]] * (degrees[-1] - pp) for pp in degrees]
+    )
+    pp, virtual, folded, combo = np.array(CUTS).T
+    return Pairs(
+        combo=combo,
+        pp=pp,
+        virtual=virtual,
+        folded=folded,
+        degree=np.searchsorted(degrees, pp),
+        types=types,
+        bandwidth=np.full(types.shape, 4.0),
+        latency=np.full(types.shape, 0.5),
+    )
+
+
+def stages_of(rank: int, pp: int, virtual: int, folded: int) -> list[int]:
+    if folded:
+        return sorted({rank, 2 * pp - 1 - rank})
+    return [rank + turn * pp for turn in range(virtual)]
+
+
+def cut_of(costs: UnitCosts, row: int, types: list[int]) -> tuple[int, ...]:
+    """Where the stages of a row start, cut on its own."""
+    pp, virtual, folded, combo = CUTS[row]
+    shared = 2 * costs.tp_s + costs.cp_s + 2 * costs.ep_s
+    kinds = [0] * (pp * virtual)
+    for rank in range(pp):
+        for stage in stages_of(rank, pp, virtual, folded):
+            kinds[stage] = types[rank]
+    bounds = balanced_bounds(
+        costs.forward_s + costs.backward_s + shared,
+        np.array([combo]),
+        np.array([kinds]),
+        np.array([pp * virtual]),
+    )
+    return tuple(bounds[0].tolist())
+
+
+@pytest.mark.parametrize("types", [[0] * 6, [0, 1, 0, 1, 1, 0]], ids=["one", "two"])
+@pytest.mark.parametrize("row", range(len(CUTS)))
+def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
+    costs = random_costs(2)
+    found = summarize(costs, pairs_of(types))
+    pp, virtual, folded, combo = CUTS[row]
+    shared = (costs.tp_s, costs.cp_s, costs.ep_s)
+    typed = (
+        costs.forward_s,
+        costs.backward_s,
+        costs.weight_s,
+        costs.selective_s,
+        costs.full_s,
+    )
+
+    def times(rank: int, units: list[int]) -> np.ndarray:
+        own = [part[types[rank], combo, units].sum() for part in typed]
+        return np.array(own + [part[combo, units].sum() for part in shared])
+
+    bounds = cut_of(costs, row, types)
+    ranks = []
+    for rank in range(pp):
+        stages = stages_of(rank, pp, virtual, folded)
+        ranks.append([u for s in stages for u in range(bounds[s], bounds[s + 1])])
+    loads = np.array([times(rank, units) for rank, units in enumerate(ranks)])
+    work = loads @ np.array([1, 1, 0, 0, 0, 2, 1, 2])
+    assert len(TIMES) == loads.shape[1]
+    assert found.load[row] == pytest.approx(loads[work.argmax()])
+    assert found.whole[row] == pytest.approx(loads.sum(axis=0))
+    both = costs.dense_parameters[combo] + costs.expert_parameters[combo]
+    for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
+        units = ranks[rank]
+        dense = costs.dense_parameters[combo, units].sum()
+        assert found.kept[row, place, KEPT.index("dense")] == pytest.approx(dense)
+        saved = costs.saved_bytes[:, combo, units].sum(axis=1)
+        assert found.kept[row, place, -3:] == pytest.approx(saved)
+        peaks = [both[units].max(), *costs.transient_bytes[:, combo, units].max(axis=1)]
+        assert found.peaks[row, place, : len(PEAKS)] == pytest.approx(peaks)
+
+
+@pytest.mark.parametrize("row", range(len(CUTS)))
+def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
+    costs = random_costs(1)
+    found = summarize(costs, pairs_of([0] * 6))
+    pp, virtual, folded, combo = CUTS[row]
+    bounds = cut_of(costs, row, [0] * 6)
+    inner = [costs.cut_bytes[combo, b - 1] for b in bounds[1:-1]]
+    turn = {pp - 1} if folded else set()
+    crossing = [c for s, c in enumerate(inner) if s not in turn and pp > 1]
+    sent = sum(0.5 + c / 4.0 for c in crossing)
+    assert found.send_s[row] == pytest.approx(sent)
+    for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
+        around = [0.0, *inner, 0.0]
+        received = sum(
+            around[s] + around[s + 1] for s in stages_of(rank, pp, virtual, folded)
+        )
+        assert found.receive_bytes[row, place] == pytest.approx(received)
+
+
+def test_on_one_device_type_a_cut_depends_on_the_number_of_stages_alone() -> None:
+    found = summarize(random_costs(1), pairs_of([0] * 6))
+    # Six stages each: the model's sums agree, and so does what ranks of one stage send.
+    looped, flat = (CUTS.index(cut) for cut in ((2, 3, 0, 0), (6, 1, 0, 0)))
+    assert found.whole[looped] == pytest.approx(found.whole[flat])
+    assert found.send_s[looped] == pytest.approx(found.send_s[flat])
