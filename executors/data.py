@@ -48,7 +48,12 @@ def synthetic_batch(
 
 
 def global_batches(
-    workload: Workload, data: Data | None, steps: int, *, seed: int = 0
+    workload: Workload,
+    data: Data | None,
+    steps: int,
+    *,
+    seed: int = 0,
+    first: int = 0,
 ) -> Iterator[Batch]:
     """The global batch of each step.
 
@@ -56,19 +61,21 @@ def global_batches(
         workload: Says how many samples a step has.
         data: Where they come from; None for synthetic ones. An iterable that ends is
             begun anew. Every rank must be given the same.
-        steps: How many batches.
+        steps: Number of the step before which to end.
         seed: Of synthetic batches.
+        first: Step to begin with; an iterable is read up to it and what it gave
+            before is dropped.
 
     Raises:
         ExecutionError: If the data is empty, or a batch has another size than the
             plan's global batch.
     """
     if data is None:
-        for step in range(steps):
+        for step in range(first, steps):
             yield synthetic_batch(workload, step, seed=seed)
         return
     source = iter(()) if callable(data) else iter(data)
-    for step in range(steps):
+    for step in range(first if callable(data) else 0, steps):
         if callable(data):
             batch: Batch | None = data(step)
         else:
@@ -81,8 +88,9 @@ def global_batches(
                 f"data gave no batch for step {step}; give an iterable of mappings "
                 f"from input name to tensor, or a function of the step"
             )
-        _check_size(batch, workload.global_batch)
-        yield batch
+        if step >= first:
+            _check_size(batch, workload.global_batch)
+            yield batch
 
 
 def _check_size(batch: Batch, expected: int) -> None:

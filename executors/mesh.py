@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from executors.rendezvous import fresh_store
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import AXES, Mesh, Strategy
 
@@ -149,7 +150,17 @@ def process_group(device: torch.device, *, timeout_s: float = 600.0) -> Iterator
     timeout = datetime.timedelta(seconds=timeout_s)
     device_id = device if device.type == "cuda" else None
     if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
+        store = fresh_store(timeout)
+        # Without a store of ours torch makes one, and wants no ranks then.
+        numbers = (-1, -1) if store is None else _own_numbers()
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=numbers[0],
+            world_size=numbers[1],
+            timeout=timeout,
+            device_id=device_id,
+        )
     else:
         dist.init_process_group(
             backend,
@@ -167,6 +178,11 @@ def process_group(device: torch.device, *, timeout_s: float = 600.0) -> Iterator
         # the GIL to free their tensors: a deadlock in one run of five (torch 2.13).
         gc.collect()
         dist.destroy_process_group()
+
+
+def _own_numbers() -> tuple[int, int]:
+    """Rank and number of processes, as torchrun says them."""
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def arrange(strategy: Strategy, device: torch.device) -> ProcessMesh:

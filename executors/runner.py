@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from executors.checkpoint import CheckpointOptions, Checkpoints
 from executors.data import Batch, Data, global_batches
 from executors.measure import measure_step, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters
+from executors.snapshot import Inventory
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
@@ -50,16 +57,18 @@ class RunResult:
     """What a run did; equal on all ranks but for times.
 
     Attributes:
-        losses: Mean loss of each step.
+        losses: Mean loss of each step from ``first_step`` on.
         grad_norms: Gradient norms before clipping; empty where the plan does not.
         step_times_s: Wall-clock time of each step on this rank.
         measurement: What ``measure=True`` measured, else None.
+        first_step: Steps that the checkpoint had done from which the run went on.
     """
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     step_times_s: tuple[float, ...]
     measurement: Measurement | None = None
+    first_step: int = 0
 
 
 def check_model(plan: Plan, model: nn.Module) -> None:
@@ -97,6 +106,11 @@ def run(
     measure: bool = False,
     force: bool = False,
     timeout_s: float = 600.0,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool | str = False,
+    keep_checkpoints: int = 2,
+    background_checkpoints: bool = False,
 ) -> RunResult:
     """Train a model by a plan.
 
@@ -110,7 +124,7 @@ def run(
         data: Global batches: an iterable of mappings from keyword to tensor, or a
             function from the step's number to one; equal on all ranks. None for
             synthetic batches of the shapes in the plan.
-        steps: Optimizer steps, at least 1.
+        steps: Optimizer steps, at least 1; those of the run that is resumed count.
         seed: Of parameters, synthetic batches and dropout.
         device: ``cpu`` or ``cuda``; None for GPUs where there are any.
         on_step: Called after each step, on rank 0 alone.
@@ -118,39 +132,85 @@ def run(
             communication in one step more, because counting slows a step.
         force: Run although the model's fingerprint is another one.
         timeout_s: How long a collective waits for a rank, in seconds.
+        checkpoint_dir: Folder, seen by all ranks, for the state of the run: model,
+            optimizer, number of the next batch, generators. None to keep none.
+        checkpoint_every: Steps between checkpoints; None for one at the end.
+        resume: Go on from the latest checkpoint, if there is one; or from a named
+            one, ``step-000100``. Under any plan for the same model and optimizer.
+        keep_checkpoints: How many of the last to keep.
+        background_checkpoints: Write them from a thread, off a copy in CPU memory.
 
     Raises:
         ExecutionError: If the number of processes is wrong, the plan cannot be run,
-            or the data does not fit it.
-        FingerprintError: If the plan is for another model.
+            the data does not fit it, the loss is not finite, or a checkpoint cannot
+            be written or read.
+        FingerprintError: If the plan, or the checkpoint, is for another model.
     """
     if steps < 1:
         raise ExecutionError(f"steps={steps}; a run has at least 1 step")
+    options = _checkpoint_options(
+        checkpoint_dir,
+        checkpoint_every,
+        resume,
+        keep_checkpoints,
+        background_checkpoints,
+    )
     chosen = choose_device(device)
-    with process_group(chosen, timeout_s=timeout_s):
-        trainer = _prepare(plan, model_fn, seed, chosen, force)
+    with process_group(chosen, timeout_s=timeout_s), contextlib.ExitStack() as stack:
+        trainer, inventory = _prepare(plan, model_fn, seed, chosen, force)
+        saved: Checkpoints | None = None
+        if options is not None:
+            saved = Checkpoints(
+                options,
+                trainer,
+                inventory,
+                seed=seed,
+                timeout_s=timeout_s,
+                force=force,
+            )
+            stack.enter_context(saved)
+        first = saved.begin() if saved else 0
+        if measure and first >= steps:
+            raise ExecutionError(
+                f"{checkpoint_dir} has done {first} of steps={steps}, there is none "
+                f"left to measure; ask for more steps"
+            )
         total = steps + (1 if measure else 0)
-        batches = global_batches(plan.workload, data, total, seed=seed)
-        losses, norms, times = [], [], []
-        for step in range(steps):
-            report = _train_step(trainer, next(batches), step, steps)
-            losses.append(report.loss)
-            times.append(report.time_s)
-            norms += [] if report.grad_norm is None else [report.grad_norm]
-            if trainer.place.rank == 0:
-                _LOG.info("step %d of %d: loss %.4f", step + 1, steps, report.loss)
-                if on_step is not None:
-                    on_step(report)
-        measurement = None
-        if measure:
-            counted = measure_step(trainer, next(batches))
-            measurement = summarize(plan, trainer.place, counted, times, losses)
-        return RunResult(
-            losses=tuple(losses),
-            grad_norms=tuple(norms),
-            step_times_s=tuple(times),
-            measurement=measurement,
+        batches = global_batches(plan.workload, data, total, seed=seed, first=first)
+        reports = []
+        for report in _train(trainer, batches, first, steps, saved):
+            reports.append(report)
+            if on_step is not None and trainer.place.rank == 0:
+                on_step(report)
+        return _result(
+            plan, trainer, reports, first, next(batches) if measure else None
         )
+
+
+def _checkpoint_options(
+    folder: str | os.PathLike[str] | None,
+    every: int | None,
+    resume: bool | str,
+    keep: int,
+    background: bool,
+) -> CheckpointOptions | None:
+    """None without a folder.
+
+    Raises:
+        ExecutionError: If there is none, although checkpoints are asked for.
+    """
+    if folder is None:
+        if every is not None or resume:
+            asked = "resume" if resume else "checkpoint_every"
+            raise ExecutionError(f"{asked} needs a folder; give checkpoint_dir")
+        return None
+    return CheckpointOptions(
+        folder=Path(folder).absolute(),
+        every=every,
+        resume=resume,
+        keep=keep,
+        background=background,
+    )
 
 
 def _prepare(
@@ -159,7 +219,7 @@ def _prepare(
     seed: int,
     device: torch.device,
     force: bool,
-) -> Trainer:
+) -> tuple[Trainer, Inventory]:
     """Check processes, model and strategy, and build this rank's part."""
     place = arrange(plan.strategy, device)
     torch.manual_seed(seed)
@@ -176,16 +236,75 @@ def _prepare(
         raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
     if place.rank == 0:
         _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
-    return Trainer(plan, model, place)
+    inventory = Inventory.of(model)
+    return Trainer(plan, model, place), inventory
 
 
-def _train_step(trainer: Trainer, batch: Batch, step: int, steps: int) -> StepReport:
-    begin = time.perf_counter()
-    result = trainer.step(batch)
-    return StepReport(
-        step=step,
-        steps=steps,
-        loss=result.loss,
-        grad_norm=result.grad_norm,
-        time_s=time.perf_counter() - begin,
+def _train(
+    trainer: Trainer,
+    batches: Iterator[Batch],
+    first: int,
+    steps: int,
+    saved: Checkpoints | None,
+) -> Iterator[StepReport]:
+    """Do the steps, one each time that a report is asked for, and save what is due."""
+    for step in range(first, steps):
+        batch = next(batches)
+        begin = time.perf_counter()
+        result = trainer.step(batch)
+        took = time.perf_counter() - begin
+        _require_finite(trainer, step, result.loss, saved)
+        if trainer.place.rank == 0:
+            _LOG.info("step %d of %d: loss %.4f", step + 1, steps, result.loss)
+        yield StepReport(
+            step=step,
+            steps=steps,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            time_s=took,
+        )
+        if saved is not None and saved.options.due(step + 1, steps):
+            saved.save(step + 1)
+
+
+def _result(
+    plan: Plan,
+    trainer: Trainer,
+    reports: Sequence[StepReport],
+    first: int,
+    counted: Batch | None,
+) -> RunResult:
+    """What the steps did; measured in one more, if there is a batch for it."""
+    losses = tuple(report.loss for report in reports)
+    times = tuple(report.time_s for report in reports)
+    measurement = None
+    if counted is not None:
+        step = measure_step(trainer, counted)
+        measurement = summarize(plan, trainer.place, step, times, losses)
+    return RunResult(
+        losses=losses,
+        grad_norms=tuple(r.grad_norm for r in reports if r.grad_norm is not None),
+        step_times_s=times,
+        measurement=measurement,
+        first_step=first,
     )
+
+
+def _require_finite(
+    trainer: Trainer, step: int, loss: float, saved: Checkpoints | None
+) -> None:
+    """Stop a run that has diverged, before anything of it is saved.
+
+    Raises:
+        ExecutionError: The same on all ranks, naming the first that had it.
+    """
+    if math.isfinite(loss):
+        return
+    finite: list[bool] = [True] * dist.get_world_size()
+    dist.all_gather_object(finite, math.isfinite(trainer.loss_share))
+    # Where every share is finite their sum has overflown.
+    where = f" on rank {finite.index(False)}" if False in finite else ""
+    remedy = (
+        saved.remedy() if saved else "lower the learning rate or set grad_clip_norm"
+    )
+    raise ExecutionError(f"the loss of step {step + 1} is {loss}{where}; {remedy}")

@@ -7,6 +7,7 @@ lack a sharding rule.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -67,11 +68,22 @@ def _split(
     setattr(module, name, parameter)
 
 
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether a layer is transformers' ``Conv1D``: linear, with a weight [in, out]."""
+    library = sys.modules.get("transformers.pytorch_utils")
+    return isinstance(module, getattr(library, "Conv1D", ()))
+
+
 def _forward_linear(
-    module: nn.Linear, leave: Leave, whole_bias: bool, tensor: torch.Tensor
+    module: nn.Module,
+    leave: Leave,
+    whole_bias: bool,
+    transposed: bool,
+    tensor: torch.Tensor,
 ) -> torch.Tensor:
-    weight, bias = _local(module.weight), _local(module.bias)
+    weight, bias = _local(module.weight), _local(module.bias)  # type: ignore[arg-type]
     assert weight is not None
+    weight = weight.t() if transposed else weight
     if bias is None or not whole_bias:
         return leave(functional.linear(tensor, weight, bias))
     return leave(functional.linear(tensor, weight)) + bias
@@ -108,7 +120,7 @@ def shard_linear(
     """Split a linear layer over tp, in place.
 
     Args:
-        module: The layer; weight of shape [out, in].
+        module: The layer; weight of shape [out, in], or [in, out] of a ``Conv1D``.
         fqn: Its name, for messages.
         style: ``colwise`` splits out, ``rowwise`` splits in.
         mesh: The tp axis.
@@ -116,18 +128,19 @@ def shard_linear(
         memo: Parameters split so far, so that tied ones stay one.
 
     Raises:
-        StrategyError: If the module is no ``nn.Linear``, or tp does not divide it.
+        StrategyError: If the module is no linear layer, or tp does not divide it.
     """
-    if not isinstance(module, nn.Linear):
+    transposed = _is_transposed(module)
+    if not transposed and not isinstance(module, nn.Linear):
         raise StrategyError(
             f"{fqn} is {type(module).__name__}, style {style!r} can split nn.Linear "
-            f"alone; leave it out of the sharding or use tp=1"
+            f"and Conv1D alone; leave it out of the sharding or use tp=1"
         )
-    dim = 0 if style == "colwise" else 1
+    dim = int((style == "rowwise") != transposed)
     _split(module, "weight", dim, mesh, fqn=fqn, memo=memo)
     if style == "colwise":
         _split(module, "bias", 0, mesh, fqn=fqn, memo=memo)
-    forward = partial(_forward_linear, module, leave, style == "rowwise")
+    forward = partial(_forward_linear, module, leave, style == "rowwise", transposed)
     module.__dict__["forward"] = forward
 
 

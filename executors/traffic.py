@@ -6,13 +6,14 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.schema.measurement import Traffic
 
-__all__ = ["CollectiveCounter"]
+__all__ = ["CollectiveCounter", "Tally"]
 
 #: c10d op name to the kind that it is counted as; barriers carry nothing.
 _KINDS = {
@@ -37,36 +38,74 @@ _KINDS = {
 }
 
 
-class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts calls and bytes by kind while it is entered.
+class Tally:
+    """Calls and bytes of collectives, by kind and size of the group.
 
     Bytes are those of the larger side: what an all-gather returns, what a
     reduce-scatter or an all-reduce is given.
     """
 
     def __init__(self) -> None:
+        self._counts: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+
+    def record(self, func: Any, args: Any) -> None:
+        """Count one op of the dispatcher, if it is a collective or a message."""
+        space, _, name = func._schema.name.partition("::")
+        kind = _KINDS.get(name) if space == "c10d" else None
+        if kind is not None:
+            entry = self._counts[kind, _group_size(args)]
+            entry[0] += 1
+            entry[1] += max((_size(argument) for argument in args), default=0)
+
+    def by_group(self) -> dict[tuple[str, int], Traffic]:
+        """What was counted so far, by kind and number of ranks that take part."""
+        return {
+            key: Traffic(count=count, bytes=size)
+            for key, (count, size) in sorted(self._counts.items())
+        }
+
+    def by_kind(self) -> dict[str, Traffic]:
+        """What was counted so far, by kind."""
+        totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for (kind, _), (count, size) in self._counts.items():
+            totals[kind][0] += count
+            totals[kind][1] += size
+        return {
+            kind: Traffic(count=count, bytes=size)
+            for kind, (count, size) in sorted(totals.items())
+        }
+
+
+class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts collectives of this rank while it is entered."""
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._calls: dict[str, int] = defaultdict(int)
-        self._bytes: dict[str, int] = defaultdict(int)
+        self._tally = Tally()
 
     def traffic(self) -> dict[str, Traffic]:
         """What was counted so far, by kind."""
-        return {
-            kind: Traffic(count=count, bytes=self._bytes[kind])
-            for kind, count in sorted(self._calls.items())
-        }
+        return self._tally.by_kind()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        space, _, name = func._schema.name.partition("::")
-        kind = _KINDS.get(name) if space == "c10d" else None
-        if kind is not None:
-            self._calls[kind] += 1
-            self._bytes[kind] += max((_size(argument) for argument in args), default=0)
+        self._tally.record(func, args)
         return func(*args, **(kwargs or {}))
+
+
+def _group_size(args: Any) -> int:
+    """Ranks of the group among an op's arguments; 2 for a message between two."""
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject):
+            try:
+                return dist.ProcessGroup.unbox(argument).size()
+            except RuntimeError:
+                # Not a group but a boxed option, such as the kind of reduction.
+                continue
+    return 1
 
 
 def _size(argument: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -73,12 +74,18 @@ class Trainer:
                 mesh.cp,
                 strategy.context_algorithm,
             )
+        #: What this rank added to the last step's loss: tells who first had a NaN.
+        self.loss_share = torch.zeros((), device=place.device)
         self.parts: dict[int, ParallelPart] = {}
         self.pipeline: Pipeline | None = None
         self._tied: TiedSync | None = None
         model.train()
         if place.size("pp") > 1:
             self._build_pipeline(model)
+            # The graphs of other ranks' stages hold weights in cycles, which would
+            # stay until Python happens to look for them.
+            del model
+            gc.collect()
         else:
             self._build_whole(model)
         self.optimizer = build_optimizer(self._parameters(), strategy.optimizer)
@@ -175,10 +182,29 @@ class Trainer:
         """
         strategy = self.plan.strategy
         self.loss.prepare(batch, strategy.num_microbatches)
-        mesh = strategy.mesh
         local = slice_batch(
-            batch, self.place.data_index, mesh.data_parallel, self.place.device
+            batch,
+            self.place.data_index,
+            strategy.mesh.data_parallel,
+            self.place.device,
         )
+        loss, norm = self.update(local)
+        return StepResult(
+            loss=float(loss), grad_norm=None if norm is None else float(norm)
+        )
+
+    def update(
+        self, local: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """All of a step but what needs values: a dry run has tensors without any.
+
+        Args:
+            local: This rank's slice of the global batch, on its device; the loss has
+                been prepared for the batch.
+
+        Returns:
+            Mean loss of the global batch, and norm of the gradient if the plan clips.
+        """
         self.optimizer.zero_grad()
         loss = self._forward_backward(local)
         sum_over_tp(self._partial, self.place)
@@ -186,7 +212,7 @@ class Trainer:
             self._tied.sum_gradients()
         norm = self._clip()
         self.optimizer.step()
-        return StepResult(loss=self._mean_loss(loss), grad_norm=norm)
+        return self._mean_loss(loss), norm
 
     def _forward_backward(
         self, local: Mapping[str, torch.Tensor]
@@ -232,19 +258,20 @@ class Trainer:
         length = self.plan.workload.seq_len or 0
         return slice_sequence(inputs, self._positions, length)
 
-    def _clip(self) -> float | None:
+    def _clip(self) -> torch.Tensor | None:
         limit = self.plan.strategy.grad_clip_norm
         if limit is None:
             return None
         norm = gradient_norm((p for _, p in self.named_parameters()), self.place)
         clip_gradients(self._parameters(), norm, limit)
-        return float(norm)
+        return norm
 
-    def _mean_loss(self, loss: torch.Tensor | None) -> float:
+    def _mean_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Mean over the global batch, known to every rank."""
         share = torch.zeros((), device=self.place.device) if loss is None else loss
         mesh = self.plan.strategy.mesh
         # Every tp rank has the same loss; each data-parallel rank scaled its own up.
-        share = share / (mesh.data_parallel * mesh.cp * mesh.tp)
-        dist.all_reduce(share)
-        return float(share)
+        self.loss_share = share / (mesh.data_parallel * mesh.cp * mesh.tp)
+        total = self.loss_share.clone()
+        dist.all_reduce(total)
+        return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -136,11 +137,16 @@ def _lists(module: torch.nn.Module) -> Iterator[str]:
 
 
 def _splittable(module: torch.nn.Module) -> dict[str, str]:
-    """FQN to ``linear`` or ``embedding``."""
+    """FQN to ``linear``, ``transposed`` or ``embedding``."""
+    # transformers' linear layer with a weight [in, out]; no model without it has it.
+    library = sys.modules.get("transformers.pytorch_utils")
+    transposed = getattr(library, "Conv1D", ())
     found = {}
     for name, child in module.named_modules(remove_duplicate=False):
         if isinstance(child, torch.nn.Linear):
             found[name] = "linear"
+        elif isinstance(child, transposed):
+            found[name] = "transposed"
         elif isinstance(child, torch.nn.Embedding):
             found[name] = "embedding"
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,7 +36,8 @@ def no_init() -> Iterator[None]:
     """While open, ``torch.nn.init`` functions leave their tensor as it is.
 
     On tensors without memory an initialisation is wasted time at best, and some ask
-    for values that are not there.
+    for values that are not there. A library that is imported meanwhile may keep the
+    functions that it finds here: they initialise again once this is closed.
     """
     from torch.nn import init
 
@@ -48,14 +50,21 @@ def no_init() -> Iterator[None]:
     ]
     before = {name: getattr(init, name) for name in names}
 
-    def untouched(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return tensor
+    closed = False
 
-    for name in names:
-        setattr(init, name, untouched)
+    def idle(initialise: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(initialise)
+        def untouched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return initialise(tensor, *args, **kwargs) if closed else tensor
+
+        return untouched
+
+    for name, function in before.items():
+        setattr(init, name, idle(function))
     try:
         yield
     finally:
+        closed = True
         for name, function in before.items():
             setattr(init, name, function)
 

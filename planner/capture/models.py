@@ -192,6 +192,9 @@ def _loaded(
     batch: int,
 ) -> LoadedModel:
     inputs, length = _config_inputs(config, seq_len, batch)
+    if hasattr(config, "use_cache"):
+        # Training keeps no keys and values; a stage could not hand such a cache on.
+        config.use_cache = False
     return LoadedModel(
         name=name,
         ref=ref,

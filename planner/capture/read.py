@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,11 +17,13 @@ from planner.capture.inputs import ExampleInputs, read_inputs
 from planner.capture.ladder import Reading, Source, climb
 from planner.capture.loss import LossKind
 from planner.capture.models import LoadedModel
+from planner.capture.rehearse import rehearse
 from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen, structure
 from planner.graph.model import ModelGraph
 from planner.graph.ops import OpGraph
 from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
+from planner.graph.stream import why_whole_stream
 
 __all__ = ["capture"]
 
@@ -33,6 +37,15 @@ _MIXES_TOKENS = frozenset(
         "aten::roll",
         "aten::rnn_relu",
         "aten::rnn_tanh",
+    }
+)
+
+_BATCH_NORMS = frozenset(
+    {
+        "aten::native_batch_norm",
+        "aten::_native_batch_norm_legit",
+        "aten::_batch_norm_with_update",
+        "aten::cudnn_batch_norm",
     }
 )
 
@@ -92,22 +105,19 @@ def capture(
     facts = model_facts(module)
     example = _example(loaded, example_inputs, facts, batch, seq_len)
     inputs = read_inputs(module, example, high=facts.vocab_size)
-    reading = climb(
-        Source(
-            module=module,
-            owned=build is not None,
-            inputs=inputs,
-            dtype=compute,
-            loss=loss,
-            repeat=repeat,
-            op_budget=op_budget,
-        )
+    source = Source(
+        module=module,
+        owned=build is not None,
+        inputs=inputs,
+        dtype=compute,
+        loss=loss,
+        repeat=repeat,
+        op_budget=op_budget,
     )
+    reading = climb(source)
     label = name or (loaded.name if loaded is not None else type(module).__name__)
     where = ref or (loaded.ref if loaded is not None else None)
-    return _graph(
-        module, compute, facts, inputs, reading=reading, name=label, ref=where
-    )
+    return _graph(source, facts, reading=reading, name=label, ref=where)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -169,22 +179,33 @@ def _attention(
     return None if kind == "other" else kind
 
 
+def _batch_norm_values(ops: OpGraph, batch: int) -> int | None:
+    """Fewest values a channel that a batch norm sees of one sample."""
+    counts = []
+    for name, made in zip(ops.names, ops.outputs, strict=True):
+        if name in _BATCH_NORMS:
+            # As the op made it: of its input only the first view is known.
+            shape = ops.storage_tensor[made[0]][0]
+            counts.append(max(1, math.prod(shape) // (shape[1] * batch)))
+    return min(counts, default=None)
+
+
 def _graph(
-    module: torch.nn.Module,
-    dtype: torch.dtype | None,
+    source: Source,
     facts: Facts,
-    inputs: ExampleInputs,
     *,
     reading: Reading,
     name: str,
     ref: str | None,
 ) -> ModelGraph:
+    module, dtype, inputs = source.module, source.dtype, source.inputs
     ops = expand(reading.trace, module, dtype)
     plan = structure(ops)
-    roles = infer_roles(ops, plan, facts.tp_plan)
+    roles = infer_roles(ops, plan, facts.tp_plan, partial(rehearse, source))
     made = coarsen(ops, plan, roles)
     blocks = with_config_heads(made.blocks, facts.dims)
-    dims, experts = parallel_dims(blocks, made.parameters)
+    transposed = {fqn for fqn, kind in ops.linear.items() if kind == "transposed"}
+    dims, experts = parallel_dims(blocks, made.parameters, transposed)
     compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
     config = dict(facts.config)
     config["loss"] = reading.loss
@@ -211,6 +232,9 @@ def _graph(
         ),
         tp_dims=dims,
         sharding={**roles.patterns, **expert_patterns(module)},
+        whole=dict(roles.whole),
+        whole_stream=why_whole_stream(blocks, made.edges),
+        batch_norm_values=_batch_norm_values(ops, inputs.batch),
         num_experts=experts,
         attention=_attention(module, ops, reading),
         assumptions=reading.assumptions,

@@ -22,6 +22,7 @@ from planner.cli.plan import PlanCommand
 from planner.cli.predict import PredictCommand
 from planner.cli.probe import ProbeCommand
 from planner.cli.run import RunCommand
+from planner.cli.verify import VerifyCommand
 from planner.errors import MeshwrightError, UnknownNameError
 
 __all__ = ["main"]
@@ -30,6 +31,7 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "plan": PlanCommand,
     "predict": PredictCommand,
     "run": RunCommand,
+    "verify": VerifyCommand,
     "probe": ProbeCommand,
     "explain": ExplainCommand,
     "export": ExportCommand,

@@ -46,7 +46,8 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         arguments: JSON values, from ``meshwright run``.
         emit: Takes messages for the launching process.
     Returns:
-        Losses, step times and, if asked for, the measurement; JSON values.
+        Losses, step times, the step that they begin with and, if asked for, the
+        measurement; JSON values.
     """
     from executors import run
 
@@ -64,10 +65,16 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         seed=arguments["seed"],
         measure=arguments["measure"],
         force=arguments["force"],
+        checkpoint_dir=arguments.get("checkpoint_dir"),
+        checkpoint_every=arguments.get("checkpoint_every"),
+        resume=arguments.get("resume", False),
+        keep_checkpoints=arguments.get("keep_checkpoints", 2),
+        background_checkpoints=arguments.get("background_checkpoints", False),
         on_step=lambda report: emit({"step": report.step, "loss": report.loss}),
     )
     measured = result.measurement
     return {
+        "first_step": result.first_step,
         "losses": list(result.losses),
         "step_times_s": list(result.step_times_s),
         "measurement": measured.to_data() if measured else None,

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
-from planner.cli.options import OptionalFile, OutFile
+from planner.cli.options import OptionalFile, OptionalInt, OutFile
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress
 from planner.errors import (
     CaptureError,
@@ -26,6 +27,39 @@ from planner.schema.base import require_writable
 __all__ = ["RunCommand"]
 
 _LOG = logging.getLogger(__name__)
+
+OptionalFolder = Annotated[
+    str | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
+]
+
+
+def _read_resume(words: list[str]) -> bool | str:
+    """``--resume`` alone, or with the name of a checkpoint.
+
+    Raises:
+        ValueError: If the words are no name: tyro says so and stops.
+    """
+    if not words:
+        return True
+    if len(words) > 1 or not words[0].startswith("step-"):
+        raise ValueError(
+            f"--resume {' '.join(words)}: name one checkpoint, step-000100, or none "
+            f"for the latest; PLAN comes before it"
+        )
+    return words[0]
+
+
+Resume = Annotated[
+    bool | str | None,
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[STEP]",
+        instance_from_str=_read_resume,
+        is_instance=lambda value: value is None or isinstance(value, bool | str),
+        str_from_instance=lambda value: [value] if isinstance(value, str) else [],
+    ),
+    tyro.conf.arg(help_behavior_hint=""),
+]
 
 #: Where to look when one line is not enough.
 _MORE = "; MESHWRIGHT_LOG=INFO shows the traceback"
@@ -56,6 +90,16 @@ class RunCommand:
     """Lay predicted beside measured: step time, memory, bytes on the wire."""
     measurement: OutFile = None
     """Where to write the measurement as JSON; implies --measure."""
+    checkpoint_dir: OptionalFolder = None
+    """Keep the state of the run in this folder."""
+    checkpoint_every: OptionalInt = None
+    """Steps between checkpoints; one at the end by default."""
+    resume: Resume = None
+    """Go on from the latest checkpoint, if there is one, or from a named one."""
+    keep_checkpoints: int = 2
+    """How many of the last to keep."""
+    background_checkpoints: bool = False
+    """Write them while training goes on."""
     allow_remote_code: bool = False
     """Run Python code that came with the hf:PATH named by --model; read it first."""
     force: bool = False
@@ -75,6 +119,7 @@ class RunCommand:
             "measure": self.measure or self.measurement is not None,
             "allow_remote_code": self.allow_remote_code,
             "force": self.force,
+            **self._checkpoints(),
         }
         self._check(plan)
         launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -86,6 +131,30 @@ class RunCommand:
         result = _train_as_rank(arguments)
         if os.environ["RANK"] == "0":
             self._report(plan, result)
+
+    def _checkpoints(self) -> dict[str, Any]:
+        """As :func:`executors.run` takes them.
+
+        Raises:
+            ExecutionError: If they contradict each other.
+        """
+        folder = self.checkpoint_dir
+        if folder is None and (self.resume or self.checkpoint_every is not None):
+            asked = "--resume" if self.resume else "--checkpoint-every"
+            raise ExecutionError(f"{asked} needs a folder; add --checkpoint-dir")
+        for flag, value in (
+            ("--checkpoint-every", self.checkpoint_every),
+            ("--keep-checkpoints", self.keep_checkpoints),
+        ):
+            if value is not None and value < 1:
+                raise ExecutionError(f"{flag} {value}; give a number of at least 1")
+        return {
+            "checkpoint_dir": str(Path(folder).absolute()) if folder else None,
+            "checkpoint_every": self.checkpoint_every,
+            "resume": self.resume or False,
+            "keep_checkpoints": self.keep_checkpoints,
+            "background_checkpoints": self.background_checkpoints,
+        }
 
     def _model(self, plan: Plan) -> str:
         """Where the model comes from; code only if it was named on the command line.
@@ -141,8 +210,8 @@ class RunCommand:
                 if rank != 0 or "loss" not in message:
                     return
                 bar.set_postfix_str(f"loss {message['loss']:.4f}")
-                bar.update(1)
                 step = message["step"] + 1
+                bar.update(step - bar.n)
                 if not sys.stderr.isatty() and step % often == 0:
                     note(f"step {step} of {self.steps}: loss {message['loss']:.4f}")
 
@@ -172,6 +241,12 @@ class RunCommand:
             emit_json({**result, "comparison": [row.to_dict() for row in rows]})
             return
         losses = result["losses"]
+        first = result.get("first_step", 0)
+        if not losses:
+            emit_text(f"nothing to do: {first} of {self.steps} steps were done before")
+            return
+        if first:
+            note(f"resumed after step {first}")
         emit_text(
             f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps on "
             f"{plan.strategy.mesh.num_devices} processes ({plan.strategy.label()})"

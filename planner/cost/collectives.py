@@ -184,6 +184,7 @@ def time_of(
     Returns:
         Seconds, 0 for groups of one. Shape [n].
     """
-    lines, size = lines_of(kind, groups, measured)[groups.which], np.asarray(size_bytes)
+    lines = lines_of(kind, groups, measured)[groups.which]
+    size: Array = np.asarray(size_bytes, dtype=float)
     first, second = (lines[:, k, 0] + lines[:, k, 1] * size for k in range(2))
     return np.asarray(np.minimum(first, second))

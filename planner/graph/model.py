@@ -225,6 +225,12 @@ class ModelGraph:
         buffers_bytes: Bytes of registered buffers.
         tp_dims: Dimension name to size that tp must divide, e.g. num_heads: 32.
         sharding: Pattern to style, ready for :class:`planner.schema.TensorSharding`.
+        whole: Pattern of linear layers that tp cannot split although they pair up, to
+            why, in words that may follow their names.
+        whole_stream: Why sequence parallelism cannot divide the residual stream; None
+            if it can.
+        batch_norm_values: Fewest values a channel that a batch norm takes its
+            statistics of in one sample; None without batch norms.
         num_experts: Experts per MoE layer; 0 without.
         attention: Whether every attention is causal, or every one full; None if there
             are several kinds, masks or dropout, other ops that mix tokens, or no
@@ -245,6 +251,9 @@ class ModelGraph:
     buffers_bytes: float = 0.0
     tp_dims: Mapping[str, int] = field(default_factory=dict)
     sharding: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
+    whole_stream: str | None = None
+    batch_norm_values: int | None = None
     num_experts: int = 0
     attention: Literal["causal", "full"] | None = None
     assumptions: tuple[str, ...] = ()

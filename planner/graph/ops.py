@@ -88,8 +88,9 @@ class OpGraph:
         parameters: In order of ``named_parameters()``.
         module_types: FQN to the name of the module's class.
         children: FQN to (child name, child FQN), in order of registration.
-        linear: FQNs of ``nn.Linear`` and ``nn.Embedding`` modules, which tensor
-            parallelism can split.
+        linear: FQNs of modules that tensor parallelism can split, to ``linear``
+            (``nn.Linear``), ``transposed`` (a linear layer whose weight is [in, out])
+            or ``embedding`` (``nn.Embedding``).
         module_lists: FQNs of containers whose elements run one after another.
     """
 

@@ -6,13 +6,15 @@ else that needs all of it, is ``colwise``; the layers reached are ``rowwise``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Literal
 
 from planner.graph.dataflow import Flow
 from planner.graph.ops import OpGraph
 
-__all__ = ["linear_module", "pair_linears"]
+__all__ = ["PairStyle", "linear_module", "pair_linears"]
+
+PairStyle = Literal["colwise", "rowwise"]
 
 #: Ops that need whole rows of features.
 _NEEDS_ALL = frozenset(
@@ -30,13 +32,14 @@ _NEEDS_ALL = frozenset(
     }
 )
 _ADDS = frozenset({"aten::add", "aten::add_"})
+_PRODUCTS = frozenset({"linear", "transposed"})
 
 
 def linear_module(graph: OpGraph, row: int) -> str | None:
     """FQN of the splittable module whose product or lookup an op is."""
     name = graph.modules[row]
     kind = graph.linear.get(name)
-    if kind == "linear" and graph.kernels[row].kind == "matmul":
+    if kind in _PRODUCTS and graph.kernels[row].kind == "matmul":
         return name
     if kind == "embedding" and graph.kernels[row].kind == "embedding":
         return name
@@ -104,11 +107,12 @@ class _Walk:
 
 def pair_linears(
     graph: OpGraph, flow: Flow, start: int, stop: int
-) -> Iterator[tuple[str, Literal["colwise", "rowwise"]]]:
-    """Styles of the linear layers among the ops [start, stop) of one unit.
+) -> list[dict[str, PairStyle]]:
+    """Linear layers among the ops [start, stop) of one unit that can be split.
 
-    Yields:
-        (FQN, style) of each layer that has one.
+    Returns:
+        Groups of layers, FQN to style: those that are split together or not at all,
+        in program order.
     """
     layers = [
         row
@@ -134,11 +138,28 @@ def pair_linears(
     rows = {hit for hit in rows if into[hit] <= columns}
     columns = {row for row in columns if reached[row][0] <= rows}
     rows = {hit for hit in rows if into[hit] <= columns}
-    for row in layers:
-        if row in columns:
-            yield graph.modules[row], "colwise"
-        elif row in rows:
-            yield graph.modules[row], "rowwise"
+    together = {row: reached[row][0] for row in layers if row in columns}
+    return [
+        {
+            graph.modules[row]: "colwise" if row in columns else "rowwise"
+            for row in sorted(group)
+            if row in columns or row in rows
+        }
+        for group in _joined(together)
+    ]
+
+
+def _joined(together: Mapping[int, set[int]]) -> list[set[int]]:
+    """Groups of rows that share a row, each row in one."""
+    groups: list[set[int]] = []
+    for row, others in together.items():
+        fresh = {row, *others}
+        apart = [group for group in groups if not group & fresh]
+        for group in groups:
+            if group & fresh:
+                fresh |= group
+        groups = [*apart, fresh]
+    return sorted(groups, key=min)
 
 
 def _readers(graph: OpGraph, flow: Flow, start: int, stop: int) -> dict[int, list[int]]:

@@ -22,6 +22,7 @@ class Roles:
         divided: Storages that tp divides.
         collectives: Op to the bytes of the all-reduce that its output needs.
         patterns: Pattern of module names to style.
+        whole: Pattern of the names of paired layers that cannot be split, to why.
     """
 
     ops: list[OpStyle]
@@ -31,3 +32,4 @@ class Roles:
     patterns: Mapping[str, Literal["colwise", "rowwise", "vocab"]] = field(
         default_factory=dict
     )
+    whole: Mapping[str, str] = field(default_factory=dict)

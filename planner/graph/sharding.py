@@ -3,29 +3,34 @@
 Styles come from the model's Hugging Face plan where its config has one, otherwise
 from the traced dataflow: a linear layer whose output reaches other linear layers of
 its unit, without crossing a norm or a residual add, is ``colwise``, the reached ones
-are ``rowwise`` (Shoeybi et al. 2019, arXiv:1909.08053, section 3). Only ``nn.Linear``
-and ``nn.Embedding`` are given a style: torch's ``parallelize_module`` splits no other
-module, GPT-2's ``Conv1D`` among them.
+are ``rowwise`` (Shoeybi et al. 2019, arXiv:1909.08053, section 3). Only linear layers
+(``nn.Linear``, and transformers' ``Conv1D`` with its transposed weight) and
+``nn.Embedding`` are given a style, and only if a rehearsal finds that what lies between
+a pair works with any number of features.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
 
 from planner.graph.coarsen import Structure
 from planner.graph.model import Block, Parameter
 from planner.graph.ops import OpGraph
-from planner.graph.pairs import linear_module, pair_linears
+from planner.graph.pairs import PairStyle, linear_module, pair_linears
 from planner.graph.roles import OpStyle, ParameterStyle, Roles
 from planner.graph.units import run_bounds
 
-__all__ = ["infer_roles", "parallel_dims", "with_config_heads"]
+__all__ = ["Trial", "infer_roles", "parallel_dims", "with_config_heads"]
 
 Style = Literal["colwise", "rowwise", "vocab"]
+#: Groups of paired layers to why each cannot be divided; None if it can.
+Trial = Callable[[Sequence[Mapping[str, PairStyle]]], Sequence[str | None]]
 
 #: Hugging Face styles that are one of ours; others are left out.
 _FROM_HUGGING_FACE: dict[str, Style] = {
@@ -73,20 +78,39 @@ def _given_styles(graph: OpGraph, given: Mapping[str, str]) -> dict[str, Style]:
     return found
 
 
-def _inferred_styles(graph: OpGraph, plan: Structure) -> dict[str, Style]:
-    """Module to style, from the dataflow of each distinct unit."""
-    known: dict[tuple[int, ...], tuple[str, dict[str, Style]]] = {}
-    found: dict[str, Style] = {}
+def _inferred_styles(
+    graph: OpGraph, plan: Structure, trial: Trial | None
+) -> tuple[dict[str, Style], dict[str, str]]:
+    """Module to style, from the dataflow of each distinct unit; refused to why."""
+    known: dict[tuple[int, ...], tuple[str, int]] = {}
+    groups: list[dict[str, PairStyle]] = []
+    sizes: list[int] = []
+    units: list[tuple[str, int]] = []
     for start, stop in run_bounds(plan.units):
-        name = plan.units[start]
         key = tuple(graph.origin[start:stop])
         if key not in known:
-            known[key] = (name, dict(pair_linears(graph, plan.flow, start, stop)))
-        first, styles = known[key]
-        for module, style in styles.items():
-            inside = module.startswith(first)
-            found[name + module[len(first) :] if inside else module] = style
-    return found
+            made = pair_linears(graph, plan.flow, start, stop)
+            known[key] = (plan.units[start], len(sizes))
+            groups.extend(made)
+            sizes.append(len(made))
+        units.append((plan.units[start], known[key][1]))
+    answers = trial(groups) if trial is not None else [None] * len(groups)
+    named = [name for name, _ in known.values()]
+    ends = np.cumsum(sizes, dtype=np.int64)
+    styles: dict[str, Style] = {}
+    refused: dict[str, str] = {}
+    for name, which in units:
+        first = named[which]
+        for at in range(int(ends[which]) - sizes[which], int(ends[which])):
+            reason = answers[at]
+            for module, style in groups[at].items():
+                inside = module.startswith(first)
+                twin = name + module[len(first) :] if inside else module
+                if reason is None:
+                    styles[twin] = style
+                else:
+                    refused[twin] = reason
+    return styles, refused
 
 
 def _without_broken_ties(graph: OpGraph, styles: dict[str, Style]) -> dict[str, Style]:
@@ -101,12 +125,15 @@ def _without_broken_ties(graph: OpGraph, styles: dict[str, Style]) -> dict[str, 
     return kept
 
 
+def _pattern(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
 def _patterns(graph: OpGraph, styles: Mapping[str, Style]) -> dict[str, Style]:
     """Patterns that match exactly the modules that have a style."""
     groups: dict[str, list[str]] = {}
     for name in graph.linear:
-        pattern = ".".join("*" if p.isdigit() else p for p in name.split("."))
-        groups.setdefault(pattern, []).append(name)
+        groups.setdefault(_pattern(name), []).append(name)
     made: dict[str, Style] = {}
     for pattern, names in groups.items():
         given = {styles.get(name) for name in names}
@@ -119,15 +146,23 @@ def _patterns(graph: OpGraph, styles: Mapping[str, Style]) -> dict[str, Style]:
     return made
 
 
-def infer_roles(graph: OpGraph, plan: Structure, given: Mapping[str, str]) -> Roles:
+def infer_roles(
+    graph: OpGraph,
+    plan: Structure,
+    given: Mapping[str, str],
+    trial: Trial | None = None,
+) -> Roles:
     """Roles of every op and parameter.
 
     Args:
         graph: All forward ops.
         plan: Units and dataflow.
         given: Hugging Face's plan, pattern to style; empty if there is none.
+        trial: Asked of what was inferred; None to take it as it is.
     """
-    styles = _given_styles(graph, given) or _inferred_styles(graph, plan)
+    styles, refused = _given_styles(graph, given), dict[str, str]()
+    if not styles:
+        styles, refused = _inferred_styles(graph, plan, trial)
     styles = _without_broken_ties(graph, styles)
     ops: list[OpStyle] = []
     divided: set[int] = set()
@@ -149,6 +184,7 @@ def infer_roles(graph: OpGraph, plan: Structure, given: Mapping[str, str]) -> Ro
         divided=frozenset(divided),
         collectives=collectives,
         patterns=_patterns(graph, styles),
+        whole={_pattern(name): reason for name, reason in refused.items()},
     )
 
 
@@ -252,6 +288,7 @@ def _common(values: Iterable[int]) -> int:
 def parallel_dims(
     blocks: Sequence[Block],
     parameters: Sequence[Parameter],
+    transposed: Collection[str] = (),
 ) -> tuple[dict[str, int], int]:
     """Sizes that tp must divide, and the number of experts of a layer.
 
@@ -261,6 +298,7 @@ def parallel_dims(
     Args:
         blocks: With heads and kernels' styles.
         parameters: With styles.
+        transposed: FQNs of linear layers whose weight is [in, out].
     """
     found: dict[str, int] = {}
     split = [
@@ -272,10 +310,10 @@ def parallel_dims(
         found["num_heads"] = _common(block.heads for block in split)
         found["num_key_value_heads"] = _common(block.kv_heads for block in split)
     attention = {block.index for block in split}
-    # Rows of a weight are its outputs, columns its inputs.
+    # Rows of a weight are its outputs, columns its inputs, or the other way round.
     sides = {"colwise": 0, "rowwise": 1}
     products = [
-        (p, p.shape[sides[p.style]])
+        (p, p.shape[sides[p.style] ^ (p.name.rpartition(".")[0] in transposed)])
         for p in parameters
         if p.style in sides and len(p.shape) == 2 and p.block not in attention
     ]

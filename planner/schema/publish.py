@@ -8,21 +8,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from planner.schema.base import Document, write_atomically
+from planner.schema.checkpoint import CheckpointRecord
 from planner.schema.cluster import ClusterDocument
 from planner.schema.measurement import Measurement
 from planner.schema.plan import Plan
 from planner.schema.probe import ProbeDocument
 from planner.schema.strategy import Strategy
+from planner.schema.verification import Verification
 
 __all__ = ["DOCUMENTS", "main", "publish", "schema_text"]
 
 #: File name without ``.schema.json`` to the document it describes.
 DOCUMENTS: Mapping[str, type[Document]] = {
+    "checkpoint": CheckpointRecord,
     "cluster": ClusterDocument,
     "measurement": Measurement,
     "plan": Plan,
     "probe": ProbeDocument,
     "strategy": Strategy,
+    "verification": Verification,
 }
 
 

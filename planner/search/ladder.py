@@ -149,4 +149,5 @@ def _sequence_parallel(request: Request, tp: int) -> int:
     length = request.facts.seq_len
     parts = tp * request.pins.get("cp", 1)
     wanted = tp > 1 and length is not None and length % parts == 0
+    wanted = wanted and request.facts.whole_stream is None
     return request.pins.get("sequence_parallel", int(wanted))

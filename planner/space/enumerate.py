@@ -178,10 +178,10 @@ def _sequence_parallel(
     facts: Facts,
     pins: Mapping[str, int],
 ) -> NDArray[np.int64]:
-    """On wherever it divides: it moves the same bytes as without and saves memory."""
+    """On wherever it applies: it moves the same bytes as without and saves memory."""
     if "sequence_parallel" in pins:
         return np.full(len(tp), pins["sequence_parallel"], dtype=np.int64)
-    if facts.seq_len is None:
+    if facts.seq_len is None or facts.whole_stream is not None:
         return np.zeros(len(tp), dtype=np.int64)
     chunks = np.where(cp > 1, 2 * cp, 1)
     divides = (tp > 1) & (facts.seq_len % (chunks * tp) == 0)

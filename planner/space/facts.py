@@ -24,6 +24,10 @@ class Facts:
         tp_dims: Dimension name to size that tp must divide.
         has_sharding: Whether any module can be split along tp.
         sharding: How, pattern to style.
+        whole: Pattern of linear layers that tp cannot split, to why.
+        whole_stream: Why sequence parallelism does not apply; None if it does.
+        batch_norm_values: Fewest values a channel that a batch norm sees in one
+            sample; None without batch norms.
         num_experts: Experts per layer; 0 without.
         attention: Kind of attention that cp would serve; None where it cannot.
         tied: Groups of parameter names that are one tensor.
@@ -41,6 +45,9 @@ class Facts:
     tp_dims: Mapping[str, int] = field(default_factory=dict)
     has_sharding: bool = True
     sharding: Mapping[str, str] = field(default_factory=lambda: {"*": "colwise"})
+    whole: Mapping[str, str] = field(default_factory=dict)
+    whole_stream: str | None = None
+    batch_norm_values: int | None = None
     num_experts: int = 0
     attention: str | None = "causal"
     tied: tuple[tuple[str, ...], ...] = ()
@@ -78,6 +85,9 @@ def gather_facts(
         tp_dims=dict(graph.tp_dims),
         has_sharding=any(style != "experts" for style in graph.sharding.values()),
         sharding=dict(graph.sharding),
+        whole=dict(graph.whole),
+        whole_stream=graph.whole_stream,
+        batch_norm_values=graph.batch_norm_values,
         num_experts=graph.num_experts,
         attention=graph.attention,
         tied=tuple(

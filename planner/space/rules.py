@@ -74,7 +74,28 @@ def _tp_dims_why(row: Row, facts: Facts) -> str:
     return f"tp={row['tp']} does not divide {name}={size}; use {_divisors(size)}"
 
 
+def _tp_sharding_why(row: Row, facts: Facts) -> str:
+    reasons: dict[str, list[str]] = {}
+    for pattern, reason in facts.whole.items():
+        reasons.setdefault(reason, []).append(pattern)
+    shown = "; ".join(f"{', '.join(p)} {why}" for why, p in reasons.items())
+    return (
+        f"tp={row['tp']}, but no module of the model could be split"
+        f"{f' ({shown})' if shown else ''}; use tp=1, or give a sharding"
+    )
+
+
+def _batch_norm_broken(table: StrategyTable, facts: Facts) -> Mask:
+    if facts.batch_norm_values is None:
+        return np.zeros(len(table), dtype=bool)
+    return np.asarray(table.microbatch_size * facts.batch_norm_values < 2)
+
+
 def _sequence_why(row: Row, facts: Facts) -> str:
+    if facts.seq_len is None and row["cp"] == 1:
+        return (
+            "sequence_parallel, but the model has no sequence to divide; switch it off"
+        )
     if facts.seq_len is None:
         return f"cp={row['cp']}, but the model has no sequence to divide; use cp=1"
     halves = 2 if row["cp"] > 1 else 1
@@ -217,6 +238,15 @@ RULES: tuple[Rule, ...] = (
         why=_batch_why,
     ),
     Rule(
+        name="batch_norm",
+        broken=_batch_norm_broken,
+        why=lambda r, f: (
+            f"microbatch_size={r['microbatch_size']} leaves a batch norm of the model "
+            f"one value a channel ({f.batch_norm_values} a sample), of which there is "
+            f"no variance; use microbatch_size=2 or more"
+        ),
+    ),
+    Rule(
         name="units",
         broken=lambda t, f: t.pp * t.virtual_stages > f.num_units,
         why=lambda r, f: (
@@ -237,10 +267,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="tp_sharding",
         broken=lambda t, f: (t.tp > 1) & (not f.has_sharding),
-        why=lambda r, _: (
-            f"tp={r['tp']}, but no module of the model could be split; use tp=1, or "
-            f"give a sharding"
-        ),
+        why=_tp_sharding_why,
     ),
     Rule(
         name="sequence_parallel",
@@ -250,6 +277,14 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(name="sequence", broken=_sequence_broken, why=_sequence_why),
+    Rule(
+        name="stream",
+        broken=lambda t, f: (t.sequence_parallel > 0) & (f.whole_stream is not None),
+        why=lambda _, f: (
+            f"sequence_parallel, but {f.whole_stream}, so that every tp rank needs "
+            f"whole sequences; switch it off"
+        ),
+    ),
     Rule(name="experts", broken=_experts_broken, why=_experts_why),
     Rule(
         name="target",

@@ -18,6 +18,7 @@ COMMANDS = (
     "plan",
     "predict",
     "run",
+    "verify",
     "probe",
     "explain",
     "export",

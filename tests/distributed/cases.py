@@ -30,6 +30,7 @@ from planner.schema import (
 )
 from planner.schema.fingerprint import fingerprint_parameters
 from tests.models.stacks import STACKS
+from tests.models.tiny import TINY, built
 
 LAYERS, VOCAB, SEQ, BATCH = 4, 96, 16, 16
 
@@ -89,6 +90,8 @@ UNITS = {
 
 def build(name: str, *, tied: bool = False) -> nn.Module:
     """Seeded: a Llama with grouped queries, a GPT-2 with tied embeddings, a stack."""
+    if name in TINY:
+        return built(name)
     torch.manual_seed(0)
     if name in STACKS:
         return STACKS[name].build()
@@ -273,7 +276,9 @@ def reference(plan: Plan, steps: int, *, tied: bool = False) -> list[dict[str, A
         if plan.strategy.grad_clip_norm is not None:
             limit = plan.strategy.grad_clip_norm
             norm = float(nn.utils.clip_grad_norm_(model.parameters(), limit))
-        grads = {n: p.grad.clone() for n, p in model.named_parameters()}
+        grads = {
+            n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad
+        }
         optimizer.step()
         weights = {n: p.detach().clone() for n, p in model.named_parameters()}
         history.append(
@@ -300,6 +305,14 @@ def _backward(model: nn.Module, batch: dict[str, torch.Tensor], plan: Plan) -> f
     return total
 
 
+def _first_names(
+    tensors: dict[str, torch.Tensor], plan: Plan
+) -> dict[str, torch.Tensor]:
+    """Tied tensors under the name that the whole model lists them by."""
+    first = {name: group[0] for group in plan.model.tied for name in group}
+    return {first.get(name, name): tensor for name, tensor in tensors.items()}
+
+
 def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]]:
     """The same by the plan, on this rank of the current group; whole tensors."""
     plan = Plan.from_json(plan_json)
@@ -308,7 +321,8 @@ def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]
     history = []
     for step in range(steps):
         result = trainer.step(synthetic_batch(plan.workload, step))
-        grads, weights = full_gradients(trainer), full_parameters(trainer)
+        grads = _first_names(full_gradients(trainer), plan)
+        weights = _first_names(full_parameters(trainer), plan)
         entry = {"loss": result.loss, "norm": result.grad_norm}
         if place.rank == 0:
             entry |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from planner.schema import Plan
 from tests.distributed.cases import make_plan, reference, train
 from tests.distributed.pool import Pool
 
-__all__ = ["Distance", "distance"]
+__all__ = ["Distance", "distance", "distance_of"]
 
 
 class Distance:
@@ -22,6 +23,9 @@ class Distance:
     ) -> None:
         self.loss = self.gradients = self.weights = self.norm = 0.0
         for mine, plain in zip(ours, theirs, strict=True):
+            # Not a number is no larger than any difference.
+            assert math.isfinite(mine["loss"])
+            assert math.isfinite(plain["loss"])
             self.loss = max(self.loss, abs(mine["loss"] / plain["loss"] - 1))
             if plain["norm"] is not None:
                 self.norm = max(self.norm, abs(mine["norm"] / plain["norm"] - 1))
@@ -34,7 +38,7 @@ class Distance:
 
 
 def _far(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    assert sorted(ours) == sorted(theirs)
+    assert sorted(ours) == sorted(theirs), set(ours) ^ set(theirs)
     # Where the true gradient is zero (a key's bias under softmax) all is rounding.
     floor = 1e-3 * max(float(value.abs().max()) for value in theirs.values())
     worst = 0.0
@@ -42,6 +46,7 @@ def _far(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
         expected = expected.numpy()
         assert ours[name].shape == expected.shape
         gap = np.abs(ours[name] - expected).max()
+        assert np.isfinite(gap), name
         worst = max(worst, float(gap / max(np.abs(expected).max(), floor)))
     return worst
 
@@ -50,7 +55,14 @@ def distance(
     pool: Pool, model: str, *, steps: int = 3, tied: bool = False, **changes: Any
 ) -> Distance:
     """Train both ways and compare."""
-    plan: Plan = make_plan(model, tied=tied, **changes)
+    plan = make_plan(model, tied=tied, **changes)
+    return distance_of(pool, plan, steps=steps, tied=tied)
+
+
+def distance_of(
+    pool: Pool, plan: Plan, *, steps: int = 3, tied: bool = False
+) -> Distance:
+    """The same for a plan that is there."""
     world = plan.strategy.mesh.num_devices
     ours = pool.run(train, world, plan.to_json(), steps, tied)[0]
     threads = torch.get_num_threads()

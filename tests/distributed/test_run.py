@@ -48,10 +48,10 @@ def test_force_still_names_modules_that_are_not_there(pool: Pool) -> None:
 
 
 def test_what_the_support_table_refuses_is_not_started(pool: Pool) -> None:
-    plan = make_plan("llama", dp_shard=2, zero_stage=1)
+    plan = make_plan("llama", dp_replicate=2, gradient_compression="bfloat16")
     for kind, text in pool.run(_refusal, 2, plan.to_json(), "llama", False):
         assert kind == "ExecutionError"
-        assert "zero_stage=1" in text
+        assert "say semantics=approximate" in text
 
 
 def _measured(plan_json: str) -> dict[str, object]:

@@ -55,3 +55,25 @@ def test_data_that_gives_nothing_or_too_little_is_refused() -> None:
     short = {"ids": torch.zeros(4, 3)}
     with pytest.raises(ExecutionError, match=r"4 samples in 'ids'.*global_batch=6"):
         next(global_batches(WORKLOAD, lambda _: short, 1))
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "iterable", "function"])
+def test_a_run_that_goes_on_sees_the_batches_of_its_steps(kind: str) -> None:
+    workload = Workload(
+        global_batch=2, inputs=(InputSpec(name="x", shape=(3,), dtype="float32"),)
+    )
+    made = [synthetic_batch(workload, step) for step in range(3)]
+    asked: list[int] = []
+
+    def function(step: int) -> dict[str, torch.Tensor]:
+        asked.append(step)
+        return made[step % 3]
+
+    data = {"synthetic": None, "iterable": made, "function": function}[kind]
+    every = list(global_batches(workload, data, 5))
+    asked.clear()
+    rest = list(global_batches(workload, data, 5, first=2))
+    assert len(rest) == 3
+    for ours, expected in zip(rest, every[2:], strict=True):
+        assert torch.equal(ours["x"], expected["x"])
+    assert asked == ([2, 3, 4] if kind == "function" else [])

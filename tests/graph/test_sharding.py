@@ -90,12 +90,17 @@ def test_inference_on_bert() -> None:
     assert biases["bert.encoder.layer.1.output.dense.bias"] == "none"
 
 
-def test_what_parallelize_module_cannot_split_is_left_whole() -> None:
+def test_a_transposed_layer_is_split_and_a_fused_one_left_whole() -> None:
     config = transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=128)
     graph = capture(lambda: transformers.GPT2LMHeadModel(config), _IDS)
-    assert graph.sharding == {}
-    assert {p.style for p in graph.parameters} == {"none"}
-    assert sum(b.tp_collectives for b in graph.blocks) == 0
+    block = "transformer.h.*."
+    assert graph.sharding == {
+        f"{block}mlp.c_fc": "colwise",
+        f"{block}mlp.c_proj": "rowwise",
+    }
+    assert set(graph.whole) == {f"{block}attn.c_attn", f"{block}attn.c_proj"}
+    # Weights are [in, out]: what tp divides is the second dimension of c_fc.
+    assert graph.tp_dims == {"intermediate_size": 256}
 
 
 def test_attention_with_a_learned_bias_a_head_is_left_whole() -> None:
@@ -192,3 +197,95 @@ class Nested(nn.Module):
 def test_layers_pair_up_in_order_and_never_across_a_norm(norm: bool) -> None:
     graph = capture(lambda: Nested(norm=norm), {"x": ((4, 8), "float32")})
     assert graph.sharding == {"blocks.*.a": "colwise", "blocks.*.b": "rowwise"}
+
+
+class Parts(nn.Module):
+    """A pair of layers, and something between them."""
+
+    def __init__(self, between: str) -> None:
+        super().__init__()
+        wide = {"halves": 2, "gate": 2, "fused": 3, "heads-of-fused": 3}.get(between, 1)
+        self.between = between
+        self.up, self.down = nn.Linear(16, 16 * wide), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(getattr(self, f"_{self.between.replace('-', '_')}")(x))
+
+    def _free_heads(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.up(x).view(*x.shape[:-1], -1, 4).transpose(1, 2)
+        mixed = (heads @ heads.transpose(2, 3)).softmax(-1) @ heads
+        return mixed.transpose(1, 2).reshape(*x.shape[:-1], -1)
+
+    def _fixed_heads(self, x: torch.Tensor) -> torch.Tensor:
+        # The features that are missing are taken from among the tokens.
+        return self.up(x).view(x.shape[0], -1, 4, 4).relu().flatten(2)
+
+    def _one_head(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.up(x)
+        return (features @ features.transpose(1, 2)).softmax(-1) @ features
+
+    def _halves(self, x: torch.Tensor) -> torch.Tensor:
+        gate, value = self.up(x).chunk(2, -1)
+        return gate.sigmoid() * value
+
+    def _gate(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.glu(self.up(x))
+
+    def _fused(self, x: torch.Tensor) -> torch.Tensor:
+        one, two, three = self.up(x).tensor_split(3, -1)
+        return one * two + three
+
+    def _heads_of_fused(self, x: torch.Tensor) -> torch.Tensor:
+        one, two, three = self.up(x).view(*x.shape[:-1], 3, -1, 4).unbind(2)
+        return (one * two + three).flatten(2)
+
+    def _order(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x).unflatten(-1, (-1, 4)).transpose(2, 3).flatten(2)
+
+    def _shares(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x).softmax(-1)
+
+    def _relu(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x).relu()
+
+
+class Blocks(nn.Module):
+    def __init__(self, between: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Parts(between) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def _between(kind: str) -> ModelGraph:
+    return capture(lambda: Blocks(kind), {"x": ((2, 8, 16), "float32")})
+
+
+@pytest.mark.parametrize("kind", ["relu", "free-heads"])
+def test_code_for_any_number_of_features_is_split(kind: str) -> None:
+    graph = _between(kind)
+    assert graph.sharding == {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    assert graph.whole == {}
+    assert graph.whole_stream is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fixed-heads",
+        "one-head",
+        "halves",
+        "gate",
+        "fused",
+        "heads-of-fused",
+        "order",
+        "shares",
+    ],
+)
+def test_code_that_needs_all_features_at_once_is_left_whole(kind: str) -> None:
+    graph = _between(kind)
+    assert graph.sharding == {}
+    assert set(graph.whole) == {"blocks.*.up", "blocks.*.down"}

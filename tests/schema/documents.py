@@ -25,6 +25,7 @@ from planner.schema import (
     TensorSharding,
     Workload,
 )
+from planner.schema.checkpoint import CheckpointRecord, FileRecord
 from planner.schema.cluster import (
     PEAK_DTYPES,
     ClusterDocument,
@@ -42,8 +43,17 @@ from planner.schema.probe import (
     ProbeDocument,
     ProbeEnvironment,
 )
+from planner.schema.verification import RankVerification, Verification
 
-__all__ = ["clusters", "measurements", "plans", "probes", "strategies"]
+__all__ = [
+    "checkpoints",
+    "clusters",
+    "measurements",
+    "plans",
+    "probes",
+    "strategies",
+    "verifications",
+]
 
 #: Text that JSON must escape, too, but no lone surrogates: they are not Unicode.
 names = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -324,4 +334,38 @@ probes = st.builds(
     ),
     seed=st.integers(),
     elapsed_s=amounts,
+)
+checkpoints = st.builds(
+    CheckpointRecord,
+    step=st.integers(0, 10**9),
+    model_name=names,
+    model_fingerprint=names,
+    plan_label=names,
+    mesh=st.just(Mesh(pp=2)),
+    optimizer=names,
+    seed=st.integers(0, 10**6),
+    files=_table(
+        st.builds(
+            FileRecord, bytes=st.integers(0, 10**12), crc32=st.integers(0, 2**32 - 1)
+        )
+    ),
+    environment=_table(names),
+)
+verifications = st.builds(
+    Verification,
+    plan_label=names,
+    world_size=counts,
+    deviations=st.just(()),
+    ranks=_rows(
+        st.builds(
+            RankVerification,
+            rank=st.integers(0, 4095),
+            pp_rank=st.integers(0, 63),
+            memory_bytes=_table(st.integers(0, 10**15)),
+            flops=st.integers(0, 10**18),
+            failure=st.none() | names,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
 )

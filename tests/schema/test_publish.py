@@ -15,15 +15,25 @@ from hypothesis import strategies as st
 
 from planner.schema.publish import DOCUMENTS, main, publish, schema_text
 from tests.plans import gpt2_plan
-from tests.schema.documents import clusters, measurements, plans, probes, strategies
+from tests.schema.documents import (
+    checkpoints,
+    clusters,
+    measurements,
+    plans,
+    probes,
+    strategies,
+    verifications,
+)
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schema"
 MADE = {
+    "checkpoint": checkpoints,
     "cluster": clusters(),
     "measurement": measurements,
     "plan": plans(),
     "probe": probes,
     "strategy": strategies(),
+    "verification": verifications,
 }
 
 

@@ -191,7 +191,7 @@ def test_the_rules_of_thumb_come_first() -> None:
         ({"tp": 3}, "tp=3 does not divide features=512; use 1, 2, 4, "),
         ({"ep": 2}, "ep=2, but the model has no experts; use ep=1"),
         ({"pp": 1, "schedule": "1F1B"}, "schedule 1F1B needs pp > 1"),
-        ({"cp": 2}, "cp=2 is not run yet; use cp=1"),
+        ({"cp": 2}, "attention is neither causal nor full throughout"),
         (
             {"schedule": "DualPipeV", "recompute": "full"},
             "recompute=full with DualPipeV; a split backward recomputes many times",

@@ -97,9 +97,17 @@ def test_interleaving_holds_more_than_1f1b() -> None:
     assert peak_activation_bytes(table, 1.0)[0] == 4 + 2 * 3 + 1
 
 
-def test_interleaved_zero_bubble_delays_weights_by_a_backward_a_rank() -> None:
-    counts = peak_counts(actions("InterleavedZeroBubble", 4, 2, 16))
-    assert counts.split.tolist() == [1, 2, 3, 4]
+@pytest.mark.parametrize(
+    ("schedule", "per_rank"),
+    [("InterleavedZeroBubble", 1), ("ZBVZeroBubble", 2), ("DualPipeV", 1)],
+)
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+def test_later_ranks_owe_more_weight_gradients(
+    schedule: str, per_rank: int, pp: int, rounds: int
+) -> None:
+    counts = peak_counts(actions(schedule, pp, 2, rounds * pp))
+    assert counts.split.tolist() == [per_rank * rank + 1 for rank in range(pp)]
 
 
 def test_zero_bubble_v_holds_two_for_each_rank_on_every_rank() -> None:

@@ -133,6 +133,26 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
         ({"dp_shard": 4}, {}, "zero_stage=0 with dp_shard=4"),
         ({"zero_stage": 2}, {}, "zero_stage=2 with dp_shard=1"),
         ({"tp": 2}, {"has_sharding": False}, "no module of the model could be split"),
+        (
+            {"tp": 2},
+            {"has_sharding": False, "whole": {"*.qkv": "are cut", "*.out": "are cut"}},
+            "could be split (*.qkv, *.out are cut); use tp=1",
+        ),
+        (
+            {"tp": 2, "sequence_parallel": 1},
+            {"whole_stream": "tp leaves h.0 whole"},
+            "sequence_parallel, but tp leaves h.0 whole",
+        ),
+        (
+            {"tp": 2, "sequence_parallel": 1},
+            {"seq_len": None},
+            "sequence_parallel, but the model has no sequence",
+        ),
+        (
+            {"microbatch_size": 1, "num_microbatches": 16},
+            {"batch_norm_values": 1},
+            "use microbatch_size=2 or more",
+        ),
         ({"sequence_parallel": 1}, {}, "needs tp > 1"),
         ({"cp": 2}, {"seq_len": None}, "no sequence to divide"),
         ({"cp": 3}, {}, "does not divide seq_len=64"),

@@ -1,0 +1,305 @@
+"""Checkpoints of a run: saved by all ranks together, and the way back from them."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from executors import dcp
+from executors.checkpoint_folder import CheckpointFolder, damage, is_checkpoint_name
+from executors.snapshot import (
+    Inventory,
+    collect,
+    difference,
+    non_finite,
+    restore_generators,
+    targets,
+)
+from executors.trainer import Trainer
+from planner.errors import ExecutionError, FingerprintError, MeshwrightError
+from planner.schema.checkpoint import CheckpointRecord, FileRecord
+
+__all__ = ["CheckpointOptions", "Checkpoints"]
+
+_LOG = logging.getLogger(__name__)
+
+#: Between the seeds of runs that go on under another mesh, by step.
+_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """Where and when a run saves its state, and where it begins.
+
+    Attributes:
+        folder: Holds the checkpoints of one run; all ranks must see the same.
+        every: Steps between them; None for one at the end.
+        resume: Begin where the latest ends, or a named one (``step-000100``).
+            With True and an empty folder a run begins at its beginning.
+        keep: How many of the last to keep.
+        background: Write from a thread while training goes on.
+
+    Raises:
+        ExecutionError: If a number is below 1, or the name is none.
+    """
+
+    folder: Path
+    every: int | None = None
+    resume: bool | str = False
+    keep: int = 2
+    background: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("every", self.every), ("keep", self.keep)):
+            if value is not None and value < 1:
+                raise ExecutionError(
+                    f"checkpoint {name}={value}; give a number of at least 1"
+                )
+        if isinstance(self.resume, str) and not is_checkpoint_name(self.resume):
+            raise ExecutionError(
+                f"resume={self.resume!r} names no checkpoint; give step-000100, say, "
+                f"or nothing for the latest in {self.folder}"
+            )
+
+    def due(self, done: int, steps: int) -> bool:
+        """Whether to save after so many steps of a run.
+
+        Args:
+            done: Steps done.
+            steps: Steps that the run will have done at its end.
+        """
+        return done == steps or (self.every is not None and done % self.every == 0)
+
+
+class Checkpoints:
+    """Saves and restores one run. Every method is collective.
+
+    A context: what is being written in the background ends before the block does.
+
+    Args:
+        options: Where and when.
+        trainer: Whose state.
+        inventory: Of its model, taken while it was whole.
+        seed: Of the run.
+        timeout_s: How long ranks wait for each other, in seconds.
+        force: Load a checkpoint of a model with another fingerprint, if its tensors
+            fit.
+    """
+
+    def __init__(
+        self,
+        options: CheckpointOptions,
+        trainer: Trainer,
+        inventory: Inventory,
+        *,
+        seed: int,
+        timeout_s: float = 600.0,
+        force: bool = False,
+    ) -> None:
+        self.options = options
+        self._trainer, self._inventory = trainer, inventory
+        self._seed, self._force = seed, force
+        self._folder = CheckpointFolder(options.folder)
+        self._rank = trainer.place.rank
+        # Its own: writing in the background must not meet training's collectives.
+        timeout = datetime.timedelta(seconds=timeout_s)
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        assert group is not None
+        self._group: dist.ProcessGroup = group
+        self._pending: tuple[int, dcp.Pending] | None = None
+        #: Step of the last checkpoint that was written, or resumed from.
+        self.last: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if error is None:
+                raise
+            # What ended the run says more than that its last save failed too.
+            _LOG.warning("the last checkpoint could not be written", exc_info=True)
+        if error is None:
+            dist.destroy_process_group(self._group)
+
+    def begin(self) -> int:
+        """Make the folder ready and restore the state, if that is asked for.
+
+        Returns:
+            Steps done; also the number of the first one to do.
+
+        Raises:
+            ExecutionError: If the folder cannot be used, holds another run's
+                checkpoints, or not the one asked for, or that one is damaged.
+            FingerprintError: If the checkpoint is of another model.
+        """
+        begin = time.perf_counter()
+        chosen = self._on_first_rank(self._choose)
+        if chosen is None:
+            return 0
+        name: str = chosen[0]
+        record: CheckpointRecord = chosen[1]
+        self._verify(name, record)
+        self._restore(name, record)
+        self._on_first_rank(lambda: self._folder.settle(record.step))
+        self.last = record.step
+        if self._rank == 0:
+            took = time.perf_counter() - begin
+            _LOG.info("resumed from %s in %.2f s", self.options.folder / name, took)
+        return record.step
+
+    def _on_first_rank(self, work: Callable[[], Any]) -> Any:
+        """What a function returns, or raises, on rank 0: the same on all."""
+        said: list[Any] = [None, None]
+        if self._rank == 0:
+            try:
+                said[0] = work()
+            except MeshwrightError as error:
+                said[1] = error
+            except OSError as error:
+                said[1] = ExecutionError(
+                    f"cannot use {error.filename or self.options.folder}: "
+                    f"{error.strerror}; choose another checkpoint_dir"
+                )
+        dist.broadcast_object_list(said, src=0, group=self._group)
+        if said[1] is not None:
+            raise said[1]
+        return said[0]
+
+    def _choose(self) -> tuple[str, CheckpointRecord] | None:
+        name = self._folder.choose(self.options.resume)
+        if name is None:
+            return None
+        record = self._folder.read_record(name)
+        optimizer = self._trainer.plan.strategy.optimizer.name
+        if record.optimizer != optimizer:
+            raise ExecutionError(
+                f"{self.options.folder / name} holds states of {record.optimizer}, "
+                f"the plan trains with {optimizer}; plan with {record.optimizer} or "
+                f"begin anew in another checkpoint_dir"
+            )
+        return name, record
+
+    def _verify(self, name: str, record: CheckpointRecord) -> None:
+        """Read every file through, each on one rank.
+
+        Raises:
+            ExecutionError: The same on all ranks, if one is missing or not as written.
+        """
+        size = dist.get_world_size(self._group)
+        mine = sorted(record.files)[self._rank :: size]
+        folder = self.options.folder / name
+        found = (damage(folder / file, record.files[file]) for file in mine)
+        problems: list[str | None] = [None] * size
+        problem = next(filter(None, found), None)
+        dist.all_gather_object(problems, problem, group=self._group)
+        worst = next(filter(None, problems), None)
+        if worst is not None:
+            raise ExecutionError(f"{worst}{self._folder.way_back(name)}")
+
+    def _restore(self, name: str, record: CheckpointRecord) -> None:
+        folder, trainer = self.options.folder / name, self._trainer
+        saved = dcp.read_saved(folder)
+        here = self._inventory.fingerprint
+        if record.model_fingerprint != here and not self._force:
+            found = difference(self._inventory, saved)
+            raise FingerprintError(
+                f"{folder} is of another model ({record.model_name}, fingerprint "
+                f"{record.model_fingerprint}, here {here}): {found}; choose another "
+                f"checkpoint_dir"
+            )
+        same = record.mesh == trainer.plan.strategy.mesh
+        wanted = targets(trainer, self._inventory, saved, generators=same)
+        dcp.load(wanted.tensors, folder, self._group)
+        wanted.copy()
+        if same:
+            restore_generators(trainer, wanted.tensors)
+        else:
+            # A stream belongs to a place on a mesh: on another one all begin anew,
+            # but not where the run began.
+            torch.manual_seed(torch.initial_seed() + _STRIDE * record.step)
+
+    def save(self, step: int) -> None:
+        """Save the state after so many steps.
+
+        Raises:
+            ExecutionError: If a parameter is no longer finite, or a rank cannot write.
+                What was saved before stays as it is.
+        """
+        self.wait()
+        self._require_finite(step)
+        begin = time.perf_counter()
+        options, plan = self.options, self._trainer.plan
+        record = CheckpointRecord(
+            step=step,
+            model_name=plan.model.name,
+            model_fingerprint=self._inventory.fingerprint,
+            plan_label=plan.strategy.label(),
+            mesh=plan.strategy.mesh,
+            optimizer=plan.strategy.optimizer.name,
+            seed=self._seed,
+            environment={"torch": str(torch.__version__)},
+        )
+
+        def publish(files: Mapping[str, FileRecord]) -> None:
+            self._folder.publish(record, files, options.keep)
+            took = time.perf_counter() - begin
+            _LOG.info("saved %s in %.2f s", self._folder.of(step), took)
+
+        self._pending = (
+            step,
+            dcp.save(
+                collect(self._trainer, self._inventory),
+                self._folder.unfinished(step),
+                self._group,
+                publish,
+                background=options.background,
+            ),
+        )
+        if not options.background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when what is being written in the background is written.
+
+        Raises:
+            ExecutionError: If a rank could not write.
+        """
+        if self._pending is not None:
+            (step, pending), self._pending = self._pending, None
+            pending.wait()
+            self.last = step
+
+    def _require_finite(self, step: int) -> None:
+        found: list[str | None] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(found, non_finite(self._trainer), group=self._group)
+        for rank, name in enumerate(found):
+            if name is not None:
+                raise ExecutionError(
+                    f"{name} is not finite after step {step} on rank {rank}; "
+                    f"{self.remedy()}"
+                )
+
+    def remedy(self) -> str:
+        """What to do about a run that has diverged; collective like :meth:`wait`."""
+        self.wait()
+        change = "lower the learning rate or set grad_clip_norm"
+        if self.last is None:
+            return f"{change}; no checkpoint had been saved"
+        return f"{change}, and resume from {self._folder.of(self.last)}"

@@ -1,0 +1,261 @@
+"""All that is asked of ``torch.distributed.checkpoint``, public and not, in one place.
+
+Private, by name, when a metadata file is read: ``filesystem._StorageInfo``,
+``metadata._MEM_FORMAT_ENCODING``, ``torch.serialization._get_layout``. Seen to work on
+torch 2.13.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+)
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
+
+from executors.causes import explain
+from executors.checkpoint_folder import inspect_file
+from planner.errors import ExecutionError
+from planner.schema.checkpoint import FileRecord
+
+__all__ = ["Pending", "SavedTensor", "load", "read_saved", "save"]
+
+_METADATA = ".metadata"
+
+#: Told of the files of a checkpoint when all ranks have written theirs.
+Publish = Callable[[Mapping[str, FileRecord]], None]
+
+#: What a metadata file is made of. Unpickling anything else could run code.
+_KNOWN = {
+    ("builtins", "dict"),
+    ("builtins", "list"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """A tensor of a checkpoint.
+
+    Attributes:
+        shape: Of the whole tensor.
+        dtype: That it was saved in.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Inspected(WriteResult):
+    """A written item, and how the file it lies in looks."""
+
+    record: FileRecord
+
+
+class _Writer(FileSystemWriter):
+    """Writes to a folder; publishes it once the last rank has written its part."""
+
+    def __init__(self, folder: Path, publish: Publish) -> None:
+        super().__init__(folder)
+        self._publish = publish
+
+    def write_data(self, plan: Any, planner: Any) -> TorchFuture[list[WriteResult]]:
+        written = super().write_data(plan, planner).wait()
+        names = {result.storage_data.relative_path for result in written}
+        records = {name: inspect_file(Path(self.path) / name) for name in names}
+        done: TorchFuture[list[WriteResult]] = TorchFuture()
+        done.set_result(
+            [
+                _Inspected(
+                    result.index,
+                    result.size_in_bytes,
+                    result.storage_data,
+                    records[result.storage_data.relative_path],
+                )
+                for result in written
+            ]
+        )
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On the coordinator alone, after every rank's ``write_data``."""
+        super().finish(metadata, results)
+        records = {
+            result.storage_data.relative_path: cast(_Inspected, result).record
+            for rank in results
+            for result in rank
+        }
+        records[_METADATA] = inspect_file(Path(self.path) / _METADATA)
+        self._publish(records)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what a metadata file is made of, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        dtype = module == "torch" and isinstance(
+            getattr(torch, name, None), torch.dtype
+        )
+        if dtype or (module, name) in _KNOWN:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it wants {module}.{name}, which no metadata has")
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / _METADATA).open("rb") as stream:
+            return _unpickle(stream)
+
+
+def _unpickle(stream: IO[bytes]) -> Metadata:
+    metadata: Metadata = _Unpickler(stream).load()
+    return metadata
+
+
+def read_saved(folder: Path) -> dict[str, SavedTensor]:
+    """What a checkpoint holds, by name.
+
+    Raises:
+        ExecutionError: If its metadata cannot be read.
+    """
+    path = folder / _METADATA
+    try:
+        with path.open("rb") as stream:
+            metadata = _unpickle(stream)
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        raise ExecutionError(
+            f"cannot read {path}: {error}; resume from another checkpoint"
+        ) from error
+    return {
+        name: SavedTensor(shape=tuple(saved.size), dtype=saved.properties.dtype)
+        for name, saved in metadata.state_dict_metadata.items()
+        if isinstance(saved, TensorStorageMetadata)
+    }
+
+
+class Pending:
+    """A save under way, or done.
+
+    Args:
+        what: For messages: the folder.
+        future: Of torch; None if the save has ended.
+    """
+
+    def __init__(self, what: Path, future: Future[Any] | None = None) -> None:
+        self._what, self._future = what, future
+
+    def wait(self) -> None:
+        """Return when every rank has written.
+
+        Raises:
+            ExecutionError: If one of them could not.
+        """
+        if self._future is None:
+            return
+        future, self._future = self._future, None
+        try:
+            future.result()
+        except CheckpointException as error:
+            raise _failure("write", self._what, error) from error
+
+
+def save(
+    tensors: Mapping[str, torch.Tensor],
+    folder: Path,
+    group: dist.ProcessGroup,
+    publish: Publish,
+    *,
+    background: bool = False,
+) -> Pending:
+    """Write tensors, each shard once; collective.
+
+    Args:
+        tensors: This rank's, plain or DTensor. What several ranks give under one name
+            and place is taken to be equal, and written once.
+        folder: Is made.
+        group: All ranks, with a CPU backend; used by nothing else in the background.
+        publish: Called on rank 0 when all is written.
+        background: Copy the tensors to the CPU and write from a thread.
+    Returns:
+        What to wait for.
+    Raises:
+        ExecutionError: If a rank could not write; in the background, see
+            :meth:`Pending.wait`.
+    """
+    arguments: dict[str, Any] = {
+        "storage_writer": _Writer(folder, publish),
+        # Names are FQNs: flat already.
+        "planner": DefaultSavePlanner(flatten_state_dict=False),
+        "process_group": group,
+    }
+    if background:
+        future = state_dict_saver.async_save(dict(tensors), **arguments)
+        return Pending(folder, cast(Future[Any], future))
+    try:
+        state_dict_saver.save(dict(tensors), **arguments)
+    except CheckpointException as error:
+        raise _failure("write", folder, error) from error
+    return Pending(folder)
+
+
+def load(
+    tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup
+) -> None:
+    """Fill tensors in place from a checkpoint of any sharding; collective.
+
+    Raises:
+        ExecutionError: If a rank could not.
+    """
+    try:
+        state_dict_loader.load(
+            dict(tensors),
+            storage_reader=_Reader(folder),
+            planner=DefaultLoadPlanner(flatten_state_dict=False),
+            process_group=group,
+        )
+    except CheckpointException as error:
+        raise _failure("read", folder, error) from error
+
+
+def _failure(verb: str, folder: Path, error: CheckpointException) -> ExecutionError:
+    """One line on torch's page: the first rank's reason."""
+    rank, (reason, _) = min(error.failures.items(), key=lambda item: item[0])
+    said = f"{type(reason).__name__}: {explain(reason)}"
+    remedy = (
+        "make room or choose another checkpoint_dir"
+        if verb == "write"
+        else "resume from another checkpoint"
+    )
+    return ExecutionError(f"rank {rank} cannot {verb} {folder}: {said}; {remedy}")

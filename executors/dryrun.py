@@ -1,0 +1,205 @@
+"""A dry run: one process does a whole step as any rank of a plan, on fake tensors.
+
+The trainer, and all that it is made of, is the one that trains. What it cannot show:
+whether ranks match (each is run alone), and anything that depends on values.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    unset_fake_temporarily,
+)
+
+from executors.causes import chain, explain
+from executors.context import local_positions
+from executors.data import synthetic_batch
+from executors.fake import fake_group, fake_tensors, whole_sequences
+from executors.fake_replicas import FakeReplicas
+from executors.mesh import ProcessMesh, arrange
+from executors.names import tied_parameters
+from executors.runner import check_model
+from executors.trace import StepTrace
+from executors.trainer import Trainer
+from planner.errors import ExecutionError, FingerprintError
+from planner.schema import Plan
+from planner.schema.support import unsupported
+from planner.schema.verification import GroupTraffic, RankVerification
+
+__all__ = ["dry_run"]
+
+_LOG = logging.getLogger(__name__)
+
+#: Raised where a value is asked for that a fake tensor does not have.
+_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def dry_run(
+    plan: Plan, model_fn: Callable[[], nn.Module], rank: int, *, force: bool = False
+) -> RankVerification:
+    """Build one rank's part of a plan and train one step, allocating nothing.
+
+    To be called in a process without a process group; torch is adapted for the time
+    of the call, so that other threads must leave it alone. What is counted is a step
+    with optimizer states in place, as every step but the first.
+
+    Args:
+        plan: What to do.
+        model_fn: Builds the whole model; called on fake tensors.
+        rank: Which rank to be, of as many as the plan has.
+        force: Run although the model's fingerprint is another one.
+
+    Returns:
+        What the step took, or where it failed.
+
+    Raises:
+        ExecutionError: If there is no such rank, the plan cannot be run at all, or
+            follows values: routing of experts, compressed gradients, a model that
+            branches on what it computes.
+        FingerprintError: If the plan is for another model.
+    """
+    _check(plan, rank)
+    mesh = plan.strategy.mesh
+    pp_rank = mesh.coordinates(rank)["pp"]
+    with fake_group(rank, mesh.num_devices):
+        place = arrange(plan.strategy, torch.device("cpu"))
+        trace = StepTrace()
+        with fake_tensors():
+            model = model_fn()
+            _check_model(plan, model, force)
+            try:
+                with whole_sequences(_positions_follow(plan, place)):
+                    _step(plan, model, place, trace)
+            except FingerprintError:
+                raise
+            except Exception as error:
+                _refuse_values(error, model)
+                _LOG.info("rank %d:", rank, exc_info=True)
+                said = f"{type(error).__name__}: {explain(error, model)}"
+                return RankVerification(rank=rank, pp_rank=pp_rank, failure=said)
+            peak = trace.ledger.peak()
+    return RankVerification(
+        rank=rank,
+        pp_rank=pp_rank,
+        memory_bytes={str(category): size for category, size in peak.items()},
+        collectives=tuple(
+            GroupTraffic(kind=kind, group_size=size, count=t.count, bytes=t.bytes)
+            for (kind, size), t in trace.tally.by_group().items()
+        ),
+        flops=trace.flops,
+    )
+
+
+def _check(plan: Plan, rank: int) -> None:
+    strategy = plan.strategy
+    world = strategy.mesh.num_devices
+    if not 0 <= rank < world:
+        raise ExecutionError(
+            f"rank {rank} of a plan for {world}; ranks are 0 to {world - 1}"
+        )
+    if strategy.mesh.ep > 1:
+        raise ExecutionError(
+            f"verify does not follow routing: with ep={strategy.mesh.ep} what a rank "
+            f"receives depends on values; measure it with run --measure, or plan with "
+            f"ep=1"
+        )
+    if strategy.gradient_compression != "none":
+        raise ExecutionError(
+            f"verify does not follow gradient_compression="
+            f"{strategy.gradient_compression}, whose hooks read values; measure it "
+            f"with run --measure, or verify the plan without compression"
+        )
+
+
+def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:
+    if not force:
+        check_model(plan, model)
+    on_gpu = any(entry.device_type != "cpu" for entry in plan.prediction.memory)
+    reasons = unsupported(
+        plan.strategy,
+        tied=tied_parameters(model),
+        backend="nccl" if on_gpu else "gloo",
+        attention=plan.model.attention,
+    )
+    if reasons:
+        raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
+
+
+def _refuse_values(error: Exception, model: nn.Module) -> None:
+    found = next((e for e in chain(error) if isinstance(e, _VALUES)), None)
+    if found is not None:
+        raise ExecutionError(
+            f"verify does not follow values, which the step asks for: "
+            f"{explain(found, model)}; measure the plan with run --measure"
+        ) from error
+
+
+def _step(plan: Plan, model: nn.Module, place: ProcessMesh, trace: StepTrace) -> None:
+    """Build, make optimizer states, then train one step that is counted."""
+    trainer = Trainer(plan, model, place)
+    inputs = _local_inputs(plan, trainer)
+    ledger = trace.ledger
+    with trace:
+        modules = [part.module for part in trainer.parts.values()]
+        parameters = [p for module in modules for p in module.parameters()]
+        for parameter in parameters:
+            ledger.tag(parameter, "parameters")
+        for module in modules:
+            for tensor in _held(module):
+                ledger.tag(tensor, "gradients")
+        for tensor in (*inputs.values(), *(b for m in modules for b in m.buffers())):
+            ledger.tag(tensor, "buffers")
+        _make_states(trainer)
+        for state in trainer.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    ledger.tag(value, "optimizer")
+        trace.restart()
+        trainer.update(inputs)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                ledger.tag(parameter.grad, "gradients")
+
+
+def _positions_follow(plan: Plan, place: ProcessMesh) -> bool:
+    """Whether this rank's tokens are neighbours in their sequence."""
+    cp = plan.strategy.mesh.cp
+    if cp == 1:
+        return True
+    with unset_fake_temporarily():
+        positions = local_positions(
+            plan.workload.seq_len or 0,
+            place.index("cp"),
+            cp,
+            plan.strategy.context_algorithm,
+        )
+        return bool((positions.diff() == 1).all())
+
+
+def _held(module: nn.Module) -> list[torch.Tensor]:
+    """Gradients that live between steps, as a reducer's buckets do."""
+    return module.buckets() if isinstance(module, FakeReplicas) else []
+
+
+def _local_inputs(plan: Plan, trainer: Trainer) -> dict[str, torch.Tensor]:
+    """This rank's slice of a synthetic batch, whose targets all count."""
+    workload = plan.workload
+    # Nothing is computed, so that any number of terms will do for the mean.
+    trainer.loss.count = float(workload.global_batch)
+    samples = workload.global_batch // plan.strategy.mesh.data_parallel
+    return synthetic_batch(workload, 0, samples=samples)
+
+
+def _make_states(trainer: Trainer) -> None:
+    """Let the optimizer step once on zeros: it makes its states when it first does."""
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()

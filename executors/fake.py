@@ -1,0 +1,165 @@
+"""Adapter to a world that is not there: fake ranks, fake tensors, torch's own code.
+
+One process stands for any rank of any number of them. Collectives return at once, and
+tensors have shapes, dtypes and sizes but no memory. Parts of torch that read values
+while they set themselves up are told what they would find. The only file that knows
+these private parts of torch: the fake process group, ``DeviceMesh``'s arithmetic,
+``Module.to`` on fake parameters, the pipeline's warm-up vote, DDP's reducer. Seen to
+work with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining._utils import InferenceMode
+from torch.optim import adam
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from executors import parallelize
+from executors.fake_replicas import FakeReplicas
+from planner.errors import ExecutionError
+
+__all__ = ["fake_group", "fake_tensors", "whole_sequences"]
+
+#: Methods of DeviceMesh that compute ranks with real tensors, where torch has them.
+_MESH_METHODS = (
+    "__init__",
+    "__getitem__",
+    "_compute_coordinate_on_dim",
+    "_concatenate",
+    "_flatten",
+    "_get_mesh_tensor_from_full_mesh",
+    "_unflatten",
+    "get_coordinate",
+)
+
+
+@contextmanager
+def fake_group(rank: int, world: int) -> Iterator[None]:
+    """Be one rank of a world of processes that are not there, for the block.
+
+    Args:
+        rank: Of this process.
+        world: Number of ranks.
+
+    Raises:
+        ExecutionError: If this process is in a group already.
+    """
+    if dist.is_initialized():
+        raise ExecutionError(
+            "a dry run needs a process without a process group; start it elsewhere "
+            "than under torchrun, or destroy the group first"
+        )
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Tensors made in the block take no memory; see the module for what is adapted."""
+    with ExitStack() as stack:
+        for name in _MESH_METHODS:
+            method = DeviceMesh.__dict__.get(name)
+            if method is not None:
+                stack.enter_context(
+                    mock.patch.object(DeviceMesh, name, _on_real_tensors(method))
+                )
+        for owner, name, double in (
+            (nn.Module, "to", _convert),
+            (schedules._PipelineSchedule, "_warmup_p2p", _vote_static),
+            (parallelize, "DistributedDataParallel", FakeReplicas),
+            (adam, "_get_value", _value),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, double))
+        # Indices, masks and position tables that exports keep are real tensors.
+        yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+
+
+@contextmanager
+def whole_sequences(whole: bool) -> Iterator[None]:
+    """Answer what ``transformers`` asks positions for: do sequences restart in them?
+
+    On tensors without values it would take them to, and make masks that a real run
+    does not.
+
+    Args:
+        whole: Whether each row's positions follow one another, as they do but where a
+            ring deals chunks out.
+    """
+    library = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    if not whole or not hasattr(library, name):
+        yield
+        return
+    with mock.patch.object(library, name, return_value=None):
+        yield
+
+
+def _on_real_tensors(method: Any) -> Any:
+    if isinstance(method, staticmethod | classmethod):
+        return type(method)(_on_real_tensors(method.__func__))
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return method(*args, **kwargs)
+
+    return call
+
+
+def _convert(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """``Module.to``: torch's swaps parameters in place, which fake ones do not allow.
+
+    Everything is on the one fake device; dtypes change. Tied parameters stay tied.
+    """
+    _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def parameter(old: torch.Tensor) -> torch.Tensor:
+        return nn.Parameter(old.detach().to(dtype), requires_grad=old.requires_grad)
+
+    def buffer(old: torch.Tensor) -> torch.Tensor:
+        return old.to(dtype)
+
+    def convert(
+        held: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        for name, old in held.items():
+            if old is not None and old.is_floating_point() and old.dtype != dtype:
+                held[name] = made.setdefault(id(old), (old, change(old)))[1]
+
+    if dtype is not None:
+        for part in module.modules():
+            convert(part._parameters, parameter)
+            convert(part._buffers, buffer)
+    return module
+
+
+def _value(number: Any) -> Any:
+    """Steps that Adam has done: what it scales by is a number, not a size."""
+    return 1.0 if isinstance(number, FakeTensor) else number
+
+
+def _vote_static(_: Any, stages: list[Any], *__: Any) -> None:
+    """What all ranks would agree upon: every stage has been given its metadata."""
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC

@@ -1,0 +1,252 @@
+"""The state of a training run as tensors by name, the same names under every plan.
+
+``model.FQN`` for parameters and persistent buffers, ``optimizer.KEY.FQN`` for what the
+optimizer keeps of a parameter, ``rng.RANK.DEVICE`` for generators. A parameter that has
+several FQNs goes by its first in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from executors.dcp import SavedTensor
+from executors.names import tied_parameters
+from executors.trainer import Trainer
+from planner.errors import ExecutionError, FingerprintError
+from planner.schema.fingerprint import fingerprint_parameters
+
+__all__ = [
+    "Inventory",
+    "Targets",
+    "collect",
+    "difference",
+    "non_finite",
+    "restore_generators",
+    "targets",
+]
+
+#: Counters are scalars on the CPU, whatever the parameter is.
+_COUNTER = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What a whole model holds, noted before it is taken apart.
+
+    Attributes:
+        shapes: Of the parameters, by first FQN.
+        first: First FQN of a parameter, by each of its other FQNs.
+        buffers: FQNs of persistent buffers.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    first: Mapping[str, str]
+    buffers: frozenset[str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Inventory:
+        """Note what a model holds."""
+        every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        return cls(
+            shapes={n: tuple(p.shape) for n, p in model.named_parameters()},
+            first={
+                name: group[0] for group in tied_parameters(model) for name in group
+            },
+            buffers=frozenset(
+                name
+                for name, value in model.state_dict().items()
+                if name not in every and isinstance(value, torch.Tensor)
+            ),
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """As a plan's model has it."""
+        return fingerprint_parameters(self.shapes.items())
+
+    def name(self, fqn: str) -> str:
+        """The FQN that a parameter goes by."""
+        return self.first.get(fqn, fqn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Where a checkpoint is to be read to.
+
+    Attributes:
+        tensors: To be filled, by name.
+        copies: Other tensors of this rank that are to equal one of these: pairs of
+            copy and original.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    def copy(self) -> None:
+        """Make the copies equal to what has been read."""
+        for copy, original in self.copies:
+            _local(copy).copy_(_local(original))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach()
+
+
+def _buffers(
+    trainer: Trainer, inventory: Inventory
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for part in trainer.parts.values():
+        for name, buffer in part.inner.named_buffers():
+            if name in inventory.buffers:
+                yield name, buffer
+
+
+def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
+    """This rank's part of the state: the live tensors, and its generators' states.
+
+    Raises:
+        ExecutionError: If the optimizer does not hold the model's own parameters.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    known = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    for fqn, parameter in trainer.named_parameters():
+        name = inventory.name(fqn)
+        if parameter.requires_grad and id(parameter) not in known:
+            raise ExecutionError(
+                f"the optimizer holds no state of {name} by itself "
+                f"({trainer.plan.strategy.label()}); plan with another zero_stage to "
+                f"keep checkpoints"
+            )
+        tensors[f"model.{name}"] = parameter.detach()
+        for key, value in trainer.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"optimizer.{key}.{name}"] = value
+    for name, buffer in _buffers(trainer, inventory):
+        tensors.setdefault(f"model.{name}", buffer)
+    tensors.update(_generators(trainer))
+    return tensors
+
+
+def _generators(trainer: Trainer) -> dict[str, torch.Tensor]:
+    place = trainer.place
+    states = {f"rng.{place.rank}.cpu": torch.get_rng_state()}
+    if place.device.type == "cuda":
+        states[f"rng.{place.rank}.cuda"] = torch.cuda.get_rng_state(place.device)
+    return states
+
+
+def restore_generators(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Continue this rank's random numbers from the states that were read."""
+    place = trainer.place
+    torch.set_rng_state(tensors[f"rng.{place.rank}.cpu"])
+    if place.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors[f"rng.{place.rank}.cuda"], place.device)
+
+
+def targets(
+    trainer: Trainer,
+    inventory: Inventory,
+    saved: Mapping[str, SavedTensor],
+    *,
+    generators: bool,
+) -> Targets:
+    """Where this rank's part of a checkpoint belongs; makes the optimizer's states.
+
+    Args:
+        trainer: Its parameters and buffers are the targets themselves.
+        inventory: Of the whole model.
+        saved: What the checkpoint holds.
+        generators: Whether this rank's random states are to be read too.
+
+    Raises:
+        FingerprintError: If the checkpoint lacks a parameter.
+    """
+    found: dict[str, torch.Tensor] = {}
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(name: str, tensor: torch.Tensor) -> None:
+        if name in found:
+            copies.append((tensor, found[name]))
+        else:
+            found[name] = tensor
+
+    keys = _state_keys(saved)
+    for part in trainer.parts.values():
+        for fqn, parameter in part.inner.named_parameters():
+            name = inventory.name(fqn)
+            if f"model.{name}" not in saved:
+                raise FingerprintError(
+                    f"the checkpoint holds no {name}; it is of another model, choose "
+                    f"another checkpoint_dir"
+                )
+            add(f"model.{name}", parameter.detach())
+            for key in keys.get(name, ()) if parameter.requires_grad else ():
+                full = f"optimizer.{key}.{name}"
+                state = _empty_state(key, parameter, saved[full])
+                trainer.optimizer.state[parameter][key] = state
+                add(full, state)
+    for name, buffer in _buffers(trainer, inventory):
+        # Constants of a graph: a plan's stages need not hold them all.
+        if f"model.{name}" in saved:
+            add(f"model.{name}", buffer)
+    if generators:
+        for name, state in _generators(trainer).items():
+            if name in saved:
+                add(name, state)
+    return Targets(tensors=found, copies=tuple(copies))
+
+
+def _state_keys(saved: Mapping[str, SavedTensor]) -> dict[str, list[str]]:
+    """What the optimizer had of each parameter."""
+    keys: dict[str, list[str]] = {}
+    for full in saved:
+        kind, _, rest = full.partition(".")
+        if kind == "optimizer":
+            key, _, name = rest.partition(".")
+            keys.setdefault(name, []).append(key)
+    return keys
+
+
+def _empty_state(key: str, parameter: nn.Parameter, saved: SavedTensor) -> torch.Tensor:
+    if key == _COUNTER or saved.shape != tuple(parameter.shape):
+        return torch.zeros(saved.shape, dtype=saved.dtype)
+    return torch.zeros_like(parameter, requires_grad=False)
+
+
+def difference(inventory: Inventory, saved: Mapping[str, SavedTensor]) -> str:
+    """How the parameters of a checkpoint differ from a model's; empty if they do not.
+
+    Args:
+        inventory: Of the model.
+        saved: What the checkpoint holds.
+    """
+    there = {
+        name.removeprefix("model."): tensor.shape
+        for name, tensor in saved.items()
+        if name.startswith("model.")
+        and name.removeprefix("model.") not in inventory.buffers
+    }
+    here = inventory.shapes
+    said = [
+        f"{name} is {list(there[name])} there and {list(shape)} here"
+        for name, shape in here.items()
+        if name in there and there[name] != shape
+    ]
+    said += [f"{name} is only here" for name in here if name not in there]
+    said += [f"{name} is only there" for name in there if name not in here]
+    more = f" (and {len(said) - 2} more)" if len(said) > 2 else ""
+    return "; ".join(said[:2]) + more
+
+
+def non_finite(trainer: Trainer) -> str | None:
+    """First parameter of this rank that holds NaN or an infinity; None if none does."""
+    for name, parameter in trainer.named_parameters():
+        if not bool(torch.isfinite(_local(parameter)).all()):
+            return name
+    return None

@@ -1,0 +1,119 @@
+"""One dispatch mode that watches a dry step: memory, communication, FLOPs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch._guards import active_fake_mode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import (
+    flop_registry,
+    sdpa_backward_flop,
+    sdpa_flop,
+)
+
+from executors.ledger import Ledger
+from executors.traffic import Tally
+
+__all__ = ["StepTrace"]
+
+_ATEN = torch.ops.aten
+
+#: torch has formulas for attention on GPUs alone.
+_CPU_ATTENTION = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+}
+_FORMULAS: dict[Any, Any] = {**flop_registry, **_CPU_ATTENTION}
+
+
+class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what the ops of this rank's local tensors do while it is entered.
+
+    Entered within a fake mode. What ``fully_shard`` gathers, reduces and receives is
+    known by its own ops.
+
+    Attributes:
+        ledger: Memory.
+        tally: Communication.
+        flops: Of matrix products, convolutions and attention.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = Ledger()
+        self.restart()
+        self._mode: Any = None
+        self._resize: Any = None
+
+    def restart(self) -> None:
+        """Forget flops and collectives so far, and begin a new peak of memory."""
+        self.tally = Tally()
+        self.flops = 0
+        self.ledger.restart()
+
+    def __enter__(self) -> StepTrace:
+        self._mode = active_fake_mode()
+        original = self._resize = torch.UntypedStorage.resize_
+
+        # fully_shard frees and takes memory by resizing storages, past the dispatcher.
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self.ledger.resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            # Its local op comes by here in a moment.
+            return NotImplemented
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if active_fake_mode() is not self._mode:
+            # DTensor works out shapes by ops on whole fake tensors of its own.
+            return result
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.ledger.add(leaf)
+        if func.namespace in ("c10d", "fsdp"):
+            self._communicate(func, args, kwargs, result)
+        formula = _FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=result)
+        return result
+
+    def _communicate(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        name = func._overloadpacket.__name__
+        self.tally.record(func, args)
+        if name.startswith("recv"):
+            self._tag(args, "buffers")
+        elif name == "all_gather_copy_in":
+            self._tag(result, "buffers")
+        elif name == "split_with_sizes_copy":
+            self._tag(kwargs["out"], "parameters")
+        elif name == "chunk_cat":
+            self._tag(args, "gradients")
+            self._tag(kwargs["out"], "buffers")
+
+    def _tag(self, value: Any, category: Any) -> None:
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor):
+                self.ledger.tag(leaf, category)

@@ -1,0 +1,187 @@
+"""The command ``meshwright verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from planner.cli.options import OptionalFloat
+from planner.cli.output import emit_json, emit_table, note, working
+from planner.errors import CaptureError, ExecutionError, PlanFileError
+from planner.schema import Plan
+from planner.schema.verification import RankVerification, Verification
+from planner.units import format_bytes, format_count
+
+__all__ = ["VerifyCommand", "verify_rank"]
+
+#: How far a prediction may be off before the command says so.
+_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyCommand:
+    """Run one step of a plan as some of its ranks, in one process, on no devices."""
+
+    plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
+    """A plan file."""
+    rank: Annotated[
+        tuple[int, ...], tyro.conf.arg(metavar="RANK", help_behavior_hint="")
+    ] = ()
+    """Which ranks to be; by default the first of the first, middle and last pp rank."""
+    model: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="MODEL",
+            help="Where to build the model from, if not from where the plan says. A "
+            "module:factory reference is only followed when it is named here.",
+            help_behavior_hint="",
+        ),
+    ] = None
+    timeout: OptionalFloat = None
+    """Longest that one rank may take, in seconds."""
+    force: bool = False
+    """Verify although the model is not that of the plan."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        """Verify the ranks one after the other, each in a process of its own.
+
+        Raises:
+            ExecutionError: If a rank would fail, or cannot be verified.
+        """
+        plan = Plan.load(self.plan)
+        if plan.not_runnable:
+            raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
+        ref = self._model(plan)
+        found = tuple(self._verify(plan, ref, rank) for rank in self._ranks(plan))
+        result = Verification.of(plan, found)
+        self._report(result)
+        for rank in found:
+            if rank.failure is not None:
+                raise ExecutionError(
+                    f"rank {rank.rank} of {result.world_size} would fail: "
+                    f"{rank.failure}; MESHWRIGHT_LOG=INFO shows the traceback"
+                )
+
+    def _model(self, plan: Plan) -> str:
+        """Where the model comes from; code only if it was named on the command line."""
+        ref = self.model or plan.model.ref
+        if ref is None:
+            raise PlanFileError(
+                f"{self.plan} does not say where {plan.model.name} comes from; name it "
+                f"with --model (llama3-8b, hf:PATH or module:factory)"
+            )
+        if ref.endswith(".txt"):
+            raise CaptureError(
+                f"no model can be built from the profile {ref}; name one with --model"
+            )
+        if self.model is None and not ref.startswith("hf:") and ":" in ref:
+            raise PlanFileError(
+                f"{self.plan} wants to import code ({ref}); if you trust it, name it "
+                f"yourself: --model {ref}"
+            )
+        return ref
+
+    def _ranks(self, plan: Plan) -> tuple[int, ...]:
+        """Those asked for, or one of the first, middle and last stage."""
+        mesh = plan.strategy.mesh
+        for rank in self.rank:
+            if not 0 <= rank < mesh.num_devices:
+                raise ExecutionError(
+                    f"--rank {rank}; the plan has ranks 0 to {mesh.num_devices - 1}"
+                )
+        places = sorted({0, mesh.pp // 2, mesh.pp - 1})
+        chosen = self.rank or (place * mesh.stride("pp") for place in places)
+        return tuple(dict.fromkeys(chosen))
+
+    def _verify(self, plan: Plan, ref: str, rank: int) -> RankVerification:
+        from executors.launcher import launch
+
+        world = plan.strategy.mesh.num_devices
+        note(f"verifying rank {rank} of {world} ({plan.strategy.label()})")
+        arguments = {
+            "plan": plan.to_json(),
+            "model": ref,
+            "rank": rank,
+            "force": self.force,
+        }
+        with working(f"rank {rank}"):
+            (answer,) = launch(
+                "planner.cli.verify:verify_rank",
+                arguments,
+                processes=1,
+                timeout_s=self.timeout,
+            )
+        return RankVerification.from_data(answer)
+
+    def _report(self, result: Verification) -> None:
+        off = [each for each in result.deviations if each.beyond(_TOLERANCE)]
+        if self.json:
+            data = result.to_data()
+            for shown, each in zip(data["deviations"], result.deviations, strict=True):
+                shown["ratio"] = each.ratio
+            emit_json(data)
+        else:
+            _print(result)
+        for each in off:
+            note(
+                f"{each.name}: predicted {format_bytes(each.predicted)}, found "
+                f"{format_bytes(each.found)}; more than {_TOLERANCE:.0%} off"
+            )
+
+
+def _print(result: Verification) -> None:
+    for rank in result.ranks:
+        if rank.failure is not None:
+            continue
+        rows = [
+            (name, "", "", format_bytes(size))
+            for name, size in rank.memory_bytes.items()
+        ]
+        rows += [
+            (
+                each.kind,
+                str(each.group_size),
+                f"{each.count:,}",
+                format_bytes(each.bytes),
+            )
+            for each in rank.collectives
+        ]
+        rows.append(("FLOPs", "", "", format_count(rank.flops)))
+        name = f"rank {rank.rank}, pp rank {rank.pp_rank}"
+        emit_table((name, "ranks", "calls", ""), rows, numbers=True)
+    if result.deviations:
+        emit_table(
+            ("", "predicted", "found", "ratio"),
+            [
+                (
+                    each.name,
+                    format_bytes(each.predicted),
+                    format_bytes(each.found),
+                    "" if each.ratio is None else f"{each.ratio:.2f}",
+                )
+                for each in result.deviations
+            ],
+            numbers=True,
+        )
+
+
+def verify_rank(arguments: dict[str, Any], _: Callable[[Any], None]) -> dict[str, Any]:
+    """Verify one rank; what the process started for it does.
+
+    Args:
+        arguments: JSON values, from :class:`VerifyCommand`.
+    Returns:
+        A :class:`planner.schema.verification.RankVerification` as JSON data.
+    """
+    from executors.dryrun import dry_run
+    from planner.capture import load_model
+
+    plan = Plan.from_json(arguments["plan"])
+    loaded = load_model(arguments["model"], seq_len=plan.workload.seq_len)
+    found = dry_run(plan, loaded.build, arguments["rank"], force=arguments["force"])
+    return found.to_data()

@@ -1,0 +1,65 @@
+"""Whether sequence parallelism may divide the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.graph.model import Block, Edge
+
+__all__ = ["why_whole_stream"]
+
+#: Blocks in which one token sees another.
+_MIXING = frozenset({"conv", "recurrent", "scan"})
+
+
+def why_whole_stream(blocks: Sequence[Block], edges: Sequence[Edge]) -> str | None:
+    """What stands against dividing the stream along the sequence.
+
+    From the first unit that tp splits to the last one each rank has some tokens of the
+    stream, and has all of them only between a colwise and a rowwise layer. So whatever
+    mixes tokens must lie there, and the stream alone may pass from unit to unit.
+
+    Args:
+        blocks: With kernels' styles.
+        edges: Between them.
+
+    Returns:
+        A clause that names the block; None if nothing does, or tp splits nothing.
+    """
+    layers = list(dict.fromkeys(block.layer for block in blocks))
+    number = {layer: index for index, layer in enumerate(layers)}
+    unit = [number[block.layer] for block in blocks]
+    split = [
+        unit[block.index]
+        for block in blocks
+        if any(kernel.style == "rowwise" for kernel in block.kernels)
+        and block.kind != "embedding"
+    ]
+    if not split:
+        return None
+    first, last = min(split), max(split)
+    for block in blocks:
+        if first <= unit[block.index] <= last and _mixes_whole(block):
+            return f"tp leaves {block.name} whole, which mixes tokens"
+    for edge in edges:
+        source, target = unit[edge.source], unit[edge.target]
+        passed = edge.bytes > edge.recomputable and target - source > 1
+        if passed and source <= last and target > first:
+            return (
+                f"{blocks[edge.target].name} reads what {blocks[edge.source].name} "
+                f"made beside the residual stream"
+            )
+    return None
+
+
+def _mixes_whole(block: Block) -> bool:
+    """Whether tokens see each other where tp has not made features local."""
+    return block.kind in _MIXING or any(
+        kernel.style == "none"
+        and (
+            kernel.kind in {"attention", "conv"}
+            # A product of activations alone: scores of attention, or their use.
+            or (kernel.kind == "matmul" and not kernel.weight_bytes)
+        )
+        for kernel in block.kernels
+    )

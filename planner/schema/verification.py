@@ -1,0 +1,153 @@
+"""What a dry run of a plan found, to be laid beside what was predicted."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from planner.schema.base import Document
+from planner.schema.plan import Plan
+
+__all__ = ["Deviation", "GroupTraffic", "RankVerification", "Verification"]
+
+Count = Annotated[int, Field(ge=0)]
+
+#: Kinds of collective that a prediction counts under another name, or not at all:
+#: what is received was sent by a neighbour.
+_UNPREDICTED = frozenset({"recv"})
+
+
+class GroupTraffic(Document):
+    """Calls of one kind of collective in one step of one rank.
+
+    Attributes:
+        kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
+            ``send``, ``recv`` …
+        group_size: Ranks that take part.
+        count: How many calls.
+        bytes: Sum of their payloads, each counted at its larger side.
+    """
+
+    kind: str
+    group_size: Annotated[int, Field(ge=1)]
+    count: Count
+    bytes: Count
+
+
+class RankVerification(Document):
+    """One rank's step.
+
+    Attributes:
+        pp_rank: Its coordinate along pp.
+        memory_bytes: Tensor bytes at the peak, by category: parameters, gradients,
+            optimizer, activations, buffers.
+        collectives: Of one step.
+        flops: Of this rank's matrix products, convolutions and attention.
+        failure: Where the step would fail: error and module; None if it would not.
+    """
+
+    rank: Count
+    pp_rank: Count
+    memory_bytes: dict[str, Count] = Field(default_factory=dict)
+    collectives: tuple[GroupTraffic, ...] = ()
+    flops: Count = 0
+    failure: str | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most tensor bytes alive at once."""
+        return sum(self.memory_bytes.values())
+
+    def bytes_of(self, kind: str) -> int:
+        """Payload of one kind of collective over groups of all sizes."""
+        return sum(entry.bytes for entry in self.collectives if entry.kind == kind)
+
+
+class Deviation(Document):
+    """One predicted quantity beside what the dry run found.
+
+    Attributes:
+        name: ``peak memory, pp rank 0``, ``all_reduce, busiest rank``.
+        predicted: By the plan, in bytes.
+        found: In bytes.
+    """
+
+    name: str
+    predicted: Annotated[float, Field(ge=0)]
+    found: Annotated[float, Field(ge=0)]
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over found; None where nothing was found."""
+        return self.predicted / self.found if self.found else None
+
+    def beyond(self, share: float) -> bool:
+        """Whether the prediction is off by more than a share of what was found."""
+        return abs(self.predicted - self.found) > share * self.found
+
+
+class Verification(Document):
+    """A dry run of some ranks of a plan.
+
+    Attributes:
+        plan_label: Of the strategy, ``pp2 dp_shard2 zero3 1F1B mb1x4``.
+        world_size: Ranks of the plan.
+        ranks: Those that were run.
+        deviations: What was predicted of them.
+    """
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    KIND: ClassVar[str] = "verification"
+
+    schema_version: Literal[1] = 1
+    plan_label: str
+    world_size: Annotated[int, Field(ge=1)]
+    ranks: Annotated[tuple[RankVerification, ...], Field(min_length=1)]
+    deviations: tuple[Deviation, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, ranks: tuple[RankVerification, ...]) -> Verification:
+        """Lay what was found beside the plan's prediction.
+
+        Peaks are compared for each pp rank; bytes of a kind of collective for the
+        busiest of the ranks that were run, as the prediction is of the busiest of all.
+        """
+        done = tuple(rank for rank in ranks if rank.failure is None)
+        return cls(
+            plan_label=plan.strategy.label(),
+            world_size=plan.strategy.mesh.num_devices,
+            ranks=ranks,
+            deviations=(*_memory(plan, done), *_collectives(plan, done)),
+        )
+
+
+def _memory(plan: Plan, ranks: tuple[RankVerification, ...]) -> list[Deviation]:
+    predicted = {entry.rank: entry for entry in plan.prediction.memory}
+    found: dict[int, int] = {}
+    for rank in ranks:
+        found[rank.pp_rank] = max(rank.peak_bytes, found.get(rank.pp_rank, 0))
+    return [
+        Deviation(
+            name=f"peak memory, pp rank {index}",
+            # What the context and the allocator take holds no tensors.
+            predicted=predicted[index].total_bytes - predicted[index].reserve_bytes,
+            found=peak,
+        )
+        for index, peak in sorted(found.items())
+    ]
+
+
+def _collectives(plan: Plan, ranks: tuple[RankVerification, ...]) -> list[Deviation]:
+    if not ranks:
+        return []
+    predicted = plan.prediction.collective_bytes
+    kinds = {entry.kind for rank in ranks for entry in rank.collectives}
+    return [
+        Deviation(
+            name=f"{kind.replace('_', '-')}, busiest rank",
+            predicted=predicted.get(kind, 0.0),
+            found=max(rank.bytes_of(kind) for rank in ranks),
+        )
+        for kind in sorted((kinds | set(predicted)) - _UNPREDICTED)
+    ]

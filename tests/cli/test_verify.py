@@ -1,0 +1,102 @@
+"""``meshwright verify``: ranks that are not there, and what it says of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.schema import Plan
+from tests.cli.shell import ask, meshwright
+from tests.plans import local_plan
+
+LAUNCHER = importlib.import_module("executors.launcher")
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    local_plan(2, pp=2).save(path)
+    return path
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[dict[str, Any]]:
+    """Let every rank answer so; what each was asked."""
+    asked: list[dict[str, Any]] = []
+
+    def launch(entry: str, arguments: dict[str, Any], **_: Any) -> list[Any]:
+        assert entry == "planner.cli.verify:verify_rank"
+        asked.append(arguments)
+        rank = arguments["rank"]
+        return [{"rank": rank, "pp_rank": rank, **fields}]
+
+    monkeypatch.setattr(LAUNCHER, "launch", launch)
+    return asked
+
+
+def test_every_stage_is_verified_and_compared(plan_file: Path) -> None:
+    answer = meshwright("verify", plan_file, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.err.splitlines()[0].startswith("verifying rank 0 of 2 (pp2 ")
+    result = answer.json
+    assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
+    assert all(rank["failure"] is None for rank in result["ranks"])
+    assert all(rank["flops"] > 0 for rank in result["ranks"])
+    named = {each["name"]: each for each in result["deviations"]}
+    assert {"peak memory, pp rank 0", "peak memory, pp rank 1"} <= set(named)
+    assert named["send, busiest rank"]["ratio"] == pytest.approx(1.0)
+
+
+def test_the_table_has_every_category_and_kind(
+    plan_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = {"kind": "send", "group_size": 2, "count": 4, "bytes": 5000}
+    asked = _answers(
+        monkeypatch,
+        memory_bytes={"parameters": 10, "activations": 30},
+        collectives=[sent],
+        flops=2_000_000,
+    )
+    answer = ask(capsys, "verify", plan_file, "--rank", "1")
+    assert answer.code == 0
+    assert [entry["rank"] for entry in asked] == [1]
+    rows = [line.split() for line in answer.out.splitlines()]
+    assert ["send", "2", "4", "5", "kB"] in rows
+    assert ["activations", "30", "B"] in rows
+    # A tiny peak is far from what was predicted, and that is said.
+    assert "peak memory, pp rank 1: predicted" in answer.err
+    assert "more than 10% off" in answer.err
+
+
+def test_a_rank_that_would_fail_is_an_error(
+    plan_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _answers(monkeypatch, failure="LookupError: no table (in model.layers.1)")
+    answer = ask(capsys, "verify", plan_file)
+    assert answer.code == 1
+    last = answer.err.splitlines()[-1]
+    assert last.startswith(
+        "meshwright: rank 0 of 2 would fail: LookupError: no table (in model.layers.1)"
+    )
+
+
+def test_ranks_that_are_not_there_and_code_are_refused(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = ask(capsys, "verify", plan_file, "--rank", "2").refusal
+    assert refused == "--rank 2; the plan has ranks 0 to 1"
+    data = json.loads(plan_file.read_text())
+    data["model"]["ref"] = "tests.cli.models:failing"
+    coded = tmp_path / "coded.json"
+    Plan.from_data(data).save(coded)
+    assert "wants to import code" in ask(capsys, "verify", coded).refusal
+    data["model"]["ref"] = None
+    Plan.from_data(data).save(coded)
+    assert "does not say where" in ask(capsys, "verify", coded).refusal

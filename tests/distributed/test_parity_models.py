@@ -1,0 +1,119 @@
+"""Every architecture by the plans that the planner makes, against one process."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from planner import plan
+from planner.capture import capture
+from planner.errors import NoFeasiblePlanError
+from planner.graph import ModelGraph
+from planner.schema import Optimizer, Plan, Precision
+from tests.distributed.compare import distance_of
+from tests.distributed.pool import Pool
+from tests.models.tiny import TINY
+
+pytest.importorskip("transformers")
+
+EXACT = 1e-5
+BATCH = 8
+
+#: Of each, the axis and the knobs that make it one way of running.
+PINS: dict[str, dict[str, Any]] = {
+    "zero3": {"dp_shard": 2, "zero_stage": 3},
+    "pp": {"pp": 2, "schedule": "1F1B", "num_microbatches": 2},
+    "tp": {"tp": 2},
+    "pp-tp": {"pp": 2, "tp": 2, "schedule": "1F1B", "num_microbatches": 2},
+}
+
+#: Models of which tp can split something, and the end of one of its patterns.
+SPLIT = {
+    "tiny-llama": "self_attn.q_proj",
+    "tiny-qwen3": "self_attn.q_proj",
+    "tiny-gpt2": "mlp.c_fc",
+    "tiny-mixtral": "self_attn.q_proj",
+    "tiny-bert": "intermediate.dense",
+    "tiny-t5": "DenseReluDense.wi",
+    "tiny-vit": "mlp.fc1",
+    "tiny-whisper": "fc1",
+}
+#: Those whose attention has a number of heads or a layout of its own.
+WHOLE_ATTENTION = {
+    "tiny-gpt2": "transformer.h.*.attn.c_attn",
+    "tiny-t5": "decoder.block.*.layer.*.EncDecAttention.q",
+    "tiny-whisper": "model.encoder.layers.*.self_attn.k_proj",
+}
+
+
+@cache
+def _graph(name: str) -> ModelGraph:
+    tiny = TINY[name]
+    return capture(tiny.build, tiny.example(4), dtype="float32", name=name)
+
+
+def _plan(name: str, **pins: Any) -> Plan:
+    processes = 4 if "pp" in pins and "tp" in pins else 2
+    return plan(
+        _graph(name),
+        f"local:{processes}",
+        global_batch=BATCH,
+        pin=pins,
+        precision=Precision(compute="float32"),
+        optimizer=Optimizer(name="SGD", learning_rate=0.1),
+    )
+
+
+@pytest.mark.parametrize("axis", ["zero3", "pp"])
+@pytest.mark.parametrize("name", TINY)
+def test_data_and_pipeline_parallelism_apply_to_every_model(
+    pool: Pool, name: str, axis: str
+) -> None:
+    made = _plan(name, **PINS[axis])
+    assert not made.not_runnable
+    assert distance_of(pool, made, steps=2).largest <= EXACT
+
+
+def _exact_when_split(pool: Pool, name: str, axis: str) -> None:
+    made = _plan(name, **PINS[axis])
+    patterns = made.strategy.sharding.patterns
+    assert any(pattern.endswith(SPLIT[name]) for pattern in patterns)
+    assert not made.not_runnable
+    assert distance_of(pool, made, steps=2).largest <= EXACT
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_tensor_parallelism_where_something_can_be_split(pool: Pool, name: str) -> None:
+    _exact_when_split(pool, name, "tp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLIT)
+def test_stages_of_split_layers(pool: Pool, name: str) -> None:
+    _exact_when_split(pool, name, "pp-tp")
+
+
+@pytest.mark.parametrize("name", sorted(set(TINY) - set(SPLIT)))
+def test_tensor_parallelism_is_refused_where_nothing_can_be_split(name: str) -> None:
+    with pytest.raises(NoFeasiblePlanError, match=r"no module .* could be split"):
+        _plan(name, tp=2)
+
+
+@pytest.mark.parametrize("name", WHOLE_ATTENTION)
+def test_attention_with_heads_of_its_own_stays_whole_and_says_why(name: str) -> None:
+    graph = _graph(name)
+    assert WHOLE_ATTENTION[name] in graph.whole
+    assert not set(graph.whole) & set(graph.sharding)
+    made = _plan(name, tp=2)
+    assert not made.strategy.sharding.sequence_parallel
+    with pytest.raises(NoFeasiblePlanError, match="whole, which mixes tokens"):
+        _plan(name, tp=2, sequence_parallel=True)
+
+
+def test_a_batch_norm_of_one_value_is_not_planned() -> None:
+    # 32 pixels, halved five times: one value a channel and sample in the last stage.
+    assert _graph("tiny-resnet").batch_norm_values == 1
+    with pytest.raises(NoFeasiblePlanError, match="no variance"):
+        _plan("tiny-resnet", dp_shard=2, zero_stage=3, microbatch_size=1)
