@@ -74,7 +74,17 @@ def _measured(plan_json: str) -> tuple[int, int, dict[str, tuple[int, int]]]:
     return place.rank, peak, {k: (t.count, t.bytes) for k, t in traffic.items()}
 
 
-@pytest.mark.parametrize("name", PLANS)
+#: Left to the whole suite.
+SLOW = {"three axes", "interleaved", "zero bubble", "hybrid", "accumulated replicas"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in PLANS
+    ],
+)
 def test_a_dry_run_counts_what_a_real_one_does(pool: Pool, name: str) -> None:
     plan = make_plan("llama", **PLANS[name])
     world = plan.strategy.mesh.num_devices

@@ -58,7 +58,9 @@ def straight(pool: Pool) -> list[float]:
     return pool.run(train, 2, _plan().to_json(), {"steps": LONG})[0][0]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
 def test_killed_at_any_moment_the_latest_is_whole(
     pool: Pool, tmp_path: Path, straight: list[float], seed: int
 ) -> None:

@@ -31,8 +31,18 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
+#: Left to the whole suite: pairs of what the others try.
+SLOW = {"cp-hsdp", "cp-pp-zero2", "cp-pp-zero-bubble", "cp-dp-tp"}
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "all_to_all"])
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in MESHES
+    ],
+)
 def test_parts_of_a_sequence_train_as_the_whole_does(
     pool: Pool, mesh: str, algorithm: str
 ) -> None:

@@ -54,7 +54,17 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+#: Left to the whole suite: pairs of what the others try.
+SLOW = {"1f1b", "zero-bubble", "zero2-accumulates", "over-dp-and-cp", "tp"}
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in MESHES
+    ],
+)
 def test_experts_apart_train_as_experts_together(pool: Pool, mesh: str) -> None:
     far = distance(pool, "mixtral", steps=2, grad_clip_norm=0.1, **MESHES[mesh])
     assert far.largest <= EXACT

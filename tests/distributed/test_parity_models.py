@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -66,8 +67,19 @@ def _plan(name: str, **pins: Any) -> Plan:
     )
 
 
+#: Kept in the default suite: one of each way of being cut. The whole suite has all.
+QUICK = {"tiny-gpt2", "tiny-mixtral", "tiny-t5", "tiny-resnet"}
+
+
+def _quick_first(names: Iterable[str]) -> list[Any]:
+    return [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in names
+    ]
+
+
 @pytest.mark.parametrize("axis", ["zero3", "pp"])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", _quick_first(TINY))
 def test_data_and_pipeline_parallelism_apply_to_every_model(
     pool: Pool, name: str, axis: str
 ) -> None:
@@ -84,7 +96,7 @@ def _exact_when_split(pool: Pool, name: str, axis: str) -> None:
     assert distance_of(pool, made, steps=2).largest <= EXACT
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", _quick_first(SPLIT))
 def test_tensor_parallelism_where_something_can_be_split(pool: Pool, name: str) -> None:
     _exact_when_split(pool, name, "tp")
 

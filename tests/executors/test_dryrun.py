@@ -54,6 +54,7 @@ def test_flops_are_six_a_parameter_and_token_and_attention() -> None:
     assert found.flops == 6 * products * BATCH * SEQ + attention
 
 
+@pytest.mark.slow
 def test_any_rank_of_thousands_can_be_one() -> None:
     plan = make_plan("llama", pp=2, schedule="1F1B", num_microbatches=4)
     mesh = plan.strategy.mesh.model_copy(update={"dp_shard": 2048})
