@@ -57,6 +57,7 @@ def test_parts_of_a_sequence_train_as_the_whole_does(
     assert far.largest <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "all_to_all"])
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputation_sees_the_whole_sequence(

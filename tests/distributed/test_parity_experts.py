@@ -70,6 +70,7 @@ def test_experts_apart_train_as_experts_together(pool: Pool, mesh: str) -> None:
     assert far.largest <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_recomputation_routes_the_same_way(pool: Pool, recompute: str) -> None:
     far = distance(

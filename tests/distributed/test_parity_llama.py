@@ -81,6 +81,7 @@ def test_clipping_sees_the_norm_of_the_whole_gradient(
     assert far.largest <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["full", "selective"])
 @pytest.mark.parametrize(
     "mesh",
@@ -103,6 +104,7 @@ def test_recomputation_changes_nothing(
     assert far.largest <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     ["LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"],
