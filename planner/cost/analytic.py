@@ -111,6 +111,7 @@ def _replica_seconds(
         recipe=setting.recipe,
         measured=setting.cluster.document.collectives,
         on_gpu=setting.on_gpu,
+        core_wait_s=setting.core_wait_s,
     )
 
 

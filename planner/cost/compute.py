@@ -243,7 +243,9 @@ def kernel_times(
     """
     part = _divide(table, device, tokens, tp, cp, ep, sequence_parallel)
     rate, fused = _rates(table, device, dtype), table.kind[None, :] == 1
-    overhead = device.kernel_overhead_s * recipe.op_overhead_factor
+    # A GPU's queue hides the host's work behind kernels of any size worth planning.
+    host = recipe.op_overhead_factor if device.backend == "gloo" else 1.0
+    overhead = device.kernel_overhead_s * host
     dense = table.kind[None, :] <= 2
 
     def seconds(flops: Array, moved: Array, ops: Array, efficiency: float) -> Array:

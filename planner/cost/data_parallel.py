@@ -34,6 +34,10 @@ __all__ = [
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
+#: What DistributedDataParallel, which averages copies where nothing is cast nor cut,
+#: puts in one all-reduce. Source: torch.nn.parallel, ``bucket_cap_mb``.
+_BUCKET_BYTES = 25 * 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTraffic:
@@ -112,13 +116,16 @@ def _fill_exposed(
     for i in range(len(exposed)):
         group, pieces = shard[i], max(units[i], 1.0)
         reduced = scalars[i] * bytes_each[1]
+        buckets = pieces
+        if zero_stage[i] == 0 and pp[i] == 1 and bytes_each[0] == bytes_each[1]:
+            buckets = 1 + reduced // _BUCKET_BYTES
         exposed[i] = _exposed(
             zero_stage[i],
             pp[i],
             many[i],
             _wire(gather_lines[group], scalars[i] * bytes_each[0], pieces),
             _wire(scatter_lines[group], reduced, pieces),
-            _wire(mirror_lines[replicate[i]], reduced / shard_size[group], pieces),
+            _wire(mirror_lines[replicate[i]], reduced / shard_size[group], buckets),
             hidden * forward_s[i],
             hidden * backward_s[i],
         )
@@ -145,13 +152,17 @@ def exposed_seconds(
     recipe: Recipe,
     measured: tuple[MeasuredCollective, ...] = (),
     on_gpu: bool = True,
+    core_wait_s: float = 0.0,
 ) -> Array:
     """The seconds of :func:`replica_traffic` alone, with the same arguments. [n]."""
     calls = 0.0 if on_gpu else recipe.collective_overhead_s
 
     def lines(kind: str, groups: Groups) -> Array:
         found = lines_of(kind, groups, measured)
-        found[groups.distinct_size > 1, :, 0] += calls
+        # A ring passes every rank, twice to reduce and gather.
+        hops = (groups.distinct_size - 1) * (2 if kind == "all_reduce" else 1)
+        extra = np.where(hops > 0, calls + core_wait_s * hops, 0.0)
+        found[:, :, 0] += extra[:, None]
         return found
 
     exposed = np.empty(len(scalars))
@@ -192,6 +203,7 @@ def replica_traffic(
     recipe: Recipe,
     measured: tuple[MeasuredCollective, ...] = (),
     on_gpu: bool = True,
+    core_wait_s: float = 0.0,
 ) -> ReplicaTraffic:
     """Exposed time of gathers and reductions.
 
@@ -209,6 +221,7 @@ def replica_traffic(
         recipe: Overlap and host overhead.
         measured: Probed collectives.
         on_gpu: False adds the host's time per collective.
+        core_wait_s: What each message waits for its receiver's turn on a core.
     """
     exposed = exposed_seconds(
         scalars=scalars,
@@ -224,6 +237,7 @@ def replica_traffic(
         recipe=recipe,
         measured=measured,
         on_gpu=on_gpu,
+        core_wait_s=core_wait_s,
     )
     gathered, reduced = (scalars * each for each in _payload_bytes(precision))
     n, r = shard.size, replicate.size

@@ -163,6 +163,7 @@ def _tail(
         recipe=setting.recipe,
         measured=setting.cluster.document.collectives,
         on_gpu=setting.on_gpu,
+        core_wait_s=setting.core_wait_s,
     )
     kinds = setting.types_of_ranks(pp)
     tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)
@@ -255,8 +256,11 @@ def detailed_cost(
     cores = float(run.busy_s.sum()) / pp * everyone
     plain = max(run.plain_s * crowd, cores)
     sent = max(run.sent_s * crowd, cores)
-    # Ranks that end early reduce and update while the others still compute.
-    lag = sent - run.done_s * crowd if table is not None else np.zeros(pp)
+    # Ranks that end early reduce and update while the others still compute. That sets
+    # no core free: where cores are what is short, every update adds to the step.
+    lag = np.zeros(pp)
+    if table is not None and cores < run.sent_s * crowd:
+        lag = sent - run.done_s * crowd
     after = np.maximum(tail.exposed + tail.update * everyone - lag, 0.0)
     last = int(after.argmax())
     breakdown = _breakdown(strategy, times, run, crowd, plain, sent)

@@ -25,12 +25,15 @@ class Recipe:
             ``in_flight``: of one microbatch.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
-        op_overhead_factor: Host work per op in units of the device's
-            kernel_overhead_s, without sharded tensors.
+        op_overhead_factor: Host work of a kernel in training over that of a bare op,
+            which is the device's kernel_overhead_s: autograd nodes, views, modules.
+            On CPU devices, where nothing hides it.
         sharded_op_overhead_s: Host time that DTensor dispatch adds to an op of a
             module split along tp, on CPU devices where nothing hides it.
         collective_overhead_s: Host time that one FSDP or DDP collective adds on CPU
             devices (hooks, copy-in and copy-out), beyond the wire.
+        core_wait_s: What a process that is sent to waits for a core, where there are
+            fewer cores than processes and others compute: a turn of the scheduler.
     """
 
     name: str
@@ -40,9 +43,15 @@ class Recipe:
     receive_buffers: Literal["all", "in_flight"] = "all"
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03
-    op_overhead_factor: float = 1.0
+    # In models of no size a kernel takes as long as 4.9 (Llama), 5.3 (Qwen2), 7.4
+    # (GPT-2) and 8.7 (BERT) bare ops, forward and backward. Source: ours, torch 2.13,
+    # `python -m benchmarks.host_overhead`.
+    op_overhead_factor: float = 6.0
     sharded_op_overhead_s: float = 1.2e-4
-    collective_overhead_s: float = 2.5e-4
+    # Fully sharded against plain on one process: 0.8 to 1.0 ms for each gather or
+    # reduction of next to no bytes. Source: as above.
+    collective_overhead_s: float = 9e-4
+    core_wait_s: float = 3e-3
 
 
 RECIPES: dict[str, Recipe] = {

@@ -147,7 +147,15 @@ class Setting:
         if pp == 1:
             return np.full(1, np.inf), np.zeros(1)
         stride = len(self.order) // pp
-        return self.cluster.boundary_links(pp, stride, self.ranks, wrap=True)
+        bandwidth, latency = self.cluster.boundary_links(
+            pp, stride, self.ranks, wrap=True
+        )
+        return bandwidth, latency + self.core_wait_s
+
+    @property
+    def core_wait_s(self) -> float:
+        """What a message waits for its receiver to be given a core; 0 on GPUs."""
+        return self.recipe.core_wait_s if self.crowding(1)[1] > 1 else 0.0
 
     def crowding(self, pp: int) -> tuple[float, float]:
         """How much CPU processes that share cores slow each other down.

@@ -151,14 +151,16 @@ def _tp_traffic(
     total = classes.column("tp_collective_bytes")
     seconds = np.zeros((len(combos), len(calls)))
     measured = setting.cluster.document.collectives
+    # Where all ranks are of one group they wait for nothing but each other.
+    among = (combos.tp > 1) & (combos.tp < len(setting.order))
+    wait = np.where(among, 2 * (combos.tp - 1) * setting.core_wait_s, 0.0)
     for index, number in enumerate(calls):
         if not number:
             continue
         size = total[index] / number * scale
-        plain = time_of("all_reduce", size, groups, measured)
-        split = time_of("all_gather", size, groups, measured) + time_of(
-            "reduce_scatter", size, groups, measured
-        )
+        plain = wait + time_of("all_reduce", size, groups, measured)
+        split = wait + time_of("all_gather", size, groups, measured)
+        split += time_of("reduce_scatter", size, groups, measured)
         seconds[:, index] = number * np.where(
             combos.sequence_parallel > 0, split, plain
         )
