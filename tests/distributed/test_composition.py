@@ -17,7 +17,7 @@ from planner.schema.composition import (
 )
 from tests.distributed.cases import BATCH, LLAMA_SHARDING, UNITS, make_plan, reference
 from tests.distributed.cases import train as train_by
-from tests.distributed.compare import Distance
+from tests.distributed.compare import STEPS, Distance
 from tests.distributed.pool import Pool
 
 #: Of float32: what the order of additions may change.
@@ -65,8 +65,8 @@ def _run(pool: Pool, found: Cell) -> Distance:
     world, plan = strategy.mesh.num_devices, make_plan(model, pp=strategy.mesh.pp)
     cluster = plan.cluster.model_copy(update={"num_devices": world})
     plan = plan.model_copy(update={"strategy": strategy, "cluster": cluster})
-    ours = pool.run(train_by, world, plan.to_json(), 2, False)[0]
-    return Distance(ours, reference(plan, 2))
+    ours = pool.run(train_by, world, plan.to_json(), STEPS, False)[0]
+    return Distance(ours, reference(plan, STEPS))
 
 
 @pytest.mark.slow

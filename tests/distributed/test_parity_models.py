@@ -85,7 +85,7 @@ def test_data_and_pipeline_parallelism_apply_to_every_model(
 ) -> None:
     made = _plan(name, **PINS[axis])
     assert not made.not_runnable
-    assert distance_of(pool, made, steps=2).largest <= EXACT
+    assert distance_of(pool, made).largest <= EXACT
 
 
 def _exact_when_split(pool: Pool, name: str, axis: str) -> None:
@@ -93,7 +93,7 @@ def _exact_when_split(pool: Pool, name: str, axis: str) -> None:
     patterns = made.strategy.sharding.patterns
     assert any(pattern.endswith(SPLIT[name]) for pattern in patterns)
     assert not made.not_runnable
-    assert distance_of(pool, made, steps=2).largest <= EXACT
+    assert distance_of(pool, made).largest <= EXACT
 
 
 @pytest.mark.parametrize("name", _quick_first(SPLIT))
