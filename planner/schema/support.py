@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from planner.schema.limits import batch_norm_limit, stream_limit
+from planner.schema.patterns import matches_pattern
 from planner.schema.strategy import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Strategy
 
-__all__ = ["matches_pattern", "unsupported"]
+__all__ = ["unsupported"]
 
 Tied = tuple[tuple[str, ...], ...]
 
@@ -29,22 +31,9 @@ class _Case:
     tied: Tied
     backend: str
     attention: str | None
-
-
-def matches_pattern(pattern: str, fqn: str) -> bool:
-    """Whether a sharding pattern means a module.
-
-    ``*`` stands for one component; the pattern is matched against the end of the
-    name, as Hugging Face's plans are relative to the base model.
-
-    >>> matches_pattern("layers.*.mlp.up_proj", "model.layers.7.mlp.up_proj")
-    True
-    """
-    want, have = pattern.split("."), fqn.split(".")
-    if len(want) > len(have):
-        return False
-    pairs = zip(want, have[len(have) - len(want) :], strict=True)
-    return all(w in ("*", h) for w, h in pairs)
+    whole_stream: str | None
+    mixing: tuple[str, ...]
+    batch_norm_values: int | None
 
 
 def unsupported(
@@ -53,6 +42,9 @@ def unsupported(
     tied: Tied = (),
     backend: str = "gloo",
     attention: str | None = "causal",
+    whole_stream: str | None = None,
+    mixing: tuple[str, ...] = (),
+    batch_norm_values: int | None = None,
 ) -> tuple[str, ...]:
     """Why the executors cannot run a strategy; empty if they can.
 
@@ -61,11 +53,22 @@ def unsupported(
         tied: Groups of parameter FQNs that are one tensor.
         backend: ``gloo`` or ``nccl``.
         attention: See :class:`planner.schema.ModelReference`.
+        whole_stream: The same.
+        mixing: The same.
+        batch_norm_values: The same.
 
     Returns:
         One line a reason: the value, the rule, the remedy.
     """
-    case = _Case(strategy=strategy, tied=tied, backend=backend, attention=attention)
+    case = _Case(
+        strategy=strategy,
+        tied=tied,
+        backend=backend,
+        attention=attention,
+        whole_stream=whole_stream,
+        mixing=mixing,
+        batch_norm_values=batch_norm_values,
+    )
     found = (rule(case) for rule in _RULES)
     return tuple(reason for reason in found if reason)
 
@@ -86,6 +89,16 @@ def _context(case: _Case) -> str | None:
             f"take bfloat16 there, use it or context_algorithm=all_to_all"
         )
     return None
+
+
+def _stream(case: _Case) -> str | None:
+    return stream_limit(
+        case.strategy.sharding, whole_stream=case.whole_stream, mixing=case.mixing
+    )
+
+
+def _batch_norm(case: _Case) -> str | None:
+    return batch_norm_limit(case.strategy.microbatch_size, case.batch_norm_values)
 
 
 def _experts(case: _Case) -> str | None:
@@ -268,6 +281,8 @@ def _style(strategy: Strategy, parameter: str) -> str:
 
 _RULES: tuple[Callable[[_Case], str | None], ...] = (
     _context,
+    _stream,
+    _batch_norm,
     _experts,
     _stages_named,
     _one_process_one_stage,

@@ -222,6 +222,7 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
                 (n, p.shape) for n, p in parameters.items()
             ),
             attention=attention,
+            whole_stream=None,
         ),
         cluster=ClusterReference(
             name="local", num_devices=mesh.num_devices, device_types={}, fingerprint=""

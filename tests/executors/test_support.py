@@ -25,7 +25,7 @@ from planner.schema import (
     Strategy,
     TensorSharding,
 )
-from planner.schema.support import matches_pattern, unsupported
+from planner.schema.support import unsupported
 
 FP32 = Precision(compute="float32")
 
@@ -176,10 +176,3 @@ def test_tied_parameters_must_be_split_alike() -> None:
 
 def test_a_plain_strategy_is_supported() -> None:
     assert unsupported(Strategy()) == ()
-
-
-def test_patterns_match_from_the_end() -> None:
-    assert matches_pattern("layers.*.up", "model.layers.3.up")
-    assert matches_pattern("lm_head", "lm_head")
-    assert not matches_pattern("layers.*.up", "model.layers.3.mlp.up")
-    assert not matches_pattern("a.b.c", "b.c")
