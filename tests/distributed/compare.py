@@ -22,13 +22,15 @@ STEPS = 5
 class Distance:
     """Largest relative differences over all steps; of tensors, to their maximum.
 
-    Losses and gradients are those of every step, weights those after the last.
+    Losses and gradients are those of every step, weights those after the last. The
+    first step's gradients are of equal weights: they differ by its arithmetic alone.
     """
 
     def __init__(
         self, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
     ) -> None:
         self.loss = self.gradients = self.weights = self.norm = 0.0
+        self.first_gradients = _far(ours[0]["grads"], theirs[0]["grads"])
         for mine, plain in zip(ours, theirs, strict=True):
             # Not a number is no larger than any difference.
             assert math.isfinite(mine["loss"])

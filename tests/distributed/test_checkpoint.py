@@ -14,7 +14,7 @@ from executors.checkpoint_folder import CheckpointFolder
 from executors.data import synthetic_batch
 from executors.dcp import read_saved
 from planner.errors import MeshwrightError
-from planner.schema import Optimizer, Plan, Precision
+from planner.schema import Optimizer, Plan
 from tests.distributed.cases import build, make_plan
 from tests.distributed.planned import planned
 from tests.distributed.pool import Pool
@@ -216,13 +216,12 @@ def test_running_statistics_are_state_too(pool: Pool, tmp_path: Path) -> None:
 
 
 REPLICAS = {"dp_replicate": 2}
-BF16 = Precision(compute="bfloat16")
 
 
 @pytest.mark.parametrize(
     "changes",
-    [REPLICAS, REPLICAS | {"precision": BF16}, ZERO2, ZERO3, PIPELINE | ZERO2],
-    ids=["ddp", "replicate", "zero2", "zero3", "pp-zero2"],
+    [REPLICAS, ZERO3, PIPELINE | REPLICAS],
+    ids=["ddp", "zero3", "pp-replicate"],
 )
 def test_the_first_data_parallel_rank_tells_the_running_statistics(
     pool: Pool, tmp_path: Path, changes: dict[str, Any]
@@ -239,5 +238,5 @@ def test_the_first_data_parallel_rank_tells_the_running_statistics(
     (saved,) = pool.run(_buffers, 1, whole, options)
     assert saved[name] == ranks[0][name]
     if pp > 1:
-        last = next(reversed(saved))
+        last = [name for name in saved if name.endswith("running_mean")][-1]
         assert saved[last] == ranks[2][last] != ranks[3][last]

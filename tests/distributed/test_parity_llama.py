@@ -152,8 +152,12 @@ def test_adamw_takes_the_same_path(pool: Pool) -> None:
     ids=["ddp", "zero3", "tp", "pp"],
 )
 def test_bfloat16_stays_within_its_rounding(pool: Pool, mesh: dict[str, Any]) -> None:
-    """bf16 has 8 bits: 0.4 % an operation. Stated bounds: 0.2 % loss, 5 % gradients."""
+    """bf16 has 8 bits: 0.4 % an operation. Stated bounds: 0.2 % of a loss, 5 % of a
+    gradient in the first step and 15 % in those that follow from weights of the ones
+    before.
+    """
     precision = Precision(compute="bfloat16")
     far = distance(pool, "llama", precision=precision, **mesh)
     assert far.loss <= 2e-3
-    assert 1e-4 <= far.gradients <= 5e-2  # below, nothing was computed in bf16
+    assert 1e-4 <= far.first_gradients <= 5e-2  # below, nothing was computed in bf16
+    assert far.gradients <= 1.5e-1
