@@ -126,6 +126,9 @@ def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:
         tied=tied_parameters(model),
         backend="nccl" if on_gpu else "gloo",
         attention=plan.model.attention,
+        whole_stream=plan.model.whole_stream,
+        mixing=plan.model.mixing,
+        batch_norm_values=plan.model.batch_norm_values,
     )
     if reasons:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")

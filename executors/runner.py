@@ -230,7 +230,13 @@ def _prepare(
     backend = "nccl" if device.type == "cuda" else "gloo"
     tied = tied_parameters(model)
     reasons = unsupported(
-        plan.strategy, tied=tied, backend=backend, attention=plan.model.attention
+        plan.strategy,
+        tied=tied,
+        backend=backend,
+        attention=plan.model.attention,
+        whole_stream=plan.model.whole_stream,
+        mixing=plan.model.mixing,
+        batch_norm_values=plan.model.batch_norm_values,
     )
     if reasons:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")

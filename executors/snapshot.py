@@ -3,6 +3,10 @@
 ``model.FQN`` for parameters and persistent buffers, ``optimizer.KEY.FQN`` for what the
 optimizer keeps of a parameter, ``rng.RANK.DEVICE`` for generators. A parameter that has
 several FQNs goes by its first in the whole model.
+
+Buffers are not reduced over the ranks that share a batch: each rank's running
+statistics are of the samples that it saw. Those of the first data-parallel rank are the
+run's, as they are under torch's DistributedDataParallel, which gives rank 0's to all.
 """
 
 from __future__ import annotations
@@ -127,10 +131,17 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 tensors[f"optimizer.{key}.{name}"] = value
-    for name, buffer in _buffers(trainer, inventory):
-        tensors.setdefault(f"model.{name}", buffer)
+    if _tells_buffers(trainer):
+        for name, buffer in _buffers(trainer, inventory):
+            tensors.setdefault(f"model.{name}", buffer)
     tensors.update(_generators(trainer))
     return tensors
+
+
+def _tells_buffers(trainer: Trainer) -> bool:
+    """Whether this rank's buffers are the run's: one rank's of each pipeline stage."""
+    place = trainer.place
+    return place.data_index == place.index("cp") == place.index("tp") == 0
 
 
 def _generators(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -34,7 +34,7 @@ from executors.names import inside, unit_of
 from executors.sharded import Memo, shard_embedding, shard_linear
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import TensorSharding
-from planner.schema.support import matches_pattern
+from planner.schema.patterns import matches_pattern
 
 __all__ = ["apply_tensor_parallel", "styles_of_model"]
 

@@ -35,7 +35,10 @@ _LARGE_SHARE = 0.2
 
 
 def model_reference(graph: ModelGraph) -> ModelReference:
-    """How a plan names and recognises the model."""
+    """How a plan names and recognises the model, and what it rules out."""
+    whole_stream = graph.whole_stream
+    if not any(style != "experts" for style in graph.sharding.values()):
+        whole_stream = "tp splits none of the model's layers"
     return ModelReference(
         name=graph.name,
         ref=graph.ref,
@@ -44,6 +47,9 @@ def model_reference(graph: ModelGraph) -> ModelReference:
         fingerprint=fingerprint_parameters((p.name, p.shape) for p in graph.parameters),
         tied=tuple((p.name, *p.aliases) for p in graph.parameters if p.aliases),
         attention=graph.attention,
+        whole_stream=whole_stream,
+        mixing=graph.mixing,
+        batch_norm_values=graph.batch_norm_values,
     )
 
 
@@ -200,6 +206,9 @@ def make_plan(
             tied=reference.tied,
             backend="gloo" if gloo else "nccl",
             attention=reference.attention,
+            whole_stream=reference.whole_stream,
+            mixing=reference.mixing,
+            batch_norm_values=reference.batch_norm_values,
         ),
         timing_s=dict(timing_s),
     )

@@ -23,7 +23,7 @@ from planner.graph.coarsen import coarsen, structure
 from planner.graph.model import ModelGraph
 from planner.graph.ops import OpGraph
 from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
-from planner.graph.stream import why_whole_stream
+from planner.graph.stream import mixing_layers, why_whole_stream
 
 __all__ = ["capture"]
 
@@ -209,6 +209,7 @@ def _graph(
     compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
     config = dict(facts.config)
     config["loss"] = reading.loss
+    sharding = {**roles.patterns, **expert_patterns(module)}
     return ModelGraph(
         name=name,
         ref=ref,
@@ -231,9 +232,10 @@ def _graph(
             sum(b.numel() * b.element_size() for b in module.buffers())
         ),
         tp_dims=dims,
-        sharding={**roles.patterns, **expert_patterns(module)},
+        sharding=sharding,
         whole=dict(roles.whole),
         whole_stream=why_whole_stream(blocks, made.edges),
+        mixing=mixing_layers(blocks, sharding),
         batch_norm_values=_batch_norm_values(ops, inputs.batch),
         num_experts=experts,
         attention=_attention(module, ops, reading),

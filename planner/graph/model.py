@@ -229,6 +229,8 @@ class ModelGraph:
             why, in words that may follow their names.
         whole_stream: Why sequence parallelism cannot divide the residual stream; None
             if it can.
+        mixing: Patterns of the layers that tp must split for that: tokens see each
+            other between them.
         batch_norm_values: Fewest values a channel that a batch norm takes its
             statistics of in one sample; None without batch norms.
         num_experts: Experts per MoE layer; 0 without.
@@ -253,6 +255,7 @@ class ModelGraph:
     sharding: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     whole_stream: str | None = None
+    mixing: tuple[str, ...] = ()
     batch_norm_values: int | None = None
     num_experts: int = 0
     attention: Literal["causal", "full"] | None = None

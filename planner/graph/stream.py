@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from planner.graph.model import Block, Edge
+from planner.graph.model import Block, Edge, Kernel
+from planner.schema.patterns import matches_pattern
 
-__all__ = ["why_whole_stream"]
+__all__ = ["mixing_layers", "why_whole_stream"]
 
 #: Blocks in which one token sees another.
 _MIXING = frozenset({"conv", "recurrent", "scan"})
@@ -52,14 +53,43 @@ def why_whole_stream(blocks: Sequence[Block], edges: Sequence[Edge]) -> str | No
     return None
 
 
+def mixing_layers(
+    blocks: Sequence[Block], sharding: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Patterns of the layers that make features local where tokens see each other.
+
+    Args:
+        blocks: With kernels' styles.
+        sharding: Pattern to style, of the whole model.
+
+    Returns:
+        Those of the colwise and rowwise patterns that have a layer in a block in which
+        tokens mix, in the order of ``sharding``.
+    """
+    inside = {
+        module
+        for block in blocks
+        if any(_mixes(kernel) for kernel in block.kernels)
+        for module in block.modules
+    }
+    return tuple(
+        pattern
+        for pattern, style in sharding.items()
+        if style in {"colwise", "rowwise"}
+        and any(matches_pattern(pattern, module) for module in inside)
+    )
+
+
 def _mixes_whole(block: Block) -> bool:
     """Whether tokens see each other where tp has not made features local."""
     return block.kind in _MIXING or any(
-        kernel.style == "none"
-        and (
-            kernel.kind in {"attention", "conv"}
-            # A product of activations alone: scores of attention, or their use.
-            or (kernel.kind == "matmul" and not kernel.weight_bytes)
-        )
-        for kernel in block.kernels
+        kernel.style == "none" and _mixes(kernel) for kernel in block.kernels
+    )
+
+
+def _mixes(kernel: Kernel) -> bool:
+    """Whether an op's output at one token depends on others."""
+    return kernel.kind in {"attention", "conv"} or (
+        # A product of activations alone: scores of attention, or their use.
+        kernel.kind == "matmul" and not kernel.weight_bytes
     )

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from planner.schema.base import Document
+from planner.schema.limits import batch_norm_limit, stream_limit
 from planner.schema.strategy import Strategy
 
 __all__ = [
@@ -42,6 +43,12 @@ class ModelReference(Document):
         tied: Groups of parameter FQNs that are one tensor.
         attention: Whether every attention of the model is causal, or every one full;
             None if it has none, several kinds, or masks of its own.
+        whole_stream: Why sequence parallelism cannot divide what flows from layer to
+            layer, a clause; None if it can.
+        mixing: Patterns of the layers between which tokens see each other; with
+            sequence parallelism tp must split all of them.
+        batch_norm_values: Fewest values a channel that a batch norm takes its
+            statistics of in one sample; None without batch norms.
     """
 
     name: str
@@ -51,6 +58,11 @@ class ModelReference(Document):
     fingerprint: str
     tied: tuple[tuple[str, ...], ...] = ()
     attention: Literal["causal", "full"] | None = None
+    whole_stream: str | None = (
+        "nothing is known of how the model's tokens meet (model.whole_stream)"
+    )
+    mixing: tuple[str, ...] = ()
+    batch_norm_values: Count | None = None
 
 
 class ClusterReference(Document):
@@ -226,6 +238,20 @@ class Plan(Document):
     #: Why Meshwright's own executors cannot run it; empty if they can.
     not_runnable: tuple[str, ...] = ()
     timing_s: dict[str, Seconds] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _right_for_the_model(self) -> Plan:
+        model, strategy = self.model, self.strategy
+        reasons = (
+            stream_limit(
+                strategy.sharding, whole_stream=model.whole_stream, mixing=model.mixing
+            ),
+            batch_norm_limit(strategy.microbatch_size, model.batch_norm_values),
+        )
+        for reason in reasons:
+            if reason is not None:
+                raise ValueError(reason)
+        return self
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Plan:

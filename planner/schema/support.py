@@ -2,22 +2,31 @@
 
 The planner refuses what is refused here before it prices it; the executors refuse it
 again before they start. Every rule is torch's own, or one of the executors', seen to
-fail with torch 2.13.
+fail with torch 2.13, or with the older torch that it names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 
+from planner.schema.limits import batch_norm_limit, stream_limit
+from planner.schema.patterns import matches_pattern
 from planner.schema.strategy import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Strategy
 
-__all__ = ["matches_pattern", "unsupported"]
+__all__ = ["unsupported"]
 
 Tied = tuple[tuple[str, ...], ...]
 
 #: Dimension of the weight that a style splits.
 _SPLIT_DIM = {"colwise": 0, "vocab": 0, "rowwise": 1}
+
+#: First torch whose V schedules run on gloo. Before a first step torch greets both
+#: neighbours of every stage; at the turn of a V the neighbour is the rank itself, to
+#: which gloo has no connection ("Pair is not connected", seen with 2.11).
+_V_ON_GLOO = (2, 13)
 
 #: Schedules that hold one stage a rank in torch.
 _SINGLE_STAGE = frozenset({"GPipe", "1F1B"})
@@ -29,22 +38,10 @@ class _Case:
     tied: Tied
     backend: str
     attention: str | None
-
-
-def matches_pattern(pattern: str, fqn: str) -> bool:
-    """Whether a sharding pattern means a module.
-
-    ``*`` stands for one component; the pattern is matched against the end of the
-    name, as Hugging Face's plans are relative to the base model.
-
-    >>> matches_pattern("layers.*.mlp.up_proj", "model.layers.7.mlp.up_proj")
-    True
-    """
-    want, have = pattern.split("."), fqn.split(".")
-    if len(want) > len(have):
-        return False
-    pairs = zip(want, have[len(have) - len(want) :], strict=True)
-    return all(w in ("*", h) for w, h in pairs)
+    whole_stream: str | None
+    mixing: tuple[str, ...]
+    batch_norm_values: int | None
+    torch_version: str
 
 
 def unsupported(
@@ -53,6 +50,10 @@ def unsupported(
     tied: Tied = (),
     backend: str = "gloo",
     attention: str | None = "causal",
+    whole_stream: str | None = None,
+    mixing: tuple[str, ...] = (),
+    batch_norm_values: int | None = None,
+    torch_version: str | None = None,
 ) -> tuple[str, ...]:
     """Why the executors cannot run a strategy; empty if they can.
 
@@ -61,13 +62,31 @@ def unsupported(
         tied: Groups of parameter FQNs that are one tensor.
         backend: ``gloo`` or ``nccl``.
         attention: See :class:`planner.schema.ModelReference`.
+        whole_stream: The same.
+        mixing: The same.
+        batch_norm_values: The same.
+        torch_version: Of the torch that would run it; None for the installed one.
 
     Returns:
         One line a reason: the value, the rule, the remedy.
     """
-    case = _Case(strategy=strategy, tied=tied, backend=backend, attention=attention)
+    case = _Case(
+        strategy=strategy,
+        tied=tied,
+        backend=backend,
+        attention=attention,
+        whole_stream=whole_stream,
+        mixing=mixing,
+        batch_norm_values=batch_norm_values,
+        torch_version=torch_version or _installed_torch(),
+    )
     found = (rule(case) for rule in _RULES)
     return tuple(reason for reason in found if reason)
+
+
+@cache
+def _installed_torch() -> str:
+    return version("torch")
 
 
 def _context(case: _Case) -> str | None:
@@ -86,6 +105,16 @@ def _context(case: _Case) -> str | None:
             f"take bfloat16 there, use it or context_algorithm=all_to_all"
         )
     return None
+
+
+def _stream(case: _Case) -> str | None:
+    return stream_limit(
+        case.strategy.sharding, whole_stream=case.whole_stream, mixing=case.mixing
+    )
+
+
+def _batch_norm(case: _Case) -> str | None:
+    return batch_norm_limit(case.strategy.microbatch_size, case.batch_norm_values)
 
 
 def _experts(case: _Case) -> str | None:
@@ -141,6 +170,20 @@ def _virtual(case: _Case) -> str | None:
             f"rank, use virtual_stages=2"
         )
     return None
+
+
+def _v_on_gloo(case: _Case) -> str | None:
+    schedule = case.strategy.schedule
+    if case.strategy.mesh.pp == 1 or schedule not in V_SCHEDULES:
+        return None
+    major, minor = case.torch_version.split(".")[:2]
+    if case.backend != "gloo" or (int(major), int(minor)) >= _V_ON_GLOO:
+        return None
+    return (
+        f"schedule {schedule} on gloo with torch {case.torch_version}, which sends to "
+        f"its own rank, and gloo cannot; use torch 2.13 or newer, or "
+        f"InterleavedZeroBubble"
+    )
 
 
 def _microbatches(case: _Case) -> str | None:
@@ -268,10 +311,13 @@ def _style(strategy: Strategy, parameter: str) -> str:
 
 _RULES: tuple[Callable[[_Case], str | None], ...] = (
     _context,
+    _stream,
+    _batch_norm,
     _experts,
     _stages_named,
     _one_process_one_stage,
     _virtual,
+    _v_on_gloo,
     _microbatches,
     _split_backward,
     _precision,

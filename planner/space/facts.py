@@ -26,6 +26,7 @@ class Facts:
         sharding: How, pattern to style.
         whole: Pattern of linear layers that tp cannot split, to why.
         whole_stream: Why sequence parallelism does not apply; None if it does.
+        mixing: Patterns of the layers that must be split for it.
         batch_norm_values: Fewest values a channel that a batch norm sees in one
             sample; None without batch norms.
         num_experts: Experts per layer; 0 without.
@@ -47,6 +48,7 @@ class Facts:
     sharding: Mapping[str, str] = field(default_factory=lambda: {"*": "colwise"})
     whole: Mapping[str, str] = field(default_factory=dict)
     whole_stream: str | None = None
+    mixing: tuple[str, ...] = ()
     batch_norm_values: int | None = None
     num_experts: int = 0
     attention: str | None = "causal"
@@ -87,6 +89,7 @@ def gather_facts(
         sharding=dict(graph.sharding),
         whole=dict(graph.whole),
         whole_stream=graph.whole_stream,
+        mixing=graph.mixing,
         batch_norm_values=graph.batch_norm_values,
         num_experts=graph.num_experts,
         attention=graph.attention,

@@ -7,13 +7,14 @@ enumerator asks for the mask, people get the sentence, and both come from one pl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import StrategyError
-from planner.schema import SCHEDULES, Strategy
+from planner.schema import SCHEDULES, Strategy, TensorSharding
+from planner.schema.limits import batch_norm_limit, stream_limit
 from planner.schema.support import unsupported
 from planner.simulate import why_not
 from planner.space.build import build_strategy
@@ -85,10 +86,26 @@ def _tp_sharding_why(row: Row, facts: Facts) -> str:
     )
 
 
+def _batch_norm_reason(size: int, facts: Facts) -> str | None:
+    return batch_norm_limit(size, facts.batch_norm_values)
+
+
 def _batch_norm_broken(table: StrategyTable, facts: Facts) -> Mask:
     if facts.batch_norm_values is None:
         return np.zeros(len(table), dtype=bool)
-    return np.asarray(table.microbatch_size * facts.batch_norm_values < 2)
+    first, which = distinct(table.microbatch_size)
+    sizes = (int(table.microbatch_size[row]) for row in first)
+    bad = [_batch_norm_reason(size, facts) is not None for size in sizes]
+    return np.array(bad, dtype=bool)[which]
+
+
+def _stream_reason(facts: Facts) -> str | None:
+    """What speaks against dividing the stream, if that is asked for."""
+    return stream_limit(
+        TensorSharding(patterns=dict(facts.sharding), sequence_parallel=True),  # type: ignore[arg-type]
+        whole_stream=facts.whole_stream,
+        mixing=facts.mixing,
+    )
 
 
 def _sequence_why(row: Row, facts: Facts) -> str:
@@ -240,11 +257,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="batch_norm",
         broken=_batch_norm_broken,
-        why=lambda r, f: (
-            f"microbatch_size={r['microbatch_size']} leaves a batch norm of the model "
-            f"one value a channel ({f.batch_norm_values} a sample), of which there is "
-            f"no variance; use microbatch_size=2 or more"
-        ),
+        why=lambda r, f: _batch_norm_reason(r["microbatch_size"], f) or "",
     ),
     Rule(
         name="units",
@@ -279,11 +292,8 @@ RULES: tuple[Rule, ...] = (
     Rule(name="sequence", broken=_sequence_broken, why=_sequence_why),
     Rule(
         name="stream",
-        broken=lambda t, f: (t.sequence_parallel > 0) & (f.whole_stream is not None),
-        why=lambda _, f: (
-            f"sequence_parallel, but {f.whole_stream}, so that every tp rank needs "
-            f"whole sequences; switch it off"
-        ),
+        broken=lambda t, f: (t.sequence_parallel > 0) & (_stream_reason(f) is not None),
+        why=lambda _, f: _stream_reason(f) or "",
     ),
     Rule(name="experts", broken=_experts_broken, why=_experts_why),
     Rule(
@@ -314,6 +324,8 @@ def broken_rules(strategy: Strategy, facts: Facts) -> tuple[str, ...]:
     """
     table = StrategyTable.from_strategies([strategy])
     row = table.row(0)
+    if strategy.sharding.patterns:
+        facts = replace(facts, sharding=strategy.sharding.patterns)
     reasons: list[str] = []
     for rule in RULES:
         if rule.name == "target" and reasons:

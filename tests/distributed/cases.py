@@ -222,6 +222,7 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
                 (n, p.shape) for n, p in parameters.items()
             ),
             attention=attention,
+            whole_stream=None,
         ),
         cluster=ClusterReference(
             name="local", num_devices=mesh.num_devices, device_types={}, fingerprint=""
@@ -314,20 +315,24 @@ def _first_names(
 
 
 def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]]:
-    """The same by the plan, on this rank of the current group; whole tensors."""
+    """The same by the plan, on this rank of the current group; whole tensors.
+
+    Weights are put together after the last step alone: what one step does to them, the
+    next one's loss and gradients tell.
+    """
     plan = Plan.from_json(plan_json)
     place = arrange(plan.strategy, torch.device("cpu"))
     trainer = Trainer(plan, build(plan.model.name, tied=tied), place)
     history = []
     for step in range(steps):
         result = trainer.step(synthetic_batch(plan.workload, step))
-        grads = _first_names(full_gradients(trainer), plan)
-        weights = _first_names(full_parameters(trainer), plan)
-        entry = {"loss": result.loss, "norm": result.grad_norm}
+        found = {"grads": full_gradients(trainer)}
+        if step == steps - 1:
+            found["weights"] = full_parameters(trainer)
+        entry: dict[str, Any] = {"loss": result.loss, "norm": result.grad_norm}
         if place.rank == 0:
-            entry |= {
-                "grads": {n: g.float().numpy() for n, g in grads.items()},
-                "weights": {n: w.float().numpy() for n, w in weights.items()},
-            }
+            for kind, tensors in found.items():
+                named = _first_names(tensors, plan).items()
+                entry[kind] = {name: t.float().numpy() for name, t in named}
         history.append(entry)
     return history

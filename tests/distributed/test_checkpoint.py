@@ -12,15 +12,18 @@ import torch
 from executors import run
 from executors.checkpoint_folder import CheckpointFolder
 from executors.data import synthetic_batch
+from executors.dcp import read_saved
 from planner.errors import MeshwrightError
 from planner.schema import Optimizer, Plan
 from tests.distributed.cases import build, make_plan
+from tests.distributed.planned import planned
 from tests.distributed.pool import Pool
 
 SGD = Optimizer(name="SGD", learning_rate=0.1, momentum=0.9)
 ADAMW = Optimizer(name="AdamW", learning_rate=1e-3)
 PIPELINE = {"pp": 2, "schedule": "1F1B", "num_microbatches": 4}
 ZBV = {"pp": 2, "virtual_stages": 2, "schedule": "ZBVZeroBubble", "num_microbatches": 4}
+ZERO1 = {"dp_shard": 2, "zero_stage": 1}
 ZERO2 = {"dp_shard": 2, "zero_stage": 2}
 ZERO3 = {"dp_shard": 2, "zero_stage": 3}
 
@@ -58,6 +61,8 @@ def ask(pool: Pool, plan: Plan, **options: Any) -> tuple[Any, Any]:
     [
         ("llama", SGD, ZERO3 | {"tp": 2}, PIPELINE | ZERO2),
         ("llama", ADAMW, ZERO3 | {"tp": 2}, PIPELINE | {"dp_replicate": 2}),
+        ("llama", ADAMW, ZERO1, ZERO3),
+        ("llama", ADAMW, {"dp_replicate": 2}, PIPELINE | ZERO1),
         # Tied weights: on both ends of a pipeline, then once; twice on one rank.
         ("gpt2", ADAMW, PIPELINE | ZERO2, ZERO3),
         ("gpt2", SGD, {"dp_replicate": 2}, ZBV),
@@ -75,12 +80,36 @@ def test_another_plan_goes_on_with_the_same_losses(
     first, second = (
         make_plan(model, optimizer=optimizer, **mesh) for mesh in (before, after)
     )
-    kept = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 2}
+    _goes_on(pool, tmp_path / "kept", first, second)
+
+
+def _goes_on(pool: Pool, folder: Path, first: Plan, second: Plan) -> None:
+    kept = {"checkpoint_dir": str(folder), "checkpoint_every": 2}
     straight, _ = ask(pool, first, steps=4, **kept)
     resumed, begun = ask(pool, second, steps=4, resume="step-000002", **kept)
     assert begun == 2
     # The second of them was computed with states that the checkpoint brought.
     assert resumed == pytest.approx(straight[2:], rel=1e-5)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["from-pp", "to-pp"])
+def test_a_weight_goes_by_one_name_whichever_stage_reads_it(
+    pool: Pool, tmp_path: Path, back: bool
+) -> None:
+    """T5 calls one table shared, encoder's, decoder's and head's; so do its stages."""
+    plans = [
+        planned("tiny-t5", optimizer=SGD, **mesh)
+        for mesh in (PIPELINE | {"num_microbatches": 2}, ZERO2)
+    ]
+    (tied,) = plans[0].model.tied
+    assert len(tied) > 2
+    first, second = reversed(plans) if back else plans
+    _goes_on(pool, tmp_path / "kept", first, second)
+    saved = read_saved(tmp_path / "kept" / "step-000004")
+    assert [f"model.{name}" in saved for name in tied] == [True] + [False] * (
+        len(tied) - 1
+    )
+    assert f"optimizer.momentum_buffer.{tied[0]}" in saved
 
 
 def test_a_run_on_the_same_plan_goes_on_bit_for_bit(pool: Pool, tmp_path: Path) -> None:
@@ -184,3 +213,30 @@ def test_running_statistics_are_state_too(pool: Pool, tmp_path: Path) -> None:
     for name, expected in saved.items():
         assert any(expected) or "conv" in name
         assert any(stage[name] == pytest.approx(expected) for stage in stages), name
+
+
+REPLICAS = {"dp_replicate": 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [REPLICAS, ZERO3, PIPELINE | REPLICAS],
+    ids=["ddp", "zero3", "pp-replicate"],
+)
+def test_the_first_data_parallel_rank_tells_the_running_statistics(
+    pool: Pool, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """As DistributedDataParallel gives rank 0's to the others."""
+    plan = make_plan("resnet", **changes)
+    pp = plan.strategy.mesh.pp
+    options = {"steps": 2, "checkpoint_dir": str(tmp_path / "kept"), "resume": True}
+    ranks = pool.run(_buffers, 2 * pp, plan.to_json(), options)
+    # Of the stem, which the first stage has; rank 0 and its replica saw other samples.
+    name = "bn1.running_mean"
+    assert ranks[0][name] != ranks[1][name]
+    whole = make_plan("resnet").to_json()
+    (saved,) = pool.run(_buffers, 1, whole, options)
+    assert saved[name] == ranks[0][name]
+    if pp > 1:
+        last = [name for name in saved if name.endswith("running_mean")][-1]
+        assert saved[last] == ranks[2][last] != ranks[3][last]

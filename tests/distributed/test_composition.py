@@ -17,17 +17,19 @@ from planner.schema.composition import (
 )
 from tests.distributed.cases import BATCH, LLAMA_SHARDING, UNITS, make_plan, reference
 from tests.distributed.cases import train as train_by
-from tests.distributed.compare import Distance
+from tests.distributed.compare import STEPS, Distance
 from tests.distributed.pool import Pool
 
 #: Of float32: what the order of additions may change.
 EXACT = 1e-5
-#: Largest relative differences of (loss, gradients) where arithmetic is narrower:
-#: bf16 has 8 bits, fp16 11; low-rank gradients are only held to the loss.
+#: Largest relative differences of (loss, gradients of the first step, gradients of
+#: all) where arithmetic is narrower: bf16 has 8 bits, fp16 11, and each step has
+#: weights that the ones before have moved apart; low-rank gradients are only held
+#: to the loss.
 NARROW = {
-    "bfloat16": (2e-3, 5e-2),
-    "float16": (1e-3, 5e-3),
-    "powersgd": (2e-2, float("inf")),
+    "bfloat16": (2e-3, 5e-2, 1.5e-1),
+    "float16": (1e-3, 5e-3, 5e-3),
+    "powersgd": (2e-2, float("inf"), float("inf")),
 }
 #: Experts' weights are left whole by tp, as the planner leaves them.
 MIXTRAL_SHARDING = {
@@ -65,8 +67,8 @@ def _run(pool: Pool, found: Cell) -> Distance:
     world, plan = strategy.mesh.num_devices, make_plan(model, pp=strategy.mesh.pp)
     cluster = plan.cluster.model_copy(update={"num_devices": world})
     plan = plan.model_copy(update={"strategy": strategy, "cluster": cluster})
-    ours = pool.run(train_by, world, plan.to_json(), 2, False)[0]
-    return Distance(ours, reference(plan, 2))
+    ours = pool.run(train_by, world, plan.to_json(), STEPS, False)[0]
+    return Distance(ours, reference(plan, STEPS))
 
 
 @pytest.mark.slow
@@ -77,10 +79,12 @@ def test_combinations_train_as_one_process_does(pool: Pool, found: Cell) -> None
     if not narrow:
         assert far.largest <= EXACT
         return
-    assert far.loss <= max(loss for loss, _ in narrow)
+    loss, first, gradients = (max(bounds) for bounds in zip(*narrow, strict=True))
+    assert far.loss <= loss
     if {"ep", "bfloat16"} <= set(found.features):
         return  # Rounding sends tokens that are near a tie to other experts.
-    assert far.gradients <= max(gradients for _, gradients in narrow)
+    assert far.first_gradients <= first
+    assert far.gradients <= gradients
 
 
 def test_every_feature_has_a_pair_that_runs() -> None:

@@ -49,7 +49,6 @@ def test_parts_of_a_sequence_train_as_the_whole_does(
     far = distance(
         pool,
         "llama",
-        steps=2,
         context_algorithm=algorithm,
         grad_clip_norm=0.1,
         **MESHES[mesh],
@@ -64,22 +63,20 @@ def test_recomputation_sees_the_whole_sequence(
     pool: Pool, recompute: str, algorithm: str
 ) -> None:
     far = distance(
-        pool, "llama", steps=2, cp=2, context_algorithm=algorithm, recompute=recompute
+        pool, "llama", cp=2, context_algorithm=algorithm, recompute=recompute
     )
     assert far.largest <= EXACT
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "all_to_all"])
 def test_learned_positions_are_told_to_the_model(pool: Pool, algorithm: str) -> None:
-    far = distance(pool, "gpt2", steps=2, cp=2, context_algorithm=algorithm)
+    far = distance(pool, "gpt2", cp=2, context_algorithm=algorithm)
     assert far.largest <= EXACT
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "all_to_all"])
 def test_full_attention_sees_later_tokens(pool: Pool, algorithm: str) -> None:
-    far = distance(
-        pool, "bert", steps=2, cp=2, context_algorithm=algorithm, attention="full"
-    )
+    far = distance(pool, "bert", cp=2, context_algorithm=algorithm, attention="full")
     assert far.largest <= EXACT
 
 
@@ -94,5 +91,5 @@ def test_heads_that_cp_does_not_divide_are_named(pool: Pool) -> None:
 
 
 def test_the_ring_takes_more_ranks_than_heads(pool: Pool) -> None:
-    far = distance(pool, "llama", steps=1, cp=8, context_algorithm="ring")
+    far = distance(pool, "llama", cp=8, context_algorithm="ring")
     assert far.largest <= EXACT

@@ -66,7 +66,7 @@ SLOW = {"1f1b", "zero-bubble", "zero2-accumulates", "over-dp-and-cp", "tp"}
     ],
 )
 def test_experts_apart_train_as_experts_together(pool: Pool, mesh: str) -> None:
-    far = distance(pool, "mixtral", steps=2, grad_clip_norm=0.1, **MESHES[mesh])
+    far = distance(pool, "mixtral", grad_clip_norm=0.1, **MESHES[mesh])
     assert far.largest <= EXACT
 
 
@@ -76,7 +76,6 @@ def test_recomputation_routes_the_same_way(pool: Pool, recompute: str) -> None:
     far = distance(
         pool,
         "mixtral",
-        steps=2,
         dp_shard=2,
         ep=2,
         zero_stage=3,

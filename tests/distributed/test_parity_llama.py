@@ -77,7 +77,7 @@ def test_gradients_accumulate_over_microbatches(
 def test_clipping_sees_the_norm_of_the_whole_gradient(
     pool: Pool, mesh: dict[str, Any]
 ) -> None:
-    far = distance(pool, "llama", steps=2, grad_clip_norm=0.1, **mesh)
+    far = distance(pool, "llama", grad_clip_norm=0.1, **mesh)
     assert far.largest <= EXACT
 
 
@@ -100,7 +100,7 @@ def test_clipping_sees_the_norm_of_the_whole_gradient(
 def test_recomputation_changes_nothing(
     pool: Pool, mesh: dict[str, Any], recompute: str
 ) -> None:
-    far = distance(pool, "llama", steps=2, recompute=recompute, **mesh)
+    far = distance(pool, "llama", recompute=recompute, **mesh)
     assert far.largest <= EXACT
 
 
@@ -113,7 +113,6 @@ def test_schedules_beyond_the_usual_three(pool: Pool, schedule: str) -> None:
     far = distance(
         pool,
         "llama",
-        steps=2,
         pp=2,
         virtual_stages=2,
         num_microbatches=4,
@@ -153,8 +152,12 @@ def test_adamw_takes_the_same_path(pool: Pool) -> None:
     ids=["ddp", "zero3", "tp", "pp"],
 )
 def test_bfloat16_stays_within_its_rounding(pool: Pool, mesh: dict[str, Any]) -> None:
-    """bf16 has 8 bits: 0.4 % an operation. Stated bounds: 0.2 % loss, 5 % gradients."""
+    """bf16 has 8 bits: 0.4 % an operation. Stated bounds: 0.2 % of a loss, 5 % of a
+    gradient in the first step and 15 % in those that follow from weights of the ones
+    before.
+    """
     precision = Precision(compute="bfloat16")
-    far = distance(pool, "llama", steps=2, precision=precision, **mesh)
+    far = distance(pool, "llama", precision=precision, **mesh)
     assert far.loss <= 2e-3
-    assert 1e-4 <= far.gradients <= 5e-2  # below, nothing was computed in bf16
+    assert 1e-4 <= far.first_gradients <= 5e-2  # below, nothing was computed in bf16
+    assert far.gradients <= 1.5e-1

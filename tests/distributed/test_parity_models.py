@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import pytest
 
-from planner import plan
-from planner.capture import capture
-from planner.errors import NoFeasiblePlanError
-from planner.graph import ModelGraph
-from planner.schema import Optimizer, Plan, Precision
+from planner.errors import NoFeasiblePlanError, PlanFileError
+from planner.schema import Plan
 from tests.distributed.compare import distance_of
+from tests.distributed.planned import graph_of, planned
 from tests.distributed.pool import Pool
 from tests.models.tiny import TINY
 
 pytest.importorskip("transformers")
 
 EXACT = 1e-5
-BATCH = 8
 
 #: Of each, the axis and the knobs that make it one way of running.
 PINS: dict[str, dict[str, Any]] = {
@@ -49,24 +45,6 @@ WHOLE_ATTENTION = {
 }
 
 
-@cache
-def _graph(name: str) -> ModelGraph:
-    tiny = TINY[name]
-    return capture(tiny.build, tiny.example(4), dtype="float32", name=name)
-
-
-def _plan(name: str, **pins: Any) -> Plan:
-    processes = 4 if "pp" in pins and "tp" in pins else 2
-    return plan(
-        _graph(name),
-        f"local:{processes}",
-        global_batch=BATCH,
-        pin=pins,
-        precision=Precision(compute="float32"),
-        optimizer=Optimizer(name="SGD", learning_rate=0.1),
-    )
-
-
 #: Kept in the default suite: one of each way of being cut. The whole suite has all.
 QUICK = {"tiny-gpt2", "tiny-mixtral", "tiny-t5", "tiny-resnet"}
 
@@ -83,17 +61,17 @@ def _quick_first(names: Iterable[str]) -> list[Any]:
 def test_data_and_pipeline_parallelism_apply_to_every_model(
     pool: Pool, name: str, axis: str
 ) -> None:
-    made = _plan(name, **PINS[axis])
+    made = planned(name, **PINS[axis])
     assert not made.not_runnable
-    assert distance_of(pool, made, steps=2).largest <= EXACT
+    assert distance_of(pool, made).largest <= EXACT
 
 
 def _exact_when_split(pool: Pool, name: str, axis: str) -> None:
-    made = _plan(name, **PINS[axis])
+    made = planned(name, **PINS[axis])
     patterns = made.strategy.sharding.patterns
     assert any(pattern.endswith(SPLIT[name]) for pattern in patterns)
     assert not made.not_runnable
-    assert distance_of(pool, made, steps=2).largest <= EXACT
+    assert distance_of(pool, made).largest <= EXACT
 
 
 @pytest.mark.parametrize("name", _quick_first(SPLIT))
@@ -110,22 +88,39 @@ def test_stages_of_split_layers(pool: Pool, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(TINY) - set(SPLIT)))
 def test_tensor_parallelism_is_refused_where_nothing_can_be_split(name: str) -> None:
     with pytest.raises(NoFeasiblePlanError, match=r"no module .* could be split"):
-        _plan(name, tp=2)
+        planned(name, tp=2)
 
 
 @pytest.mark.parametrize("name", WHOLE_ATTENTION)
 def test_attention_with_heads_of_its_own_stays_whole_and_says_why(name: str) -> None:
-    graph = _graph(name)
+    graph = graph_of(name)
     assert WHOLE_ATTENTION[name] in graph.whole
     assert not set(graph.whole) & set(graph.sharding)
-    made = _plan(name, tp=2)
+    made = planned(name, tp=2)
     assert not made.strategy.sharding.sequence_parallel
     with pytest.raises(NoFeasiblePlanError, match="whole, which mixes tokens"):
-        _plan(name, tp=2, sequence_parallel=True)
+        planned(name, tp=2, sequence_parallel=True)
+
+
+def test_dividing_a_stream_that_is_whole_is_silently_wrong_and_so_refused(
+    pool: Pool,
+) -> None:
+    made = planned("tiny-gpt2", tp=2)
+    sharding = made.strategy.sharding.model_copy(update={"sequence_parallel": True})
+    strategy = made.strategy.model_copy(update={"sharding": sharding})
+    divided = made.model_copy(update={"strategy": strategy})
+    with pytest.raises(
+        PlanFileError, match=r"sequence_parallel, but tp leaves .* whole"
+    ):
+        Plan.from_json(divided.to_json())
+    # Without the rule: each rank attends to its own half, and training goes on.
+    unaware = made.model.model_copy(update={"whole_stream": None})
+    lied = divided.model_copy(update={"model": unaware})
+    assert distance_of(pool, lied, steps=1).gradients > 1e-2
 
 
 def test_a_batch_norm_of_one_value_is_not_planned() -> None:
     # 32 pixels, halved five times: one value a channel and sample in the last stage.
-    assert _graph("tiny-resnet").batch_norm_values == 1
+    assert graph_of("tiny-resnet").batch_norm_values == 1
     with pytest.raises(NoFeasiblePlanError, match="no variance"):
-        _plan("tiny-resnet", dp_shard=2, zero_stage=3, microbatch_size=1)
+        planned("tiny-resnet", dp_shard=2, zero_stage=3, microbatch_size=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from executors import run
@@ -52,6 +54,29 @@ def test_what_the_support_table_refuses_is_not_started(pool: Pool) -> None:
     for kind, text in pool.run(_refusal, 2, plan.to_json(), "llama", False):
         assert kind == "ExecutionError"
         assert "say semantics=approximate" in text
+
+
+def _tampered(plan_json: str, model: dict[str, Any]) -> str:
+    plan = Plan.from_json(plan_json)
+    changed = plan.model.model_copy(update=model)
+    try:
+        run(plan.model_copy(update={"model": changed}), lambda: build("llama"), steps=1)
+    except ExecutionError as error:
+        return str(error)
+    return ""
+
+
+def test_what_the_model_rules_out_is_not_started(pool: Pool) -> None:
+    """By a plan that was changed after it was read, too."""
+    plan = make_plan("llama", tp=2, sequence_parallel=True, num_microbatches=16)
+    for model, said in (
+        ({"whole_stream": "tp leaves h.0 whole"}, "tp leaves h.0 whole"),
+        ({"mixing": ("layers.*.conv",)}, "no pattern splits layers.*.conv"),
+        ({"batch_norm_values": 1}, "one value a channel"),
+    ):
+        for text in pool.run(_tampered, 2, plan.to_json(), model):
+            assert text.startswith("this plan cannot be run: ")
+            assert said in text
 
 
 def _measured(plan_json: str) -> dict[str, object]:

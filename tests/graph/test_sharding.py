@@ -270,6 +270,8 @@ def test_code_for_any_number_of_features_is_split(kind: str) -> None:
     assert graph.sharding == {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
     assert graph.whole == {}
     assert graph.whole_stream is None
+    # Between them tokens see each other by attention, or not at all.
+    assert graph.mixing == (tuple(graph.sharding) if kind == "free-heads" else ())
 
 
 @pytest.mark.parametrize(

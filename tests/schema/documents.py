@@ -138,6 +138,16 @@ def _stage_memory(draw: st.DrawFn, rank: int) -> StageMemory:
     return StageMemory(rank=rank, device_type=draw(names), **fields)
 
 
+def _stream(draw: st.DrawFn, divided: bool) -> dict[str, Any]:
+    """What stands against dividing the stream: nothing, where it is divided."""
+    if divided:
+        return {"whole_stream": None}
+    return {
+        "whole_stream": draw(st.none() | names),
+        "mixing": draw(_rows(names, max_size=2)),
+    }
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Parts that agree with each other, everything else free."""
@@ -180,6 +190,8 @@ def plans(draw: st.DrawFn) -> Plan:
             tensors=draw(st.integers(0, 10**5)),
             fingerprint=draw(names),
             tied=draw(_rows(_rows(names, max_size=2), max_size=2)),
+            **_stream(draw, strategy.sharding.sequence_parallel),
+            batch_norm_values=draw(st.none() | st.integers(2, 9)),
         ),
         cluster=ClusterReference(
             name=draw(names),

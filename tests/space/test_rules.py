@@ -145,6 +145,11 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
         ),
         (
             {"tp": 2, "sequence_parallel": 1},
+            {"mixing": ("layers.*.q",), "sharding": {"layers.*.up": "colwise"}},
+            "sequence_parallel, but no pattern splits layers.*.q, between which",
+        ),
+        (
+            {"tp": 2, "sequence_parallel": 1},
             {"seq_len": None},
             "sequence_parallel, but the model has no sequence",
         ),
@@ -192,6 +197,20 @@ def test_tied_parameters_that_tp_splits_unlike_are_refused_before_pricing() -> N
     assert names_of_broken(row(tp=2, num_microbatches=16), facts) == {"target"}
     alike = replace(facts, sharding={"head": "colwise", "embed": "vocab"})
     assert names_of_broken(row(tp=2, num_microbatches=16), alike) == set()
+
+
+def test_a_sharding_by_hand_is_judged_by_its_own_patterns() -> None:
+    sharding = {"layers.*.q": "colwise", "layers.*.up": "colwise"}
+    facts = replace(FACTS, sharding=sharding, mixing=("layers.*.q",))
+    bare = skeleton(row(tp=2, sequence_parallel=1, num_microbatches=16))
+    assert broken_rules(bare, facts) == ()
+    for patterns, refused in (
+        ({"q": "colwise"}, False),
+        ({"layers.*.up": "colwise"}, True),
+    ):
+        own = bare.sharding.model_copy(update={"patterns": patterns})
+        reasons = broken_rules(bare.model_copy(update={"sharding": own}), facts)
+        assert ["splits layers.*.q" in reason for reason in reasons] == [True] * refused
 
 
 def test_precision_and_optimizer_of_the_request_are_looked_at() -> None:

@@ -1,0 +1,37 @@
+"""Plans that the planner makes of tiny models, for local processes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from planner import plan
+from planner.capture import capture
+from planner.graph import ModelGraph
+from planner.schema import Optimizer, Plan, Precision
+from tests.models.tiny import TINY
+
+__all__ = ["SGD", "graph_of", "planned"]
+
+BATCH = 8
+SGD = Optimizer(name="SGD", learning_rate=0.1)
+
+
+@cache
+def graph_of(name: str) -> ModelGraph:
+    """Of one of the tiny models."""
+    tiny = TINY[name]
+    return capture(tiny.build, tiny.example(4), dtype="float32", name=name)
+
+
+def planned(name: str, *, optimizer: Optimizer = SGD, **pins: Any) -> Plan:
+    """For two processes; for four, if two axes are pinned to two each."""
+    axes = {"pp", "dp_replicate", "dp_shard", "cp", "tp"} & set(pins)
+    return plan(
+        graph_of(name),
+        f"local:{2 ** len(axes)}",
+        global_batch=BATCH,
+        pin=pins,
+        precision=Precision(compute="float32"),
+        optimizer=optimizer,
+    )
