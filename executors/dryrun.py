@@ -20,8 +20,9 @@ from torch._subclasses.fake_tensor import (
 from executors.causes import chain, explain
 from executors.context import local_positions
 from executors.data import synthetic_batch
-from executors.fake import fake_group, fake_tensors, whole_sequences
+from executors.fake import fake_group, fake_tensors
 from executors.fake_replicas import FakeReplicas
+from executors.masks import whole_sequences
 from executors.mesh import ProcessMesh, arrange
 from executors.names import tied_parameters
 from executors.runner import check_model

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from executors.causes import explain
 from executors.losses import LossKind, select_output
+from executors.masks import fixed_shapes, whole_sequences
 from planner.errors import ExecutionError
 
 __all__ = ["ExportedModel", "export_model"]
@@ -83,13 +84,15 @@ def export_model(
     wrapper = _Selected(model, kind)
     paths = _paths(wrapper, {model.get_submodule(unit): unit for unit in units})
     try:
-        program = torch.export.export(
-            wrapper,
-            (),
-            dict(inputs),
-            strict=False,
-            preserve_module_call_signature=tuple(paths),
-        )
+        # Positions that are not given are counted from 0 in each row.
+        with fixed_shapes(), whole_sequences("position_ids" not in inputs):
+            program = torch.export.export(
+                wrapper,
+                (),
+                dict(inputs),
+                strict=False,
+                preserve_module_call_signature=tuple(paths),
+            )
     except Exception as error:  # export raises what the model's own code raises, too
         raise ExecutionError(
             f"torch.export cannot trace {type(model).__name__}, which pipeline stages "

@@ -11,7 +11,6 @@ work with torch 2.13.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -35,7 +34,7 @@ from executors import parallelize
 from executors.fake_replicas import FakeReplicas
 from planner.errors import ExecutionError
 
-__all__ = ["fake_group", "fake_tensors", "whole_sequences"]
+__all__ = ["fake_group", "fake_tensors"]
 
 #: Methods of DeviceMesh that compute ranks with real tensors, where torch has them.
 _MESH_METHODS = (
@@ -92,26 +91,6 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
             stack.enter_context(mock.patch.object(owner, name, double))
         # Indices, masks and position tables that exports keep are real tensors.
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-
-
-@contextmanager
-def whole_sequences(whole: bool) -> Iterator[None]:
-    """Answer what ``transformers`` asks positions for: do sequences restart in them?
-
-    On tensors without values it would take them to, and make masks that a real run
-    does not.
-
-    Args:
-        whole: Whether each row's positions follow one another, as they do but where a
-            ring deals chunks out.
-    """
-    library = sys.modules.get("transformers.masking_utils")
-    name = "find_packed_sequence_indices"
-    if not whole or not hasattr(library, name):
-        yield
-        return
-    with mock.patch.object(library, name, return_value=None):
-        yield
 
 
 def _on_real_tensors(method: Any) -> Any:

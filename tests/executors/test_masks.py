@@ -1,0 +1,69 @@
+"""Stages that were traced attend as the model itself does: without making masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from executors.data import synthetic_batch
+from executors.masks import fixed_shapes
+from executors.stages import lower
+from tests.distributed.cases import build, make_plan
+
+
+def _masks_given(name: str, block: str, **more: torch.Tensor) -> list[Any]:
+    """What the first block of the last of two stages is given as its mask."""
+    plan = make_plan(name, pp=2, schedule="1F1B", num_microbatches=4)
+    model = build(name)
+    inputs = synthetic_batch(plan.workload, 0, samples=4) | more
+    stages = lower(
+        model,
+        plan.strategy.stages,
+        inputs,
+        kind="cross_entropy",
+        device=torch.device("cpu"),
+        wire=(torch.float32, torch.float32),
+    )
+    masks: list[Any] = []
+
+    def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        masks.append(kwargs.get("attention_mask", args[1] if len(args) > 1 else None))
+
+    model.get_submodule(block).register_forward_pre_hook(see, with_kwargs=True)
+    relayed = stages[0].module(**inputs)
+    stages[1].module(*relayed, **inputs)
+    return masks
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [("llama", "model.layers.3"), ("bert", "bert.encoder.layer.3")],
+)
+def test_no_mask_is_made_for_whole_sequences(name: str, block: str) -> None:
+    assert _masks_given(name, block) == [None]
+
+
+def test_sequences_packed_in_a_row_keep_their_mask() -> None:
+    packed = torch.arange(8).repeat(4, 2)
+    (mask,) = _masks_given("llama", "model.layers.3", position_ids=packed)
+    assert mask is not None
+    assert not mask[0, 0, 8, :8].any()
+
+
+def test_only_a_models_own_code_is_told_that_shapes_are_fixed() -> None:
+    class Asking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.compiler.is_exporting())
+            return x + 1
+
+    seen: list[bool] = []
+    for fixed in (False, True):
+        if fixed:
+            with fixed_shapes():
+                torch.export.export(Asking(), (torch.ones(2),), strict=False)
+        else:
+            torch.export.export(Asking(), (torch.ones(2),), strict=False)
+    assert seen == [True, False]
