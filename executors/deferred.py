@@ -17,7 +17,8 @@ from torch import nn
 
 from executors.causes import explain
 from executors.held import held_tensors
-from executors.recording import SMALL_BYTES, Recording
+from executors.recording import Recording
+from executors.tape import SMALL_BYTES
 
 __all__ = ["record"]
 

@@ -28,15 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from executors.seeds import draw_seed, seeded
-from executors.tape import Tape
+from executors.tape import SMALL_BYTES, Tape
 from planner.errors import ExecutionError
 
-__all__ = ["SMALL_BYTES", "Recording"]
+__all__ = ["Recording"]
 
 _ATEN = torch.ops.aten
-
-#: Tensors below this size are computed at once: position tables, masks, biases.
-SMALL_BYTES = 64 * 1024
 
 #: Ops that make memory and leave it as it is.
 _EMPTY = frozenset(
@@ -66,6 +63,9 @@ _READERS: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
 class Recording:
     """What was done to the tensors of a model that have no values yet.
 
+    Args:
+        small_bytes: Tensors below this size are computed at once: masks, norms.
+
     Attributes:
         fake: The mode that its tensors belong to.
     """
@@ -73,7 +73,7 @@ class Recording:
     def __init__(self, small_bytes: int = SMALL_BYTES) -> None:
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._small_bytes = small_bytes
-        self._tape = Tape(small_bytes)
+        self._tape = Tape()
 
     @property
     def operations(self) -> int:
@@ -145,7 +145,7 @@ class Recording:
         in_place = bool(written) and len(written) == len(func._schema.returns)
         try:
             with self.fake:
-                result = func(*args, **kwargs)
+                result = func(*tree_map(_leaf, args), **tree_map(_leaf, kwargs))
         except _NEEDS_VALUES:
             if not in_place:
                 return self._compute(func, args, kwargs)
@@ -233,7 +233,7 @@ class Recording:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         made = {tape.adopt(t) for t in tensors if tape.place(t) is None}
         if torch.Tag.inplace_view in func.tags:
-            if func._schema.name in ("aten::resize_", "aten::set_") or made:
+            if func._schema.name.startswith("aten::resize") or made:
                 raise ExecutionError(
                     f"{func} changes what memory a tensor has, which cannot be deferred"
                 )
@@ -338,6 +338,13 @@ class _Whole:
         generator: torch.Generator | None = None,
     ) -> Any:
         return self._recording.whole(self._function, tensor, mean, std, a, b, generator)
+
+
+def _leaf(value: Any) -> Any:
+    """A tensor with values as fake tensors are made of it: without a history."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        return value.detach()
+    return value
 
 
 def _without_generator(tree: Any) -> Any:

@@ -22,9 +22,12 @@ from executors.seeds import seeded
 from executors.storages import Memory, Place
 from planner.errors import ExecutionError
 
-__all__ = ["Tape"]
+__all__ = ["SMALL_BYTES", "Tape"]
 
 _ATEN = torch.ops.aten
+
+#: Tensors below this size are not worth an effort to save their memory.
+SMALL_BYTES = 64 * 1024
 
 #: Ops that write all of their first argument and read nothing of it.
 _OVERWRITES = frozenset(
@@ -78,14 +81,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 class Tape:
-    """Operations on tensors that have shapes but no values, in order.
+    """Operations on tensors that have shapes but no values, in order."""
 
-    Args:
-        small_bytes: Constants below this size are copied, so that they may change.
-    """
-
-    def __init__(self, small_bytes: int) -> None:
-        self._small_bytes = small_bytes
+    def __init__(self) -> None:
         self._entries: list[_Entry] = []
         self._weak: list[StorageWeakRef] = []
         self._sizes: list[int] = []
@@ -145,7 +143,7 @@ class Tape:
         place = self.place(value)
         if place is not None:
             return place
-        if value.nbytes < self._small_bytes:
+        if value.nbytes < SMALL_BYTES:
             return _Constant(value.detach().clone(), None)
         # Too large to copy for every operation; whether it has changed is checked.
         return _Constant(value, None if value.is_inference() else value._version)
@@ -213,16 +211,17 @@ class Tape:
     def _needed(self, storage: int) -> list[int]:
         """Entries that a storage's values depend on, in order."""
         chosen: set[int] = set()
-        done: dict[int, int] = {}
+        # What was read of a storage before it was overwritten, and after it.
+        done: dict[tuple[int, int], int] = {}
         todo = [(storage, len(self._entries))]
         while todo:
             number, end = todo.pop()
-            if done.get(number, -1) >= end:
-                continue
-            done[number] = end
             fresh = self._fresh[number]
             last = bisect_left(fresh, end)
             begin = fresh[last - 1] if last else 0
+            if done.get((number, begin), -1) >= end:
+                continue
+            done[number, begin] = end
             writers = self._writers[number]
             for index in writers[
                 bisect_left(writers, begin) : bisect_left(writers, end)
