@@ -145,7 +145,7 @@ class Recording:
         in_place = bool(written) and len(written) == len(func._schema.returns)
         try:
             with self.fake:
-                result = func(*tree_map(_leaf, args), **tree_map(_leaf, kwargs))
+                result = func(*tree_map(_faked, args), **tree_map(_faked, kwargs))
         except _NEEDS_VALUES:
             if not in_place:
                 return self._compute(func, args, kwargs)
@@ -340,10 +340,15 @@ class _Whole:
         return self._recording.whole(self._function, tensor, mean, std, a, b, generator)
 
 
-def _leaf(value: Any) -> Any:
-    """A tensor with values as fake tensors are made of it: without a history."""
+def _faked(value: Any) -> Any:
+    """A tensor like one with values, in the fake mode that is on.
+
+    Torch's own conversion looks at all that a tensor descends from, too.
+    """
     if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-        return value.detach()
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
     return value
 
 
