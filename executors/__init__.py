@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from executors.launcher import launch
+    from executors.materialize import build_model
     from executors.runner import RunResult, StepReport, run
 
 _HOMES = {
     "RunResult": "executors.runner",
     "StepReport": "executors.runner",
+    "build_model": "executors.materialize",
     "launch": "executors.launcher",
     "run": "executors.runner",
 }
 
-__all__ = ["RunResult", "StepReport", "launch", "run"]
+__all__ = ["RunResult", "StepReport", "build_model", "launch", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 from torch.fx.node import map_aggregate
@@ -83,9 +85,12 @@ def export_model(
     """
     wrapper = _Selected(model, kind)
     paths = _paths(wrapper, {model.get_submodule(unit): unit for unit in units})
+    fakes = (t for t in model.parameters() if isinstance(t, FakeTensor))
+    # Deferred parameters have no values: all that forward makes of them is as fake.
+    fake = next((tensor.fake_mode for tensor in fakes), nullcontext())
     try:
         # Positions that are not given are counted from 0 in each row.
-        with fixed_shapes(), whole_sequences("position_ids" not in inputs):
+        with fixed_shapes(), whole_sequences("position_ids" not in inputs), fake:
             program = torch.export.export(
                 wrapper,
                 (),

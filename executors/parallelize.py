@@ -20,9 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from executors.compression import ONE_BUCKET_MB, compress_gradients
 from executors.context import apply_context_parallel
 from executors.experts import shard_experts
+from executors.materialize import Shards
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
 from executors.recompute import apply_recompute
+from executors.recording import Recording
 from executors.tensor_parallel import apply_tensor_parallel, styles_of_model
 from planner.schema import Precision, Recompute, Strategy
 
@@ -70,42 +72,32 @@ def parallelize(
     units: Sequence[str] = (),
     recompute: Recompute = "none",
     causal: bool = True,
+    recording: Recording | None = None,
 ) -> ParallelPart:
     """Make a model, or one stage of it, parallel along every axis but pp, in place.
 
     Args:
-        model: Whole parameters, equal on all ranks.
+        model: Whole parameters, equal on all ranks, or deferred ones.
         strategy: What to do.
         place: Where this process stands.
         units: FQNs of the part's pipeline units, in order of execution.
         recompute: Of this part.
         causal: Whether its attention is, for cp.
+        recording: What parameters without values get theirs from, shard by shard.
 
     Raises:
         StrategyError: If tp or ep cannot split a module as the sharding says.
     """
-    model.to(place.device, _torch_dtype(strategy.precision.parameter))
+    dtype = _torch_dtype(strategy.precision.parameter)
+    values = Shards(model, recording, place.device, dtype)
 
     # 1. Tensor and sequence parallelism: patterns of names to shards.
-    split: frozenset[str] = frozenset()
-    if place.size("tp") > 1:
-        mesh = place.along("tp")
-        head = strategy.stages[-1].modules[-1]
-        split = apply_tensor_parallel(
-            model,
-            strategy.sharding,
-            mesh,
-            units,
-            head=head if strategy.sharding.loss_parallel else None,
-        )
+    with values.splitting():
+        split = _split_tensors(model, strategy, place, units)
 
-    # 2. Experts move apart, and tokens to them.
-    experts: tuple[str, ...] = ()
-    if place.size("ep") > 1:
-        styles = styles_of_model(model, strategy.sharding)
-        experts = tuple(fqn for fqn, style in styles.items() if style == "experts")
-        for fqn in experts:
-            shard_experts(model.get_submodule(fqn), fqn, place.along("ep"))
+        # 2. Experts move apart, and tokens to them.
+        experts = _split_experts(model, strategy, place)
+    values.hollow()
 
     # 3. Attention over sequences that ranks share.
     context = place.group("cp")
@@ -122,7 +114,8 @@ def parallelize(
     apply_recompute(model, units, recompute)
 
     # 5. Data parallelism: experts first, then units, then what is left.
-    module = _data_parallel(model, strategy, place, units, experts)
+    module = _data_parallel(model, strategy, place, units, experts, values)
+    values.fill()
     return ParallelPart(
         module=module,
         inner=model,
@@ -132,12 +125,42 @@ def parallelize(
     )
 
 
+def _split_tensors(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
+) -> frozenset[str]:
+    """Apply tp; names of parameters whose gradients are then to be summed over it."""
+    if place.size("tp") == 1:
+        return frozenset()
+    head = strategy.stages[-1].modules[-1]
+    return apply_tensor_parallel(
+        model,
+        strategy.sharding,
+        place.along("tp"),
+        units,
+        head=head if strategy.sharding.loss_parallel else None,
+    )
+
+
+def _split_experts(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh
+) -> tuple[str, ...]:
+    """Apply ep; names of the modules that hold experts."""
+    if place.size("ep") == 1:
+        return ()
+    styles = styles_of_model(model, strategy.sharding)
+    experts = tuple(fqn for fqn, style in styles.items() if style == "experts")
+    for fqn in experts:
+        shard_experts(model.get_submodule(fqn), fqn, place.along("ep"))
+    return experts
+
+
 def _data_parallel(
     model: nn.Module,
     strategy: Strategy,
     place: ProcessMesh,
     units: Sequence[str],
     experts: Sequence[str],
+    values: Shards,
 ) -> nn.Module:
     precision, pipelined = strategy.precision, place.size("pp") > 1
     shards, replicas = place.size("shard"), place.size("replicate")
@@ -151,6 +174,8 @@ def _data_parallel(
         group = place.group("replicate")
         assert group is not None
         how = strategy.gradient_compression
+        # It compares and copies values as soon as it is made.
+        values.fill()
         # Gradients that are views of the buckets take their memory once.
         wrapped = DistributedDataParallel(
             model,

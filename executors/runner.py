@@ -17,6 +17,7 @@ from torch import nn
 
 from executors.checkpoint import CheckpointOptions, Checkpoints
 from executors.data import Batch, Data, global_batches
+from executors.deferred import record
 from executors.measure import measure_step, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters
@@ -120,7 +121,9 @@ def run(
     Args:
         plan: What to do.
         model_fn: Builds the whole model, on the CPU. It is called on every rank
-            right after ``torch.manual_seed(seed)``, so that all ranks start equal.
+            right after ``torch.manual_seed(seed)``, but its parameters are recorded,
+            not computed: each rank computes its own shards, with the values that
+            :func:`executors.build_model` gives.
         data: Global batches: an iterable of mappings from keyword to tensor, or a
             function from the step's number to one; equal on all ranks. None for
             synthetic batches of the shapes in the plan.
@@ -223,8 +226,7 @@ def _prepare(
     """Check processes, model and strategy, and build this rank's part."""
     place = arrange(plan.strategy, device)
     torch.manual_seed(seed)
-    # Whole on every rank: building only the shards is still to come.
-    model = model_fn()
+    model, recording = record(model_fn)
     if not force:
         check_model(plan, model)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -243,7 +245,7 @@ def _prepare(
     if place.rank == 0:
         _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
     inventory = Inventory.of(model)
-    return Trainer(plan, model, place), inventory
+    return Trainer(plan, model, place, recording), inventory
 
 
 def _train(

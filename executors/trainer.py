@@ -21,6 +21,7 @@ from executors.names import units_of_model
 from executors.optimizer import build_optimizer
 from executors.parallelize import ParallelPart, parallelize
 from executors.pipeline import Pipeline
+from executors.recording import Recording
 from executors.stages import lower
 from executors.tied import TiedSync, find_copies, untie
 from planner.schema import Plan, Recompute
@@ -50,6 +51,8 @@ class Trainer:
         plan: What to do; its strategy's mesh must have been arranged.
         model: Built equally on all ranks. It is taken apart: do not use it after.
         place: Where this process stands.
+        recording: What the model's tensors without values get theirs from, see
+            :func:`executors.deferred.record`; None if the model is real.
 
     Raises:
         FingerprintError: If the model lacks a module that the plan names.
@@ -57,7 +60,13 @@ class Trainer:
         StrategyError: If tp cannot split a module.
     """
 
-    def __init__(self, plan: Plan, model: nn.Module, place: ProcessMesh) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        place: ProcessMesh,
+        recording: Recording | None = None,
+    ) -> None:
         strategy = plan.strategy
         self.plan, self.place = plan, place
         mesh = strategy.mesh
@@ -81,13 +90,13 @@ class Trainer:
         self._tied: TiedSync | None = None
         model.train()
         if place.size("pp") > 1:
-            self._build_pipeline(model)
+            self._build_pipeline(model, recording)
             # The graphs of other ranks' stages hold weights in cycles, which would
             # stay until Python happens to look for them.
             del model
             gc.collect()
         else:
-            self._build_whole(model)
+            self._build_whole(model, recording)
         self.optimizer = build_optimizer(self._parameters(), strategy.optimizer)
         partial = [
             parameter
@@ -98,7 +107,7 @@ class Trainer:
         self._partial = partial
         self._seed_dropout()
 
-    def _build_whole(self, model: nn.Module) -> None:
+    def _build_whole(self, model: nn.Module, recording: Recording | None) -> None:
         strategy = self.plan.strategy
         named = [name for stage in strategy.stages for name in stage.modules]
         recompute: Recompute = (
@@ -111,12 +120,14 @@ class Trainer:
             units=units_of_model(model, named),
             recompute=recompute,
             causal=self.plan.model.attention != "full",
+            recording=recording,
         )
 
-    def _build_pipeline(self, model: nn.Module) -> None:
+    def _build_pipeline(self, model: nn.Module, recording: Recording | None) -> None:
         strategy, place = self.plan.strategy, self.place
         precision = strategy.precision
-        model.to(getattr(torch, precision.parameter))
+        with recording.active() if recording else nullcontext():
+            model.to(getattr(torch, precision.parameter))
         sample = synthetic_batch(
             self.plan.workload, 0, samples=strategy.microbatch_size
         )
@@ -134,7 +145,8 @@ class Trainer:
         )
         copies = find_copies([stage.module for stage in lowered])
         own = strategy.stages_of_rank(place.index("pp"))
-        untie({index: lowered[index].module for index in own}, copies)
+        with recording.active() if recording else nullcontext():
+            untie({index: lowered[index].module for index in own}, copies)
         for index in own:
             self.parts[index] = parallelize(
                 lowered[index].module,
@@ -143,6 +155,7 @@ class Trainer:
                 units=lowered[index].units,
                 recompute=strategy.stages[index].recompute,
                 causal=self.plan.model.attention != "full",
+                recording=recording,
             )
         inner = {index: part.inner for index, part in self.parts.items()}
         self._tied = TiedSync(copies, inner, strategy, place)

@@ -45,7 +45,13 @@ def test_the_entrance() -> None:
         "__version__",
     ]
     assert dir(planner) == sorted(planner.__all__)
-    assert executors.__all__ == ["RunResult", "StepReport", "launch", "run"]
+    assert executors.__all__ == [
+        "RunResult",
+        "StepReport",
+        "build_model",
+        "launch",
+        "run",
+    ]
     with pytest.raises(AttributeError, match="has no attribute 'plam'"):
         planner.plam  # noqa: B018
 

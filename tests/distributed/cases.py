@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from executors import build_model
 from executors.data import synthetic_batch
+from executors.deferred import record
 from executors.losses import LossFunction, target_of
 from executors.mesh import arrange
 from executors.state import full_gradients, full_parameters
@@ -264,7 +266,7 @@ def _workload(name: str) -> Workload:
 
 def reference(plan: Plan, steps: int, *, tied: bool = False) -> list[dict[str, Any]]:
     """Plain training of the same model in this process: loss, gradients, weights."""
-    model = build(plan.model.name, tied=tied)
+    model = build_model(lambda: build(plan.model.name, tied=tied))
     spec = plan.strategy.optimizer
     kind = getattr(torch.optim, spec.name)
     optimizer = kind(model.parameters(), lr=spec.learning_rate)
@@ -322,7 +324,10 @@ def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]
     """
     plan = Plan.from_json(plan_json)
     place = arrange(plan.strategy, torch.device("cpu"))
-    trainer = Trainer(plan, build(plan.model.name, tied=tied), place)
+    # Even the smallest parameters are deferred, as large ones are.
+    model, recording = record(lambda: build(plan.model.name, tied=tied), small_bytes=0)
+    assert recording is not None
+    trainer = Trainer(plan, model, place, recording)
     history = []
     for step in range(steps):
         result = trainer.step(synthetic_batch(plan.workload, step))
