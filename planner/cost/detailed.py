@@ -252,14 +252,14 @@ def detailed_cost(
     forward = by_rank(times.forward, rank, pp) * crowd
     backward = by_rank(times.backward, rank, pp) * crowd
     tail = _tail(setting, strategy, costs, bounds, (forward, backward))
+    # Processes that share cores can at best keep all cores busy all the time.
     cores = float(run.busy_s.sum()) / pp * everyone
-    plain = max(run.plain_s * crowd, cores)
     sent = max(run.sent_s * crowd, cores)
     # Ranks that end early reduce and update while the others still compute.
     lag = sent - run.done_s * crowd if table is not None else np.zeros(pp)
     after = np.maximum(tail.exposed + tail.update * everyone - lag, 0.0)
     last = int(after.argmax())
-    breakdown = _breakdown(strategy, times, run, crowd, plain, sent)
+    breakdown = _breakdown(strategy, times, run, sent)
     share = after[last] / max(tail.exposed[last] + tail.update[last] * everyone, 1e-300)
     breakdown["data_parallel"] = float(tail.exposed[last] * share)
     breakdown["optimizer"] = float(tail.update[last] * everyone * share)
@@ -276,20 +276,17 @@ def detailed_cost(
 
 
 def _breakdown(
-    strategy: Strategy,
-    times: StageTimes,
-    run: _Pipeline,
-    crowd: float,
-    plain: float,
-    sent: float,
+    strategy: Strategy, times: StageTimes, run: _Pipeline, until: float
 ) -> dict[str, float]:
-    """Parts of the busiest rank's time, then what the pipeline adds."""
+    """Parts of the busiest rank's time, then what the pipeline adds.
+
+    ``until`` is when the pipeline ends if processes share cores.
+    """
     rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
     slowest = int(run.busy_s.argmax())
-    many = strategy.num_microbatches * crowd
 
     def of(values: Array) -> float:
-        return float(by_rank(values, rank, pp)[slowest] * many)
+        return float(by_rank(values, rank, pp)[slowest] * strategy.num_microbatches)
 
     parts = {
         "recompute": of(times.again),
@@ -297,10 +294,11 @@ def _breakdown(
         "context": of(times.context),
         "expert": of(times.expert),
     }
-    busy = float(run.busy_s[slowest] * crowd)
+    busy = float(run.busy_s[slowest])
     return {
         "compute": busy - sum(parts.values()),
         **parts,
-        "pipeline_bubble": plain - busy,
-        "pipeline_transfer": sent - plain,
+        "pipeline_bubble": run.plain_s - busy,
+        "pipeline_transfer": run.sent_s - run.plain_s,
+        "shared_cores": until - run.sent_s,
     }
