@@ -96,6 +96,7 @@ def _fill_exposed(
     pp: Index,
     many: Index,
     scalars: Array,
+    trained: Array,
     units: Array,
     forward_s: Array,
     backward_s: Array,
@@ -111,7 +112,7 @@ def _fill_exposed(
 ) -> None:
     for i in range(len(exposed)):
         group, pieces = shard[i], max(units[i], 1.0)
-        reduced = scalars[i] * bytes_each[1]
+        reduced = trained[i] * bytes_each[1]
         exposed[i] = _exposed(
             zero_stage[i],
             pp[i],
@@ -133,6 +134,7 @@ def _payload_bytes(precision: Precision) -> tuple[int, int]:
 def exposed_seconds(
     *,
     scalars: Array,
+    trained: Array,
     units: Array,
     zero_stage: Index,
     pp: Index,
@@ -160,6 +162,7 @@ def exposed_seconds(
         plain(pp),
         plain(num_microbatches),
         np.ascontiguousarray(scalars),
+        np.ascontiguousarray(trained),
         np.ascontiguousarray(units),
         np.ascontiguousarray(forward_s),
         np.ascontiguousarray(backward_s),
@@ -180,6 +183,7 @@ def exposed_seconds(
 def replica_traffic(
     *,
     scalars: Array,
+    trained: Array,
     units: Array,
     zero_stage: Index,
     pp: Index,
@@ -197,6 +201,7 @@ def replica_traffic(
 
     Args:
         scalars: Parameters on the device before ZeRO, after tp and ep.
+        trained: Those of them that have a gradient.
         units: Groups of parameters that are gathered or reduced together.
         zero_stage: 0 to 3.
         pp: Pipeline degree.
@@ -212,6 +217,7 @@ def replica_traffic(
     """
     exposed = exposed_seconds(
         scalars=scalars,
+        trained=trained,
         units=units,
         zero_stage=zero_stage,
         pp=pp,
@@ -225,7 +231,8 @@ def replica_traffic(
         measured=measured,
         on_gpu=on_gpu,
     )
-    gathered, reduced = (scalars * each for each in _payload_bytes(precision))
+    each = _payload_bytes(precision)
+    gathered, reduced = scalars * each[0], trained * each[1]
     n, r = shard.size, replicate.size
     gathers, scatters = _rounds(zero_stage, pp, num_microbatches)
     gathered, scattered = gathered * gathers * (n > 1), reduced * scatters * (n > 1)
