@@ -8,15 +8,18 @@ from numpy.typing import NDArray
 from planner.cost.collectives import Groups
 from planner.cost.columns import Columns, columns_of
 from planner.cost.data_parallel import exposed_seconds, optimizer_seconds
-from planner.cost.memory import fullest_ranks
+from planner.cost.fullest import fullest_ranks
 from planner.cost.numbering import number_rows
+from planner.cost.rank_memory import KEPT
 from planner.cost.result import PARTS, CostTable
 from planner.cost.row_times import RowTimes, row_times
 from planner.cost.setting import Setting
-from planner.cost.summaries import KEPT, Pairs, Summaries, summarize
+from planner.cost.summaries import Pairs, Summaries, summarize
+from planner.cost.tied import tied_seconds
 from planner.cost.unit_costs import Combinations, price_units
 from planner.schema import SCHEDULES, V_SCHEDULES
 from planner.space.table import StrategyTable
+from planner.units import dtype_bytes
 
 __all__ = ["analytic_costs"]
 
@@ -95,10 +98,14 @@ def _replica_seconds(
 ) -> Array:
     """Exposed seconds of data parallelism on the first rank. Shape [n]."""
     shard, replicate = _replicas(setting, table)
-    kept = summaries.kept[:, 0]
-    scalars = kept[:, KEPT.index("dense")] + kept[:, KEPT.index("expert")]
-    return exposed_seconds(
-        scalars=scalars[rows.pair],
+    memory = summaries.memory
+    dense, expert, trained, trained_experts = (
+        memory.kept[:, 0, KEPT.index(name)]
+        for name in ("dense", "expert", "trained_dense", "trained_experts")
+    )
+    exposed = exposed_seconds(
+        scalars=(dense + expert)[rows.pair],
+        trained=(trained + trained_experts)[rows.pair],
         units=np.maximum(1.0, len(setting.graph.units) / rows.pp),
         zero_stage=rows.zero_stage,
         pp=rows.pp,
@@ -113,6 +120,12 @@ def _replica_seconds(
         on_gpu=setting.on_gpu,
         core_wait_s=setting.core_wait_s,
     )
+    if not memory.tied.any():
+        return exposed
+    ways = np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)
+    size = dtype_bytes(setting.precision.parameter) / ways
+    payload, sums = memory.tied[rows.pair].T
+    return exposed + tied_seconds(setting, rows.pp, payload * size, sums)
 
 
 def analytic_costs(setting: Setting, table: StrategyTable) -> CostTable:
@@ -134,7 +147,7 @@ def analytic_costs(setting: Setting, table: StrategyTable) -> CostTable:
     crowding, limits = _by_pp(setting, rows)
     memory = fullest_ranks(
         rows,
-        summaries,
+        summaries.memory,
         limits,
         precision=setting.precision,
         optimizer=setting.optimizer,
@@ -144,7 +157,7 @@ def analytic_costs(setting: Setting, table: StrategyTable) -> CostTable:
     times = row_times(rows, summaries, crowding)
     update = optimizer_seconds(
         memory.owned,
-        summaries.kept[pair, 0, KEPT.index("tensors")],
+        summaries.memory.kept[pair, 0, KEPT.index("tensors")],
         setting.slowest_device,
         setting.optimizer,
         clip=setting.grad_clip_norm is not None,

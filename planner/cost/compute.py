@@ -15,41 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.peaks import peak_flops_per_s
 from planner.cost.recipes import Recipe
 from planner.graph import Kernel
 from planner.schema.cluster import DeviceType
 
-__all__ = ["KernelTable", "KernelTimes", "kernel_times", "peak_flops_per_s"]
+__all__ = [
+    "KernelTable",
+    "KernelTimes",
+    "kernel_times",
+    "weight_gradient_bytes",
+]
 
 Array = NDArray[np.float64]
 
 _STYLES = ("colwise", "rowwise", "local", "stream", "none")
 _KINDS = ("matmul", "attention", "conv", "embedding", "memory")
-
-#: Next wider dtype to fall back on when a device has no peak of its own for one.
-_WIDER = {
-    "float8": "bfloat16",
-    "bfloat16": "float16",
-    "float16": "float32",
-    "tensorfloat32": "float32",
-    "float32": "float64",
-}
-
-
-def peak_flops_per_s(device: DeviceType, dtype: str) -> float:
-    """Dense peak of a dtype, or of the next wider one that the device has.
-
-    Raises:
-        KeyError: If neither the dtype nor a wider one has a peak.
-    """
-    aliases = {"float8": ("float8", "float8_e4m3fn", "float8_e5m2")}
-    name: str | None = dtype
-    while name is not None:
-        for alias in aliases.get(name, (name,)):
-            if alias in device.peak_flops_per_s:
-                return device.peak_flops_per_s[alias]
-        name = _WIDER.get(name)
-    return max(device.peak_flops_per_s.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +42,7 @@ class KernelTable:
         style: Index into colwise, rowwise, local, stream, none.
         kind: Index into matmul, attention, conv, embedding, memory.
         expert_share: Share of the weights that ep divides.
+        trained: Whether there are weights that get a gradient.
     """
 
     owner: NDArray[np.int64]
@@ -78,6 +60,7 @@ class KernelTable:
     backward_bytes: Array
     weight_bytes: Array
     expert_share: Array
+    trained: NDArray[np.bool_]
 
     @classmethod
     def build(cls, kernels: Sequence[tuple[int, float, Kernel]]) -> KernelTable:
@@ -95,6 +78,9 @@ class KernelTable:
                 [_KINDS.index(k.kind) for _, _, k in kernels], dtype=np.int64
             ),
             expert_share=np.array([share for _, share, _ in kernels]),
+            trained=np.array(
+                [k.trained and k.weight_bytes > 0 for _, _, k in kernels], dtype=bool
+            ),
             **{
                 name: column(name)
                 for name in (
@@ -120,7 +106,8 @@ class KernelTimes:
 
     Attributes:
         weight: Part of ``backward`` that makes weight gradients: one of the two
-            products that a product with a parameter has in its backward.
+            products that a product with a parameter has in its backward, or the only
+            one where the input needs no gradient; nothing where the weights are frozen.
         selective: Part of ``forward`` that selective recomputation runs again:
             everything but products and fused attention.
     """
@@ -258,7 +245,7 @@ def kernel_times(
         return np.asarray(table.count * (roof + overhead * ops))
 
     one = np.ones(len(table.count))
-    product = np.where(table.weight_bytes > 0, 2.0, 1.0)
+    product = _backward_ops(table)
     forward = seconds(
         table.forward_flops, table.forward_bytes, one, recipe.attention_forward
     )
@@ -267,9 +254,47 @@ def kernel_times(
     return KernelTimes(
         forward=forward,
         backward=backward,
-        weight=np.where(dense & (product > 1), backward / 2, 0.0),
+        weight=np.where(dense & table.trained, backward / np.maximum(product, 1), 0.0),
         selective=np.where(dense, 0.0, forward),
     )
+
+
+def _backward_ops(table: KernelTable) -> Array:
+    """Ops in the backward of each kernel. Shape [kernels].
+
+    A product with weights has one for its input and one for its weights, if both want
+    a gradient: as many as its FLOPs are those of the forward. Nothing that leads to
+    trained weights alone, such as the first of a frozen base, has none at all.
+    """
+    wanted = np.round(table.backward_flops / np.maximum(table.forward_flops, 1.0))
+    products = np.where(table.trained, np.clip(wanted, 1.0, 2.0), 1.0)
+    products = np.where(table.kind <= 2, products, 1.0 + table.trained)
+    moves = table.trained | (table.backward_flops + table.backward_bytes > 0)
+    return np.where(moves | (table.weight_bytes == 0), products, 0.0)
+
+
+def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Array:
+    """Gradients from which weight gradients are made. Shape [combinations, kernels].
+
+    Of everything that reads trained weights: the gradient of its output, which is
+    what torch keeps between the two halves of a split backward.
+    Source: torch.distributed.pipelining._backward, stage_backward_input, torch 2.13.
+
+    Args:
+        table: Kernels at the traced batch.
+        element: Bytes of an activation as traced.
+        tp: Shape [combinations].
+    """
+    product = (table.kind != _KINDS.index("attention")) & (
+        table.kind != _KINDS.index("memory")
+    )
+    # What is no product writes as much as it reads.
+    output = np.where(
+        product, table.batch * table.m * table.n * element, table.forward_bytes / 2
+    )
+    kept = np.where(table.trained, table.count * output, 0.0)
+    divided = (table.style == 0) | (table.style == 2)
+    return np.asarray(np.where(divided, kept / tp[:, None], kept))
 
 
 def _padding(table: KernelTable, device: DeviceType, scale: Array, tp: Array) -> Array:

@@ -100,6 +100,7 @@ def _fill_exposed(
     pp: Index,
     many: Index,
     scalars: Array,
+    trained: Array,
     units: Array,
     forward_s: Array,
     backward_s: Array,
@@ -115,7 +116,7 @@ def _fill_exposed(
 ) -> None:
     for i in range(len(exposed)):
         group, pieces = shard[i], max(units[i], 1.0)
-        reduced = scalars[i] * bytes_each[1]
+        reduced = trained[i] * bytes_each[1]
         buckets = pieces
         if zero_stage[i] == 0 and pp[i] == 1 and bytes_each[0] == bytes_each[1]:
             buckets = 1 + reduced // _BUCKET_BYTES
@@ -140,6 +141,7 @@ def _payload_bytes(precision: Precision) -> tuple[int, int]:
 def exposed_seconds(
     *,
     scalars: Array,
+    trained: Array,
     units: Array,
     zero_stage: Index,
     pp: Index,
@@ -171,6 +173,7 @@ def exposed_seconds(
         plain(pp),
         plain(num_microbatches),
         np.ascontiguousarray(scalars),
+        np.ascontiguousarray(trained),
         np.ascontiguousarray(units),
         np.ascontiguousarray(forward_s),
         np.ascontiguousarray(backward_s),
@@ -191,6 +194,7 @@ def exposed_seconds(
 def replica_traffic(
     *,
     scalars: Array,
+    trained: Array,
     units: Array,
     zero_stage: Index,
     pp: Index,
@@ -209,6 +213,7 @@ def replica_traffic(
 
     Args:
         scalars: Parameters on the device before ZeRO, after tp and ep.
+        trained: Those of them that have a gradient.
         units: Groups of parameters that are gathered or reduced together.
         zero_stage: 0 to 3.
         pp: Pipeline degree.
@@ -225,6 +230,7 @@ def replica_traffic(
     """
     exposed = exposed_seconds(
         scalars=scalars,
+        trained=trained,
         units=units,
         zero_stage=zero_stage,
         pp=pp,
@@ -239,7 +245,8 @@ def replica_traffic(
         on_gpu=on_gpu,
         core_wait_s=core_wait_s,
     )
-    gathered, reduced = (scalars * each for each in _payload_bytes(precision))
+    each = _payload_bytes(precision)
+    gathered, reduced = scalars * each[0], trained * each[1]
     n, r = shard.size, replicate.size
     gathers, scatters = _rounds(zero_stage, pp, num_microbatches)
     gathered, scattered = gathered * gathers * (n > 1), reduced * scatters * (n > 1)

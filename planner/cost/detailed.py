@@ -12,7 +12,9 @@ from planner.cost.data_parallel import (
     optimizer_seconds,
     replica_traffic,
 )
+from planner.cost.held import held_bytes
 from planner.cost.memory import MemoryParts, memory_parts
+from planner.cost.owned import owned_scalars
 from planner.cost.result import Cost
 from planner.cost.setting import Setting
 from planner.cost.stage_times import (
@@ -24,6 +26,7 @@ from planner.cost.stage_times import (
     stage_times,
     unit_ranges,
 )
+from planner.cost.tied import TiedTraffic, tied_traffic
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
 from planner.cost.volumes import collective_bytes, link_bytes
 from planner.schema import Strategy
@@ -32,7 +35,6 @@ from planner.simulate import (
     actions,
     closed_form_of_stages,
     evaluate,
-    peak_activation_bytes,
 )
 
 __all__ = ["detailed_cost"]
@@ -79,33 +81,30 @@ def _memory(
     """Peak memory of one device of each pp rank. Shapes [pp]."""
     pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
     codes = recompute_codes(strategy)
-    column = np.arange(len(rank))
-    kept = stage_sums(costs.saved_bytes[:, 0], bounds)[codes, column]
-    held = (
-        by_rank(kept, rank, pp) if table is None else peak_activation_bytes(table, kept)
-    )
-    transient, largest = np.zeros(pp), np.zeros(pp)
+    transient, largest, most_trained = np.zeros((3, pp))
     scalars = costs.dense_parameters[0] + costs.expert_parameters[0]
+    trained = costs.trained_dense[0] + costs.trained_experts[0]
     for stage, owner in enumerate(rank):
         units = slice(bounds[stage], bounds[stage + 1])
         peak = costs.transient_bytes[codes[stage], 0, units].max()
         transient[owner] = max(transient[owner], peak)
         largest[owner] = max(largest[owner], scalars[units].max())
-    dense = by_rank(stage_sums(costs.dense_parameters[0], bounds), rank, pp)
-    expert = by_rank(stage_sums(costs.expert_parameters[0], bounds), rank, pp)
-    cut = np.concatenate([[0.0], costs.cut_bytes[0, bounds[1:-1] - 1], [0.0]])
-    same = np.concatenate([[False], rank[1:] == rank[:-1], [False]])
-    cut = np.where(same, 0.0, cut)
+        most_trained[owner] = max(most_trained[owner], trained[units].max())
+    owns = owned_scalars(strategy, costs, bounds)
+    held = held_bytes(strategy, costs, bounds, table, keeps_sent=not setting.on_gpu)
     return memory_parts(
-        parameters=dense + expert,
-        sharded=_sharded(strategy, dense, expert),
+        parameters=owns.whole,
+        sharded=owns.shard,
         largest_unit=largest,
+        trained=owns.trained,
+        trained_sharded=owns.trained_shard,
+        largest_trained=most_trained,
         zero_stage=strategy.zero_stage,
         pp=pp,
         num_microbatches=strategy.num_microbatches,
-        kept_bytes=held,
+        kept_bytes=held.activations,
         transient_bytes=transient,
-        receive_bytes=by_rank(cut[:-1] + cut[1:], rank, pp),
+        receive_bytes=held.received,
         precision=setting.precision,
         optimizer=setting.optimizer,
         recipe=setting.recipe,
@@ -113,22 +112,17 @@ def _memory(
     )
 
 
-def _sharded(strategy: Strategy, dense: Array, expert: Array) -> Array:
-    mesh = strategy.mesh
-    ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
-    return dense / ways + expert * mesh.ep / max(ways, mesh.ep)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tail:
     """After (or beside) the pipeline: copies made alike, weights updated. [pp]."""
 
     traffic: ReplicaTraffic
+    tied: TiedTraffic
     update: Array
 
     @property
     def exposed(self) -> Array:
-        return self.traffic.exposed_s
+        return self.traffic.exposed_s + self.tied.exposed_s
 
 
 def _tail(
@@ -140,8 +134,7 @@ def _tail(
 ) -> _Tail:
     mesh, pp = strategy.mesh, strategy.mesh.pp
     rank = ranks_of_stages(strategy)
-    dense = by_rank(stage_sums(costs.dense_parameters[0], bounds), rank, pp)
-    expert = by_rank(stage_sums(costs.expert_parameters[0], bounds), rank, pp)
+    owns = owned_scalars(strategy, costs, bounds)
     units = by_rank(np.diff(bounds).astype(float), rank, pp)
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)
@@ -150,7 +143,8 @@ def _tail(
         return np.full(pp, value, dtype=np.int64)
 
     traffic = replica_traffic(
-        scalars=dense + expert,
+        scalars=owns.whole,
+        trained=owns.trained,
         units=units,
         zero_stage=full(strategy.zero_stage),
         pp=full(pp),
@@ -167,11 +161,10 @@ def _tail(
     )
     kinds = setting.types_of_ranks(pp)
     tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)
-    owned = _sharded(strategy, dense, expert)
     update = np.array(
         [
             optimizer_seconds(
-                owned[r],
+                owns.trained_shard[r],
                 tensors[r],
                 setting.cluster.device_types[kinds[r]],
                 setting.optimizer,
@@ -180,7 +173,8 @@ def _tail(
             for r in range(pp)
         ]
     )
-    return _Tail(traffic=traffic, update=update)
+    tied = tied_traffic(setting, strategy, costs, bounds)
+    return _Tail(traffic=traffic, tied=tied, update=update)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +196,7 @@ def _pipeline(
     if table is None:
         total = float(busy[0])
         return _Pipeline(plain_s=total, sent_s=total, done_s=busy, busy_s=busy)
-    backward = times.backward - times.weight
+    backward, weight = times.halves(strategy)
     if fidelity == "analytic":
         key = (
             strategy.schedule,
@@ -210,16 +204,16 @@ def _pipeline(
             strategy.virtual_stages,
             strategy.num_microbatches,
         )
-        parts = (times.forward, backward, times.weight)
+        parts = (times.forward, backward, weight)
         plain = float(closed_form_of_stages(*key, *parts))
         sent = float(closed_form_of_stages(*key, *parts, times.send, times.send))
         return _Pipeline(
             plain_s=plain, sent_s=sent, done_s=np.full(pp, sent), busy_s=busy
         )
     with_sends = evaluate(
-        table, times.forward, backward, times.weight, times.send, times.send
+        table, times.forward, backward, weight, times.send, times.send
     )
-    without = evaluate(table, times.forward, backward, times.weight)
+    without = evaluate(table, times.forward, backward, weight)
     done = np.zeros(pp)
     np.maximum.at(done, rank, with_sends.backward_done_s)
     return _Pipeline(
@@ -253,8 +247,8 @@ def detailed_cost(
     forward = by_rank(times.forward, rank, pp) * crowd
     backward = by_rank(times.backward, rank, pp) * crowd
     tail = _tail(setting, strategy, costs, bounds, (forward, backward))
+    # Processes that share cores can at best keep all cores busy all the time.
     cores = float(run.busy_s.sum()) / pp * everyone
-    plain = max(run.plain_s * crowd, cores)
     sent = max(run.sent_s * crowd, cores)
     # Ranks that end early reduce and update while the others still compute. That sets
     # no core free: where cores are what is short, every update adds to the step.
@@ -263,7 +257,7 @@ def detailed_cost(
         lag = sent - run.done_s * crowd
     after = np.maximum(tail.exposed + tail.update * everyone - lag, 0.0)
     last = int(after.argmax())
-    breakdown = _breakdown(strategy, times, run, crowd, plain, sent)
+    breakdown = _breakdown(strategy, times, run, sent)
     share = after[last] / max(tail.exposed[last] + tail.update[last] * everyone, 1e-300)
     breakdown["data_parallel"] = float(tail.exposed[last] * share)
     breakdown["optimizer"] = float(tail.update[last] * everyone * share)
@@ -273,27 +267,26 @@ def detailed_cost(
         memory=_memory(setting, strategy, costs, bounds, table),
         limit_bytes=setting.limits_of_ranks(pp),
         device_type=setting.types_of_ranks(pp),
-        link_bytes=link_bytes(strategy, costs, bounds, tail.traffic),
-        collective_bytes=collective_bytes(strategy, costs, bounds, tail.traffic),
+        link_bytes=link_bytes(strategy, costs, bounds, tail.traffic, tail.tied),
+        collective_bytes=collective_bytes(
+            strategy, costs, bounds, tail.traffic, tail.tied
+        ),
         fidelity="simulated" if fidelity == "simulated" else "analytic",
     )
 
 
 def _breakdown(
-    strategy: Strategy,
-    times: StageTimes,
-    run: _Pipeline,
-    crowd: float,
-    plain: float,
-    sent: float,
+    strategy: Strategy, times: StageTimes, run: _Pipeline, until: float
 ) -> dict[str, float]:
-    """Parts of the busiest rank's time, then what the pipeline adds."""
+    """Parts of the busiest rank's time, then what the pipeline adds.
+
+    ``until`` is when the pipeline ends if processes share cores.
+    """
     rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
     slowest = int(run.busy_s.argmax())
-    many = strategy.num_microbatches * crowd
 
     def of(values: Array) -> float:
-        return float(by_rank(values, rank, pp)[slowest] * many)
+        return float(by_rank(values, rank, pp)[slowest] * strategy.num_microbatches)
 
     parts = {
         "recompute": of(times.again),
@@ -301,10 +294,11 @@ def _breakdown(
         "context": of(times.context),
         "expert": of(times.expert),
     }
-    busy = float(run.busy_s[slowest] * crowd)
+    busy = float(run.busy_s[slowest])
     return {
         "compute": busy - sum(parts.values()),
         **parts,
-        "pipeline_bubble": plain - busy,
-        "pipeline_transfer": sent - plain,
+        "pipeline_bubble": run.plain_s - busy,
+        "pipeline_transfer": run.sent_s - run.plain_s,
+        "shared_cores": until - run.sent_s,
     }

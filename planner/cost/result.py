@@ -14,7 +14,9 @@ __all__ = ["PARTS", "Cost", "CostTable"]
 
 Array = NDArray[np.float64]
 
-#: Parts of a step's critical path; they sum to the step time.
+#: Parts of a step's critical path; they sum to the step time. All but ``shared_cores``
+#: and ``optimizer`` are as if every process had its own cores: what CPU processes wait
+#: for each other's turn, in compute and in the pipeline, is ``shared_cores``.
 PARTS = (
     "compute",
     "recompute",
@@ -23,6 +25,7 @@ PARTS = (
     "expert",
     "pipeline_bubble",
     "pipeline_transfer",
+    "shared_cores",
     "data_parallel",
     "optimizer",
 )

@@ -42,6 +42,7 @@ class _Parts(NamedTuple):
     expert: Array
     pipeline_bubble: Array
     pipeline_transfer: Array
+    shared_cores: Array
 
 
 class _Work(NamedTuple):
@@ -198,15 +199,16 @@ def _fill_parts(
         crowd = crowding[pp, 0]
         # Processes that share cores can at best keep all cores busy all the time.
         cores = many * all_of.total / pp * crowding[pp, 1]
-        plain, sent = max(plain * crowd, cores), max(sent * crowd, cores)
-        busy = many * crowd
-        parts.compute[row] = busy * (own.forward + own.backward)
-        parts.recompute[row] = busy * own.again
-        parts.tensor[row] = busy * own.tensor
-        parts.context[row] = busy * own.context
-        parts.expert[row] = busy * own.expert
-        parts.pipeline_bubble[row] = max(plain - busy * own.total, 0.0)
+        plain = max(plain, many * own.total)
+        sent = max(sent, plain)
+        parts.compute[row] = many * (own.forward + own.backward)
+        parts.recompute[row] = many * own.again
+        parts.tensor[row] = many * own.tensor
+        parts.context[row] = many * own.context
+        parts.expert[row] = many * own.expert
+        parts.pipeline_bubble[row] = plain - many * own.total
         parts.pipeline_transfer[row] = sent - plain
+        parts.shared_cores[row] = max(sent * crowd, cores) - sent
         forward_s[row] = own.forward_total * crowd
         backward_s[row] = own.total * crowd - forward_s[row]
 

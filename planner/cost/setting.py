@@ -8,11 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cluster import Cluster
+from planner.cluster import AxisLevel, Cluster
 from planner.cost.classes import BlockClasses, group_blocks
-from planner.cost.collectives import Groups
-from planner.cost.compute import peak_flops_per_s
+from planner.cost.collectives import Groups, lines_of
 from planner.cost.numbering import number_rows
+from planner.cost.parameters import ParameterCounts, count_parameters
+from planner.cost.peaks import peak_flops_per_s
 from planner.cost.recipes import RECIPES, Recipe
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
@@ -93,25 +94,9 @@ class Setting:
         return group_blocks(self.graph)
 
     @cached_property
-    def parameter_counts(self) -> tuple[Array, Array]:
-        """Scalars of each unit, and its parameter tensors.
-
-        Returns:
-            Scalars by [of experts, split along tp, unit], shape [2, 2, units]; and
-            tensors, shape [units].
-        """
-        graph = self.graph
-        unit_of_block = np.zeros(len(graph.blocks), dtype=np.int64)
-        for unit, (start, stop) in enumerate(graph.units):
-            unit_of_block[start:stop] = unit
-        scalars = np.zeros((2, 2, len(graph.units)))
-        tensors = np.zeros(len(graph.units))
-        for parameter in graph.parameters:
-            unit = unit_of_block[parameter.block]
-            split = int(parameter.style != "none")
-            scalars[int(parameter.expert), split, unit] += parameter.numel
-            tensors[unit] += 1
-        return scalars, tensors
+    def parameter_counts(self) -> ParameterCounts:
+        """Scalars of each unit."""
+        return count_parameters(self.graph)
 
     def types_of_ranks(self, pp: int) -> Index:
         """Slowest device type among the devices of each pp rank. Shape [pp]."""
@@ -156,6 +141,23 @@ class Setting:
     def core_wait_s(self) -> float:
         """What a message waits for its receiver to be given a core; 0 on GPUs."""
         return self.recipe.core_wait_s if self.crowding(1)[1] > 1 else 0.0
+
+    def pair_line(self, pp: int) -> tuple[float, float]:
+        """Fixed seconds, and seconds per byte, of an all-reduce between two pp ranks.
+
+        Over the slowest of the pipeline's boundaries, whichever the two are.
+        """
+        bandwidth, latency = self.boundaries(pp)
+        slowest = AxisLevel(
+            name="pair",
+            members=2,
+            bandwidth_bytes_per_s=float(bandwidth.min()),
+            latency_s=float(latency.max()),
+        )
+        pair = Groups.from_levels([(slowest,)])
+        lines = lines_of("all_reduce", pair, self.cluster.document.collectives)[0]
+        fixed, per_byte = lines[lines[:, 1].argmin()]
+        return float(fixed), float(per_byte)
 
     def crowding(self, pp: int) -> tuple[float, float]:
         """How much CPU processes that share cores slow each other down.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from planner.cost.setting import Setting
 from planner.cost.unit_costs import UnitCosts
 from planner.errors import StrategyError
-from planner.schema import Strategy
+from planner.schema import SPLIT_BACKWARD_SCHEDULES, Strategy
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = [
@@ -49,6 +49,18 @@ class StageTimes:
     context: Array
     expert: Array
     send: Array
+
+    def halves(self, strategy: Strategy) -> tuple[Array, Array]:
+        """Seconds of input and weight gradients. Shapes [stages] each.
+
+        Stage 0 sends no gradient: where the backward is split, torch leaves all of it
+        to the second half. Source: torch.distributed.pipelining.stage,
+        backward_weight_one_chunk, torch 2.13.
+        """
+        into, weight = self.backward - self.weight, self.weight.copy()
+        if strategy.schedule in SPLIT_BACKWARD_SCHEDULES:
+            into[0], weight[0] = 0.0, self.backward[0]
+        return into, weight
 
 
 def unit_ranges(setting: Setting, strategy: Strategy) -> Index:

@@ -15,20 +15,23 @@ from numpy.typing import NDArray
 
 from planner.cost.numbering import number_rows
 from planner.cost.partition import balanced_bounds
+from planner.cost.rank_memory import (
+    RankMemory,
+    cuts_between,
+    prefix_sums,
+    rank_memory,
+    stage_of,
+)
 from planner.cost.unit_costs import UnitCosts
 from planner.simulate.compiled import compiled
 
-__all__ = ["KEPT", "PEAKS", "TIMES", "Pairs", "Summaries", "summarize"]
+__all__ = ["TIMES", "Pairs", "Summaries", "summarize"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 #: Additive times of a rank, order of the last axis of ``load`` and ``whole``.
 TIMES = ("forward", "backward", "weight", "selective", "full", "tp", "cp", "ep")
-#: Additive memory of a rank, order of the last axis of ``kept``.
-KEPT = ("dense", "expert", "tensors", "none", "selective", "full")
-#: Greatest over the units of a rank, order of the last axis of ``peaks``.
-PEAKS = ("largest_unit", "none", "selective", "full")
 
 #: What one forward and backward of a unit costs, as weights of TIMES.
 _WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 1.0, 2.0])
@@ -70,25 +73,13 @@ class Summaries:
         load: Times of the slowest rank, one microbatch. Shape [pairs, TIMES].
         whole: Times of the whole model. Shape [pairs, TIMES].
         send_s: One microbatch's way through all boundaries, one direction. [pairs].
-        kept: Of ranks 0, 1 and last. Shape [pairs, 3, KEPT].
-        peaks: Of the same ranks. Shape [pairs, 3, PEAKS].
-        receive_bytes: What these ranks receive per microbatch. Shape [pairs, 3].
+        memory: Of ranks 0, 1 and last.
     """
 
     load: Array
     whole: Array
     send_s: Array
-    kept: Array
-    peaks: Array
-    receive_bytes: Array
-
-
-@compiled
-def _stage_of(rank: int, turn: int, pp: int, folded: int) -> int:
-    """Stage that a rank holds on its ``turn``-th virtual stage."""
-    if folded and turn == 1:
-        return 2 * pp - 1 - rank
-    return rank + turn * pp
+    memory: RankMemory
 
 
 @compiled
@@ -112,7 +103,7 @@ def _times(
         for part in range(len(own)):
             own[part] = 0.0
         for turn in range(turns):
-            stage = _stage_of(rank, turn, pp, folded)
+            stage = stage_of(rank, turn, pp, folded)
             start, stop = bounds[stage], bounds[stage + 1]
             for part in range(len(own)):
                 own[part] += of_type[stop, part] - of_type[start, part]
@@ -124,38 +115,6 @@ def _times(
             worst = total
             for part in range(len(own)):
                 load[part] = own[part]
-
-
-@compiled
-def _memory(
-    kept_sums: Array,
-    peak_values: Array,
-    cut: Array,
-    bounds: Index,
-    pp: int,
-    folded: int,
-    kept: Array,
-    peaks: Array,
-    receive: Array,
-) -> None:
-    """Memory of ranks 0, 1 and last."""
-    stages = len(bounds) - 1
-    for place in range(3):
-        rank = 0 if place == 0 else (min(1, pp - 1) if place == 1 else pp - 1)
-        for turn in range(stages // pp):
-            stage = _stage_of(rank, turn, pp, folded)
-            start, stop = bounds[stage], bounds[stage + 1]
-            for part in range(kept.shape[1]):
-                kept[place, part] += kept_sums[stop, part] - kept_sums[start, part]
-            for unit in range(start, stop):
-                for part in range(peaks.shape[1]):
-                    peaks[place, part] = max(
-                        peaks[place, part], peak_values[unit, part]
-                    )
-            if stage > 0:
-                receive[place] += cut[start]
-            if stage < stages - 1:
-                receive[place] += cut[stop]
 
 
 @compiled
@@ -180,8 +139,6 @@ def _send(
 @compiled
 def _summarize(
     sums: Array,
-    kept_sums: Array,
-    peak_values: Array,
     cut: Array,
     combo: Index,
     pp: Index,
@@ -197,46 +154,21 @@ def _summarize(
     load: Array,
     whole: Array,
     send: Array,
-    kept: Array,
-    peaks: Array,
-    receive: Array,
 ) -> None:
     for row in range(len(combo)):
         c, d, p, v = combo[row], degree[row], pp[row], folded[row]
         edges = bounds[problem[row], : p * virtual[row] + 1]
         _times(sums, c, edges, types[d], p, v, work, load[row], whole[row])
-        _memory(
-            kept_sums[c],
-            peak_values[c],
-            cut[c],
-            edges,
-            p,
-            v,
-            kept[row],
-            peaks[row],
-            receive[row],
-        )
         send[row] = _send(cut[c], edges, p, v, bandwidth[d], latency[d])
 
 
-def _prefix(values: Array) -> Array:
-    """Sums of the units before each. Shape [..., U, parts] to [..., U + 1, parts]."""
-    sums = np.zeros((*values.shape[:-2], values.shape[-2] + 1, values.shape[-1]))
-    np.cumsum(values, axis=-2, out=sums[..., 1:, :])
-    return sums
-
-
-def _stacked(costs: UnitCosts) -> tuple[Array, Array, Array, Array]:
-    """Columns of TIMES, KEPT and PEAKS, and bytes across each cut.
-
-    Returns:
-        Shapes [T, C, U, TIMES], [C, U, KEPT], [C, U, PEAKS] and [C, U + 1].
-    """
+def _stacked_times(costs: UnitCosts) -> Array:
+    """Columns of TIMES. Shape [T, C, U, TIMES]."""
     shared = [
         np.broadcast_to(part, costs.forward_s.shape)
         for part in (costs.tp_s, costs.cp_s, costs.ep_s)
     ]
-    times = np.stack(
+    return np.stack(
         [
             costs.forward_s,
             costs.backward_s,
@@ -247,21 +179,6 @@ def _stacked(costs: UnitCosts) -> tuple[Array, Array, Array, Array]:
         ],
         axis=-1,
     )
-    combos, units = costs.dense_parameters.shape
-    kept_values = np.stack(
-        [
-            costs.dense_parameters,
-            costs.expert_parameters,
-            np.broadcast_to(costs.tensors, (combos, units)),
-            *costs.saved_bytes,
-        ],
-        axis=-1,
-    )
-    both = costs.dense_parameters + costs.expert_parameters
-    peak_values = np.stack([both, *costs.transient_bytes], axis=-1)
-    cut = np.zeros((combos, units + 1))
-    cut[:, 1:-1] = costs.cut_bytes
-    return times, kept_values, peak_values, cut
 
 
 def _cuts(work: Array, pairs: Pairs) -> tuple[Index, Index]:
@@ -296,22 +213,14 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         costs: Of all units under all combinations.
         pairs: What to sum up.
     """
-    times, kept_values, peak_values, cut = _stacked(costs)
+    times = _stacked_times(costs)
     bounds, problem = _cuts(times @ _WORK, pairs)
     count = len(pairs.combo)
-    result = Summaries(
-        load=np.zeros((count, len(TIMES))),
-        whole=np.zeros((count, len(TIMES))),
-        send_s=np.zeros(count),
-        kept=np.zeros((count, 3, len(KEPT))),
-        peaks=np.zeros((count, 3, len(PEAKS))),
-        receive_bytes=np.zeros((count, 3)),
-    )
+    load, whole = np.zeros((2, count, len(TIMES)))
+    send = np.zeros(count)
     _summarize(
-        _prefix(times),
-        _prefix(kept_values),
-        peak_values,
-        cut,
+        prefix_sums(times),
+        cuts_between(costs),
         pairs.combo,
         pairs.pp,
         pairs.virtual,
@@ -323,11 +232,11 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         bounds,
         problem,
         _WORK,
-        result.load,
-        result.whole,
-        result.send_s,
-        result.kept,
-        result.peaks,
-        result.receive_bytes,
+        load,
+        whole,
+        send,
     )
-    return result
+    memory = rank_memory(
+        costs, pairs.combo, pairs.pp, pairs.virtual, pairs.folded, bounds, problem
+    )
+    return Summaries(load=load, whole=whole, send_s=send, memory=memory)

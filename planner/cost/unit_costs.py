@@ -13,27 +13,21 @@ from numpy.typing import NDArray
 
 from planner.cost.classes import BlockClasses
 from planner.cost.collectives import time_of
+from planner.cost.combinations import Combinations
 from planner.cost.compute import kernel_times
+from planner.cost.parameters import Ties
 from planner.cost.setting import Setting
+from planner.cost.unit_memory import (
+    between_halves,
+    parameters_of,
+    saved_bytes,
+    transient_bytes,
+)
 
 __all__ = ["Combinations", "UnitCosts", "price_units"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Combinations:
-    """Distinct (tp, cp, ep, microbatch, sequence_parallel). Shapes [combinations]."""
-
-    tp: Index
-    cp: Index
-    ep: Index
-    microbatch: Index
-    sequence_parallel: Index
-
-    def __len__(self) -> int:
-        return len(self.tp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +47,18 @@ class UnitCosts:
         transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
         dense_parameters: Scalars on one device before ZeRO, without experts. [C, U].
         expert_parameters: Scalars of its experts, before ZeRO. Shape [C, U].
-        tensors: Parameter tensors, whatever their size. Shape [U].
+        trained_dense: Those of dense_parameters that have a gradient. [C, U]; likewise
+            trained_experts.
+        ties: Weights that several units read.
+        tied_parameters: Scalars of each of them on one device. Shape [C, links];
+            likewise tied_trained, of those that have a gradient.
+        tensors: Trained parameter tensors, whatever their size. Shape [U].
+        weight_grad_bytes: What a split backward keeps of one microbatch between its
+            halves, beyond saved_bytes. Shape [C, U].
+        output_bytes: What the model returns for one microbatch, where it ends in a
+            head; 0 where that is not known. Shape [C].
+        shared_inputs: 1 where what enters a unit is what it saves; 0 where sequence
+            parallelism saves a part of its own. Shape [C].
         cut_bytes: Across the cut after each unit, per device. Shape [C, U - 1].
         tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
             cp_bytes, ep_bytes.
@@ -74,7 +79,15 @@ class UnitCosts:
     transient_bytes: Array
     dense_parameters: Array
     expert_parameters: Array
+    trained_dense: Array
+    trained_experts: Array
+    ties: Ties
+    tied_parameters: Array
+    tied_trained: Array
     tensors: Array
+    weight_grad_bytes: Array
+    output_bytes: Array
+    shared_inputs: Array
     cut_bytes: Array
     tp_bytes: Array
     cp_bytes: Array
@@ -223,55 +236,6 @@ def _ep_traffic(
     return _Traffic(seconds=seconds, sent=4 * payload * share[:, None], payload=payload)
 
 
-def _saved(
-    classes: BlockClasses, combos: Combinations, scale: Array
-) -> tuple[Array, Array]:
-    """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
-
-    The working set is that of one op; what recomputation makes again comes on top.
-    """
-    tp = combos.tp[:, None].astype(float)
-    split = (combos.sequence_parallel[:, None] > 0) & classes.streamed
-    stream = np.where(split, tp, 1.0)
-    column = scale[:, None]
-
-    def divided(total: str, inside: str) -> Array:
-        tensor = classes.column(inside)
-        rest = classes.column(total) - tensor
-        return np.asarray(column * (tensor / tp + rest / stream))
-
-    none = divided("saved_bytes", "saved_tensor_bytes")
-    selective = np.minimum(
-        none, divided("saved_selective_bytes", "saved_selective_tensor_bytes")
-    )
-    full = column * classes.column("boundary_bytes") / stream
-    working = column * classes.column("transient_bytes")
-    working = np.where(classes.streamed, working / tp, working)
-    return np.stack([none, selective, full]), working
-
-
-def _transient(saved: Array, working: Array, to_units: Array) -> Array:
-    """Working set of each unit by recompute kind. Shape [3, C, U], as ``saved``.
-
-    A unit is recomputed as a whole, so that in its backward all that it would have
-    kept without recomputation is there at once.
-    """
-    largest = np.zeros((working.shape[0], to_units.shape[1]))
-    for index, present in enumerate(to_units > 0):
-        np.maximum(largest, working[:, index, None] * present, out=largest)
-    none, selective, _ = saved
-    return np.stack([largest, largest + none - selective, largest + none])
-
-
-def _parameters(setting: Setting, combos: Combinations) -> tuple[Array, Array]:
-    """Dense and expert scalars per device before ZeRO. Shapes [C, U]."""
-    whole, _ = setting.parameter_counts
-    tp, ep = combos.tp[:, None], combos.ep[:, None]
-    dense = whole[0, 0] + whole[0, 1] / tp
-    expert = (whole[1, 0] + whole[1, 1] / tp) / ep
-    return dense, expert
-
-
 def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
     """Price every unit under every combination."""
     graph = setting.graph
@@ -284,9 +248,14 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
     tp = _tp_traffic(setting, classes, combos, scale)
     cp = _cp_traffic(setting, classes, combos, scale, hidden)
     ep = _ep_traffic(setting, classes, combos, scale)
-    kept, working = _saved(classes, combos, scale)
+    kept, working = saved_bytes(classes, combos, scale)
     saved = kept @ to_units
-    dense, expert = _parameters(setting, combos)
+    parameters = setting.parameter_counts
+    dense, expert = parameters_of(parameters.scalars, combos)
+    trained_dense, trained_experts = parameters_of(parameters.trained, combos)
+    ties = parameters.ties
+    ways = np.where(ties.split[None, :] > 0, combos.tp[:, None], 1)
+    halves, output = between_halves(setting, classes, combos, scale)
     return UnitCosts(
         forward_s=forward @ to_units,
         backward_s=backward @ to_units,
@@ -297,10 +266,20 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         cp_s=cp.seconds @ to_units,
         ep_s=ep.seconds @ to_units,
         saved_bytes=saved,
-        transient_bytes=_transient(saved, working, to_units),
+        transient_bytes=transient_bytes(saved, working, to_units),
         dense_parameters=dense,
         expert_parameters=expert,
-        tensors=setting.parameter_counts[1],
+        trained_dense=trained_dense,
+        trained_experts=trained_experts,
+        ties=ties,
+        tied_parameters=ties.scalars / ways,
+        tied_trained=ties.trained / ways,
+        tensors=parameters.tensors,
+        weight_grad_bytes=halves,
+        output_bytes=output,
+        shared_inputs=np.where(
+            (combos.sequence_parallel > 0) & (combos.tp > 1), 0.0, 1.0
+        ),
         cut_bytes=graph.cut_bytes * scale[:, None],
         tp_bytes=tp.sent @ to_units,
         cp_bytes=cp.sent @ to_units,

@@ -12,6 +12,7 @@ from planner.cost.stage_times import (
     recompute_codes,
     stage_sums,
 )
+from planner.cost.tied import TiedTraffic
 from planner.cost.unit_costs import UnitCosts
 from planner.schema import Strategy
 
@@ -32,7 +33,11 @@ def _sent_by_rank(strategy: Strategy, costs: UnitCosts, bounds: Index) -> Array:
 
 
 def link_bytes(
-    strategy: Strategy, costs: UnitCosts, bounds: Index, traffic: ReplicaTraffic
+    strategy: Strategy,
+    costs: UnitCosts,
+    bounds: Index,
+    traffic: ReplicaTraffic,
+    tied: TiedTraffic,
 ) -> dict[str, float]:
     """Bytes that the busiest sender of each axis sends per step."""
     rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
@@ -42,7 +47,10 @@ def link_bytes(
         return float(by_rank(stage_sums(values[0], bounds), rank, pp).max() * many)
 
     sent = {
-        "pp": float(_sent_by_rank(strategy, costs, bounds).max() * many),
+        # Of two ranks that sum, each sends as much as there is.
+        "pp": float(
+            (_sent_by_rank(strategy, costs, bounds) * many + tied.reduced_bytes).max()
+        ),
         "dp": float(traffic.sent_bytes.max()),
         "cp": most(costs.cp_bytes),
         "tp": most(costs.tp_bytes),
@@ -52,7 +60,11 @@ def link_bytes(
 
 
 def collective_bytes(
-    strategy: Strategy, costs: UnitCosts, bounds: Index, traffic: ReplicaTraffic
+    strategy: Strategy,
+    costs: UnitCosts,
+    bounds: Index,
+    traffic: ReplicaTraffic,
+    tied: TiedTraffic,
 ) -> dict[str, float]:
     """Payload per step by kind of call, each kind on its busiest rank."""
     rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
@@ -65,7 +77,9 @@ def collective_bytes(
     tensor, routed = per_rank(costs.tp_payload), 2 * per_rank(costs.ep_payload)
     split = strategy.sharding.sequence_parallel
     payload = {
-        "all_reduce": traffic.reduced_bytes + (0 if split else tensor),
+        "all_reduce": traffic.reduced_bytes
+        + tied.reduced_bytes
+        + (0 if split else tensor),
         "all_gather": traffic.gathered_bytes
         + by_rank(stage_sums(costs.gather_payload[0], bounds), rank, pp) * many
         + (tensor if split else 0),

@@ -254,6 +254,7 @@ class _Summer:
                 float(graph.backward_bytes[row]),
                 float(graph.weight_bytes[row]),
                 self.roles.ops[row],
+                self._trained(row),
             )
             if any(key[5:11]):
                 count[key] = count.get(key, 0) + 1
@@ -271,10 +272,18 @@ class _Summer:
                 backward_bytes=key[9],  # type: ignore[arg-type]
                 weight_bytes=key[10],  # type: ignore[arg-type]
                 style=key[11],  # type: ignore[arg-type]
+                trained=key[12],  # type: ignore[arg-type]
                 count=number,
             )
             for key, number in count.items()
         )
+
+    def _trained(self, row: int) -> bool:
+        """Whether the largest parameter that an op reads is trained; True without."""
+        tensors = self.graph.parameters
+        read = [tensors[-1 - i] for i in self.graph.inputs[row] if i < 0]
+        largest = max(read, key=lambda tensor: math.prod(tensor.shape), default=None)
+        return largest is None or largest.trainable
 
     def _selective(self, start: int, stop: int) -> list[int]:
         """Outputs of products and fused attention, each storage once."""

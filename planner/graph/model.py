@@ -53,6 +53,8 @@ class Kernel:
         backward_bytes: Activation bytes its backward reads and writes.
         weight_bytes: Parameter bytes that one op reads.
         count: How many such ops the block has.
+        trained: Whether its backward makes a gradient of its weights; without meaning
+            if it has none.
         style: How tp divides it: ``colwise`` divides n, ``rowwise`` divides k,
             ``local`` divides batch or features without communication (attention heads,
             activations between a colwise and a rowwise product), ``stream`` is the
@@ -72,6 +74,7 @@ class Kernel:
     backward_bytes: float = 0.0
     weight_bytes: float = 0.0
     count: int = 1
+    trained: bool = True
     style: Literal["colwise", "rowwise", "local", "stream", "none"] = "none"
 
 

@@ -22,6 +22,7 @@ PART_NAMES = {
     "expert": "expert-parallel communication",
     "pipeline_bubble": "pipeline bubble",
     "pipeline_transfer": "pipeline transfers",
+    "shared_cores": "waiting for shared cores",
     "data_parallel": "data-parallel communication",
     "optimizer": "optimizer",
 }

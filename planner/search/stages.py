@@ -124,15 +124,20 @@ def _interval_memory(
 ) -> tuple[Array, Array]:
     """Fixed bytes, and bytes per microbatch in flight. Shapes [kinds, U, U + 1]."""
     dense, expert = costs.dense_parameters[0], costs.expert_parameters[0]
+    trained, trained_experts = costs.trained_dense[0], costs.trained_experts[0]
     mesh = strategy.mesh
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
+    left = mesh.ep / max(ways, mesh.ep)
     cut = np.zeros(len(dense) + 1)
     cut[1:-1] = costs.cut_bytes[0]
     kept = _intervals(costs.saved_bytes[:, 0])
     fixed = memory_parts(
         parameters=_intervals(dense + expert),
-        sharded=_intervals(dense / ways + expert * mesh.ep / max(ways, mesh.ep)),
+        sharded=_intervals(dense / ways + expert * left),
         largest_unit=_interval_max(dense + expert),
+        trained=_intervals(trained + trained_experts),
+        trained_sharded=_intervals(trained / ways + trained_experts * left),
+        largest_trained=_interval_max(trained + trained_experts),
         zero_stage=strategy.zero_stage,
         pp=mesh.pp,
         num_microbatches=strategy.num_microbatches,

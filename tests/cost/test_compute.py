@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.compute import KernelTable, kernel_times, peak_flops_per_s
+from planner.cost.compute import KernelTable, kernel_times
 from planner.cost.recipes import RECIPES, get_recipe
 from planner.errors import UnknownNameError
 from planner.graph import Kernel
@@ -173,15 +173,6 @@ def test_more_tokens_never_take_less_time(
     kernel = product(m=m, n=512, k=256, style=style)
     few, many = (times(kernel, tokens=t, tp=tp)[0] for t in sorted(tokens))
     assert few <= many * (1 + 1e-12)
-
-
-def test_a_missing_peak_falls_back_to_the_next_wider_dtype() -> None:
-    kind = device(peak_flops_per_s={"float32": 1e12, "float16": 4e12})
-    assert peak_flops_per_s(kind, "bfloat16") == 4e12
-    assert peak_flops_per_s(kind, "float8") == 4e12
-    assert peak_flops_per_s(kind, "float32") == 1e12
-    eight = device(peak_flops_per_s={"float8_e4m3fn": 8e12, "bfloat16": 4e12})
-    assert peak_flops_per_s(eight, "float8") == 8e12
 
 
 def test_an_unknown_recipe_suggests_the_nearest() -> None:

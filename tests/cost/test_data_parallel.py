@@ -36,6 +36,7 @@ def traffic(
 ) -> ReplicaTraffic:
     arguments: dict[str, Any] = {
         "scalars": np.array([1e9]),
+        "trained": np.array([1e9]),
         "units": np.array([10.0]),
         "zero_stage": np.array([zero]),
         "pp": np.array([pp]),
@@ -135,3 +136,13 @@ def test_a_rank_is_as_fast_and_as_roomy_as_its_weakest_device() -> None:
     assert setting.limits_of_ranks(2).tolist() == [40e9, 5e9]
     assert setting.slowest_device.name == "slow"
     assert setting.total_peak_flops_per_s() == pytest.approx(3e14 + 1e13)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_frozen_parameters_are_gathered_but_never_reduced(zero: int) -> None:
+    whole = traffic(zero, replicas=2)
+    found = traffic(zero, replicas=2, trained=np.array([1e7]))
+    assert found.gathered_bytes == whole.gathered_bytes
+    assert found.scattered_bytes == pytest.approx(whole.scattered_bytes / 100)
+    assert found.reduced_bytes == pytest.approx(whole.reduced_bytes / 100)
+    assert found.exposed_s < whole.exposed_s

@@ -174,3 +174,27 @@ def test_stages_that_are_not_the_units_are_refused(
     given = Strategy.from_data({"stages": [{"rank": 0, "modules": modules}]})
     with pytest.raises(StrategyError, match=words):
         model.cost(given)
+
+
+@pytest.mark.parametrize(
+    ("pp", "shared"),
+    # Two cores for four ranks. Replicas compute at once, each at half speed; ranks of
+    # a pipeline take turns, and the bubble is the others' time on the cores.
+    [(1, 1.0), (2, None), (4, None)],
+)
+def test_waiting_for_shared_cores_is_no_bubble(pp: int, shared: float | None) -> None:
+    values = row(pp=pp, dp_replicate=4 // pp, num_microbatches=8, schedule=1)
+    graph = uniform_graph(8)
+    alone = CostModel(setting_for(graph, hosts((1, 4, device()))))
+    crowded = CostModel(setting_for(graph, hosts((1, 4, device()), slots=2.0)))
+    free, found = alone.cost(even(alone, values)), crowded.cost(even(crowded, values))
+    for part in PARTS[: PARTS.index("shared_cores")]:
+        assert found.breakdown_s[part] == pytest.approx(free.breakdown_s[part])
+    assert free.breakdown_s["shared_cores"] == 0
+    waited = found.breakdown_s["shared_cores"]
+    if shared is not None:
+        assert found.breakdown_s["pipeline_bubble"] == 0
+        assert waited == pytest.approx(shared * free.breakdown_s["compute"])
+    assert waited > 0
+    table = crowded.table(table_of([values]))
+    assert table.parts_s[0, PARTS.index("shared_cores")] == pytest.approx(waited)

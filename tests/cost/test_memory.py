@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.memory import MemoryParts, chunks_in_flight, memory_parts
+from planner.cost.fullest import chunks_between_halves, chunks_in_flight
+from planner.cost.memory import MemoryParts, memory_parts
 from planner.cost.recipes import RECIPES, Recipe
 from planner.schema import SCHEDULES, Optimizer, Precision
-from planner.simulate import actions, peak_activation_bytes, peak_in_flight
+from planner.simulate import (
+    actions,
+    peak_activation_bytes,
+    peak_counts,
+    peak_in_flight,
+)
 from tests.simulate.cases import legal
 
 #: 1,000 scalars in 10 units of 100, on 4 ways of sharding.
@@ -169,3 +175,29 @@ def test_chunks_in_flight_bound_the_zero_bubble_schedules() -> None:
     for case in cases:
         exact = peak_activation_bytes(actions(*case), 1.0)
         assert (counted(*case) >= exact).all(), (case, counted(*case), exact)
+
+
+def test_chunks_between_the_halves_are_bounded() -> None:
+    for case in CASES:
+        code = SCHEDULES.index(case[0])
+        pp = case[1]
+        bound = [chunks_between_halves(code, *case[1:], rank) for rank in range(pp)]
+        exact = peak_counts(actions(*case)).split
+        assert (np.array(bound) >= exact).all(), (case, bound, exact)
+        if not exact.any():
+            assert not any(bound), case
+
+
+def test_frozen_parameters_take_their_own_memory_alone() -> None:
+    # Of 1,000 scalars 40 are trained; of those ZeRO leaves 10, 8 are in one unit.
+    for zero, gradients, optimizer in (
+        (0, 4 * 40, 8 * 40),
+        (1, 4 * 10 + 4 * 40, 8 * 10),
+        (2, 4 * 10 + 4 * 2 * 8, 8 * 10),
+        (3, 4 * 10 + 4 * 2 * 8, 8 * 10),
+    ):
+        shard = 10 if zero else 40
+        found = parts(zero, trained=40, trained_sharded=shard, largest_trained=8)
+        assert found.parameters == parts(zero).parameters
+        assert found.gradients == gradients
+        assert found.optimizer == optimizer

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
+from planner.cost.parameters import Ties
 from planner.cost.partition import balanced_bounds
-from planner.cost.summaries import KEPT, PEAKS, TIMES, Pairs, summarize
+from planner.cost.rank_memory import CROSSING, KEPT, PEAKS
+from planner.cost.summaries import TIMES, Pairs, summarize
 from planner.cost.unit_costs import UnitCosts
 
 UNITS, COMBOS = 13, 2
+#: One weight that units 0, 5 and 12 read, and one that 6 and 7 do.
+TIES = Ties(
+    first=np.array([0, 5, 6]),
+    second=np.array([5, 12, 7]),
+    split=np.zeros(3, dtype=np.int64),
+    scalars=np.ones(3),
+    trained=np.ones(3),
+)
 #: pp, virtual stages, folded, combination.
 CUTS = [(1, 1, 0, 0), (3, 1, 0, 1), (2, 3, 0, 0), (3, 2, 1, 0), (6, 1, 0, 0)]
 
@@ -28,6 +40,9 @@ def random_costs(types: int) -> UnitCosts:
             "ep_s",
             "dense_parameters",
             "expert_parameters",
+            "trained_dense",
+            "trained_experts",
+            "weight_grad_bytes",
             "tp_bytes",
             "cp_bytes",
             "ep_bytes",
@@ -44,6 +59,11 @@ def random_costs(types: int) -> UnitCosts:
         transient_bytes=draw(3, COMBOS, UNITS),
         tensors=draw(UNITS),
         cut_bytes=draw(COMBOS, UNITS - 1),
+        output_bytes=draw(COMBOS),
+        shared_inputs=np.array([1.0, 0.0]),
+        ties=TIES,
+        tied_parameters=draw(COMBOS, len(TIES)),
+        tied_trained=draw(COMBOS, len(TIES)),
     )
 
 
@@ -119,14 +139,55 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
     assert found.load[row] == pytest.approx(loads[work.argmax()])
     assert found.whole[row] == pytest.approx(loads.sum(axis=0))
     both = costs.dense_parameters[combo] + costs.expert_parameters[combo]
+    trained = costs.trained_dense[combo] + costs.trained_experts[combo]
     for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
         units = ranks[rank]
-        dense = costs.dense_parameters[combo, units].sum()
-        assert found.kept[row, place, KEPT.index("dense")] == pytest.approx(dense)
+        kept, peaks = found.memory.kept[row, place], found.memory.peaks[row, place]
+        experts = costs.expert_parameters[combo, units].sum()
+        assert kept[KEPT.index("expert")] == pytest.approx(experts)
         saved = costs.saved_bytes[:, combo, units].sum(axis=1)
-        assert found.kept[row, place, -3:] == pytest.approx(saved)
-        peaks = [both[units].max(), *costs.transient_bytes[:, combo, units].max(axis=1)]
-        assert found.peaks[row, place, : len(PEAKS)] == pytest.approx(peaks)
+        assert kept[-3:] == pytest.approx(saved)
+        # Stage 0 never waits between halves.
+        later = [u for u in units if u >= bounds[1]]
+        halves = costs.weight_grad_bytes[combo, later].sum()
+        assert kept[KEPT.index("weight_grad")] == pytest.approx(halves)
+        transient = costs.transient_bytes[:, combo, units].max(axis=1)
+        most = [both[units].max(), trained[units].max(), *transient]
+        assert peaks[: len(PEAKS)] == pytest.approx(most)
+
+
+@pytest.mark.parametrize("row", range(len(CUTS)))
+def test_each_stage_has_one_copy_of_a_tied_weight(row: int) -> None:
+    costs = random_costs(1)
+    found = summarize(costs, pairs_of([0] * 6)).memory
+    pp, virtual, folded, combo = CUTS[row]
+    bounds = cut_of(costs, row, [0] * 6)
+    stages = [set(range(*pair)) for pair in itertools.pairwise(bounds)]
+    ranks = [stages_of(rank, pp, virtual, folded) for rank in range(pp)]
+    summed, calls = 0.0, 0
+    copies: dict[str, list[float]] = {"dense": [0.0] * pp, "trained_dense": [0.0] * pp}
+    for link, (first, second) in enumerate(zip(TIES.first, TIES.second, strict=True)):
+        holder = next(s for s, units in enumerate(stages) if int(second) in units)
+        maker = next(s for s, units in enumerate(stages) if int(first) in units)
+        if holder == maker:
+            continue
+        rank, other = (
+            next(r for r, own in enumerate(ranks) if s in own) for s in (holder, maker)
+        )
+        copies["dense"][rank] += costs.tied_parameters[combo, link]
+        copies["trained_dense"][rank] += costs.tied_trained[combo, link]
+        if rank != other:
+            summed += costs.tied_trained[combo, link]
+            calls += 1
+    assert found.tied[row] == pytest.approx([summed, calls])
+    for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
+        units = [u for s in ranks[rank] for u in stages[s]]
+        for name, field in (
+            ("dense", costs.dense_parameters),
+            ("trained_dense", costs.trained_dense),
+        ):
+            want = field[combo, units].sum() + copies[name][rank]
+            assert found.kept[row, place, KEPT.index(name)] == pytest.approx(want)
 
 
 @pytest.mark.parametrize("row", range(len(CUTS)))
@@ -140,12 +201,20 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
     crossing = [c for s, c in enumerate(inner) if s not in turn and pp > 1]
     sent = sum(0.5 + c / 4.0 for c in crossing)
     assert found.send_s[row] == pytest.approx(sent)
+    last = pp * virtual - 1
+    local = {pp - 1} if folded else set()
     for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
-        around = [0.0, *inner, 0.0]
-        received = sum(
-            around[s] + around[s + 1] for s in stages_of(rank, pp, virtual, folded)
-        )
-        assert found.receive_bytes[row, place] == pytest.approx(received)
+        own = stages_of(rank, pp, virtual, folded)
+        before, after = [0.0, *inner], [*inner, 0.0]
+        want = {
+            "received": sum(before[s] + after[s] for s in own),
+            "shared": sum(before[s] for s in own) * costs.shared_inputs[combo],
+            "returned": sum(before[s] for s in own if s - 1 not in local and pp > 1),
+            "sent": sum(after[s] for s in own if s not in local and pp > 1),
+            "output": costs.output_bytes[combo] * (last in own and pp > 1),
+        }
+        crossing = found.memory.crossing[row, place]
+        assert dict(zip(CROSSING, crossing, strict=True)) == pytest.approx(want)
 
 
 def test_on_one_device_type_a_cut_depends_on_the_number_of_stages_alone() -> None:

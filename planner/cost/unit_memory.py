@@ -1,0 +1,93 @@
+"""Parameters and activations of every unit under every combination of degrees."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.classes import BlockClasses
+from planner.cost.combinations import Combinations
+from planner.cost.compute import weight_gradient_bytes
+from planner.cost.setting import Setting
+from planner.units import dtype_bytes
+
+__all__ = ["between_halves", "parameters_of", "saved_bytes", "transient_bytes"]
+
+Array = NDArray[np.float64]
+
+
+def saved_bytes(
+    classes: BlockClasses, combos: Combinations, scale: Array
+) -> tuple[Array, Array]:
+    """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
+
+    The working set is that of one op; what recomputation makes again comes on top.
+    """
+    tp = combos.tp[:, None].astype(float)
+    split = (combos.sequence_parallel[:, None] > 0) & classes.streamed
+    stream = np.where(split, tp, 1.0)
+    column = scale[:, None]
+
+    def divided(total: str, inside: str) -> Array:
+        tensor = classes.column(inside)
+        rest = classes.column(total) - tensor
+        return np.asarray(column * (tensor / tp + rest / stream))
+
+    none = divided("saved_bytes", "saved_tensor_bytes")
+    selective = np.minimum(
+        none, divided("saved_selective_bytes", "saved_selective_tensor_bytes")
+    )
+    full = column * classes.column("boundary_bytes") / stream
+    working = column * classes.column("transient_bytes")
+    working = np.where(classes.streamed, working / tp, working)
+    return np.stack([none, selective, full]), working
+
+
+def transient_bytes(saved: Array, working: Array, to_units: Array) -> Array:
+    """Working set of each unit by recompute kind. Shape [3, C, U], as ``saved``.
+
+    A unit is recomputed as a whole, so that in its backward all that it would have
+    kept without recomputation is there at once.
+    """
+    largest = np.zeros((working.shape[0], to_units.shape[1]))
+    for index, present in enumerate(to_units > 0):
+        np.maximum(largest, working[:, index, None] * present, out=largest)
+    none, selective, _ = saved
+    return np.stack([largest, largest + none - selective, largest + none])
+
+
+def parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
+    """Dense and expert scalars per device before ZeRO. Shapes [C, U].
+
+    Args:
+        whole: By [of experts, split along tp, unit]. Shape [2, 2, U].
+        combos: Degrees.
+    """
+    tp, ep = combos.tp[:, None], combos.ep[:, None]
+    dense = whole[0, 0] + whole[0, 1] / tp
+    expert = (whole[1, 0] + whole[1, 1] / tp) / ep
+    return dense, expert
+
+
+def between_halves(
+    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
+) -> tuple[Array, Array]:
+    """What a split backward keeps besides, and what the model returns.
+
+    A head's loss is done with at the input gradient: what was saved behind the head's
+    input goes, and the gradient of its output comes.
+
+    Returns:
+        Bytes of one microbatch. Shapes [C, U] and [C].
+    """
+    table = classes.kernels
+    element = float(dtype_bytes(setting.graph.dtype))
+    member = np.zeros((len(table.owner), len(classes.blocks)))
+    member[np.arange(len(table.owner)), table.owner] = 1.0
+    kept = weight_gradient_bytes(table, element, combos.tp.astype(float)) @ member
+    whole = weight_gradient_bytes(table, element, np.ones(1)) @ member
+    head = np.array([block.kind == "head" for block in classes.blocks])
+    last = head & (classes.count[:, -1] > 0)
+    freed = classes.column("saved_bytes") - classes.column("boundary_bytes")
+    kept = np.where(head, np.maximum(kept - freed, 0.0), kept) * scale[:, None]
+    return kept @ classes.count, scale * float(whole[0, last].sum())
