@@ -25,7 +25,7 @@ from pathlib import Path
 from planner.errors import CaptureError
 from planner.graph.model import Block, BlockKind, Edge, ModelGraph, Parameter
 
-__all__ = ["read_profile"]
+__all__ = ["ProfileNode", "parse_profile", "read_profile"]
 
 _ELEMENT_BYTES = 4
 _GETITEM = re.compile(r"__getitem__\((\d+)\)")
@@ -46,13 +46,21 @@ _FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
-    """One line of a profile, times in seconds and sizes in bytes."""
+class ProfileNode:
+    """One line of a profile.
+
+    Attributes:
+        name: ``node12``.
+        op: As torch prints the module.
+        forward_ms: As written, in milliseconds; likewise ``backward_ms``.
+        activations: Bytes of each output.
+        parameter_bytes: Of its weights.
+    """
 
     name: str
     op: str
-    forward_s: float
-    backward_s: float
+    forward_ms: float
+    backward_ms: float
     activations: tuple[float, ...]
     parameter_bytes: float
 
@@ -74,7 +82,7 @@ def _numbers(text: str, field: str, where: str) -> tuple[float, ...]:
     return values
 
 
-def _node(line: str, where: str) -> _Node:
+def _node(line: str, where: str) -> ProfileNode:
     """Parse ``name -- op -- key=value, …``; the op may itself hold `` -- ``."""
     name, _, rest = line.partition(" -- ")
     op, _, tail = rest.rpartition(" -- ")
@@ -92,11 +100,11 @@ def _node(line: str, where: str) -> _Node:
             f"{where}: node {name!r} lacks {', '.join(missing) or 'its op'}; a node is "
             f"'name -- op -- {'=…, '.join(_FIELDS)}=…'"
         )
-    return _Node(
+    return ProfileNode(
         name=name.strip(),
         op=op,
-        forward_s=sum(found["forward_compute_time"]) * 1e-3,
-        backward_s=sum(found["backward_compute_time"]) * 1e-3,
+        forward_ms=sum(found["forward_compute_time"]),
+        backward_ms=sum(found["backward_compute_time"]),
         activations=found["activation_size"],
         parameter_bytes=sum(found["parameter_size"]),
     )
@@ -104,9 +112,9 @@ def _node(line: str, where: str) -> _Node:
 
 def _parse(
     text: str, source: str
-) -> tuple[dict[str, _Node], list[tuple[str, str, str]]]:
+) -> tuple[dict[str, ProfileNode], list[tuple[str, str, str]]]:
     """Nodes by name, and edges with the place they were read from."""
-    nodes: dict[str, _Node] = {}
+    nodes: dict[str, ProfileNode] = {}
     edges: list[tuple[str, str, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         where = f"{source}, line {number}"
@@ -140,7 +148,7 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _ordered(
-    nodes: Mapping[str, _Node], edges: list[tuple[str, str, str]], source: str
+    nodes: Mapping[str, ProfileNode], edges: list[tuple[str, str, str]], source: str
 ) -> list[str]:
     """Names in topological order, by number among those that are ready."""
     waiting = dict.fromkeys(nodes, 0)
@@ -172,26 +180,27 @@ def _kind(op: str) -> BlockKind:
     return next((kind for key, kind in _KINDS if re.search(key, op.lower())), "other")
 
 
-def _block(index: int, node: _Node, entering: float) -> Block:
+def _block(index: int, node: ProfileNode, entering: float) -> Block:
     output = sum(node.activations)
+    forward_s, backward_s = node.forward_ms * 1e-3, node.backward_ms * 1e-3
     return Block(
         index=index,
         name=node.name,
         layer=node.name,
         kind=_kind(node.op),
         modules=(node.name,),
-        repeat=f"{node.op}|{node.forward_s}|{node.backward_s}|{output}",
+        repeat=f"{node.op}|{forward_s}|{backward_s}|{output}",
         parameter_count=round(node.parameter_bytes / _ELEMENT_BYTES),
         parameter_bytes=node.parameter_bytes,
         saved_bytes=output,
         saved_selective_bytes=output,
         boundary_bytes=entering,
-        measured_forward_s=node.forward_s,
-        measured_backward_s=node.backward_s,
+        measured_forward_s=forward_s,
+        measured_backward_s=backward_s,
     )
 
 
-def _edge(source: int, target: int, made: _Node, reader: _Node) -> Edge:
+def _edge(source: int, target: int, made: ProfileNode, reader: ProfileNode) -> Edge:
     """All outputs of a node, or the one that ``__getitem__`` takes out."""
     sizes = dict(enumerate(made.activations))
     chosen = _GETITEM.match(reader.op)
@@ -206,6 +215,33 @@ def _edge(source: int, target: int, made: _Node, reader: _Node) -> Edge:
         identities=tuple(sizes),
         sent=tuple(sizes.values()),
     )
+
+
+def parse_profile(
+    path: str | os.PathLike[str],
+) -> tuple[dict[str, ProfileNode], list[tuple[str, str, str]]]:
+    """Nodes by name and edges of a profile, both in the order of their lines.
+
+    Args:
+        path: A PipeDream ``graph.txt``.
+
+    Returns:
+        The nodes; and source, target and place in the file of each edge.
+
+    Raises:
+        CaptureError: If a line is malformed; names file, line and rule.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CaptureError(
+            f"profile {file} cannot be read ({error}); give a PipeDream graph.txt"
+        ) from error
+    nodes, edges = _parse(text, file.name)
+    if not nodes:
+        raise CaptureError(f"{file.name} has no nodes; give a PipeDream graph.txt")
+    return nodes, edges
 
 
 def read_profile(
@@ -226,15 +262,7 @@ def read_profile(
         CaptureError: If a line is malformed; names file, line and rule.
     """
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CaptureError(
-            f"profile {file} cannot be read ({error}); give a PipeDream graph.txt"
-        ) from error
-    nodes, listed = _parse(text, file.name)
-    if not nodes:
-        raise CaptureError(f"{file.name} has no nodes; give a PipeDream graph.txt")
+    nodes, listed = parse_profile(file)
     order = _ordered(nodes, listed, file.name)
     place = {node: index for index, node in enumerate(order)}
     pairs = sorted({(place[a], place[b]) for a, b, _ in listed})

@@ -1,0 +1,146 @@
+"""Which servers a split job is given: beside its parents, else the first free block."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.ramp.job import RampJob
+from envs.ramp.topology import RampTopology
+from planner.simulate.compiled import compiled
+
+__all__ = ["SplitJob", "place", "split_job"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+class SplitJob(NamedTuple):
+    """What placing a job of one degree needs, as arrays. n ops, p the most splits.
+
+    Attributes:
+        order: Ops in topological order. Shape [n].
+        splits: Sub-ops of each op. Shape [n].
+        memory: Bytes of each op. Shape [n].
+        first_parent: Where each op's parents start in ``parents``. Shape [n + 1].
+        parents: Ops, in the order of the edges. Shape [edges].
+        first_block: Where the blocks of a size start in ``blocks``. Shape [p + 2].
+        blocks: Servers of blocks, filled up with -1. Shape [all blocks, p].
+    """
+
+    order: Index
+    splits: Index
+    memory: Array
+    first_parent: Index
+    parents: Index
+    first_block: Index
+    blocks: Index
+
+
+@lru_cache(maxsize=64)
+def _blocks(topology: RampTopology, sizes: tuple[int, ...]) -> tuple[Index, Index]:
+    most = max(sizes)
+    rows: list[Index] = []
+    first = np.zeros(most + 2, dtype=np.int64)
+    for size in range(1, most + 1):
+        found = topology.blocks(size) if size > 1 and size in sizes else None
+        count = 0 if found is None else len(found)
+        first[size + 1] = first[size] + count
+        if found is not None and count:
+            padded = np.full((count, most), -1, dtype=np.int64)
+            padded[:, :size] = found
+            rows.append(padded)
+    every = np.concatenate(rows) if rows else np.empty((0, most), dtype=np.int64)
+    return first, every
+
+
+def split_job(job: RampJob, degree: int, topology: RampTopology) -> SplitJob:
+    """Split a job and list the blocks that its ops may be given."""
+    splits = job.splits(degree)
+    by_target = np.argsort(job.edges[:, 1], kind="stable")
+    count = np.bincount(job.edges[:, 1], minlength=len(splits))
+    sizes = tuple(sorted(set(splits.tolist())))
+    first_block, blocks = _blocks(topology, sizes)
+    return SplitJob(
+        order=job.order,
+        splits=splits,
+        memory=job.memory,
+        first_parent=np.concatenate([[0], np.cumsum(count)]).astype(np.int64),
+        parents=np.ascontiguousarray(job.edges[by_target, 0]),
+        first_block=first_block,
+        blocks=blocks,
+    )
+
+
+@compiled
+def _beside_parent(job: SplitJob, op: int, free: Array, servers: Index) -> bool:
+    """Give an op the servers of its first parent of as many sub-ops that has room."""
+    size = job.splits[op]
+    for index in range(job.first_parent[op], job.first_parent[op + 1]):
+        parent = job.parents[index]
+        if job.splits[parent] != size:
+            continue
+        room = 0.0
+        for piece in range(size):
+            room += free[servers[parent, piece]]
+        if room >= job.memory[op]:
+            servers[op, :size] = servers[parent, :size]
+            return True
+    return False
+
+
+@compiled
+def _in_block(job: SplitJob, op: int, busy: NDArray[np.bool_], free: Array) -> int:
+    """The first block whose servers no other job holds and that have room, or -1."""
+    size = job.splits[op]
+    need = job.memory[op] / size
+    for block in range(job.first_block[size], job.first_block[size + 1]):
+        fits = True
+        for piece in range(size):
+            server = job.blocks[block, piece]
+            if busy[server] or free[server] < need:
+                fits = False
+                break
+        if fits:
+            return block
+    return -1
+
+
+@compiled
+def place(
+    job: SplitJob, busy: NDArray[np.bool_], memory_bytes: float, servers: Index
+) -> bool:
+    """Place a job's forward ops; each mirrored op goes where its forward op is.
+
+    Args:
+        job: What to place.
+        busy: Whether another job holds a server. Shape [servers].
+        memory_bytes: Of a server.
+        servers: Filled in with the servers of each op's sub-ops. Shape [n, p].
+    Returns:
+        Whether there is room.
+    """
+    free = np.full(len(busy), memory_bytes)
+    for op in job.order:
+        size = job.splits[op]
+        if not _beside_parent(job, op, free, servers):
+            if size > 1:
+                block = _in_block(job, op, busy, free)
+                if block < 0:
+                    return False
+                servers[op, :size] = job.blocks[block, :size]
+            else:
+                found = -1
+                for server in range(len(busy)):
+                    if not busy[server] and free[server] >= job.memory[op]:
+                        found = server
+                        break
+                if found < 0:
+                    return False
+                servers[op, 0] = found
+        for piece in range(size):
+            free[servers[op, piece]] -= job.memory[op] / size
+    return True
