@@ -89,7 +89,10 @@ def step_time_s(graph: SubGraph) -> float:
                 tick = min(tick, op_left[queue[server * most + running[server]]])
         for edge in ready[:num_ready]:
             best = first[graph.pair[edge]]
-            if best < 0 or (graph.duration[edge], -edge) < (graph.duration[best], -best):
+            if best < 0 or (graph.duration[edge], -edge) < (
+                graph.duration[best],
+                -best,
+            ):
                 first[graph.pair[edge]] = edge
         for edge in ready[:num_ready]:
             best = first[graph.pair[edge]]

@@ -105,9 +105,7 @@ def _size(job: JobEdges, splits: Index, source: int, target: int) -> float:
         size: float = job.memory[u]
         return size
     # Pairs are split in the order of lines, forward op before mirror.
-    later = splits[v] > 1 and (
-        splits[u] == 1 or v > u or (v == u and target > source)
-    )
+    later = splits[v] > 1 and (splits[u] == 1 or v > u or (v == u and target > source))
     if later:
         size = job.memory[u] / splits[u] / splits[v]
     else:

@@ -94,7 +94,9 @@ class RampTopology:
                 cells = np.ndindex(groups, racks, servers)
                 found.append(
                     [
-                        self._number(*(c + d for c, d in zip(corner, cell, strict=True)))
+                        self._number(
+                            *(c + d for c, d in zip(corner, cell, strict=True))
+                        )
                         for cell in cells
                     ]
                 )

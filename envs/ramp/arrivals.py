@@ -1,0 +1,228 @@
+"""Who arrives when: traces from files, and the benchmark's laws drawn with a seed."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.ramp.world import Arrival
+from planner.errors import StrategyError, UnknownNameError
+
+__all__ = ["LAWS", "ArrivalLaw", "BetaLaw", "get_law", "read_arrivals"]
+
+Array = NDArray[np.float64]
+
+#: Draws from which a skewed law's histogram is made, and its bins.
+_DRAWS, _BINS = 50_000, 1000
+_COLUMNS = ("arrival_s", "model", "beta")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetaLaw:
+    """Distribution of the largest acceptable share of the time on one device.
+
+    Attributes:
+        values: Above 0, at most 1.
+        weights: Not negative, not all 0; equal if empty.
+        skewness: Instead of the two: of a skew-normal law that is stretched from 0 to
+            1 by its own extremes, cut at 0.1, and rounded up to hundredths.
+    """
+
+    values: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    skewness: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.skewness is not None:
+            if self.values or self.weights or not np.isfinite(self.skewness):
+                raise StrategyError(
+                    f"a law has either skewness={self.skewness} or values; the first "
+                    f"is a finite number"
+                )
+            return
+        if not self.values or not all(0.0 < value <= 1.0 for value in self.values):
+            raise StrategyError(
+                f"values={self.values} of a law; give at least one, each above 0 and "
+                f"at most 1"
+            )
+        weights = np.array(self.weights or [1.0] * len(self.values))
+        if len(weights) != len(self.values) or not (
+            np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0
+        ):
+            raise StrategyError(
+                f"weights={self.weights} of a law over {len(self.values)} values; give "
+                f"one each, finite, not negative and not all 0"
+            )
+
+    def sample(self, count: int, generator: np.random.Generator) -> Array:
+        """Draw betas. Shape [count]."""
+        if self.skewness is None:
+            weights = np.array(self.weights or [1.0] * len(self.values))
+            return generator.choice(self.values, count, p=weights / weights.sum())
+        values, weights = _skewed(self.skewness, generator)
+        return generator.choice(values, count, p=weights)
+
+
+def _skewed(a: float, generator: np.random.Generator) -> tuple[Array, Array]:
+    """Values and weights of one draw of a skewed law.
+
+    Its ends are those of the sample, so that each draw of it is a little different.
+    Source of the sampling: Azzalini 1985, a skew-normal as delta |u| + sqrt(1 -
+    delta^2) v of two normal variables, delta = a / sqrt(1 + a^2).
+    """
+    delta = a / np.sqrt(1 + a * a)
+    u, v = generator.standard_normal((2, _DRAWS))
+    drawn = delta * np.abs(u) + np.sqrt(1 - delta * delta) * v
+    drawn = (drawn - drawn.min()) / (drawn.max() - drawn.min())
+    mass, edges = np.histogram(np.maximum(drawn, 0.1), bins=_BINS)
+    return np.round(edges[1:], 2), mass / mass.sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalLaw:
+    """A stream of jobs to draw episodes from.
+
+    Attributes:
+        beta: Distribution of deadlines.
+        interval_s: Mean time between arrivals.
+        process: ``fixed`` intervals; ``poisson``; or ``bursty``: groups of geometric
+            size at exponential intervals.
+        burst: Mean jobs of a group, at least 1.
+        models: Names to draw from; all jobs of the world if empty.
+        copies: Of each model in the pool that is drawn from without replacement, and
+            filled again when it is empty, as the benchmark does.
+    """
+
+    beta: BetaLaw
+    interval_s: float = 1000.0
+    process: Literal["fixed", "poisson", "bursty"] = "fixed"
+    burst: float = 4.0
+    models: tuple[str, ...] = field(default=())
+    copies: int = 201
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.interval_s < np.inf:
+            raise StrategyError(
+                f"interval_s={self.interval_s}; give a positive number of seconds"
+            )
+        if self.process not in ("fixed", "poisson", "bursty"):
+            raise UnknownNameError(
+                "arrival process", self.process, ("fixed", "poisson", "bursty")
+            )
+        if not 1.0 <= self.burst < np.inf or self.copies < 1:
+            raise StrategyError(
+                f"burst={self.burst} and copies={self.copies} are at least 1"
+            )
+
+    def draw(
+        self, models: Sequence[str], horizon_s: float, seed: int | np.random.Generator
+    ) -> list[Arrival]:
+        """An episode's arrivals, the first at 0, up to the horizon.
+
+        Args:
+            models: The world's jobs, if the law names none of its own.
+            horizon_s: Last time.
+            seed: Or the generator to draw from.
+        """
+        generator = np.random.default_rng(seed)
+        names = np.array(self.models or tuple(models))
+        pool = self._pool(names, generator)
+        times = self._times(horizon_s, generator)
+        found: list[Arrival] = []
+        while len(found) < len(times):
+            order = generator.permutation(len(pool[0]))
+            for index in order[: len(times) - len(found)]:
+                found.append(
+                    Arrival(
+                        time_s=float(times[len(found)]),
+                        model=str(names[pool[0][index]]),
+                        beta=float(pool[1][index]),
+                    )
+                )
+        return found
+
+    def _pool(
+        self, names: NDArray[np.str_], generator: np.random.Generator
+    ) -> tuple[NDArray[np.int64], Array]:
+        """Model and beta of every job in the pool."""
+        which = np.repeat(np.arange(len(names)), self.copies)
+        return which, self.beta.sample(len(which), generator)
+
+    def _times(self, horizon_s: float, generator: np.random.Generator) -> Array:
+        if self.process == "fixed":
+            return np.arange(0.0, horizon_s + 1e-9, self.interval_s)
+        times, now = [0.0], 0.0
+        group = self.burst if self.process == "bursty" else 1.0
+        while True:
+            now += generator.exponential(self.interval_s * group)
+            if now > horizon_s:
+                return np.array(times)
+            size = generator.geometric(1.0 / group) if group > 1 else 1
+            times.extend([now] * int(size))
+
+
+#: The laws of the benchmark. Source: as the package, and its published code's settings.
+LAWS: dict[str, ArrivalLaw] = {
+    "A": ArrivalLaw(beta=BetaLaw(values=tuple(n / 100 for n in range(10, 101)))),
+    "B": ArrivalLaw(beta=BetaLaw(skewness=5.0)),
+    "C": ArrivalLaw(beta=BetaLaw(skewness=0.0)),
+    "D": ArrivalLaw(beta=BetaLaw(skewness=-5.0)),
+}
+
+
+def get_law(name: str) -> ArrivalLaw:
+    """Look a law up.
+
+    Raises:
+        UnknownNameError: If there is none of that name.
+    """
+    try:
+        return LAWS[name]
+    except KeyError:
+        raise UnknownNameError("law", name, LAWS) from None
+
+
+@lru_cache(maxsize=32)
+def _rows(path: Path, changed: int) -> tuple[Arrival, ...]:
+    del changed
+    with path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        if reader.fieldnames is None or not set(_COLUMNS) <= set(reader.fieldnames):
+            raise StrategyError(
+                f"{path} has the columns {reader.fieldnames}; a trace has "
+                f"{', '.join(_COLUMNS)}"
+            )
+        found = []
+        for row in reader:
+            try:
+                time_s, beta = float(row["arrival_s"]), float(row["beta"])
+            except (TypeError, ValueError) as error:
+                raise StrategyError(
+                    f"{path}, line {reader.line_num}: arrival_s={row['arrival_s']!r} "
+                    f"and beta={row['beta']!r} must be numbers"
+                ) from error
+            found.append(Arrival(time_s=time_s, model=row["model"], beta=beta))
+    return tuple(found)
+
+
+def read_arrivals(path: str | os.PathLike[str]) -> list[Arrival]:
+    """Read a trace: a CSV with the columns arrival_s, model and beta.
+
+    Raises:
+        StrategyError: If it cannot be read, or a line is not an arrival.
+    """
+    file = Path(path)
+    try:
+        return list(_rows(file.absolute(), file.stat().st_mtime_ns))
+    except OSError as error:
+        raise StrategyError(
+            f"trace {file} cannot be read ({error.strerror}); give a CSV file"
+        ) from error
