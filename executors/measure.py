@@ -50,7 +50,7 @@ def measure_step(trainer: Trainer, batch: Batch) -> CountedStep:
     # Gradients of the last step would count as alive until they are replaced.
     trainer.optimizer.zero_grad()
     # Ops within compiled code pass by what counts: blocks are run as they were written.
-    eager = torch.compiler.set_stance("force_eager")  # type: ignore[no-untyped-call]
+    eager = torch.compiler.set_stance("force_eager")
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 
+from planner.schema.execution import (
+    compile_reason,
+    overlap_reason,
+    replicas_by_ddp,
+)
 from planner.schema.limits import batch_norm_limit, stream_limit
 from planner.schema.patterns import matches_pattern
 from planner.schema.strategy import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Strategy
@@ -260,7 +265,7 @@ def _compression(case: _Case) -> str | None:
     how = strategy.gradient_compression
     if how == "none":
         return None
-    if not _replicas_by_ddp(strategy):
+    if not replicas_by_ddp(strategy):
         return (
             f"gradient_compression={how} with {strategy.label()}; it is for plain "
             f"replicas in one precision (pp=1, tp=1, no ZeRO), use none, or "
@@ -274,61 +279,12 @@ def _compression(case: _Case) -> str | None:
     return None
 
 
-def _replicas_by_ddp(strategy: Strategy) -> bool:
-    mesh, precision = strategy.mesh, strategy.precision
-    single = precision.parameter == precision.compute == precision.reduce
-    plain = strategy.zero_stage == 0 or mesh.dp_shard * mesh.cp == 1
-    return mesh.pp * mesh.tp == 1 and plain and single
-
-
 def _overlap(case: _Case) -> str | None:
-    strategy = case.strategy
-    overlap, mesh = strategy.overlap, strategy.mesh
-    sharded = strategy.zero_stage > 0 and mesh.dp_shard * mesh.cp > 1
-    if overlap.forward_prefetch is not None and not sharded:
-        return (
-            f"overlap.forward_prefetch={overlap.forward_prefetch} without ZeRO; no "
-            f"weights are gathered, leave it out or use dp_shard > 1"
-        )
-    if overlap.backward_prefetch is not None and not (
-        sharded and strategy.zero_stage == 3
-    ):
-        return (
-            f"overlap.backward_prefetch={overlap.backward_prefetch} with "
-            f"zero_stage={strategy.zero_stage}; backward gathers weights under ZeRO 3 "
-            f"alone, leave it out or use zero_stage=3"
-        )
-    if overlap.bucket_bytes is None:
-        return None
-    if not _replicas_by_ddp(strategy):
-        return (
-            f"overlap.bucket_bytes={overlap.bucket_bytes} with {strategy.label()}; "
-            f"buckets are for plain replicas in one precision (pp=1, tp=1, no ZeRO), "
-            f"each unit is one elsewhere, leave it out"
-        )
-    if strategy.gradient_compression == "powersgd":
-        return (
-            f"overlap.bucket_bytes={overlap.bucket_bytes} with powersgd; it works in "
-            f"one bucket alone, leave it out"
-        )
-    return None
+    return overlap_reason(case.strategy)
 
 
 def _compiled(case: _Case) -> str | None:
-    strategy = case.strategy
-    if not strategy.compile:
-        return None
-    if not strategy.stages:
-        return (
-            "compile=True without stages; name the modules of the one stage, whose "
-            "blocks are compiled"
-        )
-    if strategy.mesh.pp > 1 and strategy.schedule in SPLIT_BACKWARD_SCHEDULES:
-        return (
-            f"compile=True with {strategy.schedule}; a compiled block computes all "
-            f"gradients at once and would compute them twice, use compile=False or 1F1B"
-        )
-    return None
+    return compile_reason(case.strategy)
 
 
 def _patterns(case: _Case) -> str | None:

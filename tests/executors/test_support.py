@@ -121,6 +121,16 @@ def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
         ({"optimizer": Optimizer(state_dtype="bfloat16")}, "state_dtype=bfloat16"),
         ({"sharding": TensorSharding(loss_parallel=True)}, "loss_parallel"),
         ({"compile": True}, "compile=True without stages"),
+        (
+            {
+                "mesh": Mesh(dp_shard=2, ep=2),
+                "zero_stage": 1,
+                "stages": (Stage(rank=0, modules=("m",)),),
+                "sharding": TensorSharding(patterns={"experts": "experts"}),
+                "compile": True,
+            },
+            "compile=True with ep=2",
+        ),
         ({"overlap": Overlap(forward_prefetch=1)}, "forward_prefetch=1 without ZeRO"),
         (
             {
