@@ -66,6 +66,10 @@ def dry_run(
         FingerprintError: If the plan is for another model.
     """
     _check(plan, rank)
+    # A compiler needs values to run on; what ranks hold and send is the same.
+    plan = plan.model_copy(
+        update={"strategy": plan.strategy.model_copy(update={"compile": False})}
+    )
     mesh = plan.strategy.mesh
     pp_rank = mesh.coordinates(rank)["pp"]
     with fake_group(rank, mesh.num_devices):

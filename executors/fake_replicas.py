@@ -38,7 +38,7 @@ class FakeReplicas(DistributedDataParallel):
         module: nn.Module,
         *,
         process_group: dist.ProcessGroup,
-        bucket_cap_mb: int | None = None,
+        bucket_cap_mb: float | None = None,
         **_: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -47,7 +47,7 @@ class FakeReplicas(DistributedDataParallel):
         self._limits = (
             [dist._DEFAULT_FIRST_BUCKET_BYTES, _CAP_MB * _MIB]  # type: ignore[attr-defined]
             if bucket_cap_mb is None
-            else [bucket_cap_mb * _MIB]
+            else [int(bucket_cap_mb * _MIB)]
         )
         self._first = dist.get_global_rank(process_group, 0)
         self._sync = self._synced = True

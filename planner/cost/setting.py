@@ -35,6 +35,7 @@ class Setting:
         cluster: The machines.
         order: Device id of every rank; its length is the number of devices used.
         memory_fraction: Share of a device's memory that a plan may fill.
+        compile: Whether plans compile blocks; prices leave it alone.
     """
 
     graph: ModelGraph
@@ -45,6 +46,7 @@ class Setting:
     grad_clip_norm: float | None = None
     recipe: Recipe = RECIPES["torch"]
     memory_fraction: float = 0.9
+    compile: bool = False
 
     @property
     def activation_dtype(self) -> str:

@@ -15,6 +15,7 @@ from planner.schema import (
     Mesh,
     ModelReference,
     Optimizer,
+    Overlap,
     Plan,
     Precision,
     Prediction,
@@ -94,6 +95,14 @@ shardings = st.builds(
 )
 
 
+overlaps = st.builds(
+    Overlap,
+    forward_prefetch=st.none() | st.integers(1, 64),
+    backward_prefetch=st.none() | st.integers(1, 64),
+    bucket_bytes=st.none() | st.integers(1024, 2**40),
+)
+
+
 @st.composite
 def strategies(draw: st.DrawFn) -> Strategy:
     """Any legal document, with and without stages and device ranges."""
@@ -127,6 +136,8 @@ def strategies(draw: st.DrawFn) -> Strategy:
         precision=draw(precisions),
         optimizer=draw(optimizers),
         grad_clip_norm=draw(st.none() | positives),
+        overlap=draw(overlaps),
+        compile=draw(st.booleans()),
         semantics=draw(st.sampled_from(["exact", "approximate"])),
     )
 
