@@ -77,6 +77,8 @@ bench: setup
 	@$(BIN)/python -m benchmarks.search_speed
 	@echo "== predicted against measured on this machine"
 	@$(BIN)/python -m benchmarks.predicted_vs_measured
+	@echo "== what a rank needs to start"
+	@$(BIN)/python -m benchmarks.materialize
 
 clean:
 	rm -rf $(VENV) $(OUT) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache

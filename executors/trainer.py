@@ -16,6 +16,7 @@ from executors.context import local_positions, slice_sequence
 from executors.data import Batch, slice_batch, synthetic_batch
 from executors.gradients import clip_gradients, gradient_norm, sum_over_tp
 from executors.losses import LossFunction, target_of
+from executors.materialize import compute_attributes
 from executors.mesh import ProcessMesh
 from executors.names import units_of_model
 from executors.optimizer import build_optimizer
@@ -128,6 +129,8 @@ class Trainer:
         precision = strategy.precision
         with recording.active() if recording else nullcontext():
             model.to(getattr(torch, precision.parameter))
+        if recording is not None:
+            compute_attributes(model, recording)
         sample = synthetic_batch(
             self.plan.workload, 0, samples=strategy.microbatch_size
         )
