@@ -57,7 +57,7 @@ class Pipeline:
         ]
         kind = get_schedule_class(strategy.schedule)
         multi = issubclass(kind, PipelineScheduleMulti)
-        self._schedule: Any = kind(
+        self.schedule: Any = kind(
             stages if multi else stages[0],
             strategy.num_microbatches,
             loss_fn=loss,
@@ -82,7 +82,7 @@ class Pipeline:
         if target is None:
             # The schedule hands a target to every loss.
             target = next(iter(inputs.values()))
-        self._schedule.step(
+        self.schedule.step(
             target=target, losses=losses, return_outputs=False, **inputs
         )
         return torch.stack(losses).sum().detach() if self._has_last else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -48,6 +50,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.restart()
         self._mode: Any = None
+        self._quiet = False
         self._resize: Any = None
 
     def restart(self) -> None:
@@ -55,6 +58,16 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tally = Tally()
         self.flops = 0
         self.ledger.restart()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Count nothing of the block."""
+        self._quiet = True
+        try:
+            with self.ledger.muted():
+                yield
+        finally:
+            self._quiet = False
 
     def __enter__(self) -> StepTrace:
         self._mode = active_fake_mode()
@@ -87,7 +100,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if active_fake_mode() is not self._mode:
+        if self._quiet or active_fake_mode() is not self._mode:
             # DTensor works out shapes by ops on whole fake tensors of its own.
             return result
         for leaf in tree_leaves(result):

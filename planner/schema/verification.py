@@ -44,6 +44,9 @@ class RankVerification(Document):
             optimizer, activations, buffers.
         collectives: Of one step.
         flops: Of this rank's matrix products, convolutions and attention.
+        microbatches: In the step.
+        microbatches_run: How many of them were run; the others did the same, seen in
+            two that were, and were counted.
         failure: Where the step would fail: error and module; None if it would not.
     """
 
@@ -52,6 +55,8 @@ class RankVerification(Document):
     memory_bytes: dict[str, Count] = Field(default_factory=dict)
     collectives: tuple[GroupTraffic, ...] = ()
     flops: Count = 0
+    microbatches: Count = 0
+    microbatches_run: Count = 0
     failure: str | None = None
 
     @property
