@@ -280,9 +280,7 @@ class Replay:
             "events": tuple(events),
             "made": tuple(made.values()),
             "products": tuple(
-                None
-                if number is None
-                else _product(tensor, number, given, places)
+                None if number is None else _product(tensor, number, given, places)
                 for tensor, number in zip(products, numbers, strict=True)
             ),
         }

@@ -363,6 +363,8 @@ verifications = st.builds(
             pp_rank=st.integers(0, 63),
             memory_bytes=_table(st.integers(0, 10**15)),
             flops=st.integers(0, 10**18),
+            microbatches=st.integers(0, 4096),
+            microbatches_run=st.integers(0, 4096),
             failure=st.none() | names,
         ),
         min_size=1,
