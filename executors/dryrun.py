@@ -90,8 +90,7 @@ def dry_runs(
 
     Raises:
         ExecutionError: If there is no such rank, the plan cannot be run at all, or
-            follows values: routing of experts, compressed gradients, a model that
-            branches on what it computes.
+            follows values: PowerSGD, a model that branches on what it computes.
         FingerprintError: If the plan is for another model.
     """
     for rank in ranks:
@@ -167,17 +166,10 @@ def _check(plan: Plan, rank: int) -> None:
         raise ExecutionError(
             f"rank {rank} of a plan for {world}; ranks are 0 to {world - 1}"
         )
-    if strategy.mesh.ep > 1:
+    if strategy.gradient_compression == "powersgd":
         raise ExecutionError(
-            f"verify does not follow routing: with ep={strategy.mesh.ep} what a rank "
-            f"receives depends on values; measure it with run --measure, or plan with "
-            f"ep=1"
-        )
-    if strategy.gradient_compression != "none":
-        raise ExecutionError(
-            f"verify does not follow gradient_compression="
-            f"{strategy.gradient_compression}, whose hooks read values; measure it "
-            f"with run --measure, or verify the plan without compression"
+            "verify does not follow gradient_compression=powersgd, whose hook runs in "
+            "DDP's reducer; measure it with run --measure, or verify the plan without"
         )
 
 

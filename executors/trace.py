@@ -30,7 +30,19 @@ _CPU_ATTENTION = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }
-_FORMULAS: dict[Any, Any] = {**flop_registry, **_CPU_ATTENTION}
+
+
+def _grouped_flop(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
+    """Two for each product: rows belong to one group each, whatever their split."""
+    del out_val
+    groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
+    inner, columns = left.shape[-1], right.shape[-1]
+    return int(2 * groups * left.shape[-2] * inner * columns)
+
+
+#: torch has none for what experts compute.
+_GROUPED = {_ATEN._grouped_mm: _grouped_flop}
+_FORMULAS: dict[Any, Any] = {**flop_registry, **_CPU_ATTENTION, **_GROUPED}
 
 
 class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -127,6 +127,8 @@ class VerifyCommand:
         return tuple(RankVerification.from_data(each) for each in answer)
 
     def _report(self, result: Verification) -> None:
+        for assumption in result.assumptions:
+            note(f"assumed {assumption}")
         off = [each for each in result.deviations if each.beyond(_TOLERANCE)]
         if self.json:
             data = result.to_data()

@@ -13,7 +13,7 @@ from executors.dryrun import dry_run, dry_runs
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Optimizer, Plan
 from planner.schema.verification import Verification
-from tests.distributed.cases import BATCH, SEQ, VOCAB, build, make_plan
+from tests.distributed.cases import BATCH, LAYERS, SEQ, VOCAB, build, make_plan
 
 ADAM = Optimizer(name="AdamW", learning_rate=1e-3)
 
@@ -201,7 +201,6 @@ def test_a_model_that_branches_on_values_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("mixtral", {"dp_shard": 2, "ep": 2, "zero_stage": 3}, "routing.*ep=2"),
         (
             "llama",
             {
@@ -227,6 +226,34 @@ def test_ranks_and_models_that_are_not_the_plans_are_refused() -> None:
         dry_run(plan, lambda: build("llama"), 2)
     with pytest.raises(FingerprintError, match="the plan is for llama"):
         dry_run(plan, lambda: build("gpt2"), 0)
+
+
+def test_routing_is_taken_to_be_balanced() -> None:
+    plan = make_plan("mixtral", dp_shard=2, ep=2, zero_stage=3)
+    found = dry_run(plan, lambda: build("mixtral"), 1)
+    assert found.failure is None
+    counts = {entry.kind: entry for entry in found.collectives}
+    # Every token goes to two experts, through a layer's experts, there and back,
+    # in forward and backward; beside it, how many come.
+    assert counts["all_to_all"].count == LAYERS * (2 * 2 + 1)
+    rows = BATCH // 2 * SEQ * 2
+    told = 4 * 8
+    assert counts["all_to_all"].bytes == LAYERS * (4 * rows * 32 * 4 + told)
+    assert "balanced" in Verification.of(plan, (found,)).assumptions[0]
+
+
+@pytest.mark.parametrize("how", ["bfloat16", "float16"])
+def test_rounded_gradients_are_half_as_large(how: str) -> None:
+    both = [
+        dry_run(
+            make_plan("llama", dp_replicate=2, gradient_compression=kind, **changes),
+            lambda: build("llama"),
+            1,
+        )
+        for kind, changes in (("none", {}), (how, {"semantics": "approximate"}))
+    ]
+    plain, rounded = (found.bytes_of("all_reduce") - 4 for found in both)
+    assert plain == 2 * rounded > 0
 
 
 def test_predictions_are_laid_beside_what_was_found() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,11 +68,11 @@ class _Books:
         return counted
 
     def forward(self, index: int) -> None:
-        call = lambda: self._run_forward(index)  # noqa: E731
+        call = partial(self._run_forward, index)
         self.out[index] = self._act("forward", index, call, [])
 
     def backward(self, index: int) -> torch.Tensor:
-        call = lambda: self._run_backward(index)  # noqa: E731
+        call = partial(self._run_backward, index)
         given = [self.out.pop(index)]
         return self._act("backward", index, call, given)
 
@@ -126,20 +128,23 @@ def test_a_product_may_be_what_was_given() -> None:
     with FakeTensorMode() as _, StepTrace() as trace:
         replay = _replay(trace)
         for index in range(5):
+            before = trace.ledger.current_bytes
             given = torch.zeros(8, 2)
             action = Action(kind="forward", part=0, microbatch=index)
-            before = trace.ledger.current_bytes
             if replay.is_run(action):
                 numbers = replay.numbers([given])
-                call = lambda given=given: given[3:]  # noqa: E731
                 out = replay.run(
-                    action, call, given=numbers, products=lambda out: (out,)
+                    action,
+                    partial(operator.getitem, given, slice(3, None)),
+                    given=numbers,
+                    products=lambda out: (out,),
                 )
             else:
                 (out,) = replay.count(action, [given])
             assert out.untyped_storage()._cdata == given.untyped_storage()._cdata
             assert out.storage_offset() == 6
-            assert trace.ledger.current_bytes == before
+            assert trace.ledger.current_bytes == before + 8 * 2 * 4
+            del given, out
         assert replay.ran == {0, 1, 2}
 
 

@@ -356,6 +356,7 @@ verifications = st.builds(
     plan_label=names,
     world_size=counts,
     deviations=st.just(()),
+    assumptions=_rows(names, max_size=2),
     ranks=_rows(
         st.builds(
             RankVerification,
