@@ -239,24 +239,38 @@ class Trainer:
         inputs = self._own_tokens(self._model_inputs(local))
         if self.pipeline is not None:
             return self.pipeline.step(inputs, target)
-        count = self.plan.strategy.num_microbatches
-        part = self.parts[0]
         total = torch.zeros((), device=self.place.device)
-        for index in range(count):
-            last = index == count - 1
-            part.sync_gradients(last)
-            ddp = (
-                part.module
-                if isinstance(part.module, DistributedDataParallel)
-                else None
-            )
-            with ddp.no_sync() if ddp is not None and not last else nullcontext():
-                micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
-                wanted = None if target is None else target.chunk(count)[index]
-                loss = self.loss(part.module(**micro), wanted)
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+        for index in range(self.plan.strategy.num_microbatches):
+            total += self.accumulate(inputs, target, index)
         return total
+
+    def accumulate(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        target: torch.Tensor | None,
+        index: int,
+    ) -> torch.Tensor:
+        """Forward and backward of one microbatch without a pipeline.
+
+        Args:
+            inputs: Of all microbatches of this rank, on its device.
+            target: What the loss compares with, of all of them.
+            index: Which microbatch.
+
+        Returns:
+            Its share of the loss.
+        """
+        count = self.plan.strategy.num_microbatches
+        part, last = self.parts[0], index == count - 1
+        part.sync_gradients(last)
+        module = part.module
+        ddp = module if isinstance(module, DistributedDataParallel) else None
+        with ddp.no_sync() if ddp is not None and not last else nullcontext():
+            micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
+            wanted = None if target is None else target.chunk(count)[index]
+            loss = self.loss(module(**micro), wanted)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _model_inputs(
         self, local: Mapping[str, torch.Tensor]

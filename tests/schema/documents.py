@@ -379,6 +379,7 @@ verifications = st.builds(
     plan_label=names,
     world_size=counts,
     deviations=st.just(()),
+    assumptions=_rows(names, max_size=2),
     ranks=_rows(
         st.builds(
             RankVerification,
@@ -386,6 +387,8 @@ verifications = st.builds(
             pp_rank=st.integers(0, 63),
             memory_bytes=_table(st.integers(0, 10**15)),
             flops=st.integers(0, 10**18),
+            microbatches=st.integers(0, 4096),
+            microbatches_run=st.integers(0, 4096),
             failure=st.none() | names,
         ),
         min_size=1,
