@@ -75,15 +75,22 @@ def test_all_three_agree_on_even_pipelines(
         assert closed.step_time_s == want, strategy.label()
 
 
-def test_the_table_never_promises_memory_that_is_not_there() -> None:
-    model = CostModel(setting_for(uniform_graph(32), NODE))
+#: How much more than the exact order the table may say. A V with few microbatches is
+#: bounded by one with many.
+SLACK = {"ZBVZeroBubble": 1.3, "DualPipeV": 1.15}
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_the_table_never_promises_memory_that_is_not_there(backend: str) -> None:
+    cluster = hosts((1, 8, device(backend=backend)), inside=1e11)
+    model = CostModel(setting_for(uniform_graph(32), cluster))
     rows = pipelines(32)
     table = model.table(table_of(rows))
     for index, values in enumerate(rows):
         exact = model.cost(even(model, values))
         name = SCHEDULES[values["schedule"]]
         assert table.memory_bytes[index] >= exact.peak_memory_bytes * (1 - 1e-9)
-        slack = 1.25 if name in SPLIT_BACKWARD_SCHEDULES else 1.01
+        slack = SLACK.get(name, 1.05)
         assert table.memory_bytes[index] <= exact.peak_memory_bytes * slack
         assert table.excess_bytes[index] == pytest.approx(
             table.memory_bytes[index] - exact.limit_bytes.min()
