@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from planner.cost.columns import Columns
 from planner.cost.rank_memory import CROSSING, KEPT, PEAKS, RankMemory
 from planner.cost.recipes import Recipe
-from planner.schema import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Optimizer, Precision
+from planner.schema import (
+    SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
+    V_SCHEDULES,
+    Optimizer,
+    Precision,
+)
 from planner.simulate.compiled import compiled
 from planner.units import dtype_bytes
 
@@ -53,6 +59,7 @@ _GPIPE, _LOOPED_BFS = SCHEDULES.index("GPipe"), SCHEDULES.index("LoopedBFS")
 _ONE_BY_ONE, _INTERLEAVED = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
 _ZERO_BUBBLE = SCHEDULES.index("InterleavedZeroBubble")
 _V = SCHEDULES.index("ZBVZeroBubble")
+_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
 _SPLIT = np.array([name in SPLIT_BACKWARD_SCHEDULES for name in SCHEDULES])
 
 
@@ -164,9 +171,9 @@ def chunks_in_flight(
 ) -> int:
     """Microbatch activations that a pp rank holds at once, counted in virtual stages.
 
-    Closed forms of torch's schedules, for pruning: exact for GPipe, 1F1B, LoopedBFS and
-    Interleaved1F1B, an upper bound for the zero-bubble ones; the finalists are counted
-    on their action tables.
+    Closed forms of torch's schedules, for pruning, whatever has to wait for its weight
+    gradient included: exact but for ZBVZeroBubble with fewer than 2 pp microbatches,
+    where it is an upper bound; the finalists are counted on their action tables.
 
     Args:
         schedule: Index into :data:`planner.schema.SCHEDULES`.
@@ -188,10 +195,11 @@ def chunks_in_flight(
     if schedule in (_INTERLEAVED, _ZERO_BUBBLE):
         # Microbatches that a rank takes through one virtual stage before the next.
         round_size = num_microbatches // max(num_microbatches // pp, 1)
-        rounds = virtual_stages - (schedule == _INTERLEAVED)
-        return min(rounds * round_size + 1 + 2 * behind, everything)
-    # A V: as much as 1F1B, on every rank; DualPipeV starts one more each way.
-    return min(2 * pp + (0 if schedule == _V else 2), everything)
+        # What later ranks have less in flight waits there for its weight gradient.
+        warm_up = pp if schedule == _ZERO_BUBBLE else 1 + 2 * behind
+        return min((virtual_stages - 1) * round_size + warm_up, everything)
+    # A V: as much as 1F1B, on every rank; DualPipeV pairs up one more.
+    return min(2 * pp + (0 if schedule == _V else 1), everything)
 
 
 @compiled
@@ -211,7 +219,7 @@ def chunks_between_halves(
 
 @compiled
 def _activations(
-    rows: Columns, row: int, place: int, kept: Array, crossing: Array, of: Bytes
+    rows: Columns, row: int, rank: int, kept: Array, crossing: Array, of: Bytes
 ) -> float:
     """Bytes that a rank of a pipeline holds for its microbatches, at most.
 
@@ -220,20 +228,28 @@ def _activations(
     """
     schedule, pp = rows.schedule[row], rows.pp[row]
     virtual, many = rows.virtual_stages[row], rows.num_microbatches[row]
-    rank = place if place < 2 else pp - 1
     flying = chunks_in_flight(schedule, pp, virtual, many, rank)
     own = kept[_NONE + rows.recompute[row]]
-    sent, returned = crossing[_SENT], crossing[_RETURNED]
-    mine = max(own + sent + crossing[_OUTPUT] - crossing[_SHARED], 0.0)
-    held, after = mine * flying, 0.0
+    # Early stages have most in flight. The first shares no buffer with anybody, nor
+    # does it return anything; the last sends nothing.
+    first = rank == 0
+    last = rank == 0 if _FOLDED[schedule] else rank == pp - 1
+    shared = crossing[_SHARED] / max(virtual - first, 1)
+    returned = crossing[_RETURNED] / max(virtual - first, 1)
+    sent = crossing[_SENT] / max(virtual - last, 1)
+    held = ((own + crossing[_OUTPUT]) / virtual + sent) * flying
+    held = max(held - shared * max(flying - many * first, 0), 0.0)
+    after, at_end = 0.0, 0.0
     if pp > 1 and schedule not in (_GPIPE, _ONE_BY_ONE) and of.keeps_sent:
         after = sent + returned
-    done = virtual * many - flying
+        at_end = (crossing[_SENT] + crossing[_RETURNED]) * many
     if _SPLIT[schedule] and pp > 1:
         halves = chunks_between_halves(schedule, pp, virtual, many, rank)
-        held += (kept[_WEIGHT_GRAD] + returned) * halves
-        after = max(after, returned)
-    total: float = (held + after * done) / virtual
+        held += (kept[_WEIGHT_GRAD] / virtual + returned) * halves
+        after, at_end = max(after, returned), max(at_end, crossing[_RETURNED] * many)
+    done = min(after * (virtual * many - flying), at_end)
+    # The end of the step may be the worst, if what is saved is less than what is sent.
+    total: float = max(held + done, at_end)
     return total
 
 
@@ -268,7 +284,12 @@ def _fill_fullest(
                 most[1],
             )
             parameters, gradients, states = _of_weights(has, zero, pp, many, of)
-            activations = _activations(rows, row, place, own, crossing[pair, place], of)
+            rank, cuts = place if place < 2 else pp - 1, crossing[pair, place]
+            activations = _activations(rows, row, rank, own, cuts, of)
+            if place == 1 and pp > 3 and _SPLIT[rows.schedule[row]]:
+                # The second has most in flight, the last but one most between halves.
+                other = _activations(rows, row, pp - 2, own, cuts, of)
+                activations = max(activations, other)
             activations = (activations + most[2 + again]) * of.swell
             buffers = crossing[pair, place, _RECEIVED]
             buffers *= many if of.all_waiting else 1
