@@ -133,7 +133,9 @@ def compressed_traffic(
     known = setting.cluster.document.collectives
     wire = pieces * time_of("all_reduce", size / pieces, replicate, known)
     if not setting.on_gpu:
-        wire = wire + pieces * setting.recipe.collective_overhead_s
+        hops = 2 * (replicate.size - 1)
+        each = setting.recipe.collective_overhead_s + hops * setting.core_wait_s
+        wire = wire + pieces * each
     device = setting.slowest_device
     wire = wire + found.moved_bytes / device.memory_bandwidth_bytes_per_s
     hidden = setting.recipe.overlap if setting.on_gpu and found.hides else 0.0

@@ -97,10 +97,7 @@ def bytes_of(
 
 
 class _Scalars(NamedTuple):
-    """Scalars on one device: all, and those of them that are trained.
-
-    ``shard`` is what ZeRO leaves of them, ``unit`` is in the largest unit.
-    """
+    """On one device: all, what ZeRO leaves, those of the largest unit; trained ones."""
 
     whole: float
     shard: float
