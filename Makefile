@@ -79,6 +79,8 @@ bench: setup
 	@$(BIN)/python -m benchmarks.predicted_vs_measured
 	@echo "== what a rank needs to start"
 	@$(BIN)/python -m benchmarks.materialize
+	@echo "== predicted against measured memory of pipelines"
+	@$(BIN)/python -m benchmarks.memory_of_pipelines
 
 clean:
 	rm -rf $(VENV) $(OUT) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -43,8 +43,6 @@ _CONFIG = {
     "max_position_embeddings": 512,
     "use_cache": False,
 }
-#: Short sequences: the stages of an exported model are given attention masks, which
-#: grow with the square of the length and which the model as it is does without.
 _BATCH, _MICROBATCH, _LENGTH = 128, 16, 16
 
 #: (pp, schedule, virtual stages, further pins).

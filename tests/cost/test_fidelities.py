@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost import PARTS, CostModel
+from planner.cost import PARTS, CostModel, Recipe
 from planner.cost.partition import balanced_bounds
 from planner.cost.unit_costs import Combinations, price_units
 from planner.errors import StrategyError
@@ -244,7 +244,10 @@ def test_waiting_for_shared_cores_is_no_bubble(pp: int, shared: float | None) ->
     values = row(pp=pp, dp_replicate=4 // pp, num_microbatches=8, schedule=1)
     graph = uniform_graph(8)
     alone = CostModel(setting_for(graph, hosts((1, 4, device()))))
-    crowded = CostModel(setting_for(graph, hosts((1, 4, device()), slots=2.0)))
+    # Messages that wait for their receiver's turn are part of the transfers.
+    prompt = Recipe(name="prompt", core_wait_s=0.0)
+    shared_host = hosts((1, 4, device()), slots=2.0)
+    crowded = CostModel(setting_for(graph, shared_host, recipe=prompt))
     free, found = alone.cost(even(alone, values)), crowded.cost(even(crowded, values))
     for part in PARTS[: PARTS.index("shared_cores")]:
         assert found.breakdown_s[part] == pytest.approx(free.breakdown_s[part])
