@@ -75,6 +75,8 @@ bench: setup
 	@$(BIN)/python -m benchmarks.capture
 	@echo "== strategies and schedules per second, and a whole plan"
 	@$(BIN)/python -m benchmarks.search_speed
+	@echo "== a dry run of a 405B-parameter model on 4,096 GPUs"
+	@$(BIN)/python -m benchmarks.verify_speed
 	@echo "== predicted against measured on this machine"
 	@$(BIN)/python -m benchmarks.predicted_vs_measured
 	@echo "== what a rank needs to start"

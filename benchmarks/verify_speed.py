@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama3-405b")
     parser.add_argument("--cluster", default="dgx-b300:512")
-    parser.add_argument("--global-batch", type=int, default=16384)
+    parser.add_argument("--global-batch", type=int, default=8192)
     parser.add_argument("--pp", type=int, default=16)
     parser.add_argument("--plan", help="a plan file, instead of planning one")
     parser.add_argument("--json", action="store_true")

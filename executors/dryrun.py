@@ -126,14 +126,13 @@ def _be(
     """
     strategy = plan.strategy
     pp_rank = strategy.mesh.coordinates(rank)["pp"]
-    with unset_fake_temporarily():
-        group = fake_group(rank, strategy.mesh.num_devices)
-        stack = ExitStack()
-        stack.enter_context(group)
-        place = arrange(strategy, torch.device("cpu"))
-        follow = _positions_follow(plan, place)
     trace = StepTrace()
-    with stack, whole_sequences(follow):
+    with ExitStack() as stack:
+        with unset_fake_temporarily():
+            stack.enter_context(fake_group(rank, strategy.mesh.num_devices))
+            place = arrange(strategy, torch.device("cpu"))
+            follow = _positions_follow(plan, place)
+        stack.enter_context(whole_sequences(follow))
         model = source.take(pp_rank, follow)
         try:
             with source.shared():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -56,7 +56,7 @@ def replayed_step(trainer: Trainer, trace: StepTrace) -> Iterator[Replay]:
 
 def _accumulate(
     replay: Replay,
-    accumulate: partial[torch.Tensor],
+    accumulate: Callable[..., torch.Tensor],
     inputs: Mapping[str, torch.Tensor],
     target: torch.Tensor | None,
     index: int,

@@ -9,6 +9,7 @@ runs to differ, :class:`UnsettledError` tells that everything must be run.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,9 +24,9 @@ from planner.schema.measurement import Traffic
 
 __all__ = ["Action", "Replay", "UnsettledError"]
 
-#: A storage in an effect: which action of the microbatch made it, and as which number;
-#: (None, its number in the ledger) for what was there before.
-_Origin = tuple[Hashable, int]
+#: Where a storage comes from: which action made it, so many microbatches before, and as
+#: which of its storages. (None, 0, its number in the ledger) if none did.
+_Origin = tuple[Hashable, int, int]
 
 #: Number of what takes no memory of the device.
 _NOWHERE = -1
@@ -70,24 +71,46 @@ class _Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Event:
+    """A storage taken, resized or freed."""
+
+    number: int
+    origin: _Origin
+    change: int
+
+    def like(self, other: _Event) -> bool:
+        """Whether it happened to the same storage, or one with the same place."""
+        same = self.number == other.number or self.origin == other.origin
+        return same and self.change == other.change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Effect:
-    """What an action did; equal effects compare equal.
+    """What an action did.
 
     Attributes:
-        events: Storage and change in bytes, in order, without those of tensors that
-            are given to the action or that it returns.
+        events: In order, without those of tensors that are given to the action or that
+            it returns.
         made: For each storage of a product, the position in ``events`` at which it is
             made, and its bytes.
         products: What is returned.
         after: State of the part afterwards.
     """
 
-    events: tuple[tuple[_Origin, int], ...]
+    events: tuple[_Event, ...] = field(compare=False)
     made: tuple[tuple[int, int], ...]
     products: tuple[_Product | None, ...]
     traffic: Mapping[tuple[str, int], Traffic]
     flops: int
     after: Hashable
+
+    def like(self, other: _Effect) -> bool:
+        """Whether two runs did the same."""
+        return (
+            self == other
+            and len(self.events) == len(other.events)
+            and all(map(_Event.like, self.events, other.events))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +133,20 @@ class _Chain:
     Attributes:
         real: Whether it is run, or counted.
         variants: Key of each action so far.
-        ranges: Of the ledger's numbers that each action has given out.
     """
 
     real: bool
     variants: tuple[Hashable, ...] = ()
-    ranges: list[tuple[Hashable, int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """The ledger's numbers that an action which was run has given out."""
+
+    first: int
+    end: int
+    key: Hashable
+    microbatch: int
 
 
 class Replay:
@@ -142,7 +173,8 @@ class Replay:
         self._chains: dict[tuple[int, int], _Chain] = {}
         self._last: dict[Hashable, _Effect] = {}
         self._tapes: dict[Hashable, _Tape] = {}
-        self._ghosts: dict[_Origin, int] = {}
+        self._ghosts: dict[tuple[Hashable, int], int] = {}
+        self._made: list[_Made] = []
         # Storages that are handed from action to action, real ones in both cases.
         self._handed: set[int] = set()
         #: Microbatches that were run, of any part.
@@ -197,16 +229,20 @@ class Replay:
         start, first, flops = ledger.position, ledger.count, trace.flops
         before = trace.tally.by_group()
         result = call()
-        ranges = [*chain.ranges, (key, first, ledger.count)]
+        made = _Made(
+            first=first, end=ledger.count, key=key, microbatch=action.microbatch
+        )
+        self._made.append(made)
         effect = _Effect(
             traffic=_difference(trace.tally.by_group(), before),
             flops=trace.flops - flops,
             after=self._state(action.part, False),
-            **self._books(start, ranges, given, products(result)),
+            **self._books(action, start, given, products(result)),
         )
-        chain.ranges, chain.variants = ranges, (*chain.variants, key)
-        if self._last.get(key) == effect and key not in self._tapes:
-            self._tapes[key] = self._tape(effect, ranges)
+        chain.variants = (*chain.variants, key)
+        last = self._last.get(key)
+        if last is not None and effect.like(last) and key not in self._tapes:
+            self._tapes[key] = self._tape(effect, last)
         self._last[key] = effect
         return result
 
@@ -256,23 +292,20 @@ class Replay:
         return action.kind, action.part, state, before
 
     def _books(
-        self,
-        start: int,
-        ranges: Sequence[tuple[Hashable, int, int]],
-        given: Sequence[int],
-        products: Sequence[Any],
+        self, action: Action, start: int, given: Sequence[int], products: Sequence[Any]
     ) -> dict[str, Any]:
         """Events and products of an action that has just been run."""
         numbers = [self._product_number(tensor) for tensor in products]
         fresh = [n for n in dict.fromkeys(numbers) if n is not None and n not in given]
         self._handed |= {*given, *fresh}
-        events: list[tuple[_Origin, int]] = []
+        events: list[_Event] = []
         made: dict[int, tuple[int, int]] = {}
         for number, change in self._ledger.events(start):
             if number in fresh and number not in made:
                 made[number] = (len(events), change)
             elif number not in self._handed:
-                events.append((_origin(number, ranges), change))
+                origin = self._origin(number, action.microbatch)
+                events.append(_Event(number=number, origin=origin, change=change))
         if set(fresh) != set(made):
             raise UnsettledError("a tensor is returned that was there before")
         places = list(made)
@@ -292,35 +325,35 @@ class Replay:
             raise UnsettledError(f"{type(tensor).__name__} cannot be made again")
         return self._ledger.add(tensor)
 
-    def _tape(
-        self, effect: _Effect, ranges: Sequence[tuple[Hashable, int, int]]
-    ) -> _Tape:
-        starts = {key: first for key, first, _ in ranges}
-        whose, lasting = [], {}
-        for origin, change in effect.events:
-            maker, index = origin
-            if maker is None:
-                lasting[index] = lasting.get(index, 0) + change
-                whose.append(index)
-                continue
-            if origin not in self._ghosts:
-                self._ghosts[origin] = self._ledger.ghost(starts[maker] + index)
-            whose.append(self._ghosts[origin])
+    def _origin(self, number: int, microbatch: int) -> _Origin:
+        place = bisect_right(self._made, number, key=lambda made: made.first) - 1
+        if place >= 0 and number < self._made[place].end:
+            made = self._made[place]
+            return made.key, microbatch - made.microbatch, number - made.first
+        return None, 0, number
+
+    def _tape(self, effect: _Effect, last: _Effect) -> _Tape:
+        whose: list[int] = []
+        lasting: dict[int, int] = {}
+        for event, before in zip(effect.events, last.events, strict=True):
+            number = event.number
+            if number == before.number:
+                # One that lives from microbatch to microbatch.
+                lasting[number] = lasting.get(number, 0) + event.change
+            else:
+                maker, _, index = event.origin
+                if (maker, index) not in self._ghosts:
+                    self._ghosts[maker, index] = self._ledger.ghost(number)
+                number = self._ghosts[maker, index]
+            whose.append(number)
         cuts = [position for position, _ in effect.made]
-        change = [change for _, change in effect.events]
+        change = [event.change for event in effect.events]
         return _Tape(
             effect=effect,
             whose=tuple(np.split(np.array(whose, dtype=np.int64), cuts)),
             change=tuple(np.split(np.array(change, dtype=np.int64), cuts)),
             lasting=tuple(lasting.items()),
         )
-
-
-def _origin(number: int, ranges: Sequence[tuple[Hashable, int, int]]) -> _Origin:
-    for key, first, end in ranges:
-        if first <= number < end:
-            return key, number - first
-    return None, number
 
 
 def _product(
