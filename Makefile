@@ -79,6 +79,8 @@ bench: setup
 	@$(BIN)/python -m benchmarks.verify_speed
 	@echo "== predicted against measured on this machine"
 	@$(BIN)/python -m benchmarks.predicted_vs_measured
+	@echo "== the executors against scripts written by hand"
+	@$(BIN)/python -m benchmarks.executor_overhead
 	@echo "== what a rank needs to start"
 	@$(BIN)/python -m benchmarks.materialize
 	@echo "== predicted against measured memory of pipelines"
