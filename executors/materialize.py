@@ -129,16 +129,17 @@ class Shards:
 
     def _filled(self, old: nn.Parameter, waiting: _Waiting) -> nn.Parameter:
         assert self._recording is not None
-        values = self._recording.replay(waiting.source)
         filled: torch.Tensor
         if isinstance(old, DTensor):
-            values = _cut(values, old, old.device_mesh.ndim - waiting.split)
-            local = _owned(values, self._device)
+            # Before the whole tensor: what outlives it would break up its memory.
+            local = torch.empty_like(old._local_tensor, device=self._device)
+            values = self._recording.replay(waiting.source)
+            local.copy_(_cut(values, old, old.device_mesh.ndim - waiting.split))
             filled = DTensor(  # type: ignore[no-untyped-call]
                 local, old._spec, requires_grad=False
             )
         else:
-            filled = _owned(values, self._device)
+            filled = _owned(self._recording.replay(waiting.source), self._device)
         return nn.Parameter(filled, requires_grad=old.requires_grad)
 
 
@@ -209,7 +210,7 @@ def _cut(whole: torch.Tensor, parameter: DTensor, outer: int) -> torch.Tensor:
             f"a parameter of {tuple(parameter.shape)} placed {parameter.placements}; "
             f"this torch cuts otherwise, use one of those that Meshwright names"
         )
-    return whole.contiguous()
+    return whole
 
 
 def _owned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
