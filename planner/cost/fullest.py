@@ -22,7 +22,7 @@ from planner.schema import (
     Optimizer,
     Precision,
 )
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -214,7 +214,7 @@ def chunks_between_halves(
     return min(waiting, virtual_stages * num_microbatches)
 
 
-@compiled
+@inlined
 def _activations(
     rows: Columns, row: int, rank: int, kept: Array, crossing: Array, of: Bytes
 ) -> float:
