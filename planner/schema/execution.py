@@ -71,7 +71,7 @@ def compile_reason(strategy: Strategy) -> str | None:
         )
     if strategy.mesh.tp > 1:
         return (
-            f"compile=True with tp={strategy.mesh.tp}; torch's compiler was seen to give "
+            f"compile=True with tp={strategy.mesh.tp}; compiled code was seen to give "
             f"wrong numbers around the sums of tp, use compile=False or tp=1"
         )
     if strategy.mesh.ep > 1:
