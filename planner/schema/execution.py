@@ -69,6 +69,11 @@ def compile_reason(strategy: Strategy) -> str | None:
             "compile=True without stages; name the modules of the one stage, whose "
             "blocks are compiled"
         )
+    if strategy.mesh.tp > 1:
+        return (
+            f"compile=True with tp={strategy.mesh.tp}; compiled code was seen to give "
+            f"wrong numbers around the sums of tp, use compile=False or tp=1"
+        )
     if strategy.mesh.ep > 1:
         return (
             f"compile=True with ep={strategy.mesh.ep}; experts get another number of "

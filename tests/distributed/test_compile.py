@@ -28,10 +28,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ZeRO 3 clipping": {"dp_shard": 2, "zero_stage": 3, "grad_clip_norm": 0.1},
     "ZeRO 3 selective": {"dp_shard": 2, "zero_stage": 3, "recompute": "selective"},
     "ZeRO 3 full": {"dp_shard": 2, "zero_stage": 3, "recompute": "full"},
-    "tp": {"tp": 2},
-    "tp loss": {"tp": 2, "loss_parallel": True},
-    "tp sequence full": {"tp": 2, "sequence_parallel": True, "recompute": "full"},
-    "tp selective": {"tp": 2, "sequence_parallel": True, "recompute": "selective"},
     "cp all_to_all": {"cp": 2},
     "cp ring": {"cp": 2, "zero_stage": 3, "context_algorithm": "ring"},
     "1F1B full": {**PIPELINE, "schedule": "1F1B", "recompute": "full"},
@@ -45,12 +41,6 @@ CASES: dict[str, dict[str, Any]] = {
         "schedule": "1F1B",
         "dp_shard": 2,
         "zero_stage": 3,
-    },
-    "1F1B tp sequence": {
-        **PIPELINE,
-        "schedule": "1F1B",
-        "tp": 2,
-        "sequence_parallel": True,
     },
 }
 

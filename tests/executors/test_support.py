@@ -131,6 +131,15 @@ def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
             },
             "compile=True with ep=2",
         ),
+        (
+            {
+                "mesh": Mesh(tp=2),
+                "stages": (Stage(rank=0, modules=("m",)),),
+                "sharding": TensorSharding(patterns={"m": "colwise"}),
+                "compile": True,
+            },
+            "compile=True with tp=2",
+        ),
         ({"overlap": Overlap(forward_prefetch=1)}, "forward_prefetch=1 without ZeRO"),
         (
             {
