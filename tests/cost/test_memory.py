@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.fullest import chunks_between_halves, chunks_in_flight
 from planner.cost.memory import MemoryParts, memory_parts
 from planner.cost.recipes import RECIPES, Recipe
+from planner.cost.row_memory import chunks_between_halves, chunks_in_flight
 from planner.schema import SCHEDULES, Optimizer, Precision
 from planner.simulate import (
     actions,
