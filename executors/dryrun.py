@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Literal
 
 import torch
 from torch import nn
@@ -41,6 +42,9 @@ from planner.schema.verification import GroupTraffic, RankVerification
 __all__ = ["dry_run", "dry_runs"]
 
 _LOG = logging.getLogger(__name__)
+
+#: Microbatches that are run: few, as many as it takes for all parts to settle, or all.
+_Mode = Literal["quick", "patient", "all"]
 
 #: Raised where a value is asked for that a fake tensor does not have.
 _VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -104,11 +108,11 @@ def dry_runs(
     with fake_tensors():
         source = ModelSource(model_fn, lambda model: _check_model(plan, model, force))
         for rank in ranks:
-            result = None
-            if not every_microbatch:
-                result = _be(plan, source, rank, replayed=True)
-            if result is None:
-                result = _be(plan, source, rank, replayed=False)
+            modes: tuple[_Mode, ...] = ("quick", "patient", "all")
+            for mode in modes[2:] if every_microbatch else modes:
+                result = _be(plan, source, rank, mode)
+                if result is not None:
+                    break
             assert result is not None
             found.append(result)
             if on_rank is not None:
@@ -117,12 +121,12 @@ def dry_runs(
 
 
 def _be(
-    plan: Plan, source: ModelSource, rank: int, *, replayed: bool
+    plan: Plan, source: ModelSource, rank: int, mode: _Mode
 ) -> RankVerification | None:
     """Be one rank for a step.
 
     Returns:
-        None if microbatches that were to be counted must be run.
+        None if microbatches that were to be counted in this mode must be run.
     """
     strategy = plan.strategy
     pp_rank = strategy.mesh.coordinates(rank)["pp"]
@@ -136,13 +140,13 @@ def _be(
         model = source.take(pp_rank, follow)
         try:
             with source.shared():
-                ran = _step(plan, model, place, trace, replayed)
+                ran = _step(plan, model, place, trace, mode)
         except FingerprintError:
             raise
         except Exception as error:
             source.spoil()
             if any(isinstance(each, UnsettledError) for each in chain(error)):
-                _LOG.info("rank %d: every microbatch is run: %s", rank, error)
+                _LOG.info("rank %d: more microbatches are run: %s", rank, error)
                 return None
             _refuse_values(error, model)
             _LOG.info("rank %d:", rank, exc_info=True)
@@ -208,7 +212,7 @@ def _step(
     model: nn.Module,
     place: ProcessMesh,
     trace: StepTrace,
-    replayed: bool,
+    mode: _Mode,
 ) -> int:
     """Build, make optimizer states, then train one step that is counted.
 
@@ -222,8 +226,9 @@ def _step(
         parameters = [p for module in modules for p in module.parameters()]
         _tag_lasting(trainer, parameters, inputs, trace.ledger)
         trace.restart()
-        if replayed:
-            with replayed_step(trainer, trace) as replay:
+        if mode != "all":
+            patient = mode == "patient"
+            with replayed_step(trainer, trace, patient=patient) as replay:
                 trainer.update(inputs)
             ran = len(replay.ran)
         else:

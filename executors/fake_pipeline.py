@@ -51,17 +51,23 @@ def first_of_each_kind(
     rank = schedule._stage.group_rank if _is_single(schedule) else schedule.rank
     seen: dict[tuple[int, int], tuple[Hashable, ...]] = defaultdict(tuple)
     before: dict[int, Hashable] = {}
+    backward: dict[int, dict[int, None]] = defaultdict(dict)
     for action in _computations(order[rank]):
         kind, stage = action.computation_type, action.stage_index
         context = before.get(stage) if by_neighbour else None
         seen[stage, action.microbatch_index] += ((kind, context),)
         before[stage] = kind
+        if kind != schedules._ComputationType.FORWARD:
+            backward[stage].setdefault(action.microbatch_index, None)
     chosen: dict[int, set[int]] = defaultdict(set)
     counts: dict[tuple[int, Hashable], int] = defaultdict(int)
     for (stage, microbatch), kinds in sorted(seen.items(), key=lambda item: item[0]):
         if microbatch == 0 or counts[stage, kinds] < _ENOUGH:
             chosen[stage].add(microbatch)
             counts[stage, kinds] += microbatch > 0
+    # The first backward makes gradients, whichever microbatch it is of.
+    for stage, microbatches in backward.items():
+        chosen[stage].update(list(microbatches)[: 1 + _ENOUGH])
     return {stage: frozenset(picked) for stage, picked in chosen.items()}
 
 

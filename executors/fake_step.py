@@ -23,12 +23,15 @@ _FIRST, _LAST = 3, 1
 
 
 @contextmanager
-def replayed_step(trainer: Trainer, trace: StepTrace) -> Iterator[Replay]:
+def replayed_step(
+    trainer: Trainer, trace: StepTrace, *, patient: bool = False
+) -> Iterator[Replay]:
     """Count microbatches of a step in the block that do what others did.
 
     Args:
         trainer: On fake tensors; its optimizer has its states.
         trace: Has been entered.
+        patient: See :class:`executors.replay.Replay`.
     """
     modules = {index: part.module for index, part in trainer.parts.items()}
 
@@ -42,13 +45,15 @@ def replayed_step(trainer: Trainer, trace: StepTrace) -> Iterator[Replay]:
     if pipeline is not None:
         frees = trainer.plan.strategy.zero_stage == 3
         forced = first_of_each_kind(pipeline.schedule, by_neighbour=frees)
-        replay = Replay(trace, forced, state=state, settle=settle)
+        replay = Replay(trace, forced, state=state, settle=settle, patient=patient)
         with replayed_pipeline(replay):
             yield replay
         return
     count = trainer.plan.strategy.num_microbatches
     ends = {*range(min(_FIRST, count)), *range(max(count - _LAST, 0), count)}
-    replay = Replay(trace, {0: frozenset(ends)}, state=state, settle=settle)
+    replay = Replay(
+        trace, {0: frozenset(ends)}, state=state, settle=settle, patient=patient
+    )
     double = partial(_accumulate, replay, trainer.accumulate)
     with mock.patch.object(trainer, "accumulate", double):
         yield replay

@@ -158,6 +158,9 @@ class Replay:
         state: Of a part: what decides what an action on it will do. Told whether
             gradients matter.
         settle: Brings a part into a state, uncounted.
+        patient: Whether a microbatch is only counted once all that was last run of its
+            part is known. Without it the first actions of a microbatch may be, while
+            backwards that come a pipeline's length later still differ.
     """
 
     def __init__(
@@ -167,9 +170,13 @@ class Replay:
         *,
         state: Callable[[int, bool], Hashable],
         settle: Callable[[int, Hashable], None],
+        patient: bool = False,
     ) -> None:
         self._trace, self._ledger = trace, trace.ledger
         self._forced, self._state, self._settle = forced, state, settle
+        self._patient = patient
+        # Of each part and kind of action, what was run last.
+        self._latest: dict[tuple[int, str], Hashable] = {}
         self._chains: dict[tuple[int, int], _Chain] = {}
         self._last: dict[Hashable, _Effect] = {}
         self._tapes: dict[Hashable, _Tape] = {}
@@ -186,6 +193,12 @@ class Replay:
         if place not in self._chains:
             key = self._key(action, ())
             known = key in self._tapes
+            if self._patient:
+                known &= all(
+                    latest in self._tapes
+                    for (part, _), latest in self._latest.items()
+                    if part == action.part
+                )
             forced = action.microbatch in self._forced.get(action.part, frozenset())
             self._chains[place] = _Chain(real=forced or not known)
         if self._chains[place].real:
@@ -244,6 +257,7 @@ class Replay:
         if last is not None and effect.like(last) and key not in self._tapes:
             self._tapes[key] = self._tape(effect, last)
         self._last[key] = effect
+        self._latest[action.part, action.kind] = key
         return result
 
     def count(
