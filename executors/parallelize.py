@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from executors.compile import compile_blocks, require_compiler
@@ -201,8 +202,11 @@ def _data_parallel(
         param_dtype=_torch_dtype(precision.compute) if casts else None,
         reduce_dtype=_torch_dtype(precision.reduce),
     )
+    norms = _batch_norms(model) if casts else ()
     if shards == 1 and replicas > 1:
         mesh = place.along("replicate")
+        for norm in norms:
+            replicate(norm, mesh=mesh, mp_policy=_uncast(precision))
         for unit in _wrapped_units(model, units):
             replicate(model.get_submodule(unit), mesh=mesh, mp_policy=policy)
         replicate(model, mesh=mesh, mp_policy=policy)
@@ -219,6 +223,13 @@ def _data_parallel(
         )
     mesh = place.along(*outer, "shard")
     named = _wrapped_units(model, units)
+    for norm in norms:
+        fully_shard(
+            norm,
+            mesh=mesh,
+            mp_policy=_uncast(precision),
+            reshard_after_forward=reshard,
+        )
     for unit in named:
         fully_shard(
             model.get_submodule(unit),
@@ -229,6 +240,24 @@ def _data_parallel(
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     set_prefetch(model, named, experts, strategy.overlap)
     return model
+
+
+def _batch_norms(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Batch norms with parameters: they take narrow inputs, but no narrow parameters.
+
+    Their running statistics are kept in full, and torch wants parameters like those.
+    """
+    return tuple(
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.affine
+    )
+
+
+def _uncast(precision: Precision) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        reduce_dtype=_torch_dtype(precision.reduce), cast_forward_inputs=False
+    )
 
 
 def _bucket_mb(strategy: Strategy) -> float | None:
