@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM = false
 help:
 	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
 	@echo "make test   run the tests"
-	@echo "make test-all  also the slow ones: every pair of the composition table"
+	@echo "make test-all  also the slow ones, as CI does: every pair of the composition table"
 	@echo "make lint   ruff, mypy, import contracts"
 	@echo "make bench  the figures of the README, all of them (takes a while)"
 	@echo "make clean  remove what the others made"
@@ -75,8 +75,16 @@ bench: setup
 	@$(BIN)/python -m benchmarks.capture
 	@echo "== strategies and schedules per second, and a whole plan"
 	@$(BIN)/python -m benchmarks.search_speed
+	@echo "== a dry run of a 405B-parameter model on 4,096 GPUs"
+	@$(BIN)/python -m benchmarks.verify_speed
 	@echo "== predicted against measured on this machine"
 	@$(BIN)/python -m benchmarks.predicted_vs_measured
+	@echo "== the executors against scripts written by hand"
+	@$(BIN)/python -m benchmarks.executor_overhead
+	@echo "== what a rank needs to start"
+	@$(BIN)/python -m benchmarks.materialize
+	@echo "== predicted against measured memory of pipelines"
+	@$(BIN)/python -m benchmarks.memory_of_pipelines
 
 clean:
 	rm -rf $(VENV) $(OUT) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache

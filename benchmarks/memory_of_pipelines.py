@@ -43,25 +43,25 @@ _CONFIG = {
     "max_position_embeddings": 512,
     "use_cache": False,
 }
-_BATCH, _LENGTH = 16, 128
+_BATCH, _MICROBATCH, _LENGTH = 128, 16, 16
 
-#: (pp, schedule, virtual stages, microbatch size, further pins).
-_PLANS: tuple[tuple[int, str, int, int, Mapping[str, object]], ...] = (
-    (2, "GPipe", 1, 2, {}),
-    (2, "1F1B", 1, 2, {}),
-    (2, "1F1B", 1, 2, {"recompute": "full"}),
-    (2, "LoopedBFS", 2, 2, {}),
-    (2, "Interleaved1F1B", 2, 2, {}),
-    (2, "InterleavedZeroBubble", 2, 2, {}),
-    (2, "ZBVZeroBubble", 2, 2, {}),
-    (2, "DualPipeV", 2, 2, {}),
-    (4, "GPipe", 1, 2, {}),
-    (4, "1F1B", 1, 2, {}),
-    (4, "LoopedBFS", 2, 2, {}),
-    (4, "Interleaved1F1B", 2, 2, {}),
-    (4, "InterleavedZeroBubble", 2, 2, {}),
-    (4, "ZBVZeroBubble", 2, 2, {}),
-    (4, "DualPipeV", 2, 2, {}),
+#: (pp, schedule, virtual stages, further pins).
+_PLANS: tuple[tuple[int, str, int, Mapping[str, object]], ...] = (
+    (2, "GPipe", 1, {}),
+    (2, "1F1B", 1, {}),
+    (2, "1F1B", 1, {"recompute": "full"}),
+    (2, "LoopedBFS", 2, {}),
+    (2, "Interleaved1F1B", 2, {}),
+    (2, "InterleavedZeroBubble", 2, {}),
+    (2, "ZBVZeroBubble", 2, {}),
+    (2, "DualPipeV", 2, {}),
+    (4, "GPipe", 1, {}),
+    (4, "1F1B", 1, {}),
+    (4, "LoopedBFS", 2, {}),
+    (4, "Interleaved1F1B", 2, {}),
+    (4, "InterleavedZeroBubble", 2, {}),
+    (4, "ZBVZeroBubble", 2, {}),
+    (4, "DualPipeV", 2, {}),
 )
 _ONE = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
@@ -102,14 +102,19 @@ def make_plans(model: str) -> list[Plan]:
     """Plan the model by each of the pins."""
     graph = capture(load_model(model, seq_len=_LENGTH), dtype="float32")
     made = []
-    for pp, schedule, virtual, size, more in _PLANS:
-        pins = {"schedule": schedule, "virtual_stages": virtual} | dict(more)
+    for pp, schedule, virtual, more in _PLANS:
+        pins = dict.fromkeys(_ONE, 1) | {
+            "pp": pp,
+            "microbatch_size": _MICROBATCH,
+            "schedule": schedule,
+            "virtual_stages": virtual,
+        }
         made.append(
             plan(
                 graph,
                 Cluster.parse(f"local:{pp}"),
                 global_batch=_BATCH,
-                pin=dict.fromkeys(_ONE, 1) | {"pp": pp, "microbatch_size": size} | pins,
+                pin=pins | dict(more),
                 precision=Precision(compute="float32"),
                 optimizer=Optimizer(name="AdamW"),
             )

@@ -1,4 +1,4 @@
-"""A dry run: one process does a whole step as any rank of a plan, on fake tensors.
+"""A dry run: one process does a whole step as any ranks of a plan, on fake tensors.
 
 The trainer, and all that it is made of, is the one that trains. What it cannot show:
 whether ranks match (each is run alone), and anything that depends on values.
@@ -7,7 +7,9 @@ whether ranks match (each is run alone), and anything that depends on values.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Literal
 
 import torch
 from torch import nn
@@ -22,9 +24,13 @@ from executors.context import local_positions
 from executors.data import synthetic_batch
 from executors.fake import fake_group, fake_tensors
 from executors.fake_replicas import FakeReplicas
+from executors.fake_source import ModelSource
+from executors.fake_step import replayed_step
+from executors.ledger import Ledger
 from executors.masks import whole_sequences
 from executors.mesh import ProcessMesh, arrange
 from executors.names import tied_parameters
+from executors.replay import UnsettledError
 from executors.runner import check_model
 from executors.trace import StepTrace
 from executors.trainer import Trainer
@@ -33,58 +39,120 @@ from planner.schema import Plan
 from planner.schema.support import unsupported
 from planner.schema.verification import GroupTraffic, RankVerification
 
-__all__ = ["dry_run"]
+__all__ = ["dry_run", "dry_runs"]
 
 _LOG = logging.getLogger(__name__)
+
+#: Microbatches that are run: few, as many as it takes for all parts to settle, or all.
+_Mode = Literal["quick", "patient", "all"]
 
 #: Raised where a value is asked for that a fake tensor does not have.
 _VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def dry_run(
-    plan: Plan, model_fn: Callable[[], nn.Module], rank: int, *, force: bool = False
+    plan: Plan,
+    model_fn: Callable[[], nn.Module],
+    rank: int,
+    *,
+    force: bool = False,
+    every_microbatch: bool = False,
 ) -> RankVerification:
-    """Build one rank's part of a plan and train one step, allocating nothing.
+    """Do what :func:`dry_runs` does for one rank."""
+    (found,) = dry_runs(
+        plan, model_fn, (rank,), force=force, every_microbatch=every_microbatch
+    )
+    return found
+
+
+def dry_runs(
+    plan: Plan,
+    model_fn: Callable[[], nn.Module],
+    ranks: Sequence[int],
+    *,
+    force: bool = False,
+    every_microbatch: bool = False,
+    on_rank: Callable[[RankVerification], None] | None = None,
+) -> tuple[RankVerification, ...]:
+    """Build some ranks' parts of a plan and train one step each, allocating nothing.
 
     To be called in a process without a process group; torch is adapted for the time
     of the call, so that other threads must leave it alone. What is counted is a step
-    with optimizer states in place, as every step but the first.
+    with optimizer states in place, as every step but the first. Microbatches that do
+    the same are run until that is seen, then counted; see :mod:`executors.replay`.
 
     Args:
         plan: What to do.
-        model_fn: Builds the whole model; called on fake tensors.
-        rank: Which rank to be, of as many as the plan has.
+        model_fn: Builds the whole model; called on fake tensors, once for ranks on
+            different stages.
+        ranks: Which ranks to be, of as many as the plan has.
         force: Run although the model's fingerprint is another one.
+        every_microbatch: Run every microbatch.
+        on_rank: Told of each rank when it is done.
 
     Returns:
-        What the step took, or where it failed.
+        What the step of each rank took, or where it failed.
 
     Raises:
         ExecutionError: If there is no such rank, the plan cannot be run at all, or
-            follows values: routing of experts, compressed gradients, a model that
-            branches on what it computes.
+            follows values: PowerSGD, a model that branches on what it computes.
         FingerprintError: If the plan is for another model.
     """
-    _check(plan, rank)
-    mesh = plan.strategy.mesh
-    pp_rank = mesh.coordinates(rank)["pp"]
-    with fake_group(rank, mesh.num_devices):
-        place = arrange(plan.strategy, torch.device("cpu"))
-        trace = StepTrace()
-        with fake_tensors():
-            model = model_fn()
-            _check_model(plan, model, force)
-            try:
-                with whole_sequences(_positions_follow(plan, place)):
-                    _step(plan, model, place, trace)
-            except FingerprintError:
-                raise
-            except Exception as error:
-                _refuse_values(error, model)
-                _LOG.info("rank %d:", rank, exc_info=True)
-                said = f"{type(error).__name__}: {explain(error, model)}"
-                return RankVerification(rank=rank, pp_rank=pp_rank, failure=said)
-            peak = trace.ledger.peak()
+    for rank in ranks:
+        _check(plan, rank)
+    # A compiler needs values to run on; what ranks hold and send is the same.
+    plan = plan.model_copy(
+        update={"strategy": plan.strategy.model_copy(update={"compile": False})}
+    )
+    found = []
+    with fake_tensors():
+        source = ModelSource(model_fn, lambda model: _check_model(plan, model, force))
+        for rank in ranks:
+            modes: tuple[_Mode, ...] = ("quick", "patient", "all")
+            for mode in modes[2:] if every_microbatch else modes:
+                result = _be(plan, source, rank, mode)
+                if result is not None:
+                    break
+            assert result is not None
+            found.append(result)
+            if on_rank is not None:
+                on_rank(result)
+    return tuple(found)
+
+
+def _be(
+    plan: Plan, source: ModelSource, rank: int, mode: _Mode
+) -> RankVerification | None:
+    """Be one rank for a step.
+
+    Returns:
+        None if microbatches that were to be counted in this mode must be run.
+    """
+    strategy = plan.strategy
+    pp_rank = strategy.mesh.coordinates(rank)["pp"]
+    trace = StepTrace()
+    with ExitStack() as stack:
+        with unset_fake_temporarily():
+            stack.enter_context(fake_group(rank, strategy.mesh.num_devices))
+            place = arrange(strategy, torch.device("cpu"))
+            follow = _positions_follow(plan, place)
+        stack.enter_context(whole_sequences(follow))
+        model = source.take(pp_rank, follow)
+        try:
+            with source.shared():
+                ran = _step(plan, model, place, trace, mode)
+        except FingerprintError:
+            raise
+        except Exception as error:
+            source.spoil()
+            if any(isinstance(each, UnsettledError) for each in chain(error)):
+                _LOG.info("rank %d: more microbatches are run: %s", rank, error)
+                return None
+            _refuse_values(error, model)
+            _LOG.info("rank %d:", rank, exc_info=True)
+            said = f"{type(error).__name__}: {explain(error, model)}"
+            return RankVerification(rank=rank, pp_rank=pp_rank, failure=said)
+        peak = trace.ledger.peak()
     return RankVerification(
         rank=rank,
         pp_rank=pp_rank,
@@ -94,6 +162,8 @@ def dry_run(
             for (kind, size), t in trace.tally.by_group().items()
         ),
         flops=trace.flops,
+        microbatches=strategy.num_microbatches,
+        microbatches_run=ran,
     )
 
 
@@ -104,17 +174,10 @@ def _check(plan: Plan, rank: int) -> None:
         raise ExecutionError(
             f"rank {rank} of a plan for {world}; ranks are 0 to {world - 1}"
         )
-    if strategy.mesh.ep > 1:
+    if strategy.gradient_compression == "powersgd":
         raise ExecutionError(
-            f"verify does not follow routing: with ep={strategy.mesh.ep} what a rank "
-            f"receives depends on values; measure it with run --measure, or plan with "
-            f"ep=1"
-        )
-    if strategy.gradient_compression != "none":
-        raise ExecutionError(
-            f"verify does not follow gradient_compression="
-            f"{strategy.gradient_compression}, whose hooks read values; measure it "
-            f"with run --measure, or verify the plan without compression"
+            "verify does not follow gradient_compression=powersgd, whose hook runs in "
+            "DDP's reducer; measure it with run --measure, or verify the plan without"
         )
 
 
@@ -144,31 +207,59 @@ def _refuse_values(error: Exception, model: nn.Module) -> None:
         ) from error
 
 
-def _step(plan: Plan, model: nn.Module, place: ProcessMesh, trace: StepTrace) -> None:
-    """Build, make optimizer states, then train one step that is counted."""
+def _step(
+    plan: Plan,
+    model: nn.Module,
+    place: ProcessMesh,
+    trace: StepTrace,
+    mode: _Mode,
+) -> int:
+    """Build, make optimizer states, then train one step that is counted.
+
+    Returns:
+        How many microbatches were run.
+    """
     trainer = Trainer(plan, model, place)
     inputs = _local_inputs(plan, trainer)
-    ledger = trace.ledger
     with trace:
         modules = [part.module for part in trainer.parts.values()]
         parameters = [p for module in modules for p in module.parameters()]
-        for parameter in parameters:
-            ledger.tag(parameter, "parameters")
-        for module in modules:
-            for tensor in _held(module):
-                ledger.tag(tensor, "gradients")
-        for tensor in (*inputs.values(), *(b for m in modules for b in m.buffers())):
-            ledger.tag(tensor, "buffers")
-        _make_states(trainer)
-        for state in trainer.optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    ledger.tag(value, "optimizer")
+        _tag_lasting(trainer, parameters, inputs, trace.ledger)
         trace.restart()
-        trainer.update(inputs)
+        if mode != "all":
+            patient = mode == "patient"
+            with replayed_step(trainer, trace, patient=patient) as replay:
+                trainer.update(inputs)
+            ran = len(replay.ran)
+        else:
+            trainer.update(inputs)
+            ran = plan.strategy.num_microbatches
         for parameter in parameters:
             if parameter.grad is not None:
-                ledger.tag(parameter.grad, "gradients")
+                trace.ledger.tag(parameter.grad, "gradients")
+    return ran
+
+
+def _tag_lasting(
+    trainer: Trainer,
+    parameters: Sequence[nn.Parameter],
+    inputs: dict[str, torch.Tensor],
+    ledger: Ledger,
+) -> None:
+    """Say what is for what that lives from step to step; make optimizer states."""
+    modules = [part.module for part in trainer.parts.values()]
+    for parameter in parameters:
+        ledger.tag(parameter, "parameters")
+    for module in modules:
+        for tensor in _held(module):
+            ledger.tag(tensor, "gradients")
+    for tensor in (*inputs.values(), *(b for m in modules for b in m.buffers())):
+        ledger.tag(tensor, "buffers")
+    _make_states(trainer)
+    for state in trainer.optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                ledger.tag(value, "optimizer")
 
 
 def _positions_follow(plan: Plan, place: ProcessMesh) -> bool:
@@ -176,14 +267,13 @@ def _positions_follow(plan: Plan, place: ProcessMesh) -> bool:
     cp = plan.strategy.mesh.cp
     if cp == 1:
         return True
-    with unset_fake_temporarily():
-        positions = local_positions(
-            plan.workload.seq_len or 0,
-            place.index("cp"),
-            cp,
-            plan.strategy.context_algorithm,
-        )
-        return bool((positions.diff() == 1).all())
+    positions = local_positions(
+        plan.workload.seq_len or 0,
+        place.index("cp"),
+        cp,
+        plan.strategy.context_algorithm,
+    )
+    return bool((positions.diff() == 1).all())
 
 
 def _held(module: nn.Module) -> list[torch.Tensor]:

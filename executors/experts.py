@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from executors.collectives import exchange_rows
 from planner.errors import StrategyError
 
-__all__ = ["shard_experts"]
+__all__ = ["exchange_counts", "shard_experts"]
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -142,12 +142,7 @@ def _forward(
     expert = chosen.reshape(-1)
     # Stable: with equal routing, equal sums on every run.
     order = torch.argsort(expert, stable=True)
-    counts = torch.bincount(expert, minlength=size * held)
-    arriving = torch.empty_like(counts)
-    dist.all_to_all_single(arriving, counts, group=group)
-    sends = counts.view(size, held).sum(1).tolist()
-    receives = arriving.view(size, held).sum(1).tolist()
-
+    arriving, sends, receives = exchange_counts(expert, held, group)
     rows = exchange_rows(tokens[order // top_k], group, sends=sends, receives=receives)
     own = torch.arange(held, device=rows.device).repeat(size)
     local = own.repeat_interleave(arriving, output_size=rows.shape[0])
@@ -157,6 +152,31 @@ def _forward(
     share = weights.reshape(-1)[order].unsqueeze(-1)
     mixed = torch.zeros_like(tokens)
     return mixed.index_add(0, order // top_k, (back * share).to(tokens.dtype))
+
+
+def exchange_counts(
+    expert: torch.Tensor, held: int, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, list[int], list[int]]:
+    """Tell every rank how many rows come to each of its experts.
+
+    Here, and only here, shapes follow the values of the routing.
+
+    Args:
+        expert: Which expert each row is for. Shape [rows].
+        held: Experts on each rank.
+        group: The ep axis.
+
+    Returns:
+        Rows that arrive for each expert of this rank, by rank that they come from
+        (shape [ranks * held]); rows to each rank; rows from each rank.
+    """
+    size = group.size()
+    counts = torch.bincount(expert, minlength=size * held)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=group)
+    sends = counts.view(size, held).sum(1).tolist()
+    receives = arriving.view(size, held).sum(1).tolist()
+    return arriving, sends, receives
 
 
 def _compute(

@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from executors.causes import explain
+from executors.held import held_tensors
 from executors.losses import LossKind, select_output
 from executors.masks import fixed_shapes, whole_sequences
 from planner.errors import ExecutionError
@@ -85,8 +86,8 @@ def export_model(
     """
     wrapper = _Selected(model, kind)
     paths = _paths(wrapper, {model.get_submodule(unit): unit for unit in units})
-    fakes = (t for t in model.parameters() if isinstance(t, FakeTensor))
-    # Deferred parameters have no values: all that forward makes of them is as fake.
+    fakes = (t for t in held_tensors(model) if isinstance(t, FakeTensor))
+    # Deferred tensors have no values: all that forward makes of them is as fake.
     fake = next((tensor.fake_mode for tensor in fakes), nullcontext())
     try:
         # Positions that are not given are counted from 0 in each row.

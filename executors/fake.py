@@ -4,8 +4,8 @@ One process stands for any rank of any number of them. Collectives return at onc
 tensors have shapes, dtypes and sizes but no memory. Parts of torch that read values
 while they set themselves up are told what they would find. The only file that knows
 these private parts of torch: the fake process group, ``DeviceMesh``'s arithmetic,
-``Module.to`` on fake parameters, the pipeline's warm-up vote, DDP's reducer. Seen to
-work with torch 2.13.
+``Module.to`` on fake parameters, the pipeline's warm-up vote, DDP's reducer, the shape
+of grouped products. Seen to work with torch 2.13.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import _meta_registrations, nn
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
@@ -30,11 +30,15 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.optim import adam
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from executors import parallelize
+from executors import experts, parallelize
 from executors.fake_replicas import FakeReplicas
+from executors.fake_routing import balanced_counts
 from planner.errors import ExecutionError
 
 __all__ = ["fake_group", "fake_tensors"]
+
+#: torch's own.
+_GROUPED: Callable[..., torch.Tensor] = _meta_registrations._meta_grouped_mm_common
 
 #: Methods of DeviceMesh that compute ranks with real tensors, where torch has them.
 _MESH_METHODS = (
@@ -87,6 +91,8 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
             (schedules._PipelineSchedule, "_warmup_p2p", _vote_static),
             (parallelize, "DistributedDataParallel", FakeReplicas),
             (adam, "_get_value", _value),
+            (experts, "exchange_counts", balanced_counts),
+            (_meta_registrations, "_meta_grouped_mm_common", _grouped_products),
         ):
             stack.enter_context(mock.patch.object(owner, name, double))
         # Indices, masks and position tables that exports keep are real tensors.
@@ -136,6 +142,20 @@ def _convert(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 def _value(number: Any) -> Any:
     """Steps that Adam has done: what it scales by is a number, not a size."""
     return 1.0 if isinstance(number, FakeTensor) else number
+
+
+def _grouped_products(
+    left: torch.Tensor, right: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Shape of what ``_grouped_mm`` returns: torch's own answers for bfloat16 alone.
+
+    On CPUs the op itself takes any float.
+    """
+    if options.get("scale_a") is not None:
+        return _GROUPED(left, right, **options)
+    narrow = torch.bfloat16
+    found = _GROUPED(left.to(narrow), right.to(narrow), **options)
+    return found.to(options.get("out_dtype") or left.dtype)
 
 
 def _vote_static(_: Any, stages: list[Any], *__: Any) -> None:

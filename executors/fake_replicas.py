@@ -38,7 +38,7 @@ class FakeReplicas(DistributedDataParallel):
         module: nn.Module,
         *,
         process_group: dist.ProcessGroup,
-        bucket_cap_mb: int | None = None,
+        bucket_cap_mb: float | None = None,
         **_: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -47,10 +47,11 @@ class FakeReplicas(DistributedDataParallel):
         self._limits = (
             [dist._DEFAULT_FIRST_BUCKET_BYTES, _CAP_MB * _MIB]  # type: ignore[attr-defined]
             if bucket_cap_mb is None
-            else [bucket_cap_mb * _MIB]
+            else [int(bucket_cap_mb * _MIB)]
         )
         self._first = dist.get_global_rank(process_group, 0)
         self._sync = self._synced = True
+        self._sent_as: torch.dtype | None = None
         self._arrived: list[torch.Tensor] = []
         self._trained = [p for p in module.parameters() if p.requires_grad]
         # Buckets live as long as the reducer does; gradients are views of them.
@@ -81,6 +82,15 @@ class FakeReplicas(DistributedDataParallel):
         finally:
             self._sync = True
 
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Send gradients rounded, as :mod:`executors.compression` asks.
+
+        Args:
+            state: The group, and the dtype to round to.
+            hook: Rounds on real tensors; not called.
+        """
+        _, self._sent_as = state
+
     def _collect(self, parameter: torch.Tensor) -> None:
         if self._sync:
             parameter.grad = self._views[id(parameter)]
@@ -94,19 +104,26 @@ class FakeReplicas(DistributedDataParallel):
         )
         for bucket in buckets:
             views = [self._views[id(self._arrived[index])] for index in bucket]
-            self._send_flat(views, dist.all_reduce)
+            self._send_flat(views, dist.all_reduce, sent_as=self._sent_as)
         self._arrived.clear()
 
     def _send_flat(
-        self, tensors: Sequence[torch.Tensor], how: Callable[..., Any], **options: Any
+        self,
+        tensors: Sequence[torch.Tensor],
+        how: Callable[..., Any],
+        *,
+        sent_as: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         """One call for tensors of each dtype, on the meta device: it takes no memory.
 
-        Buckets are one storage already; buffers are too small to be seen.
+        Buckets are one storage already; buffers are too small to be seen. What is
+        rounded is a copy, and takes memory while it is sent.
         """
         sizes: dict[torch.dtype, int] = {}
         for tensor in tensors:
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
         for dtype, size in sizes.items():
-            flat = torch.empty(size, dtype=dtype, device="meta")
+            where = None if sent_as else "meta"
+            flat = torch.empty(size, dtype=sent_as or dtype, device=where)
             how(flat, group=self._group, **options)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import weakref
 from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
@@ -42,6 +45,8 @@ class Ledger:
         self._sizes: list[int] = []
         self._categories = bytearray()
         self._known = bytearray()
+        self._stands_for: dict[int, int] = {}
+        self._muted = False
         # Of every change: which storage, and by how many bytes.
         self._whose, self._change = array("q"), array("q")
 
@@ -59,7 +64,7 @@ class Ledger:
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Count a storage anew if it is one of those counted."""
-        if storage._cdata in self._keys:
+        if storage._cdata in self._keys and not self._muted:
             self._add(storage)
 
     def tag(self, tensor: torch.Tensor, category: Category) -> None:
@@ -73,8 +78,62 @@ class Ledger:
         """Begin a new peak, from what lives now."""
         self.peak_bytes, self._peak_event = self.current_bytes, len(self._whose)
 
+    @property
+    def position(self) -> int:
+        """How many changes there were so far."""
+        return len(self._whose)
+
+    @property
+    def count(self) -> int:
+        """How many storages there were so far; the next has this number."""
+        return len(self._sizes)
+
+    def events(self, start: int) -> list[tuple[int, int]]:
+        """Changes from a position on: number of the storage, and by how many bytes."""
+        return list(zip(self._whose[start:], self._change[start:], strict=True))
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Let what happens in the block go unseen."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
+
+    def ghost(self, number: int) -> int:
+        """Number of a storage that is for what another one is for, and not there."""
+        made = self._new()
+        self._stands_for[made] = number
+        return made
+
+    def repeat(self, whose: NDArray[np.int64], change: NDArray[np.int64]) -> None:
+        """Count changes as if they happened now.
+
+        Args:
+            whose: Numbers of storages. Shape [n].
+            change: In bytes. Shape [n].
+        """
+        if not len(whose):
+            return
+        running = self.current_bytes + np.cumsum(change)
+        top = int(running.argmax())
+        if running[top] > self.peak_bytes:
+            self.peak_bytes = int(running[top])
+            self._peak_event = len(self._whose) + top + 1
+        self._whose.frombytes(whose.tobytes())
+        self._change.frombytes(change.tobytes())
+        self.current_bytes = int(running[-1])
+
+    def hold(self, changes: Iterable[tuple[int, int]]) -> None:
+        """Take storages that are there to have grown, by what is counted elsewhere."""
+        for number, change in changes:
+            self._sizes[number] += change
+
     def peak(self) -> dict[Category, int]:
         """Bytes of each category at the peak; activations where nothing was said."""
+        for ghost, number in self._stands_for.items():
+            self._categories[ghost] = self._categories[number]
         whose = np.frombuffer(self._whose, dtype=np.int64)[: self._peak_event]
         change = np.frombuffer(self._change, dtype=np.int64)[: self._peak_event]
         kinds = np.frombuffer(self._categories, dtype=np.uint8)[whose]
@@ -87,14 +146,17 @@ class Ledger:
         key, size = storage._cdata, storage.nbytes()
         number = self._keys.get(key)
         if number is None:
-            number = self._keys[key] = len(self._sizes)
-            self._sizes.append(0)
-            self._categories.append(CATEGORIES.index("activations"))
-            self._known.append(0)
+            number = self._keys[key] = self._new()
             weakref.finalize(storage, self._free, key).atexit = False
         if self._sizes[number] != size:
             self._grow(number, size)
         return number
+
+    def _new(self) -> int:
+        self._sizes.append(0)
+        self._categories.append(CATEGORIES.index("activations"))
+        self._known.append(0)
+        return len(self._sizes) - 1
 
     def _free(self, key: int) -> None:
         number = self._keys.pop(key)

@@ -24,7 +24,10 @@ from executors.held import replace_plain
 from executors.recording import Recording
 from planner.errors import ExecutionError
 
-__all__ = ["Shards", "build_model"]
+__all__ = ["Shards", "build_model", "compute_attributes"]
+
+#: Tensors, kept alive so that ids stay theirs, and what stands for them now, by id.
+_Made = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +95,7 @@ class Shards:
         recording = self._recording
         if recording is None:
             return
-        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-        def valued(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in made and recording.defers(tensor):
-                made[id(tensor)] = tensor, recording.replay(tensor)
-            return made.get(id(tensor), (tensor, tensor))[1]
-
+        made: _Made = {}
         for module in self._model.modules():
             for name, old in module._parameters.items():
                 if old is not None and recording.defers(_local(old)):
@@ -108,8 +105,9 @@ class Shards:
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = valued(buffer).to(self._device)
-            replace_plain(module, valued)
+                    value = _valued(buffer, recording, made)
+                    module._buffers[name] = value.to(self._device)
+            replace_plain(module, lambda t: _valued(t, recording, made))
 
     def fill(self) -> None:
         """Give every parameter that waits for them its values; at first call alone.
@@ -131,17 +129,38 @@ class Shards:
 
     def _filled(self, old: nn.Parameter, waiting: _Waiting) -> nn.Parameter:
         assert self._recording is not None
-        values = self._recording.replay(waiting.source)
         filled: torch.Tensor
         if isinstance(old, DTensor):
-            values = _cut(values, old, old.device_mesh.ndim - waiting.split)
-            local = _owned(values, self._device)
+            # Before the whole tensor: what outlives it would break up its memory.
+            local = torch.empty_like(old._local_tensor, device=self._device)
+            values = self._recording.replay(waiting.source)
+            local.copy_(_cut(values, old, old.device_mesh.ndim - waiting.split))
             filled = DTensor(  # type: ignore[no-untyped-call]
                 local, old._spec, requires_grad=False
             )
         else:
-            filled = _owned(values, self._device)
+            filled = _owned(self._recording.replay(waiting.source), self._device)
         return nn.Parameter(filled, requires_grad=old.requires_grad)
+
+
+def compute_attributes(model: nn.Module, recording: Recording) -> None:
+    """Give tensors in plain attributes of a whole model their values, in place.
+
+    ``torch.export`` takes them for constants, which it wants the values of.
+    """
+    made: _Made = {}
+    for module in model.modules():
+        replace_plain(
+            module,
+            lambda t: t if isinstance(t, nn.Parameter) else _valued(t, recording, made),
+        )
+
+
+def _valued(tensor: torch.Tensor, recording: Recording, made: _Made) -> torch.Tensor:
+    """What stands for a tensor: what was made for it before, or its values."""
+    if id(tensor) not in made and recording.defers(tensor):
+        made[id(tensor)] = tensor, recording.replay(tensor)
+    return made.get(id(tensor), (tensor, tensor))[1]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -191,7 +210,7 @@ def _cut(whole: torch.Tensor, parameter: DTensor, outer: int) -> torch.Tensor:
             f"a parameter of {tuple(parameter.shape)} placed {parameter.placements}; "
             f"this torch cuts otherwise, use one of those that Meshwright names"
         )
-    return whole.contiguous()
+    return whole
 
 
 def _owned(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """How one model part becomes parallel, top to bottom.
 
-Tensor parallelism, then experts and context, then recomputation, then data
-parallelism: each wraps what the one before has made, and no other order composes.
+Tensor parallelism, then experts and context, then compilation and recomputation, then
+data parallelism: each wraps what the one before has made, and no other order composes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from executors.compile import compile_blocks, require_compiler
 from executors.compression import ONE_BUCKET_MB, compress_gradients
 from executors.context import apply_context_parallel
 from executors.experts import shard_experts
 from executors.materialize import Shards
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
+from executors.overlap import set_prefetch
 from executors.recompute import apply_recompute
 from executors.recording import Recording
 from executors.tensor_parallel import apply_tensor_parallel, styles_of_model
@@ -87,7 +90,10 @@ def parallelize(
 
     Raises:
         StrategyError: If tp or ep cannot split a module as the sharding says.
+        ExecutionError: If blocks are to be compiled and there is no compiler.
     """
+    if strategy.compile:
+        require_compiler(place.device)
     dtype = _torch_dtype(strategy.precision.parameter)
     values = Shards(model, recording, place.device, dtype)
 
@@ -110,8 +116,14 @@ def parallelize(
             causal=causal,
         )
 
-    # 4. Recomputation, inside of the all-gathers that data parallelism adds.
+    # 4. Compilation and recomputation, inside of the all-gathers that data parallelism
+    # adds. Code of a block runs again as a whole; which of its ops are kept is for the
+    # compiler to arrange.
+    if strategy.compile and recompute != "selective":
+        compile_blocks(model, units)
     apply_recompute(model, units, recompute)
+    if strategy.compile and recompute == "selective":
+        compile_blocks(model, units)
 
     # 5. Data parallelism: experts first, then units, then what is left.
     module = _data_parallel(model, strategy, place, units, experts, values)
@@ -181,7 +193,7 @@ def _data_parallel(
             model,
             process_group=group,
             gradient_as_bucket_view=True,
-            bucket_cap_mb=ONE_BUCKET_MB if how == "powersgd" else None,
+            bucket_cap_mb=_bucket_mb(strategy),
         )
         compress_gradients(wrapped, how, group)
         return wrapped
@@ -190,8 +202,11 @@ def _data_parallel(
         param_dtype=_torch_dtype(precision.compute) if casts else None,
         reduce_dtype=_torch_dtype(precision.reduce),
     )
+    norms = _batch_norms(model) if casts else ()
     if shards == 1 and replicas > 1:
         mesh = place.along("replicate")
+        for norm in norms:
+            replicate(norm, mesh=mesh, mp_policy=_uncast(precision))
         for unit in _wrapped_units(model, units):
             replicate(model.get_submodule(unit), mesh=mesh, mp_policy=policy)
         replicate(model, mesh=mesh, mp_policy=policy)
@@ -207,7 +222,15 @@ def _data_parallel(
             shard_placement_fn=partial(_place_expert, place.size("expert_shard")),
         )
     mesh = place.along(*outer, "shard")
-    for unit in _wrapped_units(model, units):
+    named = _wrapped_units(model, units)
+    for norm in norms:
+        fully_shard(
+            norm,
+            mesh=mesh,
+            mp_policy=_uncast(precision),
+            reshard_after_forward=reshard,
+        )
+    for unit in named:
         fully_shard(
             model.get_submodule(unit),
             mesh=mesh,
@@ -215,7 +238,34 @@ def _data_parallel(
             reshard_after_forward=reshard,
         )
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    set_prefetch(model, named, experts, strategy.overlap)
     return model
+
+
+def _batch_norms(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Batch norms with parameters: they take narrow inputs, but no narrow parameters.
+
+    Their running statistics are kept in full, and torch wants parameters like those.
+    """
+    return tuple(
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.affine
+    )
+
+
+def _uncast(precision: Precision) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        reduce_dtype=_torch_dtype(precision.reduce), cast_forward_inputs=False
+    )
+
+
+def _bucket_mb(strategy: Strategy) -> float | None:
+    """Size of DDP's buckets in MiB, any fraction of one; None for torch's own."""
+    if strategy.gradient_compression == "powersgd":
+        return ONE_BUCKET_MB
+    size = strategy.overlap.bucket_bytes
+    return None if size is None else size / 2**20
 
 
 def _place_expert(ways: int, parameter: nn.Parameter) -> Shard | None:

@@ -30,6 +30,9 @@ class Pipeline:
         strategy: Schedule, microbatches, number of stages.
         place: Where this process stands.
         loss: Called on the last stage's output; already scaled.
+
+    Attributes:
+        schedule: torch's.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Pipeline:
         ]
         kind = get_schedule_class(strategy.schedule)
         multi = issubclass(kind, PipelineScheduleMulti)
-        self._schedule: Any = kind(
+        self.schedule: Any = kind(
             stages if multi else stages[0],
             strategy.num_microbatches,
             loss_fn=loss,
@@ -82,7 +85,5 @@ class Pipeline:
         if target is None:
             # The schedule hands a target to every loss.
             target = next(iter(inputs.values()))
-        self._schedule.step(
-            target=target, losses=losses, return_outputs=False, **inputs
-        )
+        self.schedule.step(target=target, losses=losses, return_outputs=False, **inputs)
         return torch.stack(losses).sum().detach() if self._has_last else None

@@ -104,10 +104,7 @@ class Recording:
         """
         place = self._tape.place(tensor)
         if place is None:
-            raise ExecutionError(
-                f"no values are known of a tensor of shape {tuple(tensor.shape)}: it "
-                f"was made outside of the recording; make it in model_fn"
-            )
+            raise _unknown(tensor)
         return self._tape.replay(place)
 
     @contextlib.contextmanager
@@ -136,7 +133,9 @@ class Recording:
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         deferred = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
-        if not deferred and self._has_values(func, tensors, leaves):
+        if _elsewhere(func, tensors, leaves):
+            return self._compute(func, args, kwargs, draws=False)
+        if not deferred and self._has_values(func, tensors):
             return self._compute(func, args, kwargs)
         written = _written(func, args, kwargs)
         if any(not isinstance(tensor, FakeTensor) for tensor in written):
@@ -151,7 +150,7 @@ class Recording:
                 return self._compute(func, args, kwargs)
             result = written[0] if len(written) == 1 else tuple(written)
         results = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor)]
-        if not deferred and sum(r.nbytes for r in results) < self._small_bytes:
+        if not deferred and sum(_size(r) for r in results) < self._small_bytes:
             return self._compute(func, args, kwargs)
         self._note(func, held, (args, kwargs), written, result)
         return result
@@ -177,23 +176,23 @@ class Recording:
         return tensor
 
     def _hold(self, tree: Any) -> Any:
-        return tree_map(self._tape.hold, tree)
+        return tree_map(self._hold_one, tree)
 
-    def _has_values(
-        self, func: Any, tensors: list[torch.Tensor], leaves: list[Any]
-    ) -> bool:
+    def _hold_one(self, value: Any) -> Any:
+        if isinstance(value, FakeTensor) and not self.defers(value):
+            raise _unknown(value)
+        return self._tape.hold(value)
+
+    def _has_values(self, func: Any, tensors: list[torch.Tensor]) -> bool:
         """Whether an operation without deferred tensors is done at once in any case."""
-        elsewhere = any(
-            isinstance(leaf, torch.device) and leaf.type != "cpu" for leaf in leaves
-        )
         large = any(
-            tensor.device.type != "cpu" or tensor.nbytes >= max(self._small_bytes, 1)
+            tensor.device.type == "cpu" and _size(tensor) >= max(self._small_bytes, 1)
             for tensor in tensors
         )
         views = func in _LIFTS or (func.is_view and bool(tensors))
-        return elsewhere or large or views or func._schema.is_mutable
+        return large or views or bool(func._schema.is_mutable)
 
-    def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _compute(self, func: Any, args: Any, kwargs: Any, *, draws: bool = True) -> Any:
         """Do an operation on values, replaying what it reads of deferred tensors."""
 
         def valued(leaf: Any) -> Any:
@@ -202,14 +201,14 @@ class Recording:
             return self.replay(leaf)
 
         with _disable_current_modes():
-            seed = self._seed(func, (args, kwargs))
+            seed = self._seed(func, (args, kwargs)) if draws else None
             if seed is not None:
                 args, kwargs = _without_generator(args), _without_generator(kwargs)
             args, kwargs = tree_map(valued, args), tree_map(valued, kwargs)
             with seeded(seed):
                 result = func(*args, **kwargs)
             # Memory that nobody writes to has the same values on every rank.
-            return result.zero_() if func in _EMPTY else result
+            return result.zero_() if draws and func in _EMPTY else result
 
     @staticmethod
     def _seed(func: Any, given: Any) -> int | None:
@@ -294,6 +293,28 @@ class _Functions(TorchFunctionMode):
         elif func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return _deep_copy(args[0], args[1])
         return func(*args, **(kwargs or {}))
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Bytes of its elements; of a sparse one too, if it were dense."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _unknown(tensor: torch.Tensor) -> ExecutionError:
+    return ExecutionError(
+        f"no values are known of a tensor of shape {tuple(tensor.shape)}: it was made "
+        f"outside of the recording; make it in model_fn"
+    )
+
+
+def _elsewhere(func: Any, tensors: list[torch.Tensor], leaves: list[Any]) -> bool:
+    """Whether an operation is about another device than the CPU."""
+    asked = {leaf.type for leaf in leaves if isinstance(leaf, torch.device)}
+    real = {t.device.type for t in tensors if not isinstance(t, FakeTensor)}
+    if func in _EMPTY and asked == {"cpu"} and real == {"meta"}:
+        # Module.to_empty, of a model that was built on the meta device.
+        return False
+    return bool((asked | real) - {"cpu"})
 
 
 def _take_over(old: torch.Tensor, new: torch.Tensor) -> None:

@@ -113,6 +113,8 @@ class Tape:
 
     def place(self, tensor: torch.Tensor) -> Place | None:
         """Where a tensor lies now; None if the tape does not know its storage."""
+        if not torch._C._has_storage(tensor):
+            return None
         number = self._numbers.get(tensor.untyped_storage()._cdata)
         if number is None:
             return None
@@ -143,7 +145,7 @@ class Tape:
         place = self.place(value)
         if place is not None:
             return place
-        if value.nbytes < SMALL_BYTES:
+        if value.numel() * value.element_size() < SMALL_BYTES:
             return _Constant(value.detach().clone(), None)
         # Too large to copy for every operation; whether it has changed is checked.
         return _Constant(value, None if value.is_inference() else value._version)

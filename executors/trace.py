@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +30,19 @@ _CPU_ATTENTION = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }
-_FORMULAS: dict[Any, Any] = {**flop_registry, **_CPU_ATTENTION}
+
+
+def _grouped_flop(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
+    """Two for each product: rows belong to one group each, whatever their split."""
+    del out_val
+    groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
+    inner, columns = left.shape[-1], right.shape[-1]
+    return int(2 * groups * left.shape[-2] * inner * columns)
+
+
+#: torch has none for what experts compute.
+_GROUPED = {_ATEN._grouped_mm: _grouped_flop}
+_FORMULAS: dict[Any, Any] = {**flop_registry, **_CPU_ATTENTION, **_GROUPED}
 
 
 class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -48,6 +62,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.restart()
         self._mode: Any = None
+        self._quiet = False
         self._resize: Any = None
 
     def restart(self) -> None:
@@ -55,6 +70,16 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tally = Tally()
         self.flops = 0
         self.ledger.restart()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Count nothing of the block."""
+        self._quiet = True
+        try:
+            with self.ledger.muted():
+                yield
+        finally:
+            self._quiet = False
 
     def __enter__(self) -> StepTrace:
         self._mode = active_fake_mode()
@@ -87,7 +112,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if active_fake_mode() is not self._mode:
+        if self._quiet or active_fake_mode() is not self._mode:
             # DTensor works out shapes by ops on whole fake tensors of its own.
             return result
         for leaf in tree_leaves(result):

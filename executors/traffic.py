@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -56,6 +57,13 @@ class Tally:
             entry = self._counts[kind, _group_size(args)]
             entry[0] += 1
             entry[1] += max((_size(argument) for argument in args), default=0)
+
+    def add(self, more: Mapping[tuple[str, int], Traffic]) -> None:
+        """Count what was counted before once more, by kind and size of the group."""
+        for key, traffic in more.items():
+            entry = self._counts[key]
+            entry[0] += traffic.count
+            entry[1] += traffic.bytes
 
     def by_group(self) -> dict[tuple[str, int], Traffic]:
         """What was counted so far, by kind and number of ranks that take part."""

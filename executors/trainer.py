@@ -16,6 +16,7 @@ from executors.context import local_positions, slice_sequence
 from executors.data import Batch, slice_batch, synthetic_batch
 from executors.gradients import clip_gradients, gradient_norm, sum_over_tp
 from executors.losses import LossFunction, target_of
+from executors.materialize import compute_attributes
 from executors.mesh import ProcessMesh
 from executors.names import units_of_model
 from executors.optimizer import build_optimizer
@@ -128,6 +129,8 @@ class Trainer:
         precision = strategy.precision
         with recording.active() if recording else nullcontext():
             model.to(getattr(torch, precision.parameter))
+        if recording is not None:
+            compute_attributes(model, recording)
         sample = synthetic_batch(
             self.plan.workload, 0, samples=strategy.microbatch_size
         )
@@ -236,24 +239,38 @@ class Trainer:
         inputs = self._own_tokens(self._model_inputs(local))
         if self.pipeline is not None:
             return self.pipeline.step(inputs, target)
-        count = self.plan.strategy.num_microbatches
-        part = self.parts[0]
         total = torch.zeros((), device=self.place.device)
-        for index in range(count):
-            last = index == count - 1
-            part.sync_gradients(last)
-            ddp = (
-                part.module
-                if isinstance(part.module, DistributedDataParallel)
-                else None
-            )
-            with ddp.no_sync() if ddp is not None and not last else nullcontext():
-                micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
-                wanted = None if target is None else target.chunk(count)[index]
-                loss = self.loss(part.module(**micro), wanted)
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+        for index in range(self.plan.strategy.num_microbatches):
+            total += self.accumulate(inputs, target, index)
         return total
+
+    def accumulate(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        target: torch.Tensor | None,
+        index: int,
+    ) -> torch.Tensor:
+        """Forward and backward of one microbatch without a pipeline.
+
+        Args:
+            inputs: Of all microbatches of this rank, on its device.
+            target: What the loss compares with, of all of them.
+            index: Which microbatch.
+
+        Returns:
+            Its share of the loss.
+        """
+        count = self.plan.strategy.num_microbatches
+        part, last = self.parts[0], index == count - 1
+        part.sync_gradients(last)
+        module = part.module
+        ddp = module if isinstance(module, DistributedDataParallel) else None
+        with ddp.no_sync() if ddp is not None and not last else nullcontext():
+            micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
+            wanted = None if target is None else target.chunk(count)[index]
+            loss = self.loss(module(**micro), wanted)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _model_inputs(
         self, local: Mapping[str, torch.Tensor]

@@ -75,6 +75,7 @@ def _setting(
     grad_clip_norm: float | None,
     recipe: str,
     memory_fraction: float,
+    compiled: bool = False,
 ) -> Setting:
     if not 0 < memory_fraction <= 1:
         raise StrategyError(
@@ -93,6 +94,7 @@ def _setting(
         grad_clip_norm=grad_clip_norm,
         recipe=get_recipe(recipe),
         memory_fraction=memory_fraction,
+        compile=compiled,
     )
 
 
@@ -209,6 +211,7 @@ def plan(
             grad_clip_norm=grad_clip_norm,
             recipe=recipe,
             memory_fraction=memory_fraction,
+            compiled=bool(pins.get("compile", False)),
         ),
         global_batch=global_batch,
         pins=normalize_pins(pins),

@@ -19,7 +19,7 @@ from planner.errors import (
     StrategyError,
     UnknownNameError,
 )
-from planner.schema import Optimizer, Precision
+from planner.schema import SPLIT_BACKWARD_SCHEDULES, Optimizer, Precision
 from tests.cost.made import device, hosts, real_graph, uniform_graph
 
 EIGHT = hosts((2, 4, device()))
@@ -90,6 +90,19 @@ def test_pins_are_written_down_as_one_type_whatever_they_came_as() -> None:
     assert type(made.provenance.pinned["tp"]) is int
     typed = small(pin={"tp": 2, "sequence_parallel": False, "zero_stage": 0})
     assert made.canonical_bytes() == typed.canonical_bytes()
+
+
+def test_blocks_are_compiled_only_if_that_is_asked_for() -> None:
+    assert not small().strategy.compile
+    made = small(pin={"compile": "true", "pp": 2})
+    assert made.strategy.compile
+    assert made.strategy.schedule not in SPLIT_BACKWARD_SCHEDULES
+    assert made.not_runnable == ()
+    assert made.provenance.pinned == {"compile": True, "pp": 2}
+    assert "blocks compiled" in made.summary()
+    pins = {"compile": True, "pp": 2, "schedule": "ZBVZeroBubble"}
+    with pytest.raises(NoFeasiblePlanError, match="compile=True with ZBVZeroBubble"):
+        small(pin=pins)
 
 
 def test_modules_are_read_and_planned() -> None:

@@ -29,7 +29,7 @@ Pins = Annotated[
         metavar="KNOB=VALUE",
         help="Fix a knob and plan the rest: pp, dp_replicate, dp_shard, cp, tp, ep, "
         "zero_stage, schedule, virtual_stages, microbatch_size, num_microbatches, "
-        "recompute or sequence_parallel. May be given several times.",
+        "recompute, sequence_parallel or compile. May be given several times.",
     ),
 ]
 

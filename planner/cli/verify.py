@@ -15,7 +15,7 @@ from planner.schema import Plan
 from planner.schema.verification import RankVerification, Verification
 from planner.units import format_bytes, format_count
 
-__all__ = ["VerifyCommand", "verify_rank"]
+__all__ = ["VerifyCommand", "verify_ranks"]
 
 #: How far a prediction may be off before the command says so.
 _TOLERANCE = 0.1
@@ -41,14 +41,16 @@ class VerifyCommand:
         ),
     ] = None
     timeout: OptionalFloat = None
-    """Longest that one rank may take, in seconds."""
+    """Longest that it may take, in seconds."""
     force: bool = False
     """Verify although the model is not that of the plan."""
+    every_microbatch: bool = False
+    """Run every microbatch, also those that do what others have done."""
     json: bool = False
     """Print the result as JSON."""
 
     def run(self) -> None:
-        """Verify the ranks one after the other, each in a process of its own.
+        """Verify the ranks one after the other, in a process of their own.
 
         Raises:
             ExecutionError: If a rank would fail, or cannot be verified.
@@ -57,7 +59,7 @@ class VerifyCommand:
         if plan.not_runnable:
             raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
         ref = self._model(plan)
-        found = tuple(self._verify(plan, ref, rank) for rank in self._ranks(plan))
+        found = self._verify(plan, ref, self._ranks(plan))
         result = Verification.of(plan, found)
         self._report(result)
         for rank in found:
@@ -98,27 +100,35 @@ class VerifyCommand:
         chosen = self.rank or (place * mesh.stride("pp") for place in places)
         return tuple(dict.fromkeys(chosen))
 
-    def _verify(self, plan: Plan, ref: str, rank: int) -> RankVerification:
+    def _verify(
+        self, plan: Plan, ref: str, ranks: tuple[int, ...]
+    ) -> tuple[RankVerification, ...]:
         from executors.launcher import launch
 
         world = plan.strategy.mesh.num_devices
-        note(f"verifying rank {rank} of {world} ({plan.strategy.label()})")
+        listed = ", ".join(str(rank) for rank in ranks)
+        which = f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+        note(f"verifying {which} of {world:,} ({plan.strategy.label()})")
         arguments = {
             "plan": plan.to_json(),
             "model": ref,
-            "rank": rank,
+            "ranks": list(ranks),
             "force": self.force,
+            "every_microbatch": self.every_microbatch,
         }
-        with working(f"rank {rank}"):
+        with working(which):
             (answer,) = launch(
-                "planner.cli.verify:verify_rank",
+                "planner.cli.verify:verify_ranks",
                 arguments,
                 processes=1,
+                on_message=lambda _, rank: note(f"rank {rank} is done"),
                 timeout_s=self.timeout,
             )
-        return RankVerification.from_data(answer)
+        return tuple(RankVerification.from_data(each) for each in answer)
 
     def _report(self, result: Verification) -> None:
+        for assumption in result.assumptions:
+            note(f"assumed {assumption}")
         off = [each for each in result.deviations if each.beyond(_TOLERANCE)]
         if self.json:
             data = result.to_data()
@@ -152,6 +162,8 @@ def _print(result: Verification) -> None:
             for each in rank.collectives
         ]
         rows.append(("FLOPs", "", "", format_count(rank.flops)))
+        run = f"{rank.microbatches_run} of {rank.microbatches}"
+        rows.append(("microbatches run", "", run, ""))
         name = f"rank {rank.rank}, pp rank {rank.pp_rank}"
         emit_table((name, "ranks", "calls", ""), rows, numbers=True)
     if result.deviations:
@@ -170,18 +182,29 @@ def _print(result: Verification) -> None:
         )
 
 
-def verify_rank(arguments: dict[str, Any], _: Callable[[Any], None]) -> dict[str, Any]:
-    """Verify one rank; what the process started for it does.
+def verify_ranks(
+    arguments: dict[str, Any], tell: Callable[[Any], None]
+) -> list[dict[str, Any]]:
+    """Verify some ranks; what the process started for them does.
 
     Args:
         arguments: JSON values, from :class:`VerifyCommand`.
+        tell: Told of each rank that is done.
+
     Returns:
-        A :class:`planner.schema.verification.RankVerification` as JSON data.
+        A :class:`planner.schema.verification.RankVerification` a rank, as JSON data.
     """
-    from executors.dryrun import dry_run
+    from executors.dryrun import dry_runs
     from planner.capture import load_model
 
     plan = Plan.from_json(arguments["plan"])
     loaded = load_model(arguments["model"], seq_len=plan.workload.seq_len)
-    found = dry_run(plan, loaded.build, arguments["rank"], force=arguments["force"])
-    return found.to_data()
+    found = dry_runs(
+        plan,
+        loaded.build,
+        arguments["ranks"],
+        force=arguments["force"],
+        every_microbatch=arguments["every_microbatch"],
+        on_rank=lambda rank: tell(rank.rank),
+    )
+    return [rank.to_data() for rank in found]

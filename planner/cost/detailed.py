@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.compression import compress, compressed_traffic
 from planner.cost.data_parallel import (
     ReplicaTraffic,
     optimizer_seconds,
@@ -36,6 +37,7 @@ from planner.simulate import (
     closed_form_of_stages,
     evaluate,
 )
+from planner.units import dtype_bytes
 
 __all__ = ["detailed_cost"]
 
@@ -71,6 +73,13 @@ def _schedule(strategy: Strategy) -> ActionTable | None:
     )
 
 
+def _is_compressed(strategy: Strategy) -> bool:
+    """Whether replicas exchange smaller gradients, which only plain ones can."""
+    mesh = strategy.mesh
+    plain = mesh.pp == mesh.tp == mesh.dp_shard == 1 and mesh.dp_replicate * mesh.cp > 1
+    return plain and strategy.gradient_compression != "none"
+
+
 def _memory(
     setting: Setting,
     strategy: Strategy,
@@ -92,7 +101,7 @@ def _memory(
         most_trained[owner] = max(most_trained[owner], trained[units].max())
     owns = owned_scalars(strategy, costs, bounds)
     held = held_bytes(strategy, costs, bounds, table, keeps_sent=not setting.on_gpu)
-    return memory_parts(
+    parts = memory_parts(
         parameters=owns.whole,
         sharded=owns.shard,
         largest_unit=largest,
@@ -109,6 +118,16 @@ def _memory(
         optimizer=setting.optimizer,
         recipe=setting.recipe,
         on_gpu=setting.on_gpu,
+    )
+    if not _is_compressed(strategy):
+        return parts
+    size = dtype_bytes(setting.precision.reduce)
+    found = compress(setting.graph, strategy.gradient_compression, size)
+    # Activations are gone when the last gradients are exchanged.
+    return replace(
+        parts,
+        gradients=parts.gradients + found.kept_bytes,
+        activations=np.maximum(parts.activations, found.working_bytes),
     )
 
 
@@ -142,23 +161,29 @@ def _tail(
     def full(value: int) -> Index:
         return np.full(pp, value, dtype=np.int64)
 
-    traffic = replica_traffic(
-        scalars=owns.whole,
-        trained=owns.trained,
-        units=units,
-        zero_stage=full(strategy.zero_stage),
-        pp=full(pp),
-        num_microbatches=full(strategy.num_microbatches),
-        forward_s=busy[0],
-        backward_s=busy[1],
-        shard=setting.groups(full(ways), full(mesh.tp)),
-        replicate=setting.groups(full(copies), full(mesh.tp * ways)),
-        precision=setting.precision,
-        recipe=setting.recipe,
-        measured=setting.cluster.document.collectives,
-        on_gpu=setting.on_gpu,
-        core_wait_s=setting.core_wait_s,
-    )
+    shard = setting.groups(full(ways), full(mesh.tp))
+    replicate = setting.groups(full(copies), full(mesh.tp * ways))
+    if _is_compressed(strategy):
+        how = strategy.gradient_compression
+        traffic = compressed_traffic(setting, how, replicate, units, busy[1])
+    else:
+        traffic = replica_traffic(
+            scalars=owns.whole,
+            trained=owns.trained,
+            units=units,
+            zero_stage=full(strategy.zero_stage),
+            pp=full(pp),
+            num_microbatches=full(strategy.num_microbatches),
+            forward_s=busy[0],
+            backward_s=busy[1],
+            shard=shard,
+            replicate=replicate,
+            precision=setting.precision,
+            recipe=setting.recipe,
+            measured=setting.cluster.document.collectives,
+            on_gpu=setting.on_gpu,
+            core_wait_s=setting.core_wait_s,
+        )
     kinds = setting.types_of_ranks(pp)
     tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)
     update = np.array(
@@ -204,7 +229,8 @@ def _pipeline(
             strategy.virtual_stages,
             strategy.num_microbatches,
         )
-        parts = (times.forward, backward, weight)
+        # Of equal stages: the mean is of those that do split their backward.
+        parts = (times.forward, times.backward - times.weight, times.weight)
         plain = float(closed_form_of_stages(*key, *parts))
         sent = float(closed_form_of_stages(*key, *parts, times.send, times.send))
         return _Pipeline(

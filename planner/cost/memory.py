@@ -23,8 +23,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.cost.fullest import Devices, bytes_of, weight_bytes
 from planner.cost.recipes import Recipe
+from planner.cost.row_memory import Devices, bytes_of, weight_bytes
 from planner.schema import Optimizer, Precision
 
 __all__ = ["MemoryParts", "memory_parts"]

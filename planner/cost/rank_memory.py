@@ -23,6 +23,7 @@ __all__ = [
     "cuts_between",
     "prefix_sums",
     "rank_memory",
+    "rank_of",
     "stage_of",
 ]
 

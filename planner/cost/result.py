@@ -14,9 +14,9 @@ __all__ = ["PARTS", "Cost", "CostTable"]
 
 Array = NDArray[np.float64]
 
-#: Parts of a step's critical path; they sum to the step time. All but ``shared_cores``
-#: and ``optimizer`` are as if every process had its own cores: what CPU processes wait
-#: for each other's turn, in compute and in the pipeline, is ``shared_cores``.
+#: Parts of a step's critical path; they sum to the step time. Compute and the pipeline
+#: are as if every process had its own cores: what CPU processes that share cores slow
+#: each other down there is ``shared_cores``.
 PARTS = (
     "compute",
     "recompute",

@@ -35,6 +35,7 @@ class Setting:
         cluster: The machines.
         order: Device id of every rank; its length is the number of devices used.
         memory_fraction: Share of a device's memory that a plan may fill.
+        compile: Whether plans compile blocks; prices leave it alone.
     """
 
     graph: ModelGraph
@@ -45,6 +46,7 @@ class Setting:
     grad_clip_norm: float | None = None
     recipe: Recipe = RECIPES["torch"]
     memory_fraction: float = 0.9
+    compile: bool = False
 
     @property
     def activation_dtype(self) -> str:
@@ -152,12 +154,13 @@ class Setting:
             name="pair",
             members=2,
             bandwidth_bytes_per_s=float(bandwidth.min()),
-            latency_s=float(latency.max()),
+            latency_s=float(latency.max()) - self.core_wait_s,
         )
         pair = Groups.from_levels([(slowest,)])
         lines = lines_of("all_reduce", pair, self.cluster.document.collectives)[0]
         fixed, per_byte = lines[lines[:, 1].argmin()]
-        return float(fixed), float(per_byte)
+        # A ring of two has two hops.
+        return float(fixed) + 2 * self.core_wait_s, float(per_byte)
 
     def crowding(self, pp: int) -> tuple[float, float]:
         """How much CPU processes that share cores slow each other down.

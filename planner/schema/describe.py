@@ -80,6 +80,21 @@ def _batch_line(plan: Plan) -> str:
     return text if replicas == 1 else f"{text} on each of {replicas:,} replicas"
 
 
+def _overlap_line(plan: Plan) -> str:
+    """What is set by hand; empty where torch is left its own ways."""
+    overlap = plan.strategy.overlap
+    told = []
+    if plan.strategy.compile:
+        told.append("blocks compiled")
+    if overlap.forward_prefetch is not None:
+        told.append(f"{_number(overlap.forward_prefetch, 'unit')} ahead in forward")
+    if overlap.backward_prefetch is not None:
+        told.append(f"{_number(overlap.backward_prefetch, 'unit')} ahead in backward")
+    if overlap.bucket_bytes is not None:
+        told.append(f"gradient buckets of {format_bytes(overlap.bucket_bytes)}")
+    return ", ".join(told)
+
+
 def _speed(plan: Plan) -> str:
     prediction = plan.prediction
     parts = [f"{prediction.samples_per_s:,.2f} samples/s"]
@@ -124,13 +139,14 @@ def summary(plan: Plan) -> str:
         "schedule": _schedule_line(plan) if strategy.mesh.pp > 1 else "no pipeline",
         "batch": _batch_line(plan),
         "recompute": _recompute_line(plan),
+        "execution": _overlap_line(plan),
         "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
         "memory": _memory_line(plan),
         "found by": _finder_line(plan),
     }
     return "\n".join(
         [
-            *(f"{name:<11}{text}" for name, text in lines.items()),
+            *(f"{name:<11}{text}" for name, text in lines.items() if text),
             *(f"Meshwright cannot run it: {reason}" for reason in plan.not_runnable),
         ]
     )

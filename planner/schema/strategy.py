@@ -18,6 +18,7 @@ __all__ = [
     "GradientCompression",
     "Mesh",
     "Optimizer",
+    "Overlap",
     "Precision",
     "Recompute",
     "Schedule",
@@ -138,6 +139,28 @@ class Optimizer(Document):
         return 2
 
 
+#: Units gathered ahead.
+Depth = Annotated[int, Field(ge=1, le=64)]
+
+
+class Overlap(Document):
+    """How far communication runs ahead of what needs it, and in which pieces.
+
+    None leaves a choice to torch.
+
+    Attributes:
+        forward_prefetch: Units whose weights ZeRO gathers ahead of the one that
+            forward is in; torch issues a gather when the unit's own turn comes.
+        backward_prefetch: The same in backward, for ZeRO 3; torch gathers 1 ahead.
+        bucket_bytes: Gradient bytes that replicas (DDP) all-reduce at once; torch
+            takes 1 MiB for the first bucket and 25 MiB for the others.
+    """
+
+    forward_prefetch: Depth | None = None
+    backward_prefetch: Depth | None = None
+    bucket_bytes: Annotated[int, Field(ge=1024, le=2**40)] | None = None
+
+
 Style = Literal["colwise", "rowwise", "vocab", "experts"]
 
 
@@ -207,6 +230,8 @@ class Strategy(Document):
         context_algorithm: How attention sees a sequence that cp divides.
         gradient_compression: Of plain replicas (DDP); with any, ``semantics`` is
             approximate.
+        overlap: What communication runs ahead of, and in which pieces.
+        compile: Whether ``torch.compile`` fuses the ops of each block.
         device_ranges: Device ids by rank, as half-open ranges [start, stop);
             rank 0 is the first id of the first range.
         semantics: ``exact`` if a step computes what plain training would.
@@ -227,6 +252,8 @@ class Strategy(Document):
     context_algorithm: ContextAlgorithm = "all_to_all"
     gradient_compression: GradientCompression = "none"
     grad_clip_norm: Annotated[float, Field(gt=0)] | None = None
+    overlap: Overlap = Overlap()
+    compile: bool = False
     device_ranges: tuple[tuple[int, int], ...] = ()
     semantics: Literal["exact", "approximate"] = "exact"
 
@@ -296,4 +323,6 @@ class Strategy(Document):
         kinds = sorted({stage.recompute for stage in self.stages})
         if kinds and kinds != ["none"]:
             parts.append("+".join(kinds))
+        if self.compile:
+            parts.append("compiled")
         return " ".join(parts)

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 
+from planner.schema.execution import (
+    compile_reason,
+    overlap_reason,
+    replicas_by_ddp,
+)
 from planner.schema.limits import batch_norm_limit, stream_limit
 from planner.schema.patterns import matches_pattern
 from planner.schema.strategy import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Strategy
@@ -257,13 +262,10 @@ def _loss(case: _Case) -> str | None:
 
 def _compression(case: _Case) -> str | None:
     strategy = case.strategy
-    how, mesh = strategy.gradient_compression, strategy.mesh
+    how = strategy.gradient_compression
     if how == "none":
         return None
-    precision = strategy.precision
-    single = precision.parameter == precision.compute == precision.reduce
-    plain = strategy.zero_stage == 0 or mesh.dp_shard * mesh.cp == 1
-    if mesh.pp * mesh.tp > 1 or not plain or not single:
+    if not replicas_by_ddp(strategy):
         return (
             f"gradient_compression={how} with {strategy.label()}; it is for plain "
             f"replicas in one precision (pp=1, tp=1, no ZeRO), use none, or "
@@ -275,6 +277,14 @@ def _compression(case: _Case) -> str | None:
             f"say semantics=approximate"
         )
     return None
+
+
+def _overlap(case: _Case) -> str | None:
+    return overlap_reason(case.strategy)
+
+
+def _compiled(case: _Case) -> str | None:
+    return compile_reason(case.strategy)
 
 
 def _patterns(case: _Case) -> str | None:
@@ -323,6 +333,8 @@ _RULES: tuple[Callable[[_Case], str | None], ...] = (
     _precision,
     _loss,
     _compression,
+    _overlap,
+    _compiled,
     _patterns,
     _tied,
 )

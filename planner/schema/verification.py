@@ -17,6 +17,8 @@ Count = Annotated[int, Field(ge=0)]
 #: what is received was sent by a neighbour.
 _UNPREDICTED = frozenset({"recv"})
 
+_BALANCED = "balanced routing: every expert is sent equally many tokens"
+
 
 class GroupTraffic(Document):
     """Calls of one kind of collective in one step of one rank.
@@ -44,6 +46,9 @@ class RankVerification(Document):
             optimizer, activations, buffers.
         collectives: Of one step.
         flops: Of this rank's matrix products, convolutions and attention.
+        microbatches: In the step.
+        microbatches_run: How many of them were run; the others did the same, seen in
+            two that were, and were counted.
         failure: Where the step would fail: error and module; None if it would not.
     """
 
@@ -52,6 +57,8 @@ class RankVerification(Document):
     memory_bytes: dict[str, Count] = Field(default_factory=dict)
     collectives: tuple[GroupTraffic, ...] = ()
     flops: Count = 0
+    microbatches: Count = 0
+    microbatches_run: Count = 0
     failure: str | None = None
 
     @property
@@ -95,6 +102,7 @@ class Verification(Document):
         world_size: Ranks of the plan.
         ranks: Those that were run.
         deviations: What was predicted of them.
+        assumptions: What was taken for granted, because it depends on values.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
@@ -105,6 +113,7 @@ class Verification(Document):
     world_size: Annotated[int, Field(ge=1)]
     ranks: Annotated[tuple[RankVerification, ...], Field(min_length=1)]
     deviations: tuple[Deviation, ...]
+    assumptions: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, ranks: tuple[RankVerification, ...]) -> Verification:
@@ -119,6 +128,7 @@ class Verification(Document):
             world_size=plan.strategy.mesh.num_devices,
             ranks=ranks,
             deviations=(*_memory(plan, done), *_collectives(plan, done)),
+            assumptions=(_BALANCED,) if plan.strategy.mesh.ep > 1 else (),
         )
 
 

@@ -73,6 +73,7 @@ class Request:
             target=self.target,
             precision=self.setting.precision,
             optimizer=self.setting.optimizer,
+            compiled=self.setting.compile,
         )
 
 

@@ -115,6 +115,7 @@ def candidates_of_row(
             precision=setting.precision,
             optimizer=setting.optimizer,
             grad_clip_norm=setting.grad_clip_norm,
+            compiled=setting.compile,
             device_ranges=rank_ranges(setting.order),
         )
         result.append(Candidate(strategy=strategy, cost=model.cost(strategy)))

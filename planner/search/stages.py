@@ -18,7 +18,7 @@ from planner.cost import Setting
 from planner.cost.memory import memory_parts
 from planner.cost.unit_costs import UnitCosts
 from planner.schema import Recompute, Strategy
-from planner.simulate import ActionTable, peak_in_flight
+from planner.simulate import ActionTable, peak_counts, peak_in_flight
 from planner.simulate.compiled import compiled
 from planner.space.table import RECOMPUTE_NAMES
 
@@ -130,7 +130,11 @@ def _interval_memory(
     left = mesh.ep / max(ways, mesh.ep)
     cut = np.zeros(len(dense) + 1)
     cut[1:-1] = costs.cut_bytes[0]
-    kept = _intervals(costs.saved_bytes[:, 0])
+    # As planner.cost.held counts: a received tensor is a buffer, a sent one is held.
+    shared = cut[:-1, None] * costs.shared_inputs[0]
+    sent = np.broadcast_to(cut, (len(dense), len(cut))).copy()
+    sent[:, -1] = costs.output_bytes[0]
+    kept = np.maximum(_intervals(costs.saved_bytes[:, 0]) + sent - shared, 0.0)
     fixed = memory_parts(
         parameters=_intervals(dense + expert),
         sharded=_intervals(dense / ways + expert * left),
@@ -188,6 +192,11 @@ def best_cut(
         # The reserve is there once a rank, not once a virtual stage.
         limit += setting.recipe.reserve_bytes * (1 - 1 / skeleton.virtual_stages)
     held = peak_in_flight(table).astype(np.float64)
+    # What waits between the halves of a backward holds more, in proportion.
+    saved = max(float(costs.saved_bytes[0, 0].sum()), 1.0)
+    more = float(costs.weight_grad_bytes[0].sum()) / saved
+    waiting = peak_counts(table).split[rank] / skeleton.virtual_stages
+    held[1:] += waiting[1:] * more
     choice = np.zeros((stages, fixed.shape[1] + 1, 2), dtype=np.int64)
     problem = (
         np.ascontiguousarray(time),

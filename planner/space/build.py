@@ -63,6 +63,7 @@ def build_strategy(
     precision: Precision | None = None,
     optimizer: Optimizer | None = None,
     grad_clip_norm: float | None = None,
+    compiled: bool = False,
     device_ranges: tuple[tuple[int, int], ...] = (),
 ) -> Strategy:
     """The strategy of a row with its stages.
@@ -76,6 +77,7 @@ def build_strategy(
         precision: Dtypes; defaults of :class:`Precision` if None.
         optimizer: Defaults of :class:`Optimizer` if None.
         grad_clip_norm: Largest gradient norm; None for no clipping.
+        compiled: Whether each block is.
         device_ranges: Device ids by rank.
     """
     bare = skeleton(row)
@@ -106,5 +108,6 @@ def build_strategy(
         precision=precision or Precision(),
         optimizer=optimizer or Optimizer(),
         grad_clip_norm=grad_clip_norm,
+        compile=compiled,
         device_ranges=device_ranges,
     )

@@ -35,6 +35,7 @@ class Facts:
         backend: Communication backend of the slowest device.
         precision: Dtypes that were asked for.
         optimizer: Optimizer that was asked for.
+        compile: Whether blocks are to be compiled.
         target: Who will run the plan: ``meshwright`` keeps to what the executors
             can run, ``any`` to what is legal at all.
     """
@@ -56,6 +57,7 @@ class Facts:
     backend: str = "nccl"
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    compile: bool = False
     target: str = "meshwright"
 
 
@@ -67,6 +69,7 @@ def gather_facts(
     target: str,
     precision: Precision,
     optimizer: Optimizer,
+    compiled: bool = False,
 ) -> Facts:
     """Facts of a request.
 
@@ -77,6 +80,7 @@ def gather_facts(
         target: ``meshwright`` or ``any``; see :class:`Facts`.
         precision: Dtypes.
         optimizer: Optimizer.
+        compiled: Whether blocks are to be.
     """
     backends = {device.backend for device in cluster.device_types}
     return Facts(
@@ -101,5 +105,6 @@ def gather_facts(
         backend="gloo" if "gloo" in backends else "nccl",
         precision=precision,
         optimizer=optimizer,
+        compile=compiled,
         target=target,
     )

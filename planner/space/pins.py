@@ -31,7 +31,13 @@ PINNABLE = (
     "num_microbatches",
     "recompute",
     "sequence_parallel",
+    "compile",
 )
+
+#: Those that are on or off.
+_SWITCHES = frozenset({"sequence_parallel", "compile"})
+#: Those that strategies of one request have in common: no column of a table.
+_COMMON = frozenset({"compile"})
 
 #: Names of the knobs that have names for values.
 _NAMES: dict[str, Sequence[str]] = {
@@ -50,8 +56,8 @@ def read_pins(pins: Mapping[str, Any]) -> dict[str, Pin]:
     """Pins as one type a knob, however they were written.
 
     Degrees, counts and the ZeRO stage become integers (text of digits is taken, as a
-    shell or a YAML file gives it), schedules and recompute kinds stay names, sequence
-    parallelism becomes a bool.
+    shell or a YAML file gives it), schedules and recompute kinds stay names, switches
+    become bools.
 
     Args:
         pins: Knob to value.
@@ -67,8 +73,8 @@ def _read(knob: str, value: Any) -> Pin:
         raise UnknownNameError("knob to pin", str(knob), PINNABLE)
     if knob in _NAMES:
         return _name(knob, value)
-    if knob == "sequence_parallel":
-        return _switch(value)
+    if knob in _SWITCHES:
+        return _switch(knob, value)
     number = _whole_number(knob, value)
     low, high = (0, 3) if knob == "zero_stage" else (1, _MOST)
     if number < low:
@@ -89,7 +95,7 @@ def _name(knob: str, value: Any) -> str:
     return value
 
 
-def _switch(value: Any) -> bool:
+def _switch(knob: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     found = (
@@ -97,7 +103,7 @@ def _switch(value: Any) -> bool:
     )
     if found is None:
         raise StrategyError(
-            f"pin sequence_parallel={value!r} is neither on nor off; give True or False"
+            f"pin {knob}={value!r} is neither on nor off; give True or False"
         )
     return found
 
@@ -117,7 +123,7 @@ def _whole_number(knob: str, value: Any) -> int:
 
 
 def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
-    """Pins as the integers of a :class:`StrategyTable`.
+    """Pins as the integers of a :class:`StrategyTable`; ``compile`` is in no table.
 
     Args:
         pins: As :func:`read_pins` takes and gives them.
@@ -130,6 +136,7 @@ def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
         if knob in _NAMES and isinstance(value, str)
         else int(value)
         for knob, value in read_pins(pins).items()
+        if knob not in _COMMON
     }
 
 

@@ -219,6 +219,7 @@ def _target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
         sharding=facts.sharding,
         precision=facts.precision,
         optimizer=facts.optimizer,
+        compiled=facts.compile,
     )
     return unsupported(
         strategy,

@@ -28,10 +28,9 @@ def _answers(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[dict[str, A
     asked: list[dict[str, Any]] = []
 
     def launch(entry: str, arguments: dict[str, Any], **_: Any) -> list[Any]:
-        assert entry == "planner.cli.verify:verify_rank"
+        assert entry == "planner.cli.verify:verify_ranks"
         asked.append(arguments)
-        rank = arguments["rank"]
-        return [{"rank": rank, "pp_rank": rank, **fields}]
+        return [[{"rank": r, "pp_rank": r, **fields} for r in arguments["ranks"]]]
 
     monkeypatch.setattr(LAUNCHER, "launch", launch)
     return asked
@@ -40,7 +39,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[dict[str, A
 def test_every_stage_is_verified_and_compared(plan_file: Path) -> None:
     answer = meshwright("verify", plan_file, "--json")
     assert answer.code == 0, answer.err
-    assert answer.err.splitlines()[0].startswith("verifying rank 0 of 2 (pp2 ")
+    assert answer.err.splitlines()[0].startswith("verifying ranks 0, 1 of 2 (pp2 ")
     result = answer.json
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
     assert all(rank["failure"] is None for rank in result["ranks"])
@@ -61,13 +60,16 @@ def test_the_table_has_every_category_and_kind(
         memory_bytes={"parameters": 10, "activations": 30},
         collectives=[sent],
         flops=2_000_000,
+        microbatches=512,
+        microbatches_run=4,
     )
     answer = ask(capsys, "verify", plan_file, "--rank", "1")
     assert answer.code == 0
-    assert [entry["rank"] for entry in asked] == [1]
+    assert [entry["ranks"] for entry in asked] == [[1]]
     rows = [line.split() for line in answer.out.splitlines()]
     assert ["send", "2", "4", "5", "kB"] in rows
     assert ["activations", "30", "B"] in rows
+    assert ["microbatches", "run", "4", "of", "512"] in rows
     # A tiny peak is far from what was predicted, and that is said.
     assert "peak memory, pp rank 1: predicted" in answer.err
     assert "more than 10% off" in answer.err

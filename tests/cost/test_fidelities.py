@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost import PARTS, CostModel
+from planner.cost import PARTS, CostModel, Recipe
+from planner.cost.partition import balanced_bounds
+from planner.cost.unit_costs import Combinations, price_units
 from planner.errors import StrategyError
 from planner.schema import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Strategy
 from planner.simulate import why_not
@@ -48,6 +50,20 @@ def even(model: CostModel, values: dict[str, int]) -> Strategy:
     )
 
 
+def timed_cut(model: CostModel, values: dict[str, int]) -> list[int]:
+    """Stages of equal time, as the table cuts them; on devices of one type."""
+    one = np.ones(1, dtype=np.int64)
+    combos = Combinations(
+        tp=one, cp=one, ep=one, microbatch=one, sequence_parallel=0 * one
+    )
+    costs = price_units(model.setting, combos)
+    stages = values["pp"] * values["virtual_stages"]
+    work = costs.forward_s + costs.backward_s
+    types = np.zeros((1, stages), dtype=np.int64)
+    cut = balanced_bounds(work, 0 * one, types, np.array([stages]))[0]
+    return [int(bound) for bound in cut]
+
+
 def table_of(rows: list[dict[str, int]]) -> StrategyTable:
     return StrategyTable.from_columns(**{k: [r[k] for r in rows] for k in rows[0]})
 
@@ -75,19 +91,61 @@ def test_all_three_agree_on_even_pipelines(
         assert closed.step_time_s == want, strategy.label()
 
 
-def test_the_table_never_promises_memory_that_is_not_there() -> None:
-    model = CostModel(setting_for(uniform_graph(32), NODE))
+#: How much more than the exact order the table may say. A V with few microbatches is
+#: bounded by one with many.
+SLACK = {"ZBVZeroBubble": 1.3, "DualPipeV": 1.15}
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_the_table_never_promises_memory_that_is_not_there(backend: str) -> None:
+    cluster = hosts((1, 8, device(backend=backend)), inside=1e11)
+    model = CostModel(setting_for(uniform_graph(32), cluster))
     rows = pipelines(32)
     table = model.table(table_of(rows))
     for index, values in enumerate(rows):
         exact = model.cost(even(model, values))
         name = SCHEDULES[values["schedule"]]
         assert table.memory_bytes[index] >= exact.peak_memory_bytes * (1 - 1e-9)
-        slack = 1.25 if name in SPLIT_BACKWARD_SCHEDULES else 1.01
+        slack = SLACK.get(name, 1.05)
         assert table.memory_bytes[index] <= exact.peak_memory_bytes * slack
         assert table.excess_bytes[index] == pytest.approx(
             table.memory_bytes[index] - exact.limit_bytes.min()
         )
+
+
+def test_the_table_bounds_random_strategies_of_a_real_model() -> None:
+    # Embedding, head and norms make stages uneven, a tied weight lies on two of them.
+    graph = real_graph("gpt2-xl")
+    random = np.random.default_rng(5)
+    cluster = hosts((1, 8, device(backend="gloo")), inside=1e11)
+    model = CostModel(setting_for(graph, cluster))
+    ratios = []
+    for _ in range(60):
+        name = str(random.choice(SCHEDULES))
+        pp, many = int(random.choice([2, 4, 8])), int(random.choice([16, 32]))
+        single = name in ("GPipe", "1F1B")
+        values = row(
+            pp=pp,
+            schedule=SCHEDULES.index(name),  # type: ignore[arg-type]
+            virtual_stages=1 if single else 2,
+            num_microbatches=many,
+            recompute=0
+            if name in SPLIT_BACKWARD_SCHEDULES
+            else int(random.choice([0, 2])),
+            dp_shard=8 // pp,
+            zero_stage=int(random.choice([1, 2])) if pp < 8 else 0,
+        )
+        cut = timed_cut(model, values)
+        strategy = build_strategy(
+            values,
+            unit_names=graph.unit_names,
+            bounds=cut,
+            sharding={},
+        )
+        exact = model.cost(strategy).peak_memory_bytes
+        ratios.append(model.table(table_of([values])).memory_bytes[0] / exact)
+    assert min(ratios) >= 0.95
+    assert max(ratios) <= 1.35
 
 
 @pytest.mark.parametrize(
@@ -186,7 +244,10 @@ def test_waiting_for_shared_cores_is_no_bubble(pp: int, shared: float | None) ->
     values = row(pp=pp, dp_replicate=4 // pp, num_microbatches=8, schedule=1)
     graph = uniform_graph(8)
     alone = CostModel(setting_for(graph, hosts((1, 4, device()))))
-    crowded = CostModel(setting_for(graph, hosts((1, 4, device()), slots=2.0)))
+    # Messages that wait for their receiver's turn are part of the transfers.
+    prompt = Recipe(name="prompt", core_wait_s=0.0)
+    shared_host = hosts((1, 4, device()), slots=2.0)
+    crowded = CostModel(setting_for(graph, shared_host, recipe=prompt))
     free, found = alone.cost(even(alone, values)), crowded.cost(even(crowded, values))
     for part in PARTS[: PARTS.index("shared_cores")]:
         assert found.breakdown_s[part] == pytest.approx(free.breakdown_s[part])

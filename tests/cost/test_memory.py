@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.fullest import chunks_between_halves, chunks_in_flight
 from planner.cost.memory import MemoryParts, memory_parts
 from planner.cost.recipes import RECIPES, Recipe
+from planner.cost.row_memory import chunks_between_halves, chunks_in_flight
 from planner.schema import SCHEDULES, Optimizer, Precision
 from planner.simulate import (
     actions,
@@ -152,7 +152,9 @@ def counted(schedule: str, pp: int, virtual: int, many: int) -> np.ndarray:
 CASES = legal((2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 4, 6, 8, 12, 16, 24))
 
 
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS"])
+@pytest.mark.parametrize(
+    "schedule", [name for name in SCHEDULES if name != "ZBVZeroBubble"]
+)
 def test_chunks_in_flight_equal_the_action_tables(schedule: str) -> None:
     cases = [case for case in CASES if case[0] == schedule]
     assert cases
@@ -168,13 +170,14 @@ def test_a_single_stage_holds_what_peak_in_flight_says() -> None:
             assert counted(*case).tolist() == peak_in_flight(actions(*case)).tolist()
 
 
-def test_chunks_in_flight_bound_the_zero_bubble_schedules() -> None:
-    split = {"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
-    cases = [case for case in CASES if case[0] in split]
-    assert {case[0] for case in cases} == split
+def test_chunks_in_flight_bound_a_v_with_few_microbatches() -> None:
+    cases = [case for case in CASES if case[0] == "ZBVZeroBubble"]
+    assert cases
     for case in cases:
         exact = peak_activation_bytes(actions(*case), 1.0)
         assert (counted(*case) >= exact).all(), (case, counted(*case), exact)
+        if case[3] >= 2 * case[1]:
+            assert counted(*case).tolist() == exact.tolist(), case
 
 
 def test_chunks_between_the_halves_are_bounded() -> None:

@@ -62,7 +62,13 @@ def ask(pool: Pool, plan: Plan, **options: Any) -> tuple[Any, Any]:
         ("llama", SGD, ZERO3 | {"tp": 2}, PIPELINE | ZERO2),
         ("llama", ADAMW, ZERO3 | {"tp": 2}, PIPELINE | {"dp_replicate": 2}),
         ("llama", ADAMW, ZERO1, ZERO3),
-        ("llama", ADAMW, {"dp_replicate": 2}, PIPELINE | ZERO1),
+        pytest.param(
+            "llama",
+            ADAMW,
+            {"dp_replicate": 2},
+            PIPELINE | ZERO1,
+            marks=pytest.mark.slow,
+        ),
         # Tied weights: on both ends of a pipeline, then once; twice on one rank.
         ("gpt2", ADAMW, PIPELINE | ZERO2, ZERO3),
         ("gpt2", SGD, {"dp_replicate": 2}, ZBV),
@@ -92,7 +98,11 @@ def _goes_on(pool: Pool, folder: Path, first: Plan, second: Plan) -> None:
     assert resumed == pytest.approx(straight[2:], rel=1e-5)
 
 
-@pytest.mark.parametrize("back", [False, True], ids=["from-pp", "to-pp"])
+@pytest.mark.parametrize(
+    "back",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["from-pp", "to-pp"],
+)
 def test_a_weight_goes_by_one_name_whichever_stage_reads_it(
     pool: Pool, tmp_path: Path, back: bool
 ) -> None:
@@ -220,7 +230,7 @@ REPLICAS = {"dp_replicate": 2}
 
 @pytest.mark.parametrize(
     "changes",
-    [REPLICAS, ZERO3, PIPELINE | REPLICAS],
+    [REPLICAS, ZERO3, pytest.param(PIPELINE | REPLICAS, marks=pytest.mark.slow)],
     ids=["ddp", "zero3", "pp-replicate"],
 )
 def test_the_first_data_parallel_rank_tells_the_running_statistics(

@@ -26,7 +26,7 @@ def test_rounded_gradients_stay_within_their_rounding(
     assert 1e-5 <= far.gradients <= bound  # below, nothing was rounded
 
 
-def test_power_sgd_still_learns(pool: Pool) -> None:
+def test_power_sgd_stays_near_what_it_approximates(pool: Pool) -> None:
     plan: Plan = make_plan(
         "llama",
         dp_replicate=2,
@@ -34,8 +34,8 @@ def test_power_sgd_still_learns(pool: Pool) -> None:
         semantics="approximate",
     )
     history = pool.run(train, 2, plan.to_json(), 8)
-    far = distance(pool, "llama", dp_replicate=2)
-    assert far.largest <= 1e-5  # the same plan without compression is exact
-    losses = [entry["loss"] for entry in history[0]]
-    assert losses == [entry["loss"] for entry in history[1]]
-    assert losses[-1] < losses[0]
+    assert history[0][-1]["loss"] == history[1][-1]["loss"]
+    # Against one process: the same batches, and nothing compressed.
+    compressed = {"gradient_compression": "powersgd", "semantics": "approximate"}
+    far = distance(pool, "llama", dp_replicate=2, **compressed)
+    assert 1e-5 <= far.loss <= 5e-2

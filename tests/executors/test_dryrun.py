@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from executors.dryrun import dry_run
+from executors.dryrun import dry_run, dry_runs
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Optimizer, Plan
 from planner.schema.verification import Verification
-from tests.distributed.cases import BATCH, SEQ, VOCAB, build, make_plan
+from tests.distributed.cases import BATCH, LAYERS, SEQ, VOCAB, build, make_plan
 
 ADAM = Optimizer(name="AdamW", learning_rate=1e-3)
 
@@ -52,6 +52,96 @@ def test_flops_are_six_a_parameter_and_token_and_attention() -> None:
     # Scores and their products with values: forward twice, backward five times.
     attention = 4 * (2 + 5) * 2 * BATCH * SEQ * SEQ * 32
     assert found.flops == 6 * products * BATCH * SEQ + attention
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "1F1B": {"pp": 2, "schedule": "1F1B"},
+    "V, split backward": {"pp": 2, "schedule": "ZBVZeroBubble", "virtual_stages": 2},
+    "accumulated shards": {"dp_shard": 2, "zero_stage": 2},
+    "GPipe": {"pp": 2, "schedule": "GPipe"},
+    "Interleaved1F1B": {"pp": 2, "schedule": "Interleaved1F1B", "virtual_stages": 2},
+    "LoopedBFS": {"pp": 2, "schedule": "LoopedBFS", "virtual_stages": 2},
+    "InterleavedZeroBubble": {
+        "pp": 2,
+        "schedule": "InterleavedZeroBubble",
+        "virtual_stages": 2,
+    },
+    "DualPipeV": {"pp": 2, "schedule": "DualPipeV", "virtual_stages": 2},
+    "1F1B of ZeRO 3": {
+        "pp": 2,
+        "schedule": "1F1B",
+        "dp_shard": 2,
+        "zero_stage": 3,
+    },
+    "1F1B of ZeRO 2, recomputed": {
+        "pp": 2,
+        "schedule": "1F1B",
+        "dp_shard": 2,
+        "zero_stage": 2,
+        "recompute": "full",
+    },
+    "1F1B of tp": {
+        "pp": 2,
+        "schedule": "1F1B",
+        "tp": 2,
+        "sequence_parallel": True,
+        "recompute": "selective",
+        "optimizer": ADAM,
+    },
+    "accumulated ZeRO 1": {"dp_shard": 2, "zero_stage": 1},
+    "accumulated ZeRO 3": {"dp_shard": 2, "zero_stage": 3, "recompute": "full"},
+    "accumulated replicas": {"dp_replicate": 2},
+}
+#: The others are left to the whole suite.
+QUICK = frozenset({"1F1B", "V, split backward", "accumulated shards"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in STEPS
+    ],
+)
+def test_microbatches_that_are_counted_count_as_if_they_were_run(name: str) -> None:
+    plan = _longer(make_plan("llama", num_microbatches=4, **STEPS[name]), 10)
+    last = plan.strategy.mesh.num_devices - 1
+    for rank in (last,) if name in QUICK else (0, last):
+        found = dry_run(plan, lambda: build("llama"), rank)
+        every = dry_run(plan, lambda: build("llama"), rank, every_microbatch=True)
+        assert found.failure is None
+        assert found.microbatches_run < found.microbatches == every.microbatches_run
+        assert found.memory_bytes == every.memory_bytes
+        assert found.collectives == every.collectives
+        assert found.flops == every.flops
+
+
+def _longer(plan: Plan, microbatches: int) -> Plan:
+    """The same plan on more samples a step, one a microbatch."""
+    longer = _changed(plan, num_microbatches=microbatches, microbatch_size=1)
+    samples = longer.strategy.global_batch
+    workload = longer.workload.model_copy(update={"global_batch": samples})
+    return longer.model_copy(update={"workload": workload})
+
+
+def test_ranks_of_one_call_are_as_if_alone() -> None:
+    plan = make_plan("llama", pp=2, dp_shard=2, zero_stage=2, schedule="1F1B")
+    plan = _longer(plan, 5)
+    built = []
+
+    def model() -> nn.Module:
+        built.append(1)
+        return build("llama")
+
+    told: list[int] = []
+    together = dry_runs(
+        plan, model, (0, 2, 3), on_rank=lambda found: told.append(found.rank)
+    )
+    # Rank 3 has the same stage as rank 2, which is not whole any more.
+    assert len(built) == 2
+    assert told == [0, 2, 3]
+    assert together[1] == dry_run(plan, lambda: build("llama"), 2)
+    assert together[2].model_copy(update={"rank": 2}) == together[1]
 
 
 @pytest.mark.slow
@@ -111,7 +201,6 @@ def test_a_model_that_branches_on_values_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("mixtral", {"dp_shard": 2, "ep": 2, "zero_stage": 3}, "routing.*ep=2"),
         (
             "llama",
             {
@@ -137,6 +226,34 @@ def test_ranks_and_models_that_are_not_the_plans_are_refused() -> None:
         dry_run(plan, lambda: build("llama"), 2)
     with pytest.raises(FingerprintError, match="the plan is for llama"):
         dry_run(plan, lambda: build("gpt2"), 0)
+
+
+def test_routing_is_taken_to_be_balanced() -> None:
+    plan = make_plan("mixtral", dp_shard=2, ep=2, zero_stage=3)
+    found = dry_run(plan, lambda: build("mixtral"), 1)
+    assert found.failure is None
+    counts = {entry.kind: entry for entry in found.collectives}
+    # Every token goes to two experts, through a layer's experts, there and back,
+    # in forward and backward; beside it, how many come.
+    assert counts["all_to_all"].count == LAYERS * (2 * 2 + 1)
+    rows = BATCH // 2 * SEQ * 2
+    told = 4 * 8
+    assert counts["all_to_all"].bytes == LAYERS * (4 * rows * 32 * 4 + told)
+    assert "balanced" in Verification.of(plan, (found,)).assumptions[0]
+
+
+@pytest.mark.parametrize("how", ["bfloat16", "float16"])
+def test_rounded_gradients_are_half_as_large(how: str) -> None:
+    both = [
+        dry_run(
+            make_plan("llama", dp_replicate=2, gradient_compression=kind, **changes),
+            lambda: build("llama"),
+            1,
+        )
+        for kind, changes in (("none", {}), (how, {"semantics": "approximate"}))
+    ]
+    plain, rounded = (found.bytes_of("all_reduce") - 4 for found in both)
+    assert plain == 2 * rounded > 0
 
 
 def test_predictions_are_laid_beside_what_was_found() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
@@ -17,8 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.schema import (
     SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
     Mesh,
     Optimizer,
+    Overlap,
     Precision,
     Schedule,
     Stage,
@@ -117,6 +120,52 @@ def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
         ),
         ({"optimizer": Optimizer(state_dtype="bfloat16")}, "state_dtype=bfloat16"),
         ({"sharding": TensorSharding(loss_parallel=True)}, "loss_parallel"),
+        ({"compile": True}, "compile=True without stages"),
+        (
+            {
+                "mesh": Mesh(dp_shard=2, ep=2),
+                "zero_stage": 1,
+                "stages": (Stage(rank=0, modules=("m",)),),
+                "sharding": TensorSharding(patterns={"experts": "experts"}),
+                "compile": True,
+            },
+            "compile=True with ep=2",
+        ),
+        (
+            {
+                "mesh": Mesh(tp=2),
+                "stages": (Stage(rank=0, modules=("m",)),),
+                "sharding": TensorSharding(patterns={"m": "colwise"}),
+                "compile": True,
+            },
+            "compile=True with tp=2",
+        ),
+        ({"overlap": Overlap(forward_prefetch=1)}, "forward_prefetch=1 without ZeRO"),
+        (
+            {
+                "mesh": Mesh(dp_shard=2),
+                "zero_stage": 2,
+                "overlap": Overlap(backward_prefetch=1),
+            },
+            "backward_prefetch=1 with zero_stage=2",
+        ),
+        (
+            {
+                "mesh": Mesh(dp_shard=2),
+                "zero_stage": 3,
+                "overlap": Overlap(bucket_bytes=2**20),
+            },
+            "bucket_bytes=1048576 with dp_shard2",
+        ),
+        (
+            {
+                "mesh": Mesh(dp_replicate=2),
+                "gradient_compression": "powersgd",
+                "semantics": "approximate",
+                "overlap": Overlap(bucket_bytes=2**20),
+            },
+            "with powersgd",
+        ),
     ],
 )
 def test_each_refusal_says_value_rule_and_remedy(
@@ -127,6 +176,36 @@ def test_each_refusal_says_value_rule_and_remedy(
     (reason,) = [r for r in reasons if said in r]
     assert ";" in reason
     assert "\n" not in reason
+
+
+def test_overlap_is_taken_where_it_has_an_effect() -> None:
+    both = Overlap(forward_prefetch=2, backward_prefetch=1)
+    three = Strategy(mesh=Mesh(dp_shard=2), zero_stage=3, overlap=both, precision=FP32)
+    ahead = Overlap(forward_prefetch=2)
+    context = Strategy(mesh=Mesh(cp=2), zero_stage=1, overlap=ahead, precision=FP32)
+    buckets = Overlap(bucket_bytes=2**20)
+    replicas = Strategy(mesh=Mesh(dp_replicate=2), overlap=buckets, precision=FP32)
+    assert unsupported(three) == unsupported(context) == unsupported(replicas) == ()
+
+
+@pytest.mark.parametrize("field", ["forward_prefetch", "backward_prefetch"])
+@pytest.mark.parametrize("value", [0, -1, 65])
+def test_prefetch_depths_have_a_range(field: str, value: int) -> None:
+    with pytest.raises(ValidationError, match=field):
+        Overlap(**{field: value})
+
+
+@pytest.mark.parametrize("value", [0, 1023, 2**41])
+def test_bucket_sizes_have_a_range(value: int) -> None:
+    with pytest.raises(ValidationError, match="bucket_bytes"):
+        Overlap(bucket_bytes=value)
+
+
+def test_compiled_blocks_need_a_backward_in_one_piece() -> None:
+    for schedule in SCHEDULES:
+        virtual = 1 if schedule in ("GPipe", "1F1B") else 2
+        reasons = unsupported(_strategy(schedule, 2, virtual, 4, compile=True))
+        assert bool(reasons) == (schedule in SPLIT_BACKWARD_SCHEDULES)
 
 
 def test_context_needs_attention_that_it_can_serve() -> None:

@@ -15,6 +15,7 @@ from planner.schema import (
     Mesh,
     ModelReference,
     Optimizer,
+    Overlap,
     Plan,
     Precision,
     Prediction,
@@ -94,6 +95,14 @@ shardings = st.builds(
 )
 
 
+overlaps = st.builds(
+    Overlap,
+    forward_prefetch=st.none() | st.integers(1, 64),
+    backward_prefetch=st.none() | st.integers(1, 64),
+    bucket_bytes=st.none() | st.integers(1024, 2**40),
+)
+
+
 @st.composite
 def strategies(draw: st.DrawFn) -> Strategy:
     """Any legal document, with and without stages and device ranges."""
@@ -127,6 +136,8 @@ def strategies(draw: st.DrawFn) -> Strategy:
         precision=draw(precisions),
         optimizer=draw(optimizers),
         grad_clip_norm=draw(st.none() | positives),
+        overlap=draw(overlaps),
+        compile=draw(st.booleans()),
         semantics=draw(st.sampled_from(["exact", "approximate"])),
     )
 
@@ -368,6 +379,7 @@ verifications = st.builds(
     plan_label=names,
     world_size=counts,
     deviations=st.just(()),
+    assumptions=_rows(names, max_size=2),
     ranks=_rows(
         st.builds(
             RankVerification,
@@ -375,6 +387,8 @@ verifications = st.builds(
             pp_rank=st.integers(0, 63),
             memory_bytes=_table(st.integers(0, 10**15)),
             flops=st.integers(0, 10**18),
+            microbatches=st.integers(0, 4096),
+            microbatches_run=st.integers(0, 4096),
             failure=st.none() | names,
         ),
         min_size=1,

@@ -53,6 +53,7 @@ def test_typing_errors_name_the_nearest(pins: dict[str, Any], words: str) -> Non
         ({"sequence_parallel": 2}, "pin sequence_parallel=2 is neither on nor off"),
         ({"sequence_parallel": "on?"}, "give True or False"),
         ({"sequence_parallel": 1.0}, "neither on nor off"),
+        ({"compile": "yes"}, "pin compile='yes' is neither on nor off"),
     ],
 )
 def test_values_of_the_wrong_type_or_size_are_refused(
@@ -74,6 +75,7 @@ def test_values_of_the_wrong_type_or_size_are_refused(
         ({"recompute": "full"}, {"recompute": "full"}),
         ({"sequence_parallel": "true"}, {"sequence_parallel": True}),
         ({"sequence_parallel": 0}, {"sequence_parallel": False}),
+        ({"compile": "true"}, {"compile": True}),
     ],
 )
 def test_each_knob_has_one_type(written: dict[str, Any], read: dict[str, Any]) -> None:
@@ -101,4 +103,8 @@ def test_pins_become_columns_of_a_table() -> None:
         "recompute=full",
         "sequence_parallel=1",
     ]
-    assert set(PINNABLE) == set(StrategyTable.__dataclass_fields__)
+    assert set(PINNABLE) == {*StrategyTable.__dataclass_fields__, "compile"}
+
+
+def test_what_all_strategies_have_in_common_is_no_column() -> None:
+    assert normalize_pins({"tp": 2, "compile": True}) == {"tp": 2}

@@ -1,0 +1,82 @@
+"""Regional compilation: ``torch.compile`` of each block, in place.
+
+Blocks are small graphs without collectives of data parallelism, and equal blocks share
+their code, so that compiling them takes seconds where a whole model takes minutes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from planner.errors import ExecutionError
+
+__all__ = ["compile_blocks", "require_compiler"]
+
+#: What torch's CPU backend looks for, unless CXX names another.
+_COMPILERS = ("g++", "clang++")
+
+
+def require_compiler(device: torch.device) -> None:
+    """Refuse to compile where torch would fail at the first step.
+
+    Args:
+        device: For which code is to be made.
+
+    Raises:
+        ExecutionError: On CPUs without a C++ compiler, on GPUs without Triton.
+    """
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise ExecutionError(
+                "the plan has compile=True, which on GPUs needs Triton, and Triton is "
+                "not installed; install it (pip install triton), or plan with "
+                "compile=False"
+            )
+        return
+    named = os.environ.get("CXX")
+    wanted = (named,) if named else _COMPILERS
+    if not any(shutil.which(name) for name in wanted):
+        raise ExecutionError(
+            f"the plan has compile=True, which on CPUs needs a C++ compiler, and "
+            f"{' or '.join(wanted)} is not on the PATH; install one (apt-get install "
+            f"g++), name one in CXX, or plan with compile=False"
+        )
+
+
+def compile_blocks(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
+    """Compile the forward of each block when it is first called.
+
+    The forward is compiled, not the module: hooks on a block (gathers of weights,
+    scatters of sequences) stay outside, and parameters keep their names. Code is made
+    for the shapes of the first call; sizes that change (tokens of an expert) are made
+    variable when they first do.
+
+    Args:
+        model: The model, or one stage of it, split and wrapped for recomputation
+            already, not yet for data parallelism.
+        units: FQNs of its pipeline units. Single layers (an embedding, a head) are
+            left alone: they have nothing to fuse.
+
+    Returns:
+        FQNs of the blocks.
+    """
+    blocks = tuple(unit for unit in units if _is_block(model.get_submodule(unit)))
+    # Code is kept by function, and blocks of one class have one function: where they
+    # differ to the compiler (tp gives each its own parts), each is an entry of its
+    # own, and past the limit torch would run them uncompiled.
+    torch._dynamo.config.recompile_limit += len(blocks)
+    torch._dynamo.config.accumulated_recompile_limit += len(blocks)
+    for name in blocks:
+        block = model.get_submodule(name)
+        block.__dict__["forward"] = torch.compile(block.forward)
+    return blocks
+
+
+def _is_block(unit: nn.Module) -> bool:
+    return any(True for _ in unit.children()) and any(True for _ in unit.parameters())

@@ -1,0 +1,80 @@
+"""A dry step whose microbatches are run only until they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+import torch
+
+from executors.fake_pipeline import first_of_each_kind, replayed_pipeline
+from executors.fake_shards import enter_state, sharding_state
+from executors.replay import Action, Replay
+from executors.trace import StepTrace
+from executors.trainer import Trainer
+
+__all__ = ["replayed_step"]
+
+#: Microbatches at either end of gradient accumulation that are run. The first makes
+#: gradients, and the last reduces them; two between are compared.
+_FIRST, _LAST = 3, 1
+
+
+@contextmanager
+def replayed_step(
+    trainer: Trainer, trace: StepTrace, *, patient: bool = False
+) -> Iterator[Replay]:
+    """Count microbatches of a step in the block that do what others did.
+
+    Args:
+        trainer: On fake tensors; its optimizer has its states.
+        trace: Has been entered.
+        patient: See :class:`executors.replay.Replay`.
+    """
+    modules = {index: part.module for index, part in trainer.parts.items()}
+
+    def state(part: int, gradients: bool) -> Hashable:
+        return sharding_state(modules[part], gradients=gradients)
+
+    def settle(part: int, wanted: Hashable) -> None:
+        enter_state(modules[part], wanted, trace)
+
+    pipeline = trainer.pipeline
+    if pipeline is not None:
+        frees = trainer.plan.strategy.zero_stage == 3
+        forced = first_of_each_kind(pipeline.schedule, by_neighbour=frees)
+        replay = Replay(trace, forced, state=state, settle=settle, patient=patient)
+        with replayed_pipeline(replay):
+            yield replay
+        return
+    count = trainer.plan.strategy.num_microbatches
+    ends = {*range(min(_FIRST, count)), *range(max(count - _LAST, 0), count)}
+    replay = Replay(
+        trace, {0: frozenset(ends)}, state=state, settle=settle, patient=patient
+    )
+    double = partial(_accumulate, replay, trainer.accumulate)
+    with mock.patch.object(trainer, "accumulate", double):
+        yield replay
+
+
+def _accumulate(
+    replay: Replay,
+    accumulate: Callable[..., torch.Tensor],
+    inputs: Mapping[str, torch.Tensor],
+    target: torch.Tensor | None,
+    index: int,
+) -> torch.Tensor:
+    action = Action(kind="microbatch", part=0, microbatch=index)
+    given = [*inputs.values(), target]
+    if replay.is_run(action):
+        numbers = replay.numbers(given)
+        call = partial(accumulate, inputs, target, index)
+        loss: torch.Tensor = replay.run(
+            action, call, given=numbers, products=lambda loss: (loss,)
+        )
+        return loss
+    (counted,) = replay.count(action, given)
+    assert counted is not None
+    return counted
