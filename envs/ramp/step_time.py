@@ -53,6 +53,51 @@ def _first_of(
 
 
 @compiled
+def _tick_s(
+    graph: SubGraph,
+    running_left: Array,
+    ready: Index,
+    edge_left: Array,
+    first: Index,
+) -> float:
+    """Seconds to the next completion; infinity if nothing goes on.
+
+    Of each pair of servers only the edge of highest priority is looked at. ``first`` is
+    scratch, -1 for all pairs before and after.
+    """
+    tick: float = running_left.min()
+    for edge in ready:
+        best = first[graph.pair[edge]]
+        if best < 0 or (graph.duration[edge], -edge) < (graph.duration[best], -best):
+            first[graph.pair[edge]] = edge
+    for edge in ready:
+        best = first[graph.pair[edge]]
+        if best >= 0:
+            tick = min(tick, edge_left[best])
+            first[graph.pair[edge]] = -1
+    return tick
+
+
+@compiled
+def _pass_time(ready: Index, edge_left: Array, tick: float, done: Index) -> int:
+    """Let ready edges go on; those that are left move to the front of ``ready``.
+
+    Returns:
+        How many have ended, which ``done`` is filled with.
+    """
+    kept, num_done = 0, 0
+    for edge in ready:
+        if edge_left[edge] <= tick:
+            done[num_done] = edge
+            num_done += 1
+        else:
+            edge_left[edge] -= tick
+            ready[kept] = edge
+            kept += 1
+    return num_done
+
+
+@compiled
 def step_time_s(graph: SubGraph) -> float:
     """Run a step.
 
@@ -60,68 +105,43 @@ def step_time_s(graph: SubGraph) -> float:
         Its seconds, added up tick by tick; infinity if edges wait for each other.
     """
     ops, edges = len(graph.server), len(graph.target)
-    servers = graph.server.max() + 1
-    most = np.bincount(graph.server).max()
+    servers, most = graph.server.max() + 1, np.bincount(graph.server).max()
     queue = np.empty(servers * most, dtype=np.int64)
     queued, running = np.zeros(servers, dtype=np.int64), np.empty(servers, np.int64)
     met = np.zeros(ops, dtype=np.int64)
-    for op in range(ops):
-        if graph.needs[op] == 0:
-            server = graph.server[op]
-            queue[server * most + queued[server]] = op
-            queued[server] += 1
+    for op in np.flatnonzero(graph.needs == 0):
+        queue[graph.server[op] * most + queued[graph.server[op]]] = op
+        queued[graph.server[op]] += 1
     op_left, edge_left = graph.compute.copy(), graph.duration.copy()
+    running_left = np.empty(servers)
     # Edges that are ready: those that take time, and those that take none.
     ready, instant = np.empty(edges, np.int64), np.empty(edges, np.int64)
-    done = np.empty(edges, np.int64)
+    done, first = np.empty(edges, np.int64), np.full(servers * servers, -1)
     num_ready, num_instant, left, time = 0, 0, ops + edges, 0.0
-    first = np.full(servers * servers, -1)
     while left:
         if num_instant:
             _complete(instant[:num_instant], graph, met, queue, queued, most)
-            left -= num_instant
-            num_instant = 0
+            left, num_instant = left - num_instant, 0
             continue
         _first_of(queue, queued, most, graph.compute, running)
-        tick = np.inf
         for server in range(servers):
-            if running[server] >= 0:
-                tick = min(tick, op_left[queue[server * most + running[server]]])
-        for edge in ready[:num_ready]:
-            best = first[graph.pair[edge]]
-            if best < 0 or (graph.duration[edge], -edge) < (
-                graph.duration[best],
-                -best,
-            ):
-                first[graph.pair[edge]] = edge
-        for edge in ready[:num_ready]:
-            best = first[graph.pair[edge]]
-            if best >= 0:
-                tick = min(tick, edge_left[best])
-                first[graph.pair[edge]] = -1
+            place = server * most + running[server]
+            waits = running[server] < 0
+            running_left[server] = np.inf if waits else op_left[queue[place]]
+        tick = _tick_s(graph, running_left, ready[:num_ready], edge_left, first)
         if tick == np.inf:
             return np.inf
         time += tick
-        kept, num_done = 0, 0
-        for edge in ready[:num_ready]:
-            if edge_left[edge] <= tick:
-                done[num_done] = edge
-                num_done += 1
-            else:
-                edge_left[edge] -= tick
-                ready[kept] = edge
-                kept += 1
-        num_ready = kept
-        for server in range(servers):
-            place = running[server]
-            if place < 0:
-                continue
-            op = queue[server * most + place]
+        num_done = _pass_time(ready[:num_ready], edge_left, tick, done)
+        num_ready -= num_done
+        for server in np.flatnonzero(running >= 0):  # type: ignore[assignment]
+            place = server * most + running[server]
+            op = queue[place]
             op_left[op] -= tick
             if op_left[op] > 0.0:
                 continue
             queued[server] -= 1
-            queue[server * most + place] = queue[server * most + queued[server]]
+            queue[place] = queue[server * most + queued[server]]
             left -= 1
             for at in range(graph.first_edge[op], graph.first_edge[op + 1]):
                 edge = graph.edges[at]

@@ -35,7 +35,7 @@ class JobEdges(NamedTuple):
         target: Likewise.
         first_out: Where the edges out of each forward op start. Shape [n + 1].
         first_in: Where the mirrored edges into each mirrored op start. Shape [n + 1].
-        join: The edge that joins both halves; it is out of ``last`` and into its mirror.
+        join: The edge that joins both halves, out of ``last`` into its mirror.
         last: The forward op that is joined to its mirror.
     """
 
@@ -79,7 +79,7 @@ class SubGraph(NamedTuple):
         server: Of each sub-op. Shape [s].
         compute: Of each sub-op, in the profile's unit. Shape [s].
         needs: Edges that are to complete before a sub-op is ready. Shape [s].
-        first_edge: Where the edges out of each sub-op start in ``edges``. Shape [s + 1].
+        first_edge: Where each sub-op's edges out start in ``edges``. Shape [s + 1].
         edges: Numbers of edges by source. Shape [e].
         target: Sub-op that an edge leads to. Shape [e].
         pair: Number of its two servers. Shape [e].
@@ -213,6 +213,101 @@ def _list_edges(
 
 
 @compiled
+def _sub_ops(
+    job: JobEdges, splits: Index, servers: Index
+) -> tuple[Index, Index, Array]:
+    """Number of each op's first sub-op; server and compute time of all.
+
+    Sub-op j of op u is base[u] + 2 j, that of its mirror the next: as they are placed.
+    """
+    count, total = len(splits), 0
+    base = np.zeros(count, dtype=np.int64)
+    for op in job.order:
+        base[op] = total
+        total += 2 * splits[op]
+    server, compute = np.empty(total, dtype=np.int64), np.empty(total)
+    for op in range(count):
+        for piece in range(splits[op]):
+            for half in range(2):
+                at = base[op] + 2 * piece + half
+                server[at] = servers[op, piece]
+                compute[at] = job.compute[op + half * count] / splits[op]
+    return base, server, compute
+
+
+class _Sent(NamedTuple):
+    """Ends and seconds of sub-edges. Shapes [e]."""
+
+    source: Index
+    target: Index
+    duration: Array
+
+
+@compiled
+def _fill_edges(
+    job: JobEdges,
+    splits: Index,
+    servers: Index,
+    base: Index,
+    first: Index,
+    seconds: Array,
+    rates: LinkRates,
+    sent: _Sent,
+    needs: Index,
+) -> None:
+    """Fill in the sub-edges of a job's own edges, and count what sub-ops wait for."""
+    count = len(splits)
+    for edge in range(len(job.source)):
+        u, v = job.source[edge], job.target[edge]
+        a, b = u % count, v % count
+        taken, at = seconds[edge], first[edge]
+        if taken < 0:
+            taken = message_s(_size(job, splits, u, v), rates)
+        for x in range(splits[a]):
+            for y in range(splits[b]):
+                sent.source[at] = base[a] + 2 * x + u // count
+                sent.target[at] = base[b] + 2 * y + v // count
+                needs[sent.target[at]] += 1
+                if servers[a, x] != servers[b, y]:
+                    sent.duration[at] = taken
+                at += 1
+
+
+@compiled
+def _fill_sync(
+    job: JobEdges,
+    splits: Index,
+    servers: Index,
+    base: Index,
+    sync: Index,
+    rates: LinkRates,
+    sent: _Sent,
+) -> None:
+    """Fill in the edges among the sub-ops of each mirrored op.
+
+    Each pair of them is a collective; nothing is said to wait for it.
+    """
+    touched = np.zeros((3, servers.max() + 1), dtype=np.bool_)
+    for op in range(len(splits)):
+        at = sync[op]
+        if at < 0:
+            continue
+        size = job.memory[op] / splits[op]
+        for x in range(splits[op]):
+            for y in range(x + 1, splits[op]):
+                touched[:] = False
+                _touch(servers[op, x], rates, touched)
+                _touch(servers[op, y], rates, touched)
+                taken = _touched_s(size + size, touched, rates)
+                for a, b in ((x, y), (y, x)):
+                    sent.source[at] = base[op] + 2 * a + 1
+                    sent.target[at] = base[op] + 2 * b + 1
+                    if servers[op, a] != servers[op, b]:
+                        sent.duration[at] = taken
+                    at += 1
+
+
+@compiled
 def sub_graph(
     job: JobEdges, splits: Index, servers: Index, rates: LinkRates
 ) -> SubGraph:
@@ -224,60 +319,18 @@ def sub_graph(
         servers: Of each op's sub-ops. Shape [n, most splits].
         rates: Of the topology.
     """
-    count = len(splits)
     first, seconds, sync, number = _list_edges(job, splits, servers, rates)
-    # Sub-op j of op u is base[u] + 2 j, that of its mirror the next.
-    base = np.zeros(count, dtype=np.int64)
-    total = 0
-    for op in job.order:
-        base[op] = total
-        total += 2 * splits[op]
-    server = np.empty(total, dtype=np.int64)
-    compute = np.empty(total)
-    for op in range(count):
-        for piece in range(splits[op]):
-            for half in range(2):
-                at = base[op] + 2 * piece + half
-                server[at] = servers[op, piece]
-                compute[at] = job.compute[op + half * count] / splits[op]
-    needs = np.zeros(total, dtype=np.int64)
-    source, target = np.empty(number, dtype=np.int64), np.empty(number, dtype=np.int64)
-    duration = np.zeros(number)
-    for edge in range(len(job.source)):
-        u, v = job.source[edge], job.target[edge]
-        a, b = u % count, v % count
-        size, taken, at = _size(job, splits, u, v), seconds[edge], first[edge]
-        if taken < 0:
-            taken = message_s(size, rates)
-        for x in range(splits[a]):
-            for y in range(splits[b]):
-                source[at] = base[a] + 2 * x + u // count
-                target[at] = base[b] + 2 * y + v // count
-                needs[target[at]] += 1
-                if servers[a, x] != servers[b, y]:
-                    duration[at] = taken
-                at += 1
-    touched = np.zeros((3, servers.max() + 1), dtype=np.bool_)
-    for op in range(count):
-        at = sync[op]
-        if at < 0:
-            continue
-        size = job.memory[op] / splits[op]
-        for x in range(splits[op]):
-            for y in range(x + 1, splits[op]):
-                touched[:] = False
-                _touch(servers[op, x], rates, touched)
-                _touch(servers[op, y], rates, touched)
-                # Pairs of sync edges are one collective, and are not waited for.
-                taken = _touched_s(size + size, touched, rates)
-                for a, b in ((x, y), (y, x)):
-                    source[at], target[at] = base[op] + 2 * a + 1, base[op] + 2 * b + 1
-                    if servers[op, a] != servers[op, b]:
-                        duration[at] = taken
-                    at += 1
-    edges = np.argsort(source, kind="mergesort")
-    first_edge = np.zeros(total + 1, dtype=np.int64)
-    for at in source:
+    base, server, compute = _sub_ops(job, splits, servers)
+    needs = np.zeros(len(server), dtype=np.int64)
+    sent = _Sent(
+        np.empty(number, dtype=np.int64),
+        np.empty(number, dtype=np.int64),
+        np.zeros(number),
+    )
+    _fill_edges(job, splits, servers, base, first, seconds, rates, sent, needs)
+    _fill_sync(job, splits, servers, base, sync, rates, sent)
+    first_edge = np.zeros(len(server) + 1, dtype=np.int64)
+    for at in sent.source:
         first_edge[at + 1] += 1
     many = servers.max() + 1
     return SubGraph(
@@ -285,8 +338,8 @@ def sub_graph(
         compute,
         needs,
         np.cumsum(first_edge),
-        edges,
-        target,
-        server[source] * many + server[target],
-        duration,
+        np.argsort(sent.source, kind="mergesort"),
+        sent.target,
+        server[sent.source] * many + server[sent.target],
+        sent.duration,
     )

@@ -107,6 +107,6 @@ class RampTopology:
 
     @cached_property
     def degrees(self) -> Index:
-        """Degrees that a job may have: 1, and even ones that have a block. Shape [d]."""
+        """Degrees of a job: 1, and even ones that have a block. Shape [d]."""
         even = range(2, min(self.num_servers, self.most_splits) + 1, 2)
         return np.array([1, *(k for k in even if any(self.shapes(k)))], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""An episode of the benchmark: jobs arrive one after another, each placed or blocked."""
+"""An episode of the benchmark: jobs arrive one by one, each placed or blocked."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class RampJobs:
         return self._split[name, degree]
 
     def place(self, name: str, degree: int, busy: Flags) -> Index | None:
-        """Servers of each op's sub-ops, -1 behind them, or None without room. [n, p]."""
+        """Servers of each op's sub-ops, then -1; None without room. [n, p]."""
         split = self._split[name, degree]
         shape = (len(split.splits), int(split.splits.max()))
         servers = np.full(shape, -1, dtype=np.int64)
@@ -124,7 +124,7 @@ class RampJobs:
         return NUM_TRAINING_STEPS * self._steps[key]
 
     def empty_jct_s(self, name: str, degree: int) -> float:
-        """Completion time on a cluster without other jobs; infinity if it never fits."""
+        """Completion time where no other job is; infinity if it never fits."""
         return self._empty[name, degree]
 
 
