@@ -148,7 +148,10 @@ def test_a_sequential_is_cut_and_trained(tmp_path: Path) -> None:
 @pytest.fixture
 def running(plan_file: Path) -> Iterator[subprocess.Popen[str]]:
     """A run that is far from its end when it first speaks."""
+    # Programs that a shell puts in the background inherit a SIGINT that is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with start("run", plan_file, "--steps", "200") as process:
+        signal.signal(signal.SIGINT, before)
         yield process
         process.kill()
 

@@ -142,6 +142,11 @@ def build(name: str, *, tied: bool = False) -> nn.Module:
                 attention_probs_dropout_prob=0.0,
             )
         )
+    return gpt2()
+
+
+def gpt2(dropout: float = 0.0) -> nn.Module:
+    """A GPT-2 with that share of activations dropped."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
@@ -151,8 +156,8 @@ def build(name: str, *, tied: bool = False) -> nn.Module:
             n_head=4,
             n_positions=64,
             vocab_size=VOCAB,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
             attn_pdrop=0.0,
             use_cache=False,
             bos_token_id=0,

@@ -11,7 +11,7 @@ from torch import nn
 
 from executors import run
 from planner.schema import Plan
-from tests.distributed.cases import LAYERS, VOCAB, build, make_plan
+from tests.distributed.cases import build, gpt2, make_plan
 from tests.distributed.pool import Pool
 
 PIPELINE = {"pp": 2, "num_microbatches": 4, "schedule": "1F1B"}
@@ -24,30 +24,10 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
-def _with_dropout() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(
-            n_embd=32,
-            n_layer=LAYERS,
-            n_head=4,
-            n_positions=64,
-            vocab_size=VOCAB,
-            resid_pdrop=0.2,
-            embd_pdrop=0.2,
-            attn_pdrop=0.0,
-            use_cache=False,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-
-
 def _unseeded(name: str) -> nn.Module:
     """Parameters from the generator as it is: as ``run`` has seeded it."""
     if name == "dropout":
-        return _with_dropout()
+        return gpt2(dropout=0.2)
     state = torch.get_rng_state()
     model = build(name)
     torch.set_rng_state(state)
