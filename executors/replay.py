@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
+from executors.effects import (
+    Effect,
+    Event,
+    Origin,
+    Tape,
+    again,
+    product_of,
+    traffic_between,
+)
 from executors.trace import StepTrace
-from planner.schema.measurement import Traffic
 
 __all__ = ["Action", "Replay", "UnsettledError"]
-
-#: Where a storage comes from: which action made it, so many microbatches before, and as
-#: which of its storages. (None, 0, its number in the ledger) if none did.
-_Origin = tuple[Hashable, int, int]
 
 #: Number of what takes no memory of the device.
 _NOWHERE = -1
@@ -49,81 +53,6 @@ class Action:
     kind: str
     part: int
     microbatch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Product:
-    """A tensor that an action returns.
-
-    Attributes:
-        source: Position among the storages that the action makes for its products, or
-            among the tensors that it was given.
-        given: Whether it is one of those given.
-    """
-
-    source: int
-    given: bool
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    requires_grad: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    """A storage taken, resized or freed."""
-
-    number: int
-    origin: _Origin
-    change: int
-
-    def like(self, other: _Event) -> bool:
-        """Whether it happened to the same storage, or one with the same place."""
-        same = self.number == other.number or self.origin == other.origin
-        return same and self.change == other.change
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Effect:
-    """What an action did.
-
-    Attributes:
-        events: In order, without those of tensors that are given to the action or that
-            it returns.
-        made: For each storage of a product, the position in ``events`` at which it is
-            made, and its bytes.
-        products: What is returned.
-        after: State of the part afterwards.
-    """
-
-    events: tuple[_Event, ...] = field(compare=False)
-    made: tuple[tuple[int, int], ...]
-    products: tuple[_Product | None, ...]
-    traffic: Mapping[tuple[str, int], Traffic]
-    flops: int
-    after: Hashable
-
-    def like(self, other: _Effect) -> bool:
-        """Whether two runs did the same."""
-        return (
-            self == other
-            and len(self.events) == len(other.events)
-            and all(map(_Event.like, self.events, other.events))
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tape:
-    """An effect, ready to be counted again: ledger numbers and changes, in pieces.
-
-    Between two pieces a product's storage is made.
-    """
-
-    effect: _Effect
-    whose: tuple[np.ndarray, ...]
-    change: tuple[np.ndarray, ...]
-    lasting: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,8 +107,8 @@ class Replay:
         # Of each part and kind of action, what was run last.
         self._latest: dict[tuple[int, str], Hashable] = {}
         self._chains: dict[tuple[int, int], _Chain] = {}
-        self._last: dict[Hashable, _Effect] = {}
-        self._tapes: dict[Hashable, _Tape] = {}
+        self._last: dict[Hashable, Effect] = {}
+        self._tapes: dict[Hashable, Tape] = {}
         self._ghosts: dict[tuple[Hashable, int], int] = {}
         self._made: list[_Made] = []
         # Storages that are handed from action to action, real ones in both cases.
@@ -246,8 +175,8 @@ class Replay:
             first=first, end=ledger.count, key=key, microbatch=action.microbatch
         )
         self._made.append(made)
-        effect = _Effect(
-            traffic=_difference(trace.tally.by_group(), before),
+        effect = Effect(
+            traffic=traffic_between(trace.tally.by_group(), before),
             flops=trace.flops - flops,
             after=self._state(action.part, False),
             **self._books(action, start, given, products(result)),
@@ -293,7 +222,7 @@ class Replay:
         if effect.after != self._state(action.part, False):
             self._settle(action.part, effect.after)
         values = tuple(
-            None if p is None else _again(p, given if p.given else made)
+            None if p is None else again(p, given if p.given else made)
             for p in effect.products
         )
         self._handed |= {*self.numbers(values)}
@@ -312,14 +241,14 @@ class Replay:
         numbers = [self._product_number(tensor) for tensor in products]
         fresh = [n for n in dict.fromkeys(numbers) if n is not None and n not in given]
         self._handed |= {*given, *fresh}
-        events: list[_Event] = []
+        events: list[Event] = []
         made: dict[int, tuple[int, int]] = {}
         for number, change in self._ledger.events(start):
             if number in fresh and number not in made:
                 made[number] = (len(events), change)
             elif number not in self._handed:
                 origin = self._origin(number, action.microbatch)
-                events.append(_Event(number=number, origin=origin, change=change))
+                events.append(Event(number=number, origin=origin, change=change))
         if set(fresh) != set(made):
             raise UnsettledError("a tensor is returned that was there before")
         places = list(made)
@@ -327,7 +256,7 @@ class Replay:
             "events": tuple(events),
             "made": tuple(made.values()),
             "products": tuple(
-                None if number is None else _product(tensor, number, given, places)
+                None if number is None else product_of(tensor, number, given, places)
                 for tensor, number in zip(products, numbers, strict=True)
             ),
         }
@@ -339,14 +268,14 @@ class Replay:
             raise UnsettledError(f"{type(tensor).__name__} cannot be made again")
         return self._ledger.add(tensor)
 
-    def _origin(self, number: int, microbatch: int) -> _Origin:
+    def _origin(self, number: int, microbatch: int) -> Origin:
         place = bisect_right(self._made, number, key=lambda made: made.first) - 1
         if place >= 0 and number < self._made[place].end:
             made = self._made[place]
             return made.key, microbatch - made.microbatch, number - made.first
         return None, 0, number
 
-    def _tape(self, effect: _Effect, last: _Effect) -> _Tape:
+    def _tape(self, effect: Effect, last: Effect) -> Tape:
         whose: list[int] = []
         lasting: dict[int, int] = {}
         for event, before in zip(effect.events, last.events, strict=True):
@@ -362,47 +291,9 @@ class Replay:
             whose.append(number)
         cuts = [position for position, _ in effect.made]
         change = [event.change for event in effect.events]
-        return _Tape(
+        return Tape(
             effect=effect,
             whose=tuple(np.split(np.array(whose, dtype=np.int64), cuts)),
             change=tuple(np.split(np.array(change, dtype=np.int64), cuts)),
             lasting=tuple(lasting.items()),
         )
-
-
-def _product(
-    tensor: torch.Tensor, number: int, given: Sequence[int], made: Sequence[int]
-) -> _Product:
-    known = number in given
-    return _Product(
-        source=given.index(number) if known else made.index(number),
-        given=known,
-        size=tuple(tensor.shape),
-        stride=tensor.stride(),
-        offset=int(tensor.storage_offset()),
-        dtype=tensor.dtype,
-        requires_grad=tensor.requires_grad,
-    )
-
-
-def _again(product: _Product, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The product out of a storage of its own, or of a tensor that was given."""
-    source = sources[product.source].detach()
-    if source.dtype != product.dtype:
-        source = source.view(product.dtype)
-    view = source.as_strided(product.size, product.stride, product.offset)
-    return view.requires_grad_(product.requires_grad)
-
-
-def _difference(
-    after: Mapping[tuple[str, int], Traffic], before: Mapping[tuple[str, int], Traffic]
-) -> dict[tuple[str, int], Traffic]:
-    none = Traffic(count=0, bytes=0)
-    changes = {
-        key: Traffic(
-            count=now.count - before.get(key, none).count,
-            bytes=now.bytes - before.get(key, none).bytes,
-        )
-        for key, now in after.items()
-    }
-    return {key: change for key, change in changes.items() if change.count}
