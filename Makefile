@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM = false
 help:
 	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
 	@echo "make test   run the tests"
-	@echo "make test-all  also the slow ones, as CI does: every pair of the composition table"
+	@echo "make test-all  also the slow ones (an hour on 2 cores): every pair of the composition table"
 	@echo "make lint   ruff, mypy, import contracts"
 	@echo "make bench  the figures of the README, all of them (takes a while)"
 	@echo "make clean  remove what the others made"

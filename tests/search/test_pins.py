@@ -42,6 +42,7 @@ VALUES: dict[str, list[Any]] = {
     "num_microbatches": [1, 2, 4, 5, 10],
     "recompute": list(RECOMPUTE_NAMES),
     "sequence_parallel": [False, True],
+    "compile": [False, True],
 }
 #: What people pin most; the others are drawn less often.
 COMMON = ("pp", "dp_shard", "tp", "schedule", "recompute", "num_microbatches")
