@@ -67,23 +67,25 @@ def requested_sizes(job: SplitJob, topology: RampTopology) -> Index | None:
 
 
 @compiled
-def servers_given(sizes: Index, blocks: BlockTable, busy: int) -> int:
+def servers_given(sizes: Index, blocks: BlockTable, busy: np.uint64) -> np.uint64:
     """Servers of a placed job as a mask; 0 without room.
 
     Args:
-        sizes: That it asks for. Shape [s].
+        sizes: That it asks for; after a 0 come no more. Shape [s].
         blocks: Of the topology.
         busy: Servers that other jobs hold, as a mask.
     """
-    held = np.uint64(busy)
     given = np.uint64(0)
     for size in sizes:
+        if size == 0:
+            break
         found = False
         for block in range(blocks.first[size], blocks.first[size + 1]):
-            if blocks.masks[block] & held == 0:
+            if blocks.masks[block] & busy == 0:
                 given |= blocks.masks[block]
                 found = True
                 break
         if not found:
-            return 0
-    return int(given)
+            # Not a plain 0: with it the compiler makes all masks floating-point.
+            return np.uint64(0)
+    return given

@@ -17,7 +17,15 @@ from envs.ramp.sub_graph import JobEdges, job_edges, sub_graph
 from envs.ramp.topology import RampTopology
 from planner.errors import StrategyError, UnknownNameError
 
-__all__ = ["Accepted", "Arrival", "Outcome", "RampJobs", "RampWorld", "Summary"]
+__all__ = [
+    "Accepted",
+    "Arrival",
+    "Outcome",
+    "RampJobs",
+    "RampWorld",
+    "Summary",
+    "check_arrivals",
+]
 
 #: What became of a job at its arrival.
 Outcome = Literal["placed", "refused", "no_room", "late"]
@@ -177,7 +185,7 @@ class RampWorld:
     def __init__(
         self, jobs: RampJobs, arrivals: Sequence[Arrival], horizon_s: float = 1e6
     ) -> None:
-        _check(jobs, arrivals)
+        check_arrivals(jobs, arrivals)
         self.jobs, self.horizon_s = jobs, horizon_s
         self._decided = [a for a in arrivals if a.time_s < horizon_s]
         self.arrived = sum(arrival.time_s <= horizon_s for arrival in arrivals)
@@ -300,7 +308,13 @@ class RampWorld:
 _BLOCKED: tuple[Outcome, ...] = ("refused", "no_room", "late")
 
 
-def _check(jobs: RampJobs, arrivals: Sequence[Arrival]) -> None:
+def check_arrivals(jobs: RampJobs, arrivals: Sequence[Arrival]) -> None:
+    """Refuse arrivals that no episode can be of.
+
+    Raises:
+        UnknownNameError: If an arrival's model is no job.
+        StrategyError: If an arrival's beta is not in (0, 1] or times go backwards.
+    """
     before = 0.0
     for number, arrival in enumerate(arrivals):
         if arrival.model not in jobs.jobs:

@@ -11,25 +11,17 @@ import numpy as np
 import pytest
 
 from envs.ramp.arrivals import LAWS, ArrivalLaw, BetaLaw, read_arrivals
-from envs.ramp.job import RampJob
 from envs.ramp.requests import block_table, requested_sizes, servers_given
 from envs.ramp.topology import RampTopology
 from envs.ramp.world import Arrival, RampJobs, RampWorld
 from planner.errors import StrategyError, UnknownNameError
+from tests.envs.ramp.conftest import MODELS
 
 _DATA = Path(os.environ.get("MESHWRIGHT_DATA", "none"))
 _GOLDEN = _DATA / "pacml" / "golden.csv"
-_MODELS = ("resnet18", "vgg16", "gnmt", "squeezenet1_0", "alexnet")
 needs_data = pytest.mark.skipif(
     not _GOLDEN.is_file(), reason="MESHWRIGHT_DATA has no pacml/golden.csv"
 )
-
-
-@pytest.fixture(scope="module")
-def jobs() -> RampJobs:
-    profiles = {m: _DATA / "pipedream" / f"{m}.txt" for m in _MODELS}
-    read = {name: RampJob.from_profile(path) for name, path in profiles.items()}
-    return RampJobs(read, RampTopology())
 
 
 def _degree(world: RampWorld, policy: str) -> int:
@@ -85,8 +77,8 @@ def test_requests_give_the_servers_that_placing_op_by_op_does(jobs: RampJobs) ->
     roomy = 0
     for _ in range(60):
         busy = generator.random(topology.num_servers) < 0.7 * generator.random()
-        held = sum(1 << int(server) for server in np.flatnonzero(busy))
-        for name in _MODELS:
+        held = np.uint64(sum(1 << int(s) for s in np.flatnonzero(busy)))
+        for name in MODELS:
             for degree in jobs.degrees:
                 sizes = requested_sizes(jobs.split(name, degree), topology)
                 assert sizes is not None
@@ -112,13 +104,13 @@ def test_laws_are_those_of_the_benchmark() -> None:
         drawn = [
             arrival.beta
             for seed in range(10)
-            for arrival in LAWS[name].draw(_MODELS, 1e6, seed)
+            for arrival in LAWS[name].draw(MODELS, 1e6, seed)
         ]
         assert np.mean(drawn) == pytest.approx(mean, abs=0.03)
         assert min(drawn) >= 0.1
-    again = LAWS["B"].draw(_MODELS, 1e6, 3)
-    assert again == LAWS["B"].draw(_MODELS, 1e6, 3)
-    assert again != LAWS["B"].draw(_MODELS, 1e6, 4)
+    again = LAWS["B"].draw(MODELS, 1e6, 3)
+    assert again == LAWS["B"].draw(MODELS, 1e6, 3)
+    assert again != LAWS["B"].draw(MODELS, 1e6, 4)
     assert len(again) == 1001
 
 
