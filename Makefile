@@ -53,7 +53,7 @@ demo: setup
 
 test: setup
 	@echo "== running the tests"
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2
 
 test-all: setup
 	@echo "== running all tests, slow ones too"
