@@ -292,11 +292,12 @@ class RampEpisodes:
         if not longest:
             none = np.zeros(len(self.arrivals.position))
             return none, none.astype(np.int64), none
-        now = np.minimum(self.arrivals.position, longest - 1)[:, None]
+        now = np.minimum(self.arrivals.position, longest - 1)
+        rows = np.arange(len(now))
         return (
-            np.take_along_axis(self.arrivals.time_s, now, 1)[:, 0],
-            np.take_along_axis(self.arrivals.model, now, 1)[:, 0],
-            np.take_along_axis(self.arrivals.beta, now, 1)[:, 0],
+            self.arrivals.time_s[rows, now],
+            self.arrivals.model[rows, now],
+            self.arrivals.beta[rows, now],
         )
 
     def valid(self) -> Flags:
