@@ -148,7 +148,8 @@ def test_names_that_are_no_policy(tables: RampTables) -> None:
 
 def test_baselines_load_nothing_that_learns() -> None:
     names = ("stable_baselines3", "torch_geometric")
-    code = f"import policies.lookahead, sys; print([n for n in {names} if n in sys.modules])"
+    loaded = f"[name for name in {names} if name in sys.modules]"
+    code = f"import policies.lookahead, sys; print({loaded})"
     ran = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
