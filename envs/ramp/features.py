@@ -173,21 +173,26 @@ def write_features(
     """
     last = len(OFFSETS) * NUM_SHARES
     out.features[:] = 0.0
+    before = np.uint64(0)
     for offset in range(len(OFFSETS)):
         at_s = moment.now_s + OFFSETS[offset] * moment.interval_s
         begin, end = offset * NUM_SHARES, (offset + 1) * NUM_SHARES
         staying = busy_at(moment, at_s)
-        away = out.features[0, begin:end]
-        write_shares(tables.blocks, tables.num_servers, staying, away)
-        for choice in range(1, len(out.possible)):
+        # Nobody has left since the offset before: nothing has changed either.
+        same = offset > 0 and staying == before
+        for choice in range(len(out.possible)):
             if not out.possible[choice]:
                 continue
             shares = out.features[choice, begin:end]
-            if moment.now_s + out.jct_s[choice] > at_s + _SAME_TIME_S:
-                held = staying | out.servers[choice]
-                write_shares(tables.blocks, tables.num_servers, held, shares)
+            held = staying | out.servers[choice]
+            gone = moment.now_s + out.jct_s[choice] <= at_s + _SAME_TIME_S
+            if choice > 0 and gone:
+                shares[:] = out.features[0, begin:end]
+            elif same:
+                shares[:] = out.features[choice, begin - NUM_SHARES : begin]
             else:
-                shares[:] = away
+                write_shares(tables.blocks, tables.num_servers, held, shares)
+        before = staying
     out.features[0, last] = 1.0
     for choice in range(1, len(out.possible)):
         if not out.possible[choice]:

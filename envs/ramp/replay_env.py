@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from envs.ramp.graphs import OpGraph, device_edges, op_graph
 from envs.ramp.session import ReplayConfig, ReplaySession
-from envs.ramp.state import RampState
+from envs.ramp.state import Past, RampState, past
 from envs.ramp.tables import RampTables
 
 __all__ = ["RampReplayEnv"]
@@ -68,6 +68,10 @@ class RampReplayEnv(gymnasium.Env[dict[str, Any], np.int64]):
     def exact_state(self) -> RampState:
         """What a planner may simulate from: a batch of one episode."""
         return self.session.state()
+
+    def past(self, row: int = 0) -> Past:
+        """Jobs of the episode that have been decided; copies."""
+        return past(self.session.episodes, row)
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Which actions are allowed; turning away always is. Shape [actions]."""

@@ -15,7 +15,15 @@ from envs.ramp.episodes import RampEpisodes, Running
 from envs.ramp.tables import RampTables
 from planner.simulate.compiled import compiled
 
-__all__ = ["Moment", "RampState", "believed_jct_s", "exact_state", "moment_of"]
+__all__ = [
+    "Moment",
+    "Past",
+    "RampState",
+    "believed_jct_s",
+    "exact_state",
+    "moment_of",
+    "past",
+]
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -46,6 +54,20 @@ class Moment(NamedTuple):
     now_s: float
     horizon_s: float
     interval_s: float
+
+
+class Past(NamedTuple):
+    """Jobs of one episode whose fate has been decided. n jobs.
+
+    Attributes:
+        time_s: When each arrived. Shape [n].
+        model: Of each. Shape [n].
+        beta: Of each. Shape [n].
+    """
+
+    time_s: Array
+    model: Index
+    beta: Array
 
 
 class RampState(NamedTuple):
@@ -107,6 +129,17 @@ def exact_state(episodes: RampEpisodes, interval_s: Array) -> RampState:
         seen=episodes.seen,
         interval_s=np.asarray(interval_s, dtype=np.float64),
         horizon_s=episodes.horizon_s,
+    )
+
+
+def past(episodes: RampEpisodes, row: int) -> Past:
+    """Of one of several episodes; copies."""
+    arrivals = episodes.arrivals
+    count = arrivals.position[row]
+    return Past(
+        time_s=arrivals.time_s[row, :count].copy(),
+        model=arrivals.model[row, :count].copy(),
+        beta=arrivals.beta[row, :count].copy(),
     )
 
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from envs.ramp.graphs import OpGraph, device_edges, op_graph
 from envs.ramp.session import ReplayConfig, ReplaySession, Step
-from envs.ramp.state import RampState
+from envs.ramp.state import Past, RampState, past
 from envs.ramp.tables import RampTables
 from planner.errors import StrategyError
 
@@ -83,6 +83,10 @@ class RampVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
     def exact_state(self) -> RampState:
         """What a planner may simulate from."""
         return self.session.state()
+
+    def past(self, row: int) -> Past:
+        """Jobs of a row that have been decided; copies."""
+        return past(self.session.episodes, row)
 
     def action_masks(self) -> Flags:
         """Which actions are allowed. Shape [num_envs, actions]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -26,16 +27,20 @@ from envs.ramp.world import RampJobs
 from tests.envs.ramp.conftest import MODELS
 
 
+@lru_cache
+def _blocks(topology: RampTopology, size: int) -> list[set[int]]:
+    return [set(block) for block in topology.blocks(size).tolist()]
+
+
 def _shares(topology: RampTopology, busy: set[int]) -> list[float]:
     """Free servers, and those in disjoint blocks taken in the order of trying."""
     total = topology.num_servers
     found = [(total - len(busy)) / total]
     for size in BLOCK_SIZES:
         taken, count = set(busy), 0
-        blocks = topology.blocks(size).tolist() if size <= topology.most_splits else []
-        for block in blocks:
-            if not taken & set(block):
-                taken |= set(block)
+        for block in _blocks(topology, size) if size <= topology.most_splits else []:
+            if not taken & block:
+                taken |= block
                 count += size
         found.append(count / total)
     return found
@@ -93,7 +98,7 @@ def _expected(
 
 
 def test_features_are_those_counted_by_hand(jobs: RampJobs) -> None:
-    horizon = 6e4
+    horizon = 5e4
     drawn = [LAWS[law].draw(MODELS, horizon, 0) for law in "AD"]
     many = RampEpisodes(jobs, drawn, horizon)
     out = empty_candidates(many.tables, 2)
