@@ -2,8 +2,8 @@
 
 Python blocks of one file share a namespace and a fresh folder, in which ``examples``
 is that of the repository. Shell blocks hold ``meshwright`` commands. A block that is
-not run stands right after a comment, ``<!-- not run: it needs eight GPUs -->``. A page with
-the comment ``<!-- needs MESHWRIGHT_DATA -->`` is skipped where that is not set.
+not run stands right after a comment, ``<!-- not run: it needs eight GPUs -->``. A page
+with the comment ``<!-- needs MESHWRIGHT_DATA -->`` is skipped where that is not set.
 """
 
 from __future__ import annotations
