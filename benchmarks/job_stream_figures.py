@@ -25,7 +25,7 @@ from envs.ramp.arrivals import LAWS
 
 __all__ = ["LoadStudy", "draw_degrees", "draw_loads"]
 
-#: Lines of the first figure: colour, from dark to light those that know less.
+#: Lines of the first figure and their colours: grey for policies that are fixed.
 _LINES = {
     "para_max": "#c7c7c7",
     "para_min": "#9a9a9a",

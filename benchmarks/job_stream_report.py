@@ -28,7 +28,7 @@ __all__ = ["Report", "cpu_name", "make_report", "report_name"]
 _HEADS = (
     "policy",
     "blocking rate",
-    "less best constant",
+    "minus best constant",
     "relative",
     "throughput (1e7 B/s)",
     "mean JCT (s)",

@@ -203,12 +203,21 @@ class Work:
 
     Args:
         horizon_s: When episodes end.
-        processes: To run; as many as there are cores by default.
+        processes: To run, 1 is this one; as many as there are cores by default.
+
+    Raises:
+        StrategyError: If either is not a positive number.
     """
 
     def __init__(self, horizon_s: float = 1e6, processes: int | None = None) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._processes = cores if processes is None else processes
+        if self._processes < 1 or not 0.0 < horizon_s < np.inf:
+            raise StrategyError(
+                f"processes={processes}, horizon_s={horizon_s}; give at least 1 "
+                f"process and a positive number of seconds"
+            )
         self.horizon_s = horizon_s
-        self._processes = processes or len(os.sched_getaffinity(0))
         self._done: dict[Task, Episode] = {}
         self._best: dict[tuple[str, float], str] = {}
 
@@ -225,15 +234,20 @@ class Work:
         # The dear ones first, so that no core is left with one at the end.
         todo.sort(key=lambda task: task.policy.startswith(_CHEAP))
         call = partial(_episode, horizon_s=self.horizon_s)
+        bar = tqdm(total=len(todo), desc=name, disable=None)
+        if self._processes == 1:
+            for task in todo:
+                self._done[task] = call(task)
+                bar.update()
+            return
         # Forked processes inherit locks of threads that they do not have.
         with ProcessPoolExecutor(
             self._processes, mp_context=get_context("spawn")
         ) as pool:
             pending = {pool.submit(call, task): task for task in todo}
-            for future in tqdm(
-                as_completed(pending), desc=name, total=len(pending), disable=None
-            ):
+            for future in as_completed(pending):
                 self._done[pending[future]] = future.result()
+                bar.update()
 
     def __getitem__(self, task: Task) -> Episode:
         """Of a task that was run."""
