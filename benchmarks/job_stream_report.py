@@ -97,11 +97,13 @@ class Report:
         horizon_s: When episodes ended.
         compared: Of all laws.
         loads: By load, those of the study of loads.
+        load_seeds: Of the traces of each law and load.
     """
 
     seeds: range
     horizon_s: float
     compared: tuple[Comparison, ...]
+    load_seeds: range
     loads: dict[float, tuple[Comparison, ...]]
 
     def text(self) -> str:
@@ -125,7 +127,8 @@ class Report:
         parts += ["## Against the best constant, by law", _piped(self._gains())]
         parts += [
             "## Blocking rate against load",
-            "The best constant is chosen for each load anew.",
+            f"Seeds {self.load_seeds.start} to {self.load_seeds.stop - 1}; the best "
+            f"constant is chosen for each load anew.",
             "![Blocking against load](../figures/job_stream_blocking_against_load.svg)",
         ]
         for law in dict.fromkeys(one.law for one in self.compared):
@@ -203,6 +206,7 @@ def make_report(
         seeds=seeds,
         horizon_s=horizon_s,
         compared=tuple(one for law in compared for one in law),
+        load_seeds=load_seeds,
         loads=study.compare(work),
     )
     figures, results = out / "figures", out / "results"
