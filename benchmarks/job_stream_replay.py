@@ -17,7 +17,7 @@ from envs.ramp.profiles import MODELS
 from envs.ramp.replay_env import RampReplayEnv
 from planner.errors import StrategyError, UnknownNameError
 from policies.baselines import BASELINES, Policy, make_baseline
-from policies.lookahead import RolloutPolicy
+from policies.by_name import OBSERVING, POLICIES, make_policy
 
 __all__ = [
     "PLANNERS",
@@ -31,9 +31,6 @@ __all__ = [
     "write_decisions",
 ]
 
-#: Futures and arrivals of each that planners look at, if told a law; else (40, 16).
-#: Source: the settings with which rollouts were first measured on the benchmark.
-_LOOKAHEAD = {"D": (24, 24)}
 #: Apart from the seeds of traces: a planner must not draw what its trace was drawn by.
 _POLICY_SEEDS = 1_000_000
 
@@ -113,21 +110,19 @@ def scaled_law(name: str, load: float = 1.0) -> ArrivalLaw:
     return replace(law, interval_s=law.interval_s / load)
 
 
-def _rollout(env: RampReplayEnv, seed: int, told: Told | None) -> Policy:
-    law = None if told is None else scaled_law(told.name, told.load)
-    futures, arrivals = _LOOKAHEAD.get("" if told is None else told.name, (40, 16))
-    return RolloutPolicy(
-        env,
-        law=law,
-        models=tuple(env.session.jobs.jobs),
-        futures=futures,
-        arrivals=arrivals,
-        seed=seed,
-    )
+def _by_name(name: str) -> Planner:
+    def make(env: RampReplayEnv, seed: int, told: Told | None) -> Policy:
+        law = None if told is None else scaled_law(told.name, told.load)
+        told_name = "" if told is None else told.name
+        return make_policy(name, env, seed=seed, law=law, law_name=told_name)
+
+    return Planner(make=make, observe=name in OBSERVING)
 
 
 #: Policies that are no baselines, by name.
-PLANNERS: dict[str, Planner] = {"rollout": Planner(make=_rollout)}
+PLANNERS: dict[str, Planner] = {
+    name: _by_name(name) for name in POLICIES if name not in BASELINES
+}
 
 
 def _environment(policy: str, **options: Any) -> RampReplayEnv:

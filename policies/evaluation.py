@@ -11,6 +11,7 @@ from time import perf_counter
 import numpy as np
 
 from envs.ramp.arrivals import ArrivalLaw
+from envs.ramp.observation import MaskKind
 from envs.ramp.session import ReplayConfig
 from envs.ramp.tables import ramp_tables
 from envs.ramp.vector import RampVecEnv
@@ -54,6 +55,7 @@ def play(
     *,
     horizon_s: float = 1e6,
     observe: bool = True,
+    mask: MaskKind = "possible",
 ) -> Played:
     """Play one episode of each seed, all side by side.
 
@@ -64,13 +66,17 @@ def play(
         seeds: Consecutive.
         horizon_s: When episodes end.
         observe: Whether observations are encoded in full, for a policy that looks.
+        mask: Which actions are allowed; the fixed policies are defined over that of the
+            benchmark.
 
     Raises:
         StrategyError: If the seeds are none, or do not count up by one.
     """
     if not seeds or list(seeds) != list(range(seeds[0], seeds[0] + len(seeds))):
         raise StrategyError(f"seeds={list(seeds)}; give at least one, counting up by 1")
-    config = ReplayConfig(law=law, jobs=jobs, horizon_s=horizon_s, observe=observe)
+    config = ReplayConfig(
+        law=law, jobs=jobs, horizon_s=horizon_s, observe=observe, mask=mask
+    )
     env = RampVecEnv(len(seeds), config, seed=seeds[0])
     policy = make(env)
     obs, ended = env.reset(), np.zeros(len(seeds), dtype=np.bool_)
@@ -141,6 +147,7 @@ def validation(
                 seeds,
                 horizon_s=horizon_s,
                 observe=False,
+                mask="benchmark",
             ).blocking_rate
             for degree in tables.degrees.tolist()
         ]

@@ -42,7 +42,8 @@ class ImprovementConfig:
         first_rounds: With rollouts of constants.
         rounds: In all.
         episodes: Played in each round.
-        kept: Rounds whose labels are fitted to, this one and those before.
+        kept: Rounds whose labels are fitted to, this one and those before; of those by
+            constants only the last two once there are others.
         first: Labels of the first rounds.
         later: Of the others.
         fit: How the scorer is fitted in each round.
@@ -217,7 +218,10 @@ def _round(
         for index in range(-(-config.episodes // _SIDE_BY_SIDE))
     ]
     labels = Labels.joined(list(pool.map(_label, tasks)))
-    kept = [one.labels for one in done[-config.kept + 1 :]] if config.kept > 1 else []
+    # Two rounds by constants are enough to go on from: more would outvote the first
+    # labels by the scorer.
+    first = max(0 if early else config.first_rounds - 2, number - config.kept + 1)
+    kept = [one.labels for one in done[first:]]
     scorer, loss = fit(Labels.joined([*kept, labels]), config.fit, last, number)
     return Round(
         number=number,
