@@ -69,6 +69,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     many.add_argument("--seeds", help="FIRST:COUNT of the traces of each law")
     many.add_argument("--processes", type=int, help="as many as cores by default")
     many.add_argument(
+        "--keep",
+        type=Path,
+        help="file that episodes are kept in, for a run that is killed to go on",
+    )
+    many.add_argument(
         "--out",
         type=Path,
         help="folder for results/ and figures/; docs, and out if quick, by default",
@@ -124,6 +129,7 @@ def _many(options: argparse.Namespace) -> None:
         chosen[:at_each],
         options.out or _ROOT / ("out" if options.quick else "docs"),
         options.processes,
+        options.keep,
     )
     if options.json:
         print(json.dumps([_without_nan(asdict(one)) for one in report.compared]))

@@ -10,17 +10,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.job_stream_table import (
-    BETA_BINS,
-    Comparison,
-    Row,
-    Task,
-    Work,
-    compare,
-    degrees,
-    rows_of,
-    tasks_of,
-)
+from benchmarks.job_stream_table import Comparison, Row, compare, rows_of, tasks_of
+from benchmarks.job_stream_work import BETA_BINS, Task, Work, degrees
 from envs.ramp.arrivals import LAWS
 
 __all__ = ["LoadStudy", "draw_degrees", "draw_loads"]

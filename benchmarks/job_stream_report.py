@@ -11,16 +11,15 @@ from pathlib import Path
 
 from benchmarks.job_stream_figures import LoadStudy, draw_degrees, draw_loads
 from benchmarks.job_stream_table import (
-    CHOSEN_ON,
     Comparison,
     Estimate,
-    Work,
     compare,
     gains,
     missing,
     rows_of,
     tasks_of,
 )
+from benchmarks.job_stream_work import CHOSEN_ON, Work
 from envs.ramp.arrivals import LAWS
 
 __all__ = ["Report", "cpu_name", "make_report", "report_name"]
@@ -185,6 +184,7 @@ def make_report(
     load_seeds: range,
     out: Path,
     processes: int | None = None,
+    kept: Path | None = None,
 ) -> Report:
     """Replay everything, and write results and figures.
 
@@ -195,8 +195,10 @@ def make_report(
         load_seeds: Of the traces at each load.
         out: Folder; results/ and figures/ are made in it.
         processes: To run; as many as there are cores by default.
+        kept: File of episodes; see Work.
     """
-    work, study = Work(horizon_s, processes), LoadStudy(loads=loads, seeds=load_seeds)
+    work = Work(horizon_s, processes, kept)
+    study = LoadStudy(loads=loads, seeds=load_seeds)
     rows = {law: rows_of(work.best(law)) for law in LAWS}
     todo = [task for law in LAWS for task in tasks_of(rows[law], law, seeds)]
     work.run(todo, "policies")

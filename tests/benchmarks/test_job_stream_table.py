@@ -6,18 +6,17 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import job_stream_work
 from benchmarks.job_stream import main
-from benchmarks.job_stream_replay import replay_law, scaled_law
+from benchmarks.job_stream_replay import ReplayResult, replay_law, scaled_law
 from benchmarks.job_stream_report import Report, make_report
 from benchmarks.job_stream_table import (
-    CHOSEN_ON,
     Row,
-    Task,
-    Work,
     check_seeds,
     compare,
     estimate,
@@ -25,6 +24,7 @@ from benchmarks.job_stream_table import (
     rows_of,
     tasks_of,
 )
+from benchmarks.job_stream_work import CHOSEN_ON, Task, Work
 from envs.ramp.arrivals import LAWS
 from envs.ramp.profiles import MODELS
 from planner.errors import StrategyError, UnknownNameError
@@ -129,6 +129,37 @@ def test_decisions_are_counted_by_beta() -> None:
     above = [d for d in decisions if d.beta > 0.5]
     assert chosen[4:].sum() == len(above)
     assert chosen[4:, 2].sum() == sum(d.degree == 2 for d in above)
+
+
+@_needs_profiles
+def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "kept.jsonl"
+    tasks = [Task(policy="para_max", law="A", seed=seed) for seed in (9000, 9001, 9002)]
+    first = Work(_SHORT_S, 1, kept)
+    first.run(tasks, "")
+    text = kept.read_text()
+    # Killed in the middle of the last line.
+    kept.write_text(text[:-20])
+    replayed: list[int] = []
+
+    def counted(policy: str, law: str, seed: int, **options: Any) -> ReplayResult:
+        replayed.append(seed)
+        return replay_law(policy, law, seed, **options)
+
+    monkeypatch.setattr(job_stream_work, "replay_law", counted)
+    again = Work(_SHORT_S, 1, kept)
+    again.run(tasks, "")
+    assert replayed == [9002]
+    for task in tasks:
+        assert again[task].summary == first[task].summary
+        np.testing.assert_array_equal(again[task].chosen, first[task].chosen)
+    assert len(kept.read_text().splitlines()) == 3
+    # Another horizon is another run.
+    Work(2e4, 1, kept).run(tasks[:1], "")
+    assert replayed == [9002, 9000]
+    kept.write_text("{}\n")
+    with pytest.raises(StrategyError, match=r"kept\.jsonl, line 1 is no episode"):
+        Work(_SHORT_S, 1, kept)
 
 
 @pytest.fixture(scope="module")
