@@ -35,7 +35,7 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "== installing pinned packages (torch is the big one)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[hf,gpu,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[hf,gpu,learn,dev]"
 	@touch $@
 
 setup: $(VENV)/.installed
@@ -53,7 +53,7 @@ demo: setup
 
 test: setup
 	@echo "== running the tests"
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2
 
 test-all: setup
 	@echo "== running all tests, slow ones too"

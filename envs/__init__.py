@@ -1,1 +1,19 @@
-"""Gymnasium worlds over the cost model. May import planner, never policies."""
+"""Gymnasium worlds over the cost model. May import planner, never policies.
+
+Importing this package makes its environments known to ``gymnasium.make``, if gymnasium
+is installed; ``gymnasium.make("envs:meshwright/RampReplay-v0")`` imports it itself.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+__all__: list[str] = []
+
+if find_spec("gymnasium") is not None:
+    from gymnasium.envs.registration import register
+
+    register(
+        id="meshwright/RampReplay-v0",
+        entry_point="envs.ramp.replay_env:RampReplayEnv",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from executors.resizes import watched_resizes
 
 __all__ = ["LiveMemory"]
 
@@ -33,7 +36,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.current_bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
-        self._resize: Any = None
+        self._resizes: AbstractContextManager[None] = nullcontext()
 
     def track(self, tensor: torch.Tensor) -> None:
         """Count the storage of a tensor until it dies; once, however often seen."""
@@ -67,16 +70,9 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # with an import.
             if issubclass(type(thing), torch.Tensor):
                 self.track(thing)
-        original = self._resize = torch.UntypedStorage.resize_
-
-        # fully_shard frees and takes memory by resizing storages, past the dispatcher.
-        def resize(storage: torch.UntypedStorage, size: int) -> Any:
-            self._add(storage)
-            result = original(storage, size)
-            self._add(storage)
-            return result
-
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        # A storage that was not seen yet had its old size, too.
+        self._resizes = watched_resizes(self._add, before=True)
+        self._resizes.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -86,7 +82,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._resizes.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(

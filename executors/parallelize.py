@@ -187,45 +187,62 @@ def _data_parallel(
     experts: Sequence[str],
     values: Shards,
 ) -> nn.Module:
-    precision, pipelined = strategy.precision, place.size("pp") > 1
-    shards, replicas = place.size("shard"), place.size("replicate")
-    casts = precision.compute != precision.parameter
-    if shards == 1 and replicas == 1 and not casts:
+    """Make replicas or shards of a part, or neither; what to call from then on."""
+    precision = strategy.precision
+    replicas, casts = place.size("replicate") > 1, _casts(precision)
+    if place.size("shard") == 1 and not replicas and not casts:
         return model
     if not any(True for _ in model.parameters()):
         return model
-    mixed = pipelined or place.size("tp") > 1 or casts
-    if shards == 1 and replicas > 1 and not mixed and _reduces_as_kept(precision):
-        group = place.group("replicate")
-        assert group is not None
-        how = strategy.gradient_compression
+    if place.size("shard") > 1 or not replicas:
+        _fully_shard(model, strategy, place, units, experts)
+        return model
+    mixed = place.size("pp") > 1 or place.size("tp") > 1 or casts
+    if not mixed and precision.reduce == precision.parameter:
         # It compares and copies values as soon as it is made.
         values.fill()
-        # Gradients that are views of the buckets take their memory once.
-        wrapped = DistributedDataParallel(
-            model,
-            process_group=group,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=_bucket_mb(strategy),
-        )
-        compress_gradients(wrapped, how, group)
-        return wrapped
+        return _wrap_in_ddp(model, strategy, place)
+    _replicate(model, precision, place, units)
+    return model
 
-    policy = MixedPrecisionPolicy(
-        param_dtype=_torch_dtype(precision.compute) if casts else None,
-        reduce_dtype=_torch_dtype(precision.reduce),
+
+def _wrap_in_ddp(model: nn.Module, strategy: Strategy, place: ProcessMesh) -> nn.Module:
+    group = place.group("replicate")
+    assert group is not None
+    # Gradients that are views of the buckets take their memory once.
+    wrapped = DistributedDataParallel(
+        model,
+        process_group=group,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=_bucket_mb(strategy),
     )
-    norms = _batch_norms(model) if casts else ()
-    if shards == 1 and replicas > 1:
-        mesh = place.along("replicate")
-        for norm in norms:
-            replicate(norm, mesh=mesh, mp_policy=_uncast(precision))
-        for unit in _wrapped_units(model, units):
-            replicate(model.get_submodule(unit), mesh=mesh, mp_policy=policy)
-        replicate(model, mesh=mesh, mp_policy=policy)
-        return model
-    reshard = strategy.zero_stage == 3
-    outer = ("replicate",) if replicas > 1 else ()
+    compress_gradients(wrapped, strategy.gradient_compression, group)
+    return wrapped
+
+
+def _replicate(
+    model: nn.Module, precision: Precision, place: ProcessMesh, units: Sequence[str]
+) -> None:
+    """Replicas where DDP cannot be: batch norms, then units, then what is left."""
+    mesh, policy = place.along("replicate"), _mixed_precision(precision)
+    for norm in _uncast_norms(model, precision):
+        replicate(norm, mesh=mesh, mp_policy=_uncast(precision))
+    for unit in _wrapped_units(model, units):
+        replicate(model.get_submodule(unit), mesh=mesh, mp_policy=policy)
+    replicate(model, mesh=mesh, mp_policy=policy)
+
+
+def _fully_shard(
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    units: Sequence[str],
+    experts: Sequence[str],
+) -> None:
+    """ZeRO: experts first, then batch norms, then units, then what is left."""
+    precision, reshard = strategy.precision, strategy.zero_stage == 3
+    policy = _mixed_precision(precision)
+    outer = ("replicate",) if place.size("replicate") > 1 else ()
     for fqn in experts:
         fully_shard(
             model.get_submodule(fqn),
@@ -235,31 +252,33 @@ def _data_parallel(
             shard_placement_fn=partial(_place_expert, place.size("expert_shard")),
         )
     mesh = place.along(*outer, "shard")
-    named = _wrapped_units(model, units)
-    for norm in norms:
-        fully_shard(
-            norm,
-            mesh=mesh,
-            mp_policy=_uncast(precision),
-            reshard_after_forward=reshard,
-        )
-    for unit in named:
-        fully_shard(
-            model.get_submodule(unit),
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=reshard,
-        )
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    norms, named = _uncast_norms(model, precision), _wrapped_units(model, units)
+    parts = [(norm, _uncast(precision)) for norm in norms]
+    parts += [(model.get_submodule(unit), policy) for unit in named]
+    for part, casting in (*parts, (model, policy)):
+        fully_shard(part, mesh=mesh, mp_policy=casting, reshard_after_forward=reshard)
     set_prefetch(model, named, experts, strategy.overlap)
-    return model
 
 
-def _batch_norms(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Batch norms with parameters: they take narrow inputs, but no narrow parameters.
+def _casts(precision: Precision) -> bool:
+    """Whether parameters are computed with in another dtype than they are kept in."""
+    return precision.compute != precision.parameter
+
+
+def _mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        param_dtype=_torch_dtype(precision.compute) if _casts(precision) else None,
+        reduce_dtype=_torch_dtype(precision.reduce),
+    )
+
+
+def _uncast_norms(model: nn.Module, precision: Precision) -> tuple[nn.Module, ...]:
+    """Batch norms that a cast would reach: they take narrow inputs, no narrow weights.
 
     Their running statistics are kept in full, and torch wants parameters like those.
     """
+    if not _casts(precision):
+        return ()
     return tuple(
         module
         for module in model.modules()
@@ -308,10 +327,6 @@ def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
         if unit not in tied
         and any(p.ndim > 1 for p in model.get_submodule(unit).parameters())
     )
-
-
-def _reduces_as_kept(precision: Precision) -> bool:
-    return precision.reduce == precision.parameter
 
 
 def _torch_dtype(name: str) -> torch.dtype:

@@ -1,9 +1,7 @@
 """Recording: operations on tensors go on a tape instead of being done.
 
 Under dispatch modes tensors claim to be on the CPU, have shapes and no memory. Where
-values are asked for, they are computed. The only file that knows which private parts of
-torch do without its dispatcher: ``nn.init._no_grad_trunc_normal_``, and
-``torch.utils.swap_tensors`` within ``Module.to``. Seen to work with torch 2.13.
+values are asked for, they are computed.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -23,10 +20,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from executors.past_dispatcher import past_dispatcher
 from executors.seeds import draw_seed, seeded
 from executors.tape import SMALL_BYTES, Tape
 from planner.errors import ExecutionError
@@ -55,9 +52,6 @@ _NEEDS_VALUES = (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-
-#: What hands a tensor's values to code outside of torch.
-_READERS: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 class Recording:
@@ -110,12 +104,7 @@ class Recording:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Record what is done to tensors in the block, and make new ones deferred."""
-        original = nn.init._no_grad_trunc_normal_
-        draw = mock.patch.object(
-            nn.init, "_no_grad_trunc_normal_", _Whole(self, original)
-        )
-        swap = mock.patch.object(torch.utils, "swap_tensors", _take_over)
-        with draw, swap, _Functions(self), _Operations(self):
+        with past_dispatcher(self.replay, self.whole), _Operations(self):
             yield
 
     def hidden(self, known: Iterable[torch.Tensor]) -> int:
@@ -278,23 +267,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor})
 
 
-class _Functions(TorchFunctionMode):
-    """Does for deferred tensors what torch does below its dispatcher."""
-
-    def __init__(self, recording: Recording) -> None:
-        super().__init__()
-        self._recording = recording
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func in _READERS and isinstance(args[0], FakeTensor):
-            args = (self._recording.replay(args[0]), *args[1:])
-        elif func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
-            return _deep_copy(args[0], args[1])
-        return func(*args, **(kwargs or {}))
-
-
 def _size(tensor: torch.Tensor) -> int:
     """Bytes of its elements; of a sparse one too, if it were dense."""
     return tensor.numel() * tensor.element_size()
@@ -315,50 +287,6 @@ def _elsewhere(func: Any, tensors: list[torch.Tensor], leaves: list[Any]) -> boo
         # Module.to_empty, of a model that was built on the meta device.
         return False
     return bool((asked | real) - {"cpu"})
-
-
-def _take_over(old: torch.Tensor, new: torch.Tensor) -> None:
-    """Stands for ``swap_tensors`` where ``Module.to`` gives parameters new values.
-
-    It refuses tensors that torch keeps weak references to, as it does to fake ones.
-    """
-    old.data = new.data
-
-
-def _deep_copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    known = memo.get(id(tensor))
-    if known is None:
-        known = tensor.detach().clone()
-        if isinstance(tensor, nn.Parameter):
-            known = nn.Parameter(known, requires_grad=tensor.requires_grad)
-        else:
-            known.requires_grad_(tensor.requires_grad)
-        memo[id(tensor)] = known
-    copied: torch.Tensor = known
-    return copied
-
-
-class _Whole:
-    """Stands for a function of torch that draws again until values please it.
-
-    It looks at what it has drawn: done one by one, its operations would all have to be
-    done at once.
-    """
-
-    def __init__(self, recording: Recording, function: Callable[..., Any]) -> None:
-        self._recording = recording
-        self._function = function
-
-    def __call__(
-        self,
-        tensor: torch.Tensor,
-        mean: float,
-        std: float,
-        a: float,
-        b: float,
-        generator: torch.Generator | None = None,
-    ) -> Any:
-        return self._recording.whole(self._function, tensor, mean, std, a, b, generator)
 
 
 def _faked(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import (
 )
 
 from executors.ledger import Ledger
+from executors.resizes import watched_resizes
 from executors.traffic import Tally
 
 __all__ = ["StepTrace"]
@@ -63,7 +64,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.restart()
         self._mode: Any = None
         self._quiet = False
-        self._resize: Any = None
+        self._resizes: AbstractContextManager[None] = nullcontext()
 
     def restart(self) -> None:
         """Forget flops and collectives so far, and begin a new peak of memory."""
@@ -83,15 +84,8 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> StepTrace:
         self._mode = active_fake_mode()
-        original = self._resize = torch.UntypedStorage.resize_
-
-        # fully_shard frees and takes memory by resizing storages, past the dispatcher.
-        def resize(storage: torch.UntypedStorage, size: int) -> Any:
-            result = original(storage, size)
-            self.ledger.resized(storage)
-            return result
-
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        self._resizes = watched_resizes(self.ledger.resized)
+        self._resizes.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -101,7 +95,7 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._resizes.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.ramp.history import NUM_SEEN, remember
 from envs.ramp.requests import servers_given
 from envs.ramp.tables import RampTables, ramp_tables
 from envs.ramp.world import Arrival, RampJobs, Summary, check_arrivals
@@ -159,6 +160,7 @@ def _account(
     running: Running,
     arrivals: _Arrivals,
     totals: _Totals,
+    seen: NDArray[np.float32],
     known_jct_s: Array,
     choice: Index,
     rows: Index,
@@ -168,6 +170,7 @@ def _account(
     for row in rows:
         now = arrivals.position[row]
         arrivals.position[row] += 1
+        remember(seen[row], arrivals.beta[row, now])
         totals.outcomes[row, outcome[row]] += 1
         if outcome[row] != _PLACED:
             continue
@@ -232,6 +235,7 @@ class RampEpisodes:
         )
         most = int(self.tables.splits.max(initial=1))
         self.known_jct_s = np.full((count, len(self._names), most + 1), np.nan)
+        self.seen = np.zeros((count, NUM_SEEN), dtype=np.float32)
         self._totals = _Totals(
             outcomes=np.zeros((count, len(OUTCOMES)), dtype=np.int64),
             unfinished=np.zeros(count, dtype=np.int64),
@@ -259,7 +263,7 @@ class RampEpisodes:
         self.arrivals.decided[row] = count
         self.arrivals.arrived[row] = sum(a.time_s <= self.horizon_s for a in arrivals)
         self.arrivals.position[row] = 0
-        for part in (*self.running, *self._totals):
+        for part in (*self.running, *self._totals, self.seen):
             part[row] = 0
         self.known_jct_s[row] = np.nan
 
@@ -273,6 +277,11 @@ class RampEpisodes:
         )
 
     @property
+    def unfinished(self) -> Index:
+        """Jobs placed so far that end after the horizon. Shape [b]."""
+        return self._totals.unfinished.copy()
+
+    @property
     def over(self) -> Flags:
         """Whether all jobs of an episode have been decided. Shape [b]."""
         return self.arrivals.position >= self.arrivals.decided
@@ -283,11 +292,12 @@ class RampEpisodes:
         if not longest:
             none = np.zeros(len(self.arrivals.position))
             return none, none.astype(np.int64), none
-        now = np.minimum(self.arrivals.position, longest - 1)[:, None]
+        now = np.minimum(self.arrivals.position, longest - 1)
+        rows = np.arange(len(now))
         return (
-            np.take_along_axis(self.arrivals.time_s, now, 1)[:, 0],
-            np.take_along_axis(self.arrivals.model, now, 1)[:, 0],
-            np.take_along_axis(self.arrivals.beta, now, 1)[:, 0],
+            self.arrivals.time_s[rows, now],
+            self.arrivals.model[rows, now],
+            self.arrivals.beta[rows, now],
         )
 
     def valid(self) -> Flags:
@@ -334,6 +344,7 @@ class RampEpisodes:
             self.running,
             self.arrivals,
             self._totals,
+            self.seen,
             self.known_jct_s,
             choice,
             rows,

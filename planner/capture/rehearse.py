@@ -29,12 +29,10 @@ from planner.capture.ladder import Source
 from planner.capture.speculate import run_or_assume
 from planner.capture.torch_private import (
     DispatchMode,
-    answer_skipped,
     as_parameter,
     fake_mode,
     fake_tensor,
     patched_function,
-    skipped_dispatches,
     tree_flatten,
     tree_unflatten,
     without_fused_rnn,
@@ -44,7 +42,6 @@ from planner.capture.widths import Op, Shape, why_not_divided
 
 __all__ = ["rehearse"]
 
-_SKIPPED = skipped_dispatches()
 _PLAIN = (int, float, str, bool, type(None), torch.Tensor, torch.dtype, torch.device)
 
 
@@ -64,24 +61,14 @@ class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
         self.depth = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func in _SKIPPED:
-            return answer_skipped(func, args)
-        out, _ = run_or_assume(
-            func, args, kwargs or {}, fake=True, record=lambda *_: None
-        )
+    def perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out, _ = run_or_assume(func, args, kwargs, fake=True, record=lambda *_: None)
         if not self.depth:
             self.ops.append(
                 Op(
                     name=func._schema.name.removeprefix("aten::"),
-                    dim=_dim_of(func, args, kwargs or {}),
-                    inputs=_shapes((args, kwargs or {})),
+                    dim=_dim_of(func, args, kwargs),
+                    inputs=_shapes((args, kwargs)),
                     outputs=_shapes(out),
                 )
             )

@@ -7,6 +7,7 @@ that lacks one ends in a :class:`~planner.errors.CaptureError` that names it.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
 
@@ -18,7 +19,6 @@ from planner.errors import CaptureError
 
 __all__ = [
     "DispatchMode",
-    "answer_skipped",
     "as_parameter",
     "backward_sequence",
     "fake_mode",
@@ -32,7 +32,6 @@ __all__ = [
     "named_attributes",
     "patched_function",
     "pin_storage",
-    "skipped_dispatches",
     "storage_key",
     "tree_flatten",
     "tree_unflatten",
@@ -54,7 +53,11 @@ def _private(owner: Any, *names: str) -> Any:
     )
 
 
-class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+#: Reaches a mode but is no work.
+_DEVICE: Any = torch.ops.prim.device.default
+
+
+class DispatchMode(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     """A dispatch mode whose handler dynamo does not wrap.
 
     The wrapper guards against compiling the handler, which never happens here, and
@@ -63,6 +66,24 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    @abstractmethod
+    def perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do an op, and return its result."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is _DEVICE:
+            # Two thirds of all dispatches ask for the device of a fake tensor, which it
+            # knows. They come from a noexcept function: raising there ends the process.
+            known = getattr(args[0], "fake_device", None)
+            return func(*args) if known is None else known
+        return self.perform(func, args, kwargs or {})
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -95,24 +116,6 @@ def backward_sequence() -> int:
     """Sequence number of the node whose backward runs now; -1 outside any node."""
     node = _autograd_node()
     return -1 if node is None else cast("int", node._sequence_nr())
-
-
-def skipped_dispatches() -> frozenset[Any]:
-    """Ops that reach the mode but are no work.
-
-    ``prim.device`` runs inside a noexcept function: raising there ends the process, so
-    it must be handed on untouched.
-    """
-    return frozenset({torch.ops.prim.device.default})
-
-
-def answer_skipped(func: Any, args: tuple[Any, ...]) -> Any:
-    """Result of one of :func:`skipped_dispatches`.
-
-    Two thirds of all dispatches ask for the device of a fake tensor, which it knows.
-    """
-    known = getattr(args[0], "fake_device", None)
-    return func(*args) if known is None else known
 
 
 def storage_key(tensor: torch.Tensor) -> int:

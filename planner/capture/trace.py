@@ -25,20 +25,17 @@ from planner.capture.shapes import ShapeCache
 from planner.capture.speculate import run_or_assume
 from planner.capture.torch_private import (
     DispatchMode,
-    answer_skipped,
     backward_sequence,
     in_backward,
     is_view,
     last_sequence,
     pin_storage,
-    skipped_dispatches,
     storage_key,
 )
 from planner.errors import OpBudgetError
 
 __all__ = ["Tracer"]
 
-_SKIPPED = skipped_dispatches()
 _UNWRITTEN = frozenset(
     {
         "aten::empty",
@@ -197,16 +194,12 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self._saved.add(storage)
         return tensor
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func in _SKIPPED:
-            return answer_skipped(func, args)
-        kwargs = kwargs or {}
+    def perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do an op and record it; see :class:`DispatchMode`.
+
+        Raises:
+            OpBudgetError: If it is one op too many.
+        """
         if self.paused:
             return self._run(func, args, kwargs)[0]
         self.trace.operations += 1

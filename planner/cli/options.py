@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from planner.errors import CaptureError, StrategyError
-from planner.schema import Optimizer, Precision
+from planner.errors import CaptureError, PlanFileError, StrategyError
+from planner.schema import Optimizer, Plan, Precision
 
 if TYPE_CHECKING:
     from planner.graph import ModelGraph
@@ -20,9 +20,11 @@ __all__ = [
     "OptionalFile",
     "OptionalFloat",
     "OptionalInt",
+    "OtherModelName",
     "OutFile",
     "SeqLen",
     "TrainingOptions",
+    "model_of_plan",
     "name_model",
     "parse_pins",
 ]
@@ -34,6 +36,15 @@ ModelName = Annotated[
         help="A built-in name (meshwright models lists them), hf:PATH of a "
         "transformers config or its folder, a PipeDream graph.txt, or module:factory "
         "of your own code.",
+    ),
+]
+OtherModelName = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="MODEL",
+        help="Where to build the model from, if not from where the plan says. A "
+        "module:factory reference is only followed when it is named here.",
+        help_behavior_hint="",
     ),
 ]
 ClusterName = Annotated[
@@ -129,6 +140,37 @@ def name_model(
 
     loaded = load_model(model, seq_len=seq_len, allow_remote_code=True)
     return capture(loaded, dtype="bfloat16" if dtype == "float8" else dtype)
+
+
+def model_of_plan(plan: Plan, file: str, named: str | None) -> str:
+    """Where to build a plan's model from; code only if a user named it.
+
+    Args:
+        plan: The plan.
+        file: Its file, for messages.
+        named: ``--model``, if given.
+
+    Raises:
+        PlanFileError: If the plan does not say, or wants code to run.
+    """
+    ref = named or plan.model.ref
+    if ref is None:
+        raise PlanFileError(
+            f"{file} does not say where {plan.model.name} comes from; name it with "
+            f"--model (llama3-8b, hf:PATH or module:factory)"
+        )
+    if ref.endswith(".txt"):
+        what = "--model names" if named else f"{file} was made from"
+        raise PlanFileError(
+            f"{what} the profile {ref}, of which no model can be built; name one that "
+            f"is none with --model"
+        )
+    if named is None and not ref.startswith("hf:") and ":" in ref:
+        raise PlanFileError(
+            f"{file} wants to import code ({ref}); if you trust it, name it yourself: "
+            f"--model {ref}"
+        )
+    return ref
 
 
 def parse_pins(texts: Sequence[str]) -> dict[str, Any]:

@@ -12,13 +12,18 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from planner.cli.options import OptionalFile, OptionalInt, OutFile
+from planner.cli.options import (
+    OptionalFile,
+    OptionalInt,
+    OtherModelName,
+    OutFile,
+    model_of_plan,
+)
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress
 from planner.errors import (
     CaptureError,
     ExecutionError,
     FingerprintError,
-    PlanFileError,
     RankFailedError,
 )
 from planner.schema import Plan
@@ -73,15 +78,7 @@ class RunCommand:
     """A plan file."""
     steps: int = 10
     """Optimizer steps."""
-    model: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="MODEL",
-            help="Where to build the model from, if not from where the plan says. A "
-            "module:factory reference is only followed when it is named here.",
-            help_behavior_hint="",
-        ),
-    ] = None
+    model: OtherModelName = None
     data: OptionalFile = None
     """Token ids, a one-dimensional integer .npy file; synthetic tokens by default."""
     seed: int = 0
@@ -161,23 +158,9 @@ class RunCommand:
 
         Raises:
             PlanFileError: If the plan does not say, or wants code to run.
+            CaptureError: If it is left open whose code may run.
         """
-        ref = self.model or plan.model.ref
-        if ref is None:
-            raise PlanFileError(
-                f"{self.plan} does not say where {plan.model.name} comes from; name it "
-                f"with --model (llama3-8b, hf:PATH or module:factory)"
-            )
-        if ref.endswith(".txt"):
-            raise PlanFileError(
-                f"{self.plan} was made from the profile {ref}, of which no model can "
-                f"be built; name one with --model"
-            )
-        if self.model is None and not ref.startswith("hf:") and ":" in ref:
-            raise PlanFileError(
-                f"{self.plan} wants to import code ({ref}); if you trust it, name it "
-                f"yourself: --model {ref}"
-            )
+        ref = model_of_plan(plan, self.plan, self.model)
         if self.allow_remote_code and self.model is None:
             raise CaptureError(
                 f"--allow-remote-code without --model; name whose code may run: "

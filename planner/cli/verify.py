@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from planner.cli.options import OptionalFloat
+from planner.cli.options import OptionalFloat, OtherModelName, model_of_plan
 from planner.cli.output import emit_json, emit_table, note, working
-from planner.errors import CaptureError, ExecutionError, PlanFileError
+from planner.errors import ExecutionError
 from planner.schema import Plan
 from planner.schema.verification import RankVerification, Verification
 from planner.units import format_bytes, format_count
@@ -31,15 +31,7 @@ class VerifyCommand:
         tuple[int, ...], tyro.conf.arg(metavar="RANK", help_behavior_hint="")
     ] = ()
     """Which ranks to be; by default the first of the first, middle and last pp rank."""
-    model: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="MODEL",
-            help="Where to build the model from, if not from where the plan says. A "
-            "module:factory reference is only followed when it is named here.",
-            help_behavior_hint="",
-        ),
-    ] = None
+    model: OtherModelName = None
     timeout: OptionalFloat = None
     """Longest that it may take, in seconds."""
     force: bool = False
@@ -58,7 +50,7 @@ class VerifyCommand:
         plan = Plan.load(self.plan)
         if plan.not_runnable:
             raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
-        ref = self._model(plan)
+        ref = model_of_plan(plan, self.plan, self.model)
         found = self._verify(plan, ref, self._ranks(plan))
         result = Verification.of(plan, found)
         self._report(result)
@@ -68,25 +60,6 @@ class VerifyCommand:
                     f"rank {rank.rank} of {result.world_size} would fail: "
                     f"{rank.failure}; MESHWRIGHT_LOG=INFO shows the traceback"
                 )
-
-    def _model(self, plan: Plan) -> str:
-        """Where the model comes from; code only if it was named on the command line."""
-        ref = self.model or plan.model.ref
-        if ref is None:
-            raise PlanFileError(
-                f"{self.plan} does not say where {plan.model.name} comes from; name it "
-                f"with --model (llama3-8b, hf:PATH or module:factory)"
-            )
-        if ref.endswith(".txt"):
-            raise CaptureError(
-                f"no model can be built from the profile {ref}; name one with --model"
-            )
-        if self.model is None and not ref.startswith("hf:") and ":" in ref:
-            raise PlanFileError(
-                f"{self.plan} wants to import code ({ref}); if you trust it, name it "
-                f"yourself: --model {ref}"
-            )
-        return ref
 
     def _ranks(self, plan: Plan) -> tuple[int, ...]:
         """Those asked for, or one of the first, middle and last stage."""

@@ -14,9 +14,9 @@ from planner.cost.row_memory import (
     CROSSING_COLUMNS,
     KEPT_COLUMNS,
     PEAK_COLUMNS,
-    bytes_of,
     fill_fullest,
 )
+from planner.cost.scalar_bytes import bytes_of
 from planner.schema import Optimizer, Precision
 
 __all__ = ["FullestRanks", "fullest_ranks"]

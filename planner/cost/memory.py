@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.cost.recipes import Recipe
-from planner.cost.row_memory import Devices, bytes_of, weight_bytes
+from planner.cost.row_memory import Devices, weight_bytes
+from planner.cost.scalar_bytes import bytes_of
 from planner.schema import Optimizer, Precision
 
 __all__ = ["MemoryParts", "memory_parts"]

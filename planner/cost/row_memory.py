@@ -12,16 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.columns import Columns
-from planner.cost.recipes import Recipe
 from planner.schema import (
     SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,
     V_SCHEDULES,
-    Optimizer,
-    Precision,
 )
 from planner.simulate.compiled import compiled, inlined
-from planner.units import dtype_bytes
 
 __all__ = [
     "CROSSING_COLUMNS",
@@ -29,7 +25,6 @@ __all__ = [
     "PEAK_COLUMNS",
     "Bytes",
     "Devices",
-    "bytes_of",
     "chunks_between_halves",
     "chunks_in_flight",
     "fill_fullest",
@@ -40,7 +35,8 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 # Compiled code is kept as long as this file is unchanged: what it takes for granted
-# about the order of columns must be said in here. Recompute kinds come last.
+# about the order of columns, and of fields, must be said in here. Recompute kinds come
+# last.
 KEPT_COLUMNS = (
     "dense",
     "expert",
@@ -74,26 +70,6 @@ class Bytes(NamedTuple):
     reserve: float
     all_waiting: bool
     keeps_sent: bool
-
-
-def bytes_of(
-    precision: Precision, optimizer: Optimizer, recipe: Recipe, on_gpu: bool
-) -> Bytes:
-    """What a request says of bytes."""
-    # float8 products still gather and keep bfloat16 weights and activations.
-    compute = "bfloat16" if precision.compute == "float8" else precision.compute
-    states = optimizer.states_per_parameter * dtype_bytes(optimizer.state_dtype)
-    return Bytes(
-        stored=float(dtype_bytes(precision.parameter)),
-        compute=float(dtype_bytes(compute)),
-        reduce=float(dtype_bytes(precision.reduce)),
-        states=float(states),
-        swell=1.0 + recipe.fragmentation if on_gpu else 1.0,
-        reserve=float(recipe.reserve_bytes) if on_gpu else 0.0,
-        all_waiting=recipe.receive_buffers == "all",
-        # gloo's requests hold what they have sent until the pipeline lets go of them.
-        keeps_sent=not on_gpu,
-    )
 
 
 class _Scalars(NamedTuple):

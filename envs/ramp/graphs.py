@@ -1,0 +1,79 @@
+"""The graphs that a policy's encoders read: ops of each job, servers of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.ramp.job import RampJob
+from envs.ramp.topology import RampTopology
+
+__all__ = ["NUM_OP_FEATURES", "OpGraph", "device_edges", "op_graph"]
+
+Array = NDArray[np.float64]
+Floats = NDArray[np.float32]
+Index = NDArray[np.int64]
+
+#: Of an op: its pass, three shares and its depth.
+NUM_OP_FEATURES = 5
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class OpGraph:
+    """Ops of a job and what each sends on. n forward ops, their mirror images behind.
+
+    Attributes:
+        name: Of the job.
+        nodes: Whether the op is of the backward pass; its compute time, memory and
+            activations as log(1 + value over the job's mean), so that neither units nor
+            the size of a job matter; its depth over the largest. Shape [2 n,
+            NUM_OP_FEATURES].
+        edge_index: Sources and targets. Shape [2, edges].
+    """
+
+    name: str
+    nodes: Floats
+    edge_index: Index
+
+
+def _over_mean(values: Array) -> Array:
+    mean = values.mean()
+    return np.log1p(values / mean) if mean > 0 else np.zeros_like(values)
+
+
+def op_graph(job: RampJob) -> OpGraph:
+    """Both passes of a job: forward op i is mirrored by op n + i."""
+    count = len(job.ids)
+    depth = np.zeros(count)
+    for op in job.order.tolist():
+        parents = job.edges[job.edges[:, 1] == op, 0]
+        depth[op] = 1 + depth[parents].max(initial=-1)
+    longest = 2 * depth.max() + 1
+    nodes = np.stack(
+        [
+            np.repeat([0.0, 1.0], count),
+            _over_mean(np.concatenate([job.forward, job.backward])),
+            np.tile(_over_mean(job.memory), 2),
+            np.tile(_over_mean(job.activations), 2),
+            np.concatenate([depth, longest - depth]) / longest,
+        ],
+        axis=1,
+    )
+    last = job.position[-1]
+    back = job.edges[:, ::-1] + count
+    edges = np.concatenate([job.edges, [[last, last + count]], back])
+    return OpGraph(
+        name=job.name,
+        nodes=nodes.astype(np.float32),
+        edge_index=np.ascontiguousarray(edges.T),
+    )
+
+
+def device_edges(topology: RampTopology) -> Index:
+    """Pairs of servers that differ in one coordinate, both ways. Shape [2, edges]."""
+    shape = (topology.groups, topology.racks, topology.servers)
+    places = np.array(list(np.ndindex(shape)))
+    differ = (places[:, None, :] != places[None, :, :]).sum(axis=2)
+    return np.stack(np.nonzero(differ == 1)).astype(np.int64)

@@ -1,0 +1,196 @@
+"""Episodes of the replay with what both environments over them share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.ramp.arrivals import ArrivalLaw
+from envs.ramp.episodes import OUTCOMES, RampEpisodes
+from envs.ramp.observation import MaskKind, RampObserver
+from envs.ramp.profiles import MODELS, read_jobs
+from envs.ramp.state import RampState, exact_state
+from envs.ramp.streams import EpisodeSource
+from envs.ramp.tables import ramp_tables
+from envs.ramp.topology import RampTopology
+from envs.ramp.world import Outcome, RampJobs
+from planner.errors import StrategyError
+
+__all__ = ["ReplayConfig", "ReplaySession", "Step"]
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """Which stream is replayed on which cluster, and what a decision is worth.
+
+    Attributes:
+        law: ``"A"`` to ``"D"``, an ArrivalLaw, or several to draw episodes from.
+        trace: CSV file of arrivals instead, or several.
+        horizon_s: When an episode ends.
+        interval_s: Mean time between arrivals that observations are scaled by; by
+            default the law's or the trace's own.
+        folder: Of PipeDream profiles; that of MESHWRIGHT_DATA by default.
+        models: Names of the profiles that may arrive.
+        topology: Of the cluster; the benchmark's by default.
+        jobs: Instead of the three: jobs that have been read already.
+        mask: Which actions :meth:`action_masks` allows, ``"possible"`` or
+            ``"benchmark"``.
+        observe: Whether observations are encoded in full; see RampObserver.
+        accepted_reward: For a job that is placed and ends by the horizon.
+        blocked_reward: For any other.
+    """
+
+    law: str | ArrivalLaw | Sequence[str | ArrivalLaw] = "A"
+    trace: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None
+    horizon_s: float = 1e6
+    interval_s: float | None = None
+    folder: str | os.PathLike[str] | None = None
+    models: tuple[str, ...] = MODELS
+    topology: RampTopology | None = None
+    jobs: RampJobs | None = None
+    mask: MaskKind = "possible"
+    observe: bool = True
+    accepted_reward: float = 1.0
+    blocked_reward: float = -1.0
+
+    def __post_init__(self) -> None:
+        for name in ("accepted_reward", "blocked_reward"):
+            if not np.isfinite(getattr(self, name)):
+                raise StrategyError(
+                    f"{name}={getattr(self, name)}; a reward is a finite number"
+                )
+
+    def source(self, jobs: RampJobs) -> EpisodeSource:
+        """Of the configured episodes."""
+        law, trace = self.law, self.trace
+        traces: Sequence[str | os.PathLike[str]] = ()
+        if trace is not None:
+            traces = [trace] if isinstance(trace, str | os.PathLike) else trace
+        laws = [law] if isinstance(law, str | ArrivalLaw) else law
+        return EpisodeSource(
+            jobs,
+            laws=() if traces else laws,
+            traces=traces,
+            horizon_s=self.horizon_s,
+            interval_s=self.interval_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What became of one decision in each episode. Shapes [b].
+
+    Attributes:
+        reward: For it.
+        over: Whether the episode has ended with it.
+        outcome: Number of the outcome in OUTCOMES.
+        degree: That was asked for; 0 for turning away.
+    """
+
+    reward: Floats
+    over: Flags
+    outcome: Index
+    degree: Index
+
+
+class ReplaySession:
+    """Episodes side by side, drawn, decided, rewarded and observed.
+
+    Args:
+        config: Of the replay.
+        count: Episodes.
+
+    Raises:
+        ClusterError: As :func:`envs.ramp.tables.ramp_tables`.
+        CaptureError: If a profile is not there.
+        UnknownNameError: If a law, a mask or a trace's model is not known.
+        StrategyError: As :class:`envs.ramp.streams.EpisodeSource`.
+    """
+
+    def __init__(self, config: ReplayConfig, count: int) -> None:
+        self.config = config
+        self.jobs = config.jobs or read_jobs(
+            config.folder, config.models, config.topology
+        )
+        self.tables = ramp_tables(self.jobs)
+        self.source = config.source(self.jobs)
+        self.observer = RampObserver(
+            self.tables, observe=config.observe, mask=config.mask
+        )
+        self.episodes = RampEpisodes(
+            self.jobs, [[]] * count, config.horizon_s, self.tables
+        )
+        self.interval_s: Array = np.ones(count)
+
+    def begin(self, row: int, generator: np.random.Generator) -> None:
+        """Start one episode anew, of the next stream that is drawn."""
+        episode = self.source.draw(generator)
+        self.interval_s[row] = episode.interval_s
+        self.episodes.restart(row, episode.arrivals)
+
+    def state(self) -> RampState:
+        """Before the next decisions."""
+        return exact_state(self.episodes, self.interval_s)
+
+    def see(self) -> tuple[dict[str, Floats], Flags]:
+        """Observations and masks before the next decisions; see RampObserver."""
+        return self.observer.see(self.state())
+
+    def decide(self, actions: Index) -> Step:
+        """Take one decision in each episode.
+
+        Args:
+            actions: 0 turns the job away, 1 + i runs it at the i-th degree. Shape [b].
+
+        Raises:
+            StrategyError: If an action is out of range, or an episode has ended.
+        """
+        actions = np.asarray(actions)
+        choices = len(self.tables.degrees) + 1
+        if actions.size and not 0 <= actions.min() <= actions.max() < choices:
+            raise StrategyError(
+                f"actions from {actions.min()} to {actions.max()}; give 0 to turn the "
+                f"job away or 1 to {choices - 1} for a degree of "
+                f"{self.tables.degrees.tolist()}"
+            )
+        if self.episodes.over.any():
+            raise StrategyError("an episode has ended; reset it")
+        before = self.episodes.unfinished
+        choice = actions.astype(np.int64) - 1
+        outcome = self.episodes.decide(choice)
+        met = (outcome == 0) & (self.episodes.unfinished == before)
+        rewards = (self.config.blocked_reward, self.config.accepted_reward)
+        degrees = np.concatenate([[0], self.tables.degrees])
+        return Step(
+            reward=np.array(rewards, dtype=np.float32)[met.astype(np.int64)],
+            over=self.episodes.over,
+            outcome=outcome,
+            degree=degrees[choice + 1],
+        )
+
+    def infos(self, step: Step) -> list[dict[str, Any]]:
+        """What an agent is told of each decision besides its reward."""
+        names: tuple[Outcome | str, ...] = OUTCOMES
+        made = [
+            {"outcome": names[outcome], "degree": degree}
+            for outcome, degree in zip(
+                step.outcome.tolist(), step.degree.tolist(), strict=True
+            )
+        ]
+        for row in np.flatnonzero(step.over).tolist():
+            summary = self.episodes.summary(row)
+            made[row]["summary"] = {
+                **asdict(summary),
+                "blocking_rate": summary.blocking_rate,
+            }
+        return made

@@ -1,0 +1,158 @@
+"""The exact state of episodes before a decision: what a planner may simulate from.
+
+Observations are a digest of it. A policy that looks ahead asks the environment for this
+instead (``exact_state()``); nothing in it tells what arrives later.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.ramp.episodes import RampEpisodes, Running
+from envs.ramp.tables import RampTables
+from planner.simulate.compiled import compiled
+
+__all__ = [
+    "Moment",
+    "Past",
+    "RampState",
+    "believed_jct_s",
+    "exact_state",
+    "moment_of",
+    "past",
+]
+
+Array = NDArray[np.float64]
+Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+Index = NDArray[np.int64]
+Masks = NDArray[np.uint64]
+
+
+class Moment(NamedTuple):
+    """One episode before a decision.
+
+    Attributes:
+        ends_s: When the running jobs leave. Shape [servers].
+        masks: Servers that each holds, as bits. Shape [servers].
+        number: Of the running jobs.
+        held: Servers held in the interval that ends now.
+        busy: Servers held from now on, as bits.
+        now_s: Time of the decision.
+        horizon_s: End of the episode.
+        interval_s: Mean time between arrivals.
+    """
+
+    ends_s: Array
+    masks: Masks
+    number: int
+    held: int
+    busy: np.uint64
+    now_s: float
+    horizon_s: float
+    interval_s: float
+
+
+class Past(NamedTuple):
+    """Jobs of one episode whose fate has been decided. n jobs.
+
+    Attributes:
+        time_s: When each arrived. Shape [n].
+        model: Of each. Shape [n].
+        beta: Of each. Shape [n].
+    """
+
+    time_s: Array
+    model: Index
+    beta: Array
+
+
+class RampState(NamedTuple):
+    """Episodes side by side before their decisions. b episodes, j jobs, d degrees.
+
+    Attributes:
+        running: Jobs that run. Views of the episodes' own arrays, not to be changed.
+        over: Whether an episode has ended; its other rows then say nothing. Shape [b].
+        now_s: Time of the decision. Shape [b].
+        model: Of the job at the head. Shape [b].
+        beta: Its deadline, as a share of its time on one device. Shape [b].
+        jct_s: Completion times as far as they are known: those that first placements
+            decided, else those where no other job is. Shape [b, j, d].
+        seen: As :func:`envs.ramp.history.remember` keeps it. Shape [b, NUM_SEEN].
+        interval_s: Mean time between arrivals. Shape [b].
+        horizon_s: End of all episodes.
+    """
+
+    running: Running
+    over: Flags
+    now_s: Array
+    model: Index
+    beta: Array
+    jct_s: Array
+    seen: Floats
+    interval_s: Array
+    horizon_s: float
+
+
+def believed_jct_s(tables: RampTables, known_jct_s: Array) -> Array:
+    """Completion times of first placements, else those where no other job is.
+
+    Args:
+        tables: Of the jobs.
+        known_jct_s: By the largest split, NaN if unknown. Shape [b, j, splits].
+    Returns:
+        Seconds. Shape [b, j, d].
+    """
+    jobs = np.arange(len(tables.sequential_jct_s))[:, None]
+    known = known_jct_s[:, jobs, tables.splits]
+    return np.where(np.isnan(known), tables.empty_jct_s, known)
+
+
+def exact_state(episodes: RampEpisodes, interval_s: Array) -> RampState:
+    """Of episodes side by side.
+
+    Args:
+        episodes: Before their decisions.
+        interval_s: Mean time between the arrivals of each. Shape [b].
+    """
+    time_s, model, beta = episodes.heads()
+    return RampState(
+        running=episodes.running,
+        over=episodes.over,
+        now_s=time_s,
+        model=model,
+        beta=beta,
+        jct_s=believed_jct_s(episodes.tables, episodes.known_jct_s),
+        seen=episodes.seen,
+        interval_s=np.asarray(interval_s, dtype=np.float64),
+        horizon_s=episodes.horizon_s,
+    )
+
+
+def past(episodes: RampEpisodes, row: int) -> Past:
+    """Of one of several episodes; copies."""
+    arrivals = episodes.arrivals
+    count = arrivals.position[row]
+    return Past(
+        time_s=arrivals.time_s[row, :count].copy(),
+        model=arrivals.model[row, :count].copy(),
+        beta=arrivals.beta[row, :count].copy(),
+    )
+
+
+@compiled
+def moment_of(state: RampState, row: int) -> Moment:
+    """One of several episodes."""
+    return Moment(
+        state.running.ends_s[row],
+        state.running.masks[row],
+        state.running.number[row],
+        state.running.held[row],
+        state.running.busy[row],
+        state.now_s[row],
+        state.horizon_s,
+        state.interval_s[row],
+    )

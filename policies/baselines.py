@@ -1,0 +1,221 @@
+"""Policies of the job stream that learn nothing: the fixed ones that others compare to.
+
+All decide by ``predict(obs, action_masks)``, on one observation or on a batch of them,
+and need of it ``job`` and ``job_graph`` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.ramp.arrivals import ArrivalLaw
+from envs.ramp.episodes import RampEpisodes
+from envs.ramp.tables import RampTables
+from envs.ramp.world import RampJobs
+from planner.errors import StrategyError, UnknownNameError
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "Constant",
+    "MinFeasible",
+    "ParaMax",
+    "ParaMin",
+    "Policy",
+    "RandomDegree",
+    "best_constant",
+    "make_baseline",
+]
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Index = NDArray[np.int64]
+Observation = Mapping[str, NDArray[np.float32]]
+
+#: Names that :func:`make_baseline` takes; ``constant_K`` with a degree for K.
+BASELINES = ("para_max", "para_min", "min_feasible", "random", "constant_K")
+
+
+class Policy(Protocol):
+    """Whoever decides."""
+
+    def predict(self, obs: Observation, action_masks: Flags) -> Index:
+        """Decide.
+
+        Args:
+            obs: Of one decision, or of several with a leading axis.
+            action_masks: Which actions are allowed. Shape [actions] or [b, actions].
+        Returns:
+            Actions: 0 turns the job away, 1 + i runs it at the i-th degree. Shape []
+            or [b].
+        """
+        ...
+
+
+class Baseline(ABC):
+    """A fixed policy.
+
+    Args:
+        tables: Jobs and topology, as environments have them.
+    """
+
+    def __init__(self, tables: RampTables) -> None:
+        self.tables = tables
+
+    def predict(self, obs: Observation, action_masks: Flags) -> Index:
+        """Decide; see :class:`Policy`."""
+        masks = np.asarray(action_masks, dtype=np.bool_)
+        # Float32 takes the last digits of a beta, and its products with them.
+        beta = np.round(np.asarray(obs["job"], dtype=np.float64)[..., 0], 6)
+        model = np.asarray(obs["job_graph"])[..., 0].astype(np.int64)
+        shape = masks.shape[:-1]
+        chosen = self._choose(
+            model.reshape(-1), beta.reshape(-1), masks[..., 1:].reshape(beta.size, -1)
+        )
+        return np.asarray(chosen, dtype=np.int64).reshape(shape)
+
+    @abstractmethod
+    def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
+        """Actions; ``valid`` says which degrees are allowed. Shapes [b], [b, d]."""
+
+
+def _smallest(wanted: Flags) -> Index:
+    """The first degree that is wanted as an action, 0 where none is. Shape [b]."""
+    return np.where(wanted.any(axis=1), 1 + wanted.argmax(axis=1), 0)
+
+
+def _largest(wanted: Flags) -> Index:
+    """Likewise the last."""
+    last = wanted.shape[1] - wanted[:, ::-1].argmax(axis=1)
+    return np.where(wanted.any(axis=1), last, 0)
+
+
+class ParaMax(Baseline):
+    """The largest degree that is allowed."""
+
+    def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
+        return _largest(valid)
+
+
+class ParaMin(Baseline):
+    """The smallest of at least one over beta, else the largest that is allowed."""
+
+    def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
+        # A job that is over has a beta of 0, and nothing is allowed for it.
+        least = np.ceil(1.0 / np.maximum(beta, 1e-6))
+        enough = valid & (self.tables.degrees >= least[:, None])
+        return np.where(enough.any(axis=1), _smallest(enough), _largest(valid))
+
+
+class MinFeasible(Baseline):
+    """The smallest that meets the deadline on an empty cluster, else none."""
+
+    def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
+        limit = beta * self.tables.sequential_jct_s[model]
+        in_time = self.tables.empty_jct_s[model] <= limit[:, None]
+        return _smallest(valid & in_time)
+
+
+class Constant(Baseline):
+    """One degree where it is allowed, else none.
+
+    Args:
+        tables: Jobs and topology.
+        degree: One of the tables'.
+
+    Raises:
+        StrategyError: If it is none of them.
+    """
+
+    def __init__(self, tables: RampTables, degree: int) -> None:
+        super().__init__(tables)
+        degrees = tables.degrees.tolist()
+        if degree not in degrees:
+            raise StrategyError(
+                f"degree {degree} has no block on the cluster; use one of "
+                f"{', '.join(map(str, degrees))}"
+            )
+        self.degree, self._column = degree, degrees.index(degree)
+
+    def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
+        return np.where(valid[:, self._column], 1 + self._column, 0)
+
+
+class RandomDegree(Baseline):
+    """Any degree that is allowed, each as likely; none only if none is.
+
+    Args:
+        tables: Jobs and topology.
+        seed: Of what is drawn.
+    """
+
+    def __init__(self, tables: RampTables, seed: int | np.random.Generator = 0) -> None:
+        super().__init__(tables)
+        self._generator = np.random.default_rng(seed)
+
+    def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
+        drawn = self._generator.random(valid.shape)
+        best = np.where(valid, drawn, -1.0).argmax(axis=1)
+        return np.where(valid.any(axis=1), 1 + best, 0)
+
+
+def make_baseline(name: str, tables: RampTables, seed: int = 0) -> Baseline:
+    """A policy by its name in :data:`BASELINES`.
+
+    Raises:
+        UnknownNameError: If there is none of that name.
+        StrategyError: If the degree of a constant has no block.
+    """
+    simple: dict[str, type[Baseline]] = {
+        "para_max": ParaMax,
+        "para_min": ParaMin,
+        "min_feasible": MinFeasible,
+    }
+    if name in simple:
+        return simple[name](tables)
+    if name == "random":
+        return RandomDegree(tables, seed)
+    degree = name.removeprefix("constant_")
+    if degree != name and degree.isdigit():
+        return Constant(tables, int(degree))
+    raise UnknownNameError("policy", name, BASELINES)
+
+
+def best_constant(
+    jobs: RampJobs,
+    law: ArrivalLaw,
+    seeds: Sequence[int],
+    tables: RampTables,
+    horizon_s: float = 1e6,
+) -> Constant:
+    """The constant degree that blocks the smallest share of a law's jobs.
+
+    Args:
+        jobs: What may arrive.
+        law: To draw episodes from.
+        seeds: Of the episodes; not those that the policy is to be judged on.
+        tables: Of the jobs.
+        horizon_s: When episodes end.
+
+    Raises:
+        StrategyError: If there are no seeds.
+    """
+    if not seeds:
+        raise StrategyError("seeds is empty; give at least one to choose a constant by")
+    drawn = [law.draw(tuple(jobs.jobs), horizon_s, seed) for seed in seeds]
+    best, least = 0, math.inf
+    for column in range(len(tables.degrees)):
+        many = RampEpisodes(jobs, drawn, horizon_s, tables)
+        choice = np.full(len(drawn), column, dtype=np.int64)
+        while not many.over.all():
+            many.decide(choice)
+        rates = [many.summary(row).blocking_rate for row in range(len(drawn))]
+        if np.mean(rates) < least:
+            best, least = column, float(np.mean(rates))
+    return Constant(tables, int(tables.degrees[best]))
