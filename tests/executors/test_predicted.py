@@ -69,7 +69,7 @@ PINS: dict[str, dict[str, Any]] = {
     "no pipeline": {"sequence_parallel": True, "pp": 1, "dp_shard": 4},
 }
 #: The others are left to the whole suite.
-QUICK = frozenset({"sequence", "whole, selective"})
+QUICK = frozenset({"sequence"})
 
 
 @pytest.mark.parametrize(
