@@ -16,7 +16,7 @@ endif
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup demo test test-all lint format bench clean
+.PHONY: help setup demo test test-all lint format bench bench-job-stream bench-job-stream-quick clean
 
 help:
 	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
@@ -24,6 +24,8 @@ help:
 	@echo "make test-all  also the slow ones (an hour on 2 cores): every pair of the composition table"
 	@echo "make lint   ruff, mypy, import contracts"
 	@echo "make bench  the figures of the README, all of them (takes a while)"
+	@echo "make bench-job-stream-quick  policies of the job stream side by side, in minutes"
+	@echo "make bench-job-stream  all of it, with figures and a results file in docs"
 	@echo "make clean  remove what the others made"
 
 $(BIN)/python:
@@ -35,7 +37,7 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "== installing pinned packages (torch is the big one)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[hf,gpu,learn,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[hf,gpu,learn,ray,dev]"
 	@touch $@
 
 setup: $(VENV)/.installed
@@ -85,6 +87,14 @@ bench: setup
 	@$(BIN)/python -m benchmarks.materialize
 	@echo "== predicted against measured memory of pipelines"
 	@$(BIN)/python -m benchmarks.memory_of_pipelines
+
+bench-job-stream: setup
+	@echo "== policies of the job stream, test seeds of all laws"
+	@$(BIN)/python benchmarks/job_stream.py
+
+bench-job-stream-quick: setup
+	@echo "== policies of the job stream, a few short episodes"
+	@$(BIN)/python benchmarks/job_stream.py --quick
 
 clean:
 	rm -rf $(VENV) $(OUT) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache

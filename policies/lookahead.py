@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from envs.ramp.arrivals import ArrivalLaw
 from envs.ramp.features import Candidates, empty_candidates, encode
-from envs.ramp.history import NUM_HISTORY, NUM_SEEN
+from envs.ramp.history import NUM_SEEN
 from envs.ramp.state import Moment, Past, RampState, moment_of
 from envs.ramp.tables import RampTables
 from planner.errors import StrategyError
 from policies.baselines import Constant, Flags, Index, Observation
 from policies.futures import Futures, FutureSource, LawFutures, SeenFutures
-from policies.rollouts import Base, Room, base_action, rollout_costs
+from policies.rollouts import Base, base_action, make_room, rollout_costs
 from policies.scorer import Scorer, check_scorer, no_scorer
 
-__all__ = ["ExactWorld", "RolloutPolicy"]
+__all__ = ["ExactWorld", "RolloutPolicy", "constant_base"]
 
 Array = NDArray[np.float64]
 
@@ -109,7 +109,7 @@ class RolloutPolicy:
             degree = Constant(self.tables, base).degree
             self._degree = 1 + self.tables.degrees.tolist().index(degree)
         self._scorer = scorer
-        self._room = _room(self.tables, scorer)
+        self._room = make_room(self.tables, scorer)
         self._chosen: dict[int, tuple[int, int]] = {}
 
     def predict(self, obs: Observation, action_masks: Flags) -> Index:
@@ -174,6 +174,7 @@ class RolloutPolicy:
             base,
             self._room,
             costs,
+            np.empty_like(costs),
         )
         self._room.seen[:] = state.seen[row]
         standing, _ = base_action(
@@ -191,55 +192,53 @@ class RolloutPolicy:
         if before is None or before[0] != due:
             interval_s = float(state.interval_s[row])
             futures = self.source.draw(past, interval_s, _CHOSEN_BY, self._generator)
-            chosen = self._best_constant(futures, state.jct_s[row], interval_s)
+            chosen = constant_base(self.tables, futures, state.jct_s[row], interval_s)
             self._chosen[row] = before = (due, chosen)
         return before[1]
 
-    def _best_constant(self, futures: Futures, jct_s: Array, interval_s: float) -> int:
-        """The smallest degree that blocks nearly least, from an empty cluster on."""
-        tables, servers = self.tables, self.tables.num_servers
-        empty = Moment(
-            np.zeros(servers),
-            np.zeros(servers, dtype=np.uint64),
-            0,
-            0,
-            np.uint64(0),
-            0.0,
-            np.inf,
-            interval_s,
-        )
-        away = empty_candidates(tables)
-        away.possible[0] = True
-        seen = np.zeros(NUM_SEEN, dtype=np.float32)
-        blocked = []
-        for action in range(1, 1 + len(tables.degrees)):
-            costs = np.empty(1 + len(tables.degrees))
-            rollout_costs(
-                tables,
-                empty,
-                1.0,
-                jct_s,
-                seen,
-                away,
-                futures,
-                Base(action, no_scorer()),
-                self._room,
-                costs,
-            )
-            blocked.append(costs[0])
-        enough = np.array(blocked) <= _NEARLY * min(blocked)
-        return 1 + int(enough.argmax())
 
+def constant_base(
+    tables: RampTables, futures: Futures, jct_s: Array, interval_s: float
+) -> int:
+    """The action of the smallest degree that blocks nearly least, from no job on.
 
-def _room(tables: RampTables, scorer: Scorer) -> Room:
-    # One job more than servers: who leaves just now makes room before a job is added.
+    Args:
+        tables: Of the jobs.
+        futures: Streams to choose by.
+        jct_s: Completion times as they are believed. Shape [j, d].
+        interval_s: Mean time between arrivals.
+    """
     servers = tables.num_servers
-    return Room(
-        ends_s=np.empty(servers + 1),
-        masks=np.empty(servers + 1, dtype=np.uint64),
-        seen=np.zeros(NUM_SEEN, dtype=np.float32),
-        history=np.zeros(NUM_HISTORY, dtype=np.float32),
-        first=np.zeros_like(scorer.first_bias),
-        second=np.zeros_like(scorer.second_bias),
-        candidates=empty_candidates(tables),
+    empty = Moment(
+        np.zeros(servers),
+        np.zeros(servers, dtype=np.uint64),
+        0,
+        0,
+        np.uint64(0),
+        0.0,
+        np.inf,
+        interval_s,
     )
+    away = empty_candidates(tables)
+    away.possible[0] = True
+    seen = np.zeros(NUM_SEEN, dtype=np.float32)
+    room = make_room(tables, no_scorer())
+    costs = np.empty(1 + len(tables.degrees))
+    blocked = []
+    for action in range(1, len(costs)):
+        rollout_costs(
+            tables,
+            empty,
+            1.0,
+            jct_s,
+            seen,
+            away,
+            futures,
+            Base(action, no_scorer()),
+            room,
+            costs,
+            np.empty_like(costs),
+        )
+        blocked.append(costs[0])
+    enough = np.array(blocked) <= _NEARLY * min(blocked)
+    return 1 + int(enough.argmax())

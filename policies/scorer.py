@@ -7,14 +7,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.features import NUM_FEATURES
+from envs.ramp.features import NUM_FEATURES, Candidates
 from envs.ramp.history import NUM_HISTORY
 from planner.errors import StrategyError
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 
-__all__ = ["Scorer", "check_scorer", "no_scorer", "score"]
+__all__ = ["Scorer", "check_scorer", "decide", "no_scorer", "score"]
 
 Floats = NDArray[np.float32]
+Index = NDArray[np.int64]
 
 #: Features of a candidate, then those of the history.
 _INPUTS = NUM_FEATURES + NUM_HISTORY
@@ -71,7 +72,7 @@ def check_scorer(scorer: Scorer) -> Scorer:
     return Scorer(*(np.ascontiguousarray(part, dtype=np.float32) for part in scorer))
 
 
-@compiled
+@inlined
 def score(
     scorer: Scorer, features: Floats, history: Floats, first: Floats, second: Floats
 ) -> float:
@@ -103,3 +104,29 @@ def score(
         if second[unit] > 0.0:
             total += second[unit] * scorer.last[unit]
     return float(total)
+
+
+@compiled
+def decide(scorer: Scorer, candidates: Candidates, history: Floats) -> Index:
+    """The possible candidate of least score in each of b decisions.
+
+    Args:
+        scorer: The weights.
+        candidates: Of the decisions, with their features. Shapes [b, a, ...].
+        history: Of their episodes. Shape [b, NUM_HISTORY].
+    Returns:
+        Actions. Shape [b].
+    """
+    taken = np.zeros(len(history), dtype=np.int64)
+    first = np.empty_like(scorer.first_bias)
+    second = np.empty_like(scorer.second_bias)
+    for row in range(len(history)):
+        least = np.inf
+        for choice in range(candidates.possible.shape[1]):
+            if not candidates.possible[row, choice]:
+                continue
+            features = candidates.features[row, choice]
+            value = score(scorer, features, history[row], first, second)
+            if value < least:
+                taken[row], least = choice, value
+    return taken

@@ -2,11 +2,13 @@
 
 Python blocks of one file share a namespace and a fresh folder, in which ``examples``
 is that of the repository. Shell blocks hold ``meshwright`` commands. A block that is
-not run stands right after a comment, ``<!-- not run: it needs eight GPUs -->``.
+not run stands right after a comment, ``<!-- not run: it needs eight GPUs -->``. A page
+with the comment ``<!-- needs MESHWRIGHT_DATA -->`` is skipped where that is not set.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 SHELLS = frozenset({"sh", "bash", "shell", "console"})
 FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<language>[\w-]*)[^\n`]*$")
 NOT_RUN = re.compile(r"<!--\s*not run:\s*\S.*?-->\s*$", re.DOTALL)
+NEEDS = re.compile(r"<!--\s*needs ([A-Z_]+)\s*-->")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -85,10 +88,14 @@ def _execute(block: Block, page: Path, namespace: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = page.read_text(encoding="utf-8")
+    for variable in NEEDS.findall(text):
+        if not os.environ.get(variable):
+            pytest.skip(f"{page.name} needs {variable}, which is not set")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page.read_text(encoding="utf-8")):
+    for block in blocks(text):
         if block.run and (block.language == "python" or block.language in SHELLS):
             _execute(block, page, namespace)
 

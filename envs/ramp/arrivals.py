@@ -193,7 +193,8 @@ def get_law(name: str) -> ArrivalLaw:
 @lru_cache(maxsize=32)
 def _rows(path: Path, changed: int) -> tuple[Arrival, ...]:
     del changed
-    with path.open(newline="", encoding="utf-8") as stream:
+    # Spreadsheets put a byte-order mark in front of the first column's name.
+    with path.open(newline="", encoding="utf-8-sig") as stream:
         reader = csv.DictReader(stream)
         if reader.fieldnames is None or not set(_COLUMNS) <= set(reader.fieldnames):
             raise StrategyError(
@@ -225,4 +226,8 @@ def read_arrivals(path: str | os.PathLike[str]) -> list[Arrival]:
     except OSError as error:
         raise StrategyError(
             f"trace {file} cannot be read ({error.strerror}); give a CSV file"
+        ) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise StrategyError(
+            f"trace {file} is not text ({error}); give a CSV file in UTF-8"
         ) from error

@@ -14,6 +14,7 @@ import tyro
 
 from planner import __version__
 from planner.cli.clusters import ClustersCommand
+from planner.cli.evaluate import EvaluateCommand
 from planner.cli.explain import ExplainCommand
 from planner.cli.export import ExportCommand
 from planner.cli.models import ModelsCommand
@@ -22,6 +23,7 @@ from planner.cli.plan import PlanCommand
 from planner.cli.predict import PredictCommand
 from planner.cli.probe import ProbeCommand
 from planner.cli.run import RunCommand
+from planner.cli.train import TrainCommand
 from planner.cli.verify import VerifyCommand
 from planner.errors import MeshwrightError, UnknownNameError
 
@@ -35,6 +37,8 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "probe": ProbeCommand,
     "explain": ExplainCommand,
     "export": ExportCommand,
+    "train": TrainCommand,
+    "evaluate": EvaluateCommand,
     "models": ModelsCommand,
     "clusters": ClustersCommand,
 }

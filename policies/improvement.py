@@ -1,0 +1,232 @@
+"""Policy iteration: label decisions by rollouts, fit a scorer to them, and again.
+
+The first rounds label by rollouts of the best constant degrees, the later ones by
+rollouts of the scorer itself. Decisions that are labelled are those that the scorer
+comes to. Each round is written down, so that a run which is stopped goes on where it
+was.
+
+Source: Anthony, Tian and Barber 2017, "Thinking fast and slow with deep learning and
+tree search" (expert iteration); Ross, Gordon and Bagnell 2011 (labels of states that
+the learner comes to).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from envs.ramp.profiles import read_jobs
+from planner.errors import StrategyError
+from policies.evaluation import Validation
+from policies.fitting import FitConfig, fit
+from policies.labels import LabelConfig, Labels, draw_labels
+from policies.learned import ScorerPolicy
+from policies.scorer import Scorer, check_scorer
+
+__all__ = ["ImprovementConfig", "Round", "improve", "read_round", "write_round"]
+
+#: Episodes that one task of a process plays side by side.
+_SIDE_BY_SIDE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImprovementConfig:
+    """How a scorer is improved, round by round.
+
+    Attributes:
+        first_rounds: With rollouts of constants.
+        rounds: In all.
+        episodes: Played in each round.
+        kept: Rounds whose labels are fitted to, this one and those before; of those by
+            constants only the last two once there are others.
+        first: Labels of the first rounds.
+        later: Of the others.
+        fit: How the scorer is fitted in each round.
+    """
+
+    first_rounds: int = 4
+    rounds: int = 18
+    episodes: int = 160
+    kept: int = 8
+    first: LabelConfig = field(
+        default_factory=lambda: LabelConfig(futures=12, arrivals=32)
+    )
+    later: LabelConfig = field(
+        default_factory=lambda: LabelConfig(futures=8, arrivals=24, labelled=0.05)
+    )
+    fit: FitConfig = field(default_factory=FitConfig)
+
+    def __post_init__(self) -> None:
+        if (
+            not 1 <= self.first_rounds <= self.rounds
+            or min(self.episodes, self.kept) < 1
+        ):
+            raise StrategyError(
+                f"first_rounds={self.first_rounds} of rounds={self.rounds}, "
+                f"episodes={self.episodes} and kept={self.kept} are at least 1, and "
+                f"the first rounds at most all"
+            )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Round:
+    """What a round came to.
+
+    Attributes:
+        number: From 0 on.
+        scorer: That was fitted.
+        labels: That this round made.
+        loss: Of the fit.
+        gains: On the validation streams, for each law.
+    """
+
+    number: int
+    scorer: Scorer
+    labels: Labels
+    loss: float
+    gains: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """Mean over the laws."""
+        return float(np.mean(self.gains))
+
+
+def write_round(done: Round, folder: Path) -> None:
+    """Write a round down; whole or not at all."""
+    path = folder / f"round_{done.number:03}.npz"
+    part = path.with_suffix(".part")
+    with part.open("wb") as stream:
+        np.savez_compressed(
+            stream,
+            loss=done.loss,
+            gains=np.array(done.gains),
+            **{f"scorer.{name}": a for name, a in done.scorer._asdict().items()},
+            **{f"labels.{name}": a for name, a in done.labels._asdict().items()},
+        )
+    part.replace(path)
+
+
+def read_round(folder: Path, number: int) -> Round:
+    """Read a round back.
+
+    Raises:
+        StrategyError: If it is not there, or not whole.
+    """
+    path = folder / f"round_{number:03}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return Round(
+                number=number,
+                scorer=check_scorer(
+                    Scorer(*(held[f"scorer.{name}"] for name in Scorer._fields))
+                ),
+                labels=Labels(*(held[f"labels.{name}"] for name in Labels._fields)),
+                loss=float(held["loss"]),
+                gains=tuple(held["gains"].tolist()),
+            )
+    except (OSError, KeyError, ValueError) as error:
+        raise StrategyError(
+            f"{path} is no round of a training run ({error}); remove it to make it anew"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """Some of a round's episodes, for one process."""
+
+    folder: str | None
+    models: tuple[str, ...]
+    actor: Scorer | None
+    base: Scorer | None
+    config: LabelConfig
+    seed: tuple[int, ...]
+
+
+def _label(task: _Task) -> Labels:
+    jobs = read_jobs(task.folder, task.models)
+    return draw_labels(
+        jobs, task.actor, task.base, task.config, _SIDE_BY_SIDE, task.seed
+    )
+
+
+def improve(
+    config: ImprovementConfig,
+    judged: Validation,
+    folder: Path,
+    *,
+    seed: int,
+    profiles: str | None = None,
+    workers: int = 1,
+    watch: Callable[[Round], None] | None = None,
+) -> Round:
+    """Go through all rounds; those that ``folder`` has are not made again.
+
+    Args:
+        config: How.
+        judged: Streams that each round is judged by.
+        folder: To write rounds to.
+        seed: Of everything that is drawn: the outcome does not depend on ``workers``.
+        profiles: Folder of the jobs' profiles; by default that of MESHWRIGHT_DATA.
+        workers: Processes that label.
+        watch: Told of each round.
+    Returns:
+        The best round on the validation streams.
+    Raises:
+        StrategyError: If a round that was written is not whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    done: list[Round] = []
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for number in range(config.rounds):
+            if (folder / f"round_{number:03}.npz").exists():
+                made = read_round(folder, number)
+            else:
+                made = _round(config, judged, done, (seed, number), profiles, pool)
+                write_round(made, folder)
+            done.append(made)
+            if watch is not None:
+                watch(made)
+    return max(done, key=lambda one: one.gain)
+
+
+def _round(
+    config: ImprovementConfig,
+    judged: Validation,
+    done: Sequence[Round],
+    seed: tuple[int, int],
+    profiles: str | None,
+    pool: ProcessPoolExecutor,
+) -> Round:
+    number = len(done)
+    early = number < config.first_rounds
+    last = done[-1].scorer if done else None
+    tasks = [
+        _Task(
+            folder=profiles,
+            models=tuple(judged.jobs.jobs),
+            actor=last,
+            base=None if early else last,
+            config=config.first if early else config.later,
+            seed=(*seed, index),
+        )
+        for index in range(-(-config.episodes // _SIDE_BY_SIDE))
+    ]
+    labels = Labels.joined(list(pool.map(_label, tasks)))
+    # Two rounds by constants are enough to go on from: more would outvote the first
+    # labels by the scorer.
+    first = max(0 if early else config.first_rounds - 2, number - config.kept + 1)
+    kept = [one.labels for one in done[first:]]
+    scorer, loss = fit(Labels.joined([*kept, labels]), config.fit, last, number)
+    return Round(
+        number=number,
+        scorer=scorer,
+        labels=labels,
+        loss=loss,
+        gains=judged.gains(lambda _: ScorerPolicy(scorer)),
+    )
