@@ -11,8 +11,8 @@ against beta. The second does a part of it in a few minutes.
 
 The third replays a trace with the columns arrival_s, model and beta. An arrival on the
 horizon counts as arrived and is not decided. Policies: para_max, para_min, constant_K,
-min_feasible, random, and rollout, which draws its futures from the jobs seen so far
-unless --law tells it one.
+min_feasible, random; rollout, which draws its futures from the jobs seen so far unless
+--law tells it one; learned, and learned+lookahead, which does both.
 
 Jobs arrive at the benchmark's RAMP cluster, and are read from the PipeDream profiles of
 MESHWRIGHT_DATA.

@@ -267,13 +267,25 @@ def rows_of(best: str) -> list[Row]:
         Row(label="best constant", policy=best),
         Row(label="rollout, law told", policy="rollout", told=True),
         Row(label="rollout", policy="rollout"),
-        *(Row(label=name, policy=name) for name in _LEARNED if name in PLANNERS),
+        *(Row(label=name, policy=name) for name in _installed()),
     ]
 
 
 def missing() -> list[str]:
     """Policies of the table that are not installed."""
-    return [name for name in _LEARNED if name not in PLANNERS]
+    there = _installed()
+    return [name for name in _LEARNED if name not in there]
+
+
+def _installed() -> list[str]:
+    known = [name for name in _LEARNED if name in PLANNERS]
+    if known:
+        # Takes seconds, and tells where the weights are.
+        from policies.saved import shipped_folder
+
+        if not (shipped_folder() / "config.json").is_file():
+            return []
+    return known
 
 
 def tasks_of(
