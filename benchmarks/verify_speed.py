@@ -1,6 +1,7 @@
 """A dry run of a 405B-parameter model on 4,096 GPUs: time, memory, what was predicted.
 
-    python -m benchmarks.verify_speed [--cluster dgx-b300:512] [--pp 16] [--json]
+    python -m benchmarks.verify_speed [--cluster dgx-b300:512] [--pp 16]
+                                      [--schedule 1F1B] [--json]
 
 Plans, then verifies the first, middle and last stage in one fresh process on one
 thread, as ``meshwright verify`` does; imports count.
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--cluster", default="dgx-b300:512")
     parser.add_argument("--global-batch", type=int, default=8192)
     parser.add_argument("--pp", type=int, default=16)
+    parser.add_argument("--schedule", default="1F1B")
     parser.add_argument("--plan", help="a plan file, instead of planning one")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -133,7 +135,12 @@ def main() -> None:
             options.model,
             options.cluster,
             global_batch=options.global_batch,
-            pin={"pp": options.pp, "tp": 8, "cp": 1},
+            pin={
+                "pp": options.pp,
+                "tp": 8,
+                "cp": 1,
+                "schedule": options.schedule,
+            },
         )
     figures = verify_speed(made)
     if options.json:

@@ -76,6 +76,8 @@ def parallelize(
     recompute: Recompute = "none",
     causal: bool = True,
     recording: Recording | None = None,
+    comes_sharded: bool = False,
+    leaves_sharded: bool = False,
 ) -> ParallelPart:
     """Make a model, or one stage of it, parallel along every axis but pp, in place.
 
@@ -87,6 +89,8 @@ def parallelize(
         recompute: Of this part.
         causal: Whether its attention is, for cp.
         recording: What parameters without values get theirs from, shard by shard.
+        comes_sharded: Whether a stage receives a tp shard of the residual stream.
+        leaves_sharded: Whether it sends one.
 
     Raises:
         StrategyError: If tp or ep cannot split a module as the sharding says.
@@ -99,7 +103,9 @@ def parallelize(
 
     # 1. Tensor and sequence parallelism: patterns of names to shards.
     with values.splitting():
-        split = _split_tensors(model, strategy, place, units)
+        split = _split_tensors(
+            model, strategy, place, units, comes_sharded, leaves_sharded
+        )
 
         # 2. Experts move apart, and tokens to them.
         experts = _split_experts(model, strategy, place)
@@ -138,7 +144,12 @@ def parallelize(
 
 
 def _split_tensors(
-    model: nn.Module, strategy: Strategy, place: ProcessMesh, units: Sequence[str]
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    units: Sequence[str],
+    comes_sharded: bool,
+    leaves_sharded: bool,
 ) -> frozenset[str]:
     """Apply tp; names of parameters whose gradients are then to be summed over it."""
     if place.size("tp") == 1:
@@ -150,6 +161,8 @@ def _split_tensors(
         place.along("tp"),
         units,
         head=head if strategy.sharding.loss_parallel else None,
+        comes_sharded=comes_sharded,
+        leaves_sharded=leaves_sharded,
     )
 
 

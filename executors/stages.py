@@ -9,7 +9,7 @@ rank has the inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,9 @@ class LoweredStage:
         units: FQNs of those units.
         receives: Empty tensors like those that it receives, for static metadata.
         sends: Empty tensors like those that it returns.
+        comes_sharded: Whether the residual stream that it receives will be a tp
+            shard; the module itself still takes and returns what is whole.
+        leaves_sharded: The same of what it returns.
     """
 
     index: int
@@ -47,6 +50,8 @@ class LoweredStage:
     units: tuple[str, ...]
     receives: tuple[torch.Tensor, ...]
     sends: tuple[torch.Tensor, ...]
+    comes_sharded: bool = False
+    leaves_sharded: bool = False
 
 
 def lower(
@@ -58,6 +63,8 @@ def lower(
     device: torch.device,
     wire: tuple[torch.dtype, torch.dtype],
     output_shards: int = 1,
+    stream_shards: int = 1,
+    inside_stream: Set[int] = frozenset(),
 ) -> list[LoweredStage]:
     """Cut a model into the stages of a plan.
 
@@ -73,6 +80,10 @@ def lower(
         wire: Parameter dtype and compute dtype: relayed floats of the first are sent
             as the second.
         output_shards: Ranks over which the output's last dimension will be dealt out.
+        stream_shards: Ranks over which sequence parallelism divides dimension 1 of the
+            residual stream.
+        inside_stream: Cuts, by the stage before each, at which the stream is divided.
+            It crosses them in shards if it is all that crosses, else whole.
 
     Raises:
         FingerprintError: If the model lacks a unit.
@@ -88,6 +99,8 @@ def lower(
     )
     exported = export_model(model, inputs, units, kind, device)
     cutter = _Cutter(exported, stages, units, wire, output_shards)
+    if cutter.crossed_by_stream_alone(inside_stream, stream_shards):
+        cutter.sharded = dict.fromkeys(inside_stream, stream_shards)
     return [cutter.build(index) for index in range(len(stages))]
 
 
@@ -111,6 +124,18 @@ class _Cutter:
         self.nodes, self.stage_of = self.placement.nodes, self.placement.stage_of
         self.output = next(n for n in exported.graph.nodes if n.op == "output")
         self.cuts = [self._crossing(index) for index in range(len(stages) - 1)]
+        #: Ranks over which dimension 1 of what crosses a cut is dealt out.
+        self.sharded: dict[int, int] = {}
+
+    def crossed_by_stream_alone(self, cuts: Set[int], shards: int) -> bool:
+        """Whether one float tensor crosses each of some cuts, and can be dealt out."""
+        for cut in cuts:
+            crossing = [node.meta["val"] for node in self.cuts[cut]]
+            if len(crossing) != 1 or not crossing[0].is_floating_point():
+                return False
+            if crossing[0].ndim < 3 or crossing[0].shape[1] % shards:
+                return False
+        return True
 
     def _crossing(self, cut: int) -> list[fx.Node]:
         """Tensors made up to stage ``cut`` that a later stage reads, in order."""
@@ -163,6 +188,8 @@ class _Cutter:
         tensors = [self._output_shard()]
         if cut < len(self.cuts):
             tensors = [node.meta["val"] for node in self.cuts[cut]]
+        if cut in self.sharded:
+            tensors = [tensors[0].chunk(self.sharded[cut], 1)[0]]
         return tuple(
             torch.empty(
                 tensor.shape,
@@ -199,6 +226,8 @@ class _Cutter:
             units=tuple(name for name in self.units if name in mine),
             receives=self._metadata(index - 1) if index else (),
             sends=self._metadata(index),
+            comes_sharded=index - 1 in self.sharded,
+            leaves_sharded=index in self.sharded,
         )
 
     def _needed(self, index: int, given: Container[fx.Node]) -> set[fx.Node]:

@@ -7,7 +7,8 @@ block that holds its colwise layers directly is entered at each of them instead,
 because its residual stream must not be.
 
 With sequence parallelism the residual stream between regions is sharded along the
-sequence, dimension 1, from the first block that has a region to the last one.
+sequence, dimension 1, from the first block that has a region to the last one, across
+pipeline stages too.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ def apply_tensor_parallel(
     units: Sequence[str],
     *,
     head: str | None = None,
+    comes_sharded: bool = False,
+    leaves_sharded: bool = False,
 ) -> frozenset[str]:
     """Split a model, or one stage of it, over the tp axis, in place.
 
@@ -131,6 +134,8 @@ def apply_tensor_parallel(
         units: FQNs of its pipeline units, in order of execution.
         head: Unit whose output features stay dealt out over the ranks, for a loss
             that is computed so.
+        comes_sharded: Whether the stage before sends a shard of the residual stream.
+        leaves_sharded: Whether the stage after takes one.
 
     Returns:
         FQNs of parameters that are whole on each rank but whose gradients are not:
@@ -151,9 +156,10 @@ def apply_tensor_parallel(
     stream = _Stream(mesh=mesh, sharded=sharding.sequence_parallel)
     entries = _shard_layers(model, styles, units, blocks, stream, head)
     partial_units = list(entries)
-    if sharding.sequence_parallel and blocks:
-        _shard_stream(model, blocks, stream)
-        first, last = units.index(blocks[0]), units.index(blocks[-1])
+    if sharding.sequence_parallel and (blocks or comes_sharded):
+        _shard_stream(model, blocks, stream, comes_sharded, leaves_sharded)
+        first = 0 if comes_sharded else units.index(blocks[0])
+        last = len(units) - 1 if leaves_sharded else units.index(blocks[-1])
         partial_units += units[first : last + 1]
     split = {f"{fqn}." for fqn, style in styles.items() if style != "rowwise"}
     split |= {f"{fqn}.weight" for fqn, style in styles.items() if style == "rowwise"}
@@ -226,8 +232,17 @@ def _hook_inputs(module: nn.Module, change: Callable[[Any], Any]) -> None:
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _shard_stream(model: nn.Module, blocks: Sequence[str], stream: _Stream) -> None:
-    """Scatter the residual stream before the first block, gather it after the last."""
+def _shard_stream(
+    model: nn.Module,
+    blocks: Sequence[str],
+    stream: _Stream,
+    comes_sharded: bool,
+    leaves_sharded: bool,
+) -> None:
+    """Scatter the residual stream before the first block, gather it after the last.
+
+    Unless another stage does: then what comes, or leaves, is a shard already.
+    """
     group, degree = stream.mesh.get_group(), stream.mesh.size()
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -235,6 +250,9 @@ def _shard_stream(model: nn.Module, blocks: Sequence[str], stream: _Stream) -> N
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
                 stream.sequence = leaf.shape[_SEQUENCE]
+                if comes_sharded:
+                    stream.sequence *= degree
+                    break
                 if stream.sequence % degree:
                     raise ExecutionError(
                         f"sequence parallelism over tp={degree} needs a sequence that "
@@ -254,5 +272,8 @@ def _shard_stream(model: nn.Module, blocks: Sequence[str], stream: _Stream) -> N
                 break
         return tree_unflatten(leaves, spec)
 
+    if not blocks:
+        return
     model.get_submodule(blocks[0]).register_forward_pre_hook(before, with_kwargs=True)
-    model.get_submodule(blocks[-1]).register_forward_hook(after)
+    if not leaves_sharded:
+        model.get_submodule(blocks[-1]).register_forward_hook(after)

@@ -24,6 +24,7 @@ from executors.parallelize import ParallelPart, parallelize
 from executors.pipeline import Pipeline
 from executors.recording import Recording
 from executors.stages import lower
+from executors.stream import cuts_inside_stream
 from executors.tied import TiedSync, find_copies, untie
 from planner.schema import Plan, Recompute
 
@@ -145,6 +146,8 @@ class Trainer:
                 getattr(torch, precision.compute),
             ),
             output_shards=place.size("tp") if strategy.sharding.loss_parallel else 1,
+            stream_shards=place.size("tp"),
+            inside_stream=cuts_inside_stream(model, strategy),
         )
         copies = find_copies([stage.module for stage in lowered])
         own = strategy.stages_of_rank(place.index("pp"))
@@ -159,6 +162,8 @@ class Trainer:
                 recompute=strategy.stages[index].recompute,
                 causal=self.plan.model.attention != "full",
                 recording=recording,
+                comes_sharded=lowered[index].comes_sharded,
+                leaves_sharded=lowered[index].leaves_sharded,
             )
         inner = {index: part.inner for index, part in self.parts.items()}
         self._tied = TiedSync(copies, inner, strategy, place)

@@ -12,8 +12,9 @@ from envs.ramp.history import NUM_HISTORY
 from planner.errors import StrategyError
 from planner.simulate.compiled import compiled, inlined
 
-__all__ = ["Scorer", "check_scorer", "decide", "no_scorer", "score"]
+__all__ = ["Scorer", "check_scorer", "decide", "no_scorer", "score", "scores"]
 
+Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
 Index = NDArray[np.int64]
 
@@ -107,6 +108,29 @@ def score(
 
 
 @compiled
+def scores(scorer: Scorer, candidates: Candidates, history: Floats) -> Array:
+    """Of the candidates of b decisions, infinite where one is not possible.
+
+    Args:
+        scorer: The weights.
+        candidates: Of the decisions, with their features. Shapes [b, a, ...].
+        history: Of their episodes. Shape [b, NUM_HISTORY].
+    Returns:
+        Shape [b, a].
+    """
+    found = np.full(candidates.possible.shape, np.inf)
+    first = np.empty_like(scorer.first_bias)
+    second = np.empty_like(scorer.second_bias)
+    for row in range(len(history)):
+        for choice in range(candidates.possible.shape[1]):
+            if candidates.possible[row, choice]:
+                features = candidates.features[row, choice]
+                found[row, choice] = score(
+                    scorer, features, history[row], first, second
+                )
+    return found
+
+
 def decide(scorer: Scorer, candidates: Candidates, history: Floats) -> Index:
     """The possible candidate of least score in each of b decisions.
 
@@ -117,16 +141,5 @@ def decide(scorer: Scorer, candidates: Candidates, history: Floats) -> Index:
     Returns:
         Actions. Shape [b].
     """
-    taken = np.zeros(len(history), dtype=np.int64)
-    first = np.empty_like(scorer.first_bias)
-    second = np.empty_like(scorer.second_bias)
-    for row in range(len(history)):
-        least = np.inf
-        for choice in range(candidates.possible.shape[1]):
-            if not candidates.possible[row, choice]:
-                continue
-            features = candidates.features[row, choice]
-            value = score(scorer, features, history[row], first, second)
-            if value < least:
-                taken[row], least = choice, value
-    return taken
+    found = scores(scorer, candidates, history)
+    return np.asarray(found.argmin(axis=1), dtype=np.int64)

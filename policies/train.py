@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import pydantic
+import pydantic_core
 import torch
 
 from envs.ramp.profiles import MODELS, read_jobs
 from envs.ramp.session import ReplayConfig
 from envs.ramp.vector import RampVecEnv
-from planner.errors import StrategyError
+from planner.errors import StrategyError, UnknownNameError
 from planner.schema import write_atomically
 from policies.evaluation import Validation, validation
 from policies.improvement import ImprovementConfig, Round, improve
@@ -88,10 +89,9 @@ def read_config(path: str | Path) -> TrainConfig:
     """
     file = Path(path)
     try:
-        adapter = pydantic.TypeAdapter(
-            TrainConfig, config=pydantic.ConfigDict(extra="forbid")
-        )
-        return adapter.validate_json(file.read_bytes())
+        data = pydantic_core.from_json(file.read_bytes())
+        _know(data, TrainConfig(), "")
+        return pydantic.TypeAdapter(TrainConfig).validate_python(data)
     except OSError as error:
         raise StrategyError(
             f"settings {file} cannot be read ({error.strerror}); give a JSON file"
@@ -100,6 +100,25 @@ def read_config(path: str | Path) -> TrainConfig:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise StrategyError(f"settings {file}: {where}: {first['msg']}") from error
+    except (ValueError, UnknownNameError) as error:
+        raise StrategyError(f"settings {file}: {error}") from error
+
+
+def _know(data: Any, like: Any, where: str) -> None:
+    """Refuse names that settings do not have: pydantic leaves them out silently.
+
+    Raises:
+        UnknownNameError: If there is one.
+    """
+    if not isinstance(data, dict):
+        return
+    known = [one.name for one in fields(like)]
+    for name, value in data.items():
+        if name not in known:
+            raise UnknownNameError(f"setting{where}", name, known)
+        inner = getattr(like, name)
+        if is_dataclass(inner):
+            _know(value, inner, f"{where or ' of'} {name}")
 
 
 def train(

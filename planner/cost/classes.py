@@ -26,7 +26,9 @@ class BlockClasses:
         has_attention: Per class.
         streamed: Per class, whether sequence parallelism divides its residual stream:
             it reaches from the first unit that tp reduces in to the last.
+        region: Those units.
         gathered_bytes: Outputs that tp gathers whole, at the traced batch. [classes].
+        entered_bytes: Inputs of the same, whose gradients tp sums up. [classes].
     """
 
     blocks: tuple[Block, ...]
@@ -34,7 +36,9 @@ class BlockClasses:
     kernels: KernelTable
     has_attention: NDArray[np.bool_]
     streamed: NDArray[np.bool_]
+    region: range
     gathered_bytes: Array
+    entered_bytes: Array
 
     def column(self, name: str) -> Array:
         """A number of every class's block. Shape [classes]."""
@@ -58,6 +62,7 @@ def group_blocks(graph: ModelGraph) -> BlockClasses:
                 block.boundary_bytes,
                 block.parameter_count,
                 block.saved_bytes,
+                block.tp_again_bytes,
                 inside,
             )
             if key not in seen:
@@ -78,16 +83,24 @@ def group_blocks(graph: ModelGraph) -> BlockClasses:
         ),
         has_attention=np.array(attention, dtype=bool),
         streamed=np.array(streamed, dtype=bool),
-        gathered_bytes=np.array([_gathered(block) for block in blocks]),
+        region=region,
+        gathered_bytes=np.array([_head_bytes(block)[1] for block in blocks]),
+        entered_bytes=np.array([_head_bytes(block)[0] for block in blocks]),
     )
 
 
 def _reduced_units(graph: ModelGraph) -> range:
-    """Units from the first with a tp reduction to the last."""
+    """Units from the first with a rowwise layer to the last.
+
+    What an embedding reduces, every rank has in full.
+    """
     found = [
         unit
         for unit, (start, stop) in enumerate(graph.units)
-        if any(block.tp_collectives for block in graph.blocks[start:stop])
+        if any(
+            block.tp_collectives and block.kind != "embedding"
+            for block in graph.blocks[start:stop]
+        )
     ]
     return range(found[0], found[-1] + 1) if found else range(0)
 
@@ -115,12 +128,13 @@ def _whole(kernel: Kernel, styles: set[str]) -> Kernel:
     return replace(kernel, style="none") if kernel.style in styles else kernel
 
 
-def _gathered(block: Block) -> float:
-    """Bytes of a head's logits; what a product with m x n outputs writes."""
+def _head_bytes(block: Block) -> tuple[float, float]:
+    """Bytes that a head's products read, m x k, and their logits, m x n."""
     if block.kind != "head":
-        return 0.0
-    return sum(
-        k.count * k.forward_bytes * k.n / (k.k + k.n)
-        for k in block.kernels
-        if k.kind == "matmul" and k.style == "colwise"
+        return 0.0, 0.0
+    products = [k for k in block.kernels if k.kind == "matmul" and k.style == "colwise"]
+    moved = [k.count * k.forward_bytes / (k.k + k.n) for k in products]
+    return (
+        sum(size * k.k for size, k in zip(moved, products, strict=True)),
+        sum(size * k.n for size, k in zip(moved, products, strict=True)),
     )

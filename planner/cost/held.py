@@ -81,10 +81,11 @@ def held_bytes(
     # output is the other's buffer.
     crossing = np.where(rank[1:] == rank[:-1], 0.0, cut)
     none = np.zeros(1)
-    received, returned = np.concatenate([none, cut]), np.concatenate([none, crossing])
+    returned = np.concatenate([none, crossing])
     sent = np.concatenate([crossing, none])
     output = np.concatenate([np.zeros(len(cut)), costs.output_bytes])
-    flying = np.maximum(kept + sent + output - received * costs.shared_inputs[0], 0.0)
+    shared = np.concatenate([none, costs.shared_bytes[0, bounds[1:-1] - 1]])
+    flying = np.maximum(kept + sent + output - shared, 0.0)
     split = flying
     if strategy.schedule in SPLIT_BACKWARD_SCHEDULES:
         halves = stage_sums(costs.weight_grad_bytes[0], bounds) + returned

@@ -95,7 +95,7 @@ class _Memory(NamedTuple):
         kept: Sums of the units before each. Shape [U + 1, KEPT].
         peaks: Shape [U, PEAKS].
         cut: Bytes across the cut before each unit. Shape [U + 1].
-        shared: Share of them that is saved as it is.
+        shared: Those of them that are saved as they come. Shape [U + 1].
         output: Bytes that the model returns.
         links: First and second unit of each tied link. Shape [2, links].
         copies: Scalars of the link's weight, and those trained. Shape [2, links].
@@ -105,7 +105,7 @@ class _Memory(NamedTuple):
     kept: Array
     peaks: Array
     cut: Array
-    shared: float
+    shared: Array
     output: float
     links: Index
     copies: Array
@@ -161,7 +161,7 @@ def _memory(
             _add_units(of, start, stop, kept[place], peaks[place])
             if stage > 0:
                 crossing[place, _RECEIVED] += of.cut[start]
-                crossing[place, _SHARED] += of.cut[start] * of.shared
+                crossing[place, _SHARED] += of.shared[start]
                 if rank_of(stage - 1, pp, folded) != rank:
                     crossing[place, _RETURNED] += of.cut[start]
             if stage < stages - 1:
@@ -225,10 +225,10 @@ def prefix_sums(values: Array) -> Array:
     return sums
 
 
-def cuts_between(costs: UnitCosts) -> Array:
-    """Bytes across the cut before each unit, 0 at both ends. Shape [C, U + 1]."""
-    cut = np.zeros((len(costs.cut_bytes), costs.cut_bytes.shape[1] + 2))
-    cut[:, 1:-1] = costs.cut_bytes
+def cuts_between(cut_bytes: Array) -> Array:
+    """Bytes at the cut before each unit, 0 at both ends. [C, U - 1] to [C, U + 1]."""
+    cut = np.zeros((len(cut_bytes), cut_bytes.shape[1] + 2))
+    cut[:, 1:-1] = cut_bytes
     return cut
 
 
@@ -252,8 +252,8 @@ def _stacked_memory(costs: UnitCosts) -> _Memories:
     return _Memories(
         kept=prefix_sums(kept_values),
         peaks=np.stack([both, trained, *costs.transient_bytes], axis=-1),
-        cut=cuts_between(costs),
-        shared=costs.shared_inputs,
+        cut=cuts_between(costs.cut_bytes),
+        shared=cuts_between(costs.shared_bytes),
         output=costs.output_bytes,
         links=np.stack([costs.ties.first, costs.ties.second]),
         copies=np.stack([costs.tied_parameters, costs.tied_trained], axis=1),

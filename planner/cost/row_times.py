@@ -28,8 +28,19 @@ _TEXTBOOK = np.array(
 )
 # Compiled code is kept as long as this file is unchanged: what it takes for granted
 # about the order of columns must be said in here.
-_TIMES = ("forward", "backward", "weight", "selective", "full", "tp", "cp", "ep")
-_FORWARD, _BACKWARD, _WEIGHT, _SELECTIVE, _FULL, _TP, _CP, _EP = range(len(_TIMES))
+_TIMES = (
+    "forward",
+    "backward",
+    "weight",
+    "selective",
+    "full",
+    "tp",
+    "tp_again",
+    "cp",
+    "ep",
+)
+_FORWARD, _BACKWARD, _WEIGHT, _SELECTIVE, _FULL = range(5)
+_TP, _TP_AGAIN, _CP, _EP = range(5, len(_TIMES))
 
 
 class _Parts(NamedTuple):
@@ -66,12 +77,15 @@ def _work(times: Array, recompute: int) -> _Work:
     The forward has its share of communication: a half, of context a third.
     """
     forward, backward = times[_FORWARD], times[_BACKWARD]
-    again, passes, context = 0.0, 2.0, times[_CP]
+    tensor, expert, context = 2 * times[_TP], 2 * times[_EP], times[_CP]
+    shared = tensor / 2 + expert / 2 + context / 3
+    again = 0.0
+    if recompute > 0:
+        tensor += times[_TP_AGAIN]
     if recompute == 2:
-        again, passes, context = times[_FULL], 3.0, context * (4 / 3)
+        again, expert, context = times[_FULL], 1.5 * expert, context * (4 / 3)
     elif recompute == 1:
         again = times[_SELECTIVE]
-    tensor, expert = passes * times[_TP], passes * times[_EP]
     return _Work(
         forward,
         backward,
@@ -81,7 +95,7 @@ def _work(times: Array, recompute: int) -> _Work:
         context,
         expert,
         forward + backward + again + tensor + context + expert,
-        forward + tensor / 2 + expert / 2 + context / 3,
+        forward + shared,
     )
 
 

@@ -134,7 +134,8 @@ def stage_times(
     )
     tp, cp, ep = plain(costs.tp_s), plain(costs.cp_s), plain(costs.ep_s)
     full = codes == 2
-    repeated = np.where(full, tp + ep + cp / 3, 0.0)
+    tp_again = np.where(codes > 0, plain(costs.tp_again_s), 0.0)
+    repeated = tp_again + np.where(full, ep + cp / 3, 0.0)
     send = np.zeros(max(len(rank) - 1, 0))
     if pp > 1:
         bandwidth, latency = setting.boundaries(pp)
@@ -147,7 +148,7 @@ def stage_times(
         backward=backward + tp + ep + 2 * cp / 3 + kernels_again + repeated,
         weight=typed(costs.weight_s),
         again=kernels_again,
-        tensor=tp * np.where(full, 3.0, 2.0),
+        tensor=2 * tp + tp_again,
         context=cp * np.where(full, 4 / 3, 1.0),
         expert=ep * np.where(full, 3.0, 2.0),
         send=send,

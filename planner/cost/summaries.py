@@ -31,10 +31,20 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 #: Additive times of a rank, order of the last axis of ``load`` and ``whole``.
-TIMES = ("forward", "backward", "weight", "selective", "full", "tp", "cp", "ep")
+TIMES = (
+    "forward",
+    "backward",
+    "weight",
+    "selective",
+    "full",
+    "tp",
+    "tp_again",
+    "cp",
+    "ep",
+)
 
 #: What one forward and backward of a unit costs, as weights of TIMES.
-_WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 1.0, 2.0])
+_WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 2.0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +176,7 @@ def _stacked_times(costs: UnitCosts) -> Array:
     """Columns of TIMES. Shape [T, C, U, TIMES]."""
     shared = [
         np.broadcast_to(part, costs.forward_s.shape)
-        for part in (costs.tp_s, costs.cp_s, costs.ep_s)
+        for part in (costs.tp_s, costs.tp_again_s, costs.cp_s, costs.ep_s)
     ]
     return np.stack(
         [
@@ -220,7 +230,7 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
     send = np.zeros(count)
     _summarize(
         prefix_sums(times),
-        cuts_between(costs),
+        cuts_between(costs.cut_bytes),
         pairs.combo,
         pairs.pp,
         pairs.virtual,

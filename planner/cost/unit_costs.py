@@ -17,8 +17,10 @@ from planner.cost.combinations import Combinations
 from planner.cost.compute import kernel_times
 from planner.cost.parameters import Ties
 from planner.cost.setting import Setting
+from planner.cost.tensor_traffic import tensor_traffic
 from planner.cost.unit_memory import (
     between_halves,
+    cut_bytes,
     parameters_of,
     saved_bytes,
     transient_bytes,
@@ -39,8 +41,8 @@ class UnitCosts:
         weight_s: Part of backward_s that makes weight gradients.
         selective_s: Run again under selective recomputation, on top of backward.
         full_s: The same under full recomputation (all of forward).
-        tp_s: Exposed tp communication of one forward; backward has as much again,
-            full recomputation a third time. Shape [C, U].
+        tp_s: Exposed tp communication of one forward; backward has as much. [C, U].
+        tp_again_s: What recomputation of either kind adds to it. Shape [C, U].
         cp_s: Exposed key/value exchange of one forward and backward. [C, U].
         ep_s: Exposed all-to-all of one forward; backward has as much. [C, U].
         saved_bytes: Kept per microbatch in flight, by recompute kind. [3, C, U].
@@ -57,13 +59,15 @@ class UnitCosts:
             halves, beyond saved_bytes. Shape [C, U].
         output_bytes: What the model returns for one microbatch, where it ends in a
             head; 0 where that is not known. Shape [C].
-        shared_inputs: 1 where what enters a unit is what it saves; 0 where sequence
-            parallelism saves a part of its own. Shape [C].
         cut_bytes: Across the cut after each unit, per device. Shape [C, U - 1].
+        shared_bytes: Those of them that the unit behind the cut saves as they come:
+            all, but where sequence parallelism begins. Shape [C, U - 1].
         tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
             cp_bytes, ep_bytes.
-        tp_payload: Payload of one forward's reductions; 0 without tp. Shape [C, U].
-        gather_payload: Payload of one forward's gather of logits. Shape [C, U].
+        tp_payload: Payload of tp's collectives, as in
+            :class:`planner.cost.tensor_traffic.TensorTraffic`. Shape [3, 2, C, U].
+        summed_parameters: Trained scalars, whole on every tp rank, whose gradients tp
+            sums up once a step. Shape [C, U].
         ep_payload: Payload of one of a forward's two all-to-alls. Shape [C, U].
     """
 
@@ -73,6 +77,7 @@ class UnitCosts:
     selective_s: Array
     full_s: Array
     tp_s: Array
+    tp_again_s: Array
     cp_s: Array
     ep_s: Array
     saved_bytes: Array
@@ -87,13 +92,13 @@ class UnitCosts:
     tensors: Array
     weight_grad_bytes: Array
     output_bytes: Array
-    shared_inputs: Array
     cut_bytes: Array
+    shared_bytes: Array
     tp_bytes: Array
     cp_bytes: Array
     ep_bytes: Array
     tp_payload: Array
-    gather_payload: Array
+    summed_parameters: Array
     ep_payload: Array
 
 
@@ -148,45 +153,21 @@ def _put_measured(
             part[:, :, index] = seconds * tokens
 
 
+def _summed_parameters(
+    setting: Setting, classes: BlockClasses, combos: Combinations
+) -> Array:
+    """Trained scalars that sequence parallelism computes on shards of. Shape [C, U]."""
+    whole = setting.parameter_counts.trained[0, 0]
+    inside = np.isin(np.arange(len(whole)), classes.region)
+    split = (combos.sequence_parallel > 0) & (combos.tp > 1)
+    return np.asarray(np.where(inside, whole, 0.0) * split[:, None])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traffic:
     seconds: Array
     sent: Array
     payload: Array
-
-
-def _tp_traffic(
-    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
-) -> _Traffic:
-    """One forward's reductions: all-reduce, or gather and scatter of the same bytes."""
-    groups = setting.groups(combos.tp, np.ones_like(combos.tp))
-    calls = classes.column("tp_collectives")
-    total = classes.column("tp_collective_bytes")
-    seconds = np.zeros((len(combos), len(calls)))
-    measured = setting.cluster.document.collectives
-    # Where all ranks are of one group they wait for nothing but each other.
-    among = (combos.tp > 1) & (combos.tp < len(setting.order))
-    wait = np.where(among, 2 * (combos.tp - 1) * setting.core_wait_s, 0.0)
-    for index, number in enumerate(calls):
-        if not number:
-            continue
-        size = total[index] / number * scale
-        plain = wait + time_of("all_reduce", size, groups, measured)
-        split = wait + time_of("all_gather", size, groups, measured)
-        split += time_of("reduce_scatter", size, groups, measured)
-        seconds[:, index] = number * np.where(
-            combos.sequence_parallel > 0, split, plain
-        )
-    # Logits are gathered in forward alone; what is summed here counts twice.
-    for index, gathered in enumerate(classes.gathered_bytes):
-        if not gathered:
-            continue
-        size = gathered * scale
-        seconds[:, index] += time_of("all_gather", size, groups, measured) / 2
-    tp = combos.tp[:, None]
-    sent = (4 * total + classes.gathered_bytes) * scale[:, None] * (tp - 1) / tp
-    payload = total * scale[:, None] * (tp > 1)
-    return _Traffic(seconds=seconds, sent=sent, payload=payload)
 
 
 def _cp_traffic(
@@ -245,7 +226,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
     scale = scale * setting.element_ratio
     forward, backward, weight, selective = _compute(setting, classes, combos)
     hidden = (forward.min(axis=0) + backward.min(axis=0)) * classes.has_attention
-    tp = _tp_traffic(setting, classes, combos, scale)
+    tp = tensor_traffic(setting, classes, combos, scale)
     cp = _cp_traffic(setting, classes, combos, scale, hidden)
     ep = _ep_traffic(setting, classes, combos, scale)
     kept, working = saved_bytes(classes, combos, scale)
@@ -256,13 +237,15 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
     ties = parameters.ties
     ways = np.where(ties.split[None, :] > 0, combos.tp[:, None], 1)
     halves, output = between_halves(setting, classes, combos, scale)
+    cut, shared = cut_bytes(setting, classes, combos, scale)
     return UnitCosts(
         forward_s=forward @ to_units,
         backward_s=backward @ to_units,
         weight_s=weight @ to_units,
         selective_s=selective @ to_units,
         full_s=forward @ to_units,
-        tp_s=tp.seconds @ to_units,
+        tp_s=tp.seconds,
+        tp_again_s=tp.again_s,
         cp_s=cp.seconds @ to_units,
         ep_s=ep.seconds @ to_units,
         saved_bytes=saved,
@@ -277,15 +260,12 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         tensors=parameters.tensors,
         weight_grad_bytes=halves,
         output_bytes=output,
-        shared_inputs=np.where(
-            (combos.sequence_parallel > 0) & (combos.tp > 1), 0.0, 1.0
-        ),
-        cut_bytes=graph.cut_bytes * scale[:, None],
-        tp_bytes=tp.sent @ to_units,
+        cut_bytes=cut,
+        shared_bytes=shared,
+        tp_bytes=tp.sent,
         cp_bytes=cp.sent @ to_units,
         ep_bytes=ep.sent @ to_units,
-        tp_payload=tp.payload @ to_units,
-        gather_payload=(classes.gathered_bytes * (scale * (combos.tp > 1))[:, None])
-        @ to_units,
+        tp_payload=tp.payload,
+        summed_parameters=_summed_parameters(setting, classes, combos),
         ep_payload=ep.payload @ to_units,
     )

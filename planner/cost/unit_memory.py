@@ -11,7 +11,13 @@ from planner.cost.compute import weight_gradient_bytes
 from planner.cost.setting import Setting
 from planner.units import dtype_bytes
 
-__all__ = ["between_halves", "parameters_of", "saved_bytes", "transient_bytes"]
+__all__ = [
+    "between_halves",
+    "cut_bytes",
+    "parameters_of",
+    "saved_bytes",
+    "transient_bytes",
+]
 
 Array = NDArray[np.float64]
 
@@ -22,22 +28,27 @@ def saved_bytes(
     """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
 
     The working set is that of one op; what recomputation makes again comes on top.
+    Sequence parallelism divides the stream, but not what colwise layers read, nor the
+    sums that rowwise ones have a part of.
     """
     tp = combos.tp[:, None].astype(float)
     split = (combos.sequence_parallel[:, None] > 0) & classes.streamed
     stream = np.where(split, tp, 1.0)
     column = scale[:, None]
 
-    def divided(total: str, inside: str) -> Array:
+    def divided(total: str, inside: str, whole: Array) -> Array:
         tensor = classes.column(inside)
-        rest = classes.column(total) - tensor
-        return np.asarray(column * (tensor / tp + rest / stream))
+        rest = classes.column(total) - tensor - whole
+        return np.asarray(column * (tensor / tp + rest / stream + whole))
 
-    none = divided("saved_bytes", "saved_tensor_bytes")
-    selective = np.minimum(
-        none, divided("saved_selective_bytes", "saved_selective_tensor_bytes")
+    gathered, boundary = (
+        classes.column(name) for name in ("saved_gathered_bytes", "boundary_bytes")
     )
-    full = column * classes.column("boundary_bytes") / stream
+    none = divided("saved_bytes", "saved_tensor_bytes", gathered)
+    kinds = ("saved_selective_bytes", "saved_selective_tensor_bytes")
+    sums = classes.column(kinds[0]) - classes.column(kinds[1]) - boundary
+    selective = np.minimum(none, divided(*kinds, np.maximum(sums, 0.0)))
+    full = column * boundary / stream
     working = column * classes.column("transient_bytes")
     working = np.where(classes.streamed, working / tp, working)
     return np.stack([none, selective, full]), working
@@ -54,6 +65,26 @@ def transient_bytes(saved: Array, working: Array, to_units: Array) -> Array:
         np.maximum(largest, working[:, index, None] * present, out=largest)
     none, selective, _ = saved
     return np.stack([largest, largest + none - selective, largest + none])
+
+
+def cut_bytes(
+    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
+) -> tuple[Array, Array]:
+    """Bytes at the cut after each unit but the last, and those saved as they come.
+
+    Sequence parallelism sends shards between the units that it divides the stream of.
+    The first of them takes a part of its own of what comes whole.
+
+    Returns:
+        Shapes [C, U - 1] each.
+    """
+    split = ((combos.sequence_parallel > 0) & (combos.tp > 1))[:, None]
+    after = np.arange(1, len(setting.graph.units))
+    within = np.isin(after, classes.region[1:])
+    entry = np.isin(after, classes.region[:1])
+    ways = np.where(split & within, combos.tp[:, None], 1)
+    cut = np.asarray(setting.graph.cut_bytes * scale[:, None] / ways)
+    return cut, np.where(split & entry, 0.0, cut)
 
 
 def parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:

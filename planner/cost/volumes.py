@@ -12,9 +12,11 @@ from planner.cost.stage_times import (
     recompute_codes,
     stage_sums,
 )
+from planner.cost.tensor_traffic import TP_KINDS
 from planner.cost.tied import TiedTraffic
 from planner.cost.unit_costs import UnitCosts
 from planner.schema import Strategy
+from planner.units import dtype_bytes
 
 __all__ = ["collective_bytes", "link_bytes"]
 
@@ -68,23 +70,26 @@ def collective_bytes(
 ) -> dict[str, float]:
     """Payload per step by kind of call, each kind on its busiest rank."""
     rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
-    many = strategy.num_microbatches
-    passes = np.where(recompute_codes(strategy) == 2, 3.0, 2.0)
+    many, codes = strategy.num_microbatches, recompute_codes(strategy)
+    anything, everything = (codes > 0).astype(float), (codes == 2).astype(float)
 
-    def per_rank(payload: Array) -> Array:
-        return by_rank(stage_sums(payload[0], bounds) * passes, rank, pp) * many
+    def per_rank(payload: Array, times: Array | float = 1.0) -> Array:
+        return by_rank(stage_sums(payload[0], bounds) * times, rank, pp)
 
-    tensor, routed = per_rank(costs.tp_payload), 2 * per_rank(costs.ep_payload)
-    split = strategy.sharding.sequence_parallel
+    tensor = {
+        kind: (per_rank(once) + per_rank(again, anything)) * many
+        for kind, (once, again) in zip(TP_KINDS, costs.tp_payload, strict=True)
+    }
+    ways = strategy.mesh.dp_shard * strategy.mesh.cp if strategy.zero_stage else 1
+    size = dtype_bytes(strategy.precision.parameter) / ways
     payload = {
         "all_reduce": traffic.reduced_bytes
         + tied.reduced_bytes
-        + (0 if split else tensor),
-        "all_gather": traffic.gathered_bytes
-        + by_rank(stage_sums(costs.gather_payload[0], bounds), rank, pp) * many
-        + (tensor if split else 0),
-        "reduce_scatter": traffic.scattered_bytes + (tensor if split else 0),
-        "all_to_all": routed,
+        + tensor["all_reduce"]
+        + per_rank(costs.summed_parameters) * size,
+        "all_gather": traffic.gathered_bytes + tensor["all_gather"],
+        "reduce_scatter": traffic.scattered_bytes + tensor["reduce_scatter"],
+        "all_to_all": 2 * many * per_rank(costs.ep_payload, 2.0 + everything),
         "send": _sent_by_rank(strategy, costs, bounds) * many,
     }
     return {k: float(np.max(v)) for k, v in payload.items() if np.max(v) > 0}

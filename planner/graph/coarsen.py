@@ -159,6 +159,11 @@ class _Summer:
         self.parts: dict[tuple[int, ...], Block] = {}
         self.pictures: dict[int, str] = {}
         self.last = self._last_with_weights()
+        #: Of each unit, the last op that saves something.
+        self.last_saving: dict[str, int] = {}
+        for row, _ in graph.saves:
+            unit = plan.units[row]
+            self.last_saving[unit] = max(row, self.last_saving.get(unit, row))
         self.bytes = graph.storage_bytes.tolist()
 
     def _last_with_weights(self) -> int:
@@ -201,9 +206,11 @@ class _Summer:
             ),
             saved_bytes=self._sum(self.saved[index]),
             saved_tensor_bytes=self._divided(self.saved[index]),
+            saved_gathered_bytes=self._gathered(self.saved[index]),
             saved_selective_bytes=self._sum(selective) + boundary,
             saved_selective_tensor_bytes=self._divided(selective),
             boundary_bytes=boundary,
+            tp_again_bytes=self._again(start, stop),
             expert_parameter_count=sum(p.numel for p in owned if p.expert),
         )
         return replace(made, repeat=_signature(made, owned, self.pictures))
@@ -235,6 +242,14 @@ class _Summer:
 
     def _divided(self, storages: Sequence[int]) -> float:
         return math.fsum(self.bytes[i] for i in storages if i in self.roles.divided)
+
+    def _gathered(self, storages: Sequence[int]) -> float:
+        return math.fsum(self.bytes[i] for i in storages if i in self.roles.gathered)
+
+    def _again(self, start: int, stop: int) -> float:
+        last = self.last_saving.get(self.plan.units[start], start)
+        reduced = self.roles.collectives.items()
+        return sum(size for row, size in reduced if start <= row < min(stop, last))
 
     def _kernels(self, start: int, stop: int) -> tuple[Kernel, ...]:
         graph = self.graph

@@ -131,6 +131,8 @@ class Block:
         saved_bytes: Kept for backward with ``recompute="none"``, storages once.
         saved_tensor_bytes: The part of saved_bytes that tp divides (inside
             colwise ... rowwise, heads); the rest is the residual stream.
+        saved_gathered_bytes: The part of the rest that colwise layers read: sequence
+            parallelism has it whole on every rank.
         saved_selective_bytes: Kept under ``recompute="selective"``: outputs of
             products and fused attention, the rest computed again.
         saved_selective_tensor_bytes: The part of that which tp divides.
@@ -144,6 +146,8 @@ class Block:
             forward (rowwise outputs, or the all-gather + reduce-scatter pair that
             replaces each under sequence parallelism); backward needs as many.
         tp_collective_bytes: Bytes of all of them, at the traced batch.
+        tp_again_bytes: Those of them that recomputation repeats: it ends where the
+            unit has saved its last tensor.
         expert_bytes: Activation bytes that one forward sends to experts and gets
             back, tokens x top-k x hidden x bytes, counted once; 0 without experts.
         expert_parameter_count: The part of parameter_count that ep divides.
@@ -166,6 +170,7 @@ class Block:
     parameter_bytes: float = 0.0
     saved_bytes: float = 0.0
     saved_tensor_bytes: float = 0.0
+    saved_gathered_bytes: float = 0.0
     saved_selective_bytes: float = 0.0
     saved_selective_tensor_bytes: float = 0.0
     boundary_bytes: float = 0.0
@@ -175,6 +180,7 @@ class Block:
     kv_heads: int = 0
     tp_collectives: int = 0
     tp_collective_bytes: float = 0.0
+    tp_again_bytes: float = 0.0
     expert_bytes: float = 0.0
     expert_parameter_count: int = 0
     sequence_bytes: float = 0.0

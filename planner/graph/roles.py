@@ -20,6 +20,7 @@ class Roles:
         ops: Style of each op, see :class:`planner.graph.Kernel`.
         parameters: Style of each parameter, by index.
         divided: Storages that tp divides.
+        gathered: Storages that colwise layers read, whole on every rank.
         collectives: Op to the bytes of the all-reduce that its output needs.
         patterns: Pattern of module names to style.
         whole: Pattern of the names of paired layers that cannot be split, to why.
@@ -28,6 +29,7 @@ class Roles:
     ops: list[OpStyle]
     parameters: list[ParameterStyle]
     divided: frozenset[int] = frozenset()
+    gathered: frozenset[int] = frozenset()
     collectives: Mapping[int, float] = field(default_factory=dict)
     patterns: Mapping[str, Literal["colwise", "rowwise", "vocab"]] = field(
         default_factory=dict

@@ -51,6 +51,7 @@ class _UnitRoles:
 
     ops: list[OpStyle]
     divided: list[tuple[int, int]] = field(default_factory=list)
+    gathered: list[tuple[int, int]] = field(default_factory=list)
     collectives: dict[int, float] = field(default_factory=dict)
 
 
@@ -166,6 +167,7 @@ def infer_roles(
     styles = _without_broken_ties(graph, styles)
     ops: list[OpStyle] = []
     divided: set[int] = set()
+    gathered: set[int] = set()
     collectives: dict[int, float] = {}
     known: dict[tuple[object, ...], _UnitRoles] = {}
     for start, stop in run_bounds(plan.units):
@@ -175,6 +177,7 @@ def infer_roles(
         roles = known[key]
         ops.extend(roles.ops)
         divided.update(graph.outputs[start + row][at] for row, at in roles.divided)
+        gathered.update(graph.inputs[start + row][at] for row, at in roles.gathered)
         collectives.update(
             {start + row: size for row, size in roles.collectives.items()}
         )
@@ -182,6 +185,7 @@ def infer_roles(
         ops=ops,
         parameters=_parameter_styles(graph, styles),
         divided=frozenset(divided),
+        gathered=frozenset(gathered),
         collectives=collectives,
         patterns=_patterns(graph, styles),
         whole={_pattern(name): reason for name, reason in refused.items()},
@@ -230,6 +234,12 @@ def _unit_roles(
             continue
         roles.ops[at] = "colwise" if style == "colwise" else "local"
         active.add(plan.blocks[row])
+        if style == "colwise":
+            roles.gathered += [
+                (at, position)
+                for position, storage in enumerate(graph.inputs[row])
+                if storage >= 0 and storage not in divided
+            ]
         for position, storage in enumerate(graph.outputs[row]):
             if graph.storage_tensor[storage][0]:
                 divided.add(storage)

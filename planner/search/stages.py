@@ -111,9 +111,13 @@ def _interval_times(costs: UnitCosts) -> Array:
     """Forward and backward of units i .. j - 1. Shape [T, kinds, U, U + 1]."""
     shared = 2 * costs.tp_s[0] + costs.cp_s[0] + 2 * costs.ep_s[0]
     work = costs.forward_s[:, 0] + costs.backward_s[:, 0] + shared
-    again = costs.tp_s[0] + costs.ep_s[0] + costs.cp_s[0] / 3
+    again = costs.tp_again_s[0] + costs.ep_s[0] + costs.cp_s[0] / 3
     kinds = np.stack(
-        [work, work + costs.selective_s[:, 0], work + costs.full_s[:, 0] + again],
+        [
+            work,
+            work + costs.selective_s[:, 0] + costs.tp_again_s[0],
+            work + costs.full_s[:, 0] + again,
+        ],
         axis=1,
     )
     return _intervals(kinds)
@@ -131,7 +135,8 @@ def _interval_memory(
     cut = np.zeros(len(dense) + 1)
     cut[1:-1] = costs.cut_bytes[0]
     # As planner.cost.held counts: a received tensor is a buffer, a sent one is held.
-    shared = cut[:-1, None] * costs.shared_inputs[0]
+    shared = np.zeros((len(dense), 1))
+    shared[1:, 0] = costs.shared_bytes[0]
     sent = np.broadcast_to(cut, (len(dense), len(cut))).copy()
     sent[:, -1] = costs.output_bytes[0]
     kept = np.maximum(_intervals(costs.saved_bytes[:, 0]) + sent - shared, 0.0)

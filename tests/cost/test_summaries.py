@@ -36,6 +36,7 @@ def random_costs(types: int) -> UnitCosts:
         name: draw(COMBOS, UNITS)
         for name in (
             "tp_s",
+            "tp_again_s",
             "cp_s",
             "ep_s",
             "dense_parameters",
@@ -46,8 +47,7 @@ def random_costs(types: int) -> UnitCosts:
             "tp_bytes",
             "cp_bytes",
             "ep_bytes",
-            "tp_payload",
-            "gather_payload",
+            "summed_parameters",
             "ep_payload",
         )
     }
@@ -60,7 +60,8 @@ def random_costs(types: int) -> UnitCosts:
         tensors=draw(UNITS),
         cut_bytes=draw(COMBOS, UNITS - 1),
         output_bytes=draw(COMBOS),
-        shared_inputs=np.array([1.0, 0.0]),
+        shared_bytes=draw(COMBOS, UNITS - 1),
+        tp_payload=draw(3, 2, COMBOS, UNITS),
         ties=TIES,
         tied_parameters=draw(COMBOS, len(TIES)),
         tied_trained=draw(COMBOS, len(TIES)),
@@ -115,7 +116,7 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
     costs = random_costs(2)
     found = summarize(costs, pairs_of(types))
     pp, virtual, folded, combo = CUTS[row]
-    shared = (costs.tp_s, costs.cp_s, costs.ep_s)
+    shared = (costs.tp_s, costs.tp_again_s, costs.cp_s, costs.ep_s)
     typed = (
         costs.forward_s,
         costs.backward_s,
@@ -134,7 +135,7 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
         stages = stages_of(rank, pp, virtual, folded)
         ranks.append([u for s in stages for u in range(bounds[s], bounds[s + 1])])
     loads = np.array([times(rank, units) for rank, units in enumerate(ranks)])
-    work = loads @ np.array([1, 1, 0, 0, 0, 2, 1, 2])
+    work = loads @ np.array([1, 1, 0, 0, 0, 2, 0, 1, 2])
     assert len(TIMES) == loads.shape[1]
     assert found.load[row] == pytest.approx(loads[work.argmax()])
     assert found.whole[row] == pytest.approx(loads.sum(axis=0))
@@ -197,6 +198,7 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
     pp, virtual, folded, combo = CUTS[row]
     bounds = cut_of(costs, row, [0] * 6)
     inner = [costs.cut_bytes[combo, b - 1] for b in bounds[1:-1]]
+    saved = [0.0, *(costs.shared_bytes[combo, b - 1] for b in bounds[1:-1])]
     turn = {pp - 1} if folded else set()
     crossing = [c for s, c in enumerate(inner) if s not in turn and pp > 1]
     sent = sum(0.5 + c / 4.0 for c in crossing)
@@ -208,7 +210,7 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
         before, after = [0.0, *inner], [*inner, 0.0]
         want = {
             "received": sum(before[s] + after[s] for s in own),
-            "shared": sum(before[s] for s in own) * costs.shared_inputs[combo],
+            "shared": sum(saved[s] for s in own),
             "returned": sum(before[s] for s in own if s - 1 not in local and pp > 1),
             "sent": sum(after[s] for s in own if s not in local and pp > 1),
             "output": costs.output_bytes[combo] * (last in own and pp > 1),

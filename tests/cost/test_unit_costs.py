@@ -44,11 +44,80 @@ def test_tp_reduces_once_a_forward_and_splits_parameters() -> None:
 def test_sequence_parallelism_moves_the_same_bytes_and_keeps_less() -> None:
     graph = uniform_graph(4)
     plain, split = (priced(graph, tp=4, sequence_parallel=s) for s in (0, 1))
-    assert split.tp_s == pytest.approx(plain.tp_s)
+    # The first scatters the stream, whose gradient is gathered; the last gathers it.
+    ends = 3 / 4 * STREAM * np.array([1, 0, 0, 1])
+    assert split.tp_s[0] == pytest.approx(plain.tp_s[0] + ends / 1e11 / 2)
+    assert split.tp_bytes[0] == pytest.approx(plain.tp_bytes[0] + ends)
     # 4 of 6 streams are divided by tp, the other 2 by sequence parallelism alone.
     assert plain.saved_bytes[0, 0, 0] == pytest.approx((4 / 4 + 2) * STREAM)
     assert split.saved_bytes[0, 0, 0] == pytest.approx(6 / 4 * STREAM)
     assert split.saved_bytes[2, 0, 0] == pytest.approx(STREAM / 4)
+
+
+def test_what_colwise_layers_read_is_whole_on_every_rank() -> None:
+    graph = with_blocks(uniform_graph(4), saved_gathered_bytes=STREAM)
+    plain, split = (priced(graph, tp=4, sequence_parallel=s) for s in (0, 1))
+    assert plain.saved_bytes[0, 0, 0] == pytest.approx((4 / 4 + 2) * STREAM)
+    assert split.saved_bytes[0, 0, 0] == pytest.approx((5 / 4 + 1) * STREAM)
+    # What rowwise products make of it, too, before it is scattered.
+    graph = with_blocks(
+        uniform_graph(4), saved_bytes=9 * STREAM, saved_selective_bytes=4 * STREAM
+    )
+    split = priced(graph, tp=4, sequence_parallel=1)
+    assert split.saved_bytes[1, 0, 0] == pytest.approx((2 / 4 + 1 / 4 + 1) * STREAM)
+
+
+def test_the_divided_stream_crosses_cuts_in_shards() -> None:
+    layers = uniform_graph(4)
+    kinds = ("embedding", "mlp", "mlp", "head")
+    ends: dict[str, Any] = {"kernels": (), "tp_collectives": 0}
+    ends |= {"tp_collective_bytes": 0.0}
+    graph = replace(
+        layers,
+        blocks=tuple(
+            replace(b, kind=kind, repeat=kind, **({} if kind == "mlp" else ends))  # type: ignore[arg-type]
+            for b, kind in zip(layers.blocks, kinds, strict=True)
+        ),
+    )
+    plain, split = (priced(graph, tp=4, sequence_parallel=s) for s in (0, 1))
+    assert plain.cut_bytes[0] == pytest.approx([STREAM] * 3)
+    assert plain.shared_bytes == pytest.approx(plain.cut_bytes)
+    assert split.cut_bytes[0] == pytest.approx([STREAM, STREAM / 4, STREAM])
+    # The first layer keeps a shard of its own of what comes whole.
+    assert split.shared_bytes[0] == pytest.approx([0.0, STREAM / 4, STREAM])
+
+
+def test_recomputation_repeats_what_something_saved_depends_on() -> None:
+    graph = with_blocks(
+        uniform_graph(2),
+        tp_collectives=2,
+        tp_collective_bytes=2 * STREAM,
+        tp_again_bytes=STREAM,
+    )
+    plain, split = (priced(graph, tp=2, sequence_parallel=s) for s in (0, 1))
+    one = 1 / 2 * STREAM / 1e11
+    assert plain.tp_again_s[0] == pytest.approx([2 * one] * 2)
+    # Both regions are entered, one is left.
+    assert split.tp_again_s[0] == pytest.approx([3 * one] * 2)
+    kinds = ("all_reduce", "all_gather", "reduce_scatter")
+    again = dict(zip(kinds, split.tp_payload[:, 1, 0, 0] / STREAM, strict=True))
+    assert again == {"all_reduce": 0, "all_gather": 2, "reduce_scatter": 1}
+    assert plain.tp_payload[:, 1, 0, 0] / STREAM == pytest.approx([1, 0, 0])
+
+
+def test_an_embedding_is_summed_in_forward_and_a_head_in_backward() -> None:
+    graph = uniform_graph(3)
+    first, layer, last = graph.blocks
+    product = replace(layer.kernels[0], n=3 * HIDDEN, forward_bytes=4 * STREAM)
+    ends = {"tp_collectives": 0, "tp_collective_bytes": 0.0, "kernels": (product,)}
+    rows = replace(first, kind="embedding", repeat="rows")
+    head = replace(last, kind="head", repeat="head", **ends)
+    graph = replace(graph, blocks=(rows, layer, head))
+    payload = priced(graph, tp=2).tp_payload[:, 0, 0] / STREAM
+    # Rows of kinds; of the head's bytes a quarter is input, the rest are logits.
+    assert payload.tolist() == [[1, 2, 1], [0, 0, 3], [0, 0, 0]]
+    payload = priced(graph, tp=2, sequence_parallel=1).tp_payload[:, 0, 0] / STREAM
+    assert payload.tolist() == [[1, 0, 1], [0, 4, 3], [0, 2, 0]]
 
 
 def test_recomputation_has_the_whole_unit_back_at_once() -> None:

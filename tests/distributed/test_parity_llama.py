@@ -39,6 +39,15 @@ MESHES: dict[str, dict[str, Any]] = {
         "num_microbatches": 4,
         "schedule": "1F1B",
     },
+    # Cuts inside of what sequence parallelism divides and behind it, and a fold.
+    "pp-tp-v": {
+        "pp": 2,
+        "tp": 2,
+        "virtual_stages": 2,
+        "sequence_parallel": True,
+        "num_microbatches": 4,
+        "schedule": "ZBVZeroBubble",
+    },
 }
 
 

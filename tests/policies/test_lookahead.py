@@ -17,7 +17,8 @@ from envs.ramp.world import Arrival, RampJobs, RampWorld
 from planner.errors import StrategyError
 from policies.baselines import Constant
 from policies.futures import Futures
-from policies.lookahead import RolloutPolicy
+from policies.learned import ScorerPolicy
+from policies.lookahead import RolloutPolicy, _combined
 from policies.scorer import Scorer, check_scorer, score
 from tests.envs.ramp.conftest import MODELS
 
@@ -243,3 +244,28 @@ def test_weights_that_do_not_go_together_are_refused() -> None:
         check_scorer(scorer._replace(last=scorer.last[:8]))
     with pytest.raises(StrategyError, match="second_bias of a scorer has weights"):
         check_scorer(scorer._replace(second_bias=np.full(9, np.nan, dtype=np.float32)))
+
+
+def test_what_is_believed_and_what_is_rolled_out_count_by_their_variances() -> None:
+    believed, costs = np.array([5.0, 5.5]), np.array([2.0, 1.0])
+    sure = _combined(believed, costs, np.zeros(2))
+    assert sure == pytest.approx([0.5, -0.5])
+    unsure = _combined(believed, costs, np.full(2, 1e9))
+    assert unsure == pytest.approx([-0.25, 0.25], abs=1e-6)
+    # As sure of one as of the other: the mean of the two.
+    even = _combined(believed, costs, np.full(2, 0.02))
+    assert even == pytest.approx([0.125, -0.125])
+
+
+def test_a_scorer_that_is_sure_is_not_rolled_out(jobs: RampJobs) -> None:
+    """A candidate far worse than the best is not followed, nor is the best alone."""
+    env = RampVecEnv(1, jobs=jobs, law="A", horizon_s=1e5, seed=0)
+    env.reset()
+    scorer = _scorer(3)
+    sure = scorer._replace(last=scorer.last * 1e6)
+    policy = RolloutPolicy(env, base=sure, futures=4, arrivals=4)
+    policy.source = _Fixed(None)  # type: ignore[arg-type]
+    obs = env.session.see()[0]
+    masks = env.action_masks()
+    expected = ScorerPolicy(sure).predict(obs, masks)
+    assert policy.predict(obs, masks).tolist() == expected.tolist()

@@ -1,0 +1,149 @@
+"""What tensor parallelism moves, as the executors do it, and how long that takes.
+
+A layer's region is entered and left. Whole streams are summed on leaving in forward, on
+entering in backward. With sequence parallelism each of the four is a gather or a
+scatter of the same bytes, and the stream is scattered before the first region (backward
+gathers) and gathered after the last. An embedding's rows are summed in forward alone; a
+head gathers logits in forward and sums its input's gradient in backward. Recomputation
+enters all regions again, and leaves those after which the unit saves something.
+Source: executors/tensor_parallel.py; Korthikanti et al. 2022, section 4.2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.classes import BlockClasses
+from planner.cost.collectives import Groups, time_of
+from planner.cost.combinations import Combinations
+from planner.cost.setting import Setting
+
+__all__ = ["TP_KINDS", "TensorTraffic", "tensor_traffic"]
+
+Array = NDArray[np.float64]
+
+#: Kinds of call, order of the first axis of payloads.
+TP_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTraffic:
+    """Of every combination (C) and unit (U), one microbatch.
+
+    Attributes:
+        seconds: Half of what forward and backward take. Shape [C, U].
+        again_s: What recomputation adds. Shape [C, U].
+        sent: Bytes that leave a device in forward and backward. Shape [C, U].
+        payload: Bytes by :data:`TP_KINDS`, then of forward and backward, or of what
+            recomputation adds. Shape [3, 2, C, U].
+    """
+
+    seconds: Array
+    again_s: Array
+    sent: Array
+    payload: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """Seconds of calls of one size under every combination."""
+
+    setting: Setting
+    groups: Groups
+    wait: Array
+
+    def of(self, kind: str, size: Array) -> Array:
+        measured = self.setting.cluster.document.collectives
+        return self.wait + time_of(kind, size, self.groups, measured)
+
+
+def tensor_traffic(
+    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
+) -> TensorTraffic:
+    """Price the collectives of tensor parallelism.
+
+    Args:
+        setting: The request.
+        classes: Distinct blocks.
+        combos: Degrees.
+        scale: Bytes of each combination's microbatch for one traced. Shape [C].
+    """
+    # Where all ranks are of one group they wait for nothing but each other.
+    among = (combos.tp > 1) & (combos.tp < len(setting.order))
+    calls = _Calls(
+        setting=setting,
+        groups=setting.groups(combos.tp, np.ones_like(combos.tp)),
+        wait=np.where(among, 2 * (combos.tp - 1) * setting.core_wait_s, 0.0),
+    )
+    split = combos.sequence_parallel > 0
+    seconds, again = _seconds(classes, calls, split, scale)
+    payload = _payload(classes, split) * (scale * (combos.tp > 1))[:, None]
+    seconds, again = seconds @ classes.count, again @ classes.count
+    payload = payload @ classes.count
+    for unit, stream in _ends(classes):
+        size = stream * scale * split
+        # One of the two in forward, one in backward.
+        seconds[:, unit] += np.where(split, calls.of("all_gather", size), 0.0) / 2
+        payload[1, 0, :, unit] += size * (combos.tp > 1)
+    # A reduction is a scatter and a gather.
+    moved = 2 * payload[0, 0] + payload[1, 0] + payload[2, 0]
+    tp = combos.tp[:, None]
+    return TensorTraffic(
+        seconds=seconds, again_s=again, sent=moved * (tp - 1) / tp, payload=payload
+    )
+
+
+def _seconds(
+    classes: BlockClasses, calls: _Calls, split: NDArray[np.bool_], scale: Array
+) -> tuple[Array, Array]:
+    """Seconds and those of recomputation. Shapes [C, classes]."""
+    seconds, again = np.zeros((2, len(scale), len(classes.blocks)))
+    for index, block in enumerate(classes.blocks):
+        number = block.tp_collectives
+        if number:
+            each = block.tp_collective_bytes / number
+            plain, gather, scatter = (calls.of(k, each * scale) for k in TP_KINDS)
+            repeated = block.tp_again_bytes / each
+            if block.kind == "embedding":
+                seconds[:, index] = number * plain / 2
+                again[:, index] = repeated * plain
+            else:
+                seconds[:, index] = number * np.where(split, gather + scatter, plain)
+                twice = number * gather + repeated * scatter
+                again[:, index] = np.where(split, twice, repeated * plain)
+        logits, entered = classes.gathered_bytes[index], classes.entered_bytes[index]
+        if logits:
+            seconds[:, index] += calls.of("all_gather", logits * scale) / 2
+            seconds[:, index] += calls.of("all_reduce", entered * scale) / 2
+    return seconds, again
+
+
+def _payload(classes: BlockClasses, split: NDArray[np.bool_]) -> Array:
+    """Bytes at the traced batch, by kind. Shape [3, 2, C, classes]."""
+    embedding = np.array([block.kind == "embedding" for block in classes.blocks])
+    total = classes.column("tp_collective_bytes")
+    repeated = classes.column("tp_again_bytes")
+    layers, again = np.where(embedding, 0.0, total), np.where(embedding, 0.0, repeated)
+    rows = np.where(embedding, total, 0.0)
+    divided = split[:, None].astype(float)
+    first = rows + classes.entered_bytes + (1 - divided) * 2 * layers
+    gathers = classes.gathered_bytes + divided * 2 * layers
+    return np.array(
+        [
+            [first, np.where(embedding, repeated, (1 - divided) * again)],
+            [gathers, divided * layers],
+            [divided * 2 * layers, divided * again],
+        ]
+    )
+
+
+def _ends(classes: BlockClasses) -> list[tuple[int, float]]:
+    """First and last unit of the region, with the bytes of the stream there."""
+    layers = np.array([block.kind != "embedding" for block in classes.blocks])
+    total = (classes.column("tp_collective_bytes") * layers) @ classes.count
+    number = (classes.column("tp_collectives") * layers) @ classes.count
+    ends = (classes.region[0], classes.region[-1]) if classes.region else ()
+    return [(unit, float(total[unit] / number[unit])) for unit in ends]
