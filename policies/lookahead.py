@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from envs.ramp.arrivals import ArrivalLaw
 from envs.ramp.features import Candidates, empty_candidates, encode
-from envs.ramp.history import NUM_HISTORY, NUM_SEEN
+from envs.ramp.history import NUM_SEEN
 from envs.ramp.state import Moment, Past, RampState, moment_of
 from envs.ramp.tables import RampTables
 from planner.errors import StrategyError
 from policies.baselines import Constant, Flags, Index, Observation
 from policies.futures import Futures, FutureSource, LawFutures, SeenFutures
-from policies.rollouts import Base, Room, base_action, rollout_costs
+from policies.rollouts import Base, base_action, make_room, rollout_costs
 from policies.scorer import Scorer, check_scorer, no_scorer
 
 __all__ = ["ExactWorld", "RolloutPolicy"]
@@ -109,7 +109,7 @@ class RolloutPolicy:
             degree = Constant(self.tables, base).degree
             self._degree = 1 + self.tables.degrees.tolist().index(degree)
         self._scorer = scorer
-        self._room = _room(self.tables, scorer)
+        self._room = make_room(self.tables, scorer)
         self._chosen: dict[int, tuple[int, int]] = {}
 
     def predict(self, obs: Observation, action_masks: Flags) -> Index:
@@ -174,6 +174,7 @@ class RolloutPolicy:
             base,
             self._room,
             costs,
+            np.empty_like(costs),
         )
         self._room.seen[:] = state.seen[row]
         standing, _ = base_action(
@@ -225,21 +226,8 @@ class RolloutPolicy:
                 Base(action, no_scorer()),
                 self._room,
                 costs,
+                np.empty_like(costs),
             )
             blocked.append(costs[0])
         enough = np.array(blocked) <= _NEARLY * min(blocked)
         return 1 + int(enough.argmax())
-
-
-def _room(tables: RampTables, scorer: Scorer) -> Room:
-    # One job more than servers: who leaves just now makes room before a job is added.
-    servers = tables.num_servers
-    return Room(
-        ends_s=np.empty(servers + 1),
-        masks=np.empty(servers + 1, dtype=np.uint64),
-        seen=np.zeros(NUM_SEEN, dtype=np.float32),
-        history=np.zeros(NUM_HISTORY, dtype=np.float32),
-        first=np.zeros_like(scorer.first_bias),
-        second=np.zeros_like(scorer.second_bias),
-        candidates=empty_candidates(tables),
-    )

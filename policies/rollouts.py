@@ -1,4 +1,9 @@
-"""Rollouts of a base policy in the exact world, in compiled code."""
+"""Rollouts of a base policy in the exact world, in compiled code.
+
+All candidates of a decision go through the same stream side by side. Two that have come
+to the same state stay together from there on, so that they are followed once, and a
+stream ends as soon as no two candidates differ any more.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,13 @@ from numpy.typing import NDArray
 from envs.ramp.episodes import leave
 from envs.ramp.features import (
     Candidates,
+    ShareMemo,
+    empty_candidates,
     list_candidates,
+    make_memo,
     write_features,
 )
-from envs.ramp.history import remember, write_history
+from envs.ramp.history import NUM_HISTORY, NUM_SEEN, remember, write_history
 from envs.ramp.requests import servers_given
 from envs.ramp.state import Moment
 from envs.ramp.tables import RampTables
@@ -21,7 +29,7 @@ from planner.simulate.compiled import compiled
 from policies.futures import Futures
 from policies.scorer import Scorer, score
 
-__all__ = ["Base", "Room", "base_action", "rollout_costs"]
+__all__ = ["Base", "Room", "base_action", "make_room", "rollout_costs"]
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -45,25 +53,58 @@ class Base(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Arrays that rollouts work in.
+    """Arrays that rollouts work in. a actions.
 
     Attributes:
-        ends_s: Shape [servers].
-        masks: Shape [servers].
+        ends_s: When the jobs that run leave, after each candidate. Shape [a, servers].
+        masks: Servers that each holds. Shape [a, servers].
+        number: Of them. Shape [a].
+        leader: The candidate that one has become one with, or itself. Shape [a].
+        blocked: Jobs so far; of a follower what it had more than its leader. Shape [a].
+        total: Of a stream, or over all, centred on the mean candidate. Shape [a].
+        squares: Likewise. Shape [a].
         seen: Shape [NUM_SEEN].
         history: Shape [NUM_HISTORY].
         first: Shape [h] of the scorer.
         second: Shape [g] of the scorer.
         candidates: Of one decision.
+        memo: Of the topology.
     """
 
     ends_s: Array
     masks: Masks
+    number: Index
+    leader: Index
+    blocked: Array
+    total: Array
+    squares: Array
     seen: Floats
     history: Floats
     first: Floats
     second: Floats
     candidates: Candidates
+    memo: ShareMemo
+
+
+def make_room(tables: RampTables, scorer: Scorer) -> Room:
+    """Room for rollouts of a base policy, of one thread."""
+    # One job more than servers: who leaves just now makes room before a job is added.
+    actions, jobs = 1 + len(tables.degrees), tables.num_servers + 1
+    return Room(
+        ends_s=np.empty((actions, jobs)),
+        masks=np.empty((actions, jobs), dtype=np.uint64),
+        number=np.zeros(actions, dtype=np.int64),
+        leader=np.zeros(actions, dtype=np.int64),
+        blocked=np.zeros(actions),
+        total=np.zeros(actions),
+        squares=np.zeros(actions),
+        seen=np.zeros(NUM_SEEN, dtype=np.float32),
+        history=np.zeros(NUM_HISTORY, dtype=np.float32),
+        first=np.zeros_like(scorer.first_bias),
+        second=np.zeros_like(scorer.second_bias),
+        candidates=empty_candidates(tables),
+        memo=make_memo(),
+    )
 
 
 @compiled
@@ -99,7 +140,7 @@ def base_action(
     found = room.candidates
     list_candidates(tables, moment, model, beta, jct_s, found)
     deadline_s = beta * tables.sequential_jct_s[model]
-    write_features(tables, moment, deadline_s, found)
+    write_features(tables, moment, deadline_s, room.memo, found)
     left = (moment.horizon_s - moment.now_s) / moment.interval_s
     write_history(room.seen, left, room.history)
     best, least = 0, np.inf
@@ -118,51 +159,122 @@ def base_action(
 
 
 @compiled
-def _blocked(
+def _arrive(
     tables: RampTables,
     start: Moment,
-    number: int,
     jct_s: Array,
+    model: int,
+    beta: float,
+    now: float,
+    base: Base,
+    room: Room,
+    one: int,
+) -> None:
+    """One candidate's world meets a job."""
+    ends_s, masks = room.ends_s[one], room.masks[one]
+    number, held = leave(ends_s, masks, room.number[one], now)
+    busy = np.uint64(0)
+    for other in range(number):
+        busy |= masks[other]
+    moment = Moment(
+        ends_s, masks, number, held, busy, now, start.horizon_s, start.interval_s
+    )
+    action, given = base_action(tables, moment, model, beta, jct_s[model], base, room)
+    if action == 0:
+        room.blocked[one] += 1.0
+    else:
+        end_s = now + jct_s[model, action - 1]
+        ends_s[number], masks[number] = end_s, given
+        number += 1
+        if end_s > start.horizon_s + _SAME_TIME_S:
+            room.blocked[one] += 1.0
+    room.number[one] = number
+
+
+@compiled
+def _join(room: Room) -> int:
+    """Let candidates that have come to one state follow the first; how many lead."""
+    leading = 0
+    for one in range(len(room.leader)):
+        if room.leader[one] != one:
+            continue
+        leading += 1
+        for other in range(one):
+            number = room.number[one]
+            if room.leader[other] != other or room.number[other] != number:
+                continue
+            same = True
+            for job in range(number):
+                if (
+                    room.masks[one, job] != room.masks[other, job]
+                    or room.ends_s[one, job] != room.ends_s[other, job]
+                ):
+                    same = False
+                    break
+            if same:
+                room.leader[one] = other
+                room.blocked[one] -= room.blocked[other]
+                leading -= 1
+                break
+    return leading
+
+
+@compiled
+def _begin(moment: Moment, candidates: Candidates, room: Room) -> int:
+    """Each candidate's world after the decision; how many candidates there are."""
+    number, count = moment.number, 0
+    for one in range(len(room.leader)):
+        room.leader[one] = one if candidates.possible[one] else -1
+        if not candidates.possible[one]:
+            continue
+        count += 1
+        room.ends_s[one, :number] = moment.ends_s[:number]
+        room.masks[one, :number] = moment.masks[:number]
+        room.number[one], room.blocked[one] = number, 1.0
+        if one > 0:
+            end_s = moment.now_s + candidates.jct_s[one]
+            room.ends_s[one, number] = end_s
+            room.masks[one, number] = candidates.servers[one]
+            room.number[one] = number + 1
+            room.blocked[one] = end_s > moment.horizon_s + _SAME_TIME_S
+    return count
+
+
+@compiled
+def _follow(
+    tables: RampTables,
+    moment: Moment,
+    beta: float,
+    jct_s: Array,
+    seen: Floats,
+    candidates: Candidates,
     futures: Futures,
     stream: int,
     base: Base,
     room: Room,
-) -> int:
-    """Jobs of one stream that the base policy blocks from ``room``'s state on."""
-    blocked, now = 0, start.now_s
+) -> None:
+    """Fill ``blocked`` in with one stream's jobs, up to what all candidates share."""
+    count = _begin(moment, candidates, room)
+    room.seen[:] = seen
+    remember(room.seen, beta)
+    now = moment.now_s
     for job in range(futures.beta.shape[1]):
         now += futures.gap_s[stream, job]
-        if now >= start.horizon_s:
+        if now >= moment.horizon_s:
             break
-        number, held = leave(room.ends_s, room.masks, number, now)
-        busy = np.uint64(0)
-        for other in range(number):
-            busy |= room.masks[other]
-        moment = Moment(
-            room.ends_s,
-            room.masks,
-            number,
-            held,
-            busy,
-            now,
-            start.horizon_s,
-            start.interval_s,
-        )
-        model, beta = futures.model[stream, job], futures.beta[stream, job]
-        action, given = base_action(
-            tables, moment, model, beta, jct_s[model], base, room
-        )
+        model, later = futures.model[stream, job], futures.beta[stream, job]
+        for one in range(len(room.leader)):
+            if room.leader[one] == one:
+                _arrive(tables, moment, jct_s, model, later, now, base, room, one)
         if len(base.scorer.first_bias) > 0:
-            remember(room.seen, beta)
-        if action == 0:
-            blocked += 1
-            continue
-        end_s = now + jct_s[model, action - 1]
-        room.ends_s[number], room.masks[number] = end_s, given
-        number += 1
-        if end_s > start.horizon_s + _SAME_TIME_S:
-            blocked += 1
-    return blocked
+            remember(room.seen, later)
+        if _join(room) == 1 and count > 1:
+            break
+    # A leader comes before its followers, and may itself follow since.
+    for one in range(len(room.leader)):
+        leader = room.leader[one]
+        if leader >= 0 and leader != one:
+            room.blocked[one] += room.blocked[leader]
 
 
 @compiled
@@ -177,11 +289,14 @@ def rollout_costs(
     base: Base,
     room: Room,
     costs: Array,
+    variances: Array,
 ) -> None:
     """Mean number of jobs blocked if a candidate is taken, and then the base policy.
 
     All candidates meet the same futures, so that their differences are less noisy than
-    their costs.
+    their costs; and where a stream ends early, because the candidates no longer differ,
+    what they would all block after that is left out. A single candidate is followed to
+    the end.
 
     Args:
         tables: Of the jobs.
@@ -194,26 +309,43 @@ def rollout_costs(
         base: Who decides in them.
         room: To work in.
         costs: Filled in. Shape [actions].
+        variances: Filled in: of the mean cost over the streams, counted from the mean
+            of the candidates. Shape [actions].
     """
-    streams = len(futures.beta)
-    for action in range(len(costs)):
-        if not candidates.possible[action]:
-            costs[action] = np.inf
-            continue
-        end_s = moment.now_s + candidates.jct_s[action]
-        blocked = action == 0 or end_s > moment.horizon_s + _SAME_TIME_S
-        total = 0
-        for stream in range(streams):
-            number = moment.number
-            room.ends_s[:number] = moment.ends_s[:number]
-            room.masks[:number] = moment.masks[:number]
-            room.seen[:] = seen
-            remember(room.seen, beta)
-            if action > 0:
-                room.ends_s[number] = end_s
-                room.masks[number] = candidates.servers[action]
-                number += 1
-            total += _blocked(
-                tables, moment, number, jct_s, futures, stream, base, room
-            )
-        costs[action] = blocked + total / max(streams, 1)
+    streams = max(len(futures.beta), 1)
+    costs[:] = np.inf
+    variances[:] = 0.0
+    room.total[:] = 0.0
+    room.squares[:] = 0.0
+    every = 0.0
+    for stream in range(len(futures.beta)):
+        _follow(
+            tables,
+            moment,
+            beta,
+            jct_s,
+            seen,
+            candidates,
+            futures,
+            stream,
+            base,
+            room,
+        )
+        mean, count = 0.0, 0
+        for one in range(len(costs)):
+            if candidates.possible[one]:
+                mean += room.blocked[one]
+                count += 1
+        mean /= max(count, 1)
+        every += mean
+        for one in range(len(costs)):
+            if candidates.possible[one]:
+                apart = room.blocked[one] - mean
+                room.total[one] += apart
+                room.squares[one] += apart * apart
+    for one in range(len(costs)):
+        if candidates.possible[one]:
+            apart = room.total[one] / streams
+            costs[one] = every / streams + apart
+            spread = max(room.squares[one] / streams - apart * apart, 0.0)
+            variances[one] = spread / max(streams - 1, 1)

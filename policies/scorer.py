@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envs.ramp.features import NUM_FEATURES
 from envs.ramp.history import NUM_HISTORY
 from planner.errors import StrategyError
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import inlined
 
 __all__ = ["Scorer", "check_scorer", "no_scorer", "score"]
 
@@ -71,7 +71,7 @@ def check_scorer(scorer: Scorer) -> Scorer:
     return Scorer(*(np.ascontiguousarray(part, dtype=np.float32) for part in scorer))
 
 
-@compiled
+@inlined
 def score(
     scorer: Scorer, features: Floats, history: Floats, first: Floats, second: Floats
 ) -> float:

@@ -19,7 +19,7 @@ from envs.ramp.episodes import servers_in
 from envs.ramp.requests import BlockTable, servers_given
 from envs.ramp.state import Moment, RampState, moment_of
 from envs.ramp.tables import RampTables
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 
 __all__ = [
     "BLOCK_SIZES",
@@ -27,10 +27,12 @@ __all__ = [
     "NUM_SHARES",
     "OFFSETS",
     "Candidates",
+    "ShareMemo",
     "busy_at",
     "empty_candidates",
     "encode",
     "list_candidates",
+    "make_memo",
     "write_features",
     "write_shares",
 ]
@@ -84,21 +86,38 @@ def empty_candidates(tables: RampTables, *batch: int) -> Candidates:
     )
 
 
-@compiled
-def write_shares(
-    blocks: BlockTable, num_servers: int, busy: np.uint64, out: Floats
-) -> None:
-    """Shares of the cluster that are free, and free in disjoint blocks of each size.
+class ShareMemo(NamedTuple):
+    """Servers in free blocks, remembered by the servers that are held.
 
-    Args:
-        blocks: Of the topology. They are taken greedily, in the order in which
-            placements try them.
-        num_servers: Of the topology.
-        busy: Servers that are held, as bits.
-        out: Filled in. Shape [NUM_SHARES].
+    States that come after one another, and candidates of one decision, ask for the same
+    over and over. A slot keeps what was asked last. Not to be shared by threads.
+
+    Attributes:
+        keys: Mask that a slot is about, plus 1. Shape [slots].
+        counts: Free servers and those in blocks of each size, a byte each. Shape
+            [slots].
     """
+
+    keys: Masks
+    counts: Masks
+
+
+#: Slots of a memo: two to this power, 1 MiB in all.
+_SLOT_BITS = 16
+
+
+def make_memo() -> ShareMemo:
+    """A memo that knows nothing yet; it belongs to one topology."""
+    slots = 1 << _SLOT_BITS
+    # An empty slot is about the mask of all ones, which leaves nothing free: right too.
+    return ShareMemo(np.zeros(slots, np.uint64), np.zeros(slots, np.uint64))
+
+
+@compiled
+def _count_free(blocks: BlockTable, num_servers: int, busy: np.uint64) -> np.uint64:
+    """Servers that are free, and free in blocks of each size, a byte each."""
     free = num_servers - servers_in(busy)
-    out[0] = free / num_servers
+    counts = np.uint64(free)
     for index in range(len(BLOCK_SIZES)):
         size = BLOCK_SIZES[index]
         taken, left = busy, free
@@ -109,10 +128,38 @@ def write_shares(
                 if blocks.masks[block] & taken == 0:
                     taken |= blocks.masks[block]
                     left -= size
-        out[1 + index] = (free - left) / num_servers
+        counts |= np.uint64(free - left) << np.uint64(8 * (1 + index))
+    return counts
 
 
-@compiled
+@inlined
+def write_shares(
+    blocks: BlockTable, num_servers: int, busy: np.uint64, memo: ShareMemo, out: Floats
+) -> None:
+    """Shares of the cluster that are free, and free in disjoint blocks of each size.
+
+    Args:
+        blocks: Of the topology. They are taken greedily, in the order in which
+            placements try them.
+        num_servers: Of the topology.
+        busy: Servers that are held, as bits.
+        memo: Of the topology.
+        out: Filled in. Shape [NUM_SHARES].
+    """
+    # Multiplied by 2^64 over the golden ratio, upper bits depend on all of the mask.
+    mixed = busy * np.uint64(0x9E3779B97F4A7C15)
+    slot = np.int64(mixed >> np.uint64(64 - _SLOT_BITS))
+    key = busy + np.uint64(1)
+    if memo.keys[slot] != key:
+        memo.counts[slot] = _count_free(blocks, num_servers, busy)
+        memo.keys[slot] = key
+    counts = memo.counts[slot]
+    for index in range(NUM_SHARES):
+        count = (counts >> np.uint64(8 * index)) & np.uint64(255)
+        out[index] = np.int64(count) / num_servers
+
+
+@inlined
 def busy_at(moment: Moment, time_s: float) -> np.uint64:
     """Servers that the jobs which run now still hold at a later time, as bits."""
     busy = np.uint64(0)
@@ -155,7 +202,11 @@ def list_candidates(
 
 @compiled
 def write_features(
-    tables: RampTables, moment: Moment, deadline_s: float, out: Candidates
+    tables: RampTables,
+    moment: Moment,
+    deadline_s: float,
+    memo: ShareMemo,
+    out: Candidates,
 ) -> None:
     """Describe the candidates that :func:`list_candidates` has found possible.
 
@@ -169,6 +220,7 @@ def write_features(
         tables: Of the jobs.
         moment: Of the decision.
         deadline_s: Largest acceptable completion time of the job at the head.
+        memo: Of the topology.
         out: Its features are filled in.
     """
     last = len(OFFSETS) * NUM_SHARES
@@ -191,7 +243,7 @@ def write_features(
             elif same:
                 shares[:] = out.features[choice, begin - NUM_SHARES : begin]
             else:
-                write_shares(tables.blocks, tables.num_servers, held, shares)
+                write_shares(tables.blocks, tables.num_servers, held, memo, shares)
         before = staying
     out.features[0, last] = 1.0
     for choice in range(1, len(out.possible)):
@@ -208,7 +260,11 @@ def write_features(
 
 @compiled
 def _encode(
-    tables: RampTables, state: RampState, features: bool, out: Candidates
+    tables: RampTables,
+    state: RampState,
+    features: bool,
+    memo: ShareMemo,
+    out: Candidates,
 ) -> None:
     for row in range(len(state.over)):
         one = Candidates(
@@ -226,11 +282,16 @@ def _encode(
         list_candidates(tables, moment, model, beta, state.jct_s[row, model], one)
         if features:
             deadline_s = beta * tables.sequential_jct_s[model]
-            write_features(tables, moment, deadline_s, one)
+            write_features(tables, moment, deadline_s, memo, one)
 
 
 def encode(
-    tables: RampTables, state: RampState, out: Candidates, *, features: bool = True
+    tables: RampTables,
+    state: RampState,
+    out: Candidates,
+    memo: ShareMemo | None = None,
+    *,
+    features: bool = True,
 ) -> Candidates:
     """Candidates of many episodes, and their features if they are asked for.
 
@@ -238,7 +299,8 @@ def encode(
         tables: Of the jobs.
         state: Of the episodes. In one that is over all but turning away is impossible.
         out: Filled in, and returned; from :func:`empty_candidates`.
+        memo: Of the topology; one for this call alone if there is none.
         features: Whether to describe the candidates.
     """
-    _encode(tables, state, features, out)
+    _encode(tables, state, features, memo or make_memo(), out)
     return out

@@ -14,6 +14,7 @@ from envs.ramp.features import (
     Candidates,
     empty_candidates,
     encode,
+    make_memo,
 )
 from envs.ramp.history import NUM_HISTORY, write_history
 from envs.ramp.state import RampState, moment_of
@@ -97,6 +98,7 @@ class RampObserver:
         if mask not in MASKS:
             raise UnknownNameError("mask", mask, MASKS)
         self.tables, self.observe, self.mask = tables, observe, mask
+        self._memo = make_memo()
         choices, servers = 1 + len(tables.degrees), tables.num_servers
         self.action_space = spaces.Discrete(choices)
         most = float(max(len(tables.sequential_jct_s) - 1, 1))
@@ -116,7 +118,7 @@ class RampObserver:
     def candidates(self, state: RampState, *, features: bool = True) -> Candidates:
         """Of every episode's job."""
         out = empty_candidates(self.tables, len(state.over))
-        return encode(self.tables, state, out, features=features)
+        return encode(self.tables, state, out, self._memo, features=features)
 
     def see(self, state: RampState) -> tuple[dict[str, Floats], Flags]:
         """Observations and masks, with a leading axis; new arrays at each call.

@@ -17,6 +17,7 @@ from envs.ramp.features import (
     OFFSETS,
     empty_candidates,
     encode,
+    make_memo,
     write_shares,
 )
 from envs.ramp.history import EDGES, NUM_HISTORY, remember, write_history
@@ -149,11 +150,11 @@ def test_shares_of_any_set_of_servers(topology: RampTopology) -> None:
     blocks = block_table(topology)
     assert blocks is not None
     generator = np.random.default_rng(0)
-    out = np.ones(NUM_SHARES, dtype=np.float32)
+    out, memo = np.ones(NUM_SHARES, dtype=np.float32), make_memo()
     for share in np.linspace(0, 1, 41):
         busy = np.flatnonzero(generator.random(topology.num_servers) < share).tolist()
         mask = np.uint64(sum(1 << server for server in busy))
-        write_shares(blocks, topology.num_servers, mask, out)
+        write_shares(blocks, topology.num_servers, mask, memo, out)
         np.testing.assert_allclose(out, _shares(topology, set(busy)), atol=1e-6)
 
 
