@@ -37,8 +37,8 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
     - ``history`` [NUM_HISTORY]: deadlines lately, and the time left.
 
     ``info`` carries ``outcome`` (placed, refused, no_room, late or waiting),
-    ``degree``, ``hosts``, and at the end ``summary``: the fields of StreamSummary and
-    ``blocking_rate``.
+    ``degree``, ``hosts``, of a job that is placed the label of its ``plan``, and at the
+    end ``summary``: the fields of StreamSummary and ``blocking_rate``.
 
     Args:
         config: Of the stream.

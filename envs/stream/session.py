@@ -15,6 +15,7 @@ from envs.stream.events import Rewards, Stream, proceed
 from envs.stream.jobs import JobType, built_in_jobs
 from envs.stream.network import StreamNetwork
 from envs.stream.observation import StreamObserver
+from envs.stream.pricing import PlanPrice
 from envs.stream.state import StreamState, new_state, total
 from envs.stream.summary import summarize
 from envs.stream.tables import StreamTables, stream_tables
@@ -144,6 +145,7 @@ class StreamSession:
             mean_work_s=float(self.tables.sequential_jct_s.mean()),
         )
         self.options = empty_options(self.tables)
+        self._plans: dict[tuple[int, int, int], PlanPrice | None] = {}
         self.stream = Stream(*(np.zeros(0, dtype=d) for d in "dldd"))
         self.state: StreamState = new_state(self.tables, 1.0, 1.0, config.max_waiting)
         self.state.counts[3] = 1
@@ -183,6 +185,26 @@ class StreamSession:
         )
         self._go_on()
 
+    def plan(self, job: int, choice: int, reach: int) -> PlanPrice | None:
+        """The planner's plan for a job in a candidate shape; None if none fits.
+
+        Args:
+            job: Index of the job.
+            choice: Index of the shape.
+            reach: Level at which its hosts meet, 0 for one host.
+        """
+        key = (job, choice, reach)
+        if key not in self._plans:
+            shape = self.shapes[choice]
+            self._plans[key] = self.book.price(
+                self.jobs[job],
+                self.network.kinds[shape.kind],
+                shape,
+                self.network.levels[reach - 1] if reach else None,
+                self.network.cluster.document.collectives,
+            )
+        return self._plans[key]
+
     def _go_on(self) -> None:
         proceed(self.tables, self.state, self.stream, self.rewards)
         if not self.over:
@@ -210,15 +232,11 @@ class StreamSession:
         if self.over:
             raise StrategyError("the episode has ended; reset it")
         before = float(self.state.totals[_REWARD])
+        job = int(self.state.waiting.model[0])
         outcome = OUTCOMES[
             decide(self.tables, self.state, self.options, self.rewards, action)
         ]
-        taken = self.shapes[action - 1] if 1 <= action <= len(self.shapes) else None
-        info: dict[str, Any] = {
-            "outcome": outcome,
-            "degree": 0 if taken is None else taken.devices,
-            "hosts": 0 if taken is None else taken.hosts,
-        }
+        info = self._info(job, action - 1, outcome)
         self._go_on()
         if self.state.counts[3]:
             summary = summarize(self.tables, self.state)
@@ -227,6 +245,19 @@ class StreamSession:
                 "blocking_rate": summary.blocking_rate,
             }
         return float(self.state.totals[_REWARD]) - before, info
+
+    def _info(self, job: int, choice: int, outcome: str) -> dict[str, Any]:
+        """What an agent is told of its decision."""
+        taken = self.shapes[choice] if 0 <= choice < len(self.shapes) else None
+        info = {
+            "outcome": outcome,
+            "degree": 0 if taken is None else taken.devices,
+            "hosts": 0 if taken is None else taken.hosts,
+        }
+        if outcome != "placed":
+            return info
+        plan = self.plan(job, choice, int(self.options.reach[choice]))
+        return info if plan is None else {**info, "plan": plan.label}
 
 
 def _device(config: StreamConfig, cluster: Cluster) -> Any:

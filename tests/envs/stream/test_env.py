@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -130,8 +131,14 @@ def test_rewards_are_as_configured() -> None:
     obs, _ = env.reset(seed=0)
     work = env.tables.sequential_jct_s
     expected = work[int(obs["job_graph"][0])] / work.mean()
-    _, reward, *_ = env.step(np.flatnonzero(env.action_masks())[-1])
-    assert reward == pytest.approx(expected)
+    action = np.flatnonzero(env.action_masks())[-1]
+    *_, info = (stepped := env.step(action))
+    assert stepped[1] == pytest.approx(expected)
+    shape = env.shapes[action - 1]
+    assert (info["degree"], info["hosts"]) == (shape.devices, shape.hosts)
+    # The plan's axes cover as many devices.
+    axes = re.findall(r"(?:pp|dp_replicate|dp_shard|cp|tp)(\d+)", info["plan"])
+    assert math.prod(map(int, axes)) == shape.devices
     assert env.step(np.int64(0))[1] == -0.25
 
 
