@@ -58,9 +58,10 @@ class StreamLaw:
                 f"multiple of the usual steps"
             )
         # What is wrong with the rest is said where it is used, but not later than here.
-        self._law(1.0 if self.interval_s is None else self.interval_s)
+        self.arrival_law(1.0 if self.interval_s is None else self.interval_s)
 
-    def _law(self, interval_s: float) -> ArrivalLaw:
+    def arrival_law(self, interval_s: float) -> ArrivalLaw:
+        """The same without sizes, at a mean time between arrivals in seconds."""
         return ArrivalLaw(
             beta=self.beta,
             interval_s=interval_s,
@@ -104,7 +105,7 @@ class StreamLaw:
             seed: Or the generator to draw from.
         """
         generator = np.random.default_rng(seed)
-        found = self._law(interval_s).draw(names, horizon_s, generator)
+        found = self.arrival_law(interval_s).draw(names, horizon_s, generator)
         place = {name: index for index, name in enumerate(names)}
         return Stream(
             time_s=np.array([arrival.time_s for arrival in found]),

@@ -89,7 +89,7 @@ class PriceBook:
             _numbers(kind.link),
             None if alone else _numbers(kind.nic),
             None if kind.compute_slots is None else kind.compute_slots / kind.size,
-            (shape.hosts, shape.per_host),
+            (shape.hosts, shape.per_host, *(["frugal"] if shape.frugal else [])),
             None if alone else _numbers(between),
             [c.model_dump() for c in collectives] if alone else [],
         )

@@ -26,6 +26,7 @@ __all__ = [
     "Options",
     "decide",
     "empty_options",
+    "list_option",
     "list_options",
 ]
 
@@ -111,6 +112,44 @@ def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -
 
 
 @compiled
+def list_option(
+    tables: StreamTables,
+    state: StreamState,
+    choice: int,
+    more: Array,
+    out: Options,
+    harm: bool,
+) -> None:
+    """Find out what one candidate for the head would come to.
+
+    Args:
+        tables: Of jobs and network.
+        state: With a head, and with loads summed.
+        choice: Index of the shape.
+        more: Overwritten. Shape [hosts].
+        out: Filled in, at this choice.
+        harm: Whether to count running jobs that it would make late.
+    """
+    model, size = state.waiting.model[0], state.waiting.size[0]
+    reach = place(tables, state.free, choice, out.given[choice])
+    out.reach[choice] = reach
+    out.possible[choice] = False
+    out.stretch[choice], out.harmed[choice] = 1.0, 0
+    out.jct_s[choice] = np.inf
+    if reach < 0 or not np.isfinite(tables.step_s[model, choice, reach, 0]):
+        return
+    _asked(tables, out.given[choice], model, choice, reach, more)
+    stretch = link_stretch(tables, state, out.given[choice], reach, more)
+    step_s = step_seconds(tables, model, choice, reach, stretch)
+    jct_s = size * tables.steps[model] * step_s
+    out.stretch[choice], out.jct_s[choice] = stretch, jct_s
+    due = state.waiting.due_s[0]
+    out.possible[choice] = state.clock[0] + jct_s <= due + _SAME_TIME_S
+    if harm and reach > 0:
+        out.harmed[choice] = _harmed(tables, state, reach, more)
+
+
+@compiled
 def list_options(tables: StreamTables, state: StreamState, out: Options) -> None:
     """Find out what each candidate for the head would come to.
 
@@ -119,25 +158,10 @@ def list_options(tables: StreamTables, state: StreamState, out: Options) -> None
         state: With a head.
         out: Filled in.
     """
-    model, size = state.waiting.model[0], state.waiting.size[0]
-    due, steps = state.waiting.due_s[0], size * tables.steps[model]
     more = np.zeros(len(state.free))
     sum_loads(tables, state)
     for choice in range(len(tables.degrees)):
-        reach = place(tables, state.free, choice, out.given[choice])
-        out.reach[choice] = reach
-        out.possible[choice] = False
-        out.stretch[choice], out.harmed[choice] = 1.0, 0
-        out.jct_s[choice] = np.inf
-        if reach < 0 or not np.isfinite(tables.step_s[model, choice, reach, 0]):
-            continue
-        _asked(tables, out.given[choice], model, choice, reach, more)
-        stretch = link_stretch(tables, state, out.given[choice], reach, more)
-        jct_s = steps * step_seconds(tables, model, choice, reach, stretch)
-        out.stretch[choice], out.jct_s[choice] = stretch, jct_s
-        out.possible[choice] = state.clock[0] + jct_s <= due + _SAME_TIME_S
-        if reach > 0:
-            out.harmed[choice] = _harmed(tables, state, reach, more)
+        list_option(tables, state, choice, more, out, harm=True)
 
 
 @compiled

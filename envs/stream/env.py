@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.ramp.graphs import OpGraph
+from envs.ramp.state import Past
 from envs.stream.network import Shape
 from envs.stream.session import StreamConfig, StreamSession
 from envs.stream.state import StreamState, copy_state
@@ -97,6 +98,15 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
     def exact_state(self) -> StreamState:
         """What a planner may simulate from; a copy."""
         return copy_state(self.session.state)
+
+    def past(self) -> Past:
+        """Jobs that have arrived so far, the one at the head included; copies."""
+        stream, count = self.session.stream, int(self.session.state.counts[1])
+        return Past(
+            time_s=stream.time_s[:count].copy(),
+            model=stream.model[:count].copy(),
+            beta=stream.beta[:count].copy(),
+        )
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Which actions are allowed; turning away always is. Shape [actions]."""

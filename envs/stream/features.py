@@ -33,9 +33,9 @@ LONGEST = 40.0
 #: after the horizon, share of the devices, completion time, share of its last interval
 #: in which it no longer runs, share of the time to the deadline that it leaves); and
 #: its share of the hosts, how much sharing slows it down, running jobs that it makes
-#: late, the level at which its hosts meet, its speed-up over its devices, and whether
-#: it lets the job wait.
-NUM_CANDIDATE_FEATURES = len(OFFSETS) * NUM_SHARES + 12
+#: late, the level at which its hosts meet, its speed-up over its devices, whether
+#: it lets the job wait, and the share of a step in which its links are busy.
+NUM_CANDIDATE_FEATURES = len(OFFSETS) * NUM_SHARES + 13
 #: Of a device: free now and at each of the OFFSETS; time until it is; its speed; the
 #: share of its host that is free; whether jobs may never have it.
 NUM_DEVICE_FEATURES = 1 + len(OFFSETS) + 4
@@ -158,6 +158,7 @@ def _write_own(
     out[8] = min(options.harmed[choice], _MOST_HARMED) / _MOST_HARMED
     out[9] = options.reach[choice] / max(len(tables.switches) - 1, 1)
     out[10] = min(work / (jct_s * degree), 2.0) / 2.0
+    out[12] = tables.duty[model, choice, options.reach[choice]]
 
 
 @compiled

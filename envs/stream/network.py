@@ -8,7 +8,7 @@ links: inside each host, and between any two hosts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -57,11 +57,14 @@ class Shape:
         kind: Index into :attr:`StreamNetwork.kinds`.
         hosts: How many.
         per_host: Devices of each.
+        frugal: Whether the plan is to send little between hosts instead of being the
+            fastest.
     """
 
     kind: int
     hosts: int
     per_host: int
+    frugal: bool = False
 
     @property
     def devices(self) -> int:
@@ -200,14 +203,17 @@ class StreamNetwork:
             self.host_of_device, weights=self.usable, minlength=self.num_hosts
         ).astype(np.int64)
 
-    def shapes(self, max_degree: int, spread: int) -> tuple[Shape, ...]:
+    def shapes(
+        self, max_degree: int, spread: int, *, frugal: bool = False
+    ) -> tuple[Shape, ...]:
         """Powers of two of devices, on as few hosts as possible and on more.
 
-        Sorted by degree, then by hosts, then by kind.
+        Sorted by degree, then by hosts, then the fastest plan first, then by kind.
 
         Args:
             max_degree: Most devices of a job.
             spread: How often the number of hosts is doubled.
+            frugal: Whether shapes of several hosts come with a frugal plan as well.
 
         Raises:
             ClusterError: If ``max_degree`` is not a number of the cluster's devices,
@@ -220,7 +226,7 @@ class StreamNetwork:
                 f"{int(free.sum())} devices, which is what {self.cluster.name} offers, "
                 f"and spread is at least 0"
             )
-        found = []
+        found: list[Shape] = []
         for kind, host in enumerate(self.kinds):
             mine = free[self.kind_of_host == kind]
             degree = 1
@@ -235,4 +241,8 @@ class StreamNetwork:
                         found.append(Shape(kind=kind, hosts=hosts, per_host=per_host))
                     hosts *= 2
                 degree *= 2
-        return tuple(sorted(found, key=lambda s: (s.devices, s.hosts, s.kind)))
+        if frugal:
+            found += [replace(shape, frugal=True) for shape in found if shape.hosts > 1]
+        return tuple(
+            sorted(found, key=lambda s: (s.devices, s.hosts, s.frugal, s.kind))
+        )

@@ -6,6 +6,7 @@ between hosts several times slower, which is what a plan sees whose traffic shar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from envs.stream.network import HostKind, Shape, sub_cluster
 from planner.cost import CostModel, Setting
 from planner.schema import Precision
 from planner.schema.cluster import DeviceType, Link, MeasuredCollective
-from planner.search import Request, get_partitioner
+from planner.search import Candidate, Request, get_partitioner
 
 __all__ = ["STRETCHES", "PlanPrice", "price_plan", "sequential_step_s"]
 
@@ -24,6 +25,9 @@ STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 #: Strategies that the search may simulate.
 _EVALUATIONS = 12
+#: How much slower than the fastest a frugal plan may be, and how busy its links; and
+#: how busy those of the fastest must be for it to matter.
+_FRUGAL_SLOWER, _FRUGAL_DUTY, _BUSY = 1.5, 0.5, 0.05
 #: Of a device that is never full, in bytes.
 _ROOMY = 1e15
 #: Of PipeDream's profiles and of everything else.
@@ -67,6 +71,10 @@ def price_plan(
 ) -> PlanPrice | None:
     """Search the best plan and price it; None if none uses all devices and fits.
 
+    Of a frugal shape it is the plan whose links between hosts are the least busy, of
+    those at most half as slow again as the fastest; None unless they are half as busy
+    or less, and those of the fastest busy for 5 % of a step.
+
     Args:
         job: To be run.
         kind: Of the hosts.
@@ -88,22 +96,34 @@ def price_plan(
     ]
     if not found:
         return None
-    strategy, cost = found[0].strategy, found[0].cost
-    times = [cost.step_time_s]
-    for stretch in STRETCHES[1:]:
-        if shape.hosts > 1:
-            slowed = sub_cluster(kind, shape, between, stretch)
-            model = CostModel(replace(base, cluster=slowed))
-            times.append(max(model.cost(strategy).step_time_s, times[-1]))
-        else:
-            times.append(times[-1])
+    stretches = STRETCHES[1:] if shape.hosts > 1 else ()
+    models = [
+        CostModel(replace(base, cluster=sub_cluster(kind, shape, between, stretch)))
+        for stretch in stretches
+    ]
+    best = _priced(found[0], models)
+    if not shape.frugal:
+        return best
+    limit = _FRUGAL_SLOWER * best.step_s[0]
+    prices = [_priced(c, models) for c in found[1:] if c.cost.step_time_s <= limit]
+    least = min(prices, key=lambda price: price.duty, default=best)
+    saves = best.duty >= _BUSY and least.duty <= _FRUGAL_DUTY * best.duty
+    return least if saves else None
+
+
+def _priced(candidate: Candidate, slowed: Sequence[CostModel]) -> PlanPrice:
+    """A strategy's price with links slowed down; the same for all if there are none."""
+    times = [candidate.cost.step_time_s]
+    for model in slowed:
+        times.append(max(model.cost(candidate.strategy).step_time_s, times[-1]))
+    times += times[-1:] * (len(STRETCHES) - len(times))
     # Where links are slow enough nothing hides them: the slope is their whole traffic.
     slope = (times[-1] - times[-2]) / (STRETCHES[-1] - STRETCHES[-2])
     return PlanPrice(
-        label=strategy.label(),
+        label=candidate.strategy.label(),
         step_s=tuple(times),
         duty=min(slope / times[0], 1.0),
-        memory_bytes=cost.peak_memory_bytes,
+        memory_bytes=candidate.cost.peak_memory_bytes,
     )
 
 

@@ -43,6 +43,8 @@ class StreamConfig:
         max_degree: Most devices of a job; 32, or all there are if fewer, by default.
         spread: On how many more hosts than it needs a job may be put: twice as many
             with 1, four times with 2.
+        frugal: Whether on several hosts there is a candidate whose plan sends less as
+            well, where the planner finds one. Their prices do not ship.
         reference: Name of the device type that deadlines are measured on; the fastest
             of the cluster by default.
         oversubscription: How many times more the devices behind a link between hosts
@@ -65,6 +67,7 @@ class StreamConfig:
     max_waiting: int = 0
     max_degree: int | None = None
     spread: int = 1
+    frugal: bool = False
     reference: str | None = None
     oversubscription: float = 4.0
     prices: str | os.PathLike[str] | None = None
@@ -118,7 +121,9 @@ class StreamSession:
         self.names = tuple(job.name for job in self.jobs)
         most = min(32, int(self.network.usable.sum()))
         self.shapes = self.network.shapes(
-            most if config.max_degree is None else config.max_degree, config.spread
+            most if config.max_degree is None else config.max_degree,
+            config.spread,
+            frugal=config.frugal,
         )
         self.book = PriceBook(config.prices)
         self.tables: StreamTables = stream_tables(

@@ -86,6 +86,21 @@ def test_prices_with_slower_links_are_the_cost_model_s(
     assert alone.duty == 0
 
 
+def test_frugal_plans_send_less(network: StreamNetwork, kind: HostKind) -> None:
+    job, link = _job("bert-large"), network.levels[0]
+    shape = Shape(kind=0, hosts=2, per_host=2)
+    best = price_plan(job, kind, shape, link)
+    frugal = price_plan(job, kind, replace(shape, frugal=True), link)
+    assert best is not None
+    assert frugal is not None
+    assert best.step_s[0] < frugal.step_s[0] <= 1.5 * best.step_s[0]
+    assert frugal.duty <= 0.5 * best.duty
+    # Where links are crowded it is the faster one.
+    assert frugal.step_s[2] < best.step_s[2]
+    inside = Shape(kind=0, hosts=1, per_host=2, frugal=True)
+    assert price_plan(job, kind, inside, None) is None
+
+
 def test_what_does_not_fit_has_no_price_but_a_yardstick(kind: HostKind) -> None:
     book, job = PriceBook(), _job("llama3-8b")
     alone = Shape(kind=0, hosts=1, per_host=1)

@@ -22,7 +22,10 @@ OWN = len(OFFSETS) * NUM_SHARES
 def episode(make_tables: MakeTables) -> Episode:
     """Two hosts of four; a job on two devices until 250 s, the mean interval is 100."""
     tables = make_tables(
-        job("a", 500), job("b", 80), cluster=leaf_spine(hosts=2, per_host=4)
+        job("a", 500),
+        job("b", 80),
+        cluster=leaf_spine(hosts=2, per_host=4),
+        share={"b": 0.25},
     )
     made = Episode(tables, [(0.0, 0, 1.0), (0.0, 1, 0.5)], horizon_s=260.0)
     made.decide(made.choice(2, 1))
@@ -56,16 +59,16 @@ def test_own_features_of_a_candidate(episode: Episode) -> None:
     assert own[:7].tolist() == pytest.approx(
         [0, 0, 4 / 8, 0.2 / 40, 0.8, 1 - 20 / 40, 1 / 2]
     )
-    assert own[7:].tolist() == pytest.approx([0, 0, 0, 80 / (20 * 4) / 2, 0])
+    assert own[7:].tolist() == pytest.approx([0, 0, 0, 80 / (20 * 4) / 2, 0, 0])
     spread = out[episode.choice(4, 2), OWN:]
-    assert spread[[6, 9]].tolist() == pytest.approx([1.0, 1 / 2])
+    assert spread[[6, 9, 12]].tolist() == pytest.approx([1.0, 1 / 2, 0.25])
     # On one device it is late, on eight there is no room: both are blank.
     assert not out[episode.choice(1, 1)].any()
     assert not out[episode.choice(8, 2)].any()
     assert out[0, OWN] == 1
     waiting = _candidates(episode, more=2)
     assert (waiting[-1, :OWN] == waiting[0, :OWN]).all()
-    assert waiting[-1, OWN:].tolist() == [0.0] * 11 + [1.0]
+    assert waiting[-1, OWN:].tolist() == [0.0] * 11 + [1.0, 0.0]
 
 
 def test_jobs_past_the_horizon_are_told(make_tables: MakeTables) -> None:

@@ -21,6 +21,11 @@ def test_shapes_are_powers_of_two_on_few_hosts_and_on_more() -> None:
     ]
     packed = [(s.devices, s.hosts) for s in network.shapes(16, spread=0)]
     assert packed == [(1, 1), (2, 1), (4, 1), (8, 1), (16, 2)]
+    frugal = network.shapes(4, spread=1, frugal=True)
+    assert [(s.devices, s.hosts, s.frugal) for s in frugal] == [
+        *((1, 1, False), (2, 1, False), (2, 2, False), (2, 2, True)),
+        *((4, 1, False), (4, 2, False), (4, 2, True)),
+    ]
 
 
 def test_shapes_leave_out_what_is_occupied() -> None:
