@@ -17,3 +17,7 @@ if find_spec("gymnasium") is not None:
         id="meshwright/RampReplay-v0",
         entry_point="envs.ramp.replay_env:RampReplayEnv",
     )
+    register(
+        id="meshwright/JobStream-v0",
+        entry_point="envs.stream.env:JobStreamEnv",
+    )

@@ -1,7 +1,9 @@
 """Policies of the job stream that learn nothing: the fixed ones that others compare to.
 
 All decide by ``predict(obs, action_masks)``, on one observation or on a batch of them,
-and need of it ``job`` and ``job_graph`` alone.
+and need of it ``job`` and ``job_graph`` alone. They serve both worlds: where several
+candidates have one degree the first of them is taken, and where there is an action to
+let the job wait, it is taken instead of turning the job away.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ __all__ = [
     "BASELINES",
     "Baseline",
     "Constant",
+    "DegreeTables",
     "MinFeasible",
     "ParaMax",
     "ParaMin",
@@ -42,6 +45,25 @@ Observation = Mapping[str, NDArray[np.float32]]
 BASELINES = ("para_max", "para_min", "min_feasible", "random", "constant_K")
 
 
+class DegreeTables(Protocol):
+    """What baselines know of a world: RampTables and StreamTables say it."""
+
+    @property
+    def degrees(self) -> Index:
+        """Of the candidates, ascending. Shape [d]."""
+        ...
+
+    @property
+    def sequential_jct_s(self) -> Array:
+        """Completion time of each job on one device. Shape [j]."""
+        ...
+
+    @property
+    def empty_jct_s(self) -> Array:
+        """Of each job under each candidate on an empty cluster. Shape [j, d]."""
+        ...
+
+
 class Policy(Protocol):
     """Whoever decides."""
 
@@ -52,8 +74,8 @@ class Policy(Protocol):
             obs: Of one decision, or of several with a leading axis.
             action_masks: Which actions are allowed. Shape [actions] or [b, actions].
         Returns:
-            Actions: 0 turns the job away, 1 + i runs it at the i-th degree. Shape []
-            or [b].
+            Actions: 0 turns the job away, 1 + i runs it at the i-th degree; one more,
+            where there is one, lets it wait. Shape [] or [b].
         """
         ...
 
@@ -65,7 +87,7 @@ class Baseline(ABC):
         tables: Jobs and topology, as environments have them.
     """
 
-    def __init__(self, tables: RampTables) -> None:
+    def __init__(self, tables: DegreeTables) -> None:
         self.tables = tables
 
     def predict(self, obs: Observation, action_masks: Flags) -> Index:
@@ -75,9 +97,12 @@ class Baseline(ABC):
         beta = np.round(np.asarray(obs["job"], dtype=np.float64)[..., 0], 6)
         model = np.asarray(obs["job_graph"])[..., 0].astype(np.int64)
         shape = masks.shape[:-1]
+        flat, last = masks.reshape(beta.size, -1), len(self.tables.degrees)
         chosen = self._choose(
-            model.reshape(-1), beta.reshape(-1), masks[..., 1:].reshape(beta.size, -1)
+            model.reshape(-1), beta.reshape(-1), flat[:, 1 : 1 + last]
         )
+        waits = (chosen == 0) & flat[:, 1 + last :].any(axis=1)
+        chosen = np.where(waits, 1 + last, chosen)
         return np.asarray(chosen, dtype=np.int64).reshape(shape)
 
     @abstractmethod
@@ -90,17 +115,17 @@ def _smallest(wanted: Flags) -> Index:
     return np.where(wanted.any(axis=1), 1 + wanted.argmax(axis=1), 0)
 
 
-def _largest(wanted: Flags) -> Index:
-    """Likewise the last."""
-    last = wanted.shape[1] - wanted[:, ::-1].argmax(axis=1)
-    return np.where(wanted.any(axis=1), last, 0)
+def _largest(wanted: Flags, degrees: Index) -> Index:
+    """Likewise the first of the largest degree."""
+    best = np.where(wanted, degrees, -1).argmax(axis=1)
+    return np.where(wanted.any(axis=1), 1 + best, 0)
 
 
 class ParaMax(Baseline):
     """The largest degree that is allowed."""
 
     def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
-        return _largest(valid)
+        return _largest(valid, self.tables.degrees)
 
 
 class ParaMin(Baseline):
@@ -110,7 +135,8 @@ class ParaMin(Baseline):
         # A job that is over has a beta of 0, and nothing is allowed for it.
         least = np.ceil(1.0 / np.maximum(beta, 1e-6))
         enough = valid & (self.tables.degrees >= least[:, None])
-        return np.where(enough.any(axis=1), _smallest(enough), _largest(valid))
+        most = _largest(valid, self.tables.degrees)
+        return np.where(enough.any(axis=1), _smallest(enough), most)
 
 
 class MinFeasible(Baseline):
@@ -133,18 +159,18 @@ class Constant(Baseline):
         StrategyError: If it is none of them.
     """
 
-    def __init__(self, tables: RampTables, degree: int) -> None:
+    def __init__(self, tables: DegreeTables, degree: int) -> None:
         super().__init__(tables)
-        degrees = tables.degrees.tolist()
+        degrees = sorted(set(tables.degrees.tolist()))
         if degree not in degrees:
             raise StrategyError(
                 f"degree {degree} has no block on the cluster; use one of "
                 f"{', '.join(map(str, degrees))}"
             )
-        self.degree, self._column = degree, degrees.index(degree)
+        self.degree = degree
 
     def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
-        return np.where(valid[:, self._column], 1 + self._column, 0)
+        return _smallest(valid & (self.tables.degrees == self.degree))
 
 
 class RandomDegree(Baseline):
@@ -155,7 +181,9 @@ class RandomDegree(Baseline):
         seed: Of what is drawn.
     """
 
-    def __init__(self, tables: RampTables, seed: int | np.random.Generator = 0) -> None:
+    def __init__(
+        self, tables: DegreeTables, seed: int | np.random.Generator = 0
+    ) -> None:
         super().__init__(tables)
         self._generator = np.random.default_rng(seed)
 
@@ -165,7 +193,7 @@ class RandomDegree(Baseline):
         return np.where(valid.any(axis=1), 1 + best, 0)
 
 
-def make_baseline(name: str, tables: RampTables, seed: int = 0) -> Baseline:
+def make_baseline(name: str, tables: DegreeTables, seed: int = 0) -> Baseline:
     """A policy by its name in :data:`BASELINES`.
 
     Raises:

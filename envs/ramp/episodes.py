@@ -252,7 +252,7 @@ class RampEpisodes:
             row: Of the episode.
             arrivals: In order of time; those at or after the horizon are not decided.
         """
-        check_arrivals(self.jobs, arrivals)
+        check_arrivals(self.jobs.jobs, arrivals)
         decided = [a for a in arrivals if a.time_s < self.horizon_s]
         count = len(decided)
         if count > self.arrivals.time_s.shape[1]:

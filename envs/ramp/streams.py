@@ -69,7 +69,7 @@ class EpisodeSource:
 
     def _trace(self, jobs: RampJobs, path: str | os.PathLike[str]) -> Episode:
         arrivals = read_arrivals(path)
-        check_arrivals(jobs, arrivals)
+        check_arrivals(jobs.jobs, arrivals)
         if not arrivals or arrivals[0].time_s >= self.horizon_s:
             raise StrategyError(
                 f"trace {path} has no arrival before the horizon of "

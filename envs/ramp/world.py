@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -185,7 +185,7 @@ class RampWorld:
     def __init__(
         self, jobs: RampJobs, arrivals: Sequence[Arrival], horizon_s: float = 1e6
     ) -> None:
-        check_arrivals(jobs, arrivals)
+        check_arrivals(jobs.jobs, arrivals)
         self.jobs, self.horizon_s = jobs, horizon_s
         self._decided = [a for a in arrivals if a.time_s < horizon_s]
         self.arrived = sum(arrival.time_s <= horizon_s for arrival in arrivals)
@@ -308,8 +308,12 @@ class RampWorld:
 _BLOCKED: tuple[Outcome, ...] = ("refused", "no_room", "late")
 
 
-def check_arrivals(jobs: RampJobs, arrivals: Sequence[Arrival]) -> None:
+def check_arrivals(names: Collection[str], arrivals: Sequence[Arrival]) -> None:
     """Refuse arrivals that no episode can be of.
+
+    Args:
+        names: Of the jobs that there are.
+        arrivals: To be checked.
 
     Raises:
         UnknownNameError: If an arrival's model is no job.
@@ -317,8 +321,8 @@ def check_arrivals(jobs: RampJobs, arrivals: Sequence[Arrival]) -> None:
     """
     before = 0.0
     for number, arrival in enumerate(arrivals):
-        if arrival.model not in jobs.jobs:
-            raise UnknownNameError("model of an arrival", arrival.model, jobs.jobs)
+        if arrival.model not in names:
+            raise UnknownNameError("model of an arrival", arrival.model, names)
         if not 0.0 < arrival.beta <= 1.0:
             raise StrategyError(
                 f"arrival {number} has beta={arrival.beta}; a job may take more than 0 "

@@ -1,0 +1,255 @@
+"""Deciding the job at the head: where each candidate would go, and what comes of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.ramp.history import remember
+from envs.stream.contention import (
+    link_stretch,
+    refresh,
+    sent_bytes_per_s,
+    step_seconds,
+    sum_loads,
+)
+from envs.stream.events import Rewards, drop_head
+from envs.stream.placement import place
+from envs.stream.state import TOTALS, StreamState
+from envs.stream.tables import StreamTables
+from planner.simulate.compiled import compiled
+
+__all__ = [
+    "OUTCOMES",
+    "Options",
+    "decide",
+    "empty_options",
+    "list_option",
+    "list_options",
+]
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Index = NDArray[np.int64]
+
+#: What becomes of a decision. ``refused`` although a candidate was possible; otherwise
+#: ``no_room``, or ``late`` where no candidate meets the deadline even on an empty
+#: cluster, or the one that was asked for does not as things are.
+OUTCOMES = ("placed", "refused", "no_room", "late", "waiting")
+_PLACED, _REFUSED, _NO_ROOM, _LATE, _WAITING = range(len(OUTCOMES))
+
+_SAME_TIME_S = 1e-7
+_T_PLACED, _T_REWARD = TOTALS.index("placed"), TOTALS.index("reward")
+#: Total of each outcome.
+_COUNTED = tuple(TOTALS.index(name) for name in ("refused", "no_room", "late"))
+
+
+class Options(NamedTuple):
+    """Candidates of one decision. c candidates.
+
+    Attributes:
+        possible: Whether it fits, there is room, and the deadline is met. Shape [c].
+        reach: Level at which its hosts meet; -1 without room. Shape [c].
+        given: Its hosts, then -1. Shape [c, most hosts].
+        stretch: Of the links between them. Shape [c].
+        jct_s: From now on, if nothing changes; infinite if it cannot run. Shape [c].
+        harmed: Running jobs that would now end too late because of it. Shape [c].
+    """
+
+    possible: Flags
+    reach: Index
+    given: Index
+    stretch: Array
+    jct_s: Array
+    harmed: Index
+
+
+def empty_options(tables: StreamTables) -> Options:
+    """Arrays to be filled in."""
+    count, most = len(tables.degrees), int(tables.hosts.max())
+    return Options(
+        possible=np.zeros(count, dtype=np.bool_),
+        reach=np.zeros(count, dtype=np.int64),
+        given=np.zeros((count, most), dtype=np.int64),
+        stretch=np.ones(count),
+        jct_s=np.zeros(count),
+        harmed=np.zeros(count, dtype=np.int64),
+    )
+
+
+@compiled
+def _asked(
+    tables: StreamTables, given: Index, model: int, choice: int, reach: int, out: Array
+) -> None:
+    """What a job would ask of each link of its level. Shape [hosts]."""
+    out[:] = 0.0
+    if reach < 1:
+        return
+    rate = sent_bytes_per_s(tables, model, choice, reach)
+    for host in given:
+        if host >= 0:
+            out[tables.switches[reach - 1, host]] += rate
+
+
+@compiled
+def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -> int:
+    """Running jobs in time that would no longer be if so much more was asked."""
+    found, now = 0, state.clock[0]
+    for slot in range(len(state.running)):
+        if not state.running[slot] or state.reach[slot] != reach:
+            continue
+        if state.ends_s[slot] > state.due_s[slot]:
+            continue
+        model, choice = state.model[slot], state.choice[slot]
+        stretch = link_stretch(tables, state, state.given[slot], reach, more)
+        alone = tables.step_s[model, choice, reach, 0]
+        rate = alone / step_seconds(tables, model, choice, reach, stretch)
+        if now + state.left_s[slot] / rate > state.due_s[slot] + _SAME_TIME_S:
+            found += 1
+    return found
+
+
+@compiled
+def list_option(
+    tables: StreamTables,
+    state: StreamState,
+    choice: int,
+    more: Array,
+    out: Options,
+    harm: bool,
+) -> None:
+    """Find out what one candidate for the head would come to.
+
+    Args:
+        tables: Of jobs and network.
+        state: With a head, and with loads summed.
+        choice: Index of the shape.
+        more: Overwritten. Shape [hosts].
+        out: Filled in, at this choice.
+        harm: Whether to count running jobs that it would make late.
+    """
+    model, size = state.waiting.model[0], state.waiting.size[0]
+    reach = place(tables, state.free, choice, out.given[choice])
+    out.reach[choice] = reach
+    out.possible[choice] = False
+    out.stretch[choice], out.harmed[choice] = 1.0, 0
+    out.jct_s[choice] = np.inf
+    if reach < 0 or not np.isfinite(tables.step_s[model, choice, reach, 0]):
+        return
+    _asked(tables, out.given[choice], model, choice, reach, more)
+    stretch = link_stretch(tables, state, out.given[choice], reach, more)
+    step_s = step_seconds(tables, model, choice, reach, stretch)
+    jct_s = size * tables.steps[model] * step_s
+    out.stretch[choice], out.jct_s[choice] = stretch, jct_s
+    due = state.waiting.due_s[0]
+    out.possible[choice] = state.clock[0] + jct_s <= due + _SAME_TIME_S
+    if harm and reach > 0:
+        out.harmed[choice] = _harmed(tables, state, reach, more)
+
+
+@compiled
+def list_options(tables: StreamTables, state: StreamState, out: Options) -> None:
+    """Find out what each candidate for the head would come to.
+
+    Args:
+        tables: Of jobs and network.
+        state: With a head.
+        out: Filled in.
+    """
+    more = np.zeros(len(state.free))
+    sum_loads(tables, state)
+    for choice in range(len(tables.degrees)):
+        list_option(tables, state, choice, more, out, harm=True)
+
+
+@compiled
+def _start(
+    tables: StreamTables, state: StreamState, options: Options, choice: int
+) -> None:
+    """Give the head its devices: of each host those of the lowest numbers."""
+    slot = 0
+    while state.running[slot]:
+        slot += 1
+    waiting, reach = state.waiting, options.reach[choice]
+    model, size = waiting.model[0], waiting.size[0]
+    state.running[slot] = True
+    state.model[slot], state.choice[slot] = model, choice
+    state.reach[slot] = reach
+    for index in range(len(options.given[choice])):
+        state.given[slot, index] = options.given[choice, index]
+    steps = size * tables.steps[model]
+    state.left_s[slot] = steps * tables.step_s[model, choice, reach, 0]
+    state.started_s[slot] = state.clock[0]
+    state.arrived_s[slot], state.due_s[slot] = waiting.arrived_s[0], waiting.due_s[0]
+    state.size[slot] = size
+    for host in options.given[choice]:
+        if host < 0:
+            break
+        wanted = tables.per_host[choice]
+        state.free[host] -= wanted
+        for device in range(len(state.holder)):
+            if wanted == 0:
+                break
+            if tables.host_of_device[device] == host and state.holder[device] == -1:
+                state.holder[device] = slot
+                wanted -= 1
+    refresh(tables, state)
+
+
+@compiled
+def _outcome(
+    tables: StreamTables, state: StreamState, options: Options, choice: int
+) -> int:
+    """Of placing the head as a candidate says, or of turning it away (choice -1)."""
+    if choice >= 0:
+        if options.possible[choice]:
+            return _PLACED
+        return _LATE if np.isfinite(options.jct_s[choice]) else _NO_ROOM
+    for other in range(len(options.possible)):
+        if options.possible[other]:
+            return _REFUSED
+    fastest = state.waiting.size[0] * tables.fastest_s[state.waiting.model[0]]
+    in_time = state.clock[0] + fastest <= state.waiting.due_s[0] + _SAME_TIME_S
+    return _NO_ROOM if in_time else _LATE
+
+
+@compiled
+def decide(
+    tables: StreamTables,
+    state: StreamState,
+    options: Options,
+    rewards: Rewards,
+    action: int,
+) -> int:
+    """Place the head, turn it away, or let it wait.
+
+    Args:
+        tables: Of jobs and network.
+        state: With a head; changed.
+        options: Of this decision.
+        rewards: What jobs are worth.
+        action: 0 turns the job away, 1 + i takes the i-th candidate, one more than
+            there are candidates lets it wait.
+    Returns:
+        Number of the outcome in OUTCOMES.
+    """
+    if action == 1 + len(options.possible):
+        state.counts[2] = 1
+        return _WAITING
+    model, size = state.waiting.model[0], state.waiting.size[0]
+    work = size * tables.sequential_jct_s[model]
+    longest = state.waiting.due_s[0] - state.waiting.arrived_s[0]
+    outcome = _outcome(tables, state, options, action - 1)
+    if outcome == _PLACED:
+        _start(tables, state, options, action - 1)
+        state.totals[_T_PLACED] += 1
+        paid = rewards.work * work / rewards.mean_work_s
+        state.totals[_T_REWARD] += rewards.accepted + paid
+    else:
+        state.totals[_COUNTED[outcome - 1]] += 1
+        state.totals[_T_REWARD] += rewards.blocked
+    remember(state.seen, longest / work)
+    drop_head(state, 0)
+    return outcome

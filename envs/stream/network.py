@@ -1,0 +1,248 @@
+"""A cluster as the job stream sees it: hosts of some kinds under levels of switches.
+
+A job is given equally many devices of each of some hosts, and is priced on the
+*sub-cluster* of just those. Hosts that meet at a level are taken to hang on switches of
+their own there, which is never too fast. A cluster of matrices is seen as its slowest
+links: inside each host, and between any two hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster import Cluster
+from planner.errors import ClusterError
+from planner.schema.cluster import (
+    ClusterDocument,
+    DeviceType,
+    HostGroup,
+    Level,
+    Link,
+    MeasuredCollective,
+)
+
+__all__ = ["HostKind", "Shape", "StreamNetwork", "sub_cluster"]
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostKind:
+    """Hosts that are alike.
+
+    Attributes:
+        device: Type of their devices.
+        size: Devices of each.
+        link: Between them.
+        nic: As of :class:`planner.schema.cluster.HostGroup`.
+        compute_slots: Likewise.
+    """
+
+    device: DeviceType
+    size: int
+    link: Link
+    nic: Link | None
+    compute_slots: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How many devices of how many hosts of one kind a job is given.
+
+    Attributes:
+        kind: Index into :attr:`StreamNetwork.kinds`.
+        hosts: How many.
+        per_host: Devices of each.
+        frugal: Whether the plan is to send little between hosts instead of being the
+            fastest.
+    """
+
+    kind: int
+    hosts: int
+    per_host: int
+    frugal: bool = False
+
+    @property
+    def devices(self) -> int:
+        """Of all hosts: the degree of a job."""
+        return self.hosts * self.per_host
+
+
+def sub_cluster(
+    kind: HostKind,
+    shape: Shape,
+    between: Link | None,
+    stretch: float = 1.0,
+    collectives: tuple[MeasuredCollective, ...] = (),
+) -> Cluster:
+    """The devices that a job of a shape runs on, as a cluster of their own.
+
+    Args:
+        kind: Of the hosts.
+        shape: Of the job.
+        between: Link of the level at which the hosts meet; None for one host.
+        stretch: By how much the bandwidth between hosts is divided.
+        collectives: That were measured; they hold for one host alone, because nothing
+            says what of them would be shared.
+    """
+    slots, nic = kind.compute_slots, kind.nic
+    group = HostGroup(
+        name="host",
+        count=shape.hosts,
+        devices_per_host=shape.per_host,
+        device=kind.device.name,
+        link=kind.link,
+        # A host's cores are shared evenly by its devices.
+        compute_slots=None if slots is None else slots * shape.per_host / kind.size,
+        nic=None if nic is None or shape.hosts == 1 else _divided(nic, stretch),
+    )
+    levels: tuple[Level, ...] = ()
+    if shape.hosts > 1:
+        if between is None:
+            raise ClusterError(
+                f"{shape.hosts} hosts without a link between them; give one"
+            )
+        levels = (Level(name="between hosts", link=_divided(between, stretch)),)
+    document = ClusterDocument(
+        name=f"{shape.hosts} x {shape.per_host} {kind.device.name}",
+        device_types=(kind.device,),
+        hosts=(group,),
+        levels=levels,
+        collectives=collectives if shape.hosts == 1 else (),
+    )
+    return Cluster(document)
+
+
+def _divided(link: Link, stretch: float) -> Link:
+    bandwidth = link.bandwidth_bytes_per_s / stretch
+    return link.model_copy(update={"bandwidth_bytes_per_s": bandwidth})
+
+
+class StreamNetwork:
+    """Hosts, kinds, levels and what can never be used.
+
+    Args:
+        cluster: Any; its occupied devices stay occupied.
+
+    Raises:
+        ClusterError: If all devices are occupied.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        document = cluster.document
+        self.num_devices = cluster.num_devices
+        self.host_of_device: Index = np.asarray(cluster.host_of_device)
+        self.usable = np.zeros(self.num_devices, dtype=np.bool_)
+        self.usable[cluster.free] = True
+        if not self.usable.any():
+            raise ClusterError(
+                f"all {self.num_devices} devices of {cluster.name} are occupied; free "
+                f"some for jobs to run on"
+            )
+        types = {device.name: device for device in cluster.device_types}
+        made = [
+            HostKind(
+                device=types[group.device],
+                size=group.devices_per_host,
+                link=group.link,
+                nic=group.nic,
+                compute_slots=group.compute_slots,
+            )
+            for group in document.hosts
+        ]
+        self.kinds: tuple[HostKind, ...] = tuple(
+            kind for index, kind in enumerate(made) if kind not in made[:index]
+        )
+        self.kind_of_host: Index = np.repeat(
+            [self.kinds.index(kind) for kind in made],
+            [group.count for group in document.hosts],
+        ).astype(np.int64)
+        self.levels: tuple[Link, ...] = self._levels(document)
+
+    def _levels(self, document: ClusterDocument) -> tuple[Link, ...]:
+        if document.matrices is None:
+            return tuple(level.link for level in document.levels)
+        if len(self.kind_of_host) == 1:
+            return ()
+        a, b = np.nonzero(self.host_of_device[:, None] != self.host_of_device[None, :])
+        bandwidth, latency = self.cluster.topology.links(a, b)
+        slowest = Link(
+            bandwidth_bytes_per_s=float(bandwidth.min()),
+            latency_s=float(latency.max()),
+            source="slowest entries of the matrices between hosts",
+        )
+        return (slowest,)
+
+    @property
+    def num_hosts(self) -> int:
+        """Of the cluster."""
+        return len(self.kind_of_host)
+
+    @cached_property
+    def switches(self) -> Index:
+        """Switch of each host at each level; row 0 is the host. Shape [levels + 1, h].
+
+        The last level joins all hosts, also where a document names no level.
+        """
+        document, count = self.cluster.document, self.num_hosts
+        rows = [list(range(count))]
+        if document.matrices is not None:
+            rows += [[0] * count] * len(self.levels)
+        else:
+            rows += [level.switch_of_host(count) for level in document.levels]
+        return np.array(rows, dtype=np.int64)
+
+    def usable_per_host(self) -> Index:
+        """Devices that jobs may have. Shape [hosts]."""
+        return np.bincount(
+            self.host_of_device, weights=self.usable, minlength=self.num_hosts
+        ).astype(np.int64)
+
+    def shapes(
+        self, max_degree: int, spread: int, *, frugal: bool = False
+    ) -> tuple[Shape, ...]:
+        """Powers of two of devices, on as few hosts as possible and on more.
+
+        Sorted by degree, then by hosts, then the fastest plan first, then by kind.
+
+        Args:
+            max_degree: Most devices of a job.
+            spread: How often the number of hosts is doubled.
+            frugal: Whether shapes of several hosts come with a frugal plan as well.
+
+        Raises:
+            ClusterError: If ``max_degree`` is not a number of the cluster's devices,
+                or ``spread`` is negative.
+        """
+        free = self.usable_per_host()
+        if not 1 <= max_degree <= int(free.sum()) or spread < 0:
+            raise ClusterError(
+                f"max_degree={max_degree} and spread={spread}: jobs have from 1 to "
+                f"{int(free.sum())} devices, which is what {self.cluster.name} offers, "
+                f"and spread is at least 0"
+            )
+        found: list[Shape] = []
+        for kind, host in enumerate(self.kinds):
+            mine = free[self.kind_of_host == kind]
+            degree = 1
+            while degree <= max_degree:
+                hosts = 1
+                while degree > hosts * host.size:
+                    hosts *= 2
+                most = min(hosts << spread, degree)
+                while hosts <= most:
+                    per_host = degree // hosts
+                    if (mine >= per_host).sum() >= hosts:
+                        found.append(Shape(kind=kind, hosts=hosts, per_host=per_host))
+                    hosts *= 2
+                degree *= 2
+        if frugal:
+            found += [replace(shape, frugal=True) for shape in found if shape.hosts > 1]
+        return tuple(
+            sorted(found, key=lambda s: (s.devices, s.hosts, s.frugal, s.kind))
+        )

@@ -1,0 +1,151 @@
+"""What an agent of the job stream sees, as a flat Dict of arrays, and its masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.ramp.history import NUM_HISTORY, write_history
+from envs.stream.decisions import Options
+from envs.stream.features import (
+    LONGEST,
+    NUM_CANDIDATE_FEATURES,
+    NUM_DEVICE_FEATURES,
+    write_candidates,
+    write_devices,
+)
+from envs.stream.state import StreamState
+from envs.stream.tables import StreamTables
+from planner.simulate.compiled import compiled
+
+__all__ = ["JOB_FEATURES", "StreamObserver"]
+
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+
+#: Of the job at the head: the time left to its deadline over its time on one reference
+#: device (its beta, if it has not waited), the same in mean intervals, its time on one
+#: device likewise, its work over the most of the usual sizes, how long it has waited,
+#: and how many jobs wait behind it over the most that can.
+JOB_FEATURES = ("beta", "deadline", "sequential", "demand", "waited", "queue")
+
+
+@compiled
+def _encode(
+    tables: StreamTables,
+    state: StreamState,
+    options: Options,
+    candidates: Floats,
+    devices: Floats,
+    candidate_devices: Floats,
+    history: Floats,
+) -> None:
+    write_candidates(tables, state, options, candidates)
+    write_devices(tables, state, options, devices, candidate_devices)
+    left = max(state.clock[1] - state.clock[0], 0.0) / state.clock[2]
+    write_history(state.seen, left, history)
+
+
+class StreamObserver:
+    """Turns the moment before a decision into an observation and a mask.
+
+    Args:
+        tables: Of jobs and network.
+        observe: Whether observations are encoded in full; else they are of ``job`` and
+            ``job_graph`` alone, which baselines do with.
+        max_waiting: Jobs that may wait; with 0 there is no action to wait.
+    """
+
+    def __init__(
+        self, tables: StreamTables, *, observe: bool = True, max_waiting: int = 0
+    ) -> None:
+        self.tables, self.observe, self.max_waiting = tables, observe, max_waiting
+        actions = 1 + len(tables.degrees) + (max_waiting > 0)
+        devices = len(tables.host_of_device)
+        self.action_space = spaces.Discrete(actions)
+        most = float(max(len(tables.steps) - 1, 1))
+        parts: dict[str, spaces.Space[Any]] = {
+            "job_graph": _box((1,), most),
+            "job": _box((len(JOB_FEATURES),), 1.0),
+        }
+        if observe:
+            parts |= {
+                "devices": _box((devices, NUM_DEVICE_FEATURES), 1.0),
+                "candidates": _box((actions, NUM_CANDIDATE_FEATURES), 1.0),
+                "candidate_devices": _box((actions, devices), 1.0),
+                "history": _box((NUM_HISTORY,), 1.0),
+            }
+        self.observation_space = spaces.Dict(parts)
+
+    def see(
+        self, state: StreamState, options: Options
+    ) -> tuple[dict[str, Floats], Flags]:
+        """Observation and mask; new arrays at each call.
+
+        An episode that is over is seen as zeros, and all but turning away is masked.
+
+        Args:
+            state: Before the decision.
+            options: Of it.
+        Returns:
+            What :attr:`observation_space` says; and which actions are allowed, shape
+            [actions]: turning away, candidates that are possible, and waiting where the
+            job can wait for a running one to end.
+        """
+        mask = np.zeros(int(self.action_space.n), dtype=np.bool_)
+        mask[0] = True
+        obs = {
+            name: np.zeros(space.shape or (), dtype=np.float32)
+            for name, space in self.observation_space.spaces.items()
+        }
+        if state.counts[3]:
+            return obs, mask
+        count = len(self.tables.degrees)
+        mask[1 : 1 + count] = options.possible
+        if self.max_waiting:
+            mask[1 + count] = self._can_wait(state)
+        obs["job_graph"][0] = state.waiting.model[0]
+        obs["job"][:] = self._job(state)
+        if self.observe:
+            _encode(
+                self.tables,
+                state,
+                options,
+                obs["candidates"],
+                obs["devices"],
+                obs["candidate_devices"],
+                obs["history"],
+            )
+        return obs, mask
+
+    def _can_wait(self, state: StreamState) -> bool:
+        """Whether a job still runs by whose end the head could be started in time."""
+        fastest = self.tables.fastest_s[state.waiting.model[0]] * state.waiting.size[0]
+        ends = state.ends_s[state.running]
+        return bool(ends.size and ends.min() + fastest <= state.waiting.due_s[0])
+
+    def _job(self, state: StreamState) -> tuple[float, ...]:
+        waiting, tables = state.waiting, self.tables
+        now, _, interval = state.clock.tolist()
+        model, size = waiting.model[0], waiting.size[0]
+        work = size * tables.sequential_jct_s[model]
+        left = max(waiting.due_s[0] - now, 0.0)
+
+        def capped(seconds: float) -> float:
+            return float(min(seconds / interval, LONGEST)) / LONGEST
+
+        return (
+            min(left / work, 1.0),
+            capped(left),
+            capped(work),
+            min(work / tables.sequential_jct_s.max(), 1.0),
+            capped(now - waiting.arrived_s[0]),
+            (state.counts[0] - 1) / max(self.max_waiting, 1),
+        )
+
+
+def _box(shape: tuple[int, ...], high: float) -> spaces.Box:
+    return spaces.Box(0.0, high, shape, np.float32)

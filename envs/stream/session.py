@@ -1,0 +1,272 @@
+"""The job stream's configuration, and its episodes: drawn, decided, rewarded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envs.stream.arrivals import StreamLaw, mean_interval_s, read_stream
+from envs.stream.book import PriceBook
+from envs.stream.decisions import OUTCOMES, decide, empty_options, list_options
+from envs.stream.events import Rewards, Stream, proceed
+from envs.stream.jobs import JobType, built_in_jobs
+from envs.stream.network import StreamNetwork
+from envs.stream.observation import StreamObserver
+from envs.stream.pricing import PlanPrice
+from envs.stream.state import StreamState, new_state, total
+from envs.stream.summary import summarize
+from envs.stream.tables import StreamTables, stream_tables
+from planner.cluster import Cluster, device_type
+from planner.errors import StrategyError
+
+__all__ = ["StreamConfig", "StreamSession"]
+
+#: Mean intervals that an episode lasts by default.
+_INTERVALS = 1000.0
+_REWARD = total("reward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """Which jobs arrive at which cluster, and what a decision is worth.
+
+    Attributes:
+        cluster: A Cluster, or what :meth:`planner.cluster.Cluster.parse` reads.
+        jobs: What may arrive; the built-in jobs by default.
+        law: Of the arrivals; or several, one of which each episode is drawn from.
+        trace: CSV file of arrivals instead.
+        horizon_s: When an episode ends; 1000 mean intervals by default.
+        max_waiting: Jobs that may wait. With 0 each is decided at its arrival.
+        max_degree: Most devices of a job; 32, or all there are if fewer, by default.
+        spread: On how many more hosts than it needs a job may be put: twice as many
+            with 1, four times with 2.
+        frugal: Whether on several hosts there is a candidate whose plan sends less as
+            well, where the planner finds one. Their prices do not ship.
+        reference: Name of the device type that deadlines are measured on; the fastest
+            of the cluster by default.
+        oversubscription: How many times more the devices behind a link between hosts
+            can send than it carries; 1 for networks that do not block. The default is
+            an assumption.
+        prices: A file to keep prices in besides those that ship; see
+            :class:`envs.stream.book.PriceBook`.
+        observe: Whether observations are encoded in full; see StreamObserver.
+        accepted_reward: For a job that is placed; taken back if it ends too late.
+        blocked_reward: For any other, and for one that ends too late.
+        work_reward: For a job that is placed, times its work over that of the mean
+            job: 1 with the other two at 0 is throughput. Taken back likewise.
+    """
+
+    cluster: Cluster | str = "dgx-a100:4"
+    jobs: tuple[JobType, ...] = ()
+    law: StreamLaw | tuple[StreamLaw, ...] = field(default_factory=StreamLaw)
+    trace: str | os.PathLike[str] | None = None
+    horizon_s: float | None = None
+    max_waiting: int = 0
+    max_degree: int | None = None
+    spread: int = 1
+    frugal: bool = False
+    reference: str | None = None
+    oversubscription: float = 4.0
+    prices: str | os.PathLike[str] | None = None
+    observe: bool = True
+    accepted_reward: float = 1.0
+    blocked_reward: float = -1.0
+    work_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("accepted_reward", "blocked_reward", "work_reward"):
+            if not np.isfinite(getattr(self, name)):
+                raise StrategyError(
+                    f"{name}={getattr(self, name)}; a reward is a finite number"
+                )
+        if self.horizon_s is not None and not 0.0 < self.horizon_s < np.inf:
+            raise StrategyError(
+                f"horizon_s={self.horizon_s}; give a positive number of seconds"
+            )
+        if self.max_waiting < 0:
+            raise StrategyError(
+                f"max_waiting={self.max_waiting}; give 0 for no queue, or its places"
+            )
+        if isinstance(self.law, tuple) and not self.law:
+            raise StrategyError("no law; give at least one, or a trace")
+
+    @property
+    def laws(self) -> tuple[StreamLaw, ...]:
+        """Laws to draw episodes from."""
+        return (self.law,) if isinstance(self.law, StreamLaw) else self.law
+
+
+class StreamSession:
+    """One episode after the other.
+
+    Args:
+        config: Of the stream.
+
+    Raises:
+        ClusterError: If the cluster has no free device, a job is larger than it, or
+            ``max_degree`` is.
+        UnknownNameError: If a law, a trace or the reference names something unknown.
+        StrategyError: If a trace is none, or has no arrival before the horizon.
+    """
+
+    def __init__(self, config: StreamConfig) -> None:
+        self.config = config
+        parsed = config.cluster
+        cluster = Cluster.parse(parsed) if isinstance(parsed, str) else parsed
+        self.network = StreamNetwork(cluster)
+        self.jobs = config.jobs or built_in_jobs()
+        self.names = tuple(job.name for job in self.jobs)
+        most = min(32, int(self.network.usable.sum()))
+        self.shapes = self.network.shapes(
+            most if config.max_degree is None else config.max_degree,
+            config.spread,
+            frugal=config.frugal,
+        )
+        self.book = PriceBook(config.prices)
+        self.tables: StreamTables = stream_tables(
+            self.jobs,
+            self.network,
+            self.shapes,
+            self.book,
+            reference=None if config.reference is None else _device(config, cluster),
+            oversubscription=config.oversubscription,
+        )
+        self.observer = StreamObserver(
+            self.tables, observe=config.observe, max_waiting=config.max_waiting
+        )
+        self.graphs = tuple(self.book.graph(job) for job in self.jobs)
+        self.book.save()
+        self._intervals = [
+            law.mean_interval_s(self.names, self.tables) for law in config.laws
+        ]
+        self._trace = None if config.trace is None else self._read(config.trace)
+        self.rewards = Rewards(
+            accepted=float(config.accepted_reward),
+            blocked=float(config.blocked_reward),
+            work=float(config.work_reward),
+            mean_work_s=float(self.tables.sequential_jct_s.mean()),
+        )
+        self.options = empty_options(self.tables)
+        self._plans: dict[tuple[int, int, int], PlanPrice | None] = {}
+        self.stream = Stream(*(np.zeros(0, dtype=d) for d in "dldd"))
+        self.state: StreamState = new_state(self.tables, 1.0, 1.0, config.max_waiting)
+        self.state.counts[3] = 1
+
+    def _read(self, path: str | os.PathLike[str]) -> Stream:
+        stream = read_stream(path, self.names)
+        horizon_s = self.config.horizon_s
+        if horizon_s is not None and stream.time_s[0] >= horizon_s:
+            raise StrategyError(
+                f"trace {path} has no arrival before the horizon of {horizon_s:g} s; "
+                f"there is nothing to decide"
+            )
+        return stream
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to decide."""
+        return bool(self.state.counts[3])
+
+    def begin(self, generator: np.random.Generator) -> None:
+        """Start the next episode."""
+        horizon_s = self.config.horizon_s
+        if self._trace is not None:
+            self.stream = self._trace
+            last_s = float(self._trace.time_s[-1])
+            interval_s = mean_interval_s(self._trace, horizon_s or 1.0)
+            horizon_s = horizon_s or last_s + interval_s
+        else:
+            which = int(generator.integers(len(self._intervals)))
+            interval_s = self._intervals[which]
+            horizon_s = horizon_s or _INTERVALS * interval_s
+            self.stream = self.config.laws[which].draw(
+                self.names, interval_s, horizon_s, generator
+            )
+        self.state = new_state(
+            self.tables, horizon_s, interval_s, self.config.max_waiting
+        )
+        self._go_on()
+
+    def plan(self, job: int, choice: int, reach: int) -> PlanPrice | None:
+        """The planner's plan for a job in a candidate shape; None if none fits.
+
+        Args:
+            job: Index of the job.
+            choice: Index of the shape.
+            reach: Level at which its hosts meet, 0 for one host.
+        """
+        key = (job, choice, reach)
+        if key not in self._plans:
+            shape = self.shapes[choice]
+            self._plans[key] = self.book.price(
+                self.jobs[job],
+                self.network.kinds[shape.kind],
+                shape,
+                self.network.levels[reach - 1] if reach else None,
+                self.network.cluster.document.collectives,
+            )
+        return self._plans[key]
+
+    def _go_on(self) -> None:
+        proceed(self.tables, self.state, self.stream, self.rewards)
+        if not self.over:
+            list_options(self.tables, self.state, self.options)
+
+    def decide(self, action: int) -> tuple[float, dict[str, Any]]:
+        """Decide the head, and go on to the next decision.
+
+        Args:
+            action: As :func:`envs.stream.decisions.decide`.
+        Returns:
+            Reward: of this decision, and of whatever else was settled until the next;
+            and what an agent is told besides.
+
+        Raises:
+            StrategyError: If the action is out of range, or the episode has ended.
+        """
+        actions = int(self.observer.action_space.n)
+        if not 0 <= action < actions:
+            raise StrategyError(
+                f"action {action}; give 0 to turn the job away, 1 to "
+                f"{len(self.shapes)} for a candidate"
+                + (f", {actions - 1} to let it wait" if self.config.max_waiting else "")
+            )
+        if self.over:
+            raise StrategyError("the episode has ended; reset it")
+        before = float(self.state.totals[_REWARD])
+        job = int(self.state.waiting.model[0])
+        outcome = OUTCOMES[
+            decide(self.tables, self.state, self.options, self.rewards, action)
+        ]
+        info = self._info(job, action - 1, outcome)
+        self._go_on()
+        if self.state.counts[3]:
+            summary = summarize(self.tables, self.state)
+            info["summary"] = {
+                **asdict(summary),
+                "blocking_rate": summary.blocking_rate,
+            }
+        return float(self.state.totals[_REWARD]) - before, info
+
+    def _info(self, job: int, choice: int, outcome: str) -> dict[str, Any]:
+        """What an agent is told of its decision."""
+        taken = self.shapes[choice] if 0 <= choice < len(self.shapes) else None
+        info = {
+            "outcome": outcome,
+            "degree": 0 if taken is None else taken.devices,
+            "hosts": 0 if taken is None else taken.hosts,
+        }
+        if outcome != "placed":
+            return info
+        plan = self.plan(job, choice, int(self.options.reach[choice]))
+        return info if plan is None else {**info, "plan": plan.label}
+
+
+def _device(config: StreamConfig, cluster: Cluster) -> Any:
+    for device in cluster.device_types:
+        if device.name == config.reference:
+            return device
+    return device_type(str(config.reference))

@@ -1,0 +1,192 @@
+"""An episode of the job stream as arrays that compiled code changes in place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.ramp.history import NUM_SEEN
+from envs.stream.tables import StreamTables
+
+__all__ = [
+    "FREE",
+    "TOTALS",
+    "UNUSABLE",
+    "StreamState",
+    "Waiting",
+    "copy_state",
+    "new_state",
+    "total",
+]
+
+Array = NDArray[np.float64]
+Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+Index = NDArray[np.int64]
+
+#: Who holds a device, besides the slots of running jobs.
+FREE, UNUSABLE = -1, -2
+
+#: What is summed over an episode. Jobs: arrived up to the horizon; placed; blocked by
+#: cause (``slowed`` jobs were placed and ended too late, they are among ``late``); met.
+#: Of jobs that ended: completion time, its ratio to that alone, speed-up, wait, degree.
+#: Over time: reference-device-seconds of work done; device-seconds held, free, and free
+#: in hosts that are partly held. Reward.
+TOTALS = (
+    "arrived",
+    "placed",
+    "refused",
+    "no_room",
+    "late",
+    "slowed",
+    "met",
+    "ended",
+    "jct_s",
+    "slowdown",
+    "speedup",
+    "wait_s",
+    "degree",
+    "work_s",
+    "held_s",
+    "free_s",
+    "broken_s",
+    "reward",
+)
+
+
+def total(name: str) -> int:
+    """Index of a total."""
+    return TOTALS.index(name)
+
+
+class Waiting(NamedTuple):
+    """Jobs in the order of their arrival; rows from ``number`` on say nothing. [q].
+
+    Attributes:
+        model: Of each.
+        arrived_s: When.
+        due_s: When it must have ended.
+        size: Its steps over those of the usual size.
+    """
+
+    model: Index
+    arrived_s: Array
+    due_s: Array
+    size: Array
+
+
+class StreamState(NamedTuple):
+    """One episode. n devices, which are also slots for running jobs.
+
+    Attributes:
+        clock: Time now; horizon; mean time between arrivals. Shape [3].
+        counts: Waiting jobs; next arrival; 1 if the head waits by its own choice; 1 if
+            the episode is over. Shape [4].
+        holder: Slot that holds each device, FREE or UNUSABLE. Shape [n].
+        free: Free devices of each host. Shape [h].
+        running: Whether a slot has a job; what follows is of running jobs. Shape [n].
+        model: Shape [n].
+        choice: Candidate shape. Shape [n].
+        reach: Shape [n].
+        given: Hosts that it has devices of, then -1. Shape [n, most hosts].
+        left_s: Work left, in seconds of running alone. Shape [n].
+        stretch: By how much links between its hosts are slowed down. Shape [n].
+        rate: Seconds of work done in a second. Shape [n].
+        ends_s: When it ends if nothing changes. Shape [n].
+        started_s: Shape [n].
+        arrived_s: Shape [n].
+        due_s: Shape [n].
+        size: Shape [n].
+        waiting: Jobs that have arrived and are not decided; the first is the head.
+        totals: In the order of TOTALS. Shape [totals].
+        seen: As :func:`envs.ramp.history.remember` keeps it. Shape [NUM_SEEN].
+        load: Of every link, in bytes/s. Shape [r, h].
+        largest: Of the largest single job on it. Shape [r, h].
+    """
+
+    clock: Array
+    counts: Index
+    holder: Index
+    free: Index
+    running: Flags
+    model: Index
+    choice: Index
+    reach: Index
+    given: Index
+    left_s: Array
+    stretch: Array
+    rate: Array
+    ends_s: Array
+    started_s: Array
+    arrived_s: Array
+    due_s: Array
+    size: Array
+    waiting: Waiting
+    totals: Array
+    seen: Floats
+    load: Array
+    largest: Array
+
+
+def new_state(
+    tables: StreamTables, horizon_s: float, interval_s: float, max_waiting: int
+) -> StreamState:
+    """An empty cluster at time 0.
+
+    Args:
+        tables: Of jobs and cluster.
+        horizon_s: When the episode ends.
+        interval_s: Mean time between arrivals.
+        max_waiting: Jobs that may wait; 0 for none but the one at the head.
+    """
+    devices = len(tables.host_of_device)
+    room = max(max_waiting, 1)
+
+    def numbers() -> Array:
+        return np.zeros(devices)
+
+    def indices() -> Index:
+        return np.zeros(devices, dtype=np.int64)
+
+    return StreamState(
+        clock=np.array([0.0, horizon_s, interval_s]),
+        counts=np.zeros(4, dtype=np.int64),
+        holder=np.where(tables.usable, FREE, UNUSABLE).astype(np.int64),
+        free=tables.size_of_host.copy(),
+        running=np.zeros(devices, dtype=np.bool_),
+        model=indices(),
+        choice=indices(),
+        reach=indices(),
+        given=np.full((devices, int(tables.hosts.max())), -1, dtype=np.int64),
+        left_s=numbers(),
+        stretch=np.ones(devices),
+        rate=np.ones(devices),
+        ends_s=numbers(),
+        started_s=numbers(),
+        arrived_s=numbers(),
+        due_s=numbers(),
+        size=numbers(),
+        waiting=Waiting(
+            model=np.zeros(room, dtype=np.int64),
+            arrived_s=np.zeros(room),
+            due_s=np.zeros(room),
+            size=np.zeros(room),
+        ),
+        totals=np.zeros(len(TOTALS)),
+        seen=np.zeros(NUM_SEEN, dtype=np.float32),
+        load=np.zeros_like(tables.capacity),
+        largest=np.zeros_like(tables.capacity),
+    )
+
+
+def copy_state(state: StreamState) -> StreamState:
+    """The same moment in arrays of its own: what a planner may simulate in."""
+    parts = {
+        name: part.copy()
+        for name, part in state._asdict().items()
+        if part is not state.waiting
+    }
+    waiting = {name: part.copy() for name, part in state.waiting._asdict().items()}
+    return StreamState(**parts, waiting=Waiting(**waiting))

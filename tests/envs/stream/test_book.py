@@ -1,0 +1,136 @@
+"""Prices: what ships is what the planner says, and what is kept is read again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.stream.book import PriceBook
+from envs.stream.jobs import BUILT_IN, JobType
+from envs.stream.network import HostKind, Shape, StreamNetwork, sub_cluster
+from envs.stream.pricing import STRETCHES, PlanPrice, price_plan, sequential_step_s
+from planner.cluster import Cluster, device_type
+from planner.cost import CostModel, Setting
+from planner.errors import PlanFileError
+from planner.search import Request, get_partitioner
+
+
+def _job(name: str) -> JobType:
+    return next(job for job in BUILT_IN if job.name == name)
+
+
+@pytest.fixture(scope="module")
+def network() -> StreamNetwork:
+    return StreamNetwork(Cluster.from_preset("a40-pcie", 4))
+
+
+@pytest.fixture(scope="module")
+def kind(network: StreamNetwork) -> HostKind:
+    return network.kinds[0]
+
+
+def test_shipped_prices_are_those_of_the_planner(
+    network: StreamNetwork, kind: HostKind
+) -> None:
+    book, job, link = PriceBook(), _job("bert-large"), network.levels[0]
+    for shape in (
+        Shape(kind=0, hosts=1, per_host=2),
+        Shape(kind=0, hosts=2, per_host=4),
+    ):
+        kept, fresh = (
+            book.price(job, kind, shape, link),
+            price_plan(job, kind, shape, link),
+        )
+        assert kept is not None
+        assert fresh is not None
+        assert kept.label == fresh.label, "run python -m envs.stream.prepare"
+        assert kept.step_s == pytest.approx(fresh.step_s, rel=1e-9)
+        assert kept.duty == pytest.approx(fresh.duty, rel=1e-9)
+    device = device_type("a100-80")
+    assert book.sequential_step_s(job, device) == pytest.approx(
+        sequential_step_s(job, device), rel=1e-9
+    )
+
+
+def test_prices_with_slower_links_are_the_cost_model_s(
+    network: StreamNetwork, kind: HostKind
+) -> None:
+    job, link = _job("bert-large"), network.levels[0]
+    shape = Shape(kind=0, hosts=2, per_host=2)
+    price = price_plan(job, kind, shape, link)
+    assert price is not None
+    setting = Setting(
+        graph=job.read_graph(),
+        cluster=sub_cluster(kind, shape, link),
+        order=np.arange(4, dtype=np.int64),
+    )
+    request = Request(
+        setting=setting, global_batch=job.global_batch, evaluation_budget=12
+    )
+    best = get_partitioner("exhaustive").search(request).candidates[0]
+    assert price.label == best.strategy.label()
+    for stretch, step_s in zip(STRETCHES, price.step_s, strict=True):
+        slowed = sub_cluster(kind, shape, link, stretch)
+        cost = CostModel(replace(setting, cluster=slowed)).cost(best.strategy)
+        assert step_s == pytest.approx(cost.step_time_s)
+    # Traffic that nothing hides, over the step.
+    assert price.step_s[-1] - price.step_s[-2] == pytest.approx(
+        8 * price.duty * price.step_s[0]
+    )
+    alone = price_plan(job, kind, Shape(kind=0, hosts=1, per_host=4), None)
+    assert alone is not None
+    assert len(set(alone.step_s)) == 1
+    assert alone.duty == 0
+
+
+def test_frugal_plans_send_less(network: StreamNetwork, kind: HostKind) -> None:
+    job, link = _job("bert-large"), network.levels[0]
+    shape = Shape(kind=0, hosts=2, per_host=2)
+    best = price_plan(job, kind, shape, link)
+    frugal = price_plan(job, kind, replace(shape, frugal=True), link)
+    assert best is not None
+    assert frugal is not None
+    assert best.step_s[0] < frugal.step_s[0] <= 1.5 * best.step_s[0]
+    assert frugal.duty <= 0.5 * best.duty
+    # Where links are crowded it is the faster one.
+    assert frugal.step_s[2] < best.step_s[2]
+    inside = Shape(kind=0, hosts=1, per_host=2, frugal=True)
+    assert price_plan(job, kind, inside, None) is None
+
+
+def test_what_does_not_fit_has_no_price_but_a_yardstick(kind: HostKind) -> None:
+    book, job = PriceBook(), _job("llama3-8b")
+    alone = Shape(kind=0, hosts=1, per_host=1)
+    assert book.price(job, kind, alone, None) is None
+    assert 1 < book.sequential_step_s(job, device_type("a100-80")) < 1000
+
+
+def test_new_prices_are_kept_in_a_file(
+    tmp_path: Path, kind: HostKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, shape = tmp_path / "prices.json", Shape(kind=0, hosts=1, per_host=1)
+    job = replace(_job("bert-large"), name="smaller", global_batch=8)
+    book = PriceBook(path)
+    made = book.price(job, kind, shape, None)
+    graph = book.graph(_job("bert-large"))
+    assert isinstance(made, PlanPrice)
+    book.save()
+    monkeypatch.setattr("envs.stream.book.price_plan", None)
+    again = PriceBook(path, shipped=False)
+    assert again.price(job, kind, shape, None) == made
+    kept = again.graph(_job("bert-large"))
+    np.testing.assert_array_equal(kept.nodes, graph.nodes)
+    np.testing.assert_array_equal(kept.edge_index, graph.edge_index)
+
+
+def test_files_that_are_no_price_book(tmp_path: Path) -> None:
+    path = tmp_path / "prices.json"
+    path.write_text("{")
+    with pytest.raises(PlanFileError, match="cannot be read"):
+        PriceBook(path)
+    path.write_text('{"version": 99, "prices": {}, "graphs": {}}')
+    with pytest.raises(PlanFileError, match="not of version 1"):
+        PriceBook(path)
