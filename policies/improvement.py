@@ -50,7 +50,7 @@ class ImprovementConfig:
     """
 
     first_rounds: int = 4
-    rounds: int = 18
+    rounds: int = 22
     episodes: int = 160
     kept: int = 8
     first: LabelConfig = field(

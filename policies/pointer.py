@@ -55,7 +55,7 @@ class PointerConfig:
     width: int = 32
     layers: int = 2
     hidden: int = 32
-    temperature: float = 0.1
+    temperature: float = 0.05
 
     def __post_init__(self) -> None:
         if min(self.width, self.layers, self.hidden) < 1 or not self.temperature > 0:

@@ -48,14 +48,14 @@ class PPOConfig:
         target_kl: An update stops where the policy has moved this far.
     """
 
-    steps: int = 524_288
+    steps: int = 262_144
     value_steps: int = 65_536
-    evaluate_every: int = 131_072
+    evaluate_every: int = 65_536
     num_envs: int = 64
-    n_steps: int = 128
-    batch_size: int = 2048
+    n_steps: int = 256
+    batch_size: int = 4096
     n_epochs: int = 3
-    learning_rate: float = 2e-4
+    learning_rate: float = 1e-4
     gamma: float = 0.98
     gae_lambda: float = 0.95
     clip_range: float = 0.1
