@@ -25,7 +25,7 @@ from envs.ramp.history import NUM_HISTORY, NUM_SEEN, remember, write_history
 from envs.ramp.requests import servers_given
 from envs.ramp.state import Moment
 from envs.ramp.tables import RampTables
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 from policies.futures import Futures
 from policies.scorer import Scorer, score
 
@@ -158,7 +158,7 @@ def base_action(
     return best, found.servers[best]
 
 
-@compiled
+@inlined
 def _arrive(
     tables: RampTables,
     start: Moment,
@@ -191,7 +191,7 @@ def _arrive(
     room.number[one] = number
 
 
-@compiled
+@inlined
 def _join(room: Room) -> int:
     """Let candidates that have come to one state follow the first; how many lead."""
     leading = 0

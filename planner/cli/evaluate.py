@@ -29,7 +29,7 @@ class EvaluateCommand:
     """Saved by training, for the learned ones; those shipped by default."""
     laws: tuple[str, ...] = ("A", "B", "C", "D")
     """Of the arrivals."""
-    seeds: str = "5000:4"
+    seeds: str = "600:4"
     """FIRST:COUNT, of each law. The shipped policy was chosen on 5000:12."""
     horizon_s: float = 1e6
     """When a stream ends."""
@@ -94,6 +94,6 @@ def _seeds(text: str) -> range:
     first, _, count = text.partition(":")
     if not (first.isdigit() and count.isdigit() and int(count) > 0):
         raise StrategyError(
-            f"seeds {text!r}; write FIRST:COUNT, for instance 5000:4 for 5000 to 5003"
+            f"seeds {text!r}; write FIRST:COUNT, for instance 600:4 for 600 to 603"
         )
     return range(int(first), int(first) + int(count))
