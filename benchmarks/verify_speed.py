@@ -3,21 +3,24 @@
     python -m benchmarks.verify_speed [--cluster dgx-b300:512] [--pp 16]
                                       [--schedule 1F1B] [--json]
 
-Plans, then verifies the first, middle and last stage in one fresh process on one
-thread, as ``meshwright verify`` does; imports count.
+Plans, then has ``meshwright verify`` verify the first, middle and last stage; imports
+count.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+
+import psutil
 
 from planner import plan
 from planner.schema import Plan
@@ -26,6 +29,7 @@ from planner.schema.verification import RankVerification, Verification
 __all__ = ["Figures", "verify_speed"]
 
 TARGET_S, TARGET_BYTES = 120.0, 8e9
+_SAMPLED_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +37,9 @@ class Figures:
     """What one verification took.
 
     Attributes:
-        wall_s: Of the whole process, imports included.
-        cpu_s: Processor time of the same; differs where the machine is shared.
-        peak_rss_bytes: Of the process.
+        wall_s: Of the whole command, imports included.
+        cpu_s: Processor time of all its processes.
+        peak_rss_bytes: Of all of them together, as sampled.
         result: Ranks, and what was predicted of them.
     """
 
@@ -45,55 +49,45 @@ class Figures:
     result: Verification
 
 
-def _ranks(made: Plan) -> list[int]:
-    mesh = made.strategy.mesh
-    return [p * mesh.stride("pp") for p in sorted({0, mesh.pp // 2, mesh.pp - 1})]
-
-
-def _child() -> None:
-    """Verify the plan on stdin in this process."""
-    from planner.cli.verify import verify_ranks
-
-    text = sys.stdin.read()
-    made = Plan.from_json(text)
-    answer = verify_ranks(
-        {
-            "plan": text,
-            "model": made.model.ref,
-            "ranks": _ranks(made),
-            "force": False,
-            "every_microbatch": False,
-        },
-        lambda rank: print(f"rank {rank} is done", file=sys.stderr, flush=True),
-    )
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    took = {"cpu_s": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss * 1024}
-    print(json.dumps({"ranks": answer, **took}))
+def _held(process: psutil.Process) -> int:
+    """Resident bytes of a process and all below it; shared pages count for each."""
+    total = 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += one.memory_info().rss
+    return total
 
 
 def verify_speed(made: Plan) -> Figures:
-    """Verify a plan in a fresh process.
+    """Verify a plan as the command does.
 
     Args:
         made: For a built-in model.
     """
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.verify_speed", "--child"],
-        input=made.to_json(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    wall = time.perf_counter() - started
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    found = tuple(RankVerification.from_data(rank) for rank in answer["ranks"])
+    command = [sys.executable, "-m", "planner.cli.main", "verify", "plan.json"]
+    with tempfile.TemporaryDirectory() as folder:
+        made.save(Path(folder) / "plan.json")
+        answer = Path(folder) / "answer.json"
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        started = time.perf_counter()
+        with answer.open("w") as out:
+            verifying = subprocess.Popen([*command, "--json"], cwd=folder, stdout=out)
+        peak, watched = 0, psutil.Process(verifying.pid)
+        while verifying.poll() is None:
+            peak = max(peak, _held(watched))
+            time.sleep(_SAMPLED_S)
+        wall = time.perf_counter() - started
+        text = answer.read_text()
+    if verifying.returncode:
+        raise SystemExit(verifying.returncode)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = [RankVerification.from_data(rank) for rank in json.loads(text)["ranks"]]
     return Figures(
         wall_s=wall,
-        cpu_s=answer["cpu_s"],
-        peak_rss_bytes=answer["rss"],
-        result=Verification.of(made, found),
+        cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        peak_rss_bytes=peak,
+        result=Verification.of(made, tuple(found)),
     )
 
 
@@ -123,11 +117,7 @@ def main() -> None:
     parser.add_argument("--schedule", default="1F1B")
     parser.add_argument("--plan", help="a plan file, instead of planning one")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        _child()
-        return
     if options.plan:
         made = Plan.load(options.plan)
     else:

@@ -106,7 +106,11 @@ def dry_runs(
     )
     found = []
     with fake_tensors():
-        source = ModelSource(model_fn, lambda model: _check_model(plan, model, force))
+        source = ModelSource(
+            model_fn,
+            lambda model: _check_model(plan, model, force),
+            pipelined=plan.strategy.mesh.pp > 1,
+        )
         for rank in ranks:
             modes: tuple[_Mode, ...] = ("quick", "patient", "all")
             for mode in modes[2:] if every_microbatch else modes:
@@ -137,17 +141,18 @@ def _be(
             place = arrange(strategy, torch.device("cpu"))
             follow = _positions_follow(plan, place)
         stack.enter_context(whole_sequences(follow))
-        model = source.take(pp_rank, follow)
+        own = tuple(strategy.stages_of_rank(pp_rank))
+        model = source.take(own, follow)
         try:
             with source.shared():
                 ran = _step(plan, model, place, trace, mode)
         except FingerprintError:
             raise
         except Exception as error:
-            source.spoil()
             if any(isinstance(each, UnsettledError) for each in chain(error)):
                 _LOG.info("rank %d: more microbatches are run: %s", rank, error)
                 return None
+            source.spoil()
             _refuse_values(error, model)
             _LOG.info("rank %d:", rank, exc_info=True)
             said = f"{type(error).__name__}: {explain(error, model)}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from torch import nn
+from torch.utils._pytree import TreeSpec
 
 from executors import trainer
+from executors.held import held_tensors
 from executors.stages import LoweredStage, lower
 from executors.tied import TiedCopies, find_copies
 
@@ -17,46 +21,51 @@ __all__ = ["ModelSource"]
 
 
 class ModelSource:
-    """Hands a model out, built anew when another rank has had the same stages of it.
+    """Hands a model out, built anew only where a rank has taken it apart.
 
-    Ranks on different stages take different modules of the model apart. What a trainer
-    would find out again (the exported graph, its stages, which weights they share) is
-    found once.
+    What a trainer would find out again (the exported graph, its stages, which weights
+    they share) is found once: exporting takes most of a dry run. Each trainer has
+    copies of its stages, so that a rank can be begun again, and ranks of one stage
+    follow each other.
 
     Args:
         build: The model, on fake tensors.
         check: Refuses one that is not the plan's.
+        pipelined: Whether it is cut into stages; otherwise each rank takes it whole.
     """
 
     def __init__(
-        self, build: Callable[[], nn.Module], check: Callable[[nn.Module], None]
+        self,
+        build: Callable[[], nn.Module],
+        check: Callable[[nn.Module], None],
+        *,
+        pipelined: bool,
     ) -> None:
-        self._build, self._check = build, check
+        self._build, self._check, self._pipelined = build, check, pipelined
         self._model: nn.Module | None = None
-        self._taken: set[tuple[int, bool]] = set()
+        self._follow: bool | None = None
+        self._own: tuple[int, ...] = ()
         self._lowered: list[LoweredStage] | None = None
         self._copies: tuple[TiedCopies, ...] | None = None
 
-    def take(self, pp_rank: int, follow: bool) -> nn.Module:
+    def take(self, own: tuple[int, ...], follow: bool) -> nn.Module:
         """The model, for a rank to take its part of.
 
         Args:
-            pp_rank: Says which stages that are.
+            own: Stages of the rank.
             follow: Whether the rank's tokens are neighbours, on which graphs depend.
         """
-        taken = pp_rank in {each for each, _ in self._taken}
-        if taken or any(each != follow for _, each in self._taken):
+        if not self._pipelined or follow != self._follow:
             self.spoil()
         if self._model is None:
             self._model = self._build()
             self._check(self._model)
-        self._taken.add((pp_rank, follow))
+        self._own, self._follow = own, follow
         return self._model
 
     def spoil(self) -> None:
         """Let the next one have a new model."""
         self._model = self._lowered = self._copies = None
-        self._taken.clear()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -70,10 +79,31 @@ class ModelSource:
     def _lower(self, *args: Any, **kwargs: Any) -> list[LoweredStage]:
         if self._lowered is None:
             self._lowered = lower(*args, **kwargs)
-        return self._lowered
+            self._copies = find_copies([stage.module for stage in self._lowered])
+        mine = [self._lowered[index].module for index in self._own]
+        # All in one go, so that weights which they share stay shared.
+        copied = dict(zip(self._own, _fake_copies(mine), strict=True))
+        return [
+            replace(stage, module=copied.get(stage.index, stage.module))
+            for stage in self._lowered
+        ]
 
     def _find_copies(self, stages: list[nn.Module]) -> tuple[TiedCopies, ...]:
-        # Of stages that no rank has changed yet.
-        if self._copies is None:
-            self._copies = find_copies(stages)
-        return self._copies
+        """Of the stages themselves: copies are tied to nothing."""
+        return find_copies(stages) if self._copies is None else self._copies
+
+
+def _fake_copies(modules: list[nn.Module]) -> list[nn.Module]:
+    """Modules with tensors of their own; to copy a fake tensor's memory crashes."""
+    memo: dict[int, Any] = {}
+    for module in modules:
+        for tensor in held_tensors(module):
+            if id(tensor) not in memo:
+                other = tensor.detach().clone()
+                if isinstance(tensor, nn.Parameter):
+                    other = nn.Parameter(other, requires_grad=tensor.requires_grad)
+                memo[id(tensor)] = other
+        for part in module.modules():
+            # Nothing changes these, and torch warns when they are copied.
+            memo |= {id(v): v for v in vars(part).values() if isinstance(v, TreeSpec)}
+    return copy.deepcopy(modules, memo)

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from envs.ramp.features import NUM_FEATURES
-from envs.ramp.history import NUM_HISTORY
 from planner.errors import StrategyError
 from policies.labels import Labels
 from policies.scorer import Scorer, check_scorer
@@ -51,12 +49,13 @@ class ScorerNetwork(nn.Module):
     """A Scorer's network, to be fitted.
 
     Args:
+        inputs: Features of a candidate, and those that all share.
         hidden: Units of each of the two hidden layers.
     """
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
-        self.first = nn.Linear(NUM_FEATURES + NUM_HISTORY, hidden)
+        self.first = nn.Linear(inputs, hidden)
         self.second = nn.Linear(hidden, hidden)
         # Candidates of a decision are compared: what all share is of no account.
         self.last = nn.Linear(hidden, 1, bias=False)
@@ -65,8 +64,8 @@ class ScorerNetwork(nn.Module):
         """Scores of candidates.
 
         Args:
-            features: Shape [n, a, NUM_FEATURES].
-            history: Shape [n, NUM_HISTORY].
+            features: Shape [n, a, f].
+            history: Shape [n, s].
         Returns:
             Shape [n, a].
         """
@@ -78,7 +77,7 @@ class ScorerNetwork(nn.Module):
     @staticmethod
     def of(scorer: Scorer) -> ScorerNetwork:
         """The network of weights that exist."""
-        network = ScorerNetwork(len(scorer.first_bias))
+        network = ScorerNetwork(*scorer.first.shape)
         with torch.no_grad():
             network.first.weight.copy_(torch.from_numpy(scorer.first.T))
             network.first.bias.copy_(torch.from_numpy(scorer.first_bias))
@@ -97,7 +96,8 @@ class ScorerNetwork(nn.Module):
                 self.second.bias,
                 self.last.weight[0],
             )
-            return check_scorer(Scorer(*(part.numpy().copy() for part in parts)))
+            found = Scorer(*(part.numpy().copy() for part in parts))
+            return check_scorer(found, self.first.in_features)
 
 
 def fit_loss(scores: Tensor, possible: Tensor, costs: Tensor, weight: Tensor) -> Tensor:
@@ -139,7 +139,8 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = ScorerNetwork(config.hidden)
+        inputs = labels.features.shape[2] + labels.history.shape[1]
+        network = ScorerNetwork(inputs, config.hidden)
     if start is not None:
         network = ScorerNetwork.of(start)
     features, history = (

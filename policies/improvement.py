@@ -1,7 +1,7 @@
 """Policy iteration: label decisions by rollouts, fit a scorer to them, and again.
 
-The first rounds label by rollouts of the best constant degrees, the later ones by
-rollouts of the scorer itself. Decisions that are labelled are those that the scorer
+The first rounds label by rollouts of a simple rule, the later ones by rollouts of the
+scorer itself. Decisions that are labelled are those that the scorer
 comes to. Each round is written down, so that a run which is stopped goes on where it
 was.
 
@@ -20,15 +20,19 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.ramp.profiles import read_jobs
 from planner.errors import StrategyError
-from policies.evaluation import Validation
 from policies.fitting import FitConfig, fit
-from policies.labels import LabelConfig, Labels, draw_labels
-from policies.learned import ScorerPolicy
+from policies.labels import LabelConfig, Labels, LabelWorld
 from policies.scorer import Scorer, check_scorer
 
-__all__ = ["ImprovementConfig", "Round", "improve", "read_round", "write_round"]
+__all__ = [
+    "ImprovementConfig",
+    "Judge",
+    "Round",
+    "improve",
+    "read_round",
+    "write_round",
+]
 
 #: Episodes that one task of a process plays side by side.
 _SIDE_BY_SIDE = 8
@@ -39,11 +43,11 @@ class ImprovementConfig:
     """How a scorer is improved, round by round.
 
     Attributes:
-        first_rounds: With rollouts of constants.
+        first_rounds: With rollouts of the rule.
         rounds: In all.
         episodes: Played in each round.
         kept: Rounds whose labels are fitted to, this one and those before; of those by
-            constants only the last two once there are others.
+            the rule only the last two once there are others.
         first: Labels of the first rounds.
         later: Of the others.
         fit: How the scorer is fitted in each round.
@@ -121,11 +125,10 @@ def read_round(folder: Path, number: int) -> Round:
     path = folder / f"round_{number:03}.npz"
     try:
         with np.load(path, allow_pickle=False) as held:
+            scorer = Scorer(*(held[f"scorer.{name}"] for name in Scorer._fields))
             return Round(
                 number=number,
-                scorer=check_scorer(
-                    Scorer(*(held[f"scorer.{name}"] for name in Scorer._fields))
-                ),
+                scorer=check_scorer(scorer, scorer.first.shape[0]),
                 labels=Labels(*(held[f"labels.{name}"] for name in Labels._fields)),
                 loss=float(held["loss"]),
                 gains=tuple(held["gains"].tolist()),
@@ -140,8 +143,7 @@ def read_round(folder: Path, number: int) -> Round:
 class _Task:
     """Some of a round's episodes, for one process."""
 
-    folder: str | None
-    models: tuple[str, ...]
+    world: LabelWorld
     actor: Scorer | None
     base: Scorer | None
     config: LabelConfig
@@ -149,19 +151,22 @@ class _Task:
 
 
 def _label(task: _Task) -> Labels:
-    jobs = read_jobs(task.folder, task.models)
-    return draw_labels(
-        jobs, task.actor, task.base, task.config, _SIDE_BY_SIDE, task.seed
+    return task.world.draw_labels(
+        task.actor, task.base, task.config, _SIDE_BY_SIDE, task.seed
     )
+
+
+#: Judges a scorer: its gain on each of the validation streams' kinds.
+Judge = Callable[[Scorer], tuple[float, ...]]
 
 
 def improve(
     config: ImprovementConfig,
-    judged: Validation,
+    world: LabelWorld,
+    judge: Judge,
     folder: Path,
     *,
     seed: int,
-    profiles: str | None = None,
     workers: int = 1,
     watch: Callable[[Round], None] | None = None,
 ) -> Round:
@@ -169,14 +174,14 @@ def improve(
 
     Args:
         config: How.
-        judged: Streams that each round is judged by.
+        world: Where decisions are labelled.
+        judge: By which the best round is found.
         folder: To write rounds to.
         seed: Of everything that is drawn: the outcome does not depend on ``workers``.
-        profiles: Folder of the jobs' profiles; by default that of MESHWRIGHT_DATA.
         workers: Processes that label.
         watch: Told of each round.
     Returns:
-        The best round on the validation streams.
+        The best round.
     Raises:
         StrategyError: If a round that was written is not whole.
     """
@@ -187,7 +192,7 @@ def improve(
             if (folder / f"round_{number:03}.npz").exists():
                 made = read_round(folder, number)
             else:
-                made = _round(config, judged, done, (seed, number), profiles, pool)
+                made = _round(config, world, judge, done, (seed, number), pool)
                 write_round(made, folder)
             done.append(made)
             if watch is not None:
@@ -197,10 +202,10 @@ def improve(
 
 def _round(
     config: ImprovementConfig,
-    judged: Validation,
+    world: LabelWorld,
+    judge: Judge,
     done: Sequence[Round],
     seed: tuple[int, int],
-    profiles: str | None,
     pool: ProcessPoolExecutor,
 ) -> Round:
     number = len(done)
@@ -208,8 +213,7 @@ def _round(
     last = done[-1].scorer if done else None
     tasks = [
         _Task(
-            folder=profiles,
-            models=tuple(judged.jobs.jobs),
+            world=world,
             actor=last,
             base=None if early else last,
             config=config.first if early else config.later,
@@ -218,15 +222,11 @@ def _round(
         for index in range(-(-config.episodes // _SIDE_BY_SIDE))
     ]
     labels = Labels.joined(list(pool.map(_label, tasks)))
-    # Two rounds by constants are enough to go on from: more would outvote the first
+    # Two rounds by the rule are enough to go on from: more would outvote the first
     # labels by the scorer.
     first = max(0 if early else config.first_rounds - 2, number - config.kept + 1)
     kept = [one.labels for one in done[first:]]
     scorer, loss = fit(Labels.joined([*kept, labels]), config.fit, last, number)
     return Round(
-        number=number,
-        scorer=scorer,
-        labels=labels,
-        loss=loss,
-        gains=judged.gains(lambda _: ScorerPolicy(scorer)),
+        number=number, scorer=scorer, labels=labels, loss=loss, gains=judge(scorer)
     )

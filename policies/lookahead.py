@@ -18,6 +18,7 @@ from envs.ramp.state import Moment, Past, RampState, moment_of
 from envs.ramp.tables import RampTables
 from planner.errors import StrategyError
 from policies.baselines import Constant, Flags, Index, Observation
+from policies.belief import combined, near
 from policies.futures import Futures, FutureSource, LawFutures, SeenFutures
 from policies.rollouts import Base, base_action, make_room, rollout_costs
 from policies.scorer import Scorer, check_scorer, no_scorer, scores
@@ -32,14 +33,6 @@ _EQUAL = 1e-9
 #: are what rollouts can improve on. On law B the best constant is 16 (.259 blocked) and
 #: 8 the better base (.250 after rollouts, 16: .264; 4 episodes). Source: measured here.
 _NEARLY = 1.15
-#: Candidates that a scorer believes to block so many more jobs than the best one are
-#: not followed: rollouts have not been seen to prefer them, and the time is better
-#: spent on more futures.
-_FAR = 0.6
-#: Variance of a scorer's error about the differences of candidates. Source: what a fit
-#: leaves unexplained (about 0.07) less the variance of its labels (0.05), rounds 8 to
-#: 16 of the training of the shipped policy.
-_DOUBT = 0.02
 #: Jobs after which the base degree is chosen anew, and the streams it is chosen by.
 _CHOSEN_EVERY, _CHOSEN_BY = 50, (4, 250)
 
@@ -170,13 +163,13 @@ class RolloutPolicy:
             features=candidates.features[None],
         )
         believed = scores(self._scorer, one, self._history(state, row)[None])[0]
-        near = believed <= believed.min() + _FAR
-        if near.sum() == 1:
+        close = near(believed)
+        if close.sum() == 1:
             return int(believed.argmin())
-        candidates.possible[~near] = False
+        candidates.possible[~close] = False
         costs, variances = self._roll(state, row, candidates)
-        found = np.full(len(near), np.inf)
-        found[near] = _combined(believed[near], costs[near], variances[near])
+        found = np.full(len(close), np.inf)
+        found[close] = combined(believed[close], costs[close], variances[close])
         return int(found.argmin())
 
     def _candidates(self, state: RampState, row: int, mask: Flags) -> Candidates:
@@ -250,14 +243,6 @@ class RolloutPolicy:
             chosen = constant_base(self.tables, futures, state.jct_s[row], interval_s)
             self._chosen[row] = before = (due, chosen)
         return before[1]
-
-
-def _combined(believed: Array, costs: Array, variances: Array) -> Array:
-    """Two estimates of the candidates' differences as one, weighted by variances."""
-    weight = _DOUBT / (_DOUBT + np.maximum(variances, 1e-12))
-    rolled, thought = costs - costs.mean(), believed - believed.mean()
-    found: Array = weight * rolled + (1.0 - weight) * thought
-    return found
 
 
 def constant_base(

@@ -103,22 +103,32 @@ class PointerNetwork(nn.Module):
     def start_from(self, scorer: Scorer) -> None:
         """Begin as a scorer does: what it does not look at counts for nothing yet.
 
+        Args:
+            scorer: Of candidates and history, or of these and the job.
+
         Raises:
             StrategyError: If the scorer is of other sizes.
         """
-        shape = tuple(self.seen.weight.T.shape)
-        if scorer.first.shape != shape or scorer.second.shape != (shape[1],) * 2:
+        hidden, inputs = self.seen.weight.shape
+        job = self.widths.job
+        fits = scorer.first.shape in ((inputs, hidden), (inputs + job, hidden))
+        if not fits or scorer.second.shape != (hidden, hidden):
             raise StrategyError(
                 f"a scorer of the shapes {scorer.first.shape} and "
-                f"{scorer.second.shape} for a network of {shape} and {(shape[1],) * 2}"
+                f"{scorer.second.shape} for a network of {(inputs, hidden)} and "
+                f"{(hidden, hidden)}"
             )
+        first = torch.from_numpy(scorer.first.T)
         with torch.no_grad():
-            self.seen.weight.copy_(torch.from_numpy(scorer.first.T))
+            self.seen.weight.copy_(first[:, :inputs])
             self.seen.bias.copy_(torch.from_numpy(scorer.first_bias))
             self.second.weight.copy_(torch.from_numpy(scorer.second.T))
             self.second.bias.copy_(torch.from_numpy(scorer.second_bias))
             self.last.weight.copy_(torch.from_numpy(scorer.last[None]))
             self.context.weight.zero_()
+            if first.shape[1] > inputs:
+                # The job comes last of what surrounds a candidate.
+                self.context.weight[:, -job:].copy_(first[:, inputs:])
 
     def forward(self, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Look at decisions.

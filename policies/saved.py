@@ -74,9 +74,13 @@ def _observation() -> dict[str, list[float]]:
     }
 
 
-def shipped_folder() -> Path:
-    """Of the weights that come with the package."""
-    return Path(str(files("policies") / "weights" / "job_stream"))
+def shipped_folder(world: str = "job_stream") -> Path:
+    """Of the weights that come with the package.
+
+    Args:
+        world: ``job_stream`` for the replay, ``job_stream_world`` for any cluster.
+    """
+    return Path(str(files("policies") / "weights" / world))
 
 
 def save_policy(policy: SavedPolicy, folder: str | Path) -> None:
@@ -145,14 +149,13 @@ def load_policy(
     try:
         network.load_state_dict(weights)
         scorer = Scorer(*(tensors[f"scorer.{n}"].numpy() for n in Scorer._fields))
+        scorer = check_scorer(scorer, scorer.first.shape[0])
     except (KeyError, RuntimeError) as error:
         raise StrategyError(
             f"{source}/policy.safetensors does not go with its config.json "
             f"({' '.join(str(error).split())[:200]}); write both anew"
         ) from error
-    return SavedPolicy(
-        network=network.eval(), scorer=check_scorer(scorer), notes=described.notes
-    )
+    return SavedPolicy(network=network.eval(), scorer=scorer, notes=described.notes)
 
 
 def _read_description(source: Path) -> _Description:

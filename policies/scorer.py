@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
 Index = NDArray[np.int64]
 
-#: Features of a candidate, then those of the history.
+#: Of the replay: features of a candidate, then those of the history.
 _INPUTS = NUM_FEATURES + NUM_HISTORY
 
 
@@ -29,7 +29,7 @@ class Scorer(NamedTuple):
     all candidates of a decision share: less is better.
 
     Attributes:
-        first: Shape [NUM_FEATURES + NUM_HISTORY, h].
+        first: Shape [features of a candidate + those that all share, h].
         first_bias: Shape [h]; of no units if there is no scorer.
         second: Shape [h, g].
         second_bias: Shape [g].
@@ -43,11 +43,11 @@ class Scorer(NamedTuple):
     last: Floats
 
 
-def no_scorer() -> Scorer:
+def no_scorer(inputs: int = _INPUTS) -> Scorer:
     """What stands for none, so that compiled code has one type to deal with."""
     none = np.zeros(0, dtype=np.float32)
     return Scorer(
-        first=np.zeros((_INPUTS, 0), dtype=np.float32),
+        first=np.zeros((inputs, 0), dtype=np.float32),
         first_bias=none,
         second=np.zeros((0, 0), dtype=np.float32),
         second_bias=none,
@@ -55,14 +55,18 @@ def no_scorer() -> Scorer:
     )
 
 
-def check_scorer(scorer: Scorer) -> Scorer:
+def check_scorer(scorer: Scorer, inputs: int = _INPUTS) -> Scorer:
     """The same weights as compiled code takes them.
+
+    Args:
+        scorer: The weights.
+        inputs: How many numbers it is to look at; by default those of the replay.
 
     Raises:
         StrategyError: If shapes do not go together, or a weight is not a number.
     """
     hidden, last = len(scorer.first_bias), len(scorer.second_bias)
-    wanted = ((_INPUTS, hidden), (hidden,), (hidden, last), (last,), (last,))
+    wanted = ((inputs, hidden), (hidden,), (hidden, last), (last,), (last,))
     for name, part, shape in zip(Scorer._fields, scorer, wanted, strict=True):
         if part.shape != shape:
             raise StrategyError(
@@ -81,8 +85,8 @@ def score(
 
     Args:
         scorer: The weights.
-        features: Of the candidate. Shape [NUM_FEATURES].
-        history: Of the episode. Shape [NUM_HISTORY].
+        features: Of the candidate. Shape [f].
+        history: What all candidates share, of the episode. Shape [s].
         first: Room for the first hidden layer. Shape [h].
         second: Room for the second. Shape [g].
     """

@@ -6,18 +6,26 @@ problems".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.ramp.state import Past
 from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
 from envs.stream.events import Stream
+from envs.stream.session import StreamSession
+from envs.stream.state import StreamState
 from planner.errors import StrategyError
 from policies.baselines import Flags, Index, Observation
+from policies.belief import combined, near
 from policies.futures import FutureSource, LawFutures, SeenFutures
-from policies.stream_rollouts import follow, stream_room
+from policies.scored import candidates_of
+from policies.scorer import Scorer, check_scorer, scores
+from policies.stream_rollouts import StreamBase, follow, rule, stream_room
 
-__all__ = ["StreamRolloutPolicy"]
+__all__ = ["StreamRolloutPolicy", "costs_of", "draw_stream", "rewards_after"]
 
 Array = NDArray[np.float64]
 
@@ -27,16 +35,18 @@ _EQUAL = 1e-9
 
 
 class StreamRolloutPolicy:
-    """Takes the action after which a simple rule earns the most.
+    """Takes the action after which a base policy earns the most.
 
-    The rule takes the first possible candidate from a degree on (the smallest degree,
-    packed on the fewest hosts), and waits where it can. Each action is followed by the
-    same sampled futures in the exact world. The policy belongs to one environment,
-    whose exact state it asks for; of observations and masks it uses the masks.
+    The base is a scorer, or a rule: it takes the first possible candidate from a degree
+    on (the smallest degree, packed on the fewest hosts), and waits where it can. Each
+    action is followed by the same sampled futures in the exact world. With a scorer,
+    what it believes counts as well, each by its variance. The policy belongs to one
+    environment, whose exact state it asks for; of observations it uses none with a
+    rule.
 
     Args:
         env: The environment that is decided for.
-        least: Degree from which on the rule looks.
+        base: Degree from which on the rule looks, or a scorer.
         futures: Streams a decision.
         arrivals: Jobs of each.
         law: That the futures are drawn from; None for what was seen so far, mixed with
@@ -45,7 +55,8 @@ class StreamRolloutPolicy:
         seed: Of what is drawn.
 
     Raises:
-        StrategyError: If a number is not positive.
+        StrategyError: If a number is not positive, or a scorer is for other
+            observations.
         UnknownNameError: If the law has a model that is no job.
     """
 
@@ -53,22 +64,28 @@ class StreamRolloutPolicy:
         self,
         env: JobStreamEnv,
         *,
-        least: int = 1,
+        base: int | Scorer = 1,
         futures: int = 24,
         arrivals: int = 16,
         law: StreamLaw | None = None,
         prior: float = 20.0,
         seed: int = 0,
     ) -> None:
+        least = base if isinstance(base, int) else 1
         if min(least, futures, arrivals) < 1:
             raise StrategyError(
-                f"least={least}, futures={futures} and arrivals={arrivals} are at "
+                f"base={least}, futures={futures} and arrivals={arrivals} are at "
                 f"least 1"
             )
-        self.env, self._least, self._shape = env, least, (futures, arrivals)
+        self.env, self._shape = env, (futures, arrivals)
+        self._scorer: Scorer | None = None
+        self._base = rule(least)
+        if isinstance(base, Scorer):
+            self._scorer = check_scorer(base, self._base.scorer.first.shape[0])
+            self._base = StreamBase(least, self._scorer)
         self._generator = np.random.default_rng(seed)
         names = env.session.names
-        self._sizes = np.array([1.0] if law is None else law.sizes)
+        self._sizes = (1.0,) if law is None else law.sizes
         self.source: FutureSource = SeenFutures(len(names), prior)
         if law is not None:
             interval_s = law.mean_interval_s(names, env.tables)
@@ -89,6 +106,8 @@ class StreamRolloutPolicy:
         allowed = np.flatnonzero(mask)
         if len(allowed) == 1:
             return np.asarray(allowed[0], dtype=np.int64)
+        if self._scorer is not None:
+            return self._weigh(obs, mask, self._scorer)
         values = np.where(mask, self.values(), -np.inf)
         best = int(allowed[1])
         for action in allowed.tolist():
@@ -98,16 +117,111 @@ class StreamRolloutPolicy:
 
     def values(self) -> Array:
         """Expected reward after each action until the futures end. Shape [actions]."""
+        actions = int(self.env.session.observer.action_space.n)
+        every = np.ones(actions, dtype=np.bool_)
+        return np.asarray(self._follow(every).mean(axis=0))
+
+    def _weigh(self, obs: Observation, mask: Flags, scorer: Scorer) -> Index:
+        """By what the scorer believes and what rollouts say."""
+        one = {name: np.asarray(part)[None] for name, part in obs.items()}
+        believed = scores(scorer, *candidates_of(scorer, one, mask[None]))[0]
+        close = near(believed)
+        if close.sum() == 1:
+            return np.asarray(believed.argmin(), dtype=np.int64)
+        costs, variances = costs_of(self._follow(close))
+        found = np.full(len(mask), np.inf)
+        found[close] = combined(believed[close], costs[close], variances[close])
+        return np.asarray(found.argmin(), dtype=np.int64)
+
+    def _follow(self, wanted: Flags) -> Array:
+        """Rewards of the actions that are wanted in each stream. Shape [m, actions]."""
         env, state = self.env, self.env.exact_state()
-        interval_s = float(state.clock[2])
-        drawn = self.source.draw(env.past(), interval_s, self._shape, self._generator)
-        future = Stream(
-            time_s=np.cumsum(drawn.gap_s, axis=1).reshape(-1),
-            model=drawn.model.reshape(-1).astype(np.int64),
-            beta=drawn.beta.reshape(-1),
-            size=self._generator.choice(self._sizes, drawn.model.size),
+        future = draw_stream(
+            self.source,
+            env.past(),
+            float(state.clock[2]),
+            self._shape,
+            self._sizes,
+            self._generator,
         )
-        out = np.zeros((self._shape[0], int(env.session.observer.action_space.n)))
-        room = stream_room(env.tables, state)
-        follow(env.tables, state, future, env.session.rewards, self._least, room, out)
-        return np.asarray(out.mean(axis=0))
+        return rewards_after(
+            env.session, state, future, self._base, wanted, self._shape[0]
+        )
+
+
+def draw_stream(
+    source: FutureSource,
+    past: Past,
+    interval_s: float,
+    shape: tuple[int, int],
+    sizes: Sequence[float],
+    generator: np.random.Generator,
+) -> Stream:
+    """Futures one after the other, times in seconds from now.
+
+    Args:
+        source: Of what may arrive.
+        past: Jobs seen so far.
+        interval_s: Mean time between arrivals.
+        shape: Streams, and jobs of each.
+        sizes: Of jobs, each as likely.
+        generator: To draw with.
+    Returns:
+        Jobs of shape [streams x jobs].
+    """
+    drawn = source.draw(past, interval_s, shape, generator)
+    return Stream(
+        time_s=np.cumsum(drawn.gap_s, axis=1).reshape(-1),
+        model=drawn.model.reshape(-1).astype(np.int64),
+        beta=drawn.beta.reshape(-1),
+        size=generator.choice(np.array(sizes), drawn.model.size),
+    )
+
+
+def rewards_after(
+    session: StreamSession,
+    state: StreamState,
+    future: Stream,
+    base: StreamBase,
+    wanted: Flags,
+    streams: int,
+) -> Array:
+    """Rewards after each action, each followed by the same futures.
+
+    Args:
+        session: Whose world and rewards these are.
+        state: Before the decision.
+        future: Of several streams, as :func:`draw_stream` makes them.
+        base: Who decides in rollouts.
+        wanted: Actions to be followed. Shape [a].
+        streams: How many there are.
+    Returns:
+        Minus infinity of actions that are not wanted, or of candidates that are not
+        possible. Shape [streams, a].
+    """
+    out = np.zeros((streams, len(wanted)))
+    out[:, ~wanted] = -np.inf
+    room = stream_room(session.tables, state, base, len(wanted))
+    follow(session.tables, state, future, session.rewards, base, room, out)
+    return out
+
+
+def costs_of(rewards: Array) -> tuple[Array, Array]:
+    """Rewards as jobs blocked, and the variances of the mean's differences.
+
+    A job that is blocked costs 2 where it would have been met: 1 is lost, 1 is paid.
+
+    Args:
+        rewards: Shape [streams, a].
+    Returns:
+        Costs, infinite where rewards are not finite, and variances, counted from the
+        mean of the finite ones in each stream. Shapes [a].
+    """
+    costs, variances = np.full((2, rewards.shape[1]), np.inf)
+    followed = np.isfinite(rewards[0])
+    blocked = -rewards[:, followed] / 2.0
+    costs[followed] = blocked.mean(axis=0)
+    apart = blocked - blocked.mean(axis=1, keepdims=True)
+    streams = len(rewards)
+    variances[followed] = apart.var(axis=0, ddof=min(1, streams - 1)) / streams
+    return costs, variances

@@ -1,4 +1,4 @@
-"""Following candidates of the job stream into futures, decided by a simple rule."""
+"""Following candidates of the job stream into futures, in compiled code."""
 
 from __future__ import annotations
 
@@ -16,38 +16,81 @@ from envs.stream.decisions import (
     list_options,
 )
 from envs.stream.events import Rewards, Stream, proceed
+from envs.stream.features import NUM_CANDIDATE_FEATURES, write_candidates
+from envs.stream.observation import NUM_SHARED, can_wait, write_shared
 from envs.stream.state import TOTALS, StreamState, copy_state
 from envs.stream.tables import StreamTables
 from planner.simulate.compiled import compiled
+from policies.scorer import Scorer, no_scorer, score
 
-__all__ = ["StreamRoom", "follow", "stream_room"]
+__all__ = [
+    "StreamBase",
+    "StreamRoom",
+    "base_action",
+    "follow",
+    "rule",
+    "stream_room",
+]
 
 Array = NDArray[np.float64]
+Floats = NDArray[np.float32]
 Index = NDArray[np.int64]
 
 _REWARD = TOTALS.index("reward")
 
 
+class StreamBase(NamedTuple):
+    """Who decides in rollouts: a rule, or a network that scores candidates.
+
+    Attributes:
+        least: Degree from which on the rule takes the first possible candidate, where
+            the scorer has no units.
+        scorer: The candidate of least score is taken.
+    """
+
+    least: int
+    scorer: Scorer
+
+
 class StreamRoom(NamedTuple):
-    """Where rollouts take place.
+    """Where rollouts take place. a actions.
 
     Attributes:
         state: Overwritten.
         options: Of decisions in rollouts.
         first: Of the decision itself, filled in.
+        features: Of candidates in rollouts. Shape [a, NUM_CANDIDATE_FEATURES].
+        shared: By all candidates. Shape [NUM_SHARED].
+        layers: Of the scorer's hidden units. Shapes [h] and [g].
     """
 
     state: StreamState
     options: Options
     first: Options
+    features: Floats
+    shared: Floats
+    layers: tuple[Floats, Floats]
 
 
-def stream_room(tables: StreamTables, state: StreamState) -> StreamRoom:
-    """For states of an episode."""
+def rule(least: int) -> StreamBase:
+    """The first possible candidate of a degree or more, else the first of any."""
+    return StreamBase(least, no_scorer(NUM_CANDIDATE_FEATURES + NUM_SHARED))
+
+
+def stream_room(
+    tables: StreamTables, state: StreamState, base: StreamBase, actions: int
+) -> StreamRoom:
+    """For states of an episode, and one base."""
     return StreamRoom(
         state=copy_state(state),
         options=empty_options(tables),
         first=empty_options(tables),
+        features=np.zeros((actions, NUM_CANDIDATE_FEATURES), dtype=np.float32),
+        shared=np.zeros(NUM_SHARED, dtype=np.float32),
+        layers=(
+            np.zeros_like(base.scorer.first_bias),
+            np.zeros_like(base.scorer.second_bias),
+        ),
     )
 
 
@@ -116,12 +159,57 @@ def _in_time(tables: StreamTables, state: StreamState) -> bool:
 
 
 @compiled
+def _by_rule(tables: StreamTables, least: int, room: StreamRoom) -> int:
+    """What the rule does; it waits where it can instead of turning away."""
+    count = len(tables.degrees)
+    chosen = _first_possible(tables, room.state, room.options, least)
+    waits = len(room.features) > 1 + count
+    if chosen == 0 and waits and _in_time(tables, room.state):
+        return 1 + count
+    return chosen
+
+
+@compiled
+def _by_score(tables: StreamTables, scorer: Scorer, room: StreamRoom) -> int:
+    """The possible candidate of least score."""
+    count, actions = len(tables.degrees), len(room.features)
+    list_options(tables, room.state, room.options)
+    write_candidates(tables, room.state, room.options, room.features)
+    write_shared(tables, room.state, room.shared)
+    first, second = room.layers
+    best, least = 0, np.inf
+    for action in range(actions):
+        if 1 <= action <= count and not room.options.possible[action - 1]:
+            continue
+        if action == 1 + count and not can_wait(tables, room.state):
+            continue
+        found = score(scorer, room.features[action], room.shared, first, second)
+        if found < least:
+            best, least = action, found
+    return best
+
+
+@compiled
+def base_action(tables: StreamTables, base: StreamBase, room: StreamRoom) -> int:
+    """What the base does at the room's state.
+
+    Args:
+        tables: Of jobs and network.
+        base: Who decides.
+        room: For this base; its options are filled in where the base looked.
+    """
+    if len(base.scorer.first_bias) > 0:
+        return _by_score(tables, base.scorer, room)
+    return _by_rule(tables, base.least, room)
+
+
+@compiled
 def follow(
     tables: StreamTables,
     state: StreamState,
     futures: Stream,
     rewards: Rewards,
-    least: int,
+    base: StreamBase,
     room: StreamRoom,
     out: Array,
 ) -> None:
@@ -133,19 +221,20 @@ def follow(
         futures: m streams of h jobs, one after the other, times in seconds from now.
             Shape [m h].
         rewards: What jobs are worth.
-        least: Degree from which on rollouts look for a possible candidate.
-        room: Where rollouts take place.
-        out: Mean reward, minus infinity of candidates that are not possible; the
-            shape says how many actions there are and, in its first axis, how many
-            streams. Shape [m, actions].
+        base: Who decides in rollouts.
+        room: Where rollouts take place, for this base.
+        out: Rewards, minus infinity of candidates that are not possible; the shape
+            says how many actions there are and, in its first axis, how many streams.
+            Actions that are minus infinity in the first row are left out. Shape
+            [m, actions].
     """
     streams, count = out.shape[0], len(tables.degrees)
     length = len(futures.time_s) // streams
-    waits = out.shape[1] > 1 + count
     list_options(tables, state, room.first)
     before = state.totals[_REWARD]
     for action in range(out.shape[1]):
-        if 1 <= action <= count and not room.first.possible[action - 1]:
+        impossible = 1 <= action <= count and not room.first.possible[action - 1]
+        if impossible or out[0, action] == -np.inf:
             out[:, action] = -np.inf
             continue
         for number in range(streams):
@@ -158,14 +247,11 @@ def follow(
             )
             _restore(state, room.state)
             room.state.counts[1] = 0
-            # Nothing is decided after the last job, and nobody is there to be late.
-            room.state.clock[1] = future.time_s[length - 1]
             decide(tables, room.state, room.first, rewards, action)
             proceed(tables, room.state, future, rewards)
-            while room.state.counts[3] == 0:
-                chosen = _first_possible(tables, room.state, room.options, least)
-                if chosen == 0 and waits and _in_time(tables, room.state):
-                    chosen = 1 + count
+            # The last job only says when the future ends: nobody is there after it.
+            while room.state.counts[3] == 0 and room.state.counts[1] < length:
+                chosen = base_action(tables, base, room)
                 decide(tables, room.state, room.options, rewards, chosen)
                 proceed(tables, room.state, future, rewards)
             out[number, action] = room.state.totals[_REWARD] - before

@@ -7,35 +7,26 @@ policy iteration), ``ppo/`` (checkpoints), ``progress.jsonl`` and, at the end,
 
 from __future__ import annotations
 
-import json
-import platform
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pydantic
-import pydantic_core
 import torch
 
 from envs.ramp.profiles import MODELS, read_jobs
 from envs.ramp.session import ReplayConfig
 from envs.ramp.vector import RampVecEnv
-from planner.errors import StrategyError, UnknownNameError
-from planner.schema import write_atomically
+from planner.errors import StrategyError
 from policies.evaluation import Validation, validation
-from policies.improvement import ImprovementConfig, Round, improve
+from policies.improvement import ImprovementConfig, improve
 from policies.pointer import PointerConfig
-from policies.reinforcement import PPOConfig, Progress, reinforce
+from policies.reinforcement import PPOConfig, reinforce
+from policies.replay_labels import ReplayWorld
+from policies.run_folder import RunLog, Watch, describe_run, read_settings
 from policies.saved import SavedPolicy, save_policy
+from policies.scored import ScorerPolicy
 
 __all__ = ["TrainConfig", "read_config", "train"]
-
-#: Told of a stage, steps done, steps in all, and gains on the validation streams.
-Watch = Callable[[str, int, int, tuple[float, ...]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,38 +78,7 @@ def read_config(path: str | Path) -> TrainConfig:
     Raises:
         StrategyError: If it cannot be read, or a field is unknown or of a wrong value.
     """
-    file = Path(path)
-    try:
-        data = pydantic_core.from_json(file.read_bytes())
-        _know(data, TrainConfig(), "")
-        return pydantic.TypeAdapter(TrainConfig).validate_python(data)
-    except OSError as error:
-        raise StrategyError(
-            f"settings {file} cannot be read ({error.strerror}); give a JSON file"
-        ) from error
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise StrategyError(f"settings {file}: {where}: {first['msg']}") from error
-    except (ValueError, UnknownNameError) as error:
-        raise StrategyError(f"settings {file}: {error}") from error
-
-
-def _know(data: Any, like: Any, where: str) -> None:
-    """Refuse names that settings do not have: pydantic leaves them out silently.
-
-    Raises:
-        UnknownNameError: If there is one.
-    """
-    if not isinstance(data, dict):
-        return
-    known = [one.name for one in fields(like)]
-    for name, value in data.items():
-        if name not in known:
-            raise UnknownNameError(f"setting{where}", name, known)
-        inner = getattr(like, name)
-        if is_dataclass(inner):
-            _know(value, inner, f"{where or ' of'} {name}")
+    return read_settings(path, TrainConfig())
 
 
 def train(
@@ -144,21 +104,22 @@ def train(
         CaptureError: If a profile is not there.
     """
     run = Path(folder)
-    run.mkdir(parents=True, exist_ok=True)
-    _describe(config, run)
+    describe_run(config, run)
     torch.set_num_threads(1)
     seeds = range(
         config.validation_first, config.validation_first + config.validation_count
     )
     jobs = read_jobs(config.profiles, config.models)
     judged = validation(jobs, config.laws, seeds, config.horizon_s)
-    told = _Told(run, watch)
+    told = RunLog(run, watch)
     best = improve(
         config.improvement,
-        judged,
+        ReplayWorld(
+            profiles=config.profiles, models=config.models, horizon_s=config.horizon_s
+        ),
+        lambda scorer: judged.gains(lambda _: ScorerPolicy(scorer)),
         run / "rounds",
         seed=config.seed,
-        profiles=config.profiles,
         workers=workers,
         watch=lambda done: told.round(done, config.improvement.rounds),
     )
@@ -185,34 +146,6 @@ def train(
     return made
 
 
-def _as_json(data: Any) -> bytes:
-    return (json.dumps(data, indent=2, default=str) + "\n").encode()
-
-
-def _describe(config: TrainConfig, run: Path) -> None:
-    """Write the settings down, or see that they are those of the run."""
-    path = run / "config.json"
-    settings = json.loads(json.dumps(asdict(config)))
-    if path.exists():
-        held = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        if held != settings:
-            changed = sorted(k for k in settings if settings[k] != held.get(k))
-            raise StrategyError(
-                f"{run} holds a run of other settings ({', '.join(changed)} differ); "
-                f"give its own, or another folder"
-            )
-        return
-    packages = ("meshwright", "torch", "torch-geometric", "sb3-contrib", "numpy")
-    made = {
-        "settings": settings,
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()} {platform.system()}",
-        "packages": {name: version(name) for name in packages},
-    }
-    write_atomically(path, _as_json(made))
-
-
 def _notes(config: TrainConfig, judged: Validation) -> dict[str, Any]:
     """What the weights' own description says of the run."""
     return {
@@ -226,32 +159,3 @@ def _notes(config: TrainConfig, judged: Validation) -> dict[str, Any]:
             "best_constants": dict(zip(judged.laws, judged.constants, strict=True)),
         },
     }
-
-
-class _Told:
-    """Passes progress on, and writes it down."""
-
-    def __init__(self, run: Path, watch: Watch | None) -> None:
-        self._path, self._watch = run / "progress.jsonl", watch
-
-    def round(self, done: Round, rounds: int) -> None:
-        self._tell("improve", done.number + 1, rounds, done.gains, loss=done.loss)
-
-    def evaluation(self, found: Progress, steps: int) -> None:
-        self._tell("reinforce", found.steps, steps, found.gains, best=found.best)
-
-    def _tell(
-        self, stage: str, done: int, of: int, gains: tuple[float, ...], **more: Any
-    ) -> None:
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "stage": stage,
-            "done": done,
-            "gains": [round(gain, 4) for gain in gains],
-            "gain": round(float(np.mean(gains)), 4),
-            **more,
-        }
-        with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
-        if self._watch is not None:
-            self._watch(stage, done, of, gains)

@@ -101,12 +101,7 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
     def past(self) -> Past:
         """Jobs that have arrived so far, the one at the head included; copies."""
-        stream, count = self.session.stream, int(self.session.state.counts[1])
-        return Past(
-            time_s=stream.time_s[:count].copy(),
-            model=stream.model[:count].copy(),
-            beta=stream.beta[:count].copy(),
-        )
+        return self.session.past()
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Which actions are allowed; turning away always is. Shape [actions]."""

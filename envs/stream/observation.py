@@ -21,7 +21,7 @@ from envs.stream.state import StreamState
 from envs.stream.tables import StreamTables
 from planner.simulate.compiled import compiled
 
-__all__ = ["JOB_FEATURES", "StreamObserver"]
+__all__ = ["JOB_FEATURES", "NUM_SHARED", "StreamObserver", "can_wait", "write_shared"]
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float32]
@@ -31,22 +31,46 @@ Floats = NDArray[np.float32]
 #: device likewise, its work over the most of the usual sizes, how long it has waited,
 #: and how many jobs wait behind it over the most that can.
 JOB_FEATURES = ("beta", "deadline", "sequential", "demand", "waited", "queue")
+#: What all candidates of a decision share.
+NUM_SHARED = NUM_HISTORY + len(JOB_FEATURES)
 
 
 @compiled
-def _encode(
-    tables: StreamTables,
-    state: StreamState,
-    options: Options,
-    candidates: Floats,
-    devices: Floats,
-    candidate_devices: Floats,
-    history: Floats,
-) -> None:
-    write_candidates(tables, state, options, candidates)
-    write_devices(tables, state, options, devices, candidate_devices)
-    left = max(state.clock[1] - state.clock[0], 0.0) / state.clock[2]
-    write_history(state.seen, left, history)
+def _capped(seconds: float, interval_s: float) -> float:
+    return min(seconds / interval_s, LONGEST) / LONGEST
+
+
+@compiled
+def write_shared(tables: StreamTables, state: StreamState, out: Floats) -> None:
+    """What all candidates of a decision share: the stream so far, then the job.
+
+    Args:
+        tables: Of jobs and network.
+        state: With a head.
+        out: Filled in. Shape [NUM_SHARED].
+    """
+    now, horizon, interval = state.clock[0], state.clock[1], state.clock[2]
+    write_history(state.seen, max(horizon - now, 0.0) / interval, out[:NUM_HISTORY])
+    waiting, job = state.waiting, out[NUM_HISTORY:]
+    work = waiting.size[0] * tables.sequential_jct_s[waiting.model[0]]
+    left = max(waiting.due_s[0] - now, 0.0)
+    job[0] = min(left / work, 1.0)
+    job[1] = _capped(left, interval)
+    job[2] = _capped(work, interval)
+    job[3] = min(work / tables.sequential_jct_s.max(), 1.0)
+    job[4] = _capped(now - waiting.arrived_s[0], interval)
+    job[5] = (state.counts[0] - 1) / len(waiting.model)
+
+
+@compiled
+def can_wait(tables: StreamTables, state: StreamState) -> bool:
+    """Whether a job still runs by whose end the head could be started in time."""
+    fastest = state.waiting.size[0] * tables.fastest_s[state.waiting.model[0]]
+    ending = np.inf
+    for slot in range(len(state.running)):
+        if state.running[slot]:
+            ending = min(ending, state.ends_s[slot])
+    return bool(ending + fastest <= state.waiting.due_s[0])
 
 
 class StreamObserver:
@@ -106,45 +130,18 @@ class StreamObserver:
         count = len(self.tables.degrees)
         mask[1 : 1 + count] = options.possible
         if self.max_waiting:
-            mask[1 + count] = self._can_wait(state)
+            mask[1 + count] = can_wait(self.tables, state)
         obs["job_graph"][0] = state.waiting.model[0]
-        obs["job"][:] = self._job(state)
+        shared = np.zeros(NUM_SHARED, dtype=np.float32)
+        write_shared(self.tables, state, shared)
+        obs["job"][:] = shared[NUM_HISTORY:]
         if self.observe:
-            _encode(
-                self.tables,
-                state,
-                options,
-                obs["candidates"],
-                obs["devices"],
-                obs["candidate_devices"],
-                obs["history"],
+            obs["history"][:] = shared[:NUM_HISTORY]
+            write_candidates(self.tables, state, options, obs["candidates"])
+            write_devices(
+                self.tables, state, options, obs["devices"], obs["candidate_devices"]
             )
         return obs, mask
-
-    def _can_wait(self, state: StreamState) -> bool:
-        """Whether a job still runs by whose end the head could be started in time."""
-        fastest = self.tables.fastest_s[state.waiting.model[0]] * state.waiting.size[0]
-        ends = state.ends_s[state.running]
-        return bool(ends.size and ends.min() + fastest <= state.waiting.due_s[0])
-
-    def _job(self, state: StreamState) -> tuple[float, ...]:
-        waiting, tables = state.waiting, self.tables
-        now, _, interval = state.clock.tolist()
-        model, size = waiting.model[0], waiting.size[0]
-        work = size * tables.sequential_jct_s[model]
-        left = max(waiting.due_s[0] - now, 0.0)
-
-        def capped(seconds: float) -> float:
-            return float(min(seconds / interval, LONGEST)) / LONGEST
-
-        return (
-            min(left / work, 1.0),
-            capped(left),
-            capped(work),
-            min(work / tables.sequential_jct_s.max(), 1.0),
-            capped(now - waiting.arrived_s[0]),
-            (state.counts[0] - 1) / max(self.max_waiting, 1),
-        )
 
 
 def _box(shape: tuple[int, ...], high: float) -> spaces.Box:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.ramp.state import Past
 from envs.stream.arrivals import StreamLaw, mean_interval_s, read_stream
 from envs.stream.book import PriceBook
 from envs.stream.decisions import OUTCOMES, decide, empty_options, list_options
@@ -170,21 +171,40 @@ class StreamSession:
         """Whether there is nothing to decide."""
         return bool(self.state.counts[3])
 
+    def past(self) -> Past:
+        """Jobs that have arrived so far, the one at the head included; copies."""
+        count = int(self.state.counts[1])
+        return Past(
+            time_s=self.stream.time_s[:count].copy(),
+            model=self.stream.model[:count].copy(),
+            beta=self.stream.beta[:count].copy(),
+        )
+
     def begin(self, generator: np.random.Generator) -> None:
         """Start the next episode."""
         horizon_s = self.config.horizon_s
         if self._trace is not None:
-            self.stream = self._trace
-            last_s = float(self._trace.time_s[-1])
-            interval_s = mean_interval_s(self._trace, horizon_s or 1.0)
+            stream, last_s = self._trace, float(self._trace.time_s[-1])
+            interval_s = mean_interval_s(stream, horizon_s or 1.0)
             horizon_s = horizon_s or last_s + interval_s
         else:
             which = int(generator.integers(len(self._intervals)))
             interval_s = self._intervals[which]
             horizon_s = horizon_s or _INTERVALS * interval_s
-            self.stream = self.config.laws[which].draw(
+            stream = self.config.laws[which].draw(
                 self.names, interval_s, horizon_s, generator
             )
+        self.start(stream, horizon_s, interval_s)
+
+    def start(self, stream: Stream, horizon_s: float, interval_s: float) -> None:
+        """Start an episode of given arrivals.
+
+        Args:
+            stream: That arrive.
+            horizon_s: When it ends.
+            interval_s: Mean time between arrivals.
+        """
+        self.stream = stream
         self.state = new_state(
             self.tables, horizon_s, interval_s, self.config.max_waiting
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +9,7 @@ import tyro
 
 from planner.cli.options import OptionalFile
 from planner.cli.output import emit_json, emit_table, progress
+from planner.cluster.detect import usable_cores
 from planner.errors import StrategyError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TrainCommand:
         from policies.train import train
 
         best: tuple[float, ...] = ()
-        workers = self.workers or len(os.sched_getaffinity(0))
+        workers = self.workers or max(1, int(usable_cores()))
         bars: dict[str, Any] = {}
 
         def watch(stage: str, done: int, of: int, gains: tuple[float, ...]) -> None:

@@ -36,7 +36,7 @@ def test_evaluate_prints_what_a_policy_comes_to(
 def test_training_writes_a_policy_that_can_be_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = {"futures": 2, "arrivals": 4, "labelled": 0.3, "horizon_s": 2e4}
+    few = {"futures": 2, "arrivals": 4, "labelled": 0.3}
     settings = {
         "laws": ["C"],
         "horizon_s": 2e4,

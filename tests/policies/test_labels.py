@@ -16,15 +16,18 @@ from planner.errors import StrategyError
 from policies.evaluation import Validation, play, validation
 from policies.fitting import FitConfig, ScorerNetwork, fit, fit_loss
 from policies.improvement import ImprovementConfig, improve, read_round
-from policies.labels import LabelConfig, Labels, draw_labels, draw_law
-from policies.learned import ScorerPolicy
+from policies.labels import LabelConfig, Labels
+from policies.replay_labels import ReplayWorld, draw_labels, draw_law
+from policies.scored import ScorerPolicy
+from policies.scorer import Scorer
 
-FEW = LabelConfig(futures=4, arrivals=8, labelled=0.5, horizon_s=5e4, other_laws=0.5)
+FEW = LabelConfig(futures=4, arrivals=8, labelled=0.5, other_laws=0.5)
+HORIZON_S = 5e4
 
 
 @pytest.fixture(scope="module")
 def labels(jobs: RampJobs) -> Labels:
-    return draw_labels(jobs, None, None, FEW, 6, 0)
+    return draw_labels(jobs, None, None, FEW, 6, 0, HORIZON_S)
 
 
 def test_labels_are_differences_within_a_decision(labels: Labels) -> None:
@@ -43,20 +46,20 @@ def test_labels_are_differences_within_a_decision(labels: Labels) -> None:
 
 
 def test_labels_are_drawn_by_seed(jobs: RampJobs, labels: Labels) -> None:
-    again = draw_labels(jobs, None, None, FEW, 6, 0)
+    again = draw_labels(jobs, None, None, FEW, 6, 0, HORIZON_S)
     for one, other in zip(labels, again, strict=True):
         np.testing.assert_array_equal(one, other)
-    other = draw_labels(jobs, None, None, FEW, 6, 1)
+    other = draw_labels(jobs, None, None, FEW, 6, 1, HORIZON_S)
     assert not np.array_equal(other.costs, labels.costs)
 
 
 def test_a_scorer_decides_and_rolls_out(jobs: RampJobs, labels: Labels) -> None:
     scorer, _ = fit(labels, FitConfig(hidden=8, steps=20))
     for base in (None, scorer):
-        made = draw_labels(jobs, scorer, base, FEW, 2, 3)
+        made = draw_labels(jobs, scorer, base, FEW, 2, 3, HORIZON_S)
         assert np.isfinite(made.costs).all()
     with pytest.raises(StrategyError, match="no decision was labelled"):
-        draw_labels(jobs, scorer, scorer, replace(FEW, labelled=0.0), 1, 0)
+        draw_labels(jobs, scorer, scorer, replace(FEW, labelled=0.0), 1, 0, HORIZON_S)
 
 
 def test_settings_of_labels_are_checked() -> None:
@@ -94,7 +97,7 @@ def test_loss_counts_what_is_wrong_about_differences() -> None:
 
 def test_a_fit_finds_a_scorer_again() -> None:
     torch.manual_seed(1)
-    teacher = ScorerNetwork(8)
+    teacher = ScorerNetwork(NUM_FEATURES + NUM_HISTORY, 8)
     generator = np.random.default_rng(0)
     features = generator.random((4000, 4, NUM_FEATURES), dtype=np.float32)
     history = generator.random((4000, NUM_HISTORY), dtype=np.float32)
@@ -136,7 +139,8 @@ def test_rounds_go_on_where_they_stopped(
     jobs: RampJobs, judged: Validation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after one round of two, and then once more from the start."""
-    import policies.improvement as module
+    import policies.improvement
+    import policies.replay_labels
 
     class Here:
         """In this process: the profiles of the test are not in a folder."""
@@ -150,8 +154,13 @@ def test_rounds_go_on_where_they_stopped(
 
         map = staticmethod(map)
 
-    monkeypatch.setattr(module, "ProcessPoolExecutor", Here)
-    monkeypatch.setattr(module, "read_jobs", lambda *args: jobs)
+    monkeypatch.setattr(policies.improvement, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(policies.replay_labels, "read_jobs", lambda *args: jobs)
+    world = ReplayWorld(profiles=None, models=(), horizon_s=HORIZON_S)
+
+    def judge(scorer: Scorer) -> tuple[float, ...]:
+        return judged.gains(lambda _: ScorerPolicy(scorer))
+
     config = ImprovementConfig(
         first_rounds=1,
         rounds=2,
@@ -162,19 +171,22 @@ def test_rounds_go_on_where_they_stopped(
     )
     seen: list[int] = []
     whole = improve(
-        config, judged, tmp_path / "a", seed=5, watch=lambda r: seen.append(r.number)
+        config,
+        world,
+        judge,
+        tmp_path / "a",
+        seed=5,
+        watch=lambda r: seen.append(r.number),
     )
-    improve(replace(config, rounds=1), judged, tmp_path / "b", seed=5)
-    best = improve(config, judged, tmp_path / "b", seed=5)
+    improve(replace(config, rounds=1), world, judge, tmp_path / "b", seed=5)
+    best = improve(config, world, judge, tmp_path / "b", seed=5)
     assert seen == [0, 1]
     assert best.number == whole.number
     for number in range(2):
         one, other = (read_round(tmp_path / name, number) for name in "ab")
         np.testing.assert_array_equal(one.scorer.first, other.scorer.first)
         assert one.gains == other.gains
-    assert best.gains == pytest.approx(
-        judged.gains(lambda _: ScorerPolicy(best.scorer))
-    )
+    assert best.gains == pytest.approx(judge(best.scorer))
     (tmp_path / "b" / "round_001.npz").write_bytes(b"half")
     with pytest.raises(StrategyError, match=r"round_001\.npz is no round"):
-        improve(config, judged, tmp_path / "b", seed=5)
+        improve(config, world, judge, tmp_path / "b", seed=5)

@@ -16,9 +16,10 @@ from envs.ramp.vector import RampVecEnv
 from envs.ramp.world import Arrival, RampJobs, RampWorld
 from planner.errors import StrategyError
 from policies.baselines import Constant
+from policies.belief import combined
 from policies.futures import Futures
-from policies.learned import ScorerPolicy
-from policies.lookahead import RolloutPolicy, _combined
+from policies.lookahead import RolloutPolicy
+from policies.scored import ScorerPolicy
 from policies.scorer import Scorer, check_scorer, score
 from tests.envs.ramp.conftest import MODELS
 
@@ -248,12 +249,12 @@ def test_weights_that_do_not_go_together_are_refused() -> None:
 
 def test_what_is_believed_and_what_is_rolled_out_count_by_their_variances() -> None:
     believed, costs = np.array([5.0, 5.5]), np.array([2.0, 1.0])
-    sure = _combined(believed, costs, np.zeros(2))
+    sure = combined(believed, costs, np.zeros(2))
     assert sure == pytest.approx([0.5, -0.5])
-    unsure = _combined(believed, costs, np.full(2, 1e9))
+    unsure = combined(believed, costs, np.full(2, 1e9))
     assert unsure == pytest.approx([-0.25, 0.25], abs=1e-6)
     # As sure of one as of the other: the mean of the two.
-    even = _combined(believed, costs, np.full(2, 0.02))
+    even = combined(believed, costs, np.full(2, 0.02))
     assert even == pytest.approx([0.125, -0.125])
 
 

@@ -17,9 +17,10 @@ from planner.errors import StrategyError, UnknownNameError
 from policies.actor import widths_of
 from policies.by_name import POLICIES, make_policy
 from policies.evaluation import play
-from policies.learned import PointerDecider, ScorerPolicy
+from policies.learned import PointerDecider
 from policies.pointer import PointerConfig, PointerNetwork
 from policies.saved import SavedPolicy, load_policy, save_policy
+from policies.scored import ScorerPolicy
 from policies.scorer import Scorer
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import policies.improvement
+import policies.replay_labels
 import policies.train
 from envs.ramp.world import RampJobs
 from planner.errors import StrategyError
@@ -20,7 +21,7 @@ from policies.pointer import PointerConfig
 from policies.reinforcement import PPOConfig
 from policies.train import TrainConfig, read_config, train
 
-FEW = LabelConfig(futures=4, arrivals=8, labelled=0.5, horizon_s=3e4)
+FEW = LabelConfig(futures=4, arrivals=8, labelled=0.5)
 CONFIG = TrainConfig(
     laws=("A", "B"),
     horizon_s=3e4,
@@ -62,7 +63,7 @@ class _Here:
 @pytest.fixture(autouse=True)
 def _jobs_of_the_tests(jobs: RampJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies.improvement, "ProcessPoolExecutor", _Here)
-    for module in (policies.improvement, policies.train):
+    for module in (policies.replay_labels, policies.train):
         monkeypatch.setattr(module, "read_jobs", lambda *args: jobs)
 
 

@@ -1,0 +1,147 @@
+"""The folder of a training run: its settings, and how far it has come."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, fields, is_dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pydantic
+import pydantic_core
+
+from planner.errors import StrategyError, UnknownNameError
+from planner.schema import write_atomically
+from policies.improvement import Round
+
+if TYPE_CHECKING:
+    from policies.reinforcement import Progress
+
+__all__ = ["RunLog", "Watch", "describe_run", "read_settings"]
+
+#: Told of a stage, steps done, steps in all, and gains on the validation streams.
+Watch = Callable[[str, int, int, tuple[float, ...]], None]
+
+Config = TypeVar("Config")
+
+
+def read_settings(path: str | Path, default: Config) -> Config:
+    """Read settings from a JSON file; what it leaves out is as by default.
+
+    Args:
+        path: Of the file.
+        default: Settings, of the type that is wanted.
+
+    Raises:
+        StrategyError: If it cannot be read, or a field is unknown or of a wrong value.
+    """
+    file = Path(path)
+    try:
+        data = pydantic_core.from_json(file.read_bytes())
+        _know(data, default, "")
+        return pydantic.TypeAdapter(type(default)).validate_python(data)
+    except OSError as error:
+        raise StrategyError(
+            f"settings {file} cannot be read ({error.strerror}); give a JSON file"
+        ) from error
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise StrategyError(f"settings {file}: {where}: {first['msg']}") from error
+    except (ValueError, UnknownNameError) as error:
+        raise StrategyError(f"settings {file}: {error}") from error
+
+
+def _know(data: Any, like: Any, where: str) -> None:
+    """Refuse names that settings do not have: pydantic leaves them out silently.
+
+    Raises:
+        UnknownNameError: If there is one.
+    """
+    if not isinstance(data, dict):
+        return
+    known = [one.name for one in fields(like)]
+    for name, value in data.items():
+        if name not in known:
+            raise UnknownNameError(f"setting{where}", name, known)
+        inner = getattr(like, name)
+        if is_dataclass(inner):
+            _know(value, inner, f"{where or ' of'} {name}")
+
+
+def _as_json(data: Any) -> bytes:
+    return (json.dumps(data, indent=2, default=str) + "\n").encode()
+
+
+def describe_run(config: Any, run: Path) -> None:
+    """Write a run's settings down, or see that they are those that it has.
+
+    Args:
+        config: Settings, a dataclass.
+        run: Folder of the run, made if it is not there.
+
+    Raises:
+        StrategyError: If the folder holds a run of other settings.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    path = run / "config.json"
+    settings = json.loads(json.dumps(asdict(config)))
+    if path.exists():
+        held = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        if held != settings:
+            changed = sorted(k for k in settings if settings[k] != held.get(k))
+            raise StrategyError(
+                f"{run} holds a run of other settings ({', '.join(changed)} differ); "
+                f"give its own, or another folder"
+            )
+        return
+    packages = ("meshwright", "torch", "torch-geometric", "sb3-contrib", "numpy")
+    made = {
+        "settings": settings,
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()} {platform.system()}",
+        "packages": {name: version(name) for name in packages},
+    }
+    write_atomically(path, _as_json(made))
+
+
+class RunLog:
+    """Passes progress on, and writes it to ``progress.jsonl``.
+
+    Args:
+        run: Folder of the run.
+        watch: Told of each line.
+    """
+
+    def __init__(self, run: Path, watch: Watch | None) -> None:
+        self._path, self._watch = run / "progress.jsonl", watch
+
+    def round(self, done: Round, rounds: int) -> None:
+        """A round of policy iteration, of so many."""
+        self._tell("improve", done.number + 1, rounds, done.gains, loss=done.loss)
+
+    def evaluation(self, found: Progress, steps: int) -> None:
+        """An evaluation in reinforcement learning, of so many steps."""
+        self._tell("reinforce", found.steps, steps, found.gains, best=found.best)
+
+    def _tell(
+        self, stage: str, done: int, of: int, gains: tuple[float, ...], **more: Any
+    ) -> None:
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "stage": stage,
+            "done": done,
+            "gains": [round(gain, 4) for gain in gains],
+            "gain": round(float(np.mean(gains)), 4),
+            **more,
+        }
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+        if self._watch is not None:
+            self._watch(stage, done, of, gains)
