@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.stream.contention import sum_loads
 from envs.stream.decisions import (
     Options,
     decide,
     empty_options,
-    list_option,
     list_options,
 )
 from envs.stream.events import Rewards, Stream, proceed
@@ -135,19 +133,14 @@ def _first_possible(
     tables: StreamTables, state: StreamState, options: Options, least: int
 ) -> int:
     """Action of the first possible candidate of a degree or more, else of any."""
-    sum_loads(tables, state)
-    more = np.zeros(len(state.free))
+    list_options(tables, state, options, least)
     fallback = 0
-    options.possible[:] = False
     for choice in range(len(tables.degrees)):
-        if fallback > 0 and tables.degrees[choice] < least:
-            continue
-        list_option(tables, state, choice, more, options, harm=False)
-        if not options.possible[choice]:
-            continue
-        if tables.degrees[choice] >= least:
-            return 1 + choice
-        fallback = 1 + choice
+        if options.possible[choice]:
+            if tables.degrees[choice] >= least:
+                return 1 + choice
+            if fallback == 0:
+                fallback = 1 + choice
     return fallback
 
 

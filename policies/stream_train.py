@@ -32,11 +32,11 @@ __all__ = ["StreamTrainConfig", "read_stream_config", "train_stream"]
 def _improvement() -> ImprovementConfig:
     return ImprovementConfig(
         first_rounds=1,
-        rounds=12,
-        episodes=96,
-        kept=6,
-        first=LabelConfig(futures=8, arrivals=24, labelled=0.05),
-        later=LabelConfig(futures=8, arrivals=24, labelled=0.05),
+        rounds=16,
+        episodes=160,
+        kept=8,
+        first=LabelConfig(futures=8, arrivals=24, labelled=0.1),
+        later=LabelConfig(futures=8, arrivals=24, labelled=0.1),
         fit=FitConfig(),
     )
 

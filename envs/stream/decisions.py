@@ -19,14 +19,13 @@ from envs.stream.events import Rewards, drop_head
 from envs.stream.placement import place
 from envs.stream.state import TOTALS, StreamState
 from envs.stream.tables import StreamTables
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 
 __all__ = [
     "OUTCOMES",
     "Options",
     "decide",
     "empty_options",
-    "list_option",
     "list_options",
 ]
 
@@ -55,7 +54,8 @@ class Options(NamedTuple):
         given: Its hosts, then -1. Shape [c, most hosts].
         stretch: Of the links between them. Shape [c].
         jct_s: From now on, if nothing changes; infinite if it cannot run. Shape [c].
-        harmed: Running jobs that would now end too late because of it. Shape [c].
+        harmed: Running jobs that would now end too late because of it, if it is
+            possible. Shape [c].
     """
 
     possible: Flags
@@ -79,89 +79,103 @@ def empty_options(tables: StreamTables) -> Options:
     )
 
 
-@compiled
-def _asked(
-    tables: StreamTables, given: Index, model: int, choice: int, reach: int, out: Array
-) -> None:
-    """What a job would ask of each link of its level. Shape [hosts]."""
-    out[:] = 0.0
-    if reach < 1:
-        return
-    rate = sent_bytes_per_s(tables, model, choice, reach)
+@inlined
+def _ask(domains: Index, given: Index, rate: float, out: Array) -> None:
+    """What a job that sends so much asks of each link of its level. Shape [hosts]."""
+    for host in range(len(out)):
+        out[host] = 0.0
     for host in given:
         if host >= 0:
-            out[tables.switches[reach - 1, host]] += rate
+            out[domains[host]] += rate
 
 
 @compiled
 def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -> int:
     """Running jobs in time that would no longer be if so much more was asked."""
-    found, now = 0, state.clock[0]
+    found, now, grid = 0, state.clock[0], tables.stretches
+    domains, capacity = tables.switches[reach - 1], tables.capacity[reach]
+    load, largest = state.load[reach], state.largest[reach]
     for slot in range(len(state.running)):
         if not state.running[slot] or state.reach[slot] != reach:
             continue
         if state.ends_s[slot] > state.due_s[slot]:
             continue
-        model, choice = state.model[slot], state.choice[slot]
-        stretch = link_stretch(tables, state, state.given[slot], reach, more)
-        alone = tables.step_s[model, choice, reach, 0]
-        rate = alone / step_seconds(tables, model, choice, reach, stretch)
+        given = state.given[slot]
+        stretch = link_stretch(domains, load, largest, capacity, given, more)
+        prices = tables.step_s[state.model[slot], state.choice[slot], reach]
+        rate = prices[0] / step_seconds(prices, grid, stretch)
         if now + state.left_s[slot] / rate > state.due_s[slot] + _SAME_TIME_S:
             found += 1
     return found
 
 
 @compiled
-def list_option(
-    tables: StreamTables,
-    state: StreamState,
-    choice: int,
-    more: Array,
-    out: Options,
-    harm: bool,
+def list_options(
+    tables: StreamTables, state: StreamState, out: Options, least: int = 0
 ) -> None:
-    """Find out what one candidate for the head would come to.
-
-    Args:
-        tables: Of jobs and network.
-        state: With a head, and with loads summed.
-        choice: Index of the shape.
-        more: Overwritten. Shape [hosts].
-        out: Filled in, at this choice.
-        harm: Whether to count running jobs that it would make late.
-    """
-    model, size = state.waiting.model[0], state.waiting.size[0]
-    reach = place(tables, state.free, choice, out.given[choice])
-    out.reach[choice] = reach
-    out.possible[choice] = False
-    out.stretch[choice], out.harmed[choice] = 1.0, 0
-    out.jct_s[choice] = np.inf
-    if reach < 0 or not np.isfinite(tables.step_s[model, choice, reach, 0]):
-        return
-    _asked(tables, out.given[choice], model, choice, reach, more)
-    stretch = link_stretch(tables, state, out.given[choice], reach, more)
-    step_s = step_seconds(tables, model, choice, reach, stretch)
-    jct_s = size * tables.steps[model] * step_s
-    out.stretch[choice], out.jct_s[choice] = stretch, jct_s
-    due = state.waiting.due_s[0]
-    out.possible[choice] = state.clock[0] + jct_s <= due + _SAME_TIME_S
-    if harm and reach > 0:
-        out.harmed[choice] = _harmed(tables, state, reach, more)
-
-
-@compiled
-def list_options(tables: StreamTables, state: StreamState, out: Options) -> None:
     """Find out what each candidate for the head would come to.
 
     Args:
         tables: Of jobs and network.
         state: With a head.
         out: Filled in.
+        least: If positive, the first possible candidate of this degree or more is the
+            last that is looked at, those behind it count as impossible, and nobody
+            asks whom it would harm.
     """
     more = np.zeros(len(state.free))
+    enough = np.zeros(len(state.free), dtype=np.bool_)
     sum_loads(tables, state)
+    model, size = state.waiting.model[0], state.waiting.size[0]
+    now, due = state.clock[0], state.waiting.due_s[0]
+    switches, capacity, grid = tables.switches, tables.capacity, tables.stretches
+    out.possible[:] = False
     for choice in range(len(tables.degrees)):
-        list_option(tables, state, choice, more, out, harm=True)
+        given = out.given[choice]
+        reach = place(
+            tables.kind_of_host,
+            switches,
+            state.free,
+            tables.kinds[choice],
+            tables.hosts[choice],
+            tables.per_host[choice],
+            enough,
+            given,
+        )
+        out.reach[choice] = reach
+        out.stretch[choice], out.harmed[choice] = 1.0, 0
+        out.jct_s[choice] = np.inf
+        if reach < 0:
+            continue
+        prices, stretch = tables.step_s[model, choice, reach], 1.0
+        if not np.isfinite(prices[0]):
+            continue
+        if reach > 0:
+            domains, width = switches[reach - 1], tables.bandwidth[choice, reach]
+            duty = tables.duty[model, choice, reach]
+            _ask(
+                domains,
+                given,
+                sent_bytes_per_s(duty, width, tables.per_host[choice]),
+                more,
+            )
+            stretch = link_stretch(
+                domains,
+                state.load[reach],
+                state.largest[reach],
+                capacity[reach],
+                given,
+                more,
+            )
+        jct_s = size * tables.steps[model] * step_seconds(prices, grid, stretch)
+        out.stretch[choice], out.jct_s[choice] = stretch, jct_s
+        if now + jct_s > due + _SAME_TIME_S:
+            continue
+        out.possible[choice] = True
+        if least > 0 and tables.degrees[choice] >= least:
+            return
+        if least == 0 and reach > 0:
+            out.harmed[choice] = _harmed(tables, state, reach, more)
 
 
 @compiled

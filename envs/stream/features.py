@@ -13,7 +13,7 @@ from envs.ramp.features import BLOCK_SIZES, NUM_SHARES, OFFSETS
 from envs.stream.decisions import Options
 from envs.stream.state import StreamState
 from envs.stream.tables import StreamTables
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 
 __all__ = [
     "LONGEST",
@@ -45,8 +45,8 @@ _SAME_TIME_S = 1e-7
 _MOST_HARMED = 4
 
 
-@compiled
-def _write_shares(tables: StreamTables, free: Index, usable: int, out: Floats) -> None:
+@inlined
+def _write_shares(size_of_host: Index, free: Index, usable: int, out: Floats) -> None:
     """Shares of the cluster that are free, and free in blocks of each size.
 
     A block lies in one host, or is made of whole hosts. Shape [NUM_SHARES].
@@ -54,7 +54,7 @@ def _write_shares(tables: StreamTables, free: Index, usable: int, out: Floats) -
     total, whole = 0, 0
     for host in range(len(free)):
         total += free[host]
-        if free[host] == tables.size_of_host[host]:
+        if free[host] == size_of_host[host]:
             whole += free[host]
     out[0] = total / usable
     for index in range(len(BLOCK_SIZES)):
@@ -64,26 +64,12 @@ def _write_shares(tables: StreamTables, free: Index, usable: int, out: Floats) -
         out[1 + index] = max(inside, whole // size * size) / usable
 
 
-@compiled
-def _freed(tables: StreamTables, state: StreamState, time_s: float, out: Index) -> None:
-    """Free devices of each host once jobs that end by a time have gone."""
-    for host in range(len(out)):
-        out[host] = state.free[host]
-    for slot in range(len(state.running)):
-        if state.running[slot] and state.ends_s[slot] <= time_s + _SAME_TIME_S:
-            for host in state.given[slot]:
-                if host >= 0:
-                    out[host] += tables.per_host[state.choice[slot]]
-
-
-@compiled
-def _take(
-    tables: StreamTables, options: Options, choice: int, sign: int, free: Index
-) -> None:
-    """Add a candidate's devices to those that are free, or take them away (-1)."""
-    for host in options.given[choice]:
+@inlined
+def _take(given: Index, many: int, free: Index) -> None:
+    """Add so many devices of each host that is given to those that are free."""
+    for host in given:
         if host >= 0:
-            free[host] += sign * tables.per_host[choice]
+            free[host] += many
 
 
 @compiled
@@ -92,24 +78,29 @@ def _write_later(
 ) -> None:
     """Shares of the cluster at each of the OFFSETS, after each candidate."""
     now, interval = state.clock[0], state.clock[2]
-    usable = tables.usable.sum()
+    usable, per_host = tables.usable.sum(), tables.per_host
+    sizes, given = tables.size_of_host, options.given
     free = np.empty(len(state.free), dtype=np.int64)
     for offset in range(len(OFFSETS)):
-        at_s = now + OFFSETS[offset] * interval
+        at_s = now + OFFSETS[offset] * interval + _SAME_TIME_S
         begin, end = offset * NUM_SHARES, (offset + 1) * NUM_SHARES
-        _freed(tables, state, at_s, free)
-        _write_shares(tables, free, usable, out[0, begin:end])
+        for host in range(len(free)):
+            free[host] = state.free[host]
+        for slot in range(len(state.running)):
+            if state.running[slot] and state.ends_s[slot] <= at_s:
+                _take(state.given[slot], per_host[state.choice[slot]], free)
+        _write_shares(sizes, free, usable, out[0, begin:end])
         for choice in range(len(options.possible)):
             if not options.possible[choice]:
                 continue
             shares = out[1 + choice, begin:end]
-            if now + options.jct_s[choice] <= at_s + _SAME_TIME_S:
+            if now + options.jct_s[choice] <= at_s:
                 for index in range(NUM_SHARES):
                     shares[index] = out[0, begin + index]
                 continue
-            _take(tables, options, choice, -1, free)
-            _write_shares(tables, free, usable, shares)
-            _take(tables, options, choice, 1, free)
+            _take(given[choice], -per_host[choice], free)
+            _write_shares(sizes, free, usable, shares)
+            _take(given[choice], per_host[choice], free)
 
 
 @compiled

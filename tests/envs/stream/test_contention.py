@@ -107,7 +107,8 @@ def test_prices_are_joined_by_lines(make_tables: MakeTables) -> None:
     prices = tables.step_s[0, choice, 1]
     for stretch in (1.0, 1.5, 3.0, 11.0, 16.0, 40.0):
         expected = 20 + 20 * stretch
-        assert step_seconds(tables, 0, choice, 1, stretch) == pytest.approx(expected)
+        found = step_seconds(prices, tables.stretches, stretch)
+        assert found == pytest.approx(expected)
     assert prices.tolist() == [20 + 20 * stretch for stretch in STRETCHES]
 
 

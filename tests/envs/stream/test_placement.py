@@ -7,9 +7,25 @@ import itertools
 import numpy as np
 
 from envs.stream.placement import place
+from envs.stream.tables import StreamTables
 from planner.cluster import Cluster
 from planner.schema.cluster import Link
 from tests.envs.stream.conftest import MakeTables, job, leaf_spine
+
+
+def _place(
+    tables: StreamTables, free: np.ndarray, choice: int, given: np.ndarray
+) -> int:
+    return place(
+        tables.kind_of_host,
+        tables.switches,
+        free,
+        int(tables.kinds[choice]),
+        int(tables.hosts[choice]),
+        int(tables.per_host[choice]),
+        np.zeros(len(free), dtype=np.bool_),
+        given,
+    )
 
 
 def _brute(tables, free: np.ndarray, choice: int) -> tuple[int, tuple[int, ...]]:
@@ -42,7 +58,7 @@ def test_best_fit_is_what_a_search_finds(make_tables: MakeTables) -> None:
     for _ in range(150):
         free = generator.integers(0, 5, 8)
         for choice in range(len(tables.degrees)):
-            level = place(tables, free, choice, given)
+            level = _place(tables, free, choice, given)
             expected, hosts = _brute(tables, free, choice)
             chosen = tuple(sorted(host for host in given.tolist() if host >= 0))
             assert level == expected
@@ -66,7 +82,7 @@ def test_kinds_are_not_mixed_and_occupied_devices_not_given(
     assert free.tolist() == [1, 2, 2, 2]
     kinds = set()
     for choice in range(len(tables.degrees)):
-        level = place(tables, free, choice, given)
+        level = _place(tables, free, choice, given)
         assert level >= 0
         hosts = given[given >= 0]
         assert set(tables.kind_of_host[hosts].tolist()) == {tables.kinds[choice]}
