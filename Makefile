@@ -91,6 +91,8 @@ bench: setup
 bench-job-stream: setup
 	@echo "== policies of the job stream, test seeds of all laws"
 	@$(BIN)/python benchmarks/job_stream.py
+	@echo "== and on any cluster"
+	@$(BIN)/python -m benchmarks.job_stream_world --workers 2 --out docs/results
 
 bench-job-stream-quick: setup
 	@echo "== policies of the job stream, a few short episodes"

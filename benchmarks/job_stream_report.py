@@ -45,10 +45,10 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def report_name() -> str:
+def report_name(kind: str = "job_stream") -> str:
     """Of the results file of this machine and day."""
     cpu = re.sub(r"[^a-z0-9.]+", "-", cpu_name().lower()).strip("-")
-    return f"job_stream_{cpu}_{datetime.date.today().isoformat()}.md"
+    return f"{kind}_{cpu}_{datetime.date.today().isoformat()}.md"
 
 
 def _signed(found: Estimate) -> str:

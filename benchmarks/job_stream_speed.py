@@ -24,7 +24,8 @@ from envs.ramp.profiles import MODELS, read_jobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.vector import RampVecEnv
 from envs.ramp.world import RampWorld
-from policies.baselines import Constant, ParaMin
+from envs.stream.env import JobStreamEnv
+from policies.baselines import Constant, ParaMin, make_baseline
 from policies.lookahead import RolloutPolicy
 
 __all__ = ["Rate", "job_stream_speed"]
@@ -113,6 +114,23 @@ def _encoding() -> float:
     return _ROWS * 500 / spent
 
 
+def _stream(*, observe: bool) -> float:
+    """A random policy on any cluster at load 1, its own time included."""
+    env = JobStreamEnv(observe=observe)
+    spent, count = 0.0, 0
+    # The first episode loads or compiles the code.
+    for seed in range(3):
+        policy = make_baseline("random", env.tables, seed)
+        obs, _ = env.reset(seed=seed)
+        start, ended = time.process_time(), False
+        while not ended:
+            action = policy.predict(obs, env.action_masks())
+            obs, _, ended, *_ = env.step(np.int64(action))
+            count += seed > 0
+        spent += (time.process_time() - start) * (seed > 0)
+    return count / spent
+
+
 def _rollouts(count: int = 400) -> float:
     env = RampReplayEnv(law="A", observe=False)
     policy = RolloutPolicy(env, base=4, law=LAWS["A"])
@@ -153,6 +171,16 @@ def job_stream_speed() -> list[Rate]:
         ),
         Rate(name="features alone", per_s=_encoding(), target_per_s=200_000),
         Rate(name="rollouts, 40 futures of 16 arrivals", per_s=_rollouts()),
+        Rate(
+            name="JobStreamEnv, random, without encoding",
+            per_s=_stream(observe=False),
+            target_per_s=500,
+        ),
+        Rate(
+            name="JobStreamEnv, random, with observations",
+            per_s=_stream(observe=True),
+            target_per_s=300,
+        ),
     ]
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.episodes import leave
 from envs.ramp.features import (
     Candidates,
     ShareMemo,
@@ -24,6 +23,7 @@ from envs.ramp.features import (
 from envs.ramp.history import NUM_HISTORY, NUM_SEEN, remember, write_history
 from envs.ramp.requests import servers_given
 from envs.ramp.state import Moment
+from envs.ramp.steps import leave
 from envs.ramp.tables import RampTables
 from planner.simulate.compiled import compiled, inlined
 from policies.futures import Futures

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from time import perf_counter
 
@@ -13,6 +15,8 @@ from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
 from planner.errors import StrategyError
 from policies.baselines import Policy, make_baseline
+from policies.scored import ScorerPolicy
+from policies.scorer import Scorer
 from policies.stream_worlds import StreamWorld
 
 __all__ = [
@@ -120,55 +124,70 @@ class StreamValidation:
 
     Attributes:
         cases: Worlds and loads.
-        envs: Of the cases, with observations.
         seeds: Of each.
         baselines: Least blocking rate of the fixed baselines in each case.
         names: Of those baselines.
     """
 
     cases: tuple[StreamCase, ...]
-    envs: tuple[JobStreamEnv, ...]
     seeds: tuple[int, ...]
     baselines: tuple[float, ...]
     names: tuple[str, ...]
 
-    def gains(self, make: StreamPolicyMaker) -> tuple[float, ...]:
-        """Share by which a policy blocks less than the best baseline, of each case.
+    def gains(self, scorer: Scorer, pool: Executor | None = None) -> tuple[float, ...]:
+        """Share by which a scorer blocks less than the best baseline, of each case.
 
-        Where that blocks nothing, 0 if the policy does not either, else minus what it
+        Where that blocks nothing, 0 if the scorer does not either, else minus what it
         blocks.
+
+        Args:
+            scorer: That decides.
+            pool: Processes to play in.
         """
-        found = []
-        for env, least in zip(self.envs, self.baselines, strict=True):
-            rate = play_stream(make, env, self.seeds).blocking_rate
-            found.append(1.0 - rate / least if least > 0.0 else -rate)
-        return tuple(found)
+        work = [(case, self.seeds, scorer) for case in self.cases]
+        rates = (map if pool is None else pool.map)(_scored_rate, work)
+        return tuple(
+            1.0 - rate / least if least > 0.0 else -rate
+            for rate, least in zip(rates, self.baselines, strict=True)
+        )
 
 
 def stream_validation(
-    cases: Sequence[StreamCase], seeds: Sequence[int]
+    cases: Sequence[StreamCase], seeds: Sequence[int], pool: Executor | None = None
 ) -> StreamValidation:
     """Find the best fixed baseline of each case.
 
     Args:
         cases: Worlds and loads.
         seeds: Of each.
+        pool: Processes to play in.
     """
-    baselines, names = [], []
-    for case in cases:
-        env = case.env(observe=False)
-        rates = {
-            name: play_stream(_maker(name), env, seeds).blocking_rate
-            for name in fixed_baselines(env)
-        }
-        names.append(min(rates, key=lambda name: rates[name]))
-        baselines.append(rates[names[-1]])
+    work = [(case, tuple(seeds)) for case in cases]
+    best = list((map if pool is None else pool.map)(_best_fixed, work))
     return StreamValidation(
         cases=tuple(cases),
-        envs=tuple(case.env(observe=True) for case in cases),
         seeds=tuple(seeds),
-        baselines=tuple(baselines),
-        names=tuple(names),
+        baselines=tuple(rate for rate, _ in best),
+        names=tuple(name for _, name in best),
+    )
+
+
+@lru_cache(maxsize=64)
+def _seen(case: StreamCase) -> JobStreamEnv:
+    return case.env(observe=True)
+
+
+def _scored_rate(work: tuple[StreamCase, tuple[int, ...], Scorer]) -> float:
+    case, seeds, scorer = work
+    return play_stream(lambda _: ScorerPolicy(scorer), _seen(case), seeds).blocking_rate
+
+
+def _best_fixed(work: tuple[StreamCase, tuple[int, ...]]) -> tuple[float, str]:
+    case, seeds = work
+    env = case.env(observe=False)
+    return min(
+        (play_stream(_maker(name), env, seeds).blocking_rate, name)
+        for name in fixed_baselines(env)
     )
 
 

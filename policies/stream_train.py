@@ -6,12 +6,13 @@ A run is a folder as that of :mod:`policies.train`, without ``ppo/``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-from envs.stream.env import JobStreamEnv
 from planner.errors import StrategyError
 from policies.actor import widths_of
 from policies.fitting import FitConfig
@@ -20,7 +21,6 @@ from policies.labels import LabelConfig
 from policies.pointer import PointerConfig, PointerNetwork
 from policies.run_folder import RunLog, Watch, describe_run, read_settings
 from policies.saved import SavedPolicy, save_policy
-from policies.scored import ScorerPolicy
 from policies.scorer import Scorer
 from policies.stream_evaluation import StreamCase, StreamValidation, stream_validation
 from policies.stream_labels import StreamWorlds
@@ -83,6 +83,15 @@ class StreamTrainConfig:
                 f"validation_loads; give at least one of each"
             )
 
+    @property
+    def cases(self) -> tuple[StreamCase, ...]:
+        """What rounds are judged by."""
+        return tuple(
+            StreamCase(world=world, load=load)
+            for world in self.worlds
+            for load in self.validation_loads
+        )
+
 
 def read_stream_config(path: str | Path) -> StreamTrainConfig:
     """Read settings from a JSON file; what it leaves out is as by default.
@@ -117,19 +126,20 @@ def train_stream(
     run = Path(folder)
     describe_run(config, run)
     torch.set_num_threads(1)
-    judged = stream_validation(_cases(config), _seeds(config))
     log = RunLog(run, watch)
-    best = improve(
-        config.improvement,
-        StreamWorlds(worlds=config.worlds, intervals=config.intervals),
-        lambda scorer: judged.gains(lambda _: ScorerPolicy(scorer)),
-        run / "rounds",
-        seed=config.seed,
-        workers=workers,
-        watch=lambda done: log.round(done, config.improvement.rounds),
-    )
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        judged = stream_validation(config.cases, _seeds(config), pool)
+        best = improve(
+            config.improvement,
+            StreamWorlds(worlds=config.worlds, intervals=config.intervals),
+            lambda scorer: judged.gains(scorer, pool),
+            run / "rounds",
+            seed=config.seed,
+            workers=workers,
+            watch=lambda done: log.round(done, config.improvement.rounds),
+        )
     made = SavedPolicy(
-        network=_network(judged.envs[0], config.network, best.scorer),
+        network=_network(config.cases[0], config.network, best.scorer),
         scorer=best.scorer,
         notes=_notes(config, judged, best.gains),
     )
@@ -137,23 +147,14 @@ def train_stream(
     return made
 
 
-def _cases(config: StreamTrainConfig) -> list[StreamCase]:
-    return [
-        StreamCase(world=world, load=load)
-        for world in config.worlds
-        for load in config.validation_loads
-    ]
-
-
 def _seeds(config: StreamTrainConfig) -> range:
     first = config.validation_first
     return range(first, first + config.validation_count)
 
 
-def _network(
-    env: JobStreamEnv, config: PointerConfig, scorer: Scorer
-) -> PointerNetwork:
+def _network(case: StreamCase, config: PointerConfig, scorer: Scorer) -> PointerNetwork:
     """A pointer network that decides as the scorer does."""
+    env = case.env(observe=True)
     network = PointerNetwork(
         env.graphs, env.device_graph, widths_of(env.observation_space), config
     )

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.episodes import servers_in
 from envs.ramp.requests import BlockTable, servers_given
 from envs.ramp.state import Moment, RampState, moment_of
+from envs.ramp.steps import servers_in
 from envs.ramp.tables import RampTables
 from planner.simulate.compiled import compiled, inlined
 
@@ -238,10 +238,13 @@ def write_features(
             shares = out.features[choice, begin:end]
             held = staying | out.servers[choice]
             gone = moment.now_s + out.jct_s[choice] <= at_s + _SAME_TIME_S
+            # Loops, because assigning slices also asks whether they overlap.
             if choice > 0 and gone:
-                shares[:] = out.features[0, begin:end]
+                for index in range(NUM_SHARES):
+                    shares[index] = out.features[0, begin + index]
             elif same:
-                shares[:] = out.features[choice, begin - NUM_SHARES : begin]
+                for index in range(NUM_SHARES):
+                    shares[index] = out.features[choice, begin - NUM_SHARES + index]
             else:
                 write_shares(tables.blocks, tables.num_servers, held, memo, shares)
         before = staying

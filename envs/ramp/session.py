@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.ramp.arrivals import ArrivalLaw
-from envs.ramp.episodes import OUTCOMES, RampEpisodes
+from envs.ramp.episodes import RampEpisodes
 from envs.ramp.observation import MaskKind, RampObserver
 from envs.ramp.profiles import MODELS, read_jobs
 from envs.ramp.state import RampState, exact_state
+from envs.ramp.steps import OUTCOMES
 from envs.ramp.streams import EpisodeSource
 from envs.ramp.tables import ramp_tables
 from envs.ramp.topology import RampTopology

@@ -19,11 +19,12 @@ from planner.capture.loss import LossKind
 from planner.capture.models import LoadedModel
 from planner.capture.rehearse import rehearse
 from planner.errors import CaptureError
-from planner.graph.coarsen import coarsen, structure
+from planner.graph.coarsen import coarsen
 from planner.graph.model import ModelGraph
 from planner.graph.ops import OpGraph
 from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
 from planner.graph.stream import mixing_layers, why_whole_stream
+from planner.graph.structure import structure
 
 __all__ = ["capture"]
 

@@ -19,7 +19,7 @@ class EvaluateCommand:
     """Say what a policy comes to on streams of jobs."""
 
     world: World
-    """What it decides: job-stream."""
+    """What it decides: job-stream, or job-stream-world."""
     policy: str = "learned"
     """A baseline (para_max, para_min, min_feasible, random, constant_K), rollout,
     learned or learned+lookahead."""
@@ -27,18 +27,35 @@ class EvaluateCommand:
         str | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
     ] = None
     """Saved by training, for the learned ones; those shipped by default."""
-    laws: tuple[str, ...] = ("A", "B", "C", "D")
-    """Of the arrivals."""
     seeds: str = "600:4"
-    """FIRST:COUNT, of each law. The shipped policy was chosen on 5000:12."""
+    """FIRST:COUNT, of each law or load. The shipped policies were chosen on seeds from
+    5000 on."""
+    laws: tuple[str, ...] = ("A", "B", "C", "D")
+    """Of the arrivals; of job-stream."""
     horizon_s: float = 1e6
-    """When a stream ends."""
+    """When a stream ends; of job-stream."""
+    cluster: str = "dgx-a100:4"
+    """The cluster; of job-stream-world."""
+    models: tuple[str, ...] = ()
+    """Jobs that may arrive, the built-in ones by default; of job-stream-world."""
+    loads: tuple[float, ...] = (0.5, 1.0, 1.5)
+    """Work offered over what the cluster can do; of job-stream-world."""
+    intervals: float = 1000.0
+    """Mean times between arrivals that a stream lasts; of job-stream-world."""
+    waiting: int = 0
+    """Jobs that may wait; of job-stream-world."""
     json: bool = False
     """Print the result as JSON."""
 
     def run(self) -> None:
         """Play, and print."""
         require_learning()
+        if self.world == "job-stream":
+            self._replay()
+        else:
+            self._stream()
+
+    def _replay(self) -> None:
         from envs.ramp.profiles import read_jobs
         from policies.by_name import OBSERVING, make_policy
         from policies.evaluation import play
@@ -81,6 +98,61 @@ class EvaluateCommand:
                     f"{1e3 * one.decision_s:.3f}",
                 )
                 for law, one in found.items()
+            ],
+            numbers=True,
+        )
+
+    def _stream(self) -> None:
+        from envs.stream.jobs import built_in_jobs
+        from policies.stream_by_name import make_stream_policy, stream_observes
+        from policies.stream_evaluation import StreamCase, play_stream
+        from policies.stream_worlds import StreamWorld
+
+        seeds, found = _seeds(self.seeds), {}
+        world = StreamWorld(
+            cluster=self.cluster,
+            models=self.models or tuple(job.name for job in built_in_jobs()),
+            max_waiting=self.waiting,
+        )
+        with progress(len(self.loads), "load") as bar:
+            for load in self.loads:
+                case = StreamCase(world=world, load=load, intervals=self.intervals)
+                found[load] = play_stream(
+                    lambda env: make_stream_policy(
+                        self.policy, env, folder=self.weights
+                    ),
+                    case.env(observe=stream_observes(self.policy)),
+                    seeds,
+                )
+                bar.update(1)
+        if self.json:
+            emit_json(
+                {
+                    f"{load:g}": {
+                        **{name: one.mean(name) for name in one.summaries[0]},
+                        "blocking_rates": list(one.blocking_rates),
+                        "decision_s": one.decision_s,
+                    }
+                    for load, one in found.items()
+                }
+            )
+            return
+        causes = ("refused", "no_room", "late")
+        emit_table(
+            ("load", "blocked", *causes, "mean JCT h", "used", "ms a decision"),
+            [
+                (
+                    f"{load:g}",
+                    f"{one.blocking_rate:.4f}",
+                    *(
+                        f"{one.mean(cause) / one.mean('arrived'):.4f}"
+                        for cause in causes
+                    ),
+                    f"{one.mean('mean_jct_s') / 3600:.3g}",
+                    f"{one.mean('utilisation'):.3f}",
+                    f"{1e3 * one.decision_s:.3f}",
+                )
+                for load, one in found.items()
             ],
             numbers=True,
         )

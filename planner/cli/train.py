@@ -13,13 +13,15 @@ from planner.cluster.detect import usable_cores
 from planner.errors import StrategyError
 
 if TYPE_CHECKING:
-    from policies.train import TrainConfig
+    pass
 
 __all__ = ["TrainCommand", "require_learning"]
 
-#: What is learned: the only world so far.
+#: What is learned.
 World = Annotated[
-    Literal["job-stream"], tyro.conf.Positional, tyro.conf.arg(metavar="WORLD")
+    Literal["job-stream", "job-stream-world"],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="WORLD"),
 ]
 
 
@@ -45,7 +47,8 @@ class TrainCommand:
     """Train a policy of one's own; called again with the same --out, it goes on."""
 
     world: World
-    """What it is to decide: job-stream, which jobs run how on a shared cluster."""
+    """What it is to decide: job-stream, which jobs run how on the cluster of the
+    benchmark; job-stream-world, the same on any cluster."""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER")]
     """Of the run: settings, checkpoints, TensorBoard's files, and the policy."""
     config: OptionalFile = None
@@ -58,37 +61,72 @@ class TrainCommand:
     def run(self) -> None:
         """Train, and say how the policy does on the validation streams."""
         require_learning()
-        from policies.train import TrainConfig, read_config
-
         if self.workers < 0:
             raise StrategyError(f"workers={self.workers}; give 0 or more processes")
-        config = TrainConfig() if self.config is None else read_config(self.config)
-        gains = self._train(config)
+        watched = _Watched()
+        with watched:
+            if self.world == "job-stream":
+                self._train_replay(watched)
+            else:
+                self._train_stream(watched)
         if self.json:
-            emit_json({"policy": f"{self.out}/policy", "gains": gains})
+            emit_json({"policy": f"{self.out}/policy", "gains": watched.gains})
             return
-        rows = [(law, f"{100 * gain:.1f} %") for law, gain in gains.items()]
-        emit_table(("law", "less blocking than the best constant"), rows)
+        rows = [(name, f"{100 * gain:.1f} %") for name, gain in watched.gains.items()]
+        emit_table(("validated on", "less blocking than the best baseline"), rows)
 
-    def _train(self, config: TrainConfig) -> dict[str, float]:
-        from policies.train import train
+    def _processes(self) -> int:
+        return self.workers or max(1, int(usable_cores()))
 
-        best: tuple[float, ...] = ()
-        workers = self.workers or max(1, int(usable_cores()))
-        bars: dict[str, Any] = {}
+    def _train_replay(self, watched: _Watched) -> None:
+        from policies.train import TrainConfig, read_config, train
 
-        def watch(stage: str, done: int, of: int, gains: tuple[float, ...]) -> None:
-            nonlocal best
-            if sum(gains) > sum(best, start=-1e9):
-                best = gains
-            if stage not in bars:
-                bars[stage] = progress(of, stage)
-            bars[stage].update(done - bars[stage].n)
-            bars[stage].set_postfix(gain=f"{100 * sum(gains) / len(gains):.1f} %")
+        config = TrainConfig() if self.config is None else read_config(self.config)
+        watched.names = config.laws
+        train(config, self.out, workers=self._processes(), watch=watched.tell)
 
-        try:
-            train(config, self.out, workers=workers, watch=watch)
-        finally:
-            for bar in bars.values():
-                bar.close()
-        return dict(zip(config.laws, best, strict=True))
+    def _train_stream(self, watched: _Watched) -> None:
+        from policies.stream_train import (
+            StreamTrainConfig,
+            read_stream_config,
+            train_stream,
+        )
+
+        config = StreamTrainConfig()
+        if self.config is not None:
+            config = read_stream_config(self.config)
+        watched.names = tuple(
+            f"{case.world.cluster}, {len(case.world.models)} jobs, load {case.load:g}"
+            for case in config.cases
+        )
+        train_stream(config, self.out, workers=self._processes(), watch=watched.tell)
+
+
+class _Watched:
+    """Progress bars of a training run, and the best gains so far."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self._best: tuple[float, ...] = ()
+        self._bars: dict[str, Any] = {}
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """Of the best network, by what it was validated on."""
+        return dict(zip(self.names, self._best, strict=True))
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        for bar in self._bars.values():
+            bar.close()
+
+    def tell(self, stage: str, done: int, of: int, gains: tuple[float, ...]) -> None:
+        """What a run tells of its rounds and evaluations."""
+        if not self._best or sum(gains) > sum(self._best):
+            self._best = gains
+        if stage not in self._bars:
+            self._bars[stage] = progress(of, stage)
+        bar = self._bars[stage]
+        bar.update(done - bar.n)
+        bar.set_postfix(gain=f"{100 * sum(gains) / len(gains):.1f} %")

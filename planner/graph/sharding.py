@@ -19,11 +19,11 @@ from typing import Literal
 
 import numpy as np
 
-from planner.graph.coarsen import Structure
 from planner.graph.model import Block, Parameter
 from planner.graph.ops import OpGraph
 from planner.graph.pairs import PairStyle, linear_module, pair_linears
 from planner.graph.roles import OpStyle, ParameterStyle, Roles
+from planner.graph.structure import Structure
 from planner.graph.units import run_bounds
 
 __all__ = ["Trial", "infer_roles", "parallel_dims", "with_config_heads"]

@@ -69,6 +69,48 @@ def test_training_writes_a_policy_that_can_be_evaluated(
     assert "other settings (seed differ)" in capsys.readouterr().err
 
 
+def test_a_policy_for_any_cluster_is_trained_and_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = {"futures": 2, "arrivals": 4, "labelled": 0.5}
+    models = ["bert-large", "vit-h"]
+    settings = {
+        "worlds": [{"cluster": "dgx-a100:2", "models": models}],
+        "intervals": 10,
+        "validation_loads": [1.5],
+        "validation_count": 1,
+        "improvement": {
+            "first_rounds": 1,
+            "rounds": 2,
+            "episodes": 8,
+            "first": few,
+            "later": few,
+            "fit": {"hidden": 8, "steps": 20},
+        },
+        "network": {"hidden": 8, "width": 8},
+    }
+    file, run = tmp_path / "settings.json", tmp_path / "run"
+    file.write_text(json.dumps(settings))
+    words = ["train", "job-stream-world", "--out", str(run), "--config", str(file)]
+    assert main([*words, "--workers", "1", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert set(made["gains"]) == {"dgx-a100:2, 2 jobs, load 1.5"}
+    words = ["evaluate", "job-stream-world", "--weights", made["policy"]]
+    words += ["--cluster", "dgx-a100:3", "--models", *models, "--loads", "2"]
+    words += ["--seeds", "600:1", "--intervals", "40", "--waiting", "2"]
+    for policy in ("min_feasible", "rollout", "learned+lookahead", "learned"):
+        assert main([*words, "--policy", policy, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["2"]
+        assert 0 < found["blocking_rate"] < 1
+        assert found["blocked"] == found["refused"] + found["no_room"] + found["late"]
+    assert main(words) == 0
+    assert f"{found['blocking_rate']:.4f}" in capsys.readouterr().out
+    file.write_text('{"worlds": [{"cluster": "dgx-a100:2", "models": ["gpt5"]}]}')
+    again = ["train", "job-stream-world", "--out", str(tmp_path / "other")]
+    assert main([*again, "--config", str(file)]) == 1
+    assert "unknown job of a world 'gpt5'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -176,5 +176,5 @@ def test_a_launcher_that_is_ended_leaves_no_process(number: signal.Signals) -> N
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
         assert all(_alive(pid) for pid in pids)
         launcher.send_signal(number)
-        assert launcher.wait(20) != 0
+        assert launcher.wait(60) != 0
     assert _gone(pids)

@@ -1,0 +1,264 @@
+"""What the ops of a block come to."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner.graph.kinds import EXPERTS, block_kind
+from planner.graph.model import Block, Kernel, Parameter
+from planner.graph.ops import OpGraph
+from planner.graph.roles import Roles
+from planner.graph.structure import Structure
+from planner.units import dtype_bytes
+
+__all__ = ["BlockSums"]
+
+
+class BlockSums:
+    """Sums the ops of one block after another.
+
+    Args:
+        graph: All forward ops with the cost of their backward.
+        plan: Where blocks begin and end.
+        roles: What tensor parallelism does to each op.
+        parameters: Of the model, with their blocks.
+        saved: Storages kept for backward, by block.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        plan: Structure,
+        roles: Roles,
+        parameters: list[Parameter],
+        saved: list[list[int]],
+    ) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.roles = roles
+        self.saved = saved
+        self.all_saved = {storage for storages in saved for storage in storages}
+        self.owned: dict[int, list[Parameter]] = {}
+        for parameter in parameters:
+            self.owned.setdefault(parameter.block, []).append(parameter)
+        self.entered: set[int] = set()
+        self.parts: dict[tuple[int, ...], Block] = {}
+        self.pictures: dict[int, str] = {}
+        self.last = self._last_with_weights()
+        #: Of each unit, the last op that saves something.
+        self.last_saving: dict[str, int] = {}
+        for row, _ in graph.saves:
+            unit = plan.units[row]
+            self.last_saving[unit] = max(row, self.last_saving.get(unit, row))
+        self.bytes = graph.storage_bytes.tolist()
+
+    def _last_with_weights(self) -> int:
+        """The block after which no product has weights, if it is in no list."""
+        for index in range(len(self.plan.bounds) - 1, -1, -1):
+            start, stop = self.plan.bounds[index]
+            if any(
+                self.graph.kernels[row].flops and min(self.graph.inputs[row]) < 0
+                for row in range(start, stop)
+            ):
+                inside = self.plan.units[start] in self.plan.elements
+                return -1 if inside else index
+        return -1
+
+    def block(self, index: int) -> Block:
+        """Block ``index``; to be asked for in order."""
+        graph, (start, stop) = self.graph, self.plan.bounds[index]
+        unit = self.plan.units[start]
+        owned = self.owned.get(index, [])
+        selective = self._selective(start, stop)
+        first = start == 0 or self.plan.units[start - 1] != unit
+        boundary = self._boundary(start) if first else 0.0
+        key = (*graph.origin[start:stop], index == self.last)
+        if key not in self.parts:
+            self.parts[key] = self._part(index, start, stop)
+        made = replace(
+            self.parts[key],
+            index=index,
+            name=self.plan.blocks[start],
+            layer=unit,
+            modules=tuple(
+                dict.fromkeys(name for name in graph.modules[start:stop] if name)
+            ),
+            parameter_count=sum(parameter.numel for parameter in owned),
+            parameter_bytes=float(
+                sum(
+                    parameter.numel * dtype_bytes(parameter.dtype)
+                    for parameter in owned
+                )
+            ),
+            saved_bytes=self._sum(self.saved[index]),
+            saved_tensor_bytes=self._divided(self.saved[index]),
+            saved_gathered_bytes=self._gathered(self.saved[index]),
+            saved_selective_bytes=self._sum(selective) + boundary,
+            saved_selective_tensor_bytes=self._divided(selective),
+            boundary_bytes=boundary,
+            tp_again_bytes=self._again(start, stop),
+            expert_parameter_count=sum(p.numel for p in owned if p.expert),
+        )
+        return replace(made, repeat=_signature(made, owned, self.pictures))
+
+    def _part(self, index: int, start: int, stop: int) -> Block:
+        """What equal ops have in common, wherever they are."""
+        graph, rows = self.graph, slice(start, stop)
+        collectives = self.roles.collectives
+        return Block(
+            index=index,
+            name="",
+            layer="",
+            kind=block_kind(graph, start, stop, last=index == self.last),
+            forward_flops=sum(kernel.flops for kernel in graph.kernels[rows]),
+            backward_flops=float(graph.backward_flops[rows].sum()),
+            recompute_flops=float(graph.recompute_flops[rows].sum()),
+            transient_bytes=self._transient(start, stop),
+            kernels=self._kernels(start, stop),
+            tp_collectives=sum(row in collectives for row in range(start, stop)),
+            tp_collective_bytes=sum(
+                collectives.get(row, 0.0) for row in range(start, stop)
+            ),
+            expert_bytes=self._expert_bytes(start, stop),
+            **_heads(graph, start, stop),
+        )
+
+    def _sum(self, storages: Sequence[int]) -> float:
+        return math.fsum(self.bytes[i] for i in storages)
+
+    def _divided(self, storages: Sequence[int]) -> float:
+        return math.fsum(self.bytes[i] for i in storages if i in self.roles.divided)
+
+    def _gathered(self, storages: Sequence[int]) -> float:
+        return math.fsum(self.bytes[i] for i in storages if i in self.roles.gathered)
+
+    def _again(self, start: int, stop: int) -> float:
+        last = self.last_saving.get(self.plan.units[start], start)
+        reduced = self.roles.collectives.items()
+        return sum(size for row, size in reduced if start <= row < min(stop, last))
+
+    def _kernels(self, start: int, stop: int) -> tuple[Kernel, ...]:
+        graph = self.graph
+        count: dict[tuple[object, ...], int] = {}
+        for row in range(start, stop):
+            cost = graph.kernels[row]
+            key = (
+                cost.kind,
+                cost.batch,
+                cost.m,
+                cost.n,
+                cost.k,
+                cost.flops,
+                float(graph.backward_flops[row]),
+                float(graph.recompute_flops[row]),
+                float(graph.forward_bytes[row]),
+                float(graph.backward_bytes[row]),
+                float(graph.weight_bytes[row]),
+                self.roles.ops[row],
+                self._trained(row),
+            )
+            if any(key[5:11]):
+                count[key] = count.get(key, 0) + 1
+        return tuple(
+            Kernel(
+                kind=key[0],  # type: ignore[arg-type]
+                batch=key[1],  # type: ignore[arg-type]
+                m=key[2],  # type: ignore[arg-type]
+                n=key[3],  # type: ignore[arg-type]
+                k=key[4],  # type: ignore[arg-type]
+                forward_flops=key[5],  # type: ignore[arg-type]
+                backward_flops=key[6],  # type: ignore[arg-type]
+                recompute_flops=key[7],  # type: ignore[arg-type]
+                forward_bytes=key[8],  # type: ignore[arg-type]
+                backward_bytes=key[9],  # type: ignore[arg-type]
+                weight_bytes=key[10],  # type: ignore[arg-type]
+                style=key[11],  # type: ignore[arg-type]
+                trained=key[12],  # type: ignore[arg-type]
+                count=number,
+            )
+            for key, number in count.items()
+        )
+
+    def _trained(self, row: int) -> bool:
+        """Whether the largest parameter that an op reads is trained; True without."""
+        tensors = self.graph.parameters
+        read = [tensors[-1 - i] for i in self.graph.inputs[row] if i < 0]
+        largest = max(read, key=lambda tensor: math.prod(tensor.shape), default=None)
+        return largest is None or largest.trainable
+
+    def _selective(self, start: int, stop: int) -> list[int]:
+        """Outputs of products and fused attention, each storage once."""
+        found: dict[int, None] = {}
+        for row in range(start, stop):
+            if self.graph.kernels[row].selective:
+                found.update(dict.fromkeys(self.graph.outputs[row]))
+        return [i for i in found if i not in self.plan.flow.recomputable]
+
+    def _boundary(self, start: int) -> float:
+        """Bytes that enter the unit that begins at op ``start`` and none before it."""
+        unit, total = self.plan.units[start], 0.0
+        made: set[int] = set()
+        for row in range(start, len(self.graph)):
+            if self.plan.units[row] != unit:
+                break
+            for storage in self.graph.inputs[row]:
+                if storage < 0 or storage in made or storage in self.entered:
+                    continue
+                if storage in self.graph.constants:
+                    continue
+                if storage in self.plan.flow.recomputable:
+                    continue
+                self.entered.add(storage)
+                total += self.bytes[storage]
+            made.update(self.graph.outputs[row])
+        return total
+
+    def _transient(self, start: int, stop: int) -> float:
+        graph, most = self.graph, float(self.graph.transient[start:stop].max())
+        for row in range(start, stop):
+            held = {
+                i
+                for i in (*graph.inputs[row], *graph.outputs[row])
+                if i >= 0 and i not in self.all_saved
+            }
+            most = max(most, sum(self.bytes[i] for i in held - graph.constants))
+        return most
+
+    def _expert_bytes(self, start: int, stop: int) -> float:
+        """Rows that the first product with expert weights reads, in bytes."""
+        graph = self.graph
+        for row in range(start, stop):
+            cost = graph.kernels[row]
+            if cost.kind != "matmul" or not EXPERTS.search(graph.modules[row]):
+                continue
+            reads = [i for i in graph.inputs[row] if i >= 0]
+            if reads:
+                return float(max(self.bytes[i] for i in reads))
+        return 0.0
+
+
+def _heads(graph: OpGraph, start: int, stop: int) -> dict[str, Any]:
+    """Attention heads and what context parallelism passes on, from fused ops."""
+    ops = [cost for cost in graph.kernels[start:stop] if cost.kind == "attention"]
+    if not ops:
+        return {}
+    return {
+        "heads": max(cost.heads for cost in ops),
+        "kv_heads": max(cost.kv_heads for cost in ops),
+        "sequence_bytes": sum(cost.kv_bytes for cost in ops),
+    }
+
+
+def _signature(block: Block, owned: list[Parameter], pictures: dict[int, str]) -> str:
+    """Equal for blocks of equal structure and cost."""
+    kernels = pictures.get(id(block.kernels))
+    if kernels is None:
+        kernels = pictures[id(block.kernels)] = repr(block.kernels)
+    plain = replace(block, index=0, name="", layer="", modules=(), kernels=())
+    tensors = tuple((p.shape, p.dtype, p.trainable, p.style) for p in owned)
+    picture = f"{plain}{kernels}{tensors}"
+    return hashlib.sha256(picture.encode()).hexdigest()[:12]
