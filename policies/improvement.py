@@ -51,6 +51,9 @@ class ImprovementConfig:
         first: Labels of the first rounds.
         later: Of the others.
         fit: How the scorer is fitted in each round.
+        last: How one more is fitted after the rounds, to all labels but those of the
+            first rounds, from where the last round has come to, and returned whatever
+            validation says of others; none if None.
     """
 
     first_rounds: int = 4
@@ -64,6 +67,7 @@ class ImprovementConfig:
         default_factory=lambda: LabelConfig(futures=8, arrivals=24, labelled=0.05)
     )
     fit: FitConfig = field(default_factory=FitConfig)
+    last: FitConfig | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -181,23 +185,42 @@ def improve(
         workers: Processes that label.
         watch: Told of each round.
     Returns:
-        The best round.
+        The best round; with ``config.last`` that one.
     Raises:
         StrategyError: If a round that was written is not whole.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done: list[Round] = []
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for number in range(config.rounds):
+        for number in range(config.rounds + (config.last is not None)):
             if (folder / f"round_{number:03}.npz").exists():
                 made = read_round(folder, number)
-            else:
+            elif number < config.rounds:
                 made = _round(config, world, judge, done, (seed, number), pool)
+                write_round(made, folder)
+            else:
+                made = _last(config, judge, done)
                 write_round(made, folder)
             done.append(made)
             if watch is not None:
                 watch(made)
-    return max(done, key=lambda one: one.gain)
+    # Which round is best by how much is mostly noise; the last fit has the least.
+    return max(done, key=lambda one: one.gain) if config.last is None else done[-1]
+
+
+def _last(config: ImprovementConfig, judge: Judge, done: Sequence[Round]) -> Round:
+    """One more fit, to all that rollouts by scorers have said."""
+    how = config.last or config.fit
+    first = min(config.first_rounds, len(done) - 1)
+    labels = Labels.joined([one.labels for one in done[first:]])
+    scorer, loss = fit(labels, how, done[-1].scorer, len(done))
+    return Round(
+        number=len(done),
+        scorer=scorer,
+        labels=Labels._make(part[:0] for part in labels),
+        loss=loss,
+        gains=judge(scorer),
+    )
 
 
 def _round(

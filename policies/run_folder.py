@@ -22,12 +22,35 @@ from policies.improvement import Round
 if TYPE_CHECKING:
     from policies.reinforcement import Progress
 
-__all__ = ["RunLog", "Watch", "describe_run", "read_settings"]
+__all__ = ["RunLog", "Watch", "check_training", "describe_run", "read_settings"]
 
 #: Told of a stage, steps done, steps in all, and gains on the validation streams.
 Watch = Callable[[str, int, int, tuple[float, ...]], None]
 
 Config = TypeVar("Config")
+
+
+def check_training(network: int, fit: int, validation: range) -> None:
+    """What every training asks of its settings.
+
+    Args:
+        network: Hidden units of the network.
+        fit: Hidden units of the scorer.
+        validation: Seeds to validate on.
+
+    Raises:
+        StrategyError: If the sizes differ, or there are no seeds.
+    """
+    if network != fit:
+        raise StrategyError(
+            f"network.hidden={network} and improvement.fit.hidden={fit} differ; the "
+            f"network begins as the scorer that was fitted"
+        )
+    if not validation or validation.start < 0:
+        raise StrategyError(
+            f"validation_first={validation.start} is not negative, "
+            f"validation_count={len(validation)} at least 1"
+        )
 
 
 def read_settings(path: str | Path, default: Config) -> Config:

@@ -19,7 +19,13 @@ from policies.fitting import FitConfig
 from policies.improvement import ImprovementConfig, improve
 from policies.labels import LabelConfig
 from policies.pointer import PointerConfig, PointerNetwork
-from policies.run_folder import RunLog, Watch, describe_run, read_settings
+from policies.run_folder import (
+    RunLog,
+    Watch,
+    check_training,
+    describe_run,
+    read_settings,
+)
 from policies.saved import SavedPolicy, save_policy
 from policies.scorer import Scorer
 from policies.stream_evaluation import StreamCase, StreamValidation, stream_validation
@@ -32,12 +38,13 @@ __all__ = ["StreamTrainConfig", "read_stream_config", "train_stream"]
 def _improvement() -> ImprovementConfig:
     return ImprovementConfig(
         first_rounds=1,
-        rounds=16,
+        rounds=12,
         episodes=160,
         kept=8,
         first=LabelConfig(futures=8, arrivals=24, labelled=0.1),
         later=LabelConfig(futures=8, arrivals=24, labelled=0.1),
         fit=FitConfig(),
+        last=FitConfig(steps=8000),
     )
 
 
@@ -66,17 +73,11 @@ class StreamTrainConfig:
     network: PointerConfig = field(default_factory=PointerConfig)
 
     def __post_init__(self) -> None:
-        if self.network.hidden != self.improvement.fit.hidden:
-            raise StrategyError(
-                f"network.hidden={self.network.hidden} and improvement.fit.hidden="
-                f"{self.improvement.fit.hidden} differ; the network begins as the "
-                f"scorer that was fitted"
-            )
-        if self.validation_count < 1 or self.validation_first < 0:
-            raise StrategyError(
-                f"validation_first={self.validation_first} is not negative, "
-                f"validation_count={self.validation_count} at least 1"
-            )
+        check_training(
+            self.network.hidden,
+            self.improvement.fit.hidden,
+            range(self.validation_first, self.validation_first + self.validation_count),
+        )
         if not self.worlds or not self.validation_loads:
             raise StrategyError(
                 f"{len(self.worlds)} worlds and {len(self.validation_loads)} "
@@ -117,7 +118,8 @@ def train_stream(
         workers: Processes that label decisions. What comes out does not depend on it.
         watch: Told of each round.
     Returns:
-        The policy that is best on the validation streams, also in ``policy/``.
+        The policy that :func:`policies.improvement.improve` chooses, also in
+        ``policy/``.
     Raises:
         StrategyError: If the folder holds a run of other settings.
         UnknownNameError: If a world has an unknown job.
@@ -126,17 +128,18 @@ def train_stream(
     run = Path(folder)
     describe_run(config, run)
     torch.set_num_threads(1)
-    log = RunLog(run, watch)
+    log, how = RunLog(run, watch), config.improvement
+    rounds = how.rounds + (how.last is not None)
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         judged = stream_validation(config.cases, _seeds(config), pool)
         best = improve(
-            config.improvement,
+            how,
             StreamWorlds(worlds=config.worlds, intervals=config.intervals),
             lambda scorer: judged.gains(scorer, pool),
             run / "rounds",
             seed=config.seed,
             workers=workers,
-            watch=lambda done: log.round(done, config.improvement.rounds),
+            watch=lambda done: log.round(done, rounds),
         )
     made = SavedPolicy(
         network=_network(config.cases[0], config.network, best.scorer),

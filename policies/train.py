@@ -16,13 +16,18 @@ import torch
 from envs.ramp.profiles import MODELS, read_jobs
 from envs.ramp.session import ReplayConfig
 from envs.ramp.vector import RampVecEnv
-from planner.errors import StrategyError
 from policies.evaluation import Validation, validation
 from policies.improvement import ImprovementConfig, improve
 from policies.pointer import PointerConfig
 from policies.reinforcement import PPOConfig, reinforce
 from policies.replay_labels import ReplayWorld
-from policies.run_folder import RunLog, Watch, describe_run, read_settings
+from policies.run_folder import (
+    RunLog,
+    Watch,
+    check_training,
+    describe_run,
+    read_settings,
+)
 from policies.saved import SavedPolicy, save_policy
 from policies.scored import ScorerPolicy
 
@@ -59,17 +64,11 @@ class TrainConfig:
     ppo: PPOConfig = field(default_factory=PPOConfig)
 
     def __post_init__(self) -> None:
-        if self.network.hidden != self.improvement.fit.hidden:
-            raise StrategyError(
-                f"network.hidden={self.network.hidden} and improvement.fit.hidden="
-                f"{self.improvement.fit.hidden} differ; the network begins as the "
-                f"scorer that was fitted"
-            )
-        if self.validation_count < 1 or self.validation_first < 0:
-            raise StrategyError(
-                f"validation_first={self.validation_first} is not negative, "
-                f"validation_count={self.validation_count} at least 1"
-            )
+        check_training(
+            self.network.hidden,
+            self.improvement.fit.hidden,
+            range(self.validation_first, self.validation_first + self.validation_count),
+        )
 
 
 def read_config(path: str | Path) -> TrainConfig:
