@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "CaptureError",
@@ -84,6 +85,10 @@ class UnknownNameError(MeshwrightError, KeyError):
         )
         super().__init__(f"unknown {kind} {name!r}; {hint}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process pool breaks on an error that cannot be made again from its message.
+        return type(self), (self.kind, self.name, self.known)
+
     def __str__(self) -> str:
         return str(self.args[0])
 
@@ -110,6 +115,9 @@ class NoFeasiblePlanError(MeshwrightError):
         if self.remedies:
             text += "; would fit: " + " | ".join(self.remedies)
         super().__init__(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reasons, self.remedies)
 
 
 class PlanFileError(MeshwrightError, ValueError):

@@ -80,3 +80,13 @@ def test_plain_errors_survive_a_pickle() -> None:
     error = pickle.loads(pickle.dumps(RankFailedError("rank 1 died")))
     assert type(error) is RankFailedError
     assert str(error) == "rank 1 died"
+
+
+def test_errors_with_parts_come_through_a_pool_of_processes() -> None:
+    unknown = UnknownNameError("law", "Q", ("A", "B"))
+    nothing = NoFeasiblePlanError(("too small",), ("more GPUs",))
+    for error in (unknown, nothing):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)

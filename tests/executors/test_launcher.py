@@ -154,9 +154,11 @@ def test_an_unknown_entry_is_an_error_of_the_rank() -> None:
         launch(f"{ENTRIES}:talk", {}, processes=0)
 
 
+# Ctrl-C is ignored by what a shell has started in the background, and so by a test run.
 _LAUNCHER = f"""
-import sys
+import signal, sys
 from executors import launch
+signal.signal(signal.SIGINT, signal.default_int_handler)
 launch("{ENTRIES}:wait_for_ever", {{}}, processes=2,
        on_message=lambda rank, pid: print(pid, flush=True))
 """
