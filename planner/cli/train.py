@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -11,9 +11,6 @@ from planner.cli.options import OptionalFile
 from planner.cli.output import emit_json, emit_table, progress
 from planner.cluster.detect import usable_cores
 from planner.errors import StrategyError
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["TrainCommand", "require_learning"]
 
@@ -99,20 +96,23 @@ class TrainCommand:
             f"{case.world.cluster}, {len(case.world.models)} jobs, load {case.load:g}"
             for case in config.cases
         )
+        watched.last = config.improvement.last is not None
         train_stream(config, self.out, workers=self._processes(), watch=watched.tell)
 
 
 class _Watched:
-    """Progress bars of a training run, and the best gains so far."""
+    """Progress bars of a training run, and the gains of what it would return."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
+        #: Whether the last network is returned instead of the best.
+        self.last = False
         self._best: tuple[float, ...] = ()
         self._bars: dict[str, Any] = {}
 
     @property
     def gains(self) -> dict[str, float]:
-        """Of the best network, by what it was validated on."""
+        """Of the network that is returned, by what it was validated on."""
         return dict(zip(self.names, self._best, strict=True))
 
     def __enter__(self) -> None: ...
@@ -123,7 +123,7 @@ class _Watched:
 
     def tell(self, stage: str, done: int, of: int, gains: tuple[float, ...]) -> None:
         """What a run tells of its rounds and evaluations."""
-        if not self._best or sum(gains) > sum(self._best):
+        if self.last or not self._best or sum(gains) > sum(self._best):
             self._best = gains
         if stage not in self._bars:
             self._bars[stage] = progress(of, stage)
