@@ -10,6 +10,7 @@ MeshwrightError
 ├── NoFeasiblePlanError     nothing fits; says what lacks and what would fit
 ├── PlanFileError           a document could not be read or written
 │   └── FingerprintError    a plan made for another model or cluster
+├── CalibrationError        measurements that cannot be read or fitted to
 ├── ExportError             a target cannot say what the plan says
 └── ExecutionError          a run failed
     └── RankFailedError     a process died; the others were stopped
@@ -24,6 +25,7 @@ from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
+    "CalibrationError",
     "CaptureError",
     "ClusterError",
     "ExecutionError",
@@ -126,6 +128,10 @@ class PlanFileError(MeshwrightError, ValueError):
 
 class FingerprintError(PlanFileError):
     """A plan was made for another model or another cluster."""
+
+
+class CalibrationError(MeshwrightError, ValueError):
+    """Measurements are malformed, or a fit to them is not possible."""
 
 
 class ExportError(MeshwrightError, ValueError):

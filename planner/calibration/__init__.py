@@ -1,0 +1,1 @@
+"""Fitting the cost model to measurements, and judging it by them."""
