@@ -261,7 +261,8 @@ def kernel_times(
         busy = flops * skipped * part.scale / part.work * part.padding
         ramp = np.where(dense & (flops > 0), reach.half_efficiency_flops * ops, 0.0)
         size = (moved * light * part.scale * part.share + part.weights * ops) * element
-        roof = np.maximum((busy + ramp) / speed, size / bandwidth)
+        slow = np.where(dense & (flops > 0), reach.ramp_s * ops, 0.0)
+        roof = np.maximum((busy + ramp) / speed + slow, size / bandwidth)
         return np.asarray(table.count * (roof + overhead * ops) / recipe.busy)
 
     one = np.ones(len(table.count))

@@ -22,6 +22,8 @@ class DeviceConstants:
     Attributes:
         matmul_efficiency: Share of the peak that a very large product reaches.
         half_efficiency_flops: FLOPs of a product that reaches half of that.
+        ramp_s: Seconds that a product takes beyond that: filling and draining the
+            device, the last wave of tiles.
         attention_efficiency: Share of that rate that fused attention reaches forward;
             backward reaches less by the recipe's ratio of the two.
         memory_efficiency: Share of the memory bandwidth.
@@ -31,8 +33,9 @@ class DeviceConstants:
     """
 
     matmul_efficiency: float
-    half_efficiency_flops: float
     attention_efficiency: float
+    half_efficiency_flops: float = 0.0
+    ramp_s: float = 0.0
     memory_efficiency: float = 1.0
     link_efficiency: float = 1.0
     float8_efficiency: float = 1.0

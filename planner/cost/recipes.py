@@ -35,6 +35,11 @@ class Recipe:
         receive_buffers: ``all``: pipelines hold receive buffers of every microbatch
             (torch.distributed.pipelining, stage.py, seen on 2.11 to 2.13);
             ``in_flight``: of one microbatch.
+        tensor_overlap: Share of tp's collectives that hides under products.
+        loss_parallel: Whether tp ranks take the loss of their part of the vocabulary;
+            else they gather the logits.
+        pipeline_overlap: Whether copies are made alike behind the first forward and
+            the last backward of a pipeline; else nothing hides it there.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
@@ -58,6 +63,9 @@ class Recipe:
     causal_share: float = 1.0
     elementwise: float = 1.0
     busy: float = 1.0
+    tensor_overlap: float = 0.0
+    loss_parallel: bool = False
+    pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03

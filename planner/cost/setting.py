@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -97,12 +97,22 @@ class Setting:
     @cached_property
     def classes(self) -> BlockClasses:
         """Blocks of equal cost."""
-        return group_blocks(self.graph)
+        return group_blocks(self.graph, self.recipe.loss_parallel)
 
     @cached_property
     def parameter_counts(self) -> ParameterCounts:
         """Scalars of each unit."""
         return count_parameters(self.graph)
+
+    def recalibrated(self, calibration: Calibration, recipe: Recipe) -> Setting:
+        """The same under other constants; what does not depend on them is kept."""
+        made = replace(self, calibration=calibration, recipe=recipe)
+        kept = ["ranks", "_device_types", "_memory", "_speed", "parameter_counts"]
+        if recipe.loss_parallel == self.recipe.loss_parallel:
+            kept.append("classes")
+        for name in kept:
+            made.__dict__[name] = getattr(self, name)
+        return made
 
     def types_of_ranks(self, pp: int) -> Index:
         """Slowest device type among the devices of each pp rank. Shape [pp]."""

@@ -71,7 +71,7 @@ def _score_bytes(
     if setting.recipe.fused_attention:
         return np.zeros((len(combos.tp), len(classes.blocks)))
     tokens = combos.microbatch / setting.graph.batch / combos.cp
-    scores = score_elements(table, tokens[:, None], combos.tp[:, None])
+    scores = score_elements(table, tokens[:, None], combos.tp[:, None].astype(float))
     member = np.zeros((len(table.owner), len(classes.blocks)))
     member[np.arange(len(table.owner)), table.owner] = table.count
     return np.asarray(_SCORE_BYTES * scores @ member)
