@@ -144,9 +144,7 @@ class Vector:
         )
 
 
-def _mean(
-    logits: dict[str, Sequence[float]] | dict[str, list[float]],
-) -> DeviceConstants:
+def _mean(logits: Mapping[str, Sequence[float]]) -> DeviceConstants:
     found = {
         constant.name: constant.from_logit(
             float(np.mean(logits[constant.name]))
