@@ -64,17 +64,18 @@ def alpa_figures(point: Point) -> tuple[dict[str, Any], list[str]]:
     """
     shallow = "intra_ablation" in point.source
     moe = "moe" in point.model.lower()
-    tables: tuple[dict[float, tuple[int, ...]], ...] = (
-        ((_MOE_ABLATION if shallow else _MOE) if moe else {}),
-        ({} if moe else (_GPT_ABLATION if shallow else _GPT)),
-    )
-    sizes = {**tables[0], **tables[1]}
+    sizes: dict[float, tuple[int, ...]] = {}
+    if moe:
+        sizes.update(_MOE_ABLATION if shallow else _MOE)
+    else:
+        sizes.update(_GPT_ABLATION if shallow else _GPT)
     if point.params is None:
         raise CalibrationError(
             f"point {point.point_id}: {point.model!r} has neither shape nor parameter "
             f"count; fill layers, hidden, heads and seq"
         )
-    nearest = min(sizes, key=lambda size: abs(size / float(point.params or 1) - 1))
+    params = point.params
+    nearest = min(sizes, key=lambda size: abs(size / params - 1))
     if abs(nearest / point.params - 1) > _NEAR:
         raise CalibrationError(
             f"point {point.point_id}: no {point.model!r} of {point.params / 1e9:.3g}e9 "

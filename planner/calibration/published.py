@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 from planner.calibration.alpa import alpa_figures
-from planner.calibration.known_models import Known, find_known, plain_name
+from planner.calibration.known import Known, plain_name
+from planner.calibration.known_models import find_known
 from planner.calibration.points import Point
 from planner.calibration.shapes import ModelShape
 from planner.errors import CalibrationError
@@ -107,11 +108,6 @@ def _from_row(point: Point, plain: str, stated: Mapping[str, int]) -> ModelShape
             hidden // size for size in (128, 64, 96, 80, 1) if hidden % size == 0
         )
         assumed.append(f"{heads} attention heads, of {hidden // heads} features each")
-    if re.search(r"moe|expert|mixture", plain):
-        raise CalibrationError(
-            f"point {point.point_id}: {point.model!r} has experts that no column "
-            f"counts; use a known name such as mixtral-8x7b"
-        )
     base: dict[str, Any] = {
         "layers": stated["layers"],
         "hidden": hidden,
@@ -119,8 +115,46 @@ def _from_row(point: Point, plain: str, stated: Mapping[str, int]) -> ModelShape
         "kv_heads": heads,
         "seq": stated["seq"],
     }
-    made = _implied(point, plain, {**base, **stated}, assumed)
+    base |= stated
+    mixed = re.search(r"moe|expert|mixture", plain)
+    made = (_mixture if mixed else _implied)(point, plain, base, assumed)
     return _finish(point, made, assumed)
+
+
+def _mixture(
+    point: Point, plain: str, base: dict[str, Any], assumed: list[str]
+) -> dict[str, Any]:
+    """A GPT with experts in every second layer, as many as name or parameters say."""
+    hidden = base["hidden"]
+    if "vocab" not in base:
+        assumed.append("a vocabulary of 51200")
+    figures = {"family": "gpt", "inner": 4 * hidden, "vocab": 51200, **base}
+    figures["head_size"] = hidden // base["heads"]
+    named = re.search(
+        r"(?:moe|experts?)-?(\d+)(?![0-9.]*[bm])|(\d+)-?(?:e\b|exp)", plain
+    )
+    if named:
+        count = int(named[1] or named[2])
+    else:
+        dense = expected_parameters(ModelShape(**figures))
+        each = base["layers"] // 2 * 8 * hidden**2
+        count = round(((point.params or 0) - dense) / max(1, each)) + 1
+    if count < 2:
+        raise CalibrationError(
+            f"point {point.point_id}: {point.model!r} has experts that neither name "
+            f"nor params count; give params, or a known name such as mixtral-8x7b"
+        )
+    assumed.append(
+        f"a GPT with {count} experts of 4 hidden in every second layer, each token "
+        f"sent to two"
+    )
+    return {
+        **figures,
+        "experts": count,
+        "experts_per_token": min(2, count),
+        "expert_inner": 4 * hidden,
+        "expert_every": 2,
+    }
 
 
 def _implied(

@@ -208,11 +208,11 @@ class _Scan(nn.Module):
         batch, seq, _ = x.shape
         size = math.gcd(seq, _CHUNK)
         chunks, groups = batch * seq // size, self.shape.scan_groups
-        gate, mixed, step = self.fused_in(x).split(
-            [self.inside, self.inside + 2 * self.shared, self.shape.scan_heads], dim=-1
-        )
+        widths = [self.inside, self.inside + 2 * self.shared, self.shape.scan_heads]
+        gate, mixed, step = torch.split(self.fused_in(x), widths, dim=-1)
         mixed = functional.silu(mixed * self.taps.sum(dim=-1))
-        value, key, query = mixed.split([self.inside, self.shared, self.shared], dim=-1)
+        widths = [self.inside, self.shared, self.shared]
+        value, key, query = torch.split(mixed, widths, dim=-1)
         value = value.view(batch, seq, self.shape.scan_heads, -1)
         value = value * functional.softplus(step).unsqueeze(-1)
         value = value.view(chunks, size, groups, -1).transpose(1, 2)
