@@ -38,7 +38,8 @@ def constant_mfu(
 ) -> tuple[Prediction, ...]:
     """Predictions by one constant MFU.
 
-    t = flops / (n_gpus * peak * mfu), mfu the median over the runs of the fit
+    t = flops / (n_gpus * peak * mfu), mfu being that of the least mean error over the
+    runs of the fit
 
     Args:
         predictions: What is replaced; measured steps are taken from them.
@@ -68,7 +69,7 @@ def bubble_only(
     """Predictions by the pipeline's bubble alone, compute being divided perfectly.
 
     t = flops / (n_gpus * peak * efficiency) * (m + pp - 1) / m, m microbatches of a
-    pipeline, the efficiency being the median over the runs of the fit
+    pipeline, the efficiency being that of the least mean error over the runs of the fit
 
     Args and errors: Those of constant_mfu.
     """
@@ -141,5 +142,12 @@ def _constants(
         used = shares[own if fit == "fitted" else ~own]
         used = used[~np.isnan(used)]
         if len(used):
-            constants[label] = float(np.median(used))
+            constants[label] = _best(used)
     return constants
+
+
+def _best(shares: NDArray[np.float64]) -> float:
+    # mean |share / c - 1| is least at the median of shares weighted by themselves.
+    ordered = np.sort(shares)
+    total = np.cumsum(ordered)
+    return float(ordered[np.searchsorted(total, total[-1] / 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from planner.calibration.floors import bubble_only, constant_mfu
@@ -34,19 +35,25 @@ def _mfu(row: Point, step_s: float) -> float:
     return 1e5 * (row.layers or 0) / (row.n_gpus * _PEAK * step_s)
 
 
-def test_one_mfu_is_the_median() -> None:
-    rows, given = zip(
-        *(_run(i, s, layers=10 * i) for i, s in ((1, 2e3), (2, 5e3), (3, 3e3))),
-        strict=True,
-    )
-    found = constant_mfu(given, rows, flops_per_step=_flops, peak_flops_per_s=_peak)
-    middle = sorted(_mfu(r, r.value) for r in rows)[1]
-    for row, one in zip(rows, found, strict=True):
-        assert one.step_s == pytest.approx(
-            1e5 * (row.layers or 0) / (16 * _PEAK * middle)
+def test_no_other_mfu_has_a_smaller_error() -> None:
+    random = np.random.default_rng(3)
+    for n in (1, 2, 5, 30):
+        rows, given = zip(
+            *(_run(i, s, layers=10 + i) for i, s in enumerate(random.uniform(1, 9, n))),
+            strict=True,
         )
-        assert one.predicted == pytest.approx(one.step_s)
-        assert one.why == "one constant MFU"
+        found = constant_mfu(given, rows, flops_per_step=_flops, peak_flops_per_s=_peak)
+        mfus = [_mfu(row, one.step_s) for row, one in zip(rows, found, strict=True)]
+        assert mfus == pytest.approx([mfus[0]] * n)
+        shares = np.array([_mfu(row, row.value) for row in rows])
+        tried = np.linspace(shares.min(), shares.max(), 20001)[:, None]
+        least = np.abs(shares / tried - 1).mean(axis=1).min()
+        mape = time_scores(found).mape.value
+        assert least * (1 - 1e-3) - 1e-9 <= mape <= least + 1e-9
+        assert {one.why for one in found} == {"one constant MFU"}
+        assert [one.predicted for one in found] == pytest.approx(
+            [one.step_s for one in found]
+        )
 
 
 def test_what_is_left_out_has_no_part_in_its_own_mfu() -> None:
