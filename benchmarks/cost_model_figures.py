@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib as mpl
 import numpy as np
@@ -33,18 +34,27 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _colours(judged: Sequence[Judged]) -> dict[str, tuple[float, ...]]:
-    families = sorted(
-        {family_of(run.source) for one in judged for run in runs_of(one.predictions)}
-    )
+    # Releases of one table share a colour.
+    families = sorted(_names(judged))
     table = mpl.colormaps["tab20"]
     return {family: table(at % 20) for at, family in enumerate(families)}
+
+
+def _names(judged: Sequence[Judged]) -> dict[str, str]:
+    """Families by what to call them: as their source, if they have but one."""
+    sources = {run.source for one in judged for run in runs_of(one.predictions)}
+    found: dict[str, str] = {}
+    for source in sources:
+        family = family_of(source)
+        found[family] = family if family in found else source
+    return found
 
 
 def draw_scatter(judged: Sequence[Judged], path: Path) -> None:
     """Seconds of a step, a panel a fit, a colour a source; the band is 10 % wide."""
     figure = Figure(figsize=(4.6 * len(judged) + 0.4, 6.2), layout="constrained")
     panels = figure.subplots(1, len(judged), sharex=True, sharey=True, squeeze=False)
-    colours = _colours(judged)
+    colours, names = _colours(judged), _names(judged)
     for one, panel in zip(judged, panels[0], strict=True):
         known = [run for run in runs_of(one.predictions) if run.step_s is not None]
         for family, colour in colours.items():
@@ -56,7 +66,7 @@ def draw_scatter(judged: Sequence[Judged], path: Path) -> None:
                 color=colour,
                 alpha=0.75,
                 linewidths=0,
-                label=family,
+                label=names[family],
             )
         if known:
             times = [t for run in known for t in (run.measured_s, run.step_s or 1)]
@@ -123,7 +133,8 @@ def draw_errors(judged: Sequence[Judged], path: Path) -> None:
             label=None if number else "constant MFU, same fit",
         )
     panel.axvline(100 * _BAND, color="#9a9a9a", linestyle="--", linewidth=0.8)
-    panel.set_yticks(places, sources, fontsize=7)
+    panel.set_yticks(places, [fill(source, 40) for source in sources], fontsize=7)
+    panel.margins(y=0.01)
     panel.invert_yaxis()
     panel.set_xlabel("mean absolute error of step time (%)")
     panel.grid(alpha=0.3, axis="x")

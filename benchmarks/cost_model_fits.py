@@ -106,7 +106,8 @@ def _left_out(
         rest = [point for point in points if label_of(point) != label]
         own = [point for point in points if label_of(point) == label]
         found += _predict(own, _fit(rest))
-    return tuple(found)
+    order = {(p.source, p.point_id): at for at, p in reversed([*enumerate(points)])}
+    return tuple(sorted(found, key=lambda one: order[one.source, one.point_id]))
 
 
 def predict_by(fit: str, points: Sequence[Point]) -> tuple[Prediction, ...]:

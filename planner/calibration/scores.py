@@ -143,15 +143,24 @@ def judged(
 
 
 def coverage(predictions: Sequence[Prediction]) -> Coverage:
-    """Count the rows that were predicted, doubtful ones included."""
-    whole = [p for p in predictions if p.complete]
-    rest = [p for p in predictions if not p.complete]
+    """Count the rows that were predicted, doubtful ones included.
+
+    A prediction of ``feasible`` beside others of its run is no row of its own.
+    """
+    others = {(p.source, p.point_id) for p in predictions if p.metric != "feasible"}
+    rows = [
+        p
+        for p in predictions
+        if p.metric != "feasible" or (p.source, p.point_id) not in others
+    ]
+    whole = [p for p in rows if p.complete]
+    rest = [p for p in rows if not p.complete]
     return Coverage(
         complete=len(whole),
         complete_predicted=sum(p.predicted is not None for p in whole),
         others=len(rest),
         others_predicted=sum(p.predicted is not None for p in rest),
-        doubtful=sum(bool(p.doubtful) for p in predictions),
+        doubtful=sum(bool(p.doubtful) for p in rows),
     )
 
 

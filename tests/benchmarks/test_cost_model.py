@@ -111,11 +111,12 @@ def test_each_fit_leaves_out_what_it_says() -> None:
     assert float(lodo["paper", "a100-80"]) == pytest.approx(0.4, rel=2e-3)
 
 
-def test_every_row_is_predicted_once() -> None:
-    points = _points()
+def test_every_row_is_predicted_once_and_in_order() -> None:
+    points = _points()[::-1]
+    points.insert(0, points.pop(6))
     for fit in cost_model_fits.FITS:
         found = [(one.source, one.point_id) for one in predict_by(fit, points)]
-        assert sorted(found) == sorted((row.source, row.point_id) for row in points)
+        assert found == [(row.source, row.point_id) for row in points]
 
 
 def test_the_floor_beside_a_fit_leaves_out_the_same() -> None:
@@ -223,7 +224,7 @@ def test_goals_are_met_or_missed() -> None:
         *(prediction(i, 10 + i, 10 + i, source="vTrain x") for i in range(8)),
         *(prediction(i, 10, 12.5) for i in range(8)),
         memory(20, "peak_mem_gb", 10, 10.5),
-        memory(21, "feasible", 0, 0),
+        memory(21, "feasible", 0, 0, complete=False),
         *(memory(30 + i, "feasible", 1, float(i > 0)) for i in range(10)),
     ]
     found = {goal.what: goal for goal in goals([_judged(*rows)])}
@@ -235,8 +236,8 @@ def test_goals_are_met_or_missed() -> None:
         "step time, MAPE": False,
         "step time of vTrain's rows, MAPE": True,
         "peak memory, MAPE": True,
-        "ran out of memory, share predicted infeasible": True,
-        "ran, share predicted infeasible": False,
+        "ran out of memory (incomplete rows too), share predicted infeasible": True,
+        "ran (incomplete rows too), share predicted infeasible": False,
         "complete rows that are predicted": True,
     }
     assert found["step time, MAPE"].found.startswith("12.5 %")

@@ -92,9 +92,11 @@ def test_coverage_counts_doubtful_rows_too() -> None:
         prediction(4, 1, 1, complete=False),
         prediction(5, 1, None, complete=False),
         prediction(6, 1, None, complete=False),
+        memory(6, "feasible", 1, 1),
+        memory(7, "feasible", 0, 1),
     ]
     found = coverage(rows)
-    assert (found.complete, found.complete_predicted) == (3, 2)
+    assert (found.complete, found.complete_predicted) == (4, 3)
     assert (found.others, found.others_predicted) == (3, 1)
     assert found.doubtful == 1
 
