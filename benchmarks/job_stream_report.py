@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import platform
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +18,10 @@ from benchmarks.job_stream_table import (
     tasks_of,
 )
 from benchmarks.job_stream_work import CHOSEN_ON, Work
+from benchmarks.tables import aligned, cpu_name, piped, report_name
 from envs.ramp.arrivals import LAWS
 
-__all__ = ["Report", "cpu_name", "make_report", "report_name"]
+__all__ = ["Report", "make_report"]
 
 _HEADS = (
     "policy",
@@ -33,22 +32,6 @@ _HEADS = (
     "mean JCT (s)",
     "ms a decision",
 )
-
-
-def cpu_name() -> str:
-    """Model of this machine's processor."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        found = re.search(r"model name\s*:\s*(.+)", info.read_text(encoding="utf-8"))
-        if found:
-            return re.sub(r"\((R|TM)\)", "", found[1]).strip()
-    return platform.processor() or platform.machine()
-
-
-def report_name(kind: str = "job_stream") -> str:
-    """Of the results file of this machine and day."""
-    cpu = re.sub(r"[^a-z0-9.]+", "-", cpu_name().lower()).strip("-")
-    return f"{kind}_{cpu}_{datetime.date.today().isoformat()}.md"
 
 
 def _signed(found: Estimate) -> str:
@@ -68,23 +51,6 @@ def _cells(one: Comparison) -> list[str]:
         f"{one.mean_jct_s:.0f}",
         f"{one.ms_per_decision:.3f}",
     ]
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-
-
-def _piped(lines: Sequence[Sequence[str]]) -> str:
-    head, *rest = lines
-    ruled = [head, ["---"] + ["---:"] * (len(head) - 1), *rest]
-    return "\n".join(f"| {' | '.join(line)} |" for line in ruled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +75,8 @@ class Report:
         """For a terminal."""
         parts = [self._about()]
         for law, lines in self._tables().items():
-            parts.append(f"law {law}\n{_aligned(lines)}")
-        parts.append(f"against the best constant, by law\n{_aligned(self._gains())}")
+            parts.append(f"law {law}\n{aligned(lines)}")
+        parts.append(f"against the best constant, by law\n{aligned(self._gains())}")
         return "\n\n".join(parts)
 
     def markdown(self) -> str:
@@ -122,8 +88,8 @@ class Report:
             self._about(),
         ]
         for law, lines in self._tables().items():
-            parts += [f"## Law {law}", _piped(lines)]
-        parts += ["## Against the best constant, by law", _piped(self._gains())]
+            parts += [f"## Law {law}", piped(lines)]
+        parts += ["## Against the best constant, by law", piped(self._gains())]
         parts += [
             "## Blocking rate against load",
             f"Seeds {self.load_seeds.start} to {self.load_seeds.stop - 1}; the best "
@@ -131,7 +97,7 @@ class Report:
             "![Blocking against load](../figures/job_stream_blocking_against_load.svg)",
         ]
         for law in dict.fromkeys(one.law for one in self.compared):
-            parts += [f"### Law {law}", _piped(self._by_load(law))]
+            parts += [f"### Law {law}", piped(self._by_load(law))]
         parts += [
             "## Degrees chosen against beta",
             "![Degrees against beta](../figures/job_stream_degree_against_beta.svg)",
@@ -216,5 +182,7 @@ def make_report(
     results.mkdir(parents=True, exist_ok=True)
     draw_loads(report.loads, figures / "job_stream_blocking_against_load.svg")
     draw_degrees(work, rows["A"], seeds, figures / "job_stream_degree_against_beta.svg")
-    (results / report_name()).write_text(report.markdown(), encoding="utf-8")
+    (results / report_name("job_stream")).write_text(
+        report.markdown(), encoding="utf-8"
+    )
     return report

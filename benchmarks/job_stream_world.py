@@ -27,7 +27,7 @@ import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
-from benchmarks.job_stream_report import cpu_name, report_name
+from benchmarks.tables import cpu_name, report_name
 from policies.stream_by_name import make_stream_policy, stream_observes
 from policies.stream_evaluation import StreamCase, play_stream
 from policies.stream_worlds import HELD_OUT, TRAINED_ON, StreamWorld

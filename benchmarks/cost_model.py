@@ -1,0 +1,123 @@
+"""The cost model against published measurements.
+
+python benchmarks/cost_model.py --out docs
+python benchmarks/cost_model.py --fits loso
+python benchmarks/cost_model.py --points FILE.csv --json
+
+The first predicts the measurements of MESHWRIGHT_DATA under three fits (fitted to all
+rows; each source left out; each device type left out), prints errors, order of plans,
+regret and memory beside two floors, says which goals are met, and writes a results file
+and two figures. The second takes one fit alone.
+
+The third predicts any file with the columns of points.csv by the calibration that is
+shipped and prints {"points": [...]}: point_id, source, group (what is comparable),
+metric, measured, predicted (null if it cannot be) and why. Rows that ran out of memory
+come back as metric feasible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not __package__:
+    # Run as a file, Python looks for modules beside it and not in the repository.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.cost_model_fits import FITS, judge, predict_by
+from planner.calibration.points import Point, read_points
+from planner.calibration.predictions import Prediction
+from planner.errors import CalibrationError, MeshwrightError
+
+__all__ = ["main"]
+
+_SHOWN = ("point_id", "source", "group", "metric", "measured", "predicted", "why")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--points", type=Path, help="CSV; measured/points.csv of MESHWRIGHT_DATA"
+    )
+    parser.add_argument("--json", action="store_true", help="print predictions as JSON")
+    parser.add_argument(
+        "--fits",
+        nargs="+",
+        choices=FITS,
+        help="shipped for --json or --points, else fitted loso lodo",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for results/ and figures/; none by default"
+    )
+    return parser.parse_args(arguments)
+
+
+def _file(given: Path | None) -> Path:
+    if given is not None:
+        return given
+    folder = os.environ.get("MESHWRIGHT_DATA")
+    if not folder:
+        raise CalibrationError(
+            "MESHWRIGHT_DATA is not set and --points is not given; give a CSV of "
+            "measurements, or the folder that holds measured/points.csv"
+        )
+    return Path(folder) / "measured" / "points.csv"
+
+
+def _row(one: Prediction) -> dict[str, object]:
+    row: dict[str, object] = {name: getattr(one, name) for name in _SHOWN}
+    if one.predicted is not None and not math.isfinite(one.predicted):
+        # JSON has no NaN.
+        row["predicted"] = None
+    return row
+
+
+def _print_json(fits: Sequence[str], points: Sequence[Point]) -> None:
+    if len(fits) != 1:
+        raise CalibrationError(
+            f"--json prints the predictions of one fit, {' '.join(fits)} are "
+            f"{len(fits)}; give one of {', '.join(FITS)}"
+        )
+    found = predict_by(fits[0], points)
+    print(json.dumps({"points": [_row(one) for one in found]}, allow_nan=False))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Predict and print what it came to; 1 if the input is wrong."""
+    options = _parse(arguments)
+    try:
+        file = _file(options.points)
+        points = read_points(file)
+        alone = options.json or options.points is not None
+        fits = options.fits or (["shipped"] if alone else ["fitted", "loso", "lodo"])
+        fits = list(dict.fromkeys(fits))
+        if options.json and options.out is None:
+            _print_json(fits, points)
+            return 0
+        if options.json:
+            raise CalibrationError("--json writes no report; leave --out away")
+        # Needs matplotlib, which predicting does without.
+        from benchmarks.cost_model_report import Report, write_report
+
+        report = Report(
+            points=file.name, judged=tuple(judge(fit, points) for fit in fits)
+        )
+        print(report.text())
+        if options.out is not None:
+            print(f"written: {write_report(report, options.out)}", file=sys.stderr)
+    except (MeshwrightError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
