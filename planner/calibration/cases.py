@@ -13,7 +13,7 @@ from planner.calibration.machines import machine_of
 from planner.calibration.metrics import TIME_METRICS, convention_of, step_seconds
 from planner.calibration.plans import assume_plan
 from planner.calibration.points import Point
-from planner.calibration.shapes import graph_of, shape_of
+from planner.calibration.published import graph_of, shape_of
 from planner.cost import Cost, Recipe, Setting
 from planner.cost.constants import Calibration
 from planner.cost.detailed import detailed_cost
