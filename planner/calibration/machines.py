@@ -26,7 +26,7 @@ from planner.schema.cluster import (
 __all__ = ["Machine", "machine_of"]
 
 _PER_HOST = re.compile(
-    r"(?<![\w.])([1-9]\d?) ?x? ?(?:gpus?|devices|chips|cards)? ?(?:per |/ ?|a )"
+    r"(?<![\w.])([1-9]\d?) ?[x×]? ?(?:[a-z][\w-]*)?(?: gpus?)? ?(?:per |/ ?|a )"
     r"(?:node|host|server|machine)",
     re.IGNORECASE,
 )

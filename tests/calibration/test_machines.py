@@ -208,7 +208,7 @@ def test_a_professional_blackwell_card_is_no_b200() -> None:
     [
         ("A100-40GB, 4 GPUs/node", ""),
         ("A100-40GB 4x per node", ""),
-        ("A100", "4 a node"),
+        ("A100", "4xA100 a node"),
     ],
 )
 def test_devices_of_a_host_as_the_row_states(gpu: str, notes: str) -> None:
@@ -262,6 +262,9 @@ def test_a_slice_of_tpus_is_one_domain() -> None:
         ("H100 50 GB/s per GPU", "", 3200),
         ("H100 InfiniBand HDR", "", 1600),
         ("H100-80GB, 100GbE", "", 100),
+        ("H100, 100Gb IB EDR", "", 100),
+        ("H100 80GB 3.35TB/s", "", 3200),
+        ("H100-80GB NVLink 900GB/s", "", 3200),
         ("H100", "nodes joined by 8x200 Gb/s InfiniBand", 1600),
         ("H100", "inter-node bandwidth 100Gbps, TCP", 100),
         ("H100", "NVLink 900 GB/s in a node", 3200),
