@@ -55,14 +55,14 @@ _V100PCIE_16 = of_datasheet(
     float64=7,  # NVIDIA V100 datasheet 2020, PCIe
     float32=14,  # NVIDIA V100 datasheet 2020, PCIe
     float16=112,  # NVIDIA V100 datasheet 2020, PCIe
-    memory_bytes=16160 * MIB,  # nvidia-smi, seen 2026
+    memory_bytes=16160 * MIB,  # assumption: as SXM
     memory_bandwidth_bytes_per_s=900e9,  # NVIDIA V100 datasheet 2020
     efficiency=0.7,  # assumption: 250 W
 )
 _V100PCIE_32 = _V100PCIE_16.model_copy(
     update={
         "name": "v100pcie-32",
-        "memory_bytes": 32510 * MIB,  # nvidia-smi, seen 2026
+        "memory_bytes": 32510 * MIB,  # assumption: as SXM
     }
 )
 _A100PCIE_40 = of_datasheet(
@@ -73,7 +73,7 @@ _A100PCIE_40 = of_datasheet(
     tensorfloat32=156,  # NVIDIA A100 datasheet 2021
     bfloat16=312,  # NVIDIA A100 datasheet 2021
     float16=312,  # NVIDIA A100 datasheet 2021
-    memory_bytes=40536 * MIB,  # nvidia-smi, seen 2026
+    memory_bytes=40536 * MIB,  # assumption: as SXM
     memory_bandwidth_bytes_per_s=1555e9,  # NVIDIA A100 datasheet 2021
     efficiency=0.7,  # assumption: 250 to 300 W hold the clock below boost
 )
@@ -209,7 +209,7 @@ _H100PCIE = of_datasheet(
     bfloat16=756,  # NVIDIA H100 whitepaper 2023, PCIe: 1,513 sparse
     float16=756,  # NVIDIA H100 whitepaper 2023, PCIe: 1,513 sparse
     float8_e4m3fn=1512,  # NVIDIA H100 whitepaper 2023, PCIe: 3,026 sparse
-    memory_bytes=81559 * MIB,  # nvidia-smi, seen 2026
+    memory_bytes=81559 * MIB,  # assumption: as SXM
     memory_bandwidth_bytes_per_s=2000e9,  # NVIDIA H100 whitepaper 2023, PCIe
     efficiency=0.6,  # assumption: 350 W hold the clock below boost
 )
