@@ -61,6 +61,15 @@ _TPU_V6E = of_datasheet(
     memory_bandwidth_bytes_per_s=1638e9,  # Google Cloud TPU v6e page 2026
     efficiency=0.75,  # assumption
 )
+_TPU_V7 = of_datasheet(
+    "tpuv7-192",
+    "Google Cloud, Ironwood page, 2025; a device is a chip",
+    bfloat16=2307,  # Google Cloud Ironwood page 2025: half of FP8
+    float8_e4m3fn=4614,  # Google Cloud Ironwood page 2025
+    memory_bytes=192e9,  # Google Cloud Ironwood page 2025
+    memory_bandwidth_bytes_per_s=7370e9,  # Google Cloud Ironwood page 2025
+    efficiency=0.75,  # assumption
+)
 _GAUDI2 = of_datasheet(
     "gaudi2-96",
     "Intel Gaudi 2 as compared with its successor, 2024",
@@ -117,6 +126,17 @@ _TRAINIUM2 = of_datasheet(
     memory_bandwidth_bytes_per_s=2900e9,  # AWS Neuron documentation 2025
     efficiency=0.7,  # assumption
 )
+_TRAINIUM3 = of_datasheet(
+    "trainium3-144",
+    "AWS Neuron documentation, 2025; a device is a chip of eight cores",
+    float32=183,  # AWS Neuron documentation 2025
+    bfloat16=671,  # AWS Neuron documentation 2025
+    float16=671,  # AWS Neuron documentation 2025
+    float8_e4m3fn=2517,  # AWS Neuron documentation 2025
+    memory_bytes=144 * GIB,  # AWS Neuron documentation 2025
+    memory_bandwidth_bytes_per_s=4900e9,  # AWS Neuron documentation 2025
+    efficiency=0.7,  # assumption
+)
 
 #: By name.
 ACCELERATORS: dict[str, DeviceType] = {
@@ -128,11 +148,13 @@ ACCELERATORS: dict[str, DeviceType] = {
         _TPU_V5E,
         _TPU_V5P,
         _TPU_V6E,
+        _TPU_V7,
         _GAUDI2,
         _GAUDI3,
         _ASCEND_910,
         _ASCEND_910B,
         _TRAINIUM1,
         _TRAINIUM2,
+        _TRAINIUM3,
     )
 }

@@ -88,14 +88,18 @@ _CHIPS: tuple[_Chip, ...] = (
     _chip("A30", "a30-24"),
     _chip("A10G", "a10g-24"),
     _chip("A10", "a10-24", r"a10(?!g)"),
+    _chip("RTX A5000", "a5000-24", r"(rtx ?)?a5000"),
     _chip("RTX A6000", "a6000-48", r"(rtx ?)?a6000"),
     _chip("RTX 6000 Ada", "rtx6000ada-48", r"(rtx ?)?6000 ?ada"),
     _chip("L40S", "l40s-48"),
     _chip("L40", "l40-48", r"l40(?!s)"),
+    _chip("L20", "l20-48"),
     _chip("L4", "l4-24"),
     _chip("T4", "t4-16"),
     _chip("P100", "p100-16"),
     _chip("V100", "v100-32 v100-16", pcie="v100pcie-32 v100pcie-16"),
+    _chip("Titan RTX", "titanrtx-24", r"titan ?rtx|rtx ?titan"),
+    _chip("RTX PRO 6000", "rtxpro6000-96", r"(rtx ?)?pro ?6000"),
     _chip("RTX 2080 Ti", "rtx2080ti-11", r"(rtx ?)?2080 ?ti"),
     _chip("RTX 3090", "rtx3090-24", r"(rtx ?)?3090"),
     _chip("RTX 4090", "rtx4090-24", r"(rtx ?)?4090"),
@@ -113,6 +117,7 @@ _CHIPS: tuple[_Chip, ...] = (
     _chip("Ascend 910B", "ascend910b-64", r"(ascend ?)?910b\d?"),
     _chip("Ascend 910", "ascend910-32", r"ascend ?910(?![bc])a?"),
     _chip("Trainium 2", "trainium2-96", r"trainium ?2|trn2"),
+    _chip("Trainium 3", "trainium3-144", r"trainium ?3|trn3"),
     _chip("Trainium", "trainium1-32", r"trainium( ?1)?|trn1n?"),
     _chip("TPU v2", "tpuv2-16", r"tpu ?v ?2"),
     _chip("TPU v3", "tpuv3-32", r"tpu ?v ?3"),
@@ -120,6 +125,7 @@ _CHIPS: tuple[_Chip, ...] = (
     _chip("TPU v5e", "tpuv5e-16", r"tpu ?v ?5 ?(e|lite(pod)?)|v5e|v5litepod"),
     _chip("TPU v5p", "tpuv5p-95", r"tpu ?v ?5 ?p|v5p"),
     _chip("TPU v6e", "tpuv6e-32", r"(tpu )?trillium|tpu ?v ?6e?|v6e"),
+    _chip("TPU v7", "tpuv7-192", r"(tpu )?ironwood|tpu ?v ?7x?"),
     _loose("Blackwell", "b200-180", "blackwell"),
     _loose("Hopper", "h100-80", "hopper"),
     _loose("Ampere", "a100-80", "ampere"),
@@ -129,7 +135,7 @@ _CHIPS: tuple[_Chip, ...] = (
 
 _COUNT = re.compile(r"(?<![a-z0-9])\d+ ?[x×*] ?(?=[a-z])")
 _MEMORY = re.compile(
-    r"(?<![\dx×*.])(\d{1,3}) ?g(?:i?b)?(?![a-z/0-9])"
+    r"(?<![\w×*.])(\d{1,3}) ?g(?:i?b)?(?![a-z/0-9])"
     r"(?! ?(?:roce|ib\b|infiniband|eth|efa|rdma|nic|net|inter))"
 )
 _DIES = "mi250"

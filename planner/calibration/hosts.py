@@ -91,11 +91,13 @@ _LINKS: dict[str, Link] = {
     "hccs": _link("HCCS", 28e9, "assumption: 392 GB/s both ways, 7 peers", mesh=True),
     "neuronlink2": _link("NeuronLink-v2", 192e9, "assumption: 384 GB/s both ways"),
     "neuronlink3": _link("NeuronLink-v3", 512e9, "assumption: 1 TB/s both ways"),
+    "neuronlink4": _link("NeuronLink-v4", 1280e9, "AWS Neuron 2025: 2.56 TB/s, halved"),
     "ici2": _link("ICI", 248e9, "Jouppi et al. 2020: 4 links of 496 Gbit/s"),
     "ici3": _link("ICI", 328e9, "Jouppi et al. 2020: 4 links of 656 Gbit/s"),
     "ici4": _link("ICI", 300e9, "Google Cloud TPU v4 page 2026: 2,400 Gbit/s"),
     "ici5e": _link("ICI", 200e9, "Google Cloud TPU v5e page 2026: 400 GB/s both ways"),
     "ici5p": _link("ICI", 600e9, "Google Cloud TPU v5p page 2026: 4,800 Gbit/s"),
+    "ici7": _link("ICI", 600e9, "Google Cloud Ironwood page 2025: 1.2 TB/s both ways"),
     "ici6e": _link("ICI", 400e9, "Google Cloud TPU v6e page 2026: 800 GB/s both ways"),
 }
 
@@ -153,6 +155,7 @@ HOSTS_OF_DEVICES: dict[str, HostKind] = {
     "v100pcie-32": _PCIE3,
     "t4-16": _PCIE3,
     "rtx2080ti-11": _DESK3,
+    "titanrtx-24": _PCIE3,
     "a100-40": _HDR,
     "a100-80": _HDR,
     "a100pcie-40": _PCIE4,
@@ -164,14 +167,17 @@ HOSTS_OF_DEVICES: dict[str, HostKind] = {
     "a10-24": _PCIE4,
     "a10g-24": host_kind("pcie4", 1, 100, "EFA", "AWS g5.48xlarge, 2021"),
     "a40-48": _PCIE4,
+    "a5000-24": _PCIE4,
     "a6000-48": _PCIE4,
     "rtx6000ada-48": _PCIE4,
     "l4-24": _PCIE4,
+    "l20-48": _PCIE4,
     "l40-48": _PCIE4,
     "l40s-48": _PCIE4,
     "rtx3090-24": _DESK4,
     "rtx4090-24": _DESK4,
     "rtx5090-32": _DESK5,
+    "rtxpro6000-96": _PCIE5,
     "h100-80": _NDR,
     "h100-96": _NDR,
     "h100pcie-80": _PCIE5,
@@ -180,7 +186,9 @@ HOSTS_OF_DEVICES: dict[str, HostKind] = {
         "nvlink-400", 8, 400, "InfiniBand NDR", "DeepSeek-V3 report, 2024: 8 NICs"
     ),
     "h20-96": _NDR,
-    "h200-141": _NDR,
+    "h200-141": host_kind(
+        "nvlink4", 8, 400, "InfiniBand NDR", "NVIDIA DGX H200 datasheet 2024"
+    ),
     "gh200-96": host_kind("nvlink4", 4, 200, "Slingshot", _GRACE, 4),  # Alps 2024
     "gh200-144": host_kind("nvlink4", 4, 200, "Slingshot", _GRACE, 4),  # Alps 2024
     "b100-180": _B200,
@@ -210,6 +218,10 @@ HOSTS_OF_DEVICES: dict[str, HostKind] = {
     "trainium2-96": host_kind(
         "neuronlink3", 16, 200, "EFA", "AWS trn2.48xlarge, 2024", 16
     ),
+    "trainium3-144": host_kind(
+        "neuronlink4", 16, 200, "EFA", "assumption: network as trn2", 16
+    ),
+    "tpuv7-192": _tpu("ici7", 4),  # Google Cloud Ironwood page 2025
     "tpuv2-16": _tpu("ici2", 4),  # Jouppi et al. 2020
     "tpuv3-32": _tpu("ici3", 4),  # Jouppi et al. 2020
     "tpuv4-32": _tpu("ici4", 4),  # Google Cloud TPU v4 page 2026

@@ -7,7 +7,7 @@ usually stand in, and every such step is written down.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.calibration.gpu_names import normal, read_device
 from planner.calibration.hosts import HOSTS_OF_DEVICES, HostKind
@@ -25,6 +25,11 @@ from planner.schema.cluster import (
 
 __all__ = ["Machine", "machine_of"]
 
+_PER_HOST = re.compile(
+    r"(?<![\w.])([1-9]\d?) ?[x×]? ?(?:[a-z][\w-]*)?(?: gpus?)? ?(?:per |/ ?|a )"
+    r"(?:node|host|server|machine)",
+    re.IGNORECASE,
+)
 _NETWORK_S = 4.0e-6  # NCCL 2.18 tuning.cc, 2023: NET ring LL128
 _USED = 64  # Megatron-Bridge performance summary 2026: runs of 64, 128, 256, 512
 _ETHERNET_S = 20e-6  # Hurwitz and Feng 2003: TCP over 10 GbE, between applications
@@ -68,6 +73,7 @@ def machine_of(point: Point) -> Machine:
     if re.search(r"\?|not stated", point.gpu):
         notes.append(f"the source does not state the GPU for sure: {device.name}")
     kind = system.host if system is not None else _usual_host(device)
+    kind = _as_stated(kind, point)
     per_host, hosts, domain = _layout(point.n_gpus, kind, notes)
     link, said = _network(kind, stated_rate(point.gpu, point.notes))
     if system is not None and not named:
@@ -121,6 +127,16 @@ def _usual_host(device: DeviceType) -> HostKind:
         for name, kind in HOSTS_OF_DEVICES.items()
         if name.rpartition("-")[0] == chip
     )
+
+
+def _as_stated(kind: HostKind, point: Point) -> HostKind:
+    """A kind of host with the devices that the row gives one, NICs in proportion."""
+    match = _PER_HOST.search(point.gpu) or _PER_HOST.search(point.notes)
+    if match is None:
+        return kind
+    count = int(match[1])
+    nics = max(1, kind.nics * count // kind.devices)
+    return replace(kind, devices=count, nics=nics)
 
 
 def _layout(count: int, kind: HostKind, notes: list[str]) -> tuple[int, int, int]:

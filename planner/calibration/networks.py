@@ -24,6 +24,12 @@ _COUNTED = re.compile(
     rf"(?<![\w.])(\d+)\s*[xX×*]\s*(\d+)\s*{_UNIT}{_SECOND}?(?![A-Za-z])"
 )
 _TOTAL = re.compile(rf"(?<![\w.])(\d+(?:\.\d+)?)\s*-?{_UNIT}\s?{_SECOND}(?![A-Za-z])")
+#: "100Gb IB"; such a rate may lack its "per second".
+_NAMED = re.compile(
+    r"(?<![\w.])(\d+)\s*-?([Gg])(b?)(?:its?)?\s+"
+    r"(?=roce|ib\b|infiniband|ethernet|efa|rdma|omni-?path|[fehnx]dr)",
+    re.IGNORECASE,
+)
 _INFINIBAND = re.compile(r"\b(fdr|edr|hdr100|hdr|ndr200|ndr|xdr)\b", re.IGNORECASE)
 _PER_DEVICE = re.compile(r"^\W*(?:per|a|/)\s*(?:gpu|device|chip)", re.IGNORECASE)
 _PER_HOST = re.compile(r"^[\w\s]{0,16}?(?:per |/|a )\s*(?:node|host)", re.IGNORECASE)
@@ -77,9 +83,11 @@ def _rate(text: str) -> Rate | None:
             return Rate(
                 gbits=gbits, of="host", rdma=rdma, guessed=False, text=match[0].strip()
             )
-    for match in _TOTAL.finditer(text):
+    for match in (*_TOTAL.finditer(text), *_NAMED.finditer(text)):
         after = text[match.end() :]
-        if _NVLINK.search(text[max(0, match.start() - 24) : match.end() + 16]):
+        around = text[max(0, match.start() - 24) : match.end() + 16]
+        if _NVLINK.search(around) or (match[2] in "Tt" and match[3] == "B"):
+            # Of links inside hosts, or of memory.
             continue
         device = _PER_DEVICE.search(after) is not None
         return Rate(

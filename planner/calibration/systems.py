@@ -231,7 +231,9 @@ _SITES = (
         "vTrain's cluster",
         _NEVER,
         _A100,
-        host_kind("nvlink3", 4, 200, "InfiniBand HDR", "assumption: 4 x 200 Gb/s"),
+        host_kind(
+            "nvlink3", 4, 200, "InfiniBand HDR", "vTrain, config/, 2024: 800 Gbit/s"
+        ),
         r"vtrain",
     ),
     _system(

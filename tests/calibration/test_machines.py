@@ -119,6 +119,12 @@ def test_systems(
         ("A10G", "a10g-24"),
         ("NVIDIA A10", "a10-24"),
         ("A40", "a40-48"),
+        ("RTX TITAN 24GB", "titanrtx-24"),
+        ("RTX PRO 6000 Blackwell", "rtxpro6000-96"),
+        ("L20", "l20-48"),
+        ("RTX A5000", "a5000-24"),
+        ("TPU v7 (Ironwood)", "tpuv7-192"),
+        ("Trainium3", "trainium3-144"),
         ("A30", "a30-24"),
         ("RTX A6000", "a6000-48"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada-48"),
@@ -194,7 +200,22 @@ def test_an_unknown_name_gets_the_nearest(gpu: str, near: str) -> None:
 
 def test_a_professional_blackwell_card_is_no_b200() -> None:
     with pytest.raises(CalibrationError, match="no accelerator that is known"):
-        machine_of(row("RTX PRO 6000 Blackwell"))
+        machine_of(row("RTX PRO 4500 Blackwell"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "notes"),
+    [
+        ("A100-40GB, 4 GPUs/node", ""),
+        ("A100-40GB 4x per node", ""),
+        ("A100", "4xA100 a node"),
+    ],
+)
+def test_devices_of_a_host_as_the_row_states(gpu: str, notes: str) -> None:
+    point = row(gpu, 16, notes=notes)
+    assert machine_of(point).devices_per_host == 4
+    # Half of the host's devices come with half of its NICs.
+    assert outside(point) == pytest.approx(25e9)
 
 
 def test_two_kinds_at_once_are_refused() -> None:
@@ -241,6 +262,9 @@ def test_a_slice_of_tpus_is_one_domain() -> None:
         ("H100 50 GB/s per GPU", "", 3200),
         ("H100 InfiniBand HDR", "", 1600),
         ("H100-80GB, 100GbE", "", 100),
+        ("H100, 100Gb IB EDR", "", 100),
+        ("H100 80GB 3.35TB/s", "", 3200),
+        ("H100-80GB NVLink 900GB/s", "", 3200),
         ("H100", "nodes joined by 8x200 Gb/s InfiniBand", 1600),
         ("H100", "inter-node bandwidth 100Gbps, TCP", 100),
         ("H100", "NVLink 900 GB/s in a node", 3200),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.calibration import accelerators
 from planner.cluster import Cluster, device_type, device_type_names
 from planner.cluster.presets import cards, datasheet, devices, instinct, links, systems
 from planner.cluster.presets.links import LINKS, ethernet
@@ -58,7 +59,10 @@ def _unsourced(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("module", [cards, devices, instinct, links, systems])
+@pytest.mark.parametrize(
+    "module",
+    [cards, devices, instinct, links, systems, accelerators],
+)
 def test_every_figure_has_its_source_on_its_line(module: object) -> None:
     path = Path(str(vars(module)["__file__"]))
     text = path.read_text(encoding="utf-8")
@@ -105,6 +109,9 @@ def test_the_check_of_sources_sees_products_tables_and_defaults() -> None:
         ("a10-24", 72, 1024, 1.695),
         ("a10g-24", 80, 512, 1.71),
         ("a6000-48", 84, 1024, 1.8),
+        ("a5000-24", 64, 1024, 1.695),
+        ("titanrtx-24", 72, 1024, 1.77),
+        ("rtxpro6000-96", 188, 1024, 2.617),
         ("a40-48", 84, 1024, 1.74),
         ("rtx6000ada-48", 142, 1024, 2.505),
         ("l4-24", 58, 1024, 2.04),
@@ -180,7 +187,7 @@ def test_gpus_sum_to_their_board_or_rack(
 # Chips whose tensor cores accumulate in FP32 at half rate.
 _HALVED = {
     *("rtx2080ti-11", "rtx3090-24", "rtx4090-24", "rtx5090-32"),
-    *("a10g-24", "l40-48"),
+    *("a10g-24", "l20-48", "l40-48"),
 }
 
 
@@ -226,6 +233,9 @@ def test_rates_of_one_device_keep_their_ratios(name: str) -> None:
         ("a30-24", 3072, 2.43),
         ("a10-24", 384, 12.5),
         ("a6000-48", 384, 16),
+        ("a5000-24", 384, 16),
+        ("titanrtx-24", 384, 14),
+        ("rtxpro6000-96", 512, 28),
         ("rtx6000ada-48", 384, 20),
         ("l4-24", 192, 12.5),
         ("l40-48", 384, 18),

@@ -15,6 +15,10 @@ def test_a_missing_peak_falls_back_to_the_next_wider_dtype() -> None:
     assert peak_flops_per_s(kind, "float32") == 1e12
     eight = device(peak_flops_per_s={"float8_e4m3fn": 8e12, "bfloat16": 4e12})
     assert peak_flops_per_s(eight, "float8") == 8e12
+    assert peak_flops_per_s(eight, "float4") == 8e12
+    four = device(peak_flops_per_s={"float4_e2m1fn_x2": 9e12, "bfloat16": 4e12})
+    assert peak_flops_per_s(four, "float4") == 9e12
+    assert peak_flops_per_s(four, "float8") == 4e12
 
 
 @pytest.mark.parametrize(

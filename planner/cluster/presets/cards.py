@@ -39,20 +39,30 @@ _RTX2080TI = of_datasheet(
     efficiency=0.9,  # assumption: as RTX 3090
     kernel_overhead_s=5e-6,  # assumption: launched by a desktop CPU
 )
+_TITANRTX = of_datasheet(
+    "titanrtx-24",
+    "NVIDIA Titan RTX page, 2018; FP32 accumulation at full rate",
+    float32=16.3,  # NVIDIA Titan RTX page 2018
+    float16=130.5,  # NVIDIA Titan RTX page 2018
+    memory_bytes=24220 * MIB,  # assumption: 24 GiB less what drivers of 2018 reserve
+    memory_bandwidth_bytes_per_s=672e9,  # NVIDIA Titan RTX page 2018
+    efficiency=0.6,  # assumption: 280 W hold the clock below boost
+    kernel_overhead_s=5e-6,  # assumption: launched by a desktop CPU
+)
 _V100PCIE_16 = of_datasheet(
     "v100pcie-16",
     "NVIDIA V100 datasheet, 2020, PCIe",
     float64=7,  # NVIDIA V100 datasheet 2020, PCIe
     float32=14,  # NVIDIA V100 datasheet 2020, PCIe
     float16=112,  # NVIDIA V100 datasheet 2020, PCIe
-    memory_bytes=16160 * MIB,  # nvidia-smi, seen 2026
+    memory_bytes=16160 * MIB,  # assumption: as SXM
     memory_bandwidth_bytes_per_s=900e9,  # NVIDIA V100 datasheet 2020
     efficiency=0.7,  # assumption: 250 W
 )
 _V100PCIE_32 = _V100PCIE_16.model_copy(
     update={
         "name": "v100pcie-32",
-        "memory_bytes": 32510 * MIB,  # nvidia-smi, seen 2026
+        "memory_bytes": 32510 * MIB,  # assumption: as SXM
     }
 )
 _A100PCIE_40 = of_datasheet(
@@ -63,7 +73,7 @@ _A100PCIE_40 = of_datasheet(
     tensorfloat32=156,  # NVIDIA A100 datasheet 2021
     bfloat16=312,  # NVIDIA A100 datasheet 2021
     float16=312,  # NVIDIA A100 datasheet 2021
-    memory_bytes=40536 * MIB,  # nvidia-smi, seen 2026
+    memory_bytes=40536 * MIB,  # assumption: as SXM
     memory_bandwidth_bytes_per_s=1555e9,  # NVIDIA A100 datasheet 2021
     efficiency=0.7,  # assumption: 250 to 300 W hold the clock below boost
 )
@@ -131,6 +141,17 @@ _A6000 = of_datasheet(
     memory_bandwidth_bytes_per_s=768e9,  # NVIDIA RTX A6000 datasheet 2021
     efficiency=0.7,  # assumption: as A40
 )
+_A5000 = of_datasheet(
+    "a5000-24",
+    "NVIDIA RTX A5000 datasheet, 2021",
+    float32=27.8,  # NVIDIA RTX A5000 datasheet 2021
+    tensorfloat32=55.5,  # NVIDIA RTX A5000 datasheet 2021: an eighth of 222.2, twice
+    bfloat16=111.1,  # NVIDIA RTX A5000 datasheet 2021: 222.2 sparse
+    float16=111.1,  # NVIDIA RTX A5000 datasheet 2021: 222.2 sparse
+    memory_bytes=23028 * MIB,  # assumption: "24 GB" less ECC, as A10
+    memory_bandwidth_bytes_per_s=768e9,  # NVIDIA RTX A5000 datasheet 2021
+    efficiency=0.7,  # assumption: as A40
+)
 _RTX6000ADA = of_datasheet(
     "rtx6000ada-48",
     "NVIDIA RTX 6000 Ada datasheet, 2023",
@@ -155,6 +176,18 @@ _L4 = of_datasheet(
     memory_bandwidth_bytes_per_s=300e9,  # NVIDIA L4 datasheet 2023
     efficiency=0.5,  # assumption: 72 W hold the clock far below boost
 )
+_L20 = of_datasheet(
+    "l20-48",
+    "NVIDIA L20 listing in Tom's Hardware, 2024",
+    float32=59.8,  # Tom's Hardware 2024
+    tensorfloat32=59.8,  # Tom's Hardware 2024
+    bfloat16=119.5,  # Tom's Hardware 2024
+    float16=119.5,  # Tom's Hardware 2024
+    float8_e4m3fn=239,  # Tom's Hardware 2024
+    memory_bytes=46068 * MIB,  # assumption: as L40S
+    memory_bandwidth_bytes_per_s=864e9,  # Tom's Hardware 2024
+    efficiency=0.8,  # assumption: 275 W and a lowered rate
+)
 _L40 = of_datasheet(
     "l40-48",
     "NVIDIA L40 datasheet, 2023",
@@ -176,7 +209,7 @@ _H100PCIE = of_datasheet(
     bfloat16=756,  # NVIDIA H100 whitepaper 2023, PCIe: 1,513 sparse
     float16=756,  # NVIDIA H100 whitepaper 2023, PCIe: 1,513 sparse
     float8_e4m3fn=1512,  # NVIDIA H100 whitepaper 2023, PCIe: 3,026 sparse
-    memory_bytes=81559 * MIB,  # nvidia-smi, seen 2026
+    memory_bytes=81559 * MIB,  # assumption: as SXM
     memory_bandwidth_bytes_per_s=2000e9,  # NVIDIA H100 whitepaper 2023, PCIe
     efficiency=0.6,  # assumption: 350 W hold the clock below boost
 )
@@ -199,7 +232,7 @@ _H100_96 = of_datasheet(
     float64=66.9,  # NVIDIA H100 whitepaper 2023, SXM5
     float32=66.9,  # NVIDIA H100 whitepaper 2023, SXM5
     tensorfloat32=494.7,  # NVIDIA H100 whitepaper 2023, SXM5
-    # "Between SXM and NVL", say its users; they divide by the SXM's peak, so it is kept.
+    # "Between SXM and NVL", say its users, who divide by the SXM's: so it is that.
     bfloat16=989.4,  # NVIDIA H100 whitepaper 2023, SXM5
     float16=989.4,  # NVIDIA H100 whitepaper 2023, SXM5
     float8_e4m3fn=1978.9,  # NVIDIA H100 whitepaper 2023, SXM5
@@ -268,6 +301,19 @@ _B100 = of_datasheet(
     memory_bandwidth_bytes_per_s=7700e9,  # assumption: as B200
     efficiency=0.75,  # assumption: as B200
 )
+_RTXPRO6000 = of_datasheet(
+    "rtxpro6000-96",
+    "NVIDIA RTX Blackwell PRO whitepaper, 2025",
+    float32=126,  # NVIDIA RTX Blackwell PRO whitepaper 2025
+    tensorfloat32=251.9,  # NVIDIA RTX Blackwell PRO whitepaper 2025
+    bfloat16=503.8,  # NVIDIA RTX Blackwell PRO whitepaper 2025
+    float16=503.8,  # NVIDIA RTX Blackwell PRO whitepaper 2025
+    float8_e4m3fn=1007.6,  # NVIDIA RTX Blackwell PRO whitepaper 2025
+    float4_e2m1fn_x2=2015.2,  # NVIDIA RTX Blackwell PRO whitepaper 2025
+    memory_bytes=97250 * MIB,  # assumption: 96 GiB less ECC and a reserve
+    memory_bandwidth_bytes_per_s=1792e9,  # NVIDIA RTX Blackwell PRO whitepaper 2025
+    efficiency=0.6,  # assumption: as L40S
+)
 
 #: In the order of their generations.
 CARDS: tuple[DeviceType, ...] = (
@@ -276,15 +322,18 @@ CARDS: tuple[DeviceType, ...] = (
     _V100PCIE_32,
     _T4,
     _RTX2080TI,
+    _TITANRTX,
     _A100PCIE_40,
     _A100PCIE_80,
     _A800_80,
     _A30,
     _A10,
     _A10G,
+    _A5000,
     _A6000,
     _RTX6000ADA,
     _L4,
+    _L20,
     _L40,
     _H100PCIE,
     _H100NVL,
@@ -294,4 +343,5 @@ CARDS: tuple[DeviceType, ...] = (
     _GH200,
     _GH200_144,
     _B100,
+    _RTXPRO6000,
 )
