@@ -201,12 +201,9 @@ def _last_moments(in_flight: IntArray) -> IntArray:
     if np.prod(sizes) < np.iinfo(np.int64).max:
         # As digits of one number: sorting numbers is several times faster.
         places = np.cumprod([1, *sizes[:-1]], dtype=object).astype(np.int64)
-        keys = (in_flight @ places)[::-1]
+        _, first = np.unique((in_flight @ places)[::-1], return_index=True)
     else:
-        keys = np.ascontiguousarray(in_flight[::-1]).view(
-            np.dtype((np.void, in_flight.itemsize * in_flight.shape[1]))
-        )[:, 0]
-    _, first = np.unique(keys, return_index=True)
+        _, first = np.unique(in_flight[::-1], axis=0, return_index=True)
     return np.asarray(len(in_flight) - 1 - first)
 
 
