@@ -1,20 +1,16 @@
-"""How many strategies and schedules a second, and how long a whole plan takes.
+"""How many strategies and schedules a second.
 
 python -m benchmarks.search_speed
 
 Everything runs on one core. The analytic rate counts legal strategies of the 405B
 model on 16,384 devices, priced in one table; the simulated rates are those of
-:mod:`benchmarks.simulator_speed`. The plan is timed in a fresh process, twice: imports
-are left out, compiling numba's kernels (the first time on a machine) is in the first.
+:mod:`benchmarks.simulator_speed`; a whole plan is timed by
+:mod:`benchmarks.planning_time`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -26,24 +22,6 @@ from planner.schema import Optimizer, Precision
 from planner.space import StrategyTable, enumerate_strategies, gather_facts
 
 _MODEL, _CLUSTER, _BATCH, _LENGTH = "llama3-405b", "dgx-h100:2048", 2048, 8192
-
-_PLAN = """
-import json, resource, time
-import numba, numpy, pydantic, torch, transformers
-import transformers.models.llama.modeling_llama
-from planner.api import plan
-import planner.capture, planner.search.exhaustive, planner.search.expert
-start = time.perf_counter()
-made = plan({model!r}, {cluster!r}, global_batch={batch}, seq_len={length})
-print(json.dumps({{
-    "seconds": time.perf_counter() - start,
-    "timing_s": made.timing_s,
-    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    "label": made.strategy.label(),
-    "step_time_s": made.prediction.step_time_s,
-    "evaluations": made.provenance.evaluations,
-}}))
-"""
 
 
 def _rows(setting: Setting, count: int) -> StrategyTable:
@@ -84,20 +62,6 @@ def analytic_rate(count: int = 500_000) -> tuple[int, float]:
     return len(table), len(table) / best
 
 
-def whole_plan() -> dict[str, object]:
-    """One plan in a fresh process; imports are not in its seconds."""
-    code = _PLAN.format(model=_MODEL, cluster=_CLUSTER, batch=_BATCH, length=_LENGTH)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -110,17 +74,6 @@ def main() -> None:
 
         for entry in simulator_speed():
             print(entry)
-    print(f"plan of {_MODEL} on {_CLUSTER}, batch {_BATCH} x {_LENGTH} tokens:")
-    for label in ("first time (may compile)", "again"):
-        made = whole_plan()
-        timing = made["timing_s"]
-        assert isinstance(timing, dict)
-        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in timing.items())
-        print(
-            f"  {label}: {made['seconds']:.2f} s ({parts}), "
-            f"{made['peak_bytes'] / 1e9:.2f} GB peak, {made['evaluations']}"
-        )
-    print(f"  chosen: {made['label']}, predicted step {made['step_time_s']:.2f} s")
 
 
 if __name__ == "__main__":

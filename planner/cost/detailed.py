@@ -28,7 +28,7 @@ from planner.cost.stage_times import (
     unit_ranges,
 )
 from planner.cost.tied import TiedTraffic, tied_traffic
-from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.cost.unit_costs import UnitCosts
 from planner.cost.volumes import collective_bytes, link_bytes
 from planner.schema import Strategy
 from planner.simulate import (
@@ -43,22 +43,6 @@ __all__ = ["detailed_cost"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-
-def _unit_costs(setting: Setting, strategy: Strategy) -> UnitCosts:
-    def one(value: int) -> Index:
-        return np.array([value], dtype=np.int64)
-
-    return price_units(
-        setting,
-        Combinations(
-            tp=one(strategy.mesh.tp),
-            cp=one(strategy.mesh.cp),
-            ep=one(strategy.mesh.ep),
-            microbatch=one(strategy.microbatch_size),
-            sequence_parallel=one(int(strategy.sharding.sequence_parallel)),
-        ),
-    )
 
 
 def _schedule(strategy: Strategy) -> ActionTable | None:
@@ -93,12 +77,10 @@ def _memory(
     transient, largest, most_trained = np.zeros((3, pp))
     scalars = costs.dense_parameters[0] + costs.expert_parameters[0]
     trained = costs.trained_dense[0] + costs.trained_experts[0]
-    for stage, owner in enumerate(rank):
-        units = slice(bounds[stage], bounds[stage + 1])
-        peak = costs.transient_bytes[codes[stage], 0, units].max()
-        transient[owner] = max(transient[owner], peak)
-        largest[owner] = max(largest[owner], scalars[units].max())
-        most_trained[owner] = max(most_trained[owner], trained[units].max())
+    working = np.maximum.reduceat(costs.transient_bytes[:, 0], bounds[:-1], axis=1)
+    np.maximum.at(transient, rank, working[codes, np.arange(len(rank))])
+    np.maximum.at(largest, rank, np.maximum.reduceat(scalars, bounds[:-1]))
+    np.maximum.at(most_trained, rank, np.maximum.reduceat(trained, bounds[:-1]))
     owns = owned_scalars(strategy, costs, bounds)
     held = held_bytes(strategy, costs, bounds, table, keeps_sent=not setting.on_gpu)
     parts = memory_parts(
@@ -236,35 +218,34 @@ def _pipeline(
         return _Pipeline(
             plain_s=plain, sent_s=sent, done_s=np.full(pp, sent), busy_s=busy
         )
-    with_sends = evaluate(
-        table, times.forward, backward, weight, times.send, times.send
-    )
-    without = evaluate(table, times.forward, backward, weight)
+    # Both at once: without transfers, and with them.
+    sends = np.stack([np.zeros_like(times.send), times.send])
+    timed = evaluate(table, times.forward, backward, weight, sends, sends)
     done = np.zeros(pp)
-    np.maximum.at(done, rank, with_sends.backward_done_s)
+    np.maximum.at(done, rank, timed.backward_done_s[1])
     return _Pipeline(
-        plain_s=float(without.makespan_s),
-        sent_s=float(with_sends.makespan_s),
+        plain_s=float(timed.makespan_s[0]),
+        sent_s=float(timed.makespan_s[1]),
         done_s=done,
         busy_s=busy,
     )
 
 
 def detailed_cost(
-    setting: Setting, strategy: Strategy, fidelity: str = "simulated"
+    setting: Setting, strategy: Strategy, costs: UnitCosts, fidelity: str = "simulated"
 ) -> Cost:
     """Time and memory of a strategy whose stages are given.
 
     Args:
         setting: The request.
         strategy: With stages that list all units of the model in order.
+        costs: Units under its one combination (C = 1).
         fidelity: ``simulated`` runs the schedule's exact order, ``analytic`` takes its
             closed form.
     Raises:
         StrategyError: If the stages are not the model's units.
     """
     bounds = unit_ranges(setting, strategy)
-    costs = _unit_costs(setting, strategy)
     table = _schedule(strategy)
     times = stage_times(setting, strategy, costs, bounds)
     pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.cost.analytic import analytic_costs
 from planner.cost.detailed import detailed_cost
 from planner.cost.result import Cost, CostTable
 from planner.cost.setting import Setting
+from planner.cost.unit_costs import Combinations, UnitCosts, price_units
 from planner.schema import Strategy
 from planner.space.table import StrategyTable
 
@@ -25,11 +29,42 @@ class CostModel:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.evaluations = {"analytic": 0, "simulated": 0}
+        self._units: dict[tuple[int, ...], UnitCosts] = {}
 
     def table(self, table: StrategyTable) -> CostTable:
         """Price many strategies by closed forms; stages are cut evenly by time."""
         self.evaluations["analytic"] += len(table)
         return analytic_costs(self.setting, table)
+
+    def unit_costs(
+        self, *, tp: int, cp: int, ep: int, microbatch: int, sequence_parallel: bool
+    ) -> UnitCosts:
+        """Every unit under one combination (C = 1); kept, as finalists share a few.
+
+        Args:
+            tp: Tensor parallel degree.
+            cp: Context parallel degree.
+            ep: Expert parallel degree.
+            microbatch: Samples per microbatch.
+            sequence_parallel: Whether tp also splits the stream between layers.
+        """
+        key = (tp, cp, ep, microbatch, int(sequence_parallel))
+        if key not in self._units:
+
+            def one(value: int) -> NDArray[np.int64]:
+                return np.array([value], dtype=np.int64)
+
+            self._units[key] = price_units(
+                self.setting,
+                Combinations(
+                    tp=one(tp),
+                    cp=one(cp),
+                    ep=one(ep),
+                    microbatch=one(microbatch),
+                    sequence_parallel=one(int(sequence_parallel)),
+                ),
+            )
+        return self._units[key]
 
     def cost(
         self,
@@ -42,4 +77,11 @@ class CostModel:
             StrategyError: If its stages are not the model's units in order.
         """
         self.evaluations[fidelity] += 1
-        return detailed_cost(self.setting, strategy, fidelity)
+        costs = self.unit_costs(
+            tp=strategy.mesh.tp,
+            cp=strategy.mesh.cp,
+            ep=strategy.mesh.ep,
+            microbatch=strategy.microbatch_size,
+            sequence_parallel=strategy.sharding.sequence_parallel,
+        )
+        return detailed_cost(self.setting, strategy, costs, fidelity)

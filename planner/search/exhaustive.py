@@ -78,12 +78,11 @@ def _search_order(
         candidates += candidates_of_row(
             model, row, free_recompute=free, most=min(left, 2)
         )
-    return [c for c in candidates if _legal(request, c)]
-
-
-def _legal(request: Request, candidate: Candidate) -> bool:
-    table = StrategyTable.from_strategies([candidate.strategy])
-    return bool(legal(table, request.facts)[0])
+    if not candidates:
+        return []
+    priced = StrategyTable.from_strategies([c.strategy for c in candidates])
+    kept = np.flatnonzero(legal(priced, request.facts))
+    return [candidates[index] for index in kept.tolist()]
 
 
 def _variants(request: Request, rows: list[dict[str, int]]) -> list[dict[str, int]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost import CostModel, Setting
 from planner.cost.partition import balanced_bounds
-from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.cost.unit_costs import UnitCosts
 from planner.schema import (
     SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,
@@ -31,20 +31,6 @@ __all__ = ["candidates_of_row", "schedule_variants"]
 _MOST_UNITS = 512
 
 
-def _unit_costs(setting: Setting, row: Mapping[str, int]) -> UnitCosts:
-    names = {
-        "tp": "tp",
-        "cp": "cp",
-        "ep": "ep",
-        "microbatch": "microbatch_size",
-        "sequence_parallel": "sequence_parallel",
-    }
-    return price_units(
-        setting,
-        Combinations(**{field: np.array([row[name]]) for field, name in names.items()}),
-    )
-
-
 def _even_cut(setting: Setting, bare: Strategy, costs: UnitCosts, kind: int) -> Cut:
     """Equal times, the same recomputation everywhere."""
     stages = bare.mesh.pp * bare.virtual_stages
@@ -60,10 +46,16 @@ def _even_cut(setting: Setting, bare: Strategy, costs: UnitCosts, kind: int) -> 
 
 
 def _cuts(
-    setting: Setting, row: Mapping[str, int], *, free_recompute: bool
+    model: CostModel, row: Mapping[str, int], *, free_recompute: bool
 ) -> Iterator[Cut]:
-    bare = skeleton(row)
-    costs = _unit_costs(setting, row)
+    bare, setting = skeleton(row), model.setting
+    costs = model.unit_costs(
+        tp=row["tp"],
+        cp=row["cp"],
+        ep=row["ep"],
+        microbatch=row["microbatch_size"],
+        sequence_parallel=bool(row["sequence_parallel"]),
+    )
     seen = set()
     even = _even_cut(setting, bare, costs, row["recompute"])
     found = [even]
@@ -104,7 +96,7 @@ def candidates_of_row(
     """
     setting = model.setting
     result = []
-    cuts = _cuts(setting, row, free_recompute=free_recompute)
+    cuts = _cuts(model, row, free_recompute=free_recompute)
     for cut in itertools.islice(cuts, most):
         strategy = build_strategy(
             row,

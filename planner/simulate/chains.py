@@ -33,6 +33,7 @@ _PROBES = 768
 _CHAINS_A_ROUND = 6
 
 
+@lru_cache(maxsize=1)
 def _probes() -> FloatArray:
     """Ratios f : b : w : send_f : send_b at which chains are read. Shape [n, 5].
 
@@ -49,6 +50,7 @@ def _probes() -> FloatArray:
     ratios[::4, 3:] *= 1e-3
     ratios[1::4, 3:] *= 0.1
     ratios[2::4, 3:] = ratios[2::4, :2] * 9.0 ** (spread[2::4, 3:] - 0.5)
+    ratios.setflags(write=False)
     return ratios
 
 

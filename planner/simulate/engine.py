@@ -74,15 +74,11 @@ def makespan(
         StrategyError: If a shape does not fit, a duration is negative, or the ranks
             wait for each other in a circle.
     """
-    return evaluate(
-        table,
-        forward_s,
-        backward_s,
-        weight_s,
-        send_forward_s,
-        send_backward_s,
-        rendezvous=rendezvous,
-    ).makespan_s
+    times = stage_durations(
+        table, forward_s, backward_s, weight_s, send_forward_s, send_backward_s
+    )
+    total, _ = _run(table, times, rendezvous=rendezvous)
+    return total.reshape(times.shape)
 
 
 def evaluate(
@@ -102,32 +98,39 @@ def evaluate(
     times = stage_durations(
         table, forward_s, backward_s, weight_s, send_forward_s, send_backward_s
     )
-    program = compile_table(table)
+    total, done = _run(table, times, rendezvous=rendezvous)
+    return Evaluation(
+        makespan_s=total.reshape(times.shape),
+        busy_s=busy_seconds(table, compile_table(table), times),
+        backward_done_s=done.reshape(*times.shape, table.num_stages),
+    )
+
+
+def _run(
+    table: ActionTable, times: Durations, *, rendezvous: bool
+) -> tuple[FloatArray, FloatArray]:
+    """Makespans and ends of each stage's backward. Shapes [batch], [batch, stages]."""
     total = np.empty(len(times.compute_s))
     done = np.empty((len(times.compute_s), table.num_stages))
     if rendezvous:
         time_rendezvous(table, times, total, done)
-    else:
-        places = allocate(table)
-        time_batch(
-            places.previous,
-            places.producer,
-            places.result,
-            places.duration_row,
-            places.delay_row,
-            places.last_of_rank,
-            places.last_backward,
-            places.count,
-            times.compute_s,
-            times.transfer_s,
-            total,
-            done,
-        )
-    return Evaluation(
-        makespan_s=total.reshape(times.shape),
-        busy_s=busy_seconds(table, program, times),
-        backward_done_s=done.reshape(*times.shape, table.num_stages),
+        return total, done
+    places = allocate(table)
+    time_batch(
+        places.previous,
+        places.producer,
+        places.result,
+        places.duration_row,
+        places.delay_row,
+        places.last_of_rank,
+        places.last_backward,
+        places.count,
+        times.compute_s,
+        times.transfer_s,
+        total,
+        done,
     )
+    return total, done
 
 
 def op_ends(table: ActionTable, times: Durations) -> FloatArray:

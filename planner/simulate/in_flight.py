@@ -59,6 +59,7 @@ class PeakCounts:
     both: NDArray[np.int64]
 
 
+@lru_cache(maxsize=512)
 def peak_counts(table: ActionTable) -> PeakCounts:
     """Most microbatches that each rank holds at once, by how far they have got."""
     forward, split, both = np.zeros((3, table.pp), dtype=np.int64)
@@ -66,9 +67,12 @@ def peak_counts(table: ActionTable) -> PeakCounts:
         by_phase = held.sum(axis=2)
         forward[rank], split[rank] = by_phase[:, :2].max(axis=0)
         both[rank] = by_phase[:, :2].sum(axis=1).max()
+    for counts in (forward, split, both):
+        counts.setflags(write=False)
     return PeakCounts(forward=forward, split=split, both=both)
 
 
+@lru_cache(maxsize=512)
 def peak_in_flight(table: ActionTable) -> NDArray[np.int64]:
     """Greatest number of microbatches that each virtual stage holds at once.
 
@@ -81,6 +85,7 @@ def peak_in_flight(table: ActionTable) -> NDArray[np.int64]:
     peak = np.zeros(table.num_stages, dtype=np.int64)
     for stages, held in _held(table):
         peak[stages] = held[:, :2].sum(axis=1).max(axis=0)
+    peak.setflags(write=False)
     return peak
 
 
@@ -184,12 +189,22 @@ def _held(table: ActionTable) -> tuple[tuple[IntArray, IntArray], ...]:
         moves = np.zeros((len(kind), len(stages), len(_MOVES[0])), dtype=np.int64)
         moves[np.arange(len(kind)), np.searchsorted(stages, stage)] = _MOVES[kind]
         counts = np.cumsum(moves, axis=0).transpose(0, 2, 1)
-        in_flight = np.ascontiguousarray(counts[:, :2])
-        last = {row.tobytes(): moment for moment, row in enumerate(in_flight)}
-        held = counts[list(last.values())]
+        held = counts[_last_moments(counts[:, :2].reshape(len(counts), -1))]
         held.setflags(write=False)
         found.append((stages, held))
     return tuple(found)
+
+
+def _last_moments(in_flight: IntArray) -> IntArray:
+    """The last moment of each distinct row of counts. Shapes [moments, n] and [m]."""
+    sizes = in_flight.max(axis=0, initial=0).astype(object) + 1
+    if np.prod(sizes) < np.iinfo(np.int64).max:
+        # As digits of one number: sorting numbers is several times faster.
+        places = np.cumprod([1, *sizes[:-1]], dtype=object).astype(np.int64)
+        _, first = np.unique((in_flight @ places)[::-1], return_index=True)
+    else:
+        _, first = np.unique(in_flight[::-1], axis=0, return_index=True)
+    return np.asarray(len(in_flight) - 1 - first)
 
 
 def _single_actions(table: ActionTable, rank: int) -> tuple[IntArray, IntArray]:

@@ -18,6 +18,8 @@ __all__ = ["enumerate_strategies"]
 _MAX_TP = 64
 _MAX_CP = 64
 _MAX_VIRTUAL = 8
+#: Columns of a mesh.
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 
 def _divisors(number: int, limit: int | None = None) -> NDArray[np.int64]:
@@ -135,40 +137,35 @@ def _expand(
         pairs = [no_pipeline, *pairs]
     zero = [pins["zero_stage"]] if "zero_stage" in pins else [0, 1, 2, 3]
     recompute = [pins["recompute"]] if "recompute" in pins else [0, 1, 2]
-    index, pair, size, stage, again = _grid(
-        np.arange(len(mesh)), np.arange(len(pairs)), sizes, zero, recompute
-    )
-    schedule, virtual = np.array(pairs, dtype=np.int64).T
-    pp, replicate, shard, cp, tp, ep = mesh[index].T
+    # Axes of the masks: mesh, schedule, microbatch size, ZeRO stage.
+    schedule, virtual = np.array(pairs, dtype=np.int64).T[:, None, :, None, None]
+    size, stage = sizes[:, None], np.array(zero, dtype=np.int64)
+    pp, replicate, shard, cp, tp, _ = mesh.T[..., None, None, None]
     per_replica = facts.global_batch // (replicate * shard)
     keep = (
         (per_replica % size == 0)
         & ((shard > 1) == (stage > 0))
-        & (
-            (pp > 1)
-            | ((schedule[pair] == no_pipeline[0]) & (virtual[pair] == no_pipeline[1]))
-        )
-        & (pp * virtual[pair] <= facts.num_units)
+        & ((pp > 1) | ((schedule == no_pipeline[0]) & (virtual == no_pipeline[1])))
+        & (pp * virtual <= facts.num_units)
     )
     if "schedule" not in pins:
-        keep &= _is_needed(schedule[pair], pp, per_replica // size)
+        keep &= _is_needed(schedule, pp, per_replica // size)
     if "num_microbatches" in pins:
         keep &= per_replica == size * pins["num_microbatches"]
-    sequence_parallel = _sequence_parallel(cp, tp, facts, pins)
+    of_mesh, of_pair, of_size, of_stage = (
+        np.repeat(axis, len(recompute)) for axis in np.nonzero(keep)
+    )
+    sequence_parallel = _sequence_parallel(cp, tp, facts, pins).reshape(-1)
+    degrees = mesh[of_mesh].T
     return StrategyTable.from_columns(
-        pp=pp[keep],
-        dp_replicate=replicate[keep],
-        dp_shard=shard[keep],
-        cp=cp[keep],
-        tp=tp[keep],
-        ep=ep[keep],
-        zero_stage=stage[keep],
-        schedule=schedule[pair][keep],
-        virtual_stages=virtual[pair][keep],
-        microbatch_size=size[keep],
-        num_microbatches=(per_replica // size)[keep],
-        recompute=again[keep],
-        sequence_parallel=sequence_parallel[keep],
+        **dict(zip(_AXES, degrees, strict=True)),
+        zero_stage=stage[of_stage],
+        schedule=schedule.reshape(-1)[of_pair],
+        virtual_stages=virtual.reshape(-1)[of_pair],
+        microbatch_size=sizes[of_size],
+        num_microbatches=per_replica.reshape(-1)[of_mesh] // sizes[of_size],
+        recompute=np.tile(recompute, len(of_mesh) // len(recompute)),
+        sequence_parallel=sequence_parallel[of_mesh],
     )
 
 
@@ -180,9 +177,9 @@ def _sequence_parallel(
 ) -> NDArray[np.int64]:
     """On wherever it applies: it moves the same bytes as without and saves memory."""
     if "sequence_parallel" in pins:
-        return np.full(len(tp), pins["sequence_parallel"], dtype=np.int64)
+        return np.full(tp.shape, pins["sequence_parallel"], dtype=np.int64)
     if facts.seq_len is None or facts.whole_stream is not None:
-        return np.zeros(len(tp), dtype=np.int64)
+        return np.zeros(tp.shape, dtype=np.int64)
     chunks = np.where(cp > 1, 2 * cp, 1)
     divides = (tp > 1) & (facts.seq_len % (chunks * tp) == 0)
     return np.asarray(divides, dtype=np.int64)

@@ -38,6 +38,8 @@ class Facts:
         compile: Whether blocks are to be compiled.
         target: Who will run the plan: ``meshwright`` keeps to what the executors
             can run, ``any`` to what is legal at all.
+        refused: Whether the executors refuse a kind of row, for the kinds that were
+            asked for so far; :func:`planner.space.legal` fills it in.
     """
 
     num_devices: int
@@ -59,6 +61,9 @@ class Facts:
     optimizer: Optimizer = field(default_factory=Optimizer)
     compile: bool = False
     target: str = "meshwright"
+    refused: dict[int, bool] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
 
 def gather_facts(

@@ -236,8 +236,11 @@ def _target_broken(table: StrategyTable, facts: Facts) -> Mask:
     example = np.full(int(kinds.max()) + 1, -1, dtype=np.int64)
     example[kinds] = np.arange(len(table))
     bad = np.zeros(len(example), dtype=bool)
-    for kind in np.flatnonzero(example >= 0):
-        bad[kind] = bool(_target_reasons(table.row(int(example[kind])), facts))
+    for kind in np.flatnonzero(example >= 0).tolist():
+        if kind not in facts.refused:
+            row = table.row(int(example[kind]))
+            facts.refused[kind] = bool(_target_reasons(row, facts))
+        bad[kind] = facts.refused[kind]
     return np.asarray(bad[kinds])
 
 
@@ -310,9 +313,12 @@ def legal(table: StrategyTable, facts: Facts) -> Mask:
 
     Each rule only sees rows that passed those before it, cheap ones first.
     """
-    alive = np.arange(len(table))
+    alive, rows = np.arange(len(table)), table
     for rule in RULES:
-        alive = alive[~rule.broken(table[alive], facts)]
+        broken = rule.broken(rows, facts)
+        if broken.any():
+            alive = alive[~broken]
+            rows = table[alive]
     mask = np.zeros(len(table), dtype=bool)
     mask[alive] = True
     return mask
