@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.calibration.frameworks import FRAMEWORKS, framework_of
 from planner.calibration.machines import machine_of
@@ -16,7 +17,8 @@ from planner.calibration.points import Point
 from planner.calibration.published import graph_of, shape_of
 from planner.cost import Cost, Recipe, Setting
 from planner.cost.constants import Calibration
-from planner.cost.detailed import detailed_cost
+from planner.cost.detailed import detailed_breakdown, detailed_cost
+from planner.cost.unit_costs import Combinations, UnitCosts, price_units
 from planner.errors import MeshwrightError
 from planner.schema import Strategy
 from planner.schema.cluster import DeviceType
@@ -63,11 +65,38 @@ class Case:
             self.device,
         )
 
-    def cost(self, calibration: Calibration) -> Cost:
-        """Time and memory under fitted constants."""
+    def _priced(self, calibration: Calibration) -> tuple[Setting, UnitCosts]:
         recipe = recipe_under(calibration, self.framework, self.setting.recipe)
         setting = self.setting.recalibrated(calibration, recipe)
-        return detailed_cost(setting, self.strategy, "analytic")
+        strategy = self.strategy
+
+        def one(value: int) -> NDArray[np.int64]:
+            return np.array([value], dtype=np.int64)
+
+        return setting, price_units(
+            setting,
+            Combinations(
+                tp=one(strategy.mesh.tp),
+                cp=one(strategy.mesh.cp),
+                ep=one(strategy.mesh.ep),
+                microbatch=one(strategy.microbatch_size),
+                sequence_parallel=one(int(strategy.sharding.sequence_parallel)),
+            ),
+        )
+
+    def cost(self, calibration: Calibration) -> Cost:
+        """Time and memory under fitted constants."""
+        setting, units = self._priced(calibration)
+        return detailed_cost(setting, self.strategy, units, "analytic")
+
+    def breakdown(self, calibration: Calibration) -> dict[str, float]:
+        """Seconds of the step by part."""
+        setting, units = self._priced(calibration)
+        return detailed_breakdown(setting, self.strategy, units, "analytic")
+
+    def step_s(self, calibration: Calibration) -> float:
+        """Seconds of the step: all that a fit asks for."""
+        return sum(self.breakdown(calibration).values())
 
 
 def recipe_under(calibration: Calibration, name: str, facts: Recipe) -> Recipe:

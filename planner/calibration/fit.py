@@ -14,7 +14,7 @@ constant of every device at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,7 +94,7 @@ def fit(
         CalibrationError: If no run has a measured step.
     """
     how = config or FitConfig()
-    runs = [case for case in cases if case.measured_step_s is not None]
+    runs = list(_runs(cases))
     if not runs:
         raise CalibrationError(
             f"none of {len(cases)} measurements is the time of a step that can be "
@@ -131,6 +131,16 @@ def fit(
         places=places,
         loss=tuple(losses),
     )
+
+
+def _runs(cases: Sequence[Case]) -> Iterator[Case]:
+    """The first row of each run whose step was measured."""
+    seen = set()
+    for case in cases:
+        key = (case.point.source, case.point.point_id)
+        if case.measured_step_s is not None and key not in seen:
+            seen.add(key)
+            yield case
 
 
 def _begin(vector: Vector, start: FitResult | None) -> Array:
@@ -194,7 +204,7 @@ class _Problem:
     def errors(self, places: Array) -> Array:
         """Logarithm of predicted over measured. Shape [runs]."""
         calibration = self.vector.calibration(places, "trial")
-        found = [case.cost(calibration).step_time_s for case in self.cases]
+        found = [case.step_s(calibration) for case in self.cases]
         return np.asarray(np.log(found) - self.measured)
 
     def slope(self, errors: Array, places: Array) -> Array:

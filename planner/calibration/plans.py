@@ -68,14 +68,15 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
             tp=tp,
             ep=ep,
         ),
-        zero_stage=zero,
+        zero_stage=zero,  # type: ignore[arg-type]
         schedule=schedule,  # type: ignore[arg-type]
         virtual_stages=virtual,
         microbatch_size=microbatch,
         num_microbatches=count,
         stages=_stages(graph, pp, virtual, _recompute(point, framework, why)),
         sharding=TensorSharding(
-            patterns=dict(graph.sharding) if tp > 1 else {}, sequence_parallel=split
+            patterns=graph.sharding if tp > 1 else {},  # type: ignore[arg-type]
+            sequence_parallel=split,
         ),
     )
     return AssumedPlan(
@@ -103,12 +104,12 @@ def _batches(point: Point, ways: int, pp: int, why: list[str]) -> tuple[int, int
         count = 4 * pp if pp > 1 else 1
         why.append(f"{count} microbatches a step, global batch not given")
         return microbatch, count
-    count = total / (microbatch * ways)
-    if count < 1:
+    exact = total / (microbatch * ways)
+    if exact < 1:
         why.append(f"global batch {total} is less than {microbatch} on each replica")
-    elif count != int(count):
-        why.append(f"{count:.2f} microbatches a step taken as {round(count)}")
-    return microbatch, max(1, round(count))
+    elif exact != int(exact):
+        why.append(f"{exact:.2f} microbatches a step taken as {round(exact)}")
+    return microbatch, max(1, round(exact))
 
 
 def _expert_degree(point: Point, ways: int, why: list[str]) -> int:

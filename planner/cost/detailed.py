@@ -30,6 +30,7 @@ from planner.cost.stage_times import (
 from planner.cost.tied import TiedTraffic, tied_traffic
 from planner.cost.unit_costs import UnitCosts
 from planner.cost.volumes import collective_bytes, link_bytes
+from planner.errors import StrategyError
 from planner.schema import Strategy
 from planner.simulate import (
     ActionTable,
@@ -39,7 +40,7 @@ from planner.simulate import (
 )
 from planner.units import dtype_bytes
 
-__all__ = ["detailed_cost"]
+__all__ = ["detailed_breakdown", "detailed_cost"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -197,10 +198,11 @@ class _Pipeline:
 def _pipeline(
     strategy: Strategy, times: StageTimes, table: ActionTable | None, fidelity: str
 ) -> _Pipeline:
+    """``table`` is wanted by simulation alone."""
     rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
     work = times.forward + times.backward
     busy = strategy.num_microbatches * by_rank(work, rank, pp)
-    if table is None:
+    if pp == 1:
         total = float(busy[0])
         return _Pipeline(plain_s=total, sent_s=total, done_s=busy, busy_s=busy)
     backward, weight = times.halves(strategy)
@@ -218,6 +220,8 @@ def _pipeline(
         return _Pipeline(
             plain_s=plain, sent_s=sent, done_s=np.full(pp, sent), busy_s=busy
         )
+    if table is None:
+        raise StrategyError(f"schedule {strategy.schedule!r} has no order to simulate")
     # Both at once: without transfers, and with them.
     sends = np.stack([np.zeros_like(times.send), times.send])
     timed = evaluate(table, times.forward, backward, weight, sends, sends)
@@ -229,6 +233,56 @@ def _pipeline(
         done_s=done,
         busy_s=busy,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step's parts, and what its end is made of."""
+
+    breakdown_s: dict[str, float]
+    tail: _Tail
+
+
+def _step(
+    setting: Setting,
+    strategy: Strategy,
+    costs: UnitCosts,
+    bounds: Index,
+    table: ActionTable | None,
+    fidelity: str,
+) -> _Step:
+    times = stage_times(setting, strategy, costs, bounds)
+    pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
+    run = _pipeline(strategy, times, table, fidelity)
+    crowd, everyone = setting.crowding(pp)
+    forward = by_rank(times.forward, rank, pp) * crowd
+    backward = by_rank(times.backward, rank, pp) * crowd
+    tail = _tail(setting, strategy, costs, bounds, (forward, backward))
+    # Processes that share cores can at best keep all cores busy all the time.
+    cores = float(run.busy_s.sum()) / pp * everyone
+    sent = max(run.sent_s * crowd, cores)
+    # Ranks that end early reduce and update while the others still compute. That sets
+    # no core free: where cores are what is short, every update adds to the step.
+    lag = np.zeros(pp)
+    if pp > 1 and cores < run.sent_s * crowd:
+        lag = sent - run.done_s * crowd
+    after = np.maximum(tail.exposed + tail.update * everyone - lag, 0.0)
+    last = int(after.argmax())
+    breakdown = _breakdown(strategy, times, run, sent)
+    share = after[last] / max(tail.exposed[last] + tail.update[last] * everyone, 1e-300)
+    breakdown["data_parallel"] = float(tail.exposed[last] * share)
+    breakdown["optimizer"] = float(tail.update[last] * everyone * share)
+    return _Step(breakdown_s=breakdown, tail=tail)
+
+
+def detailed_breakdown(
+    setting: Setting, strategy: Strategy, costs: UnitCosts, fidelity: str = "simulated"
+) -> dict[str, float]:
+    """Seconds of a step by part, without memory; arguments as :func:`detailed_cost`."""
+    bounds = unit_ranges(setting, strategy)
+    table = None if fidelity == "analytic" else _schedule(strategy)
+    found = _step(setting, strategy, costs, bounds, table, fidelity)
+    return found.breakdown_s
 
 
 def detailed_cost(
@@ -247,30 +301,11 @@ def detailed_cost(
     """
     bounds = unit_ranges(setting, strategy)
     table = _schedule(strategy)
-    times = stage_times(setting, strategy, costs, bounds)
-    pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
-    run = _pipeline(strategy, times, table, fidelity)
-    crowd, everyone = setting.crowding(pp)
-    forward = by_rank(times.forward, rank, pp) * crowd
-    backward = by_rank(times.backward, rank, pp) * crowd
-    tail = _tail(setting, strategy, costs, bounds, (forward, backward))
-    # Processes that share cores can at best keep all cores busy all the time.
-    cores = float(run.busy_s.sum()) / pp * everyone
-    sent = max(run.sent_s * crowd, cores)
-    # Ranks that end early reduce and update while the others still compute. That sets
-    # no core free: where cores are what is short, every update adds to the step.
-    lag = np.zeros(pp)
-    if table is not None and cores < run.sent_s * crowd:
-        lag = sent - run.done_s * crowd
-    after = np.maximum(tail.exposed + tail.update * everyone - lag, 0.0)
-    last = int(after.argmax())
-    breakdown = _breakdown(strategy, times, run, sent)
-    share = after[last] / max(tail.exposed[last] + tail.update[last] * everyone, 1e-300)
-    breakdown["data_parallel"] = float(tail.exposed[last] * share)
-    breakdown["optimizer"] = float(tail.update[last] * everyone * share)
+    step = _step(setting, strategy, costs, bounds, table, fidelity)
+    pp, tail = strategy.mesh.pp, step.tail
     return Cost(
-        step_time_s=float(sum(breakdown.values())),
-        breakdown_s=breakdown,
+        step_time_s=float(sum(step.breakdown_s.values())),
+        breakdown_s=step.breakdown_s,
         memory=_memory(setting, strategy, costs, bounds, table),
         limit_bytes=setting.limits_of_ranks(pp),
         device_type=setting.types_of_ranks(pp),
