@@ -17,6 +17,7 @@ from planner.calibration.intervals import Estimate, bootstrap
 from planner.calibration.predictions import Prediction
 
 __all__ = [
+    "TIME_ORDER",
     "Coverage",
     "MemoryScores",
     "Run",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 #: Metrics of time, the most direct first: the first one that a run has speaks for it.
-_TIME = (
+TIME_ORDER = (
     "iter_time_s",
     "samples_per_s",
     "tokens_per_s_per_gpu",
@@ -178,9 +179,9 @@ def runs_of(
     """
     chosen: dict[tuple[str, str], tuple[tuple[bool, int], Prediction]] = {}
     for one in judged(predictions, complete=complete):
-        if one.metric not in _TIME or not one.measured_step_s:
+        if one.metric not in TIME_ORDER or not one.measured_step_s:
             continue
-        order = (one.step_s is None, _TIME.index(one.metric))
+        order = (one.step_s is None, TIME_ORDER.index(one.metric))
         key = (one.source, one.point_id)
         if key not in chosen or order < chosen[key][0]:
             chosen[key] = (order, one)
