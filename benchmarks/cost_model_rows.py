@@ -40,6 +40,7 @@ class Rows:
 
         self._points = points
         self._cases, self._failed = prepare_all(points)
+        self._fits: dict[tuple[int, ...], Any] = {}
 
     def predict(self, places: Sequence[int], calibration: Any) -> list[Prediction]:
         """Price rows under fitted constants."""
@@ -50,11 +51,18 @@ class Rows:
         )
 
     def fit(self, places: Sequence[int]) -> Any:
-        """Constants of the runs among the rows; see fitted_places."""
+        """Constants of the runs among the rows; see fitted_places.
+
+        The same rows are fitted to once: a source without a complete run leaves the fit
+        to all rows as it is.
+        """
         from planner.calibration.fit import fit
 
-        known = [self._cases[place] for place in places if place in self._cases]
-        return fit(known).calibration
+        known = tuple(place for place in places if place in self._cases)
+        if known not in self._fits:
+            cases = [self._cases[place] for place in known]
+            self._fits[known] = fit(cases).calibration
+        return self._fits[known]
 
     def shipped(self) -> Any:
         """The constants that a user has who fits nothing."""

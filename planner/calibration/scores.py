@@ -68,7 +68,7 @@ class TimeScores:
 
     Attributes:
         runs: That were scored.
-        unpredicted: Runs that have a measured step and no prediction.
+        unpredicted: Runs of a time metric whose step was not predicted.
         mape: Mean absolute error; likewise median.
         bias: Mean signed error; positive where predictions are slower.
         worst: Largest absolute error; NaN without runs.
@@ -232,12 +232,18 @@ def time_scores(
     """
     runs = runs_of(predictions, complete=complete)
     known = [run for run in runs if run.step_s is not None]
+    # A rate of a row that is not understood cannot even be turned into a step.
+    timed = {
+        (one.source, one.point_id)
+        for one in judged(predictions, complete=complete)
+        if one.metric in TIME_ORDER
+    }
     errors = _relative([r.step_s for r in known], [r.measured_s for r in known])
     strata = _strata([run.source for run in known])
     worst, whose = _worst(errors, known)
     return TimeScores(
         runs=len(known),
-        unpredicted=len(runs) - len(known),
+        unpredicted=len(timed) - len(known),
         mape=bootstrap(np.abs(errors), np.mean, strata=strata),
         median=bootstrap(np.abs(errors), np.median, strata=strata),
         bias=bootstrap(errors, np.mean, strata=strata),
