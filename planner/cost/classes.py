@@ -45,8 +45,13 @@ class BlockClasses:
         return np.array([float(getattr(block, name)) for block in self.blocks])
 
 
-def group_blocks(graph: ModelGraph) -> BlockClasses:
-    """Find the classes of a graph."""
+def group_blocks(graph: ModelGraph, loss_parallel: bool = False) -> BlockClasses:
+    """Find the classes of a graph.
+
+    Args:
+        graph: The model.
+        loss_parallel: Whether tp ranks take the loss of their part of the vocabulary.
+    """
     seen: dict[object, int] = {}
     blocks: list[Block] = []
     streamed: list[bool] = []
@@ -67,7 +72,7 @@ def group_blocks(graph: ModelGraph) -> BlockClasses:
             )
             if key not in seen:
                 seen[key] = len(blocks)
-                blocks.append(_as_run(block, inside))
+                blocks.append(_as_run(block, inside, loss_parallel))
                 streamed.append(inside)
             count[seen[key], unit] += 1
     attention = [any(k.kind == "attention" for k in block.kernels) for block in blocks]
@@ -84,7 +89,9 @@ def group_blocks(graph: ModelGraph) -> BlockClasses:
         has_attention=np.array(attention, dtype=bool),
         streamed=np.array(streamed, dtype=bool),
         region=region,
-        gathered_bytes=np.array([_head_bytes(block)[1] for block in blocks]),
+        gathered_bytes=np.array(
+            [0.0 if loss_parallel else _head_bytes(block)[1] for block in blocks]
+        ),
         entered_bytes=np.array([_head_bytes(block)[0] for block in blocks]),
     )
 
@@ -105,14 +112,14 @@ def _reduced_units(graph: ModelGraph) -> range:
     return range(found[0], found[-1] + 1) if found else range(0)
 
 
-def _as_run(block: Block, inside: bool) -> Block:
+def _as_run(block: Block, inside: bool, loss_parallel: bool) -> Block:
     """A block as the executors run it under tp.
 
     Without loss parallelism the logits of a colwise head are gathered, so that loss and
     logits are whole on every tp rank; and outside the sequence-parallel region the
     residual stream is whole.
     """
-    if block.kind == "head":
+    if block.kind == "head" and not loss_parallel:
         return replace(
             block,
             saved_tensor_bytes=0.0,

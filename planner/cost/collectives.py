@@ -44,13 +44,17 @@ class Groups:
 
     @classmethod
     def from_levels(
-        cls, groups: Sequence[Sequence[AxisLevel]], which: Index | None = None
+        cls,
+        groups: Sequence[Sequence[AxisLevel]],
+        which: Index | None = None,
+        efficiency: float = 1.0,
     ) -> Groups:
         """Pad groups given level by level, innermost first.
 
         Args:
             groups: The distinct ones.
             which: Distinct group of each strategy; one strategy a group if None.
+            efficiency: Share of the links' bandwidth that is reached.
         """
         width = max((len(levels) for levels in groups), default=1) or 1
         members = np.ones((len(groups), width))
@@ -59,7 +63,7 @@ class Groups:
         for row, levels in enumerate(groups):
             for column, level in enumerate(levels):
                 members[row, column] = level.members
-                bandwidth[row, column] = level.bandwidth_bytes_per_s
+                bandwidth[row, column] = level.bandwidth_bytes_per_s * efficiency
                 latency[row, column] = level.latency_s
         return cls(
             members=members,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.constants import DeviceConstants, constants_of
 from planner.cost.peaks import peak_flops_per_s
 from planner.cost.recipes import Recipe
 from planner.graph import Kernel
@@ -24,10 +25,18 @@ __all__ = [
     "KernelTable",
     "KernelTimes",
     "kernel_times",
+    "score_elements",
     "weight_gradient_bytes",
 ]
 
 Array = NDArray[np.float64]
+
+#: How often attention that is not fused moves a score in forward and backward, each in
+#: half precision: softmax with scale and mask reads and writes, dropout reads and
+#: writes both it and a mask of a byte; the products write and read them once more.
+#: Backward reads what was kept besides. Source: counted after Korthikanti et al. 2022,
+#: section 4.1, for the fused softmax of Megatron-LM.
+_SCORES_MOVED = (6.5, 9.5)
 
 _STYLES = ("colwise", "rowwise", "local", "stream", "none")
 _KINDS = ("matmul", "attention", "conv", "embedding", "memory")
@@ -108,8 +117,8 @@ class KernelTimes:
         weight: Part of ``backward`` that makes weight gradients: one of the two
             products that a product with a parameter has in its backward, or the only
             one where the input needs no gradient; nothing where the weights are frozen.
-        selective: Part of ``forward`` that selective recomputation runs again:
-            everything but products and fused attention.
+        selective: Part of ``forward`` that selective recomputation runs again, see
+            :attr:`planner.cost.recipes.Recipe.selective`.
     """
 
     forward: Array
@@ -191,16 +200,19 @@ def _divide(
     )
 
 
-def _rates(table: KernelTable, device: DeviceType, dtype: str) -> Array:
+def _rates(
+    table: KernelTable, device: DeviceType, dtype: str, constants: DeviceConstants
+) -> Array:
     """FLOP/s that very large kernels reach. Shape [1, kernels]."""
     # Recipes for float8 convert products alone; attention stays in bfloat16.
     around = "bfloat16" if dtype == "float8" else dtype
+    share = constants.float8_efficiency if dtype == "float8" else 1.0
     peak = np.where(
         table.kind[None, :] == 1,
         peak_flops_per_s(device, around),
-        peak_flops_per_s(device, dtype),
+        peak_flops_per_s(device, dtype) * share,
     )
-    return np.asarray(peak * device.matmul_efficiency)
+    return np.asarray(peak * constants.matmul_efficiency)
 
 
 def kernel_times(
@@ -215,6 +227,8 @@ def kernel_times(
     cp: Array,
     ep: Array,
     sequence_parallel: Array,
+    constants: DeviceConstants | None = None,
+    causal: bool = False,
 ) -> KernelTimes:
     """Seconds of every kernel under every combination of degrees.
 
@@ -227,36 +241,64 @@ def kernel_times(
         tokens: Microbatch size over the traced batch. Shape [combinations].
         tp: Shape [combinations]; likewise cp, ep.
         sequence_parallel: 0 or 1. Shape [combinations].
+        constants: What the device reaches; what its document says if None.
+        causal: Whether attention is, so that kernels skip the recipe's share of it.
     """
+    reach = constants or constants_of(device, recipe)
+    dense = table.kind[None, :] <= 2
     part = _divide(table, device, tokens, tp, cp, ep, sequence_parallel)
-    rate, fused = _rates(table, device, dtype), table.kind[None, :] == 1
+    rate, attention = _rates(table, device, dtype, reach), table.kind[None, :] == 1
+    fused = attention & recipe.fused_attention
+    skipped = np.where(fused & causal, recipe.causal_share, 1.0)
+    light = np.where(dense, 1.0, recipe.elementwise)
     # A GPU's queue hides the host's work behind kernels of any size worth planning.
     host = recipe.op_overhead_factor if device.backend == "gloo" else 1.0
     overhead = device.kernel_overhead_s * host
-    dense = table.kind[None, :] <= 2
+    bandwidth = device.memory_bandwidth_bytes_per_s * reach.memory_efficiency
 
     def seconds(flops: Array, moved: Array, ops: Array, efficiency: float) -> Array:
         speed = np.where(fused, rate * efficiency, rate)
-        busy = flops * part.scale / part.work * part.padding
-        ramp = np.where(dense & (flops > 0), device.half_efficiency_flops * ops, 0.0)
-        size = (moved * part.scale * part.share + part.weights * ops) * element
-        memory = size / device.memory_bandwidth_bytes_per_s
-        roof = np.maximum((busy + ramp) / speed, memory)
-        return np.asarray(table.count * (roof + overhead * ops))
+        busy = flops * skipped * part.scale / part.work * part.padding
+        ramp = np.where(dense & (flops > 0), reach.half_efficiency_flops * ops, 0.0)
+        size = (moved * light * part.scale * part.share + part.weights * ops) * element
+        slow = np.where(dense & (flops > 0), reach.ramp_s * ops, 0.0)
+        roof = np.maximum((busy + ramp) / speed + slow, size / bandwidth)
+        return np.asarray(table.count * (roof + overhead * ops) / recipe.busy)
 
     one = np.ones(len(table.count))
     product = _backward_ops(table)
-    forward = seconds(
-        table.forward_flops, table.forward_bytes, one, recipe.attention_forward
+    share = reach.attention_efficiency
+    forward = seconds(table.forward_flops, table.forward_bytes, one, share)
+    again = np.where(fused[0], table.recompute_flops, 0.0)
+    share *= recipe.attention_backward / recipe.attention_forward
+    backward = seconds(
+        table.backward_flops + again, table.backward_bytes, product, share
     )
-    flops = table.backward_flops + table.recompute_flops
-    backward = seconds(flops, table.backward_bytes, product, recipe.attention_backward)
+    if not recipe.fused_attention:
+        scores = score_elements(table, part.scale, tp[:, None]) * table.count * element
+        written = 2 * scores / bandwidth / recipe.busy
+        forward = forward + _SCORES_MOVED[0] * written
+        backward = backward + _SCORES_MOVED[1] * written
+    again_too = attention & ~fused if recipe.selective == "attention" else ~dense
     return KernelTimes(
         forward=forward,
         backward=backward,
         weight=np.where(dense & table.trained, backward / np.maximum(product, 1), 0.0),
-        selective=np.where(dense, 0.0, forward),
+        selective=np.where(again_too, forward, 0.0),
     )
+
+
+def score_elements(table: KernelTable, scale: Array, tp: Array) -> Array:
+    """Attention scores of one kernel on one device. Shape [combinations, kernels].
+
+    Args:
+        table: Kernels at the traced batch.
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        tp: Shape [combinations, 1].
+    """
+    heads = np.where(table.style[None, :] <= 2, tp.astype(float), 1.0)
+    whole = np.where(table.kind == 1, table.batch * table.m * table.n, 0.0)
+    return np.asarray(whole * scale / heads)
 
 
 def _backward_ops(table: KernelTable) -> Array:

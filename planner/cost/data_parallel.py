@@ -68,13 +68,14 @@ def _exposed(
     mirror: float,
     under_forward: float,
     under_backward: float,
+    behind_pipeline: bool,
 ) -> float:
     """Seconds of a step's gathers, scatters and all-reduces that nothing hides.
 
     ``gather`` and the next two are the seconds of one of each, the last two what a
     microbatch's forward and backward can hide.
     """
-    if pp > 1:
+    if pp > 1 and not behind_pipeline:
         again = many * max(gather - under_backward, 0.0) if zero == 3 else 0.0
         return gather + again + scatter + mirror
     # Gathers and reductions of one backward share its links and its compute.
@@ -112,6 +113,7 @@ def _fill_exposed(
     mirror_lines: Array,
     bytes_each: tuple[int, int],
     hidden: float,
+    behind_pipeline: bool,
     exposed: Array,
 ) -> None:
     for i in range(len(exposed)):
@@ -129,6 +131,7 @@ def _fill_exposed(
             _wire(mirror_lines[replicate[i]], reduced / shard_size[group], buckets),
             hidden * forward_s[i],
             hidden * backward_s[i],
+            behind_pipeline,
         )
 
 
@@ -186,6 +189,7 @@ def exposed_seconds(
         _payload_bytes(precision),
         # One process computes and communicates on CPU: there is nothing to hide under.
         recipe.overlap if on_gpu else 0.0,
+        recipe.pipeline_overlap and on_gpu,
         exposed,
     )
     return exposed

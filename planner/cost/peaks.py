@@ -8,6 +8,7 @@ __all__ = ["peak_flops_per_s"]
 
 #: Next wider dtype to fall back on when a device has no peak of its own for one.
 _WIDER = {
+    "float4": "float8",
     "float8": "bfloat16",
     "bfloat16": "float16",
     "float16": "float32",
@@ -23,6 +24,8 @@ _WIDTH = {
     "bfloat16": 2,
     "float8": 1,
     "float8_e4m3fn": 1,
+    "float4": 0.5,
+    "float4_e2m1fn_x2": 0.5,
 }
 
 
@@ -34,7 +37,7 @@ def peak_flops_per_s(device: DeviceType, dtype: str) -> float:
     times as many bytes an element has: whatever makes wide products out of narrow
     units has at least to move them.
     """
-    aliases = {"float8": ("float8_e4m3fn",)}
+    aliases = {"float8": ("float8_e4m3fn",), "float4": ("float4_e2m1fn_x2",)}
     name: str | None = dtype
     while name is not None:
         for alias in aliases.get(name, (name,)):

@@ -20,9 +20,26 @@ class Recipe:
             parallelism (ZeRO gathers, gradient reductions) can hide.
         attention_forward: Share of the matmul rate that fused attention reaches.
         attention_backward: The same in backward.
+        fused_attention: Whether scores stay on the chip; else they are written and
+            read, and kept for backward.
+        selective: What selective recomputation computes again: ``light``, everything
+            but products and fused attention; ``attention``, the scores alone, as
+            Megatron-LM does.
+        recompute_ends: Whether full recomputation covers embedding and head, too.
+        causal_share: Share of the scores of causal attention that fused kernels
+            compute; 1 where they skip nothing.
+        elementwise: Share of the bytes of elementwise ops and norms, op by op, that
+            remain once kernels are fused.
+        busy: Share of the time in which a GPU's kernels run, between launches, gaps
+            and the slowest of many devices.
         receive_buffers: ``all``: pipelines hold receive buffers of every microbatch
             (torch.distributed.pipelining, stage.py, seen on 2.11 to 2.13);
             ``in_flight``: of one microbatch.
+        tensor_overlap: Share of tp's collectives that hides under products.
+        loss_parallel: Whether tp ranks take the loss of their part of the vocabulary;
+            else they gather the logits.
+        pipeline_overlap: Whether copies are made alike behind the first forward and
+            the last backward of a pipeline; else nothing hides it there.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
@@ -40,6 +57,15 @@ class Recipe:
     overlap: float = 0.9
     attention_forward: float = 0.8
     attention_backward: float = 0.7
+    fused_attention: bool = True
+    selective: Literal["light", "attention"] = "light"
+    recompute_ends: bool = True
+    causal_share: float = 1.0
+    elementwise: float = 1.0
+    busy: float = 1.0
+    tensor_overlap: float = 0.0
+    loss_parallel: bool = False
+    pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03

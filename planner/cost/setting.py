@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from planner.cluster import AxisLevel, Cluster
 from planner.cost.classes import BlockClasses, group_blocks
 from planner.cost.collectives import Groups, lines_of
+from planner.cost.constants import Calibration, DeviceConstants, constants_of
 from planner.cost.numbering import number_rows
 from planner.cost.parameters import ParameterCounts, count_parameters
 from planner.cost.peaks import peak_flops_per_s
@@ -36,6 +37,8 @@ class Setting:
         order: Device id of every rank; its length is the number of devices used.
         memory_fraction: Share of a device's memory that a plan may fill.
         compile: Whether plans compile blocks; prices leave it alone.
+        calibration: Fitted constants of device types; None for what their documents
+            say.
     """
 
     graph: ModelGraph
@@ -47,6 +50,7 @@ class Setting:
     recipe: Recipe = RECIPES["torch"]
     memory_fraction: float = 0.9
     compile: bool = False
+    calibration: Calibration | None = None
 
     @property
     def activation_dtype(self) -> str:
@@ -93,12 +97,22 @@ class Setting:
     @cached_property
     def classes(self) -> BlockClasses:
         """Blocks of equal cost."""
-        return group_blocks(self.graph)
+        return group_blocks(self.graph, self.recipe.loss_parallel)
 
     @cached_property
     def parameter_counts(self) -> ParameterCounts:
         """Scalars of each unit."""
         return count_parameters(self.graph)
+
+    def recalibrated(self, calibration: Calibration, recipe: Recipe) -> Setting:
+        """The same under other constants; what does not depend on them is kept."""
+        made = replace(self, calibration=calibration, recipe=recipe)
+        kept = ["ranks", "_device_types", "_memory", "_speed", "parameter_counts"]
+        if recipe.loss_parallel == self.recipe.loss_parallel:
+            kept.append("classes")
+        for name in kept:
+            made.__dict__[name] = getattr(self, name)
+        return made
 
     def types_of_ranks(self, pp: int) -> Index:
         """Slowest device type among the devices of each pp rank. Shape [pp]."""
@@ -110,6 +124,15 @@ class Setting:
         """Bytes that a device of each pp rank may use, the smallest counts. [pp]."""
         blocks = self._memory[self._device_types.reshape(pp, -1)]
         return np.asarray(blocks.min(axis=1) * self.memory_fraction)
+
+    def constants(self, device: DeviceType) -> DeviceConstants:
+        """What a device type reaches of its datasheet."""
+        return constants_of(device, self.recipe, self.calibration)
+
+    @cached_property
+    def link_efficiency(self) -> float:
+        """Share of the links' bandwidth that is reached; the lowest device's counts."""
+        return min(self.constants(d).link_efficiency for d in self.cluster.device_types)
 
     @property
     def slowest_device(self) -> DeviceType:
@@ -127,7 +150,7 @@ class Setting:
             self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
             for i in first
         ]
-        return Groups.from_levels(levels, which)
+        return Groups.from_levels(levels, which, self.link_efficiency)
 
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""
@@ -137,7 +160,7 @@ class Setting:
         bandwidth, latency = self.cluster.boundary_links(
             pp, stride, self.ranks, wrap=True
         )
-        return bandwidth, latency + self.core_wait_s
+        return bandwidth * self.link_efficiency, latency + self.core_wait_s
 
     @property
     def core_wait_s(self) -> float:

@@ -81,7 +81,8 @@ def tensor_traffic(
     split = combos.sequence_parallel > 0
     seconds, again = _seconds(classes, calls, split, scale)
     payload = _payload(classes, split) * (scale * (combos.tp > 1))[:, None]
-    seconds, again = seconds @ classes.count, again @ classes.count
+    exposed = 1 - setting.recipe.tensor_overlap
+    seconds, again = (part * exposed @ classes.count for part in (seconds, again))
     payload = payload @ classes.count
     for unit, stream in _ends(classes):
         size = stream * scale * split
@@ -117,6 +118,7 @@ def _seconds(
         logits, entered = classes.gathered_bytes[index], classes.entered_bytes[index]
         if logits:
             seconds[:, index] += calls.of("all_gather", logits * scale) / 2
+        if entered:
             seconds[:, index] += calls.of("all_reduce", entered * scale) / 2
     return seconds, again
 

@@ -122,6 +122,8 @@ def _compute(
             cp=combos.cp.astype(float),
             ep=combos.ep.astype(float),
             sequence_parallel=combos.sequence_parallel.astype(float),
+            constants=setting.constants(device),
+            causal=setting.graph.attention == "causal",
         )
         sharded = (table.style <= 2) * table.count
         slower = setting.recipe.sharded_op_overhead_s * (device.backend == "gloo")
@@ -217,6 +219,18 @@ def _ep_traffic(
     return _Traffic(seconds=seconds, sent=4 * payload * share[:, None], payload=payload)
 
 
+def _recomputed(setting: Setting) -> NDArray[np.bool_]:
+    """Units that full recomputation covers. Shape [U]."""
+    graph = setting.graph
+    return np.array(
+        [
+            setting.recipe.recompute_ends
+            or not {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
+            for a, b in graph.units
+        ]
+    )
+
+
 def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
     """Price every unit under every combination."""
     graph = setting.graph
@@ -229,8 +243,10 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
     tp = tensor_traffic(setting, classes, combos, scale)
     cp = _cp_traffic(setting, classes, combos, scale, hidden)
     ep = _ep_traffic(setting, classes, combos, scale)
-    kept, working = saved_bytes(classes, combos, scale)
+    kept, working = saved_bytes(setting, classes, combos, scale)
     saved = kept @ to_units
+    repeated = _recomputed(setting)
+    saved[2] = np.where(repeated, saved[2], saved[0])
     parameters = setting.parameter_counts
     dense, expert = parameters_of(parameters.scalars, combos)
     trained_dense, trained_experts = parameters_of(parameters.trained, combos)
@@ -243,7 +259,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         backward_s=backward @ to_units,
         weight_s=weight @ to_units,
         selective_s=selective @ to_units,
-        full_s=forward @ to_units,
+        full_s=forward @ to_units * repeated,
         tp_s=tp.seconds,
         tp_again_s=tp.again_s,
         cp_s=cp.seconds @ to_units,

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from planner.cost.classes import BlockClasses
 from planner.cost.combinations import Combinations
-from planner.cost.compute import weight_gradient_bytes
+from planner.cost.compute import score_elements, weight_gradient_bytes
 from planner.cost.setting import Setting
 from planner.units import dtype_bytes
 
@@ -22,8 +22,14 @@ __all__ = [
 Array = NDArray[np.float64]
 
 
+#: Bytes that backward wants of a score of attention that is not fused: what softmax and
+#: dropout put out in half precision, and the mask. Source: Korthikanti et al. 2022,
+#: section 4.1.
+_SCORE_BYTES = 5.0
+
+
 def saved_bytes(
-    classes: BlockClasses, combos: Combinations, scale: Array
+    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
 
@@ -48,10 +54,27 @@ def saved_bytes(
     kinds = ("saved_selective_bytes", "saved_selective_tensor_bytes")
     sums = classes.column(kinds[0]) - classes.column(kinds[1]) - boundary
     selective = np.minimum(none, divided(*kinds, np.maximum(sums, 0.0)))
+    if setting.recipe.selective == "attention":
+        selective = none
+    none = none + _score_bytes(setting, classes, combos)
     full = column * boundary / stream
     working = column * classes.column("transient_bytes")
     working = np.where(classes.streamed, working / tp, working)
     return np.stack([none, selective, full]), working
+
+
+def _score_bytes(
+    setting: Setting, classes: BlockClasses, combos: Combinations
+) -> Array:
+    """Scores that backward keeps where attention is not fused. [C, classes]."""
+    table = classes.kernels
+    if setting.recipe.fused_attention:
+        return np.zeros((len(combos.tp), len(classes.blocks)))
+    tokens = combos.microbatch / setting.graph.batch / combos.cp
+    scores = score_elements(table, tokens[:, None], combos.tp[:, None].astype(float))
+    member = np.zeros((len(table.owner), len(classes.blocks)))
+    member[np.arange(len(table.owner)), table.owner] = table.count
+    return np.asarray(_SCORE_BYTES * scores @ member)
 
 
 def transient_bytes(saved: Array, working: Array, to_units: Array) -> Array:

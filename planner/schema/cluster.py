@@ -33,6 +33,7 @@ PEAK_DTYPES = (
     "bfloat16",
     "float16",
     "float8_e4m3fn",
+    "float4_e2m1fn_x2",
 )
 
 Count = Annotated[int, Field(ge=1)]

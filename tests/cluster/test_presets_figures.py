@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from planner.cluster import Cluster, device_type, device_type_names
-from planner.cluster.presets import devices, links, systems
+from planner.cluster.presets import cards, datasheet, devices, instinct, links, systems
 from planner.cluster.presets.links import LINKS, ethernet
 from planner.cluster.presets.systems import SYSTEMS
 from planner.units import GIB, gbit_per_s
@@ -58,7 +58,7 @@ def _unsourced(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("module", [devices, links, systems])
+@pytest.mark.parametrize("module", [cards, devices, instinct, links, systems])
 def test_every_figure_has_its_source_on_its_line(module: object) -> None:
     path = Path(str(vars(module)["__file__"]))
     text = path.read_text(encoding="utf-8")
@@ -66,6 +66,13 @@ def test_every_figure_has_its_source_on_its_line(module: object) -> None:
     # The check has teeth: without its comments the module would not pass.
     bare = re.sub(r"  # .*", "", text)
     assert len(_unsourced(bare)) >= 5
+
+
+def test_defaults_of_a_datasheet_are_called_assumptions() -> None:
+    path = Path(str(vars(datasheet)["__file__"]))
+    text = path.read_text(encoding="utf-8")
+    assert _unsourced(text) == []
+    assert _unsourced(text.replace("  # assumption", ""))
 
 
 def test_the_check_of_sources_sees_products_tables_and_defaults() -> None:
@@ -85,8 +92,26 @@ def test_the_check_of_sources_sees_products_tables_and_defaults() -> None:
         ("h100-80", 132, 4096, 1.83),
         ("h200-141", 132, 4096, 1.83),
         ("mi300x-192", 304, 2048, 2.1),
+        ("mi210-64", 104, 1024, 1.7),
+        ("mi250-64", 104, 1024, 1.7),
+        ("mi250x-64", 110, 1024, 1.7),
+        ("mi300a-128", 228, 2048, 2.1),
+        ("mi325x-256", 304, 2048, 2.1),
+        ("mi350x-288", 256, 4096, 2.2),
+        ("mi355x-288", 256, 4096, 2.4),
+        ("p100-16", 56, 256, 1.48),
+        ("t4-16", 40, 1024, 1.59),
+        ("a30-24", 56, 2048, 1.44),
+        ("a10-24", 72, 1024, 1.695),
+        ("a10g-24", 80, 512, 1.71),
+        ("a6000-48", 84, 1024, 1.8),
         ("a40-48", 84, 1024, 1.74),
+        ("rtx6000ada-48", 142, 1024, 2.505),
+        ("l4-24", 58, 1024, 2.04),
+        ("l40-48", 142, 512, 2.49),
         ("l40s-48", 142, 1024, 2.52),
+        ("h100pcie-80", 114, 4096, 1.62),
+        ("rtx2080ti-11", 68, 512, 1.545),
         ("rtx3090-24", 82, 512, 1.695),
         ("rtx4090-24", 128, 512, 2.52),
         ("rtx5090-32", 170, 512, 2.407),
@@ -129,10 +154,12 @@ def test_single_precision_is_units_times_width_times_clock(
 @pytest.mark.parametrize(
     ("name", "count", "printed"),
     [
-        ("b200-180", 8, (0.296, 0.6, 18, 36, 36, 72)),  # HGX B200 page 2025
-        ("b300-270", 8, (0.01, 0.6, 18, 36, 36, 72)),  # HGX B300 page 2025
-        ("gb200-186", 72, (2.88, 5.76, 180, 360, 360, 720)),  # GB200 NVL72 page 2025
-        ("gb300-279", 72, (0.1, 6, 180, 360, 360, 720)),  # GB300 NVL72 page 2025
+        ("b100-180", 8, (0.24, 0.48, 14, 28, 28, 56, 112)),  # HGX B100 page 2024
+        ("b200-180", 8, (0.296, 0.6, 18, 36, 36, 72, 144)),  # HGX B200 page 2025
+        # FP4 of the two below is printed dense: 108 a board, 1,080 a rack.
+        ("b300-270", 8, (0.01, 0.6, 18, 36, 36, 72, 216)),  # HGX B300 page 2025
+        ("gb200-186", 72, (2.88, 5.76, 180, 360, 360, 720, 1440)),  # NVL72 page 2025
+        ("gb300-279", 72, (0.1, 6, 180, 360, 360, 720, 2160)),  # NVL72 page 2025
     ],
 )
 def test_gpus_sum_to_their_board_or_rack(
@@ -143,11 +170,18 @@ def test_gpus_sum_to_their_board_or_rack(
     expected = [value * 1e15 / count for value in dense]
     assert list(rates) == [
         *("float64", "float32", "tensorfloat32", "bfloat16", "float16"),
-        "float8_e4m3fn",
+        *("float8_e4m3fn", "float4_e2m1fn_x2"),
     ]
     # 6 PFLOP/s are 5.76 rounded; the others fit much better.
     rounding = 0.05 if name == "gb300-279" else 5e-3
     assert list(rates.values()) == pytest.approx(expected, rel=rounding)
+
+
+# Chips whose tensor cores accumulate in FP32 at half rate.
+_HALVED = {
+    *("rtx2080ti-11", "rtx3090-24", "rtx4090-24", "rtx5090-32"),
+    *("a10g-24", "l40-48"),
+}
 
 
 @pytest.mark.parametrize("name", device_type_names())
@@ -155,8 +189,14 @@ def test_rates_of_one_device_keep_their_ratios(name: str) -> None:
     rates = device_type(name).peak_flops_per_s
     half = rates["float16"]
     assert rates.get("bfloat16", half) == half
-    assert rates.get("float8_e4m3fn", 2 * half) == pytest.approx(2 * half, rel=5e-4)
-    if name.startswith("rtx"):
+    eighth = rates.get("float8_e4m3fn", 2 * half)
+    assert eighth == pytest.approx(2 * half, rel=1e-3)
+    if "float4_e2m1fn_x2" in rates:
+        # Blackwell Ultra has three times the FP4 of FP8, the others twice.
+        ratio = 3 if "b300" in name else 2
+        quarter = rates["float4_e2m1fn_x2"]
+        assert quarter == pytest.approx(ratio * eighth, rel=1e-3)
+    if name in _HALVED and "tensorfloat32" in rates:
         assert rates["tensorfloat32"] == rates["float32"]
     elif "tensorfloat32" in rates:
         assert half == pytest.approx(2 * rates["tensorfloat32"], rel=2e-3)
@@ -176,6 +216,20 @@ def test_rates_of_one_device_keep_their_ratios(name: str) -> None:
         ("b200-180", 7680, 7.992),
         ("b300-270", 7680, 7.992),
         ("mi300x-192", 8192, 5.2),
+        ("mi300a-128", 8192, 5.2),
+        ("mi210-64", 4096, 3.2),
+        ("mi250x-64", 4096, 3.2),
+        ("p100-16", 4096, 1.43),
+        ("t4-16", 256, 10),
+        ("rtx2080ti-11", 352, 14),
+        ("a100pcie-80", 5120, 3.024),
+        ("a30-24", 3072, 2.43),
+        ("a10-24", 384, 12.5),
+        ("a6000-48", 384, 16),
+        ("rtx6000ada-48", 384, 20),
+        ("l4-24", 192, 12.5),
+        ("l40-48", 384, 18),
+        ("gh200-96", 6144, 5.2),
         ("a40-48", 384, 14.5),
         ("l40s-48", 384, 18),
         ("rtx3090-24", 384, 19.5),

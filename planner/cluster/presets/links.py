@@ -69,6 +69,9 @@ def ethernet(gbits: float, devices: int, source: str) -> Link:
 
 
 LINKS: dict[str, Link] = {
+    "nvlink1": _nvlink(
+        "NVLink1", 80e9, "NVIDIA P100 datasheet 2016: 160 GB/s both ways"
+    ),
     "nvlink2": _nvlink(
         "NVLink2", 150e9, "NVIDIA V100 datasheet 2020: 300 GB/s both ways"
     ),
@@ -82,6 +85,9 @@ LINKS: dict[str, Link] = {
     "nvlink3": _nvlink(
         "NVLink3", 300e9, "NVIDIA A100 datasheet 2021: 600 GB/s both ways"
     ),
+    "nvlink-400": _nvlink(
+        "NVLink of A800 and H800", 200e9, "NVIDIA H800 datasheet 2023: 400 GB/s"
+    ),
     "nvlink4": _nvlink(
         "NVLink4", 450e9, "NVIDIA H100 datasheet 2023: 900 GB/s both ways"
     ),
@@ -94,6 +100,12 @@ LINKS: dict[str, Link] = {
         latency_s=_NVLINK_S,  # assumption: as NVLink
         mesh=True,
         source="AMD MI300X data sheet 2023: 128 GB/s both ways to each of 7 peers",
+    ),
+    "pcie3": Link(
+        name="PCIe 3.0 x16",
+        bandwidth_bytes_per_s=15.75e9,  # PCI-SIG 3.0, 2010: 8 GT/s x 16 x 128/130
+        latency_s=_PCIE_S,
+        source="PCI-SIG 3.0, 2010: 8 GT/s x 16 lanes, 128 of 130 bits are data",
     ),
     "pcie4": Link(
         name="PCIe 4.0 x16",

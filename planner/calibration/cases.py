@@ -1,0 +1,139 @@
+"""A measured run ready to be priced, over and over, under other constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from planner.calibration.frameworks import FRAMEWORKS, framework_of
+from planner.calibration.machines import machine_of
+from planner.calibration.metrics import TIME_METRICS, convention_of, step_seconds
+from planner.calibration.plans import assume_plan
+from planner.calibration.points import Point
+from planner.calibration.published import graph_of, shape_of
+from planner.cost import Cost, Recipe, Setting
+from planner.cost.constants import Calibration
+from planner.cost.detailed import detailed_cost
+from planner.errors import MeshwrightError
+from planner.schema import Strategy
+from planner.schema.cluster import DeviceType
+
+__all__ = ["Case", "prepare", "prepare_all", "recipe_under"]
+
+#: Constants of a recipe that are fitted.
+FITTED = ("overlap", "elementwise", "busy", "tensor_overlap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row as a setting and a strategy.
+
+    Attributes:
+        point: The row.
+        setting: Model, machines, dtypes, the framework's recipe before any fit.
+        strategy: As far as it is known.
+        framework: Name.
+        why: Assumptions, in words.
+    """
+
+    point: Point
+    setting: Setting
+    strategy: Strategy
+    framework: str
+    why: tuple[str, ...]
+
+    @property
+    def device(self) -> DeviceType:
+        """Of the machines."""
+        return self.setting.slowest_device
+
+    @cached_property
+    def measured_step_s(self) -> float | None:
+        """The measured figure as seconds of a step; None for memory."""
+        if self.point.metric not in TIME_METRICS or self.point.value <= 0:
+            return None
+        return step_seconds(
+            self.point.value,
+            self.point,
+            self.setting.graph,
+            self.strategy,
+            self.device,
+        )
+
+    def cost(self, calibration: Calibration) -> Cost:
+        """Time and memory under fitted constants."""
+        recipe = recipe_under(calibration, self.framework, self.setting.recipe)
+        setting = self.setting.recalibrated(calibration, recipe)
+        return detailed_cost(setting, self.strategy, "analytic")
+
+
+def recipe_under(calibration: Calibration, name: str, facts: Recipe) -> Recipe:
+    """A framework's facts with fitted constants; what a run fixed itself stays."""
+    fitted = calibration.recipes.get(name)
+    if fitted is None:
+        return facts
+    of_framework = FRAMEWORKS[name].recipe
+    values = {
+        field: getattr(fitted, field)
+        for field in FITTED
+        if getattr(facts, field) == getattr(of_framework, field)
+    }
+    return replace(facts, **values)
+
+
+def prepare(point: Point) -> Case:
+    """Make a case of a row.
+
+    Raises:
+        MeshwrightError: If the row does not say enough, or contradicts itself.
+    """
+    name, doubt = framework_of(point)
+    shape = shape_of(point)
+    machine = machine_of(point)
+    graph = graph_of(shape)
+    plan = assume_plan(point, graph, FRAMEWORKS[name])
+    counted = ""
+    if point.metric in ("tflops_per_gpu", "mfu_pct"):
+        counted = convention_of(point)[1]
+    setting = Setting(
+        graph=graph,
+        cluster=machine.cluster,
+        order=np.arange(machine.cluster.num_devices),
+        precision=plan.precision,
+        recipe=plan.recipe,
+        memory_fraction=1.0,
+    )
+    why = (doubt, *shape.assumed, *machine.assumed, *plan.why, counted)
+    return Case(
+        point=point,
+        setting=setting,
+        strategy=plan.strategy,
+        framework=name,
+        why=tuple(part for part in why if part),
+    )
+
+
+def prepare_all(
+    points: Iterable[Point], watch: Callable[[int], None] | None = None
+) -> tuple[dict[int, Case], dict[int, str]]:
+    """Make cases of many rows.
+
+    Args:
+        points: In any order.
+        watch: Told how many rows are done.
+    Returns:
+        By place in ``points``: the cases, and why there is none.
+    """
+    cases: dict[int, Case] = {}
+    failed: dict[int, str] = {}
+    for place, point in enumerate(points):
+        try:
+            cases[place] = prepare(point)
+        except MeshwrightError as error:
+            failed[place] = str(error)
+        if watch is not None:
+            watch(place + 1)
+    return cases, failed

@@ -1,0 +1,246 @@
+"""Fitting the constants to measured steps: damped Gauss-Newton on logarithms.
+
+What is made small, over runs i of devices d and frameworks f, is
+
+    sum_i w_i huber(log t_i(c) - log T_i)  +  sum_c ((c - start) / spread)^2
+
+where t is the predicted and T the measured time of a step, c the logits of the
+constants, and w makes a source of many runs count as much as the root of their number.
+Runs of one group (same model, machines and batch) are also compared with their mean:
+what a planner needs is their order. A run depends on the constants of its own device
+and framework alone, so that one evaluation of all runs gives the derivative for one
+constant of every device at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.calibration.cases import Case
+from planner.calibration.groups import group_of
+from planner.calibration.parameters import (
+    DEVICE_CONSTANTS,
+    RECIPE_CONSTANTS,
+    Vector,
+)
+from planner.cost.constants import Calibration
+from planner.errors import CalibrationError
+
+__all__ = ["FitConfig", "FitResult", "fit"]
+
+Array = NDArray[np.float64]
+Times = Callable[[Calibration], Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitConfig:
+    """How a fit goes.
+
+    Attributes:
+        iterations: At most.
+        tolerance: Ends where no constant moves by more, in logits.
+        huber: Errors beyond this, as logarithms, count linearly.
+        prior: Weight of the pull to the starting values.
+        order: Weight of a run's deviation from its group, beside its own error.
+        step: Of the difference quotients, in logits.
+    """
+
+    iterations: int = 12
+    tolerance: float = 0.01
+    huber: float = 0.1
+    prior: float = 0.02
+    order: float = 0.7
+    step: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """What came out.
+
+    Attributes:
+        calibration: The constants.
+        vector: Which they are.
+        places: Their logits. Shape [vector.size].
+        loss: After each iteration.
+    """
+
+    calibration: Calibration
+    vector: Vector
+    places: Array
+    loss: tuple[float, ...] = field(default=())
+
+
+def fit(
+    cases: Sequence[Case],
+    config: FitConfig | None = None,
+    *,
+    start: FitResult | None = None,
+    name: str = "fit",
+    watch: Callable[[int, float], None] | None = None,
+) -> FitResult:
+    """Fit constants of all devices and frameworks of some runs.
+
+    Args:
+        cases: Runs whose step was measured.
+        config: How.
+        start: An earlier fit to begin from; what it lacks begins anew.
+        name: Of the calibration.
+        watch: Told of each iteration and its loss.
+    Raises:
+        CalibrationError: If no run has a measured step.
+    """
+    how = config or FitConfig()
+    runs = [case for case in cases if case.measured_step_s is not None]
+    if not runs:
+        raise CalibrationError(
+            f"none of {len(cases)} measurements is the time of a step that can be "
+            f"predicted; give iter_time_s, tokens_per_s_per_gpu or tflops_per_gpu rows"
+        )
+    problem = _Problem.of(runs, how)
+    places = _begin(problem.vector, start)
+    losses: list[float] = []
+    damping = 1e-2
+    errors = problem.errors(places)
+    loss = problem.loss(errors, places)
+    for iteration in range(how.iterations):
+        slope = problem.slope(errors, places)
+        for _ in range(6):
+            moved = places + problem.step(errors, slope, places, damping)
+            tried = problem.errors(moved)
+            better = problem.loss(tried, moved)
+            if better < loss:
+                break
+            damping *= 6
+        else:
+            break
+        far = float(np.abs(moved - places).max())
+        places, errors, loss = moved, tried, better
+        damping = max(damping / 4, 1e-5)
+        losses.append(loss)
+        if watch is not None:
+            watch(iteration, loss)
+        if far < how.tolerance:
+            break
+    return FitResult(
+        calibration=problem.vector.calibration(places, name),
+        vector=problem.vector,
+        places=places,
+        loss=tuple(losses),
+    )
+
+
+def _begin(vector: Vector, start: FitResult | None) -> Array:
+    places = vector.start()
+    if start is None:
+        return places
+    known = {
+        (kind, of, constant.name): place
+        for (kind, of, constant), place in zip(
+            start.vector.columns(), start.places, strict=True
+        )
+    }
+    for index, (kind, of, constant) in enumerate(vector.columns()):
+        places[index] = known.get((kind, of, constant.name), places[index])
+    return places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    """Runs, and how much each counts.
+
+    Attributes:
+        mixing: Rows of errors and of deviations from groups. Shape [rows, runs].
+        uses: Place in the vector of each run's constants. Shape [runs, constants].
+    """
+
+    cases: Sequence[Case]
+    vector: Vector
+    measured: Array
+    mixing: Array
+    uses: NDArray[np.int64]
+    config: FitConfig
+
+    @classmethod
+    def of(cls, cases: Sequence[Case], config: FitConfig) -> _Problem:
+        devices = tuple(sorted({case.device.name for case in cases}))
+        recipes = tuple(sorted({case.framework for case in cases}))
+        many, few = len(DEVICE_CONSTANTS), len(RECIPE_CONSTANTS)
+        uses = np.array(
+            [
+                [
+                    *(devices.index(case.device.name) * many + np.arange(many)),
+                    *(
+                        len(devices) * many
+                        + recipes.index(case.framework) * few
+                        + np.arange(few)
+                    ),
+                ]
+                for case in cases
+            ]
+        )
+        return cls(
+            cases=cases,
+            vector=Vector(devices=devices, recipes=recipes),
+            measured=np.log([case.measured_step_s or np.nan for case in cases]),
+            mixing=_mixing(cases, config.order),
+            uses=uses,
+            config=config,
+        )
+
+    def errors(self, places: Array) -> Array:
+        """Logarithm of predicted over measured. Shape [runs]."""
+        calibration = self.vector.calibration(places, "trial")
+        found = [case.cost(calibration).step_time_s for case in self.cases]
+        return np.asarray(np.log(found) - self.measured)
+
+    def slope(self, errors: Array, places: Array) -> Array:
+        """Derivative of every error. Shape [runs, vector.size]."""
+        slope = np.zeros((len(errors), self.vector.size))
+        rows = np.arange(len(errors))
+        for column in range(self.uses.shape[1]):
+            moved = places.copy()
+            moved[np.unique(self.uses[:, column])] += self.config.step
+            change = (self.errors(moved) - errors) / self.config.step
+            slope[rows, self.uses[:, column]] = change
+        return slope
+
+    def step(self, errors: Array, slope: Array, places: Array, damping: float) -> Array:
+        """Where to go from here. Shape [vector.size]."""
+        rows, derivative = self.mixing @ errors, self.mixing @ slope
+        weight = np.minimum(1.0, self.config.huber / np.maximum(np.abs(rows), 1e-12))
+        pull = self.config.prior / self.vector.spread() ** 2
+        away = places - self.vector.start()
+        normal = derivative.T @ (weight[:, None] * derivative) + np.diag(pull + damping)
+        gradient = derivative.T @ (weight * rows) + pull * away
+        return np.clip(-np.linalg.solve(normal, gradient), -1.0, 1.0)
+
+    def loss(self, errors: Array, places: Array) -> float:
+        """What is made small."""
+        rows, width = np.abs(self.mixing @ errors), self.config.huber
+        cost = np.where(rows < width, rows**2 / 2, width * (rows - width / 2)).sum()
+        away = (places - self.vector.start()) / self.vector.spread()
+        return float(cost + self.config.prior / 2 * (away**2).sum())
+
+
+def _mixing(cases: Sequence[Case], order: float) -> Array:
+    """Weights of errors, then of deviations from the mean of a group."""
+    sources = [case.point.source for case in cases]
+    weight = np.array([sources.count(source) ** -0.25 for source in sources])
+    own = np.diag(weight)
+    groups: dict[str, list[int]] = {}
+    for index, case in enumerate(cases):
+        groups.setdefault(group_of(case.point), []).append(index)
+    rows = []
+    for members in groups.values():
+        if len(members) < 2:
+            continue
+        for one in members:
+            row = np.zeros(len(cases))
+            row[members] -= order * weight[one] / len(members)
+            row[one] += order * weight[one]
+            rows.append(row)
+    return np.vstack([own, *rows]) if rows else own

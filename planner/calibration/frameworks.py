@@ -1,0 +1,191 @@
+"""Which framework a measurement was taken with, and what that framework does.
+
+What a framework does at a given plan (fused attention, when replicas average, who takes
+the loss) is a fact about it and stands here with its source. How well it does it
+(overlap, gaps, fusion) is fitted, see :mod:`planner.calibration.parameters`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planner.calibration.points import Point
+from planner.cost import RECIPES, Recipe
+
+__all__ = ["FRAMEWORKS", "Framework", "framework_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """A framework at a certain age.
+
+    Attributes:
+        recipe: Facts, and starting values of what is fitted.
+        zero_stage: Where a row does not say.
+        recompute: Where a row does not say.
+        sequence_parallel: Whether it comes with tp.
+        virtual_stages: Of an interleaved schedule where a row does not say.
+        why: What these stand on.
+    """
+
+    recipe: Recipe
+    zero_stage: int = 0
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    virtual_stages: int = 2
+    why: str = ""
+
+
+#: Flash kernels skip blocks above the diagonal: what is left of s x s scores is half
+#: and the diagonal blocks. Source: Dao 2023 (FlashAttention-2), section 3.1.
+_CAUSAL = 0.5
+
+
+def _megatron(name: str, **facts: object) -> Recipe:
+    """Megatron-LM: tp ranks keep their part of the logits, layers alone recompute."""
+    return replace(
+        Recipe(name=name),
+        loss_parallel=True,
+        recompute_ends=False,
+        causal_share=_CAUSAL,
+        receive_buffers="in_flight",
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    # What executors/ composes, block by block in eager mode.
+    "torch": Framework(
+        recipe=replace(RECIPES["torch"], causal_share=_CAUSAL), zero_stage=3
+    ),
+    "torchtitan": Framework(
+        recipe=Recipe(
+            name="torchtitan",
+            elementwise=0.5,
+            causal_share=_CAUSAL,
+            loss_parallel=True,
+            recompute_ends=False,
+        ),
+        zero_stage=3,
+        recompute="selective",
+        sequence_parallel=True,
+        why="torchtitan: FSDP2, torch.compile a block, loss parallel by default",
+    ),
+    "fsdp": Framework(
+        recipe=Recipe(
+            name="fsdp", elementwise=0.8, causal_share=_CAUSAL, recompute_ends=False
+        ),
+        zero_stage=3,
+        why="llm-foundry: FSDP1 and flash attention",
+    ),
+    "megatron-2021": Framework(
+        recipe=_megatron(
+            "megatron-2021",
+            overlap=0.0,
+            elementwise=0.6,
+            fused_attention=False,
+            selective="attention",
+        ),
+        recompute="full",
+        why="Megatron-LM before flash attention: scores in memory, gradients "
+        "all-reduced after the last backward",
+    ),
+    "megatron-deepspeed": Framework(
+        recipe=_megatron(
+            "megatron-deepspeed",
+            overlap=0.0,
+            elementwise=0.6,
+            fused_attention=False,
+            selective="attention",
+        ),
+        recompute="full",
+        why="Megatron-DeepSpeed: as Megatron-LM of 2021",
+    ),
+    "megatron": Framework(
+        recipe=_megatron(
+            "megatron",
+            elementwise=0.4,
+            overlap=0.9,
+            tensor_overlap=0.3,
+            pipeline_overlap=True,
+        ),
+        zero_stage=1,
+        sequence_parallel=True,
+        why="NeMo and Megatron-Core: Transformer Engine, distributed optimizer with "
+        "overlap, sequence parallelism, nothing recomputed unless said",
+    ),
+    "alpa": Framework(
+        recipe=_megatron("alpa", overlap=0.0, elementwise=0.4, fused_attention=False),
+        recompute="full",
+        why="Alpa: XLA, scores in memory",
+    ),
+    "internevo": Framework(
+        recipe=Recipe(
+            name="internevo",
+            elementwise=0.6,
+            causal_share=_CAUSAL,
+            loss_parallel=True,
+            recompute_ends=False,
+        ),
+        zero_stage=1,
+        why="InternEvo: hybrid ZeRO 1 and flash attention",
+    ),
+    "jax": Framework(
+        recipe=Recipe(
+            name="jax",
+            elementwise=0.4,
+            causal_share=_CAUSAL,
+            loss_parallel=True,
+            recompute_ends=False,
+        ),
+        zero_stage=3,
+        why="XLA with fused attention",
+    ),
+    "deepspeed": Framework(
+        recipe=Recipe(
+            name="deepspeed", causal_share=_CAUSAL, fused_attention=False, overlap=0.7
+        ),
+        zero_stage=2,
+        why="DeepSpeed on transformers, in eager mode",
+    ),
+}
+
+#: Words of a source (lower case) and the framework they stand for; the first found.
+_WORDS = (
+    (("torchtitan", "fms-fsdp"), "torchtitan"),
+    (("mosaic", "llm-foundry", "composer"), "fsdp"),
+    (("vtrain",), "megatron-deepspeed"),
+    (("bridge", "nemo", "dgxc", "mlperf", "megatron-core", "mcore"), "megatron"),
+    (("alpa",), "alpa"),
+    (("internevo", "internlm"), "internevo"),
+    (("maxtext", "jax", "levanter", "tpu", "praxis"), "jax"),
+    (("megatron-lm", "korthikanti", "megatron"), "megatron-2021"),
+    (("deepspeed", "zero"), "deepspeed"),
+    (("nnscaler", "fsdp", "pytorch"), "torch"),
+)
+
+
+def framework_of(point: Point) -> tuple[str, str]:
+    """Name of the framework, and what was assumed if the source does not say.
+
+    Later Megatron-LM (from 2023 on, or on H100 and newer) has flash attention and
+    overlap; earlier has not.
+    """
+    text = f"{point.source} {point.notes}".lower()
+    for words, name in _WORDS:
+        if any(word in point.source.lower() for word in words):
+            if name == "megatron-2021" and _is_recent(point):
+                name = "megatron"
+            return name, ""
+    for words, name in _WORDS:
+        if any(word in text for word in words):
+            if name == "megatron-2021" and _is_recent(point):
+                name = "megatron"
+            return name, f"framework {name} by the notes"
+    name = "megatron" if (point.pp or 1) > 1 else "torchtitan"
+    return name, f"framework not named: constants of {name}"
+
+
+def _is_recent(point: Point) -> bool:
+    gpu = point.gpu.lower()
+    return any(word in gpu for word in ("h100", "h200", "h800", "b200", "b300", "mi3"))

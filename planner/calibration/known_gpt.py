@@ -1,0 +1,144 @@
+"""GPT, MPT, BERT and NVIDIA's dense models, with their published figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.calibration.known import NEMOTRON, Known, published, sized
+
+__all__ = ["GPTS"]
+
+_MPT_SOURCE = "MosaicML llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml"
+_NEMO_NEMOTRON = "NVIDIA NeMo, nemo/collections/llm/gpt/model/nemotron.py"
+_BROWN = "Brown et al. 2020 (arXiv:2005.14165), table 2.1"
+_NEMOTRON_NAME = r"^(nvidia-)?nemotron(?!-h)"
+_MPT: dict[str, Any] = {"family": "gpt", "bias": False, "vocab": 50368}
+#: Size: layers, hidden, heads.
+_MPT_TABLE = (
+    ("125m", 12, 768, 12),
+    ("350m", 24, 1024, 16),
+    ("760m", 24, 1536, 12),
+    ("1b", 24, 2048, 16),
+    ("3b", 32, 2560, 20),
+    ("7b", 32, 4096, 32),
+    ("13b", 40, 5120, 40),
+    ("30b", 48, 7168, 56),
+    ("70b", 80, 8192, 64),
+)
+_GPT3_TABLE = (
+    ("125m", 12, 768, 12),
+    ("350m", 24, 1024, 16),
+    ("760m", 24, 1536, 16),
+    ("1.3b", 24, 2048, 16),
+    ("2.7b", 32, 2560, 32),
+    ("6.7b", 32, 4096, 32),
+    ("13b", 40, 5120, 40),
+    ("175b", 96, 12288, 96),
+)
+_GPT2_TABLE = (
+    ("xl", 48, 1600, 25),
+    ("large", 36, 1280, 20),
+    ("medium", 24, 1024, 16),
+    ("", 12, 768, 12),
+)
+
+
+def _gpts() -> list[Known]:
+    made = [
+        published(
+            sized("mpt", size),
+            f"MPT-{size}",
+            _MPT_SOURCE,
+            _MPT,
+            layers,
+            hidden,
+            heads,
+            heads,
+            4 * hidden,
+            context=2048,
+        )
+        for size, layers, hidden, heads in _MPT_TABLE
+    ]
+    made += [
+        published(
+            sized(r"gpt-?3", size),
+            f"GPT-3 {size.upper()}",
+            _BROWN,
+            {"family": "gpt"},
+            layers,
+            hidden,
+            heads,
+            heads,
+            4 * hidden,
+            context=2048,
+            vocab=51200,
+        )
+        for size, layers, hidden, heads in _GPT3_TABLE
+    ]
+    made += [
+        published(
+            rf"gpt-?2-{size}$" if size else r"gpt-?2$",
+            f"GPT-2 {size}".strip(),
+            "Radford et al. 2019, table 2; head size 64 as in the released code",
+            {"family": "gpt"},
+            layers,
+            hidden,
+            heads,
+            heads,
+            4 * hidden,
+            context=1024,
+            vocab=50257,
+        )
+        for size, layers, hidden, heads in _GPT2_TABLE
+    ]
+    made += [
+        published(
+            rf"bert-{size}",
+            f"BERT {size}",
+            "Devlin et al. 2019 (arXiv:1810.04805), section 3",
+            {"family": "bert"},
+            layers,
+            hidden,
+            heads,
+            heads,
+            4 * hidden,
+            context=512,
+            vocab=30522,
+            notes=("the head is a product with the embedding alone",),
+        )
+        for size, layers, hidden, heads in (
+            ("base", 12, 768, 12),
+            ("large", 24, 1024, 16),
+        )
+    ]
+    return made
+
+
+def _nemotrons() -> list[Known]:
+    return [
+        published(
+            pattern,
+            title,
+            _NEMO_NEMOTRON,
+            NEMOTRON,
+            *figures,
+        )
+        for pattern, title, *figures in (
+            (sized(_NEMOTRON_NAME, "340b"), "Nemotron-4 340B", 96, 18432, 96, 8, 73728),
+            (sized(_NEMOTRON_NAME, "15b"), "Nemotron-4 15B", 32, 6144, 48, 8, 24576),
+            (sized(_NEMOTRON_NAME, "22b"), "Nemotron-3 22B", 40, 6144, 48, 48, 24576),
+            (
+                sized(_NEMOTRON_NAME, "8b"),
+                "Nemotron-3 8B",
+                32,
+                4096,
+                32,
+                32,
+                16384,
+            ),
+        )
+    ]
+
+
+#: All of them.
+GPTS: tuple[Known, ...] = (*_nemotrons(), *_gpts())

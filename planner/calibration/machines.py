@@ -1,0 +1,203 @@
+"""The cluster that a published measurement was taken on.
+
+A row names a GPU and a count. What it leaves open is filled by what such devices
+usually stand in, and every such step is written down.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from planner.calibration.gpu_names import normal, read_device
+from planner.calibration.hosts import HOSTS_OF_DEVICES, HostKind
+from planner.calibration.networks import Rate, stated_rate
+from planner.calibration.points import Point
+from planner.calibration.systems import SYSTEMS, KnownSystem
+from planner.cluster import Cluster
+from planner.schema.cluster import (
+    ClusterDocument,
+    DeviceType,
+    HostGroup,
+    Level,
+    Link,
+)
+
+__all__ = ["Machine", "machine_of"]
+
+_NETWORK_S = 4.0e-6  # NCCL 2.18 tuning.cc, 2023: NET ring LL128
+_USED = 64  # Megatron-Bridge performance summary 2026: runs of 64, 128, 256, 512
+_ETHERNET_S = 20e-6  # Hurwitz and Feng 2003: TCP over 10 GbE, between applications
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a row was measured on.
+
+    Attributes:
+        cluster: Exactly as many devices as the row has.
+        device: Name of their type.
+        hosts: How many.
+        devices_per_host: Devices in each.
+        domain: Devices that the link inside hosts joins: those of one host, or more
+            where it also joins hosts.
+        assumed: What the row does not say, in plain words.
+    """
+
+    cluster: Cluster
+    device: str
+    hosts: int
+    devices_per_host: int
+    domain: int
+    assumed: tuple[str, ...]
+
+
+def machine_of(point: Point) -> Machine:
+    """The machine of a row.
+
+    Args:
+        point: ``gpu`` and ``n_gpus`` say most; ``source`` and ``notes`` are read for
+            systems and network rates that they name.
+
+    Raises:
+        CalibrationError: If the GPU is not known; names the nearest.
+    """
+    system, named = _system(point)
+    device, assumed = read_device(point.gpu, system)
+    notes = list(assumed)
+    if re.search(r"\?|not stated", point.gpu):
+        notes.append(f"the source does not state the GPU for sure: {device.name}")
+    kind = system.host if system is not None else _usual_host(device)
+    per_host, hosts, domain = _layout(point.n_gpus, kind, notes)
+    link, said = _network(kind, stated_rate(point.gpu, point.notes))
+    if system is not None and not named:
+        notes.append(f"{system.name}, which its source used: {kind.source}")
+    elif system is None and "dgx" not in point.gpu.lower():
+        notes.append(f"hosts and links as usual for {device.name}: {kind.source}")
+    if hosts * per_host > domain:
+        notes += said
+    cluster = _cluster(device, kind, per_host, hosts, domain, link)
+    return Machine(
+        cluster=cluster,
+        device=device.name,
+        hosts=hosts,
+        devices_per_host=per_host,
+        domain=min(domain, point.n_gpus),
+        assumed=tuple(notes),
+    )
+
+
+def _system(point: Point) -> tuple[KnownSystem | None, bool]:
+    """The system that a row names (True), or that its source used (False)."""
+    for text in (point.gpu.lower(), normal(point.gpu)):
+        for system in SYSTEMS:
+            if system.pattern.search(text) and _stands_in(point.gpu, system):
+                return system, True
+    for system in SYSTEMS:
+        if system.pattern.search(point.notes.lower()) and _stands_in(point.gpu, system):
+            return system, True
+    for system in SYSTEMS:
+        pattern = system.source_pattern
+        if pattern is None or not pattern.search(point.source.lower()):
+            continue
+        if _stands_in(point.gpu, system):
+            return system, False
+    return None, False
+
+
+def _stands_in(gpu: str, system: KnownSystem) -> bool:
+    """Whether a GPU may be in a system; one that is not named is the system's own."""
+    device, _ = read_device(gpu, system)
+    chips = {name.rpartition("-")[0] for name in system.devices}
+    return device.name.rpartition("-")[0] in chips
+
+
+def _usual_host(device: DeviceType) -> HostKind:
+    if device.name in HOSTS_OF_DEVICES:
+        return HOSTS_OF_DEVICES[device.name]
+    chip = device.name.rpartition("-")[0]
+    return next(
+        kind
+        for name, kind in HOSTS_OF_DEVICES.items()
+        if name.rpartition("-")[0] == chip
+    )
+
+
+def _layout(count: int, kind: HostKind, notes: list[str]) -> tuple[int, int, int]:
+    """Devices of a host, hosts, devices of a domain."""
+    per_host = max(n for n in range(1, kind.devices + 1) if count % n == 0)
+    if count < kind.devices:
+        per_host = count
+        notes.append(f"{count} of the {kind.devices} devices of one host")
+    elif per_host < kind.devices:
+        notes.append(
+            f"{count} devices are no multiple of {kind.devices}: {per_host} a host"
+        )
+    hosts = count // per_host
+    if kind.domain is None or hosts == 1:
+        return per_host, hosts, per_host
+    if kind.domain == 0 or count <= kind.domain:
+        return per_host, hosts, count
+    domain = kind.domain - kind.domain % per_host
+    # NVIDIA's published runs take 64 of the 72 GPUs of a rack.
+    if count % kind.domain and _USED % per_host == 0:
+        domain = _USED
+        notes.append(f"{domain} of the {kind.domain} devices of each domain are used")
+    return per_host, hosts, domain
+
+
+def _network(kind: HostKind, rate: Rate | None) -> tuple[Link, list[str]]:
+    """The share that one device of a full host has of what leaves the host."""
+    notes = []
+    name, rdma, source = kind.network, kind.rdma, kind.source
+    total = kind.nics * kind.gbits
+    if rate is not None:
+        name, source = rate.text, f"stated by the row: {rate.text}"
+        rdma = kind.rdma if rate.rdma is None else rate.rdma
+        total = rate.total_gbits(nics=kind.nics, devices=kind.devices)
+        if rate.guessed:
+            notes.append(f"{rate.text} is taken as {total:g} Gbit/s a host")
+    link = Link(
+        name=name,
+        bandwidth_bytes_per_s=total * 1.25e8 / kind.devices,  # 1 Gbit/s
+        latency_s=_NETWORK_S if rdma else _ETHERNET_S,
+        source=source,
+    )
+    return link, notes
+
+
+def _cluster(
+    device: DeviceType,
+    kind: HostKind,
+    per_host: int,
+    hosts: int,
+    domain: int,
+    link: Link,
+) -> Cluster:
+    levels = []
+    if domain > per_host:
+        levels.append(
+            Level(
+                name=f"{kind.inside.name} domain",
+                hosts=domain // per_host,
+                link=kind.inside,
+            )
+        )
+    if hosts * per_host > domain:
+        levels.append(Level(name=link.name, link=link))
+    document = ClusterDocument(
+        name=f"{hosts * per_host} x {device.name}",
+        device_types=(device,),
+        hosts=(
+            HostGroup(
+                name=device.name,
+                count=hosts,
+                devices_per_host=per_host,
+                device=device.name,
+                link=kind.inside,
+            ),
+        ),
+        levels=tuple(levels),
+        source=kind.source,
+    )
+    return Cluster.from_document(document)

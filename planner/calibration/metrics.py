@@ -1,0 +1,153 @@
+"""Between seconds of a step and what sources print: rates, FLOP/s, MFU, days."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.calibration.points import Point
+from planner.cost.peaks import peak_flops_per_s
+from planner.errors import CalibrationError
+from planner.graph import ModelGraph
+from planner.schema import Strategy
+from planner.schema.cluster import DeviceType
+
+__all__ = ["TIME_METRICS", "FlopCount", "convention_of", "step_seconds", "time_metric"]
+
+#: Metrics that follow from the seconds of a step.
+TIME_METRICS = frozenset(
+    {
+        "iter_time_s",
+        "tokens_per_s_per_gpu",
+        "samples_per_s",
+        "tflops_per_gpu",
+        "tflops_per_gpu_best_without_cp",
+        "mfu_pct",
+        "days_for_300B_tokens",
+    }
+)
+_DAY_S, _TOKENS_OF_DAYS = 86_400.0, 300e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopCount:
+    """A source's convention of counting FLOPs.
+
+    Attributes:
+        attention: Share of the s x s scores that it counts: 1, or 0.5 where what causal
+            attention skips is left out.
+        recompute: Whether what full recomputation does again counts.
+    """
+
+    attention: float = 1.0
+    recompute: bool = False
+
+    def of(self, graph: ModelGraph, samples: float, recompute: str) -> float:
+        """FLOPs of a step, forward and backward.
+
+        Args:
+            graph: The model.
+            samples: Of a step.
+            recompute: As the run did.
+        """
+        layers, head = 0.0, 0.0
+        for block in graph.blocks:
+            for kernel in block.kernels:
+                share = self.attention if kernel.kind == "attention" else 1.0
+                flops = kernel.count * kernel.forward_flops * share
+                if block.kind == "head":
+                    head += flops
+                else:
+                    layers += flops
+        passes = 4.0 if self.recompute and recompute == "full" else 3.0
+        return (passes * layers + 3.0 * head) * samples / graph.batch
+
+
+#: Words of a source and its convention. Megatron-LM's formula of 2021 counts
+#: recomputation: 96 B s l h^2 (1 + s / 6h + V / 16lh), Narayanan et al. 2021, section
+#: 5.1; its README's tables of 2020 agree with it to 0.1 %. Alpa takes the same.
+#: NVIDIA's tables of 2025 and 2026 print tokens and FLOPs: 449.4 GFLOP a token of
+#: Llama-3 70B at 8,192 is 6 N without embedding + half of the scores.
+_CONVENTIONS = (
+    (("bridge", "dgxc"), FlopCount(attention=0.5)),
+    (("nemo", "mosaic", "internevo", "nnscaler"), FlopCount()),
+    (
+        ("megatron", "alpa", "bloom", "sc21", "korthikanti"),
+        FlopCount(recompute=True),
+    ),
+)
+
+
+def convention_of(point: Point) -> tuple[FlopCount, str]:
+    """How the row's source counts FLOPs, and what was assumed of it."""
+    source = point.source.lower()
+    for words, count in _CONVENTIONS:
+        if any(word in source for word in words):
+            return count, ""
+    return FlopCount(), "FLOPs counted without recomputation, attention in full"
+
+
+def _flops_per_device(
+    point: Point, graph: ModelGraph, strategy: Strategy, samples: float
+) -> float:
+    count, _ = convention_of(point)
+    flops = count.of(graph, samples, strategy.stages[0].recompute)
+    return flops / point.n_gpus
+
+
+def _figure(
+    point: Point,
+    graph: ModelGraph,
+    strategy: Strategy,
+    device: DeviceType,
+) -> float:
+    """What the metric times the seconds of a step is; for days, divided by them."""
+    mesh = strategy.mesh
+    samples = float(
+        point.global_batch
+        or strategy.microbatch_size * strategy.num_microbatches * mesh.data_parallel
+    )
+    tokens = samples * (graph.seq_len or 1)
+    flops = _flops_per_device(point, graph, strategy, samples)
+    figures = {
+        "iter_time_s": 1.0,
+        "tokens_per_s_per_gpu": tokens / point.n_gpus,
+        "samples_per_s": samples,
+        "tflops_per_gpu": flops / 1e12,
+        "tflops_per_gpu_best_without_cp": flops / 1e12,
+        "mfu_pct": 100 * flops / peak_flops_per_s(device, "bfloat16"),
+        "days_for_300B_tokens": _TOKENS_OF_DAYS / tokens / _DAY_S,
+    }
+    if point.metric not in figures:
+        raise CalibrationError(
+            f"point {point.point_id}: metric {point.metric!r} does not follow from the "
+            f"seconds of a step; those that do are {', '.join(sorted(TIME_METRICS))}"
+        )
+    return figures[point.metric]
+
+
+def time_metric(
+    step_s: float,
+    point: Point,
+    graph: ModelGraph,
+    strategy: Strategy,
+    device: DeviceType,
+) -> float:
+    """The row's metric where a step takes ``step_s`` seconds."""
+    figure = _figure(point, graph, strategy, device)
+    if point.metric in ("iter_time_s", "days_for_300B_tokens"):
+        return step_s * figure
+    return figure / step_s
+
+
+def step_seconds(
+    value: float,
+    point: Point,
+    graph: ModelGraph,
+    strategy: Strategy,
+    device: DeviceType,
+) -> float:
+    """Seconds of a step at which the row's metric is ``value``."""
+    figure = _figure(point, graph, strategy, device)
+    if point.metric in ("iter_time_s", "days_for_300B_tokens"):
+        return value / figure
+    return figure / value

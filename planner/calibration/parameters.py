@@ -1,0 +1,156 @@
+"""The constants that are fitted: bounds, starting values, and a vector of them all.
+
+Every constant lies between two bounds and is fitted as its logit between them, where
+steps are of one size and bounds are never met. A starting value stands on what is known
+of GPUs in general, and pulls the fit towards it as far as data are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.calibration.frameworks import FRAMEWORKS
+from planner.cost.constants import Calibration, DeviceConstants
+
+__all__ = ["DEVICE_CONSTANTS", "RECIPE_CONSTANTS", "Constant", "Vector"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """One fitted number.
+
+    Attributes:
+        name: Field of :class:`DeviceConstants` or :class:`planner.cost.Recipe`.
+        low: Bound.
+        high: Bound.
+        start: Where a fit begins; for recipes the framework's own value counts.
+        spread: How far, in logits, a device or recipe lies from the start.
+    """
+
+    name: str
+    low: float
+    high: float
+    start: float
+    spread: float = 0.5
+
+    def to_logit(self, value: float) -> float:
+        """Place between the bounds on an endless scale."""
+        share = (value - self.low) / (self.high - self.low)
+        share = min(max(share, 0.02), 0.98)
+        return float(np.log(share / (1 - share)))
+
+    def from_logit(self, place: float) -> float:
+        """The other way round."""
+        return float(self.low + (self.high - self.low) / (1 + np.exp(-place)))
+
+
+#: At most six of a device.
+DEVICE_CONSTANTS = (
+    Constant(name="matmul_efficiency", low=0.3, high=1.0, start=0.75),
+    Constant(name="ramp_s", low=0.0, high=6e-5, start=1e-5),
+    Constant(name="attention_efficiency", low=0.15, high=1.0, start=0.6),
+    Constant(name="memory_efficiency", low=0.4, high=1.0, start=0.8),
+    Constant(name="link_efficiency", low=0.2, high=1.0, start=0.7),
+    Constant(name="float8_efficiency", low=0.3, high=1.0, start=0.7),
+)
+#: At most four of a recipe.
+RECIPE_CONSTANTS = (
+    Constant(name="overlap", low=0.0, high=1.0, start=0.8),
+    Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
+    Constant(name="busy", low=0.55, high=1.0, start=0.92),
+    Constant(name="tensor_overlap", low=0.0, high=0.95, start=0.1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vector:
+    """Which devices and recipes are fitted, in the order of a vector.
+
+    Attributes:
+        devices: Names.
+        recipes: Names of frameworks.
+    """
+
+    devices: tuple[str, ...]
+    recipes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Numbers in all."""
+        return len(self.devices) * len(DEVICE_CONSTANTS) + len(self.recipes) * len(
+            RECIPE_CONSTANTS
+        )
+
+    def columns(self) -> list[tuple[str, str, Constant]]:
+        """Kind (``device`` or ``recipe``), name and constant of each place."""
+        return [
+            ("device", name, constant)
+            for name in self.devices
+            for constant in DEVICE_CONSTANTS
+        ] + [
+            ("recipe", name, constant)
+            for name in self.recipes
+            for constant in RECIPE_CONSTANTS
+        ]
+
+    def start(self) -> Array:
+        """Starting values. Shape [size]."""
+        places = []
+        for kind, name, constant in self.columns():
+            value = constant.start
+            if kind == "recipe":
+                value = getattr(FRAMEWORKS[name].recipe, constant.name)
+            places.append(constant.to_logit(value))
+        return np.array(places)
+
+    def spread(self) -> Array:
+        """Prior deviation of each. Shape [size]."""
+        return np.array([constant.spread for _, _, constant in self.columns()])
+
+    def calibration(self, places: Array, name: str) -> Calibration:
+        """Constants of a vector. Shape [size].
+
+        Devices without measurements of their own get the mean of those that have.
+        """
+        values: dict[tuple[str, str], dict[str, float]] = {}
+        logits: dict[str, list[float]] = {}
+        for (kind, of, constant), place in zip(self.columns(), places, strict=True):
+            values.setdefault((kind, of), {})[constant.name] = constant.from_logit(
+                float(place)
+            )
+            if kind == "device":
+                logits.setdefault(constant.name, []).append(float(place))
+        devices = {
+            of: DeviceConstants(**found)
+            for (kind, of), found in values.items()
+            if kind == "device"
+        }
+        recipes = {
+            of: replace(FRAMEWORKS[of].recipe, **found)  # type: ignore[arg-type]
+            for (kind, of), found in values.items()
+            if kind == "recipe"
+        }
+        return Calibration(
+            name=name,
+            devices=devices,
+            recipes=recipes,
+            default=_mean(logits),
+        )
+
+
+def _mean(logits: Mapping[str, Sequence[float]]) -> DeviceConstants:
+    found = {
+        constant.name: constant.from_logit(
+            float(np.mean(logits[constant.name]))
+            if logits.get(constant.name)
+            else constant.to_logit(constant.start)
+        )
+        for constant in DEVICE_CONSTANTS
+    }
+    return DeviceConstants(**found)

@@ -1,0 +1,229 @@
+"""From a measured run's row to the Strategy that it ran, assumptions named."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.calibration.frameworks import Framework
+from planner.calibration.points import Point
+from planner.cost import Recipe
+from planner.errors import CalibrationError
+from planner.graph import ModelGraph
+from planner.schema import Mesh, Precision, Stage, Strategy, TensorSharding
+
+__all__ = ["AssumedPlan", "assume_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedPlan:
+    """A strategy and how it is trained.
+
+    Attributes:
+        strategy: With stages.
+        precision: Dtypes.
+        recipe: The framework's, as this run used it.
+        why: What the row does not say.
+    """
+
+    strategy: Strategy
+    precision: Precision
+    recipe: Recipe
+    why: tuple[str, ...]
+
+
+def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> AssumedPlan:
+    """The plan of a row.
+
+    Raises:
+        CalibrationError: If degrees do not multiply to the devices, or the batch does
+            not divide.
+    """
+    why: list[str] = []
+    tp, pp, cp = (_or(value, 1) for value in (point.tp, point.pp, point.cp))
+    for name, value in (("tp", point.tp), ("pp", point.pp)):
+        if value is None:
+            why.append(f"{name}=1, not given")
+    ways, rest = divmod(point.n_gpus, tp * pp * cp)
+    if rest:
+        raise CalibrationError(
+            f"point {point.point_id}: tp={tp} x pp={pp} x cp={cp} do not divide "
+            f"n_gpus={point.n_gpus}; correct the degrees"
+        )
+    microbatch, count = _batches(point, ways, pp, why)
+    zero = _or(point.zero, framework.zero_stage)
+    if point.zero is None:
+        why.append(f"ZeRO {zero}")
+    ep = _expert_degree(point, ways * cp, why)
+    schedule, virtual = _schedule(point, graph, framework, pp, count, why)
+    split = _sequence_parallel(point, framework, tp)
+    strategy = Strategy(
+        mesh=Mesh(
+            pp=pp,
+            dp_replicate=1 if zero else ways,
+            dp_shard=ways if zero else 1,
+            cp=cp,
+            tp=tp,
+            ep=ep,
+        ),
+        zero_stage=zero,
+        schedule=schedule,  # type: ignore[arg-type]
+        virtual_stages=virtual,
+        microbatch_size=microbatch,
+        num_microbatches=count,
+        stages=_stages(graph, pp, virtual, _recompute(point, framework, why)),
+        sharding=TensorSharding(
+            patterns=dict(graph.sharding) if tp > 1 else {}, sequence_parallel=split
+        ),
+    )
+    return AssumedPlan(
+        strategy=strategy,
+        precision=_precision(point),
+        recipe=_as_run(point, framework.recipe),
+        why=tuple(why),
+    )
+
+
+def _or(value: int | None, other: int) -> int:
+    return other if value is None else value
+
+
+def _batches(point: Point, ways: int, pp: int, why: list[str]) -> tuple[int, int]:
+    """Samples of a microbatch, and microbatches of a step."""
+    microbatch, total = point.microbatch, point.global_batch
+    if microbatch is None:
+        each = (total or ways) / ways
+        microbatch = 1 if pp > 1 or each < 1 else max(1, min(int(each), 4))
+        while total and microbatch > 1 and total % (microbatch * ways):
+            microbatch -= 1
+        why.append(f"microbatch {microbatch}, not given")
+    if total is None:
+        count = 4 * pp if pp > 1 else 1
+        why.append(f"{count} microbatches a step, global batch not given")
+        return microbatch, count
+    count = total / (microbatch * ways)
+    if count < 1:
+        why.append(f"global batch {total} is less than {microbatch} on each replica")
+    elif count != int(count):
+        why.append(f"{count:.2f} microbatches a step taken as {round(count)}")
+    return microbatch, max(1, round(count))
+
+
+def _expert_degree(point: Point, ways: int, why: list[str]) -> int:
+    ep = _or(point.ep, 1)
+    if ep == 1:
+        return 1
+    fits = [d for d in range(1, ep + 1) if ways % d == 0 and ep % d == 0]
+    if fits[-1] != ep:
+        why.append(f"ep={ep} priced as {fits[-1]}: it does not divide dp x cp={ways}")
+    return fits[-1]
+
+
+def _schedule(
+    point: Point,
+    graph: ModelGraph,
+    framework: Framework,
+    pp: int,
+    count: int,
+    why: list[str],
+) -> tuple[str, int]:
+    if pp == 1:
+        return "GPipe", 1
+    text = point.schedule.lower()
+    virtual = point.vp
+    found = re.search(r"vp\s*=\s*(\d+)", text)
+    if virtual is None and found:
+        virtual = int(found[1])
+    most = max(1, len(graph.units) // pp)
+    if "zero" in text or "zb" in text:
+        return "InterleavedZeroBubble", min(max(2, virtual or 2), most)
+    if "gpipe" in text:
+        return "GPipe", 1
+    if virtual is None and "interleav" in text:
+        virtual = min(framework.virtual_stages, most)
+        why.append(f"{virtual} virtual stages, not given")
+    if not text or text == "none":
+        why.append("schedule 1F1B")
+    virtual = min(virtual or 1, most)
+    # Megatron-LM interleaves whole rounds of pp microbatches.
+    if virtual > 1 and count % pp == 0:
+        return "Interleaved1F1B", virtual
+    if virtual > 1:
+        why.append(f"1F1B: {count} microbatches are no whole rounds of pp={pp}")
+    return "1F1B", 1
+
+
+def _sequence_parallel(point: Point, framework: Framework, tp: int) -> bool:
+    notes = point.notes.lower()
+    if "no sequence parallel" in notes:
+        return False
+    stated = "sequence parallel" in notes
+    return tp > 1 and (stated or framework.sequence_parallel)
+
+
+def _recompute(point: Point, framework: Framework, why: list[str]) -> str:
+    text = point.recompute.lower()
+    if not text:
+        why.append(f"recompute {framework.recompute}")
+        return framework.recompute
+    for name in ("none", "selective", "full"):
+        if name in text:
+            return name
+    if "minimal" in text:
+        return "selective"
+    why.append(f"recompute {text!r} taken as full")
+    return "full"
+
+
+def _precision(point: Point) -> Precision:
+    text = point.precision.lower()
+    if any(word in text for word in ("fp8", "float8", "mxfp8", "fp4", "float4")):
+        return Precision(compute="float8")
+    if "bf16" in text or "bfloat16" in text or not text:
+        return Precision(compute="bfloat16")
+    if "16" in text:
+        # Gradients of half precision are reduced in two bytes.
+        return Precision(compute="float16", reduce="bfloat16")
+    return Precision(compute="float32")
+
+
+def _as_run(point: Point, recipe: Recipe) -> Recipe:
+    text = f"{point.precision} {point.notes}".lower()
+    if "eager" in text:
+        return replace(recipe, elementwise=1.0)
+    return recipe
+
+
+def _stages(
+    graph: ModelGraph, pp: int, virtual: int, recompute: str
+) -> tuple[Stage, ...]:
+    """Layers dealt out evenly; what comes before joins the first, behind the last.
+
+    Source: Megatron-LM, whose stages have equal numbers of layers.
+    """
+    names = graph.unit_names
+    number = pp * virtual
+    kinds = [
+        {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
+        for a, b in graph.units
+    ]
+    before = next((i for i, kind in enumerate(kinds) if not kind), 0)
+    after = next((i for i, kind in enumerate(kinds[::-1]) if not kind), 0)
+    layers = names[before : len(names) - after]
+    if number > len(layers):
+        raise CalibrationError(
+            f"pp x vp={number} stages for {len(layers)} layers; lower one of them"
+        )
+    parts = [list(part) for part in np.array_split(np.array(layers), number)]
+    parts[0] = [*names[:before], *parts[0]]
+    parts[-1] = [*parts[-1], *names[len(names) - after :]]
+    return tuple(
+        Stage(
+            rank=index % pp,
+            modules=tuple(str(name) for name in part),
+            recompute=recompute,  # type: ignore[arg-type]
+        )
+        for index, part in enumerate(parts)
+    )

@@ -1,0 +1,77 @@
+"""Efficiency constants of a device, by datasheet or fitted to measurements.
+
+A datasheet gives peaks; how much of a peak training reaches is fitted, a handful of
+numbers a device type. :mod:`planner.calibration` fits and stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.cost.recipes import Recipe
+from planner.schema.cluster import DeviceType
+
+__all__ = ["Calibration", "DeviceConstants", "constants_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConstants:
+    """What a device type reaches of its datasheet.
+
+    Attributes:
+        matmul_efficiency: Share of the peak that a very large product reaches.
+        half_efficiency_flops: FLOPs of a product that reaches half of that.
+        ramp_s: Seconds that a product takes beyond that: filling and draining the
+            device, the last wave of tiles.
+        attention_efficiency: Share of that rate that fused attention reaches forward;
+            backward reaches less by the recipe's ratio of the two.
+        memory_efficiency: Share of the memory bandwidth.
+        link_efficiency: Share of the links' bandwidth that collectives reach.
+        float8_efficiency: Share of ``matmul_efficiency`` that float8 products reach of
+            the float8 peak, casts and scales included.
+    """
+
+    matmul_efficiency: float
+    attention_efficiency: float
+    half_efficiency_flops: float = 0.0
+    ramp_s: float = 0.0
+    memory_efficiency: float = 1.0
+    link_efficiency: float = 1.0
+    float8_efficiency: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Fitted constants.
+
+    Attributes:
+        name: Of the fit, with its date.
+        devices: By device type name.
+        recipes: By name; they stand in for those of :data:`planner.cost.RECIPES`.
+        default: Of device types that are not in ``devices``; None for what their own
+            documents say.
+    """
+
+    name: str
+    devices: Mapping[str, DeviceConstants] = field(default_factory=dict)
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    default: DeviceConstants | None = None
+
+
+def constants_of(
+    device: DeviceType, recipe: Recipe, calibration: Calibration | None = None
+) -> DeviceConstants:
+    """Fitted constants of a device type, or what its document says.
+
+    Devices that were probed on the spot, and CPUs, keep what their document says.
+    """
+    if calibration is not None and device.backend != "gloo":
+        found = calibration.devices.get(device.name, calibration.default)
+        if found is not None:
+            return found
+    return DeviceConstants(
+        matmul_efficiency=device.matmul_efficiency,
+        half_efficiency_flops=device.half_efficiency_flops,
+        attention_efficiency=recipe.attention_forward,
+    )
