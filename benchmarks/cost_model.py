@@ -30,6 +30,7 @@ if not __package__:
     # Run as a file, Python looks for modules beside it and not in the repository.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks import cost_model_rows
 from benchmarks.cost_model_fits import FITS, judge, predict_by
 from planner.calibration.points import Point, read_points
 from planner.calibration.predictions import Prediction
@@ -86,7 +87,7 @@ def _print_json(fits: Sequence[str], points: Sequence[Point]) -> None:
             f"--json prints the predictions of one fit, {' '.join(fits)} are "
             f"{len(fits)}; give one of {', '.join(FITS)}"
         )
-    found = predict_by(fits[0], points)
+    found = predict_by(fits[0], points, cost_model_rows.Rows(points))
     print(json.dumps({"points": [_row(one) for one in found]}, allow_nan=False))
 
 
@@ -107,9 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Needs matplotlib, which predicting does without.
         from benchmarks.cost_model_report import Report, write_report
 
-        report = Report(
-            points=file.name, judged=tuple(judge(fit, points) for fit in fits)
-        )
+        rows = cost_model_rows.Rows(points)
+        judged = tuple(judge(fit, points, rows) for fit in fits)
+        report = Report(points=file.name, judged=judged)
         print(report.text())
         if options.out is not None:
             print(f"written: {write_report(report, options.out)}", file=sys.stderr)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tqdm import tqdm
 
-from planner.calibration.floors import Figure, bubble_only, constant_mfu
+from benchmarks.cost_model_rows import Rows, fitted_places
 from planner.calibration.floors import Fit as FloorFit
-from planner.calibration.groups import family_of, precision_family
+from planner.calibration.floors import bubble_only, constant_mfu
+from planner.calibration.groups import family_of
 from planner.calibration.points import Point
 from planner.calibration.predictions import Prediction
-from planner.cluster.presets import device_type, device_type_names
 from planner.errors import CalibrationError
 
-__all__ = [
-    "FITS",
-    "Judged",
-    "judge",
-    "model_flops",
-    "predict_by",
-    "shipped_predictions",
-]
+__all__ = ["FITS", "Judged", "judge", "predict_by"]
 
 #: Fits by the name that --fits takes, and what is said of them.
 FITS = {
@@ -40,13 +32,6 @@ _FLOOR: Mapping[str, FloorFit] = {
     "fitted": "fitted",
     "loso": "source",
     "lodo": "device",
-}
-#: Widths of numbers by what datasheets call the rate, widest rate last.
-_RATES = {
-    "4 bit": ("float4", "float8", "bfloat16", "float16"),
-    "8 bit": ("float8", "bfloat16", "float16"),
-    "16 bit": ("bfloat16", "float16"),
-    "32 bit": ("tensorfloat32", "float32"),
 }
 
 
@@ -67,122 +52,65 @@ class Judged:
     bubble_only: tuple[Prediction, ...]
 
 
-def _predict(points: Sequence[Point], calibration: Any) -> tuple[Prediction, ...]:
-    from planner.calibration.predict import predict_points
-
-    return tuple(predict_points(points, calibration))
-
-
-def _fit(points: Sequence[Point]) -> Any:
-    from planner.calibration.fit import fit
-
-    return fit(points)
-
-
-def _shipped() -> Any:
-    from planner.calibration.store import shipped
-
-    return shipped()
-
-
-def shipped_predictions(points: Sequence[Point]) -> tuple[Prediction, ...]:
-    """What a user gets who fits nothing."""
-    return _predict(points, _shipped())
-
-
 def _left_out(
-    points: Sequence[Point], label_of: Callable[[Point], str], kind: str
+    points: Sequence[Point], rows: Rows, labels: Sequence[str], kind: str
 ) -> tuple[Prediction, ...]:
     """Predict the rows of each label by a fit to the rows of all others."""
-    labels = list(dict.fromkeys(map(label_of, points)))
-    if len(labels) < 2:
+    names = list(dict.fromkeys(labels))
+    if len(names) < 2:
         raise CalibrationError(
-            f"all {len(points)} rows are of one {kind}, {labels[0]!r}; leaving it out "
+            f"all {len(points)} rows are of one {kind}, {names[0]!r}; leaving it out "
             f"leaves nothing to fit to; judge by --fits shipped or fitted"
         )
-    found: list[Prediction] = []
-    shown = tqdm(labels, desc=f"leaving out a {kind}", disable=not sys.stderr.isatty())
-    for label in shown:
-        rest = [point for point in points if label_of(point) != label]
-        own = [point for point in points if label_of(point) == label]
-        found += _predict(own, _fit(rest))
-    order = {(p.source, p.point_id): at for at, p in reversed([*enumerate(points)])}
-    return tuple(sorted(found, key=lambda one: order[one.source, one.point_id]))
+    usable = fitted_places(points)
+    found: dict[int, Prediction] = {}
+    shown = tqdm(names, desc=f"leaving out a {kind}", disable=not sys.stderr.isatty())
+    for name in shown:
+        own = [place for place, label in enumerate(labels) if label == name]
+        calibration = rows.fit([place for place in usable if labels[place] != name])
+        found.update(zip(own, rows.predict(own, calibration), strict=True))
+    return tuple(found[place] for place in range(len(points)))
 
 
-def predict_by(fit: str, points: Sequence[Point]) -> tuple[Prediction, ...]:
+def predict_by(fit: str, points: Sequence[Point], rows: Rows) -> tuple[Prediction, ...]:
     """Predict rows under a fit.
 
     Args:
         fit: A name of FITS.
         points: Rows, at least one.
+        rows: The same, prepared.
+    Returns:
+        One a row, in their order.
     Raises:
         CalibrationError: If there is no row, or leaving one source or device out leaves
             none.
     """
     if not points:
         raise CalibrationError("there is no row to predict; give a file that has some")
+    places = range(len(points))
     if fit == "shipped":
-        return shipped_predictions(points)
+        return tuple(rows.predict(places, rows.shipped()))
     if fit == "fitted":
-        return _predict(points, _fit(points))
+        return tuple(rows.predict(places, rows.fit(fitted_places(points))))
     if fit == "loso":
-        return _left_out(points, lambda point: family_of(point.source), "source")
-    devices = {(p.source, p.point_id): p.device for p in shipped_predictions(points)}
-    return _left_out(
-        points,
-        lambda point: devices.get((point.source, point.point_id), point.gpu),
-        "device type",
-    )
+        labels = [family_of(point.source) for point in points]
+        return _left_out(points, rows, labels, "source")
+    devices = [rows.device(place) for place in places]
+    return _left_out(points, rows, devices, "device type")
 
 
-def model_flops(point: Point) -> float | None:
-    """FLOPs of a step by the shape, for the floors: 6 a parameter and token, attention.
-
-    flops = tokens (6 n + 6 layers hidden seq), n = 12 layers hidden^2 + vocab hidden;
-    None where the row lacks a figure or its experts are not in its columns.
-    Source: Narayanan et al. 2021, arXiv 2104.04473, equation 3, attention halved.
-    """
-    layers, hidden, seq = point.layers, point.hidden, point.seq
-    if not (layers and hidden and seq and point.global_batch) or (point.ep or 1) > 1:
-        return None
-    by_shape = 12 * layers * hidden**2 + (point.vocab or 50257) * hidden
-    count = point.params or by_shape
-    if count > 2 * by_shape:
-        # Most of these parameters are experts that a token does not see.
-        return None
-    tokens = point.global_batch * seq
-    return tokens * (6 * count + 6 * layers * hidden * seq)
-
-
-def _peaks(predictions: Sequence[Prediction]) -> Figure:
-    devices = {(p.source, p.point_id): p.device for p in predictions}
-    known = set(device_type_names())
-
-    def peak_flops_per_s(point: Point) -> float | None:
-        name = devices.get((point.source, point.point_id), "")
-        if name not in known:
-            return None
-        rates = device_type(name).peak_flops_per_s
-        for wanted in _RATES.get(precision_family(point.precision), _RATES["16 bit"]):
-            for dtype, rate in rates.items():
-                if dtype.startswith(wanted):
-                    return rate
-        return None
-
-    return peak_flops_per_s
-
-
-def judge(fit: str, points: Sequence[Point]) -> Judged:
+def judge(fit: str, points: Sequence[Point], rows: Rows) -> Judged:
     """Predictions of a fit and of the floors beside it; errors are predict_by's."""
-    predictions = predict_by(fit, points)
-    peaks = _peaks(predictions)
+    predictions = predict_by(fit, points, rows)
+    places = {(point.source, point.point_id): at for at, point in enumerate(points)}
     one, other = (
         floor(
             predictions,
             points,
-            flops_per_step=model_flops,
-            peak_flops_per_s=peaks,
+            flops_per_step=lambda p: rows.flops_per_step(places[p.source, p.point_id]),
+            peak_flops_per_s=lambda p: rows.peak_flops_per_s(
+                places[p.source, p.point_id]
+            ),
             fit=_FLOOR[fit],
         )
         for floor in (constant_mfu, bubble_only)

@@ -17,6 +17,7 @@ from planner.calibration.intervals import Estimate, bootstrap
 from planner.calibration.predictions import Prediction
 
 __all__ = [
+    "TIME_ORDER",
     "Coverage",
     "MemoryScores",
     "Run",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 #: Metrics of time, the most direct first: the first one that a run has speaks for it.
-_TIME = (
+TIME_ORDER = (
     "iter_time_s",
     "samples_per_s",
     "tokens_per_s_per_gpu",
@@ -67,7 +68,7 @@ class TimeScores:
 
     Attributes:
         runs: That were scored.
-        unpredicted: Runs that have a measured step and no prediction.
+        unpredicted: Runs of a time metric whose step was not predicted.
         mape: Mean absolute error; likewise median.
         bias: Mean signed error; positive where predictions are slower.
         worst: Largest absolute error; NaN without runs.
@@ -178,9 +179,9 @@ def runs_of(
     """
     chosen: dict[tuple[str, str], tuple[tuple[bool, int], Prediction]] = {}
     for one in judged(predictions, complete=complete):
-        if one.metric not in _TIME or not one.measured_step_s:
+        if one.metric not in TIME_ORDER or not one.measured_step_s:
             continue
-        order = (one.step_s is None, _TIME.index(one.metric))
+        order = (one.step_s is None, TIME_ORDER.index(one.metric))
         key = (one.source, one.point_id)
         if key not in chosen or order < chosen[key][0]:
             chosen[key] = (order, one)
@@ -231,12 +232,18 @@ def time_scores(
     """
     runs = runs_of(predictions, complete=complete)
     known = [run for run in runs if run.step_s is not None]
+    # A rate of a row that is not understood cannot even be turned into a step.
+    timed = {
+        (one.source, one.point_id)
+        for one in judged(predictions, complete=complete)
+        if one.metric in TIME_ORDER
+    }
     errors = _relative([r.step_s for r in known], [r.measured_s for r in known])
     strata = _strata([run.source for run in known])
     worst, whose = _worst(errors, known)
     return TimeScores(
         runs=len(known),
-        unpredicted=len(runs) - len(known),
+        unpredicted=len(timed) - len(known),
         mape=bootstrap(np.abs(errors), np.mean, strata=strata),
         median=bootstrap(np.abs(errors), np.median, strata=strata),
         bias=bootstrap(errors, np.mean, strata=strata),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import cost_model_fits
+from benchmarks import cost_model_rows
 from benchmarks.cost_model import main
-from benchmarks.cost_model_fits import Judged, judge, model_flops, predict_by
+from benchmarks.cost_model_fits import FITS, Judged, judge, predict_by
 from benchmarks.cost_model_goals import goals
+from benchmarks.cost_model_rows import fitted_places
 from planner.calibration.groups import doubtful_reason, group_of, plan_of
 from planner.calibration.points import Point
 from planner.calibration.predictions import Prediction
@@ -23,17 +24,25 @@ from planner.calibration.scores import time_scores
 from planner.errors import CalibrationError
 from tests.calibration.rows import memory, point, prediction
 
-#: Of a100-80 in 16 bit, as the preset says.
-_PEAK = 312e12
+_PEAK = 1e14
 
 
 def _ideal_s(row: Point) -> float:
-    return (model_flops(row) or 0) / (row.n_gpus * _PEAK)
+    return 1e15 * (row.layers or 0) / (row.n_gpus * _PEAK)
 
 
-def _predict(points: Sequence[Point], mfu: float) -> tuple[Prediction, ...]:
-    return tuple(
-        Prediction(
+class _OneMfu:
+    """In the place of Rows: a cost model whose one constant is the mean MFU."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.points = points
+
+    def predict(self, places: Sequence[int], mfu: float) -> list[Prediction]:
+        return [self._row(place, mfu) for place in places]
+
+    def _row(self, place: int, mfu: float) -> Prediction:
+        row = self.points[place]
+        return Prediction(
             point_id=row.point_id,
             source=row.source,
             group=group_of(row),
@@ -44,24 +53,36 @@ def _predict(points: Sequence[Point], mfu: float) -> tuple[Prediction, ...]:
             step_s=_ideal_s(row) / mfu,
             measured_step_s=row.value,
             plan=plan_of(row),
-            device="h100-80" if row.gpu == "H100" else "a100-80",
+            device=row.gpu,
             recipe="",
             complete=row.complete,
             doubtful=doubtful_reason(row),
         )
-        for row in points
-    )
+
+    def fit(self, places: Sequence[int]) -> float:
+        rows = [self.points[place] for place in places]
+        return float(np.mean([_ideal_s(row) / row.value for row in rows]))
+
+    def shipped(self) -> float:
+        return 0.5
+
+    def device(self, place: int) -> str:
+        return self.points[place].gpu
+
+    def flops_per_step(self, place: int) -> float:
+        return 1e15 * (self.points[place].layers or 0)
+
+    def peak_flops_per_s(self, place: int) -> float:
+        return _PEAK
 
 
 @pytest.fixture(autouse=True)
 def one_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_model_fits, "_predict", _predict)
-    monkeypatch.setattr(cost_model_fits, "_shipped", lambda: 0.5)
-    monkeypatch.setattr(
-        cost_model_fits,
-        "_fit",
-        lambda rows: float(np.mean([_ideal_s(row) / row.value for row in rows])),
-    )
+    monkeypatch.setattr(cost_model_rows, "Rows", _OneMfu)
+
+
+def _predict(fit: str, points: Sequence[Point]) -> tuple[Prediction, ...]:
+    return predict_by(fit, points, _OneMfu(points))
 
 
 def _points() -> list[Point]:
@@ -96,48 +117,52 @@ def _mfus(predictions: Sequence[Prediction]) -> dict[str, float]:
 
 def test_each_fit_leaves_out_what_it_says() -> None:
     points = _points()
-    assert set(_mfus(predict_by("shipped", points)).values()) == {0.5}
-    [fitted] = set(_mfus(predict_by("fitted", points)).values())
+    assert set(_mfus(_predict("shipped", points)).values()) == {0.5}
+    [fitted] = set(_mfus(_predict("fitted", points)).values())
     assert fitted == pytest.approx((0.4 + 0.4 + 0.25) / 3, rel=2e-3)
-    loso = _mfus(predict_by("loso", points))
+    loso = _mfus(_predict("loso", points))
     assert loso == pytest.approx(
         {"table 25.01": 0.25, "table 25.02": 0.25, "paper": 0.4}, rel=2e-3
     )
     lodo = {
         (one.source, one.device): one.why.removeprefix("mfu ")
-        for one in predict_by("lodo", points)
+        for one in _predict("lodo", points)
     }
-    assert float(lodo["table 25.02", "h100-80"]) == pytest.approx(0.325, rel=2e-3)
-    assert float(lodo["paper", "a100-80"]) == pytest.approx(0.4, rel=2e-3)
+    assert float(lodo["table 25.02", "H100"]) == pytest.approx(0.325, rel=2e-3)
+    assert float(lodo["paper", "A100"]) == pytest.approx(0.4, rel=2e-3)
 
 
 def test_every_row_is_predicted_once_and_in_order() -> None:
     points = _points()[::-1]
     points.insert(0, points.pop(6))
-    for fit in cost_model_fits.FITS:
-        found = [(one.source, one.point_id) for one in predict_by(fit, points)]
+    for fit in FITS:
+        found = [(one.source, one.point_id) for one in _predict(fit, points)]
         assert found == [(row.source, row.point_id) for row in points]
 
 
 def test_the_floor_beside_a_fit_leaves_out_the_same() -> None:
     """The model is one MFU here too; the floor has the one of the least error."""
     for fit in ("fitted", "loso"):
-        found = judge(fit, _points())
+        found = judge(fit, _points(), _OneMfu(_points()))
         own = time_scores(found.predictions).mape.value
         floor = time_scores(found.constant_mfu).mape.value
         assert floor <= own + 2e-3
-    by_h100 = [one for one in judge("lodo", _points()).constant_mfu if one.step_s]
+    by_h100 = [
+        one
+        for one in judge("lodo", _points(), _OneMfu(_points())).constant_mfu
+        if one.step_s
+    ]
     assert len(by_h100) == len(_points())
 
 
 def test_one_source_cannot_be_left_out() -> None:
     alone = [row for row in _points() if row.source == "paper"]
     with pytest.raises(CalibrationError, match="all 4 rows are of one source, 'paper'"):
-        predict_by("loso", alone)
-    with pytest.raises(CalibrationError, match="of one device type, 'a100-80'"):
-        predict_by("lodo", alone)
+        _predict("loso", alone)
+    with pytest.raises(CalibrationError, match="of one device type, 'A100'"):
+        _predict("lodo", alone)
     with pytest.raises(CalibrationError, match="there is no row"):
-        predict_by("fitted", [])
+        _predict("fitted", [])
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,13 +186,14 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_of_what_cannot_be_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing(rows: Sequence[Point], _: Any) -> tuple[Prediction, ...]:
-        return tuple(
-            replace(one, predicted=None if one.point_id == "0" else float("nan"))
-            for one in _predict(rows, 1.0)
-        )
+    class Nothing(_OneMfu):
+        def predict(self, places: Sequence[int], mfu: float) -> list[Prediction]:
+            return [
+                replace(one, predicted=None if one.point_id == "0" else math.nan)
+                for one in super().predict(places, mfu)
+            ]
 
-    monkeypatch.setattr(cost_model_fits, "_predict", nothing)
+    monkeypatch.setattr(cost_model_rows, "Rows", Nothing)
     path = _write(_points(), tmp_path / "points.csv")
     assert main(["--points", str(path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["points"]
@@ -288,17 +314,15 @@ def test_bad_options(
     assert "MESHWRIGHT_DATA is not set" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("changes", "flops"),
-    [
-        # 12 * 24 * 1024^2 + 51200 * 1024 parameters, 32 * 2048 tokens.
-        ({}, 65536 * (6 * (301_989_888 + 52_428_800) + 6 * 24 * 1024 * 2048)),
-        ({"params": 4e8}, 65536 * (6 * 4e8 + 6 * 24 * 1024 * 2048)),
-        ({"params": 8e9}, None),
-        ({"ep": 8}, None),
-        ({"hidden": None}, None),
-        ({"global_batch": None}, None),
-    ],
-)
-def test_flops_of_the_floors(changes: dict[str, object], flops: float | None) -> None:
-    assert model_flops(point(**changes)) == flops
+def test_a_fit_looks_at_each_complete_run_once() -> None:
+    rows = [
+        point(point_id="1", metric="tflops_per_gpu"),
+        point(point_id="1", metric="tokens_per_s_per_gpu"),
+        point(point_id="1", metric="peak_mem_gb"),
+        point(point_id="2", microbatch=None),
+        point(point_id="3", flag="guessed"),
+        point(point_id="4"),
+        point(point_id="4", source="other"),
+        point(point_id="5", metric="oom_or_failed"),
+    ]
+    assert fitted_places(rows) == [1, 5, 6]

@@ -1,0 +1,96 @@
+"""Measurements that are prepared once, then priced and fitted to many times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from planner.calibration.groups import doubtful_reason
+from planner.calibration.points import Point
+from planner.calibration.predictions import Prediction
+from planner.calibration.scores import TIME_ORDER
+
+__all__ = ["Rows", "fitted_places"]
+
+
+def fitted_places(points: Sequence[Point]) -> list[int]:
+    """Places of the rows that a fit looks at: complete, not doubtful, a run once.
+
+    Assumed plans would teach the constants what was assumed; two figures of one run
+    would count it twice.
+    """
+    chosen: dict[tuple[str, str], tuple[int, int]] = {}
+    for place, row in enumerate(points):
+        if not row.complete or row.metric not in TIME_ORDER or doubtful_reason(row):
+            continue
+        key, order = (row.source, row.point_id), (TIME_ORDER.index(row.metric), place)
+        chosen[key] = min(chosen.get(key, order), order)
+    return sorted(place for _, place in chosen.values())
+
+
+class Rows:
+    """Rows with their models, machines and plans.
+
+    Args:
+        points: As read.
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        from planner.calibration.cases import prepare_all
+
+        self._points = points
+        self._cases, self._failed = prepare_all(points)
+        self._fits: dict[tuple[int, ...], Any] = {}
+
+    def predict(self, places: Sequence[int], calibration: Any) -> list[Prediction]:
+        """Price rows under fitted constants."""
+        from planner.calibration.predict import predict_cases
+
+        return predict_cases(
+            self._points, self._cases, self._failed, calibration, places
+        )
+
+    def fit(self, places: Sequence[int]) -> Any:
+        """Constants of the runs among the rows; see fitted_places.
+
+        The same rows are fitted to once: a source without a complete run leaves the fit
+        to all rows as it is.
+        """
+        from planner.calibration.fit import fit
+
+        known = tuple(place for place in places if place in self._cases)
+        if known not in self._fits:
+            cases = [self._cases[place] for place in known]
+            self._fits[known] = fit(cases).calibration
+        return self._fits[known]
+
+    def shipped(self) -> Any:
+        """The constants that a user has who fits nothing."""
+        from planner.calibration.store import shipped
+
+        return shipped()
+
+    def device(self, place: int) -> str:
+        """Name of the device type, or the source's words where there is no case."""
+        if place not in self._cases:
+            return self._points[place].gpu
+        return str(self._cases[place].device.name)
+
+    def flops_per_step(self, place: int) -> float | None:
+        """Model FLOPs of a step, for the floors: no recomputation, causal attention."""
+        from planner.calibration.metrics import FlopCount
+
+        batch = self._points[place].global_batch
+        if place not in self._cases or batch is None:
+            return None
+        graph = self._cases[place].setting.graph
+        return float(FlopCount(attention=0.5).of(graph, batch, "none"))
+
+    def peak_flops_per_s(self, place: int) -> float | None:
+        """Of one device in the dtype of the row's products."""
+        from planner.cost.peaks import peak_flops_per_s
+
+        if place not in self._cases:
+            return None
+        case = self._cases[place]
+        return float(peak_flops_per_s(case.device, case.setting.precision.compute))
