@@ -116,6 +116,8 @@ def _from_row(point: Point, plain: str, stated: Mapping[str, int]) -> ModelShape
         "seq": stated["seq"],
     }
     base |= stated
+    if "t5" in plain:
+        assumed.append("encoder and decoder as one stack without cross attention")
     mixed = re.search(r"moe|expert|mixture", plain)
     made = (_mixture if mixed else _implied)(point, plain, base, assumed)
     return _finish(point, made, assumed)
@@ -129,7 +131,7 @@ def _mixture(
     if "vocab" not in base:
         assumed.append("a vocabulary of 51200")
     figures = {"family": "gpt", "inner": 4 * hidden, "vocab": 51200, **base}
-    figures["head_size"] = hidden // base["heads"]
+    figures["head_size"] = _head_size(point, hidden, base["heads"])
     named = re.search(
         r"(?:moe|experts?)-?(\d+)(?![0-9.]*[bm])|(\d+)-?(?:e\b|exp)", plain
     )
@@ -186,7 +188,7 @@ def _implied(
     if "vocab" not in base:
         assumed.append(f"a vocabulary of {made['vocab']}")
     figures = {**made, **base}
-    figures["head_size"] = hidden // base["heads"]
+    figures["head_size"] = _head_size(point, hidden, base["heads"])
     found = expected_parameters(ModelShape(**figures))
     stated = point.params
     if stated is None or abs(found - stated) <= _rounding(stated):
@@ -216,16 +218,20 @@ def _rounding(stated: float) -> float:
     return max(_TOLERANCE * stated, last / 2)
 
 
+def _head_size(point: Point, hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise CalibrationError(
+            f"point {point.point_id}: hidden={hidden} is no multiple of heads={heads}; "
+            f"correct one of them"
+        )
+    return hidden // heads
+
+
 def _finish(point: Point, figures: dict[str, Any], assumed: list[str]) -> ModelShape:
     """Check, pad the vocabulary, and put together."""
     hidden, heads = figures["hidden"], figures["heads"]
     if "head_size" not in figures:
-        if hidden % heads:
-            raise CalibrationError(
-                f"point {point.point_id}: hidden={hidden} is no multiple of "
-                f"heads={heads}; correct one of them"
-            )
-        figures["head_size"] = hidden // heads
+        figures["head_size"] = _head_size(point, hidden, heads)
     padded = -(-figures["vocab"] // _PADDING) * _PADDING
     if padded != figures["vocab"]:
         assumed.append(f"a vocabulary of {figures['vocab']} padded to {padded}")
