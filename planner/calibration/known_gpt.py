@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.calibration.known import NEMOTRON, Known, published, sized
 
-__all__ = ["GPTS"]
+__all__ = ["GPTS", "SIZED_GPTS"]
 
 _MPT_SOURCE = "MosaicML llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml"
 _NEMO_NEMOTRON = "NVIDIA NeMo, nemo/collections/llm/gpt/model/nemotron.py"
@@ -209,6 +209,31 @@ def _open_models() -> list[Known]:
     )
     return [*made, neox]
 
+
+#: Parameters of a GPT that has no other name: layers, hidden, heads. Source: Brown et
+#: al. 2020 (arXiv:2005.14165), table 2.1; Narayanan et al. 2021 (arXiv:2104.04473),
+#: table 1; Korthikanti et al. 2022 (arXiv:2205.05198), table 3.
+SIZED_GPTS: dict[float, tuple[int, int, int]] = {
+    125e6: (12, 768, 12),
+    350e6: (24, 1024, 16),
+    760e6: (24, 1536, 16),
+    1.3e9: (24, 2048, 16),
+    1.7e9: (24, 2304, 24),
+    2.7e9: (32, 2560, 32),
+    3.6e9: (30, 3072, 32),
+    6.7e9: (32, 4096, 32),
+    7.5e9: (36, 4096, 32),
+    13e9: (40, 5120, 40),
+    18.4e9: (40, 6144, 48),
+    22e9: (48, 6144, 64),
+    39.1e9: (48, 8192, 64),
+    76.1e9: (60, 10240, 80),
+    145.6e9: (80, 12288, 96),
+    175e9: (96, 12288, 96),
+    310.1e9: (96, 16384, 128),
+    530e9: (105, 20480, 128),
+    1008e9: (128, 25600, 160),
+}
 
 #: All of them.
 GPTS: tuple[Known, ...] = (*_nemotrons(), *_open_models(), *_gpts())

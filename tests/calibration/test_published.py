@@ -78,6 +78,9 @@ def _parameters(shape: ModelShape) -> int:
         ("bloom-176b", 176.2),
         ("gpt-neox-20b", 20.55),
         ("MPT-7b", 6.658),
+        ("DeepSeek-V2", 235.7),
+        ("deepseek-v2-lite", 15.7),
+        ("CodeLlama-34b", 33.74),
     ],
 )
 def test_a_name_is_enough(name: str, billions: float) -> None:
@@ -137,6 +140,23 @@ def test_a_name_like_llama_has_a_gate() -> None:
     shape = shape_of(_point("open-llama", **sizes))
     assert (shape.family, shape.gated, shape.inner) == ("llama", True, 8704)
     assert shape.vocab == 32000
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"), [("llama 8B", 14336), ("Llama-7B-x", 11008)]
+)
+def test_a_llama_without_a_version_is_told_by_its_size(name: str, inner: int) -> None:
+    shape = shape_of(_point(name, layers=32, hidden=4096, heads=32, seq=2048))
+    assert shape.inner == inner
+    assert "Llama" in shape.assumed[0]
+
+
+def test_a_gpt_without_a_shape_is_told_by_its_size() -> None:
+    shape = shape_of(_point("Megatron GPT 22B", seq=2048))
+    assert (shape.layers, shape.hidden, shape.heads) == (48, 6144, 64)
+    assert any("GPT of 2.2e+10" in word for word in shape.assumed)
+    with pytest.raises(CalibrationError, match="no layers"):
+        shape_of(_point("Megatron GPT 250B", seq=2048))
 
 
 def test_experts_are_counted_by_name_or_parameters() -> None:
@@ -257,6 +277,9 @@ _SHAPES = {
         shared_inner=512,
         **_ROTARY,
         **_EXPERTS,
+    ),
+    "deepseek lite": _tiny(
+        family="deepseek", key_rank=64, rotary_size=16, **_ROTARY, **_EXPERTS
     ),
     "hybrid": _tiny(
         family="hybrid",
