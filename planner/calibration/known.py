@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LLAMA", "NEMOTRON", "Known", "plain_name", "published", "sized"]
+__all__ = ["LLAMA", "NEMOTRON", "Known", "plain_name", "published", "size_of", "sized"]
 
 #: What models built like Llama have in common.
 LLAMA: dict[str, Any] = {
@@ -53,6 +53,13 @@ def plain_name(name: str) -> str:
     """Lower case, words joined by hyphens, remarks in brackets left out."""
     bare = re.sub(r"\([^)]*\)|\[[^\]]*\]", " ", name.lower())
     return re.sub(r"[^a-z0-9.]+", "-", bare).strip("-")
+
+
+def size_of(name: str) -> float | None:
+    """Parameters that a name states, as in ``llama-8b``; None if it states none."""
+    units = {"m": 1e6, "b": 1e9, "t": 1e12}
+    found = re.findall(r"(?<!-a)(\d+(?:\.\d+)?)([mbt])(?![a-z0-9])", plain_name(name))
+    return float(found[0][0]) * units[found[0][1]] if found else None
 
 
 def sized(family: str, size: str) -> str:

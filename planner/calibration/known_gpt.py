@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.calibration.known import NEMOTRON, Known, published, sized
 
-__all__ = ["GPTS"]
+__all__ = ["GPTS", "SIZED_GPTS"]
 
 _MPT_SOURCE = "MosaicML llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml"
 _NEMO_NEMOTRON = "NVIDIA NeMo, nemo/collections/llm/gpt/model/nemotron.py"
@@ -14,6 +14,25 @@ _BROWN = "Brown et al. 2020 (arXiv:2005.14165), table 2.1"
 _NEMOTRON_NAME = r"^(nvidia-)?nemotron(?!-h)"
 _MPT: dict[str, Any] = {"family": "gpt", "bias": False, "vocab": 50368}
 #: Size: layers, hidden, heads.
+_OPT_TABLE = (
+    ("125m", 12, 768, 12),
+    ("350m", 24, 1024, 16),
+    ("1.3b", 24, 2048, 32),
+    ("2.7b", 32, 2560, 32),
+    ("6.7b", 32, 4096, 32),
+    ("13b", 40, 5120, 40),
+    ("30b", 48, 7168, 56),
+    ("66b", 64, 9216, 72),
+    ("175b", 96, 12288, 96),
+)
+_BLOOM_TABLE = (
+    ("560m", 24, 1024, 16),
+    ("1.1b", 24, 1536, 16),
+    ("1.7b", 24, 2048, 16),
+    ("3b", 30, 2560, 32),
+    ("7.1b", 30, 4096, 32),
+    ("176b", 70, 14336, 112),
+)
 _MPT_TABLE = (
     ("125m", 12, 768, 12),
     ("350m", 24, 1024, 16),
@@ -140,5 +159,81 @@ def _nemotrons() -> list[Known]:
     ]
 
 
+def _open_models() -> list[Known]:
+    """OPT, BLOOM and GPT-NeoX."""
+    made = [
+        published(
+            sized("(^|-)opt", size),
+            f"OPT-{size}",
+            "Zhang et al. 2022 (arXiv:2205.01068), table 1",
+            {"family": "gpt"},
+            layers,
+            hidden,
+            heads,
+            heads,
+            4 * hidden,
+            context=2048,
+            vocab=50272,
+        )
+        for size, layers, hidden, heads in _OPT_TABLE
+    ]
+    made += [
+        published(
+            sized("bloom", size),
+            f"BLOOM {size.upper()}",
+            "BigScience 2022 (arXiv:2211.05100), table 3",
+            {"family": "gpt", "positions": False},
+            layers,
+            hidden,
+            heads,
+            heads,
+            4 * hidden,
+            context=2048,
+            vocab=250880,
+        )
+        for size, layers, hidden, heads in _BLOOM_TABLE
+    ]
+    neox = published(
+        sized("neox", "20b"),
+        "GPT-NeoX 20B",
+        "Black et al. 2022 (arXiv:2204.06745), table 1; 20B.yml",
+        {"family": "gpt", "positions": False, "tied": False},
+        44,
+        6144,
+        64,
+        64,
+        24576,
+        context=2048,
+        vocab=50432,
+        notes=("attention and MLP one after the other, not side by side",),
+    )
+    return [*made, neox]
+
+
+#: Parameters of a GPT that has no other name: layers, hidden, heads. Source: Brown et
+#: al. 2020 (arXiv:2005.14165), table 2.1; Narayanan et al. 2021 (arXiv:2104.04473),
+#: table 1; Korthikanti et al. 2022 (arXiv:2205.05198), table 3.
+SIZED_GPTS: dict[float, tuple[int, int, int]] = {
+    125e6: (12, 768, 12),
+    350e6: (24, 1024, 16),
+    760e6: (24, 1536, 16),
+    1.3e9: (24, 2048, 16),
+    1.7e9: (24, 2304, 24),
+    2.7e9: (32, 2560, 32),
+    3.6e9: (30, 3072, 32),
+    6.7e9: (32, 4096, 32),
+    7.5e9: (36, 4096, 32),
+    13e9: (40, 5120, 40),
+    18.4e9: (40, 6144, 48),
+    22e9: (48, 6144, 64),
+    39.1e9: (48, 8192, 64),
+    76.1e9: (60, 10240, 80),
+    145.6e9: (80, 12288, 96),
+    175e9: (96, 12288, 96),
+    310.1e9: (96, 16384, 128),
+    530e9: (105, 20480, 128),
+    1008e9: (128, 25600, 160),
+}
+
 #: All of them.
-GPTS: tuple[Known, ...] = (*_nemotrons(), *_gpts())
+GPTS: tuple[Known, ...] = (*_nemotrons(), *_open_models(), *_gpts())

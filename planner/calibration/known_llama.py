@@ -11,7 +11,7 @@ _ARXIV_LLAMA3 = "Llama Team 2024 (arXiv:2407.21783), table 3; config.json of eac
 _QWEN25 = "Qwen Team 2024 (arXiv:2412.15115), table 1; config.json of each size"
 _QWEN3 = "Qwen Team 2025 (arXiv:2505.09388), tables 1 and 2; config.json of each size"
 
-_L2, _L3 = r"llama-?v?2", r"llama-?v?3(\.\d)?"
+_L2, _L3 = r"(llama-?v?2|code-?llama)", r"llama-?v?3(\.\d)?"
 #: Size: layers, hidden, heads, key/value heads, inner.
 _L2_TABLE = (
     ("7b", 32, 4096, 32, 32, 11008),

@@ -11,6 +11,7 @@ __all__ = ["SPARSE"]
 _BRIDGE_HYBRID = "NVIDIA Megatron-Bridge, models/nemotronh/nemotron_h_provider.py"
 _NEMOTRON3 = "config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B and -Super-120B-A12B"
 _QWEN3 = "Qwen Team 2025 (arXiv:2505.09388), tables 1 and 2; config.json of each size"
+_DEEPSEEK2 = "DeepSeek-AI 2024 (arXiv:2405.04434), section 3.1.2 and appendix B"
 _MOE = {**LLAMA, "family": "moe"}
 _HYBRID: dict[str, Any] = {
     **NEMOTRON,
@@ -151,6 +152,37 @@ _ENTRIES: tuple[tuple[str, str, str, dict[str, Any], tuple[Any, ...]], ...] = (
         "DeepSeek-AI 2024 (arXiv:2412.19437), section 4.2",
         {**_MLA, "vocab": 129280, "experts": 256, "dense_first": 3},
         (61, 7168, 128, 128, 18432, _NO_MTP),
+    ),
+    (
+        r"deepseek-?v-?2-lite",
+        "DeepSeek-V2-Lite",
+        _DEEPSEEK2,
+        {
+            **_MLA,
+            "vocab": 102400,
+            "query_rank": 0,
+            "experts": 64,
+            "experts_per_token": 6,
+            "expert_inner": 1408,
+            "shared_inner": 2816,
+            "dense_first": 1,
+        },
+        (27, 2048, 16, 16, 10944, ()),
+    ),
+    (
+        r"deepseek-?v-?2",
+        "DeepSeek-V2",
+        _DEEPSEEK2,
+        {
+            **_MLA,
+            "vocab": 102400,
+            "experts": 160,
+            "experts_per_token": 6,
+            "expert_inner": 1536,
+            "shared_inner": 3072,
+            "dense_first": 1,
+        },
+        (60, 5120, 128, 128, 12288, ()),
     ),
     (
         r"kimi-?k-?2",

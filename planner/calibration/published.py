@@ -10,8 +10,9 @@ from functools import cache
 from typing import Any
 
 from planner.calibration.alpa import alpa_figures
-from planner.calibration.known import Known, plain_name
-from planner.calibration.known_models import find_known
+from planner.calibration.known import Known, plain_name, size_of
+from planner.calibration.known_gpt import SIZED_GPTS
+from planner.calibration.known_models import KNOWN, find_known
 from planner.calibration.points import Point
 from planner.calibration.shapes import ModelShape
 from planner.errors import CalibrationError
@@ -21,6 +22,8 @@ __all__ = ["ModelShape", "expected_parameters", "graph_of", "shape_of"]
 
 #: Share by which a stated parameter count may miss a shape's.
 _TOLERANCE = 0.02
+#: Share by which a size in a name may miss the parameter count of a model.
+_NEAR = 0.07
 #: To a multiple of which vocabularies are padded, so that tp up to 64 divides them.
 _PADDING = 64
 _GATED_NAMES = re.compile(r"llama|qwen|mistral|internlm|baichuan|yi-|gemma|olmo|swiglu")
@@ -51,10 +54,28 @@ def shape_of(point: Point) -> ModelShape:
     if plain in ("gpt", "moe") and not {"layers", "hidden"} <= stated.keys():
         figures, assumed = alpa_figures(point)
         return _finish(point, {**stated, **figures}, assumed)
-    known = find_known(point.model)
+    known = find_known(point.model) or _alike(point, plain)
     if known is not None:
         return _from_known(point, known, stated)
     return _from_row(point, plain, stated)
+
+
+def _alike(point: Point, plain: str) -> Known | None:
+    """The Llama of the row's shape and size, if the name does not tell which."""
+    size = size_of(point.model) or point.params
+    if not _GATED_NAMES.search(plain) or size is None:
+        return None
+    shape = (point.layers, point.hidden, point.heads)
+    for known in KNOWN:
+        figures = known.figures
+        same = shape == (figures["layers"], figures["hidden"], figures["heads"])
+        if figures["family"] == "llama" and not figures.get("qk_norm") and same:
+            count = expected_parameters(
+                _finish(point, {"seq": known.context, **figures}, [])
+            )
+            if abs(count / size - 1) <= _NEAR:
+                return known
+    return None
 
 
 def _from_known(point: Point, known: Known, stated: Mapping[str, int]) -> ModelShape:
@@ -93,6 +114,14 @@ def _from_known(point: Point, known: Known, stated: Mapping[str, int]) -> ModelS
 
 def _from_row(point: Point, plain: str, stated: Mapping[str, int]) -> ModelShape:
     """A shape that only the row knows of."""
+    assumed: list[str] = []
+    size = size_of(point.model) or point.params
+    if "gpt" in plain and size and not {"layers", "hidden"} & stated.keys():
+        nearest = min(SIZED_GPTS, key=lambda count: abs(count / size - 1))
+        if abs(nearest / size - 1) <= _NEAR:
+            table = zip(("layers", "hidden", "heads"), SIZED_GPTS[nearest], strict=True)
+            stated = {**dict(table), **stated}
+            assumed.append(f"layers, hidden and heads of the GPT of {nearest:.4g}")
     missing = [name for name in ("layers", "hidden", "seq") if name not in stated]
     if missing:
         raise CalibrationError(
@@ -101,7 +130,6 @@ def _from_row(point: Point, plain: str, stated: Mapping[str, int]) -> ModelShape
             f"name"
         )
     hidden = stated["hidden"]
-    assumed: list[str] = []
     heads = stated.get("heads")
     if heads is None:
         heads = next(
@@ -116,6 +144,8 @@ def _from_row(point: Point, plain: str, stated: Mapping[str, int]) -> ModelShape
         "seq": stated["seq"],
     }
     base |= stated
+    if "t5" in plain:
+        assumed.append("encoder and decoder as one stack without cross attention")
     mixed = re.search(r"moe|expert|mixture", plain)
     made = (_mixture if mixed else _implied)(point, plain, base, assumed)
     return _finish(point, made, assumed)
@@ -129,7 +159,7 @@ def _mixture(
     if "vocab" not in base:
         assumed.append("a vocabulary of 51200")
     figures = {"family": "gpt", "inner": 4 * hidden, "vocab": 51200, **base}
-    figures["head_size"] = hidden // base["heads"]
+    figures["head_size"] = _head_size(point, hidden, base["heads"])
     named = re.search(
         r"(?:moe|experts?)-?(\d+)(?![0-9.]*[bm])|(\d+)-?(?:e\b|exp)", plain
     )
@@ -186,7 +216,7 @@ def _implied(
     if "vocab" not in base:
         assumed.append(f"a vocabulary of {made['vocab']}")
     figures = {**made, **base}
-    figures["head_size"] = hidden // base["heads"]
+    figures["head_size"] = _head_size(point, hidden, base["heads"])
     found = expected_parameters(ModelShape(**figures))
     stated = point.params
     if stated is None or abs(found - stated) <= _rounding(stated):
@@ -216,16 +246,20 @@ def _rounding(stated: float) -> float:
     return max(_TOLERANCE * stated, last / 2)
 
 
+def _head_size(point: Point, hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise CalibrationError(
+            f"point {point.point_id}: hidden={hidden} is no multiple of heads={heads}; "
+            f"correct one of them"
+        )
+    return hidden // heads
+
+
 def _finish(point: Point, figures: dict[str, Any], assumed: list[str]) -> ModelShape:
     """Check, pad the vocabulary, and put together."""
     hidden, heads = figures["hidden"], figures["heads"]
     if "head_size" not in figures:
-        if hidden % heads:
-            raise CalibrationError(
-                f"point {point.point_id}: hidden={hidden} is no multiple of "
-                f"heads={heads}; correct one of them"
-            )
-        figures["head_size"] = hidden // heads
+        figures["head_size"] = _head_size(point, hidden, heads)
     padded = -(-figures["vocab"] // _PADDING) * _PADDING
     if padded != figures["vocab"]:
         assumed.append(f"a vocabulary of {figures['vocab']} padded to {padded}")

@@ -85,9 +85,11 @@ class _LatentAttention(nn.Module):
         super().__init__()
         self.shape = shape
         size, turned, heads = shape.head_size, shape.rotary_size, shape.heads
-        self.query_down = nn.Linear(shape.hidden, shape.query_rank, bias=False)
-        self.query_norm = _norm(shape, shape.query_rank)
-        self.query_up = nn.Linear(shape.query_rank, heads * (size + turned), bias=False)
+        rank, self.query_down = shape.query_rank or shape.hidden, None
+        if shape.query_rank:
+            down = nn.Linear(shape.hidden, rank, bias=False)
+            self.query_down = nn.Sequential(down, _norm(shape, rank))
+        self.query_up = nn.Linear(rank, heads * (size + turned), bias=False)
         self.key_down = nn.Linear(shape.hidden, shape.key_rank + turned, bias=False)
         self.key_norm = _norm(shape, shape.key_rank)
         self.key_up = nn.Linear(shape.key_rank, heads * 2 * size, bias=False)
@@ -96,7 +98,7 @@ class _LatentAttention(nn.Module):
     def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:
         batch, seq, _ = x.shape
         size, turned = self.shape.head_size, self.shape.rotary_size
-        query = self.query_up(self.query_norm(self.query_down(x)))
+        query = self.query_up(x if self.query_down is None else self.query_down(x))
         query = query.view(batch, seq, -1, size + turned)
         small, shared = self.key_down(x).split([self.shape.key_rank, turned], dim=-1)
         whole = self.key_up(self.key_norm(small)).view(batch, seq, -1, 2 * size)

@@ -41,7 +41,7 @@ class ModelShape:
         dense_first: Leading layers without experts.
         expert_every: Of so many layers the last has experts.
         latent: Size that tokens are projected to for experts; 0 for ``hidden``.
-        query_rank: Latent size of queries, of ``deepseek``.
+        query_rank: Latent size of queries, of ``deepseek``; 0 for none.
         key_rank: Latent size of keys and values.
         rotary_size: Features of a head with rotary positions, beside ``head_size``.
         pattern: Layers of a ``hybrid``: M scan, * attention, - MLP, E experts.
