@@ -1,7 +1,7 @@
 """Makespan of equal stages as the greatest of a few sums, for many strategies at once.
 
 Which sums is told by :mod:`planner.simulate.chains`; any candidate then costs a few
-multiplications.
+multiplications. What uneven stages change is told by :mod:`planner.simulate.uneven`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.errors import UnknownNameError
-from planner.schema.strategy import SCHEDULES
+from planner.schema.strategy import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 from planner.simulate.chains import bubble_coefficients
 from planner.simulate.compiled import compiled
 from planner.simulate.durations import FloatArray
 from planner.simulate.schedules import actions
+from planner.simulate.uneven import (
+    breadth_first_makespan,
+    one_by_one_makespan,
+    steady_microbatch_seconds,
+)
 
 __all__ = ["closed_form_makespan", "closed_form_of_stages"]
+
+_INTERLEAVED = frozenset({"Interleaved1F1B", "InterleavedZeroBubble"})
 
 
 def closed_form_makespan(
@@ -101,6 +108,11 @@ def closed_form_of_stages(
 ) -> FloatArray:
     """As :func:`closed_form_makespan`, from durations per stage of one schedule.
 
+    LoopedBFS is exact, whatever the stages and transfers; so is 1F1B without transfers
+    where forward and backward are in one proportion. Elsewhere the mean stage goes
+    through the chains of equal stages, and each microbatch but one takes as much longer
+    as the slowest rank, or the slowest chain over the ranks, is slower than that.
+
     Args:
         schedule: torch's name.
         pp: Ranks.
@@ -118,11 +130,33 @@ def closed_form_of_stages(
     forward = np.asarray(forward_s, dtype=np.float64)
     backward = np.asarray(backward_s, dtype=np.float64)
     weight = np.broadcast_to(np.asarray(weight_s, dtype=np.float64), backward.shape)
+    forward, backward, weight = np.broadcast_arrays(forward, backward, weight)
     work = forward + backward + weight
-    of_rank = np.stack(
-        [work[..., table_rank == rank].sum(axis=-1) for rank in range(pp)], axis=-1
-    )
     crosses = table_rank[1:] != table_rank[:-1]
+    sends = [
+        np.where(crosses, np.asarray(send, dtype=np.float64), 0.0)
+        for send in (send_forward_s, send_backward_s)
+    ]
+    if schedule == "1F1B":
+        both = sends[0].sum(axis=-1) + sends[1].sum(axis=-1)
+        return one_by_one_makespan(pp, num_microbatches, work, both)
+    if schedule == "LoopedBFS":
+        whole = (forward, backward + weight)
+        return breadth_first_makespan(pp, num_microbatches, *whole, *sends)
+    # Less than two rounds of microbatches never run steadily.
+    if schedule in _INTERLEAVED and num_microbatches >= 2 * pp:
+        slowest = steady_microbatch_seconds(
+            pp,
+            virtual_stages,
+            num_microbatches,
+            forward,
+            backward + weight,
+            weight,
+            split_backward=schedule in SPLIT_BACKWARD_SCHEDULES,
+        )
+    else:
+        of_rank = [work[..., table_rank == rank].sum(axis=-1) for rank in range(pp)]
+        slowest = np.max(of_rank, axis=0)
     return closed_form_makespan(
         schedule,
         pp,
@@ -131,17 +165,9 @@ def closed_form_of_stages(
         forward.mean(axis=-1),
         backward.mean(axis=-1),
         weight.mean(axis=-1),
-        _mean_send(send_forward_s, crosses),
-        _mean_send(send_backward_s, crosses),
-        slowest_rank_s=of_rank.max(axis=-1),
+        *(send.sum(axis=-1) / max(int(crosses.sum()), 1) for send in sends),
+        slowest_rank_s=slowest,
     )
-
-
-def _mean_send(send_s: ArrayLike, crosses: NDArray[np.bool_]) -> FloatArray:
-    send = np.asarray(send_s, dtype=np.float64)
-    if send.ndim == 0:
-        return send
-    return np.asarray(send[..., crosses].mean(axis=-1) if crosses.any() else 0.0)
 
 
 def _codes(schedule: str | Sequence[str] | NDArray[np.integer]) -> NDArray[np.int64]:
