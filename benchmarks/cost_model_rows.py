@@ -61,8 +61,17 @@ class Rows:
         known = tuple(place for place in places if place in self._cases)
         if known not in self._fits:
             cases = [self._cases[place] for place in known]
-            self._fits[known] = fit(cases).calibration
-        return self._fits[known]
+            # Of all rows first: fits that leave some out take its derivatives.
+            self._fits[known] = fit(cases, start=self._whole(known))
+        return self._fits[known].calibration
+
+    def _whole(self, known: tuple[int, ...]) -> Any:
+        """The fit to all rows, unless it is that which is asked for."""
+        every = tuple(p for p in fitted_places(self._points) if p in self._cases)
+        if known == every or not set(known) <= set(every):
+            return None
+        self.fit(every)
+        return self._fits[every]
 
     def shipped(self) -> Any:
         """The constants that a user has who fits nothing."""

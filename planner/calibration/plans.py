@@ -213,13 +213,17 @@ def _stages(
     before = next((i for i, kind in enumerate(kinds) if not kind), 0)
     after = next((i for i, kind in enumerate(kinds[::-1]) if not kind), 0)
     layers = names[before : len(names) - after]
-    if number > len(layers):
+    if number > len(names):
         raise CalibrationError(
             f"pp x vp={number} stages for {len(layers)} layers; lower one of them"
         )
-    parts = [list(part) for part in np.array_split(np.array(layers), number)]
-    parts[0] = [*names[:before], *parts[0]]
-    parts[-1] = [*parts[-1], *names[len(names) - after :]]
+    if number > len(layers):
+        # Embedding and loss count as layers where there are not enough of these.
+        parts = [list(part) for part in np.array_split(np.array(names), number)]
+    else:
+        parts = [list(part) for part in np.array_split(np.array(layers), number)]
+        parts[0] = [*names[:before], *parts[0]]
+        parts[-1] = [*parts[-1], *names[len(names) - after :]]
     return tuple(
         Stage(
             rank=index % pp,

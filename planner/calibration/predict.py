@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from planner.errors import MeshwrightError
 __all__ = ["predict_cases", "predict_points"]
 
 _GB, _GIB = 1e9, float(2**30)
+_PEAKS = frozenset({"peak_mem_gb", "peak_mem_gib"})
 _FITS = frozenset({"oom_or_failed", "feasible"})
 
 
@@ -30,7 +32,8 @@ def predict_points(
         points: As read.
         calibration: Fitted constants.
     Returns:
-        One a row, in order; ``predicted`` is None where ``why`` says why.
+        One a row, in order, ``predicted`` None where ``why`` says why; behind a row of
+        peak memory, which fitted, one of metric ``feasible``.
     """
     cases, failed = prepare_all(points)
     return predict_cases(points, cases, failed, calibration)
@@ -52,16 +55,22 @@ def predict_cases(
         calibration: Fitted constants.
         only: Places to predict; all if None.
     """
-    places = range(len(points)) if only is None else only
-    return [
-        _predict(points[place], cases.get(place), failed.get(place, ""), calibration)
-        for place in places
-    ]
+    found: list[Prediction] = []
+    for place in range(len(points)) if only is None else only:
+        point, case = points[place], cases.get(place)
+        one, fits = _predict(point, case, failed.get(place, ""), calibration)
+        found.append(one)
+        if point.metric in _PEAKS and fits is not None:
+            found.append(
+                replace(one, metric="feasible", measured=1.0, predicted=float(fits))
+            )
+    return found
 
 
 def _predict(
     point: Point, case: Case | None, why: str, calibration: Calibration
-) -> Prediction:
+) -> tuple[Prediction, bool | None]:
+    """The row's prediction, and whether the run fits; None where that is not known."""
     cost: Cost | None = None
     if case is not None:
         try:
@@ -79,7 +88,10 @@ def _predict(
         predicted, more = _figure(point, case, cost)
         why = "; ".join(part for part in (why, more) if part)
     timed = point.metric in TIME_METRICS
-    return Prediction(
+    fits = None
+    if cost is not None:
+        fits = bool((cost.memory.total <= cost.limit_bytes).all())
+    made = Prediction(
         point_id=point.point_id,
         source=point.source,
         group=group_of(point),
@@ -95,6 +107,7 @@ def _predict(
         complete=point.complete,
         doubtful=doubtful_reason(point),
     )
+    return made, fits
 
 
 def _figure(point: Point, case: Case, cost: Cost) -> tuple[float | None, str]:
