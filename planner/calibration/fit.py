@@ -226,6 +226,23 @@ class _Problem:
             slope[rows, self.uses[:, column]] = change
         return slope
 
+    def known_slope(self, start: FitResult | None) -> Array | None:
+        """The same from an earlier fit, if that has it of every run."""
+        keys = [(case.point.source, case.point.point_id) for case in self.cases]
+        if start is None or not all(key in start.slopes for key in keys):
+            return None
+        slope = np.zeros((len(keys), self.vector.size))
+        for row, key in enumerate(keys):
+            slope[row, self.uses[row]] = start.slopes[key]
+        return slope
+
+    def slopes(self, slope: Array) -> dict[tuple[str, str], Array]:
+        """Of every run, for the constants that it uses."""
+        return {
+            (case.point.source, case.point.point_id): slope[row, self.uses[row]]
+            for row, case in enumerate(self.cases)
+        }
+
     def step(self, errors: Array, slope: Array, places: Array, damping: float) -> Array:
         """Where to go from here. Shape [vector.size]."""
         rows, derivative = self.mixing @ errors, self.mixing @ slope
