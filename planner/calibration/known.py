@@ -58,7 +58,10 @@ def plain_name(name: str) -> str:
 def size_of(name: str) -> float | None:
     """Parameters that a name states, as in ``llama-8b``; None if it states none."""
     units = {"m": 1e6, "b": 1e9, "t": 1e12}
-    found = re.findall(r"(?<!-a)(\d+(?:\.\d+)?)([mbt])(?![a-z0-9])", plain_name(name))
+    found = re.findall(
+        r"(?<!-a)(\d+(?:\.\d+)?)([mbt])(?![a-z0-9])",
+        plain_name(re.sub(r"[()\[\]]", " ", name)),
+    )
     return float(found[0][0]) * units[found[0][1]] if found else None
 
 

@@ -96,7 +96,7 @@ def _gpts() -> list[Known]:
     ]
     made += [
         published(
-            rf"gpt-?2-{size}$" if size else r"gpt-?2$",
+            rf"gpt-?2-{size}$" if size else r"gpt-?2(-small)?$",
             f"GPT-2 {size}".strip(),
             "Radford et al. 2019, table 2; head size 64 as in the released code",
             {"family": "gpt"},
@@ -160,7 +160,7 @@ def _nemotrons() -> list[Known]:
 
 
 def _open_models() -> list[Known]:
-    """OPT, BLOOM and GPT-NeoX."""
+    """OPT, BLOOM, GPT-NeoX and Falcon."""
     made = [
         published(
             sized("(^|-)opt", size),
@@ -196,7 +196,7 @@ def _open_models() -> list[Known]:
     neox = published(
         sized("neox", "20b"),
         "GPT-NeoX 20B",
-        "Black et al. 2022 (arXiv:2204.06745), table 1; 20B.yml",
+        "EleutherAI/gpt-neox, configs/20B.yml",
         {"family": "gpt", "positions": False, "tied": False},
         44,
         6144,
@@ -207,6 +207,24 @@ def _open_models() -> list[Known]:
         vocab=50432,
         notes=("attention and MLP one after the other, not side by side",),
     )
+    made += [
+        published(
+            sized("falcon", size),
+            f"Falcon {size.upper()}",
+            f"config.json of tiiuae/falcon-{size}",
+            {"family": "gpt", "positions": False, "bias": False},
+            *figures,
+            context=2048,
+            vocab=65024,
+            head_size=64,
+            notes=("attention and MLP one after the other, not side by side",),
+        )
+        for size, *figures in (
+            ("7b", 32, 4544, 71, 1, 18176),
+            ("40b", 60, 8192, 128, 8, 32768),
+            ("180b", 80, 14848, 232, 8, 59392),
+        )
+    ]
     return [*made, neox]
 
 

@@ -152,4 +152,20 @@ LLAMAS: tuple[Known, ...] = (
     ),
     *_llamas(),
     *_qwens(),
+    *(
+        published(
+            pattern,
+            title,
+            "config.json of google/gemma-7b, gemma-2-9b and gemma-2-27b",
+            {**LLAMA, "tied": True, "vocab": 256000},
+            *figures,
+            context=8192,
+            head_size=head,
+        )
+        for pattern, title, head, *figures in (
+            (r"gemma-?2-9b", "Gemma 2 9B", 256, 42, 3584, 16, 8, 14336),
+            (r"gemma-?2-27b", "Gemma 2 27B", 128, 46, 4608, 32, 16, 36864),
+            (r"gemma-?7b", "Gemma 7B", 256, 28, 3072, 16, 16, 24576),
+        )
+    ),
 )

@@ -17,5 +17,9 @@ KNOWN: tuple[Known, ...] = (*SPARSE, *GPTS, *LLAMAS)
 
 def find_known(name: str) -> Known | None:
     """The model that a measurement names; None if it is none of these."""
-    plain = plain_name(name)
-    return next((known for known in KNOWN if re.search(known.pattern, plain)), None)
+    # Remarks in brackets may mislead or hold the size: read if nothing else tells.
+    for plain in (plain_name(name), plain_name(re.sub(r"[()\[\]]", " ", name))):
+        for known in KNOWN:
+            if re.search(known.pattern, plain):
+                return known
+    return None

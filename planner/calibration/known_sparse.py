@@ -234,14 +234,14 @@ _ENTRIES: tuple[tuple[str, str, str, dict[str, Any], tuple[Any, ...]], ...] = (
     (
         r"gpt-?oss.*120b",
         "gpt-oss 120B",
-        "OpenAI 2025 (arXiv:2508.10925), table 1; config.json",
+        "config.json of openai/gpt-oss-120b and gpt-oss-20b",
         {**_OSS, "experts": 128},
         (36, 2880, 64, 8, 2880, _WINDOWS),
     ),
     (
         r"gpt-?oss.*20b",
         "gpt-oss 20B",
-        "OpenAI 2025 (arXiv:2508.10925), table 1; config.json",
+        "config.json of openai/gpt-oss-120b and gpt-oss-20b",
         {**_OSS, "experts": 32},
         (24, 2880, 64, 8, 2880, _WINDOWS),
     ),

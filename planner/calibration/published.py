@@ -27,6 +27,7 @@ _NEAR = 0.07
 #: To a multiple of which vocabularies are padded, so that tp up to 64 divides them.
 _PADDING = 64
 _GATED_NAMES = re.compile(r"llama|qwen|mistral|internlm|baichuan|yi-|gemma|olmo|swiglu")
+_MIXED = re.compile(r"moe|expert|mixture|[0-9]x[0-9]+b")
 _STATED = ("layers", "hidden", "heads", "seq", "vocab")
 
 
@@ -53,32 +54,35 @@ def shape_of(point: Point) -> ModelShape:
         )
     if plain in ("gpt", "moe") and not {"layers", "hidden"} <= stated.keys():
         figures, assumed = alpa_figures(point)
-        return _finish(point, {**stated, **figures}, assumed)
+        return _finish({**stated, **figures}, assumed)
     known = find_known(point.model) or _alike(point, plain)
-    if known is not None:
-        return _from_known(point, known, stated)
+    if known is not None and _MIXED.search(plain) and not known.figures.get("experts"):
+        # Experts in the place of that model's MLPs.
+        names = ("layers", "hidden", "heads")
+        stated = {**{name: known.figures[name] for name in names}, **stated}
+    elif known is not None:
+        return _from_known(known, stated)
     return _from_row(point, plain, stated)
 
 
 def _alike(point: Point, plain: str) -> Known | None:
     """The Llama of the row's shape and size, if the name does not tell which."""
     size = size_of(point.model) or point.params
-    if not _GATED_NAMES.search(plain) or size is None:
+    if "llama" not in plain or size is None:
         return None
     shape = (point.layers, point.hidden, point.heads)
+    found: dict[float, Known] = {}
     for known in KNOWN:
         figures = known.figures
         same = shape == (figures["layers"], figures["hidden"], figures["heads"])
-        if figures["family"] == "llama" and not figures.get("qk_norm") and same:
-            count = expected_parameters(
-                _finish(point, {"seq": known.context, **figures}, [])
-            )
-            if abs(count / size - 1) <= _NEAR:
-                return known
-    return None
+        if known.title.startswith("Llama") and same and not figures.get("experts"):
+            count = expected_parameters(_finish({"seq": known.context, **figures}, []))
+            found.setdefault(abs(count / size - 1), known)
+    nearest = min(found, default=1.0)
+    return found[nearest] if nearest <= _NEAR else None
 
 
-def _from_known(point: Point, known: Known, stated: Mapping[str, int]) -> ModelShape:
+def _from_known(known: Known, stated: Mapping[str, int]) -> ModelShape:
     figures = dict(known.figures)
     taken = sorted(
         name
@@ -109,7 +113,7 @@ def _from_known(point: Point, known: Known, stated: Mapping[str, int]) -> ModelS
         figures["pattern"] = (whole * -(-stated["layers"] // len(whole)))[
             : stated["layers"]
         ]
-    return _finish(point, {"seq": known.context, **figures, **stated}, assumed)
+    return _finish({"seq": known.context, **figures, **stated}, assumed)
 
 
 def _from_row(point: Point, plain: str, stated: Mapping[str, int]) -> ModelShape:
@@ -146,9 +150,8 @@ def _from_row(point: Point, plain: str, stated: Mapping[str, int]) -> ModelShape
     base |= stated
     if "t5" in plain:
         assumed.append("encoder and decoder as one stack without cross attention")
-    mixed = re.search(r"moe|expert|mixture", plain)
-    made = (_mixture if mixed else _implied)(point, plain, base, assumed)
-    return _finish(point, made, assumed)
+    made = (_mixture if _MIXED.search(plain) else _implied)(point, plain, base, assumed)
+    return _finish(made, assumed)
 
 
 def _mixture(
@@ -159,20 +162,25 @@ def _mixture(
     if "vocab" not in base:
         assumed.append("a vocabulary of 51200")
     figures = {"family": "gpt", "inner": 4 * hidden, "vocab": 51200, **base}
-    figures["head_size"] = _head_size(point, hidden, base["heads"])
+    figures["head_size"] = _head_size(hidden, base["heads"], assumed)
     named = re.search(
         r"(?:moe|experts?)-?(\d+)(?![0-9.]*[bm])|(\d+)-?(?:e\b|exp)", plain
     )
     if named:
         count = int(named[1] or named[2])
+    elif point.params is None:
+        count = 8
     else:
         dense = expected_parameters(ModelShape(**figures))
         each = base["layers"] // 2 * 8 * hidden**2
-        count = round(((point.params or 0) - dense) / max(1, each)) + 1
+        exact = (point.params - dense) / max(1, each) + 1
+        power = 2 ** max(0, round(math.log2(max(1.0, exact))))
+        count = power if abs(power / exact - 1) <= _TOLERANCE else round(exact)
     if count < 2:
         raise CalibrationError(
-            f"point {point.point_id}: {point.model!r} has experts that neither name "
-            f"nor params count; give params, or a known name such as mixtral-8x7b"
+            f"point {point.point_id}: {point.model!r} with params={point.params:.3g} "
+            f"leaves no room for experts; correct params, or use a name such as "
+            f"mixtral-8x7b"
         )
     assumed.append(
         f"a GPT with {count} experts of 4 hidden in every second layer, each token "
@@ -193,7 +201,8 @@ def _implied(
     """Family and inner size, by the name and by what the parameter count implies."""
     hidden = base["hidden"]
     if _GATED_NAMES.search(plain):
-        vocab = 128256 if re.search(r"llama-?v?3", plain) else 32000
+        vocab = 151936 if "qwen" in plain else 32000
+        vocab = 128256 if re.search(r"llama-?v?3", plain) else vocab
         inner = 256 * math.ceil(8 * hidden / 3 / 256)
         made: dict[str, Any] = {
             "family": "llama",
@@ -216,12 +225,18 @@ def _implied(
     if "vocab" not in base:
         assumed.append(f"a vocabulary of {made['vocab']}")
     figures = {**made, **base}
-    figures["head_size"] = _head_size(point, hidden, base["heads"])
+    figures["head_size"] = _head_size(hidden, base["heads"], assumed)
     found = expected_parameters(ModelShape(**figures))
     stated = point.params
     if stated is None or abs(found - stated) <= _rounding(stated):
         assumed.append(words)
         return figures
+    for group in (2, 4, 8) if figures.get("gated") else ():
+        saved = base["layers"] * 2 * hidden * (hidden - hidden // group)
+        fits = abs(found - saved - stated) <= _TOLERANCE * stated
+        if fits and base["heads"] % group == 0:
+            assumed.append(f"{words[: words.index(',')]}, {group} queries to a key")
+            return {**figures, "kv_heads": base["heads"] // group}
     untied = found + (figures["vocab"] * hidden if figures.get("tied", True) else 0)
     if abs(untied - stated) <= _rounding(stated):
         assumed.append(f"{words}; a head of its own, as the parameter count has it")
@@ -246,20 +261,20 @@ def _rounding(stated: float) -> float:
     return max(_TOLERANCE * stated, last / 2)
 
 
-def _head_size(point: Point, hidden: int, heads: int) -> int:
-    if hidden % heads:
-        raise CalibrationError(
-            f"point {point.point_id}: hidden={hidden} is no multiple of heads={heads}; "
-            f"correct one of them"
-        )
-    return hidden // heads
+def _head_size(hidden: int, heads: int, assumed: list[str]) -> int:
+    if hidden % heads == 0:
+        return hidden // heads
+    words = "heads of 128 features, as hidden is no multiple of their number"
+    if words not in assumed:
+        assumed.append(words)
+    return 128
 
 
-def _finish(point: Point, figures: dict[str, Any], assumed: list[str]) -> ModelShape:
+def _finish(figures: dict[str, Any], assumed: list[str]) -> ModelShape:
     """Check, pad the vocabulary, and put together."""
     hidden, heads = figures["hidden"], figures["heads"]
     if "head_size" not in figures:
-        figures["head_size"] = _head_size(point, hidden, heads)
+        figures["head_size"] = _head_size(hidden, heads, assumed)
     padded = -(-figures["vocab"] // _PADDING) * _PADDING
     if padded != figures["vocab"]:
         assumed.append(f"a vocabulary of {figures['vocab']} padded to {padded}")

@@ -81,6 +81,9 @@ def _parameters(shape: ModelShape) -> int:
         ("DeepSeek-V2", 235.7),
         ("deepseek-v2-lite", 15.7),
         ("CodeLlama-34b", 33.74),
+        ("GPT-3 (175B)", 174.6),
+        ("falcon-40b", 41.3),
+        ("gemma-7b", 8.54),
     ],
 )
 def test_a_name_is_enough(name: str, billions: float) -> None:
@@ -165,8 +168,22 @@ def test_experts_are_counted_by_name_or_parameters() -> None:
     assert named.experts == 16
     counted = shape_of(_point("my moe", params=_parameters(named), **sizes))
     assert counted.experts == 16
-    with pytest.raises(CalibrationError, match="give params"):
-        shape_of(_point("my moe", **sizes))
+    assert shape_of(_point("my moe", **sizes)).experts == 8
+    wide = shape_of(_point("gpt3-6.7b moe-64", seq=2048))
+    assert (wide.hidden, wide.experts) == (4096, 64)
+
+
+def test_heads_need_not_divide_the_hidden_size() -> None:
+    shape = shape_of(_gpt(heads=15))
+    assert shape.head_size == 128
+    assert any("no multiple" in word for word in shape.assumed)
+
+
+def test_parameters_tell_grouped_queries() -> None:
+    # config.json of TinyLlama/TinyLlama-1.1B: 4 key heads, inner 5632.
+    sizes = {"layers": 22, "hidden": 2048, "heads": 32, "seq": 2048}
+    shape = shape_of(_point("TinyLlama", params=1.1e9, **sizes))
+    assert (shape.kv_heads, shape.inner) == (4, 5632)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +213,7 @@ def test_alpa_names_its_models_by_size(
         (_point("gpt"), "neither shape nor parameter count"),
         (_point("gpt", params=5e9), "no 'gpt' of 5e"),
         (_point("nobody's", hidden=1024, seq=128), "no layers"),
-        (_gpt(heads=15), "no multiple of heads=15"),
+        (_point("my moe", layers=4, hidden=512, seq=64, params=1e6), "no room"),
     ],
 )
 def test_what_cannot_be_told_is_refused(point: Point, match: str) -> None:
