@@ -42,7 +42,8 @@ class FitConfig:
 
     Attributes:
         iterations: At most.
-        tolerance: Ends where no constant moves by more, in logits.
+        tolerance: Ends where no constant moves by more, in logits, or where the loss
+            falls by less than a thousandth of this share.
         huber: Errors beyond this, as logarithms, count linearly.
         prior: Weight of the pull to the starting values.
         order: Weight of a run's deviation from its group, beside its own error.
@@ -50,7 +51,7 @@ class FitConfig:
     """
 
     iterations: int = 12
-    tolerance: float = 0.01
+    tolerance: float = 0.1
     huber: float = 0.1
     prior: float = 0.02
     order: float = 0.7
@@ -125,12 +126,13 @@ def fit(
         else:
             break
         far = float(np.abs(moved - places).max())
+        gained = (loss - better) / loss
         places, errors, loss = moved, tried, better
         damping = max(damping / 4, 1e-5)
         losses.append(loss)
         if watch is not None:
             watch(iteration, loss)
-        if far < how.tolerance:
+        if far < how.tolerance or gained < how.tolerance / 1e3:
             break
     return FitResult(
         calibration=problem.vector.calibration(places, name),
