@@ -38,6 +38,9 @@ Array = NDArray[np.float64]
 #: section 4.1, for the fused softmax of Megatron-LM.
 _SCORES_MOVED = (6.5, 9.5)
 
+#: Head size at which attention would reach half of what endless heads would.
+_HEAD_RAMP = 32.0
+
 _STYLES = ("colwise", "rowwise", "local", "stream", "none")
 _KINDS = ("matmul", "attention", "conv", "embedding", "memory")
 
@@ -205,8 +208,10 @@ def _rates(
 ) -> Array:
     """FLOP/s that very large kernels reach. Shape [1, kernels]."""
     # Recipes for float8 convert products alone; attention stays in bfloat16.
-    around = "bfloat16" if dtype == "float8" else dtype
-    share = constants.float8_efficiency if dtype == "float8" else 1.0
+    around = "bfloat16" if dtype in ("float8", "float4") else dtype
+    # Each halving of the width loses the same share to casts and scales.
+    narrowed = {"float8": 1, "float4": 2}.get(dtype, 0)
+    share = constants.float8_efficiency**narrowed
     peak = np.where(
         table.kind[None, :] == 1,
         peak_flops_per_s(device, around),
@@ -236,7 +241,7 @@ def kernel_times(
         table: Kernels at the traced batch.
         device: On which they run.
         recipe: Of the framework.
-        dtype: Compute dtype.
+        dtype: Of products; ``float4`` where a run has them, beside the compute dtypes.
         element: Bytes of an activation over what it had in the trace.
         tokens: Microbatch size over the traced batch. Shape [combinations].
         tp: Shape [combinations]; likewise cp, ep.
@@ -256,27 +261,29 @@ def kernel_times(
     overhead = device.kernel_overhead_s * host
     bandwidth = device.memory_bandwidth_bytes_per_s * reach.memory_efficiency
 
-    def seconds(flops: Array, moved: Array, ops: Array, efficiency: float) -> Array:
+    def seconds(
+        flops: Array, moved: Array, ops: Array, efficiency: Array, inner: Array
+    ) -> Array:
         speed = np.where(fused, rate * efficiency, rate)
         busy = flops * skipped * part.scale / part.work * part.padding
         ramp = np.where(dense & (flops > 0), reach.half_efficiency_flops * ops, 0.0)
         size = (moved * light * part.scale * part.share + part.weights * ops) * element
-        slow = np.where(dense & (flops > 0), reach.ramp_s * ops, 0.0)
-        roof = np.maximum((busy + ramp) / speed + slow, size / bandwidth)
-        return np.asarray(table.count * (roof + overhead * ops) / recipe.busy)
+        roof = np.maximum((busy * inner + ramp) / speed, size / bandwidth)
+        return np.asarray(table.count * (roof + overhead * ops))
 
     one = np.ones(len(table.count))
     product = _backward_ops(table)
-    share = reach.attention_efficiency
-    forward = seconds(table.forward_flops, table.forward_bytes, one, share)
+    share = reach.attention_efficiency * _head_share(table, reach)
+    inner = _inner_factors(table, reach.inner_ramp, part.scale, tp[:, None])
+    forward = seconds(table.forward_flops, table.forward_bytes, one, share, inner[0])
     again = np.where(fused[0], table.recompute_flops, 0.0)
-    share *= recipe.attention_backward / recipe.attention_forward
+    share = share * (recipe.attention_backward / recipe.attention_forward)
     backward = seconds(
-        table.backward_flops + again, table.backward_bytes, product, share
+        table.backward_flops + again, table.backward_bytes, product, share, inner[1]
     )
     if not recipe.fused_attention:
         scores = score_elements(table, part.scale, tp[:, None]) * table.count * element
-        written = 2 * scores / bandwidth / recipe.busy
+        written = 2 * scores / bandwidth
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
     again_too = attention & ~fused if recipe.selective == "attention" else ~dense
@@ -285,6 +292,46 @@ def kernel_times(
         backward=backward,
         weight=np.where(dense & table.trained, backward / np.maximum(product, 1), 0.0),
         selective=np.where(again_too, forward, 0.0),
+    )
+
+
+def _head_share(table: KernelTable, reach: DeviceConstants) -> Array:
+    """What attention reaches at a head size, over what it does at 128. [kernels].
+
+    Small heads leave less to do between two exponentials. Source: Dao 2023
+    (FlashAttention-2), figures 4 and 5: size 64 reaches five sixths of size 128.
+    Documents of devices, which no fit has been at, say nothing of it.
+    """
+    if not reach.inner_ramp:
+        return np.ones(len(table.k))
+    share = table.k / (table.k + _HEAD_RAMP) * (128 + _HEAD_RAMP) / 128
+    return np.asarray(np.where(table.kind == 1, share, 1.0))
+
+
+def _inner_factors(
+    table: KernelTable, ramp: float, scale: Array, tp: Array
+) -> tuple[Array, Array]:
+    """Time of products of some inner length over that of endless ones.
+
+    Forward sums over k, the input's gradient over n, the weight's over tokens.
+
+    Args:
+        table: Kernels at the traced batch.
+        ramp: Inner length that reaches half of the rate.
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        tp: Shape [combinations, 1].
+    Returns:
+        Of forward and of backward. Shapes [combinations, kernels].
+    """
+    style, product = table.style[None, :], table.kind[None, :] == 0
+    k = np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0)
+    n = np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0)
+    m = np.maximum(table.m * scale, 1.0)
+    weights = table.trained & (table.weight_bytes > 0)
+    backward = np.where(weights, (1 / n + 1 / m) / 2, 1 / n)
+    return (
+        np.asarray(np.where(product, 1 + ramp / k, 1.0)),
+        np.asarray(np.where(product, 1 + ramp * backward, 1.0)),
     )
 
 

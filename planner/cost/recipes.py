@@ -30,12 +30,16 @@ class Recipe:
             compute; 1 where they skip nothing.
         elementwise: Share of the bytes of elementwise ops and norms, op by op, that
             remain once kernels are fused.
-        busy: Share of the time in which a GPU's kernels run, between launches, gaps
-            and the slowest of many devices.
         receive_buffers: ``all``: pipelines hold receive buffers of every microbatch
             (torch.distributed.pipelining, stage.py, seen on 2.11 to 2.13);
             ``in_flight``: of one microbatch.
-        tensor_overlap: Share of tp's collectives that hides under products.
+        layer_overlap: Share of the collectives inside of layers (tp, ep) that hides
+            under products.
+        replica_efficiency: Share of what links reach that gathers and reductions of
+            data parallelism do, beside compute and in pieces.
+        pieces: Collectives that gather or reduce one unit.
+        routed_share: Share of the bytes routed to experts that crosses the slower
+            links outside a host: less than 1 where a token goes to a host once.
         loss_parallel: Whether tp ranks take the loss of their part of the vocabulary;
             else they gather the logits.
         pipeline_overlap: Whether copies are made alike behind the first forward and
@@ -62,8 +66,10 @@ class Recipe:
     recompute_ends: bool = True
     causal_share: float = 1.0
     elementwise: float = 1.0
-    busy: float = 1.0
-    tensor_overlap: float = 0.0
+    layer_overlap: float = 0.0
+    replica_efficiency: float = 1.0
+    pieces: float = 1.0
+    routed_share: float = 1.0
     loss_parallel: bool = False
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"

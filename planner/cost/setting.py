@@ -37,6 +37,8 @@ class Setting:
         order: Device id of every rank; its length is the number of devices used.
         memory_fraction: Share of a device's memory that a plan may fill.
         compile: Whether plans compile blocks; prices leave it alone.
+        product_dtype: Of matrix products where it is none of the precisions that can
+            be planned, for runs of others; None for the compute dtype.
         calibration: Fitted constants of device types; None for what their documents
             say.
     """
@@ -50,6 +52,7 @@ class Setting:
     recipe: Recipe = RECIPES["torch"]
     memory_fraction: float = 0.9
     compile: bool = False
+    product_dtype: str | None = None
     calibration: Calibration | None = None
 
     @property
@@ -150,7 +153,12 @@ class Setting:
             self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
             for i in first
         ]
-        return Groups.from_levels(levels, which, self.link_efficiency)
+        return Groups.from_levels(
+            levels,
+            which,
+            self.link_efficiency,
+            rings=self.calibration is not None and self.on_gpu,
+        )
 
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""

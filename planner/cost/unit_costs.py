@@ -6,16 +6,17 @@ up. Expensive work is done per distinct block, of which a deep model has a handf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.classes import BlockClasses
-from planner.cost.collectives import time_of
+from planner.cost.collectives import Groups, time_of
 from planner.cost.combinations import Combinations
 from planner.cost.compute import kernel_times
 from planner.cost.parameters import Ties
+from planner.cost.recipes import Recipe
 from planner.cost.setting import Setting
 from planner.cost.tensor_traffic import tensor_traffic
 from planner.cost.unit_memory import (
@@ -115,7 +116,7 @@ def _compute(
             table,
             device,
             setting.recipe,
-            dtype=setting.precision.compute,
+            dtype=setting.product_dtype or setting.precision.compute,
             element=setting.element_ratio,
             tokens=combos.microbatch / setting.graph.batch,
             tp=combos.tp.astype(float),
@@ -201,11 +202,24 @@ def _cp_traffic(
     )
 
 
+#: Links that carry less than this share of what those inside a host do are outside.
+_OUTSIDE = 0.5
+
+
+def _once_a_host(groups: Groups, recipe: Recipe) -> Groups:
+    """Groups whose slower levels carry the recipe's share of what is routed."""
+    inner = groups.bandwidth[:, :1]
+    slower = (groups.bandwidth < _OUTSIDE * inner) & (groups.members > 1)
+    share = np.where(slower, recipe.routed_share, 1.0)
+    return replace(groups, bandwidth=groups.bandwidth / share)
+
+
 def _ep_traffic(
     setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> _Traffic:
     """Tokens sent to their experts and back: two all-to-alls a forward."""
-    groups = setting.groups(combos.ep, combos.tp)
+    groups = _once_a_host(setting.groups(combos.ep, combos.tp), setting.recipe)
+    exposed = 1 - setting.recipe.layer_overlap
     routed = classes.column("expert_bytes")
     seconds = np.zeros((len(combos), len(routed)))
     measured = setting.cluster.document.collectives
@@ -213,7 +227,7 @@ def _ep_traffic(
     for index, total in enumerate(routed):
         if total:
             one = time_of("all_to_all", total * scale / stream, groups, measured)
-            seconds[:, index] = 2 * one
+            seconds[:, index] = 2 * one * exposed
     share = (combos.ep - 1) / combos.ep
     payload = routed * (scale / stream * (combos.ep > 1))[:, None]
     return _Traffic(seconds=seconds, sent=4 * payload * share[:, None], payload=payload)
