@@ -5,7 +5,8 @@ python -m benchmarks.planning_time [--runs 3] [--json]
 Every plan is made in a fresh process on one thread. Imports are left out of the time;
 loading what numba has compiled is in it. That code is on disk already
 (``__pycache__``): a run before the measured ones, which may have to compile, sees to
-that, and its time is shown apart. Steps leave out what is listed as a step of its own inside of them.
+that, and its time is shown apart. Steps leave out what is listed as a step of its own
+inside of them.
 """
 
 from __future__ import annotations

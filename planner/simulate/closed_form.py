@@ -47,7 +47,8 @@ def closed_form_makespan(
     + (M - 1) (slowest rank - mean rank)
 
     Exact up to the sampling of chains for equal stages (the last term is 0); for
-    uneven 1F1B stages it is sum + (M - 1) max, at most a fill too long. Every argument broadcasts, shape [...].
+    uneven 1F1B stages it is sum + (M - 1) max, at most a fill too long. Every argument
+    broadcasts, shape [...].
 
     Args:
         schedule: torch's name, names, or indices into
@@ -109,8 +110,8 @@ def closed_form_of_stages(
     """As :func:`closed_form_makespan`, from durations per stage of one schedule.
 
     LoopedBFS is exact, whatever the stages and transfers; 1F1B is the longest of the
-    chains that matter, or that of its mean stage. Elsewhere the mean stage goes through the
-    chains of equal stages, and each microbatch but one takes as much longer as the
+    chains that matter, or that of its mean stage. Elsewhere the mean stage goes through
+    the chains of equal stages, and each microbatch but one takes as much longer as the
     slowest rank, or the slowest chain over the ranks, is slower than that.
 
     Args:
