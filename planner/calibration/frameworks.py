@@ -52,6 +52,7 @@ def _megatron(name: str, **facts: object) -> Recipe:
     return replace(
         Recipe(name=name),
         loss_parallel=True,
+        experts_on_shards=True,
         recompute_ends=False,
         causal_share=_CAUSAL,
         receive_buffers="in_flight",

@@ -262,12 +262,17 @@ def kernel_times(
     bandwidth = device.memory_bandwidth_bytes_per_s * reach.memory_efficiency
 
     def seconds(
-        flops: Array, moved: Array, ops: Array, efficiency: Array, inner: Array
+        flops: Array,
+        moved: Array,
+        ops: Array,
+        efficiency: Array,
+        inner: Array,
+        held: Array,
     ) -> Array:
         speed = np.where(fused, rate * efficiency, rate)
         busy = flops * skipped * part.scale / part.work * part.padding
         ramp = np.where(dense & (flops > 0), reach.half_efficiency_flops * ops, 0.0)
-        size = (moved * light * part.scale * part.share + part.weights * ops) * element
+        size = (moved * light * part.scale * part.share + part.weights * held) * element
         roof = np.maximum((busy * inner + ramp) / speed, size / bandwidth)
         return np.asarray(table.count * (roof + overhead * ops))
 
@@ -275,11 +280,21 @@ def kernel_times(
     product = _backward_ops(table)
     share = reach.attention_efficiency * _head_share(table, reach)
     inner = _inner_factors(table, reach.inner_ramp, part.scale, tp[:, None])
-    forward = seconds(table.forward_flops, table.forward_bytes, one, share, inner[0])
+    forward = seconds(
+        table.forward_flops, table.forward_bytes, one, share, inner[0], one
+    )
     again = np.where(fused[0], table.recompute_flops, 0.0)
+    # Gradients of experts' weights are as many as a device has experts, whatever the
+    # number of tokens.
+    made = np.where(table.trained & (table.expert_share > 0), table.weight_bytes, 0.0)
     share = share * (recipe.attention_backward / recipe.attention_forward)
     backward = seconds(
-        table.backward_flops + again, table.backward_bytes, product, share, inner[1]
+        table.backward_flops + again,
+        np.maximum(table.backward_bytes - made, 0.0),
+        product,
+        share,
+        inner[1],
+        product + (made > 0),
     )
     if not recipe.fused_attention:
         scores = score_elements(table, part.scale, tp[:, None]) * table.count * element

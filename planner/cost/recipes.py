@@ -42,6 +42,8 @@ class Recipe:
             links outside a host: less than 1 where a token goes to a host once.
         loss_parallel: Whether tp ranks take the loss of their part of the vocabulary;
             else they gather the logits.
+        experts_on_shards: Whether, under sequence parallelism, each tp rank routes the
+            tokens of its shard; else experts see the whole stream on every tp rank.
         pipeline_overlap: Whether copies are made alike behind the first forward and
             the last backward of a pipeline; else nothing hides it there.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
@@ -71,6 +73,7 @@ class Recipe:
     pieces: float = 1.0
     routed_share: float = 1.0
     loss_parallel: bool = False
+    experts_on_shards: bool = False
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
     reserve_bytes: float = 1.5e9

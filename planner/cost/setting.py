@@ -100,7 +100,8 @@ class Setting:
     @cached_property
     def classes(self) -> BlockClasses:
         """Blocks of equal cost."""
-        return group_blocks(self.graph, self.recipe.loss_parallel)
+        recipe = self.recipe
+        return group_blocks(self.graph, recipe.loss_parallel, recipe.experts_on_shards)
 
     @cached_property
     def parameter_counts(self) -> ParameterCounts:
@@ -111,7 +112,10 @@ class Setting:
         """The same under other constants; what does not depend on them is kept."""
         made = replace(self, calibration=calibration, recipe=recipe)
         kept = ["ranks", "_device_types", "_memory", "_speed", "parameter_counts"]
-        if recipe.loss_parallel == self.recipe.loss_parallel:
+        if (recipe.loss_parallel, recipe.experts_on_shards) == (
+            self.recipe.loss_parallel,
+            self.recipe.experts_on_shards,
+        ):
             kept.append("classes")
         for name in kept:
             made.__dict__[name] = getattr(self, name)
