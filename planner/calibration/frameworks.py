@@ -63,11 +63,13 @@ def _megatron(name: str, **facts: object) -> Recipe:
 FRAMEWORKS: dict[str, Framework] = {
     # What executors/ composes, block by block in eager mode.
     "torch": Framework(
-        recipe=replace(RECIPES["torch"], causal_share=_CAUSAL), zero_stage=3
+        recipe=replace(RECIPES["torch"], causal_share=_CAUSAL, ampere_attention=True),
+        zero_stage=3,
     ),
     "torchtitan": Framework(
         recipe=Recipe(
             name="torchtitan",
+            ampere_attention=True,
             elementwise=0.5,
             causal_share=_CAUSAL,
             loss_parallel=True,
@@ -80,7 +82,11 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "fsdp": Framework(
         recipe=Recipe(
-            name="fsdp", elementwise=0.8, causal_share=_CAUSAL, recompute_ends=False
+            name="fsdp",
+            ampere_attention=True,
+            elementwise=0.8,
+            causal_share=_CAUSAL,
+            recompute_ends=False,
         ),
         zero_stage=3,
         why="llm-foundry: FSDP1 and flash attention",
@@ -114,6 +120,7 @@ FRAMEWORKS: dict[str, Framework] = {
             elementwise=0.4,
             overlap=0.9,
             layer_overlap=0.3,
+            expert_overlap=0.3,
             pipeline_overlap=True,
             routed_share=_ONCE,
         ),
@@ -128,6 +135,7 @@ FRAMEWORKS: dict[str, Framework] = {
             elementwise=0.6,
             overlap=0.9,
             layer_overlap=0.2,
+            expert_overlap=0.1,
             pipeline_overlap=True,
         ),
         zero_stage=1,
@@ -143,6 +151,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "internevo": Framework(
         recipe=Recipe(
             name="internevo",
+            ampere_attention=True,
             elementwise=0.6,
             causal_share=_CAUSAL,
             loss_parallel=True,

@@ -20,6 +20,10 @@ __all__ = ["DEVICE_CONSTANTS", "RECIPE_CONSTANTS", "Constant", "Vector"]
 
 Array = NDArray[np.float64]
 
+#: Share between the bounds that a fit keeps from them at its start: logits of bounds
+#: have no slope.
+_MARGIN = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
@@ -42,7 +46,7 @@ class Constant:
     def to_logit(self, value: float) -> float:
         """Place between the bounds on an endless scale."""
         share = (value - self.low) / (self.high - self.low)
-        share = min(max(share, 0.02), 0.98)
+        share = min(max(share, _MARGIN), 1 - _MARGIN)
         return float(np.log(share / (1 - share)))
 
     def from_logit(self, place: float) -> float:
@@ -64,7 +68,7 @@ RECIPE_CONSTANTS = (
     Constant(name="overlap", low=0.0, high=1.0, start=0.8),
     Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
     Constant(name="layer_overlap", low=0.0, high=0.95, start=0.1),
-    Constant(name="replica_efficiency", low=0.1, high=1.0, start=0.8),
+    Constant(name="expert_overlap", low=0.0, high=0.95, start=0.2),
 )
 
 

@@ -108,7 +108,13 @@ def _ring(groups: Groups, passes: float) -> _Line:
     """
     n, used = groups.distinct_size, groups.members > 1
     rate = np.where(used, groups.bandwidth * _below(groups), np.inf).min(axis=1)
-    steps = np.where(used, groups.members * groups.latency, 0.0).sum(axis=1)
+    if groups.rings:
+        # One message goes all the way round: at a level between the members of each
+        # group that meets there.
+        around = (groups.members - 1) * n[:, None] / _below(groups) / groups.members
+    else:
+        around = groups.members
+    steps = np.where(used, around * groups.latency, 0.0).sum(axis=1)
     return passes * steps, passes * (n - 1) / n / rate
 
 

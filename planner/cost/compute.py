@@ -38,6 +38,11 @@ Array = NDArray[np.float64]
 #: section 4.1, for the fused softmax of Megatron-LM.
 _SCORES_MOVED = (6.5, 9.5)
 
+#: What FlashAttention-2 reaches on devices newer than Ampere over what attention written
+#: for them does. Source: Shah et al. 2024 (FlashAttention-3, arXiv:2407.08608), figures
+#: 5 and 6: about 350 to 400 against 600 to 740 TFLOP/s on H100.
+_AMPERE_ON_NEWER = 0.57
+
 #: Head size at which attention would reach half of what endless heads would.
 _HEAD_RAMP = 32.0
 
@@ -169,6 +174,7 @@ class _Division:
         work: Ranks that share the FLOPs.
         share: Of the activation bytes.
         weights: Bytes of weights on one device.
+        rows: Length of a product's first dimension, m.
         padding: Computed over useful FLOPs.
     """
 
@@ -176,6 +182,7 @@ class _Division:
     work: Array
     share: Array
     weights: Array
+    rows: Array
     padding: Array
 
 
@@ -199,7 +206,8 @@ def _divide(
         weights=table.weight_bytes
         * (1 - table.expert_share + table.expert_share / ep)
         / np.where(style <= 1, tp, 1.0),
-        padding=_padding(table, device, scale, tp),
+        rows=_rows(table, scale, ep),
+        padding=_padding(table, device, _rows(table, scale, ep), tp),
     )
 
 
@@ -279,7 +287,9 @@ def kernel_times(
     one = np.ones(len(table.count))
     product = _backward_ops(table)
     share = reach.attention_efficiency * _head_share(table, reach)
-    inner = _inner_factors(table, reach.inner_ramp, part.scale, tp[:, None])
+    if recipe.ampere_attention and "float8_e4m3fn" in device.peak_flops_per_s:
+        share = share * _AMPERE_ON_NEWER
+    inner = _inner_factors(table, reach.inner_ramp, part.rows, tp[:, None])
     forward = seconds(
         table.forward_flops, table.forward_bytes, one, share, inner[0], one
     )
@@ -324,7 +334,7 @@ def _head_share(table: KernelTable, reach: DeviceConstants) -> Array:
 
 
 def _inner_factors(
-    table: KernelTable, ramp: float, scale: Array, tp: Array
+    table: KernelTable, ramp: float, rows: Array, tp: Array
 ) -> tuple[Array, Array]:
     """Time of products of some inner length over that of endless ones.
 
@@ -333,7 +343,7 @@ def _inner_factors(
     Args:
         table: Kernels at the traced batch.
         ramp: Inner length that reaches half of the rate.
-        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        rows: Length of m. Shape [combinations, kernels].
         tp: Shape [combinations, 1].
     Returns:
         Of forward and of backward. Shapes [combinations, kernels].
@@ -341,7 +351,7 @@ def _inner_factors(
     style, product = table.style[None, :], table.kind[None, :] == 0
     k = np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0)
     n = np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0)
-    m = np.maximum(table.m * scale, 1.0)
+    m = np.maximum(rows, 1.0)
     weights = table.trained & (table.weight_bytes > 0)
     backward = np.where(weights, (1 / n + 1 / m) / 2, 1 / n)
     return (
@@ -401,15 +411,20 @@ def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Arra
     return np.asarray(np.where(divided, kept / tp[:, None], kept))
 
 
-def _padding(table: KernelTable, device: DeviceType, scale: Array, tp: Array) -> Array:
+def _rows(table: KernelTable, scale: Array, ep: Array) -> Array:
+    """Length of m. A device that has 1/ep of the experts gets ep ranks' tokens."""
+    return np.asarray(table.m * scale * np.where(table.expert_share > 0, ep, 1.0))
+
+
+def _padding(table: KernelTable, device: DeviceType, rows: Array, tp: Array) -> Array:
     """Computed over useful FLOPs, from output tiles of 128 x 128 on GPUs.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, section "Tile
     quantization". CPUs show no such steps at the sizes that matter.
     """
     if device.backend == "gloo":
-        return np.ones((len(scale), len(table.k)))
-    m = np.maximum(table.m * scale, 1.0)
+        return np.ones((len(rows), len(table.k)))
+    m = np.maximum(rows, 1.0)
     n = np.maximum(np.where(table.style[None, :] == 0, table.n / tp, table.n), 1.0)
     padded = _padded(m, 128) * _padded(n, 128) / (m * n)
     return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))

@@ -25,6 +25,8 @@ class Recipe:
         selective: What selective recomputation computes again: ``light``, everything
             but products and fused attention; ``attention``, the scores alone, as
             Megatron-LM does.
+        ampere_attention: Whether fused attention is FlashAttention-2 or older, which
+            was written for Ampere and leaves newer devices idle.
         recompute_ends: Whether full recomputation covers embedding and head, too.
         causal_share: Share of the scores of causal attention that fused kernels
             compute; 1 where they skip nothing.
@@ -33,10 +35,8 @@ class Recipe:
         receive_buffers: ``all``: pipelines hold receive buffers of every microbatch
             (torch.distributed.pipelining, stage.py, seen on 2.11 to 2.13);
             ``in_flight``: of one microbatch.
-        layer_overlap: Share of the collectives inside of layers (tp, ep) that hides
-            under products.
-        replica_efficiency: Share of what links reach that gathers and reductions of
-            data parallelism do, beside compute and in pieces.
+        layer_overlap: Share of tp's collectives that hides under products.
+        expert_overlap: Share of the exchanges of ep that hides under compute.
         pieces: Collectives that gather or reduce one unit.
         routed_share: Share of the bytes routed to experts that crosses the slower
             links outside a host: less than 1 where a token goes to a host once.
@@ -65,11 +65,12 @@ class Recipe:
     attention_backward: float = 0.7
     fused_attention: bool = True
     selective: Literal["light", "attention"] = "light"
+    ampere_attention: bool = False
     recompute_ends: bool = True
     causal_share: float = 1.0
     elementwise: float = 1.0
     layer_overlap: float = 0.0
-    replica_efficiency: float = 1.0
+    expert_overlap: float = 0.0
     pieces: float = 1.0
     routed_share: float = 1.0
     loss_parallel: bool = False

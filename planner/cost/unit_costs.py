@@ -219,7 +219,7 @@ def _ep_traffic(
 ) -> _Traffic:
     """Tokens sent to their experts and back: two all-to-alls a forward."""
     groups = _once_a_host(setting.groups(combos.ep, combos.tp), setting.recipe)
-    exposed = 1 - setting.recipe.layer_overlap
+    exposed = 1 - setting.recipe.expert_overlap
     routed = classes.column("expert_bytes")
     seconds = np.zeros((len(combos), len(routed)))
     measured = setting.cluster.document.collectives
