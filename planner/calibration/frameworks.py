@@ -53,6 +53,7 @@ def _megatron(name: str, **facts: object) -> Recipe:
         Recipe(name=name),
         loss_parallel=True,
         experts_on_shards=True,
+        scattered_transfers=True,
         recompute_ends=False,
         causal_share=_CAUSAL,
         receive_buffers="in_flight",

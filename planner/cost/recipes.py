@@ -44,6 +44,8 @@ class Recipe:
             else they gather the logits.
         experts_on_shards: Whether, under sequence parallelism, each tp rank routes the
             tokens of its shard; else experts see the whole stream on every tp rank.
+        scattered_transfers: Whether tp ranks share what goes from stage to stage, and
+            gather it behind.
         pipeline_overlap: Whether copies are made alike behind the first forward and
             the last backward of a pipeline; else nothing hides it there.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
@@ -75,6 +77,7 @@ class Recipe:
     routed_share: float = 1.0
     loss_parallel: bool = False
     experts_on_shards: bool = False
+    scattered_transfers: bool = False
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
     reserve_bytes: float = 1.5e9

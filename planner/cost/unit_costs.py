@@ -24,6 +24,7 @@ from planner.cost.unit_memory import (
     cut_bytes,
     parameters_of,
     saved_bytes,
+    sent_bytes,
     transient_bytes,
 )
 
@@ -61,6 +62,7 @@ class UnitCosts:
         output_bytes: What the model returns for one microbatch, where it ends in a
             head; 0 where that is not known. Shape [C].
         cut_bytes: Across the cut after each unit, per device. Shape [C, U - 1].
+        sent_bytes: What each device sends of them. Shape [C, U - 1].
         shared_bytes: Those of them that the unit behind the cut saves as they come:
             all, but where sequence parallelism begins. Shape [C, U - 1].
         tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
@@ -94,6 +96,7 @@ class UnitCosts:
     weight_grad_bytes: Array
     output_bytes: Array
     cut_bytes: Array
+    sent_bytes: Array
     shared_bytes: Array
     tp_bytes: Array
     cp_bytes: Array
@@ -291,6 +294,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=cut,
+        sent_bytes=sent_bytes(setting, combos, cut),
         shared_bytes=shared,
         tp_bytes=tp.sent,
         cp_bytes=cp.sent @ to_units,
