@@ -199,6 +199,7 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
     pp, virtual, folded, combo = CUTS[row]
     bounds = cut_of(costs, row, [0] * 6)
     inner = [costs.sent_bytes[combo, b - 1] for b in bounds[1:-1]]
+    cut = [costs.cut_bytes[combo, b - 1] for b in bounds[1:-1]]
     saved = [0.0, *(costs.shared_bytes[combo, b - 1] for b in bounds[1:-1])]
     turn = {pp - 1} if folded else set()
     crossing = [c for s, c in enumerate(inner) if s not in turn and pp > 1]
@@ -208,7 +209,7 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
     local = {pp - 1} if folded else set()
     for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
         own = stages_of(rank, pp, virtual, folded)
-        before, after = [0.0, *inner], [*inner, 0.0]
+        before, after = [0.0, *cut], [*cut, 0.0]
         want = {
             "received": sum(before[s] + after[s] for s in own),
             "shared": sum(saved[s] for s in own),
