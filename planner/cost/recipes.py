@@ -23,8 +23,8 @@ class Recipe:
         fused_attention: Whether scores stay on the chip; else they are written and
             read, and kept for backward.
         selective: What selective recomputation computes again: ``light``, everything
-            but products and fused attention; ``attention``, the scores alone, as
-            Megatron-LM does.
+            but products and fused attention; ``alternate``, every second product, too;
+            ``attention``, the scores alone, as Megatron-LM does.
         recompute_ends: Whether full recomputation covers embedding and head, too.
         causal_share: Share of the scores of causal attention that fused kernels
             compute; 1 where they skip nothing.
@@ -40,6 +40,15 @@ class Recipe:
             else they gather the logits.
         pipeline_overlap: Whether copies are made alike behind the first forward and
             the last backward of a pipeline; else nothing hides it there.
+        fused_loss: Whether softmax and cross entropy are one kernel over logits in the
+            compute dtype; else fp32 copies of the logits stand beside them.
+        regathers: Whether tp gathers what colwise layers read once more in backward
+            where sequence parallelism splits it; else it is kept whole.
+        dropout: Whether attention and MLP end in dropout, whose masks are kept.
+        gradients: ``kept``: in the dtype of the parameters, sharded as ZeRO says;
+            ``computed``: as backward makes them, whole until the update unless ZeRO
+            shards the parameters, too.
+        gathers_whole: Whether ZeRO 3 gathers all weights before the first layer.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
@@ -58,7 +67,7 @@ class Recipe:
     attention_forward: float = 0.8
     attention_backward: float = 0.7
     fused_attention: bool = True
-    selective: Literal["light", "attention"] = "light"
+    selective: Literal["light", "alternate", "attention"] = "light"
     recompute_ends: bool = True
     causal_share: float = 1.0
     elementwise: float = 1.0
@@ -67,6 +76,11 @@ class Recipe:
     loss_parallel: bool = False
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
+    fused_loss: bool = False
+    regathers: bool = False
+    dropout: bool = False
+    gradients: Literal["kept", "computed"] = "kept"
+    gathers_whole: bool = False
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03
     # In models of no size a kernel takes as long as 4.9 (Llama), 5.3 (Qwen2), 7.4
