@@ -74,7 +74,8 @@ def alpa_figures(point: Point) -> tuple[dict[str, Any], list[str]]:
     else:
         sizes.update(_GPT_ABLATION if shallow else _GPT)
     scaled: list[str] = []
-    if point.params is None and point.n_gpus in _SCALED[shallow]:
+    ours = "alpa" in point.source.lower()
+    if ours and point.params is None and point.n_gpus in _SCALED[shallow]:
         # The smallest of the GPT models is in no weak scaling.
         first = 0 if shallow or moe else 1
         place = first + _SCALED[shallow].index(point.n_gpus)

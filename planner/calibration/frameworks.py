@@ -172,7 +172,13 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "deepspeed": Framework(
         recipe=Recipe(
-            name="deepspeed", causal_share=_CAUSAL, fused_attention=False, overlap=0.7
+            name="deepspeed",
+            causal_share=_CAUSAL,
+            fused_attention=False,
+            overlap=0.7,
+            # Weights and gradients of 2 bytes, 12 of fp32 weights and moments:
+            # Rajbhandari et al. 2020 (ZeRO), section 3.1.
+            gradients="computed",
         ),
         zero_stage=2,
         why="DeepSpeed on transformers, in eager mode",

@@ -46,9 +46,9 @@ class Recipe:
             where sequence parallelism splits it; else it is kept whole.
         dropout: Whether attention and MLP end in dropout, whose masks are kept.
         gradients: ``kept``: in the dtype of the parameters, sharded as ZeRO says;
-            ``computed``: as backward makes them, whole until the update unless ZeRO
-            shards the parameters, too.
-        gathers_whole: Whether ZeRO 3 gathers all weights before the first layer.
+            ``computed``: in the dtype that backward makes them in, without a copy.
+        gathers_whole: Whether a step is one program, which under ZeRO 3 gathers all
+            weights before the first layer, and below it reduces gradients last.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
