@@ -97,8 +97,8 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationError(
-            f"{os.fspath(path)} cannot be read ({error}); give a file that `meshwright calibrate` "
-            f"wrote"
+            f"{os.fspath(path)} cannot be read ({error}); give a file that "
+            f"`meshwright calibrate` wrote"
         ) from error
     return _parse(text, os.fspath(path))
 
