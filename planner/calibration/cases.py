@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from planner.calibration.frameworks import FRAMEWORKS, framework_of
 from planner.calibration.machines import machine_of
 from planner.calibration.metrics import TIME_METRICS, convention_of, step_seconds
+from planner.calibration.parameters import RECIPE_CONSTANTS
 from planner.calibration.plans import assume_plan
 from planner.calibration.points import Point
 from planner.calibration.published import graph_of, shape_of
@@ -26,7 +27,7 @@ from planner.schema.cluster import DeviceType
 __all__ = ["Case", "prepare", "prepare_all", "recipe_under"]
 
 #: Constants of a recipe that are fitted.
-FITTED = ("overlap", "elementwise", "busy", "tensor_overlap")
+FITTED = tuple(constant.name for constant in RECIPE_CONSTANTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,7 @@ def prepare(point: Point) -> Case:
         precision=plan.precision,
         recipe=plan.recipe,
         memory_fraction=1.0,
+        product_dtype=plan.product_dtype,
     )
     why = (doubt, *shape.assumed, *machine.assumed, *plan.why, counted)
     return Case(

@@ -9,23 +9,27 @@ hardware computes anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.constants import DeviceConstants, constants_of
+from planner.cost.efficiency import (
+    head_share,
+    inner_factors,
+    padding,
+    rows_of,
+    score_elements,
+)
+from planner.cost.kernel_table import KERNEL_KINDS, KernelTable
 from planner.cost.peaks import peak_flops_per_s
 from planner.cost.recipes import Recipe
-from planner.graph import Kernel
 from planner.schema.cluster import DeviceType
 
 __all__ = [
-    "KernelTable",
     "KernelTimes",
     "kernel_times",
-    "score_elements",
     "weight_gradient_bytes",
 ]
 
@@ -38,75 +42,11 @@ Array = NDArray[np.float64]
 #: section 4.1, for the fused softmax of Megatron-LM.
 _SCORES_MOVED = (6.5, 9.5)
 
-_STYLES = ("colwise", "rowwise", "local", "stream", "none")
-_KINDS = ("matmul", "attention", "conv", "embedding", "memory")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTable:
-    """Distinct kernels of a model as arrays of shape [kernels].
-
-    Attributes:
-        owner: Index of the block class that each kernel belongs to.
-        style: Index into colwise, rowwise, local, stream, none.
-        kind: Index into matmul, attention, conv, embedding, memory.
-        expert_share: Share of the weights that ep divides.
-        trained: Whether there are weights that get a gradient.
-    """
-
-    owner: NDArray[np.int64]
-    style: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    batch: Array
-    m: Array
-    n: Array
-    k: Array
-    count: Array
-    forward_flops: Array
-    backward_flops: Array
-    recompute_flops: Array
-    forward_bytes: Array
-    backward_bytes: Array
-    weight_bytes: Array
-    expert_share: Array
-    trained: NDArray[np.bool_]
-
-    @classmethod
-    def build(cls, kernels: Sequence[tuple[int, float, Kernel]]) -> KernelTable:
-        """From (owner, expert share, kernel) triples."""
-
-        def column(name: str) -> Array:
-            return np.array([float(getattr(kernel, name)) for _, _, kernel in kernels])
-
-        return cls(
-            owner=np.array([owner for owner, _, _ in kernels], dtype=np.int64),
-            style=np.array(
-                [_STYLES.index(k.style) for _, _, k in kernels], dtype=np.int64
-            ),
-            kind=np.array(
-                [_KINDS.index(k.kind) for _, _, k in kernels], dtype=np.int64
-            ),
-            expert_share=np.array([share for _, share, _ in kernels]),
-            trained=np.array(
-                [k.trained and k.weight_bytes > 0 for _, _, k in kernels], dtype=bool
-            ),
-            **{
-                name: column(name)
-                for name in (
-                    "batch",
-                    "m",
-                    "n",
-                    "k",
-                    "count",
-                    "forward_flops",
-                    "backward_flops",
-                    "recompute_flops",
-                    "forward_bytes",
-                    "backward_bytes",
-                    "weight_bytes",
-                )
-            },
-        )
+#: What FlashAttention-2 reaches on devices newer than Ampere over what attention that
+#: was written for them does. Source: Shah et al. 2024 (FlashAttention-3,
+#: arXiv:2407.08608), figures 5 and 6, on H100: about 350 to 400 TFLOP/s against 600 to
+#: 740.
+_AMPERE_ON_NEWER = 0.57
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +65,6 @@ class KernelTimes:
     backward: Array
     weight: Array
     selective: Array
-
-
-def _padded(size: Array, tile: int) -> Array:
-    """Size rounded up to whole tiles; small sizes to the next multiple of 16."""
-    small = np.ceil(size / 16) * 16
-    large = np.ceil(size / tile) * tile
-    return np.where(size < tile, small, large)
 
 
 def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
@@ -166,6 +99,7 @@ class _Division:
         work: Ranks that share the FLOPs.
         share: Of the activation bytes.
         weights: Bytes of weights on one device.
+        rows: Length of a product's first dimension, m.
         padding: Computed over useful FLOPs.
     """
 
@@ -173,6 +107,7 @@ class _Division:
     work: Array
     share: Array
     weights: Array
+    rows: Array
     padding: Array
 
 
@@ -196,7 +131,8 @@ def _divide(
         weights=table.weight_bytes
         * (1 - table.expert_share + table.expert_share / ep)
         / np.where(style <= 1, tp, 1.0),
-        padding=_padding(table, device, scale, tp),
+        rows=rows_of(table, scale, ep),
+        padding=padding(table, device, rows_of(table, scale, ep), tp),
     )
 
 
@@ -205,8 +141,10 @@ def _rates(
 ) -> Array:
     """FLOP/s that very large kernels reach. Shape [1, kernels]."""
     # Recipes for float8 convert products alone; attention stays in bfloat16.
-    around = "bfloat16" if dtype == "float8" else dtype
-    share = constants.float8_efficiency if dtype == "float8" else 1.0
+    around = "bfloat16" if dtype in ("float8", "float4") else dtype
+    # Each halving of the width loses the same share to casts and scales.
+    narrowed = {"float8": 1, "float4": 2}.get(dtype, 0)
+    share = constants.float8_efficiency**narrowed
     peak = np.where(
         table.kind[None, :] == 1,
         peak_flops_per_s(device, around),
@@ -236,7 +174,7 @@ def kernel_times(
         table: Kernels at the traced batch.
         device: On which they run.
         recipe: Of the framework.
-        dtype: Compute dtype.
+        dtype: Of products; ``float4`` where a run has them, beside the compute dtypes.
         element: Bytes of an activation over what it had in the trace.
         tokens: Microbatch size over the traced batch. Shape [combinations].
         tp: Shape [combinations]; likewise cp, ep.
@@ -256,27 +194,46 @@ def kernel_times(
     overhead = device.kernel_overhead_s * host
     bandwidth = device.memory_bandwidth_bytes_per_s * reach.memory_efficiency
 
-    def seconds(flops: Array, moved: Array, ops: Array, efficiency: float) -> Array:
+    def seconds(
+        flops: Array,
+        moved: Array,
+        ops: Array,
+        efficiency: Array,
+        inner: Array,
+        held: Array,
+    ) -> Array:
         speed = np.where(fused, rate * efficiency, rate)
         busy = flops * skipped * part.scale / part.work * part.padding
         ramp = np.where(dense & (flops > 0), reach.half_efficiency_flops * ops, 0.0)
-        size = (moved * light * part.scale * part.share + part.weights * ops) * element
-        slow = np.where(dense & (flops > 0), reach.ramp_s * ops, 0.0)
-        roof = np.maximum((busy + ramp) / speed + slow, size / bandwidth)
-        return np.asarray(table.count * (roof + overhead * ops) / recipe.busy)
+        size = (moved * light * part.scale * part.share + part.weights * held) * element
+        roof = np.maximum((busy * inner + ramp) / speed, size / bandwidth)
+        return np.asarray(table.count * (roof + overhead * ops))
 
     one = np.ones(len(table.count))
     product = _backward_ops(table)
-    share = reach.attention_efficiency
-    forward = seconds(table.forward_flops, table.forward_bytes, one, share)
+    share = reach.attention_efficiency * head_share(table, reach)
+    if recipe.ampere_attention and "float8_e4m3fn" in device.peak_flops_per_s:
+        share = share * _AMPERE_ON_NEWER
+    inner = inner_factors(table, reach.inner_ramp, part.rows, tp[:, None])
+    forward = seconds(
+        table.forward_flops, table.forward_bytes, one, share, inner[0], one
+    )
     again = np.where(fused[0], table.recompute_flops, 0.0)
-    share *= recipe.attention_backward / recipe.attention_forward
+    # Gradients of experts' weights are as many as a device has experts, whatever the
+    # number of tokens.
+    made = np.where(table.trained & (table.expert_share > 0), table.weight_bytes, 0.0)
+    share = share * (recipe.attention_backward / recipe.attention_forward)
     backward = seconds(
-        table.backward_flops + again, table.backward_bytes, product, share
+        table.backward_flops + again,
+        np.maximum(table.backward_bytes - made, 0.0),
+        product,
+        share,
+        inner[1],
+        product + (made > 0),
     )
     if not recipe.fused_attention:
         scores = score_elements(table, part.scale, tp[:, None]) * table.count * element
-        written = 2 * scores / bandwidth / recipe.busy
+        written = 2 * scores / bandwidth
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
     again_too = attention & ~fused if recipe.selective == "attention" else ~dense
@@ -286,19 +243,6 @@ def kernel_times(
         weight=np.where(dense & table.trained, backward / np.maximum(product, 1), 0.0),
         selective=np.where(again_too, forward, 0.0),
     )
-
-
-def score_elements(table: KernelTable, scale: Array, tp: Array) -> Array:
-    """Attention scores of one kernel on one device. Shape [combinations, kernels].
-
-    Args:
-        table: Kernels at the traced batch.
-        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
-        tp: Shape [combinations, 1].
-    """
-    heads = np.where(table.style[None, :] <= 2, tp.astype(float), 1.0)
-    whole = np.where(table.kind == 1, table.batch * table.m * table.n, 0.0)
-    return np.asarray(whole * scale / heads)
 
 
 def _backward_ops(table: KernelTable) -> Array:
@@ -327,8 +271,8 @@ def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Arra
         element: Bytes of an activation as traced.
         tp: Shape [combinations].
     """
-    product = (table.kind != _KINDS.index("attention")) & (
-        table.kind != _KINDS.index("memory")
+    product = (table.kind != KERNEL_KINDS.index("attention")) & (
+        table.kind != KERNEL_KINDS.index("memory")
     )
     # What is no product writes as much as it reads.
     output = np.where(
@@ -337,17 +281,3 @@ def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Arra
     kept = np.where(table.trained, table.count * output, 0.0)
     divided = (table.style == 0) | (table.style == 2)
     return np.asarray(np.where(divided, kept / tp[:, None], kept))
-
-
-def _padding(table: KernelTable, device: DeviceType, scale: Array, tp: Array) -> Array:
-    """Computed over useful FLOPs, from output tiles of 128 x 128 on GPUs.
-
-    Source: NVIDIA, Matrix Multiplication Background User's Guide, section "Tile
-    quantization". CPUs show no such steps at the sizes that matter.
-    """
-    if device.backend == "gloo":
-        return np.ones((len(scale), len(table.k)))
-    m = np.maximum(table.m * scale, 1.0)
-    n = np.maximum(np.where(table.style[None, :] == 0, table.n / tp, table.n), 1.0)
-    padded = _padded(m, 128) * _padded(n, 128) / (m * n)
-    return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))
