@@ -169,6 +169,9 @@ FRAMEWORKS: dict[str, Framework] = {
             fused_loss=True,
             gradients="computed",
             gathers_whole=True,
+            # Gradients are summed up where they are and reduced once: Zheng et al. 2022
+            # (Alpa), section 8.1, "gradient accumulation".
+            reduces_each=False,
             # The peak is what XLA's allocator gave out, without context.
             reserve_bytes=0.0,
             fragmentation=0.0,
