@@ -8,6 +8,7 @@ experts, of which two see a token (compute_moe_parameter_count, MoEConfig).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from planner.calibration.points import Point
@@ -50,6 +51,9 @@ _MOE_ABLATION = {
     2722.1e6: (8, 1536, 24, 51200, 16),
     5138.9e6: (8, 1536, 24, 51200, 32),
 }
+#: GPUs that the first, second, ... size runs on, by whether models are shallow.
+#: Source: exp_intra_ablation.py, exp_intra_only.py and exp_inter_only.py there.
+_SCALED = {True: (1, 2, 4, 8), False: (1, 2, 4, 8, 16, 32, 64)}
 #: Share by which a stated count may miss a table's.
 _NEAR = 0.04
 
@@ -69,6 +73,14 @@ def alpa_figures(point: Point) -> tuple[dict[str, Any], list[str]]:
         sizes.update(_MOE_ABLATION if shallow else _MOE)
     else:
         sizes.update(_GPT_ABLATION if shallow else _GPT)
+    scaled: list[str] = []
+    ours = "alpa" in point.source.lower()
+    if ours and point.params is None and point.n_gpus in _SCALED[shallow]:
+        # The smallest of the GPT models is in no weak scaling.
+        first = 0 if shallow or moe else 1
+        place = first + _SCALED[shallow].index(point.n_gpus)
+        point = replace(point, params=sorted(sizes)[place])
+        scaled = [f"the size that Alpa runs on {point.n_gpus} GPUs"]
     if point.params is None:
         raise CalibrationError(
             f"point {point.point_id}: {point.model!r} has neither shape nor parameter "
@@ -94,6 +106,7 @@ def alpa_figures(point: Point) -> tuple[dict[str, Any], list[str]]:
         "seq": 1024,
     }
     assumed = [f"the shape that Alpa's benchmark/alpa/{suite} gives this size"]
+    assumed += scaled
     if point.vocab is not None and point.vocab != vocab:
         assumed.append(
             f"a vocabulary of {vocab}, not {point.vocab}, as the parameter count has it"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.calibration.frameworks import FRAMEWORKS, framework_of
+from planner.calibration.known_plans import known_plan, optimizer_of
 from planner.calibration.machines import machine_of
 from planner.calibration.metrics import TIME_METRICS, convention_of, step_seconds
 from planner.calibration.parameters import RECIPE_CONSTANTS
@@ -120,6 +121,7 @@ def prepare(point: Point) -> Case:
     Raises:
         MeshwrightError: If the row does not say enough, or contradicts itself.
     """
+    point, stated = known_plan(point)
     name, doubt = framework_of(point)
     shape = shape_of(point)
     machine = machine_of(point)
@@ -134,10 +136,11 @@ def prepare(point: Point) -> Case:
         order=np.arange(machine.cluster.num_devices),
         precision=plan.precision,
         recipe=plan.recipe,
-        memory_fraction=1.0,
+        optimizer=optimizer_of(point),
+        memory_fraction=FRAMEWORKS[name].memory_share,
         product_dtype=plan.product_dtype,
     )
-    why = (doubt, *shape.assumed, *machine.assumed, *plan.why, counted)
+    why = (doubt, *stated, *shape.assumed, *machine.assumed, *plan.why, counted)
     return Case(
         point=point,
         setting=setting,

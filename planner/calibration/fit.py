@@ -53,7 +53,7 @@ class FitConfig:
     iterations: int = 12
     tolerance: float = 0.1
     huber: float = 0.1
-    prior: float = 0.02
+    prior: float = 0.005
     order: float = 0.7
     step: float = 0.05
 

@@ -8,6 +8,7 @@ the loss) is a fact about it and stands here with its source. How well it does i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from planner.calibration.points import Point
 from planner.cost import RECIPES, Recipe
@@ -25,6 +26,9 @@ class Framework:
         recompute: Where a row does not say.
         sequence_parallel: Whether it comes with tp.
         virtual_stages: Of an interleaved schedule where a row does not say.
+        memory_share: Of a device's memory that it fills before it fails.
+        microbatches: ``stages``: where a row infers the microbatch, a pipeline cuts
+            its batch into as many as it has ranks.
         why: What these stand on.
     """
 
@@ -33,6 +37,8 @@ class Framework:
     recompute: str = "none"
     sequence_parallel: bool = False
     virtual_stages: int = 2
+    memory_share: float = 1.0
+    microbatches: Literal["given", "stages"] = "given"
     why: str = ""
 
 
@@ -57,6 +63,7 @@ def _megatron(name: str, **facts: object) -> Recipe:
         recompute_ends=False,
         causal_share=_CAUSAL,
         receive_buffers="in_flight",
+        regathers=True,
         **facts,  # type: ignore[arg-type]
     )
 
@@ -75,10 +82,14 @@ FRAMEWORKS: dict[str, Framework] = {
             causal_share=_CAUSAL,
             loss_parallel=True,
             recompute_ends=False,
+            selective="alternate",
         ),
         zero_stage=3,
         recompute="selective",
         sequence_parallel=True,
+        # pipeline_parallel_microbatches is pipeline_parallel_degree where it is not
+        # given: torchtitan/parallelisms/pipelining_utils.py, December 2024.
+        microbatches="stages",
         why="torchtitan: FSDP2, torch.compile a block, loss parallel by default",
     ),
     "fsdp": Framework(
@@ -99,6 +110,7 @@ FRAMEWORKS: dict[str, Framework] = {
             elementwise=0.6,
             fused_attention=False,
             selective="attention",
+            dropout=True,
         ),
         recompute="full",
         why="Megatron-LM before flash attention: scores in memory, gradients "
@@ -111,6 +123,7 @@ FRAMEWORKS: dict[str, Framework] = {
             elementwise=0.6,
             fused_attention=False,
             selective="attention",
+            dropout=True,
         ),
         recompute="full",
         why="Megatron-DeepSpeed: as Megatron-LM of 2021",
@@ -145,8 +158,27 @@ FRAMEWORKS: dict[str, Framework] = {
         "one by one",
     ),
     "alpa": Framework(
-        recipe=_megatron("alpa", overlap=0.0, elementwise=0.4, fused_attention=False),
+        recipe=_megatron(
+            "alpa",
+            overlap=0.0,
+            elementwise=0.4,
+            fused_attention=False,
+            # XLA: one program with all gathers and reductions, softmax and cross
+            # entropy in one kernel. Alpa's TrainState keeps fp16 weights beside a
+            # master copy (alpa/model/model_util.py), so that gradients are fp16.
+            fused_loss=True,
+            gradients="computed",
+            gathers_whole=True,
+            # Gradients are summed up where they are and reduced once: Zheng et al. 2022
+            # (Alpa), section 8.1, "gradient accumulation".
+            reduces_each=False,
+            # The peak is what XLA's allocator gave out, without context.
+            reserve_bytes=0.0,
+            fragmentation=0.0,
+        ),
         recompute="full",
+        # xla_bridge.py of JAX 0.3: 90 % of a device's memory is set aside.
+        memory_share=0.9,
         why="Alpa: XLA, scores in memory",
     ),
     "internevo": Framework(
@@ -180,6 +212,9 @@ FRAMEWORKS: dict[str, Framework] = {
             overlap=0.7,
             recompute_ends=False,
             pieces=12.0,
+            # Weights and gradients of 2 bytes, 12 of fp32 weights and moments:
+            # Rajbhandari et al. 2020 (ZeRO), section 3.1.
+            gradients="computed",
         ),
         zero_stage=2,
         why="DeepSpeed: parameters gathered one by one, 12 tensors a layer",

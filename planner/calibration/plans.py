@@ -54,7 +54,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
             f"point {point.point_id}: tp={tp} x pp={pp} x cp={cp} do not divide "
             f"n_gpus={point.n_gpus}; correct the degrees"
         )
-    microbatch, count = _batches(point, ways, pp, why)
+    microbatch, count = _batches(_as_cut(point, framework, ways, why), ways, pp, why)
     zero = _or(point.zero, framework.zero_stage)
     if point.zero is None:
         why.append(f"ZeRO {zero}")
@@ -92,6 +92,24 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
 
 def _or(value: int | None, other: int) -> int:
     return other if value is None else value
+
+
+def _as_cut(point: Point, framework: Framework, ways: int, why: list[str]) -> Point:
+    """The row with the framework's microbatch where its own is a guess."""
+    notes, pp = point.notes.lower(), point.pp or 1
+    given = point.microbatch is not None and "inferred" not in notes
+    if framework.microbatches != "stages" or pp == 1 or given:
+        return point
+    found = re.search(r"local batch (\d+)", notes)
+    if found is None and point.global_batch is None:
+        return point
+    each = int(found[1]) if found else (point.global_batch or ways) // ways
+    if each % pp:
+        return point
+    why.append(f"{pp} microbatches of {each // pp}, as many as stages")
+    return replace(
+        point, microbatch=each // pp, global_batch=point.global_batch or each * ways
+    )
 
 
 def _batches(point: Point, ways: int, pp: int, why: list[str]) -> tuple[int, int]:
@@ -164,6 +182,8 @@ def _schedule(
 
 def _sequence_parallel(point: Point, framework: Framework, tp: int) -> bool:
     notes = point.notes.lower()
+    if "selective row uses sequence parallel" in notes:
+        return tp > 1 and "selective" in point.recompute.lower()
     if "no sequence parallel" in notes:
         return False
     stated = "sequence parallel" in notes
@@ -212,16 +232,31 @@ def _as_run(point: Point, recipe: Recipe) -> Recipe:
         recipe = replace(recipe, elementwise=1.0)
     if "async tp" in text or "asynctp" in text:
         recipe = replace(recipe, layer_overlap=_ASYNC_TP)
+    dated = re.search(r"\b(20\d\d)\b", point.source)
+    # It compiles the loss, too: torchtitan/components/loss.py, from 2025 on.
+    if recipe.name == "torchtitan" and dated and int(dated[1]) >= 2025:
+        recipe = replace(recipe, fused_loss="compile" in text)
     return recipe
+
+
+def _dealt(layers: tuple[str, ...], number: int) -> list[list[str]]:
+    """Parts of equal numbers of layers; what is left over goes behind the first one.
+
+    Source: torchtitan, torchtitan/parallelisms/pipelining_utils.py of December 2024
+    (generate_split_points), which spares the first and the last stage.
+    """
+    each, over = divmod(len(layers), number)
+    sizes = [each + (0 < place <= over) for place in range(number)]
+    ends = np.cumsum(sizes)
+    return [
+        list(layers[end - size : end]) for end, size in zip(ends, sizes, strict=True)
+    ]
 
 
 def _stages(
     graph: ModelGraph, pp: int, virtual: int, recompute: str
 ) -> tuple[Stage, ...]:
-    """Layers dealt out evenly; what comes before joins the first, behind the last.
-
-    Source: Megatron-LM, whose stages have equal numbers of layers.
-    """
+    """Layers dealt out evenly; what comes before joins the first, behind the last."""
     names = graph.unit_names
     number = pp * virtual
     kinds = [
@@ -239,7 +274,7 @@ def _stages(
         # Embedding and loss count as layers where there are not enough of these.
         parts = [list(part) for part in np.array_split(np.array(names), number)]
     else:
-        parts = [list(part) for part in np.array_split(np.array(layers), number)]
+        parts = _dealt(layers, number)
         parts[0] = [*names[:before], *parts[0]]
         parts[-1] = [*parts[-1], *names[len(names) - after :]]
     return tuple(

@@ -28,6 +28,7 @@ class BlockClasses:
             it reaches from the first unit that tp reduces in to the last.
         region: Those units.
         gathered_bytes: Outputs that tp gathers whole, at the traced batch. [classes].
+        logit_bytes: Logits of heads, at the traced batch. [classes].
         entered_bytes: Inputs of the same, whose gradients tp sums up. [classes].
     """
 
@@ -38,6 +39,7 @@ class BlockClasses:
     streamed: NDArray[np.bool_]
     region: range
     gathered_bytes: Array
+    logit_bytes: Array
     entered_bytes: Array
 
     def column(self, name: str) -> Array:
@@ -96,6 +98,7 @@ def group_blocks(
         gathered_bytes=np.array(
             [0.0 if loss_parallel else _head_bytes(block)[1] for block in blocks]
         ),
+        logit_bytes=np.array([_head_bytes(block)[1] for block in blocks]),
         entered_bytes=np.array([_head_bytes(block)[0] for block in blocks]),
     )
 

@@ -23,8 +23,8 @@ class Recipe:
         fused_attention: Whether scores stay on the chip; else they are written and
             read, and kept for backward.
         selective: What selective recomputation computes again: ``light``, everything
-            but products and fused attention; ``attention``, the scores alone, as
-            Megatron-LM does.
+            but products and fused attention; ``alternate``, every second product, too;
+            ``attention``, the scores alone, as Megatron-LM does.
         ampere_attention: Whether fused attention is FlashAttention-2 or older, which
             was written for Ampere and leaves newer devices idle.
         recompute_ends: Whether full recomputation covers embedding and head, too.
@@ -46,8 +46,19 @@ class Recipe:
             tokens of its shard; else experts see the whole stream on every tp rank.
         scattered_transfers: Whether tp ranks share what goes from stage to stage, and
             gather it behind.
+        reduces_each: Whether ZeRO 2 and 3 reduce gradients after every microbatch; else
+            once a step.
         pipeline_overlap: Whether copies are made alike behind the first forward and
             the last backward of a pipeline; else nothing hides it there.
+        fused_loss: Whether softmax and cross entropy are one kernel over logits in the
+            compute dtype; else fp32 copies of the logits stand beside them.
+        regathers: Whether tp gathers what colwise layers read once more in backward
+            where sequence parallelism splits it; else it is kept whole.
+        dropout: Whether attention and MLP end in dropout, whose masks are kept.
+        gradients: ``kept``: in the dtype of the parameters, sharded as ZeRO says;
+            ``computed``: in the dtype that backward makes them in, without a copy.
+        gathers_whole: Whether a step is one program, which under ZeRO 3 gathers all
+            weights before the first layer, and below it reduces gradients last.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
@@ -66,7 +77,7 @@ class Recipe:
     attention_forward: float = 0.8
     attention_backward: float = 0.7
     fused_attention: bool = True
-    selective: Literal["light", "attention"] = "light"
+    selective: Literal["light", "alternate", "attention"] = "light"
     ampere_attention: bool = False
     recompute_ends: bool = True
     causal_share: float = 1.0
@@ -78,8 +89,14 @@ class Recipe:
     loss_parallel: bool = False
     experts_on_shards: bool = False
     scattered_transfers: bool = False
+    reduces_each: bool = True
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
+    fused_loss: bool = False
+    regathers: bool = False
+    dropout: bool = False
+    gradients: Literal["kept", "computed"] = "kept"
+    gathers_whole: bool = False
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03
     # In models of no size a kernel takes as long as 4.9 (Llama), 5.3 (Qwen2), 7.4

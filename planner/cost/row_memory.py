@@ -68,6 +68,8 @@ class Bytes(NamedTuple):
     states: float
     swell: float
     reserve: float
+    computed_gradients: bool
+    gathers_whole: bool
     all_waiting: bool
     keeps_sent: bool
 
@@ -89,7 +91,7 @@ def _of_weights(
 ) -> tuple[float, float, float]:
     """Bytes of parameters, gradients and optimizer states on one device."""
     gathered = 0.0
-    if zero == 3 and pp == 1:
+    if zero == 3 and pp == 1 and not of.gathers_whole:
         gathered = min(has.whole, 2 * has.unit) * of.compute
     elif zero >= 1 or of.compute != of.stored:
         gathered = has.whole * of.compute
@@ -101,6 +103,11 @@ def _of_weights(
             whole = has.trained * wide
         owned, trained = has.shard, has.trained_shard
         gradients = has.trained_shard * of.stored + whole
+    if of.computed_gradients:
+        # Alone ZeRO 3 makes one program reduce before the end.
+        early = zero == 3 or (zero == 2 and pp == 1 and not of.gathers_whole)
+        units = 0.0 if of.gathers_whole else 2 * has.trained_unit
+        gradients = (has.trained_shard + units if early else has.trained) * of.compute
     return owned * of.stored + gathered, gradients, trained * of.states
 
 

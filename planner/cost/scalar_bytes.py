@@ -31,6 +31,8 @@ def bytes_of(
         states=float(states),
         swell=1.0 + recipe.fragmentation if on_gpu else 1.0,
         reserve=float(recipe.reserve_bytes) if on_gpu else 0.0,
+        computed_gradients=recipe.gradients == "computed",
+        gathers_whole=recipe.gathers_whole,
         all_waiting=recipe.receive_buffers == "all",
         # gloo's requests hold what they have sent until the pipeline lets go of them.
         keeps_sent=not on_gpu,

@@ -282,7 +282,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         cp_s=cp.seconds @ to_units,
         ep_s=ep.seconds @ to_units,
         saved_bytes=saved,
-        transient_bytes=transient_bytes(saved, working, to_units),
+        transient_bytes=transient_bytes(saved, working, to_units, repeated),
         dense_parameters=dense,
         expert_parameters=expert,
         trained_dense=trained_dense,

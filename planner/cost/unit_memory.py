@@ -52,17 +52,75 @@ def saved_bytes(
     gathered, boundary = (
         classes.column(name) for name in ("saved_gathered_bytes", "boundary_bytes")
     )
+    if setting.recipe.regathers:
+        gathered = np.zeros_like(gathered)
     none = divided("saved_bytes", "saved_tensor_bytes", gathered)
     kinds = ("saved_selective_bytes", "saved_selective_tensor_bytes")
     sums = classes.column(kinds[0]) - classes.column(kinds[1]) - boundary
+    if setting.recipe.regathers:
+        sums = np.zeros_like(sums)
     selective = np.minimum(none, divided(*kinds, np.maximum(sums, 0.0)))
+    full = column * boundary / stream
+    if setting.recipe.selective == "alternate":
+        selective = selective - _every_second(setting, classes, combos, stream)
+        selective = np.maximum(selective, full)
+    none = none + column * _mask_bytes(setting, classes) / stream
     if setting.recipe.selective == "attention":
         selective = none
     none = none + _score_bytes(setting, classes, combos)
-    full = column * boundary / stream
     working = column * classes.column("transient_bytes")
-    working = np.where(classes.streamed, working / tp, working)
+    apart = classes.streamed
+    if setting.recipe.loss_parallel:
+        apart = apart | (classes.logit_bytes > 0)
+    working = np.where(apart, working / tp, working)
+    if setting.recipe.fused_loss:
+        ways = tp if setting.recipe.loss_parallel else 1.0
+        logits = column * classes.logit_bytes / ways
+        # Logits, what their gradient is made of, and that: nothing is there in fp32.
+        wide = (4.0 / dtype_bytes(setting.graph.dtype) - 1.0) * logits
+        none = np.maximum(none - wide, full)
+        selective = np.minimum(selective, none)
+        working = np.where(logits > 0, 2.0 * logits, working)
     return np.stack([none, selective, full]), working
+
+
+def _every_second(
+    setting: Setting, classes: BlockClasses, combos: Combinations, stream: Array
+) -> Array:
+    """Outputs of products that alternate recomputation makes again. [C, classes].
+
+    Of a layer's products with weights it makes every second one again: half of their
+    bytes, as several of them may have been merged into one. Source: torchtitan,
+    torchtitan/parallelisms/parallelize_llama.py of December 2024, whose op-wise
+    checkpointing recomputes every other mm.
+    """
+    table = classes.kernels
+    tokens = (combos.microbatch / setting.graph.batch / combos.cp)[:, None]
+    tp = combos.tp[:, None].astype(float)
+    heads = np.array([block.kind == "head" for block in classes.blocks])
+    product = (table.kind == 0) & (table.weight_bytes > 0) & ~heads[table.owner]
+    made = np.where(product, table.batch * table.m * table.n * table.count, 0.0)
+    # Colwise products put out what tp divides, the others the stream.
+    ways = np.where(table.style == 0, tp, stream[:, table.owner])
+    member = np.zeros((len(table.owner), len(classes.blocks)))
+    member[np.arange(len(table.owner)), table.owner] = 1.0
+    half = 0.5 * dtype_bytes(setting.activation_dtype)
+    return np.asarray(half * (tokens * made / ways) @ member)
+
+
+def _mask_bytes(setting: Setting, classes: BlockClasses) -> Array:
+    """Masks of dropout behind attention and MLP, a byte an element. [classes].
+
+    Source: Korthikanti et al. 2022, section 4.1.
+    """
+    if not setting.recipe.dropout:
+        return np.zeros(len(classes.blocks))
+    element = dtype_bytes(setting.graph.dtype)
+    stream = float(np.max(setting.graph.cut_bytes, initial=0.0)) / element
+    ends = ("attention", "mlp", "expert")
+    inside = np.array([block.kind in ends for block in classes.blocks])
+    # A mask is a byte whatever the activations have: undo what scales those.
+    return np.where(inside, stream, 0.0) / setting.element_ratio
 
 
 def _score_bytes(
@@ -79,17 +137,21 @@ def _score_bytes(
     return np.asarray(_SCORE_BYTES * scores @ member)
 
 
-def transient_bytes(saved: Array, working: Array, to_units: Array) -> Array:
+def transient_bytes(
+    saved: Array, working: Array, to_units: Array, repeated: NDArray[np.bool_]
+) -> Array:
     """Working set of each unit by recompute kind. Shape [3, C, U], as ``saved``.
 
     A unit is recomputed as a whole, so that in its backward all that it would have
-    kept without recomputation is there at once.
+    kept without recomputation is there at once; of units that are not ``repeated``
+    that is kept anyway.
     """
     largest = np.zeros((working.shape[0], to_units.shape[1]))
     for index, present in enumerate(to_units > 0):
         np.maximum(largest, working[:, index, None] * present, out=largest)
     none, selective, _ = saved
-    return np.stack([largest, largest + none - selective, largest + none])
+    again = np.where(repeated, none, 0.0)
+    return np.stack([largest, largest + none - selective, largest + again])
 
 
 def cut_bytes(

@@ -204,3 +204,32 @@ def test_frozen_parameters_take_their_own_memory_alone() -> None:
         assert found.parameters == parts(zero).parameters
         assert found.gradients == gradients
         assert found.optimizer == optimizer
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients"),
+    [
+        (0, 6 * P, 2 * P),
+        (2, 4 * SHARD + 2 * P, 2 * P),
+        (3, 4 * SHARD + 2 * P, 2 * SHARD),
+    ],
+)
+def test_one_program_gathers_first_and_keeps_gradients_as_computed(
+    zero: int, parameters: int, gradients: int
+) -> None:
+    recipe = Recipe(name="x", gradients="computed", gathers_whole=True)
+    found = parts(zero, precision=MIXED, recipe=recipe)
+    assert found.parameters == parameters
+    assert found.gradients == gradients
+    assert found.optimizer == parts(zero, precision=MIXED).optimizer
+
+
+@pytest.mark.parametrize(
+    ("zero", "gradients"),
+    [(0, 2 * P), (1, 2 * P), (2, 2 * SHARD + 2 * 2 * UNIT)],
+)
+def test_computed_gradients_are_sharded_as_backward_goes(
+    zero: int, gradients: int
+) -> None:
+    recipe = Recipe(name="x", gradients="computed")
+    assert parts(zero, precision=MIXED, recipe=recipe).gradients == gradients

@@ -1,0 +1,137 @@
+"""What a recipe changes in the activations of a unit, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.cost.recipes import Recipe
+from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.graph import Kernel, ModelGraph
+from tests.cost.made import HIDDEN, TOKENS, device, hosts, setting_for, uniform_graph
+
+STREAM = 2.0 * TOKENS * HIDDEN
+VOCAB = 4 * HIDDEN
+LOGITS = 2.0 * TOKENS * VOCAB
+CLUSTER = hosts((1, 8, device()))
+#: Kinds of recomputation, first axis of saved and transient bytes.
+NONE, SELECTIVE, FULL = range(3)
+
+
+def priced(graph: ModelGraph, recipe: Recipe, tp: int = 1, split: int = 0) -> UnitCosts:
+    one = np.ones(1, dtype=np.int64)
+    return price_units(
+        setting_for(graph, CLUSTER, recipe=recipe),
+        Combinations(
+            tp=tp * one, cp=one, ep=one, microbatch=one, sequence_parallel=split * one
+        ),
+    )
+
+
+def with_head() -> ModelGraph:
+    """Two layers and a head, whose fp32 log-softmax is kept: twice the logits."""
+    graph = uniform_graph(3)
+    product = Kernel(
+        kind="matmul",
+        m=TOKENS,
+        n=VOCAB,
+        k=HIDDEN,
+        forward_bytes=STREAM + LOGITS,
+        weight_bytes=2.0 * HIDDEN * VOCAB,
+        style="colwise",
+    )
+    head = replace(
+        graph.blocks[2],
+        kind="head",
+        repeat="head",
+        kernels=(product,),
+        tp_collectives=0,
+        saved_bytes=STREAM + 2 * LOGITS,
+        saved_tensor_bytes=2 * LOGITS,
+        saved_selective_bytes=STREAM + LOGITS,
+        saved_selective_tensor_bytes=LOGITS,
+        transient_bytes=4 * LOGITS,
+    )
+    return replace(graph, blocks=(*graph.blocks[:2], head))
+
+
+def head_bytes(recipe: Recipe, tp: int = 1) -> tuple[float, float]:
+    """Kept without recomputation, and the working set with full recomputation."""
+    costs = priced(with_head(), recipe, tp)
+    return costs.saved_bytes[NONE, 0, 2], costs.transient_bytes[FULL, 0, 2]
+
+
+def test_a_head_that_is_not_recomputed_is_not_kept_twice() -> None:
+    kept, working = head_bytes(Recipe(name="x", recompute_ends=False))
+    assert (kept, working) == (STREAM + 2 * LOGITS, 4 * LOGITS)
+    _, again = head_bytes(Recipe(name="x"))
+    assert again == 4 * LOGITS + kept
+
+
+def test_a_fused_loss_has_three_copies_of_logits_in_the_compute_dtype() -> None:
+    kept, working = head_bytes(
+        Recipe(name="x", recompute_ends=False, fused_loss=True, loss_parallel=True)
+    )
+    assert (kept, working) == (STREAM + LOGITS, 2 * LOGITS)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_tp_divides_all_of_a_parallel_loss(fused: bool) -> None:
+    recipe = Recipe(
+        name="x", recompute_ends=False, loss_parallel=True, fused_loss=fused
+    )
+    whole, part = head_bytes(recipe), head_bytes(recipe, tp=4)
+    assert part[0] - STREAM == pytest.approx((whole[0] - STREAM) / 4)
+    assert part[1] == pytest.approx(whole[1] / 4)
+
+
+def test_a_loss_over_gathered_logits_is_whole_on_every_rank() -> None:
+    recipe = Recipe(name="x", recompute_ends=False, fused_loss=True)
+    assert head_bytes(recipe, tp=4) == head_bytes(recipe)
+
+
+def test_gathering_again_keeps_shards_alone() -> None:
+    graph = uniform_graph(4, saved_gathered_bytes=STREAM)
+    kept, again = (
+        priced(graph, Recipe(name="x", regathers=flag), tp=4, split=1)
+        for flag in (False, True)
+    )
+    assert kept.saved_bytes[NONE, 0, 1] == pytest.approx((5 / 4 + 1) * STREAM)
+    assert again.saved_bytes[NONE, 0, 1] == pytest.approx(6 / 4 * STREAM)
+
+
+@pytest.mark.parametrize(("tp", "split"), [(1, 0), (4, 0), (4, 1)])
+def test_dropout_keeps_a_byte_of_each_element_of_the_stream(
+    tp: int, split: int
+) -> None:
+    graph = uniform_graph(4)
+    without, masks = (
+        priced(graph, Recipe(name="x", dropout=flag), tp, split)
+        for flag in (False, True)
+    )
+    more = masks.saved_bytes - without.saved_bytes
+    one = TOKENS * HIDDEN / (tp if split else 1)
+    assert more[NONE, 0] == pytest.approx([one] * 4)
+    assert more[FULL, 0] == pytest.approx([0.0] * 4)
+
+
+@pytest.mark.parametrize(("tp", "split"), [(1, 0), (4, 0), (4, 1)])
+def test_alternate_recomputation_keeps_half_of_what_products_put_out(
+    tp: int, split: int
+) -> None:
+    graph = uniform_graph(4)
+    light, half = (
+        priced(graph, Recipe(name="x", selective=kind), tp, split)
+        for kind in ("light", "alternate")
+    )
+    # One colwise product, which tp divides; one rowwise, whose output is the stream.
+    less = (STREAM / tp + STREAM / (tp if split else 1)) / 2
+    found = light.saved_bytes - half.saved_bytes
+    kept = light.saved_bytes[SELECTIVE, 0] - light.saved_bytes[FULL, 0]
+    assert found[SELECTIVE, 0] == pytest.approx(np.minimum(less, kept))
+    assert found[[NONE, FULL]] == pytest.approx(0.0)
+    # What is not kept is made again, so that the peak of one unit stays.
+    total = [c.saved_bytes + c.transient_bytes for c in (light, half)]
+    assert total[1][SELECTIVE, 0] == pytest.approx(total[0][SELECTIVE, 0])
