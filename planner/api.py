@@ -194,7 +194,8 @@ def plan(
         precision: Dtypes; bf16 compute over fp32 weights by default.
         optimizer: AdamW by default.
         grad_clip_norm: Largest gradient norm; None for no clipping.
-        recipe: Which framework's constants price the plan.
+        recipe: Which framework's constants price the plan: ``torch``, or with a
+            calibration any that measurements are of, such as ``megatron``.
         calibration: Fitted constants of GPUs and frameworks: ``shipped``, a file that
             ``meshwright calibrate`` wrote, a Calibration, or None for what the
             cluster's document says. CPUs and devices that were measured (``meshwright

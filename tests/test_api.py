@@ -127,7 +127,7 @@ def test_a_cluster_may_be_named() -> None:
         ({"target": "megatron"}, UnknownNameError, "target"),
         ({"devices": "some"}, UnknownNameError, "devices"),
         ({"partitioner": "exhastive"}, UnknownNameError, "'exhaustive'"),
-        ({"recipe": "megatron"}, UnknownNameError, "recipe"),
+        ({"recipe": "magic"}, UnknownNameError, "recipe"),
         ({"memory_fraction": 0.0}, StrategyError, "memory_fraction=0.0"),
         ({"memory_fraction": 1.5}, StrategyError, "memory_fraction=1.5"),
         ({"evaluation_budget": 0}, StrategyError, "evaluation_budget=0"),

@@ -10,7 +10,7 @@ from planner.calibration.store import has_shipped, load_calibration, shipped
 from planner.cluster import Cluster
 from planner.cost import Recipe, get_recipe
 from planner.cost.constants import Calibration
-from planner.errors import CalibrationError
+from planner.errors import CalibrationError, UnknownNameError
 
 __all__ = ["CalibrationChoice", "calibrated_recipe", "choose_calibration"]
 
@@ -68,4 +68,4 @@ def calibrated_recipe(name: str, calibration: Calibration | None) -> Recipe:
         return calibration.recipes[name]
     if name in FRAMEWORKS:
         return FRAMEWORKS[name].recipe
-    return get_recipe(name)
+    raise UnknownNameError("recipe", name, FRAMEWORKS)

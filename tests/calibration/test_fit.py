@@ -46,9 +46,9 @@ def _prepared() -> tuple[Case, ...]:
 
 
 def _made_up() -> Calibration:
-    """Constants that are not the starting ones, up and down by turns."""
-    shift = 0.5 * np.where(np.arange(VECTOR.size) % 2, 1.0, -1.0)
-    return VECTOR.calibration(VECTOR.start() + shift, "made up")
+    """Constants that are not the starting ones, up and down, away from the bounds."""
+    start = VECTOR.start()
+    return VECTOR.calibration(start - 0.5 * np.where(start > 0, 1, -1), "made up")
 
 
 def _measured(cases: Sequence[Case], truth: Calibration) -> list[Case]:

@@ -42,7 +42,9 @@ def test_every_recipe_that_plans_are_priced_with_is_a_framework() -> None:
     ],
 )
 def test_sources_name_their_framework(source: str, name: str) -> None:
-    assert framework_of(point(source=source)) == (name, "")
+    found, why = framework_of(point(source=source))
+    assert found.startswith(name)  # of whatever age
+    assert why == ""
 
 
 @pytest.mark.parametrize(
