@@ -75,8 +75,12 @@ format: setup
 bench: setup
 	@echo "== reading a 405B-parameter model"
 	@$(BIN)/python -m benchmarks.capture
-	@echo "== strategies and schedules per second, and a whole plan"
+	@echo "== a whole plan, and where its time goes"
+	@$(BIN)/python -m benchmarks.planning_time
+	@echo "== strategies and schedules per second"
 	@$(BIN)/python -m benchmarks.search_speed
+	@echo "== closed forms against the simulator"
+	@$(BIN)/python -m benchmarks.fidelity
 	@echo "== a dry run of a 405B-parameter model on 4,096 GPUs"
 	@$(BIN)/python -m benchmarks.verify_speed
 	@echo "== predicted against measured on this machine"

@@ -13,6 +13,7 @@ from planner.calibration.frameworks import FRAMEWORKS, framework_of
 from planner.calibration.known_plans import known_plan, optimizer_of
 from planner.calibration.machines import machine_of
 from planner.calibration.metrics import TIME_METRICS, convention_of, step_seconds
+from planner.calibration.parameters import RECIPE_CONSTANTS
 from planner.calibration.plans import assume_plan
 from planner.calibration.points import Point
 from planner.calibration.published import graph_of, shape_of
@@ -27,7 +28,7 @@ from planner.schema.cluster import DeviceType
 __all__ = ["Case", "prepare", "prepare_all", "recipe_under"]
 
 #: Constants of a recipe that are fitted.
-FITTED = ("overlap", "elementwise", "busy", "tensor_overlap")
+FITTED = tuple(constant.name for constant in RECIPE_CONSTANTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,7 @@ def prepare(point: Point) -> Case:
         recipe=plan.recipe,
         optimizer=optimizer_of(point),
         memory_fraction=FRAMEWORKS[name].memory_share,
+        product_dtype=plan.product_dtype,
     )
     why = (doubt, *stated, *shape.assumed, *machine.assumed, *plan.why, counted)
     return Case(

@@ -47,11 +47,19 @@ class Framework:
 _CAUSAL = 0.5
 
 
+#: Of the bytes that 8 experts a token over 4 hosts would be sent, what leaves a host
+#: when a token is sent to each of them once: 4 (1 - (3/4)^8) / 8. Source: DeepSeek-AI
+#: 2024 (arXiv:2412.19437), section 3.2.2.
+_ONCE = 0.45
+
+
 def _megatron(name: str, **facts: object) -> Recipe:
     """Megatron-LM: tp ranks keep their part of the logits, layers alone recompute."""
     return replace(
         Recipe(name=name),
         loss_parallel=True,
+        experts_on_shards=True,
+        scattered_transfers=True,
         recompute_ends=False,
         causal_share=_CAUSAL,
         receive_buffers="in_flight",
@@ -63,11 +71,13 @@ def _megatron(name: str, **facts: object) -> Recipe:
 FRAMEWORKS: dict[str, Framework] = {
     # What executors/ composes, block by block in eager mode.
     "torch": Framework(
-        recipe=replace(RECIPES["torch"], causal_share=_CAUSAL), zero_stage=3
+        recipe=replace(RECIPES["torch"], causal_share=_CAUSAL, ampere_attention=True),
+        zero_stage=3,
     ),
     "torchtitan": Framework(
         recipe=Recipe(
             name="torchtitan",
+            ampere_attention=True,
             elementwise=0.5,
             causal_share=_CAUSAL,
             loss_parallel=True,
@@ -84,7 +94,11 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "fsdp": Framework(
         recipe=Recipe(
-            name="fsdp", elementwise=0.8, causal_share=_CAUSAL, recompute_ends=False
+            name="fsdp",
+            ampere_attention=True,
+            elementwise=0.8,
+            causal_share=_CAUSAL,
+            recompute_ends=False,
         ),
         zero_stage=3,
         why="llm-foundry: FSDP1 and flash attention",
@@ -119,13 +133,29 @@ FRAMEWORKS: dict[str, Framework] = {
             "megatron",
             elementwise=0.4,
             overlap=0.9,
-            tensor_overlap=0.3,
+            layer_overlap=0.3,
+            expert_overlap=0.3,
             pipeline_overlap=True,
+            routed_share=_ONCE,
         ),
         zero_stage=1,
         sequence_parallel=True,
         why="NeMo and Megatron-Core: Transformer Engine, distributed optimizer with "
         "overlap, sequence parallelism, nothing recomputed unless said",
+    ),
+    "megatron-2025": Framework(
+        recipe=_megatron(
+            "megatron-2025",
+            elementwise=0.6,
+            overlap=0.9,
+            layer_overlap=0.2,
+            expert_overlap=0.1,
+            pipeline_overlap=True,
+        ),
+        zero_stage=1,
+        sequence_parallel=True,
+        why="NeMo before container 25.11: as megatron, but tokens go to their experts "
+        "one by one",
     ),
     "alpa": Framework(
         recipe=_megatron(
@@ -151,6 +181,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "internevo": Framework(
         recipe=Recipe(
             name="internevo",
+            ampere_attention=True,
             elementwise=0.6,
             causal_share=_CAUSAL,
             loss_parallel=True,
@@ -179,9 +210,11 @@ FRAMEWORKS: dict[str, Framework] = {
             # Weights and gradients of 2 bytes, 12 of fp32 weights and moments:
             # Rajbhandari et al. 2020 (ZeRO), section 3.1.
             gradients="computed",
+            recompute_ends=False,
+            pieces=12.0,
         ),
         zero_stage=2,
-        why="DeepSpeed on transformers, in eager mode",
+        why="DeepSpeed: parameters gathered one by one, 12 tensors a layer",
     ),
 }
 
@@ -190,7 +223,8 @@ _WORDS = (
     (("torchtitan", "fms-fsdp"), "torchtitan"),
     (("mosaic", "llm-foundry", "composer"), "fsdp"),
     (("vtrain",), "megatron-deepspeed"),
-    (("bridge", "nemo", "dgxc", "mlperf", "megatron-core", "mcore"), "megatron"),
+    (("dgxc", "25.09", "25.07", "25.05"), "megatron-2025"),
+    (("bridge", "nemo", "mlperf", "megatron-core", "mcore"), "megatron"),
     (("alpa",), "alpa"),
     (("internevo", "internlm"), "internevo"),
     (("maxtext", "jax", "levanter", "tpu", "praxis"), "jax"),
@@ -209,18 +243,20 @@ def framework_of(point: Point) -> tuple[str, str]:
     text = f"{point.source} {point.notes}".lower()
     for words, name in _WORDS:
         if any(word in point.source.lower() for word in words):
-            if name == "megatron-2021" and _is_recent(point):
-                name = "megatron"
-            return name, ""
+            return _of_age(name, point), ""
     for words, name in _WORDS:
         if any(word in text for word in words):
-            if name == "megatron-2021" and _is_recent(point):
-                name = "megatron"
+            name = _of_age(name, point)
             return name, f"framework {name} by the notes"
     name = "megatron" if (point.pp or 1) > 1 else "torchtitan"
     return name, f"framework not named: constants of {name}"
 
 
-def _is_recent(point: Point) -> bool:
-    gpu = point.gpu.lower()
-    return any(word in gpu for word in ("h100", "h200", "h800", "b200", "b300", "mi3"))
+def _of_age(name: str, point: Point) -> str:
+    """Megatron-LM with ZeRO 3 is DeepSpeed's; on GPUs of 2023 and newer it is new."""
+    if name != "megatron-2021":
+        return name
+    if point.zero == 3:
+        return "deepspeed"
+    recent = ("h100", "h200", "h800", "b200", "b300", "mi3")
+    return "megatron" if any(word in point.gpu.lower() for word in recent) else name

@@ -20,6 +20,10 @@ __all__ = ["DEVICE_CONSTANTS", "RECIPE_CONSTANTS", "Constant", "Vector"]
 
 Array = NDArray[np.float64]
 
+#: Share between the bounds that a fit keeps from them at its start: logits of bounds
+#: have no slope.
+_MARGIN = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
@@ -42,7 +46,7 @@ class Constant:
     def to_logit(self, value: float) -> float:
         """Place between the bounds on an endless scale."""
         share = (value - self.low) / (self.high - self.low)
-        share = min(max(share, 0.02), 0.98)
+        share = min(max(share, _MARGIN), 1 - _MARGIN)
         return float(np.log(share / (1 - share)))
 
     def from_logit(self, place: float) -> float:
@@ -53,7 +57,7 @@ class Constant:
 #: At most six of a device.
 DEVICE_CONSTANTS = (
     Constant(name="matmul_efficiency", low=0.3, high=1.0, start=0.75),
-    Constant(name="ramp_s", low=0.0, high=6e-5, start=1e-5),
+    Constant(name="inner_ramp", low=10.0, high=1500.0, start=250.0),
     Constant(name="attention_efficiency", low=0.15, high=1.0, start=0.6),
     Constant(name="memory_efficiency", low=0.4, high=1.0, start=0.8),
     Constant(name="link_efficiency", low=0.2, high=1.0, start=0.7),
@@ -63,8 +67,8 @@ DEVICE_CONSTANTS = (
 RECIPE_CONSTANTS = (
     Constant(name="overlap", low=0.0, high=1.0, start=0.8),
     Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
-    Constant(name="busy", low=0.55, high=1.0, start=0.92),
-    Constant(name="tensor_overlap", low=0.0, high=0.95, start=0.1),
+    Constant(name="layer_overlap", low=0.0, high=0.95, start=0.1),
+    Constant(name="expert_overlap", low=0.0, high=0.95, start=0.2),
 )
 
 

@@ -24,6 +24,7 @@ class AssumedPlan:
     Attributes:
         strategy: With stages.
         precision: Dtypes.
+        product_dtype: Of matrix products where it is not the compute dtype.
         recipe: The framework's, as this run used it.
         why: What the row does not say.
     """
@@ -31,6 +32,7 @@ class AssumedPlan:
     strategy: Strategy
     precision: Precision
     recipe: Recipe
+    product_dtype: str | None
     why: tuple[str, ...]
 
 
@@ -82,6 +84,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
     return AssumedPlan(
         strategy=strategy,
         precision=_precision(point),
+        product_dtype="float4" if _is_float4(point) else None,
         recipe=_as_run(point, framework.recipe),
         why=tuple(why),
     )
@@ -118,6 +121,9 @@ def _batches(point: Point, ways: int, pp: int, why: list[str]) -> tuple[int, int
         while total and microbatch > 1 and total % (microbatch * ways):
             microbatch -= 1
         why.append(f"microbatch {microbatch}, not given")
+    stated = re.search(r"(\d+) grad-accum|grad accumulation (\d+)", point.notes.lower())
+    if total is None and stated:
+        return microbatch, int(stated[1] or stated[2])
     if total is None:
         count = 4 * pp if pp > 1 else 1
         why.append(f"{count} microbatches a step, global batch not given")
@@ -210,14 +216,26 @@ def _precision(point: Point) -> Precision:
     return Precision(compute="float32")
 
 
+def _is_float4(point: Point) -> bool:
+    return any(word in point.precision.lower() for word in ("fp4", "float4"))
+
+
+#: Share of tp's collectives behind products with torch's async tensor parallelism,
+#: which splits both into pieces. Source: Wang et al., "Introducing Async Tensor
+#: Parallelism in PyTorch", 2024.
+_ASYNC_TP = 0.6
+
+
 def _as_run(point: Point, recipe: Recipe) -> Recipe:
     text = f"{point.precision} {point.notes}".lower()
     if "eager" in text:
-        return replace(recipe, elementwise=1.0)
+        recipe = replace(recipe, elementwise=1.0)
+    if "async tp" in text or "asynctp" in text:
+        recipe = replace(recipe, layer_overlap=_ASYNC_TP)
     dated = re.search(r"\b(20\d\d)\b", point.source)
     # It compiles the loss, too: torchtitan/components/loss.py, from 2025 on.
     if recipe.name == "torchtitan" and dated and int(dated[1]) >= 2025:
-        return replace(recipe, fused_loss="compile" in text)
+        recipe = replace(recipe, fused_loss="compile" in text)
     return recipe
 
 

@@ -47,12 +47,15 @@ class BlockClasses:
         return np.array([float(getattr(block, name)) for block in self.blocks])
 
 
-def group_blocks(graph: ModelGraph, loss_parallel: bool = False) -> BlockClasses:
+def group_blocks(
+    graph: ModelGraph, loss_parallel: bool = False, experts_on_shards: bool = False
+) -> BlockClasses:
     """Find the classes of a graph.
 
     Args:
         graph: The model.
         loss_parallel: Whether tp ranks take the loss of their part of the vocabulary.
+        experts_on_shards: Whether tp ranks route the tokens of their shards.
     """
     seen: dict[object, int] = {}
     blocks: list[Block] = []
@@ -74,7 +77,8 @@ def group_blocks(graph: ModelGraph, loss_parallel: bool = False) -> BlockClasses
             )
             if key not in seen:
                 seen[key] = len(blocks)
-                blocks.append(_as_run(block, inside, loss_parallel))
+                run = _as_run(block, inside, loss_parallel)
+                blocks.append(_on_shards(run) if experts_on_shards else run)
                 streamed.append(inside)
             count[seen[key], unit] += 1
     attention = [any(k.kind == "attention" for k in block.kernels) for block in blocks]
@@ -132,6 +136,19 @@ def _as_run(block: Block, inside: bool, loss_parallel: bool) -> Block:
     if inside:
         return block
     return replace(block, kernels=tuple(_whole(k, {"stream"}) for k in block.kernels))
+
+
+def _on_shards(block: Block) -> Block:
+    """A block whose experts see a shard of the stream under sequence parallelism."""
+    if block.kind != "expert":
+        return block
+    return replace(
+        block,
+        kernels=tuple(
+            replace(k, style="stream") if k.style == "none" else k
+            for k in block.kernels
+        ),
+    )
 
 
 def _whole(kernel: Kernel, styles: set[str]) -> Kernel:

@@ -35,12 +35,16 @@ class Groups:
         bandwidth: Bytes/s of one member at a level. Shape [distinct, levels].
         latency: Seconds of one message at a level. Shape [distinct, levels].
         which: Distinct group of each strategy. Shape [n].
+        rings: Whether gathers and scatters always go round: NCCL has trees for
+            reductions to all, and for the others one from release 2.23 on, with one
+            device a host. Source: NCCL's release notes, "PAT algorithm".
     """
 
     members: Array
     bandwidth: Array
     latency: Array
     which: Index
+    rings: bool = False
 
     @classmethod
     def from_levels(
@@ -48,6 +52,7 @@ class Groups:
         groups: Sequence[Sequence[AxisLevel]],
         which: Index | None = None,
         efficiency: float = 1.0,
+        rings: bool = False,
     ) -> Groups:
         """Pad groups given level by level, innermost first.
 
@@ -55,6 +60,7 @@ class Groups:
             groups: The distinct ones.
             which: Distinct group of each strategy; one strategy a group if None.
             efficiency: Share of the links' bandwidth that is reached.
+            rings: As the attribute.
         """
         width = max((len(levels) for levels in groups), default=1) or 1
         members = np.ones((len(groups), width))
@@ -70,6 +76,7 @@ class Groups:
             bandwidth=bandwidth,
             latency=latency,
             which=np.arange(len(groups)) if which is None else which,
+            rings=rings,
         )
 
     @property
@@ -101,7 +108,13 @@ def _ring(groups: Groups, passes: float) -> _Line:
     """
     n, used = groups.distinct_size, groups.members > 1
     rate = np.where(used, groups.bandwidth * _below(groups), np.inf).min(axis=1)
-    steps = np.where(used, groups.members * groups.latency, 0.0).sum(axis=1)
+    if groups.rings:
+        # One message goes all the way round: at a level between the members of each
+        # group that meets there.
+        around = (groups.members - 1) * n[:, None] / _below(groups) / groups.members
+    else:
+        around = groups.members
+    steps = np.where(used, around * groups.latency, 0.0).sum(axis=1)
     return passes * steps, passes * (n - 1) / n / rate
 
 
@@ -155,6 +168,8 @@ def lines_of(
         lines = [_measured(known, groups)]
     elif kind == "all_to_all":
         lines = [_all_to_all(groups)]
+    elif groups.rings and kind != "all_reduce":
+        lines = [_ring(groups, _PASSES[kind])]
     else:
         lines = [time(groups, _PASSES[kind]) for time in (_ring, _hierarchical)]
     alone = groups.distinct_size <= 1

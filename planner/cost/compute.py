@@ -38,6 +38,14 @@ Array = NDArray[np.float64]
 #: section 4.1, for the fused softmax of Megatron-LM.
 _SCORES_MOVED = (6.5, 9.5)
 
+#: What FlashAttention-2 reaches on devices newer than Ampere over what attention written
+#: for them does. Source: Shah et al. 2024 (FlashAttention-3, arXiv:2407.08608), figures
+#: 5 and 6: about 350 to 400 against 600 to 740 TFLOP/s on H100.
+_AMPERE_ON_NEWER = 0.57
+
+#: Head size at which attention would reach half of what endless heads would.
+_HEAD_RAMP = 32.0
+
 _STYLES = ("colwise", "rowwise", "local", "stream", "none")
 _KINDS = ("matmul", "attention", "conv", "embedding", "memory")
 
@@ -166,6 +174,7 @@ class _Division:
         work: Ranks that share the FLOPs.
         share: Of the activation bytes.
         weights: Bytes of weights on one device.
+        rows: Length of a product's first dimension, m.
         padding: Computed over useful FLOPs.
     """
 
@@ -173,6 +182,7 @@ class _Division:
     work: Array
     share: Array
     weights: Array
+    rows: Array
     padding: Array
 
 
@@ -196,7 +206,8 @@ def _divide(
         weights=table.weight_bytes
         * (1 - table.expert_share + table.expert_share / ep)
         / np.where(style <= 1, tp, 1.0),
-        padding=_padding(table, device, scale, tp),
+        rows=_rows(table, scale, ep),
+        padding=_padding(table, device, _rows(table, scale, ep), tp),
     )
 
 
@@ -205,8 +216,10 @@ def _rates(
 ) -> Array:
     """FLOP/s that very large kernels reach. Shape [1, kernels]."""
     # Recipes for float8 convert products alone; attention stays in bfloat16.
-    around = "bfloat16" if dtype == "float8" else dtype
-    share = constants.float8_efficiency if dtype == "float8" else 1.0
+    around = "bfloat16" if dtype in ("float8", "float4") else dtype
+    # Each halving of the width loses the same share to casts and scales.
+    narrowed = {"float8": 1, "float4": 2}.get(dtype, 0)
+    share = constants.float8_efficiency**narrowed
     peak = np.where(
         table.kind[None, :] == 1,
         peak_flops_per_s(device, around),
@@ -236,7 +249,7 @@ def kernel_times(
         table: Kernels at the traced batch.
         device: On which they run.
         recipe: Of the framework.
-        dtype: Compute dtype.
+        dtype: Of products; ``float4`` where a run has them, beside the compute dtypes.
         element: Bytes of an activation over what it had in the trace.
         tokens: Microbatch size over the traced batch. Shape [combinations].
         tp: Shape [combinations]; likewise cp, ep.
@@ -256,35 +269,99 @@ def kernel_times(
     overhead = device.kernel_overhead_s * host
     bandwidth = device.memory_bandwidth_bytes_per_s * reach.memory_efficiency
 
-    def seconds(flops: Array, moved: Array, ops: Array, efficiency: float) -> Array:
+    def seconds(
+        flops: Array,
+        moved: Array,
+        ops: Array,
+        efficiency: Array,
+        inner: Array,
+        held: Array,
+    ) -> Array:
         speed = np.where(fused, rate * efficiency, rate)
         busy = flops * skipped * part.scale / part.work * part.padding
         ramp = np.where(dense & (flops > 0), reach.half_efficiency_flops * ops, 0.0)
-        size = (moved * light * part.scale * part.share + part.weights * ops) * element
-        slow = np.where(dense & (flops > 0), reach.ramp_s * ops, 0.0)
-        roof = np.maximum((busy + ramp) / speed + slow, size / bandwidth)
-        return np.asarray(table.count * (roof + overhead * ops) / recipe.busy)
+        size = (moved * light * part.scale * part.share + part.weights * held) * element
+        roof = np.maximum((busy * inner + ramp) / speed, size / bandwidth)
+        return np.asarray(table.count * (roof + overhead * ops))
 
     one = np.ones(len(table.count))
     product = _backward_ops(table)
-    share = reach.attention_efficiency
-    forward = seconds(table.forward_flops, table.forward_bytes, one, share)
+    share = reach.attention_efficiency * _head_share(table, reach)
+    if recipe.ampere_attention and "float8_e4m3fn" in device.peak_flops_per_s:
+        share = share * _AMPERE_ON_NEWER
+    inner = _inner_factors(table, reach.inner_ramp, part.rows, tp[:, None])
+    forward = seconds(
+        table.forward_flops, table.forward_bytes, one, share, inner[0], one
+    )
     again = np.where(fused[0], table.recompute_flops, 0.0)
-    share *= recipe.attention_backward / recipe.attention_forward
+    # Gradients of experts' weights are as many as a device has experts, whatever the
+    # number of tokens.
+    made = np.where(table.trained & (table.expert_share > 0), table.weight_bytes, 0.0)
+    share = share * (recipe.attention_backward / recipe.attention_forward)
     backward = seconds(
-        table.backward_flops + again, table.backward_bytes, product, share
+        table.backward_flops + again,
+        np.maximum(table.backward_bytes - made, 0.0),
+        product,
+        share,
+        inner[1],
+        product + (made > 0),
     )
     if not recipe.fused_attention:
         scores = score_elements(table, part.scale, tp[:, None]) * table.count * element
-        written = 2 * scores / bandwidth / recipe.busy
+        written = 2 * scores / bandwidth
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
-    again_too = attention & ~fused if recipe.selective == "attention" else ~dense
+    again_too = np.where(
+        attention & ~fused if recipe.selective == "attention" else ~dense, 1.0, 0.0
+    )
+    if recipe.selective == "alternate":
+        weighted = (table.kind == 0) & (table.weight_bytes > 0)
+        again_too = np.where(weighted, 0.5, again_too)
     return KernelTimes(
         forward=forward,
         backward=backward,
         weight=np.where(dense & table.trained, backward / np.maximum(product, 1), 0.0),
-        selective=np.where(again_too, forward, 0.0),
+        selective=again_too * forward,
+    )
+
+
+def _head_share(table: KernelTable, reach: DeviceConstants) -> Array:
+    """What attention reaches at a head size, over what it does at 128. [kernels].
+
+    Small heads leave less to do between two exponentials. Source: Dao 2023
+    (FlashAttention-2), figures 4 and 5: size 64 reaches five sixths of size 128.
+    Documents of devices, which no fit has been at, say nothing of it.
+    """
+    if not reach.inner_ramp:
+        return np.ones(len(table.k))
+    share = table.k / (table.k + _HEAD_RAMP) * (128 + _HEAD_RAMP) / 128
+    return np.asarray(np.where(table.kind == 1, share, 1.0))
+
+
+def _inner_factors(
+    table: KernelTable, ramp: float, rows: Array, tp: Array
+) -> tuple[Array, Array]:
+    """Time of products of some inner length over that of endless ones.
+
+    Forward sums over k, the input's gradient over n, the weight's over tokens.
+
+    Args:
+        table: Kernels at the traced batch.
+        ramp: Inner length that reaches half of the rate.
+        rows: Length of m. Shape [combinations, kernels].
+        tp: Shape [combinations, 1].
+    Returns:
+        Of forward and of backward. Shapes [combinations, kernels].
+    """
+    style, product = table.style[None, :], table.kind[None, :] == 0
+    k = np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0)
+    n = np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0)
+    m = np.maximum(rows, 1.0)
+    weights = table.trained & (table.weight_bytes > 0)
+    backward = np.where(weights, (1 / n + 1 / m) / 2, 1 / n)
+    return (
+        np.asarray(np.where(product, 1 + ramp / k, 1.0)),
+        np.asarray(np.where(product, 1 + ramp * backward, 1.0)),
     )
 
 
@@ -339,15 +416,20 @@ def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Arra
     return np.asarray(np.where(divided, kept / tp[:, None], kept))
 
 
-def _padding(table: KernelTable, device: DeviceType, scale: Array, tp: Array) -> Array:
+def _rows(table: KernelTable, scale: Array, ep: Array) -> Array:
+    """Length of m. A device that has 1/ep of the experts gets ep ranks' tokens."""
+    return np.asarray(table.m * scale * np.where(table.expert_share > 0, ep, 1.0))
+
+
+def _padding(table: KernelTable, device: DeviceType, rows: Array, tp: Array) -> Array:
     """Computed over useful FLOPs, from output tiles of 128 x 128 on GPUs.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, section "Tile
     quantization". CPUs show no such steps at the sizes that matter.
     """
     if device.backend == "gloo":
-        return np.ones((len(scale), len(table.k)))
-    m = np.maximum(table.m * scale, 1.0)
+        return np.ones((len(rows), len(table.k)))
+    m = np.maximum(rows, 1.0)
     n = np.maximum(np.where(table.style[None, :] == 0, table.n / tp, table.n), 1.0)
     padded = _padded(m, 128) * _padded(n, 128) / (m * n)
     return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))

@@ -22,8 +22,8 @@ class DeviceConstants:
     Attributes:
         matmul_efficiency: Share of the peak that a very large product reaches.
         half_efficiency_flops: FLOPs of a product that reaches half of that.
-        ramp_s: Seconds that a product takes beyond that: filling and draining the
-            device, the last wave of tiles.
+        inner_ramp: Inner length at which a product reaches half of that: each tile of
+            the output fills and drains its pipeline once, however long the sum in it.
         attention_efficiency: Share of that rate that fused attention reaches forward;
             backward reaches less by the recipe's ratio of the two.
         memory_efficiency: Share of the memory bandwidth.
@@ -35,7 +35,7 @@ class DeviceConstants:
     matmul_efficiency: float
     attention_efficiency: float
     half_efficiency_flops: float = 0.0
-    ramp_s: float = 0.0
+    inner_ramp: float = 0.0
     memory_efficiency: float = 1.0
     link_efficiency: float = 1.0
     float8_efficiency: float = 1.0

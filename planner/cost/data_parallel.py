@@ -177,7 +177,7 @@ def exposed_seconds(
         plain(num_microbatches),
         np.ascontiguousarray(scalars),
         np.ascontiguousarray(trained),
-        np.ascontiguousarray(units),
+        np.ascontiguousarray(units * recipe.pieces),
         np.ascontiguousarray(forward_s),
         np.ascontiguousarray(backward_s),
         plain(shard.which),

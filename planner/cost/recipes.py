@@ -25,19 +25,27 @@ class Recipe:
         selective: What selective recomputation computes again: ``light``, everything
             but products and fused attention; ``alternate``, every second product, too;
             ``attention``, the scores alone, as Megatron-LM does.
-        recompute_ends: Whether full recomputation covers embedding and head, too.
+        ampere_attention: Whether fused attention is FlashAttention-2 or older, which
+            was written for Ampere and leaves newer devices idle.
+        recompute_ends: Whether recomputation covers embedding and head, too.
         causal_share: Share of the scores of causal attention that fused kernels
             compute; 1 where they skip nothing.
         elementwise: Share of the bytes of elementwise ops and norms, op by op, that
             remain once kernels are fused.
-        busy: Share of the time in which a GPU's kernels run, between launches, gaps
-            and the slowest of many devices.
         receive_buffers: ``all``: pipelines hold receive buffers of every microbatch
             (torch.distributed.pipelining, stage.py, seen on 2.11 to 2.13);
             ``in_flight``: of one microbatch.
-        tensor_overlap: Share of tp's collectives that hides under products.
+        layer_overlap: Share of tp's collectives that hides under products.
+        expert_overlap: Share of the exchanges of ep that hides under compute.
+        pieces: Collectives that gather or reduce one unit.
+        routed_share: Share of the bytes routed to experts that crosses the slower
+            links outside a host: less than 1 where a token goes to a host once.
         loss_parallel: Whether tp ranks take the loss of their part of the vocabulary;
             else they gather the logits.
+        experts_on_shards: Whether, under sequence parallelism, each tp rank routes the
+            tokens of its shard; else experts see the whole stream on every tp rank.
+        scattered_transfers: Whether tp ranks share what goes from stage to stage, and
+            gather it behind.
         pipeline_overlap: Whether copies are made alike behind the first forward and
             the last backward of a pipeline; else nothing hides it there.
         fused_loss: Whether softmax and cross entropy are one kernel over logits in the
@@ -68,12 +76,17 @@ class Recipe:
     attention_backward: float = 0.7
     fused_attention: bool = True
     selective: Literal["light", "alternate", "attention"] = "light"
+    ampere_attention: bool = False
     recompute_ends: bool = True
     causal_share: float = 1.0
     elementwise: float = 1.0
-    busy: float = 1.0
-    tensor_overlap: float = 0.0
+    layer_overlap: float = 0.0
+    expert_overlap: float = 0.0
+    pieces: float = 1.0
+    routed_share: float = 1.0
     loss_parallel: bool = False
+    experts_on_shards: bool = False
+    scattered_transfers: bool = False
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
     fused_loss: bool = False

@@ -22,7 +22,7 @@ Index = NDArray[np.int64]
 
 _ONE_BY_ONE, _INTERLEAVED = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
 _FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
-#: Schedules whose makespan is M x slowest rank + fill, whatever the stages.
+#: Schedules whose makespan is M x slowest rank + fill.
 _TEXTBOOK = np.array(
     [name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES]
 )
@@ -193,10 +193,11 @@ def _fill_parts(
     """Parts of the step but for data parallelism and the optimizer.
 
     Seconds of the pipeline are M x slowest rank + (all - slowest rank) / virtual
-    stages: the fill passes one virtual stage of each rank. Exact for GPipe and 1F1B,
-    whatever the stages; exact for Interleaved1F1B with equal ones and whole rounds of
-    pp microbatches; the rest goes by chains. Source: Narayanan et al. 2021,
-    section 2.2.
+    stages: the fill passes one virtual stage of each rank. Exact for equal stages, for
+    Interleaved1F1B in whole rounds of pp microbatches; the rest goes by chains. What a
+    slow rank does during the fill is not taken off, so that 1F1B of uneven stages is a
+    little too long; :func:`planner.simulate.uneven.one_by_one_makespan` takes it off.
+    Source: Narayanan et al. 2021, section 2.2.
     """
     for row in range(len(rows.pp)):
         pp, schedule = rows.pp[row], rows.schedule[row]

@@ -37,6 +37,8 @@ class Setting:
         order: Device id of every rank; its length is the number of devices used.
         memory_fraction: Share of a device's memory that a plan may fill.
         compile: Whether plans compile blocks; prices leave it alone.
+        product_dtype: Of matrix products where it is none of the precisions that can
+            be planned, for runs of others; None for the compute dtype.
         calibration: Fitted constants of device types; None for what their documents
             say.
     """
@@ -50,6 +52,7 @@ class Setting:
     recipe: Recipe = RECIPES["torch"]
     memory_fraction: float = 0.9
     compile: bool = False
+    product_dtype: str | None = None
     calibration: Calibration | None = None
 
     @property
@@ -97,7 +100,8 @@ class Setting:
     @cached_property
     def classes(self) -> BlockClasses:
         """Blocks of equal cost."""
-        return group_blocks(self.graph, self.recipe.loss_parallel)
+        recipe = self.recipe
+        return group_blocks(self.graph, recipe.loss_parallel, recipe.experts_on_shards)
 
     @cached_property
     def parameter_counts(self) -> ParameterCounts:
@@ -108,7 +112,10 @@ class Setting:
         """The same under other constants; what does not depend on them is kept."""
         made = replace(self, calibration=calibration, recipe=recipe)
         kept = ["ranks", "_device_types", "_memory", "_speed", "parameter_counts"]
-        if recipe.loss_parallel == self.recipe.loss_parallel:
+        if (recipe.loss_parallel, recipe.experts_on_shards) == (
+            self.recipe.loss_parallel,
+            self.recipe.experts_on_shards,
+        ):
             kept.append("classes")
         for name in kept:
             made.__dict__[name] = getattr(self, name)
@@ -150,7 +157,12 @@ class Setting:
             self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
             for i in first
         ]
-        return Groups.from_levels(levels, which, self.link_efficiency)
+        return Groups.from_levels(
+            levels,
+            which,
+            self.link_efficiency,
+            rings=self.calibration is not None and self.on_gpu,
+        )
 
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""

@@ -141,7 +141,7 @@ def stage_times(
         bandwidth, latency = setting.boundaries(pp)
         before, after = rank[:-1], rank[1:]
         edge = np.where((before - after) == pp - 1, pp - 1, np.minimum(before, after))
-        cut = costs.cut_bytes[0, bounds[1:-1] - 1]
+        cut = costs.sent_bytes[0, bounds[1:-1] - 1]
         send = np.where(before == after, 0.0, latency[edge] + cut / bandwidth[edge])
     return StageTimes(
         forward=forward + tp + ep + cp / 3,

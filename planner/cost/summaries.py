@@ -230,7 +230,7 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
     send = np.zeros(count)
     _summarize(
         prefix_sums(times),
-        cuts_between(costs.cut_bytes),
+        cuts_between(costs.sent_bytes),
         pairs.combo,
         pairs.pp,
         pairs.virtual,

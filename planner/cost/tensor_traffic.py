@@ -81,7 +81,7 @@ def tensor_traffic(
     split = combos.sequence_parallel > 0
     seconds, again = _seconds(classes, calls, split, scale)
     payload = _payload(classes, split) * (scale * (combos.tp > 1))[:, None]
-    exposed = 1 - setting.recipe.tensor_overlap
+    exposed = 1 - setting.recipe.layer_overlap
     seconds, again = (part * exposed @ classes.count for part in (seconds, again))
     payload = payload @ classes.count
     for unit, stream in _ends(classes):

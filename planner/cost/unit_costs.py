@@ -6,16 +6,17 @@ up. Expensive work is done per distinct block, of which a deep model has a handf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.classes import BlockClasses
-from planner.cost.collectives import time_of
+from planner.cost.collectives import Groups, time_of
 from planner.cost.combinations import Combinations
 from planner.cost.compute import kernel_times
 from planner.cost.parameters import Ties
+from planner.cost.recipes import Recipe
 from planner.cost.setting import Setting
 from planner.cost.tensor_traffic import tensor_traffic
 from planner.cost.unit_memory import (
@@ -23,6 +24,7 @@ from planner.cost.unit_memory import (
     cut_bytes,
     parameters_of,
     saved_bytes,
+    sent_bytes,
     transient_bytes,
 )
 
@@ -60,6 +62,7 @@ class UnitCosts:
         output_bytes: What the model returns for one microbatch, where it ends in a
             head; 0 where that is not known. Shape [C].
         cut_bytes: Across the cut after each unit, per device. Shape [C, U - 1].
+        sent_bytes: What each device sends of them. Shape [C, U - 1].
         shared_bytes: Those of them that the unit behind the cut saves as they come:
             all, but where sequence parallelism begins. Shape [C, U - 1].
         tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
@@ -93,6 +96,7 @@ class UnitCosts:
     weight_grad_bytes: Array
     output_bytes: Array
     cut_bytes: Array
+    sent_bytes: Array
     shared_bytes: Array
     tp_bytes: Array
     cp_bytes: Array
@@ -115,7 +119,7 @@ def _compute(
             table,
             device,
             setting.recipe,
-            dtype=setting.precision.compute,
+            dtype=setting.product_dtype or setting.precision.compute,
             element=setting.element_ratio,
             tokens=combos.microbatch / setting.graph.batch,
             tp=combos.tp.astype(float),
@@ -201,11 +205,24 @@ def _cp_traffic(
     )
 
 
+#: Links that carry less than this share of what those inside a host do are outside.
+_OUTSIDE = 0.5
+
+
+def _once_a_host(groups: Groups, recipe: Recipe) -> Groups:
+    """Groups whose slower levels carry the recipe's share of what is routed."""
+    inner = groups.bandwidth[:, :1]
+    slower = (groups.bandwidth < _OUTSIDE * inner) & (groups.members > 1)
+    share = np.where(slower, recipe.routed_share, 1.0)
+    return replace(groups, bandwidth=groups.bandwidth / share)
+
+
 def _ep_traffic(
     setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> _Traffic:
     """Tokens sent to their experts and back: two all-to-alls a forward."""
-    groups = setting.groups(combos.ep, combos.tp)
+    groups = _once_a_host(setting.groups(combos.ep, combos.tp), setting.recipe)
+    exposed = 1 - setting.recipe.expert_overlap
     routed = classes.column("expert_bytes")
     seconds = np.zeros((len(combos), len(routed)))
     measured = setting.cluster.document.collectives
@@ -213,7 +230,7 @@ def _ep_traffic(
     for index, total in enumerate(routed):
         if total:
             one = time_of("all_to_all", total * scale / stream, groups, measured)
-            seconds[:, index] = 2 * one
+            seconds[:, index] = 2 * one * exposed
     share = (combos.ep - 1) / combos.ep
     payload = routed * (scale / stream * (combos.ep > 1))[:, None]
     return _Traffic(seconds=seconds, sent=4 * payload * share[:, None], payload=payload)
@@ -258,7 +275,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         forward_s=forward @ to_units,
         backward_s=backward @ to_units,
         weight_s=weight @ to_units,
-        selective_s=selective @ to_units,
+        selective_s=selective @ to_units * repeated,
         full_s=forward @ to_units * repeated,
         tp_s=tp.seconds,
         tp_again_s=tp.again_s,
@@ -277,6 +294,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=cut,
+        sent_bytes=sent_bytes(setting, combos, cut),
         shared_bytes=shared,
         tp_bytes=tp.sent,
         cp_bytes=cp.sent @ to_units,

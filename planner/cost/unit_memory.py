@@ -16,6 +16,7 @@ __all__ = [
     "cut_bytes",
     "parameters_of",
     "saved_bytes",
+    "sent_bytes",
     "transient_bytes",
 ]
 
@@ -170,6 +171,18 @@ def cut_bytes(
     ways = np.where(split & within, combos.tp[:, None], 1)
     cut = np.asarray(setting.graph.cut_bytes * scale[:, None] / ways)
     return cut, np.where(split & entry, 0.0, cut)
+
+
+def sent_bytes(setting: Setting, combos: Combinations, cut: Array) -> Array:
+    """What one device sends of the bytes at each cut. Shape [C, U - 1].
+
+    Every tp rank has all of a stream that is not divided. Source: Narayanan et al.
+    2021, section 4.1, "Scatter/gather communication optimization".
+    """
+    if not setting.recipe.scattered_transfers:
+        return cut
+    whole = combos.sequence_parallel == 0
+    return cut / np.where(whole, combos.tp, 1)[:, None]
 
 
 def parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ Index = NDArray[np.int64]
 def _sent_by_rank(strategy: Strategy, costs: UnitCosts, bounds: Index) -> Array:
     """Activations and gradients that each pp rank sends for a microbatch. [pp]."""
     rank = ranks_of_stages(strategy)
-    cut = costs.cut_bytes[0, bounds[1:-1] - 1]
+    cut = costs.sent_bytes[0, bounds[1:-1] - 1]
     # Neighbouring stages of a V's turning point lie on one rank.
     cut = np.where(rank[1:] == rank[:-1], 0.0, cut)
     both = np.concatenate([cut, [0.0]]) + np.concatenate([[0.0], cut])

@@ -133,7 +133,7 @@ def _interval_memory(
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     left = mesh.ep / max(ways, mesh.ep)
     cut = np.zeros(len(dense) + 1)
-    cut[1:-1] = costs.cut_bytes[0]
+    cut[1:-1] = costs.sent_bytes[0]
     # As planner.cost.held counts: a received tensor is a buffer, a sent one is held.
     shared = np.zeros((len(dense), 1))
     shared[1:, 0] = costs.shared_bytes[0]

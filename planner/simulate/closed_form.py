@@ -47,7 +47,8 @@ def closed_form_makespan(
     + (M - 1) (slowest rank - mean rank)
 
     Exact up to the sampling of chains for equal stages (the last term is 0); for
-    uneven 1F1B stages it is sum + (M - 1) max. Every argument broadcasts, shape [...].
+    uneven 1F1B stages it is sum + (M - 1) max, at most a fill too long. Every argument
+    broadcasts, shape [...].
 
     Args:
         schedule: torch's name, names, or indices into
@@ -108,10 +109,10 @@ def closed_form_of_stages(
 ) -> FloatArray:
     """As :func:`closed_form_makespan`, from durations per stage of one schedule.
 
-    LoopedBFS is exact, whatever the stages and transfers; so is 1F1B without transfers
-    where forward and backward are in one proportion. Elsewhere the mean stage goes
-    through the chains of equal stages, and each microbatch but one takes as much longer
-    as the slowest rank, or the slowest chain over the ranks, is slower than that.
+    LoopedBFS is exact, whatever the stages and transfers; 1F1B is the longest of the
+    chains that matter, or that of its mean stage. Elsewhere the mean stage goes through
+    the chains of equal stages, and each microbatch but one takes as much longer as the
+    slowest rank, or the slowest chain over the ranks, is slower than that.
 
     Args:
         schedule: torch's name.
@@ -137,14 +138,15 @@ def closed_form_of_stages(
         np.where(crosses, np.asarray(send, dtype=np.float64), 0.0)
         for send in (send_forward_s, send_backward_s)
     ]
-    if schedule == "1F1B":
-        both = sends[0].sum(axis=-1) + sends[1].sum(axis=-1)
-        return one_by_one_makespan(pp, num_microbatches, work, both)
     if schedule == "LoopedBFS":
         whole = (forward, backward + weight)
         return breadth_first_makespan(pp, num_microbatches, *whole, *sends)
-    # Less than two rounds of microbatches never run steadily.
-    if schedule in _INTERLEAVED and num_microbatches >= 2 * pp:
+    of_rank = [work[..., table_rank == rank].sum(axis=-1) for rank in range(pp)]
+    slowest = np.max(of_rank, axis=0)
+    if schedule == "1F1B":
+        slowest = work.mean(axis=-1)
+    elif schedule in _INTERLEAVED and num_microbatches >= 2 * pp:
+        # Less than two rounds of microbatches never run steadily.
         slowest = steady_microbatch_seconds(
             pp,
             virtual_stages,
@@ -154,10 +156,7 @@ def closed_form_of_stages(
             weight,
             split_backward=schedule in SPLIT_BACKWARD_SCHEDULES,
         )
-    else:
-        of_rank = [work[..., table_rank == rank].sum(axis=-1) for rank in range(pp)]
-        slowest = np.max(of_rank, axis=0)
-    return closed_form_makespan(
+    found = closed_form_makespan(
         schedule,
         pp,
         virtual_stages,
@@ -168,6 +167,12 @@ def closed_form_of_stages(
         *(send.sum(axis=-1) / max(int(crosses.sum()), 1) for send in sends),
         slowest_rank_s=slowest,
     )
+    if schedule == "1F1B":
+        uneven = one_by_one_makespan(
+            pp, num_microbatches, forward, backward + weight, sends[0] + sends[1]
+        )
+        return np.maximum(found, uneven)
+    return found
 
 
 def _codes(schedule: str | Sequence[str] | NDArray[np.integer]) -> NDArray[np.int64]:

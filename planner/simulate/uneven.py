@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from planner.simulate.durations import FloatArray
 from planner.simulate.looped import microbatches_per_round
@@ -18,34 +17,52 @@ __all__ = [
 def one_by_one_makespan(
     pp: int,
     num_microbatches: int,
-    work_s: FloatArray,
-    send_s: ArrayLike = 0.0,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    send_s: FloatArray,
 ) -> FloatArray:
-    """1F1B: all stages once, the slowest as often as there are more microbatches.
+    """1F1B by the chains that stay on one rank and make trips to the last one.
 
-    sum + (M - 1) max + transfers there and back + waits
+    Such a chain comes down to rank s, is there for all microbatches, and goes back up.
+    A trip with a microbatch takes what lies beyond, D, and passes over the n = pp - 1 -
+    s actions that the rank has ahead of the next: forwards on the first trip, backwards
+    on the last, both on each between. The greatest over s of
 
-    pp microbatches are let in, so that each round of pp waits for the first of them to
-    come back: (sum + transfers) / pp is the least time of a microbatch.
-    Source: Narayanan et al. 2021, section 2.2; the waits are counted as
-    :func:`planner.simulate.bubble_coefficients` counts hops of equal stages.
+    all before s + M (f + b) + (D - n f) + (D - n b) + trips between * (D - n (f + b))
+
+    of which what is below 0 is left out. With fewer than n + 2 microbatches there is
+    time for one trip only. No chain is longer than the step, so that this is never too
+    long. Source of the order: Narayanan et al. 2019, PipeDream (flushed each step).
 
     Args:
         pp: Ranks.
         num_microbatches: In a step.
-        work_s: Forward and backward of one microbatch. Shape [..., pp].
-        send_s: All boundaries in both directions. Shape [...].
+        forward_s: One microbatch. Shape [..., pp].
+        backward_s: Its whole backward. Shape [..., pp].
+        send_s: Over each boundary, there and back. Shape [..., pp - 1].
     Returns:
         Shape [...].
     """
-    total, slowest = work_s.sum(axis=-1), work_s.max(axis=-1)
-    send = np.asarray(send_s, dtype=np.float64)
-    plain = total + (num_microbatches - 1) * slowest
-    if pp == 1:
-        return np.asarray(plain + send)
-    rounds = (pp - 1) * num_microbatches // pp - 1 + (num_microbatches % pp == 1)
-    late = np.maximum((total + send) / pp - slowest, 0.0)
-    return np.asarray(plain + send + late * (pp / (pp - 1) * max(rounds, 0)))
+    work, many = forward_s + backward_s, num_microbatches
+    longest = np.zeros(np.broadcast_shapes(work.shape[:-1], send_s.shape[:-1]))
+    for rank in range(pp):
+        ahead = pp - 1 - rank
+        before = work[..., :rank].sum(axis=-1) + send_s[..., :rank].sum(axis=-1)
+        beyond = work[..., rank + 1 :].sum(axis=-1) + send_s[..., rank:].sum(axis=-1)
+        trips = 1 + (many - 1) // (ahead + 1)
+        skipped = min(ahead, many - 1)
+        first, last, both = (
+            np.maximum(beyond - skipped * own[..., rank], 0.0)
+            for own in (forward_s, backward_s, work)
+        )
+        if ahead == 0:
+            away = np.zeros_like(longest)
+        elif trips == 1:
+            away = np.maximum(first, last)
+        else:
+            away = first + last + (trips - 2) * both
+        longest = np.maximum(longest, before + many * work[..., rank] + away)
+    return longest
 
 
 def breadth_first_makespan(

@@ -118,16 +118,16 @@ def test_arguments_broadcast() -> None:
     np.testing.assert_allclose(found, expected)
 
 
-def test_uneven_1f1b_is_sum_plus_slowest() -> None:
+def test_uneven_1f1b_is_at_most_sum_plus_slowest() -> None:
     rng = np.random.default_rng(2)
     forward, backward = rng.uniform(1, 2, (2, 50, 4))
     found = closed_form_of_stages("1F1B", 4, 1, 32, forward, backward)
     work = forward + backward
-    expected = work.sum(axis=1) + 31 * work.max(axis=1)
-    np.testing.assert_allclose(found, expected)
+    textbook = work.sum(axis=1) + 31 * work.max(axis=1)
+    assert (found <= textbook * (1 + 1e-12)).all()
     exact = makespan(actions("1F1B", 4, 1, 32), forward, backward)
-    # The busiest stage need not be where the longest chain runs all the time.
-    assert np.abs(found / exact - 1).max() < 0.08
+    assert np.abs(found / exact - 1).max() < 0.01
+    assert np.abs(textbook / exact - 1).max() > 0.02
 
 
 def test_uneven_stages_use_the_mean_transfer_between_ranks() -> None:
