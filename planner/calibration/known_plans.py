@@ -64,7 +64,9 @@ def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
     blank = {
         name: value
         for name, value in found.items()
-        if getattr(point, name) in (None, "") or name == "recompute"
+        if getattr(point, name) in (None, "")
+        or name == "recompute"
+        or (name == "tp" and value > (point.tp or 1))
     }
     if not blank:
         return point, ()
@@ -98,14 +100,15 @@ def _alpa(point: Point) -> dict[str, Any]:
 
 
 def _intra_only(point: Point) -> dict[str, Any]:
+    """States sharded; gradients are summed up whole, and reduced once a step."""
     count, moe = point.n_gpus, _has_experts(point)
     if moe and count in _INTRA_MOE:
         each = max(1, _INTRA_MOE[count] // count)
-        return {"dp": count, "tp": 1, "ep": count, "zero": 2, "microbatch": each}
+        return {"dp": count, "tp": 1, "ep": count, "zero": 1, "microbatch": each}
     if moe or count not in _INTRA_GPT:
         return {}
     dp, tp, samples = _INTRA_GPT[count]
-    return {"dp": dp, "tp": tp, "zero": 2, "microbatch": samples // dp}
+    return {"dp": dp, "tp": tp, "zero": 1, "microbatch": samples // dp}
 
 
 def _inter_only(point: Point) -> dict[str, Any]:
@@ -113,7 +116,17 @@ def _inter_only(point: Point) -> dict[str, Any]:
     count = _FEWEST
     while count < _BY_STAGE * stages and count < total:
         count *= 2
-    return {"dp": 1, "pp": stages, "zero": 0, "microbatch": max(1, total // count)}
+    # Alpa cuts within layers. Halves of one on two devices stand for that: tp.
+    halves = 1
+    while point.layers and stages // halves > point.layers:
+        halves *= 2
+    return {
+        "dp": 1,
+        "tp": halves,
+        "pp": stages // halves,
+        "zero": 0,
+        "microbatch": max(1, total // count),
+    }
 
 
 def _shallow(dp: int, tp: int, zero: int, ep: int = 1) -> dict[str, Any]:

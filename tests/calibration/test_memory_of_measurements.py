@@ -72,7 +72,7 @@ def peaks() -> list[Prediction]:
         ("torchtitan benchmarks", 0.12),
         ("WhiteFiber", 0.12),
         ("intra_ablation", 0.1),
-        ("results_e2e", 0.18),
+        ("results_e2e", 0.16),
     ],
 )
 def test_peaks_of_every_source(source: str, most: float) -> None:
