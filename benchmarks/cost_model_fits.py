@@ -63,13 +63,14 @@ def _left_out(
             f"leaves nothing to fit to; judge by --fits shipped or fitted"
         )
     usable = fitted_places(points)
-    found: dict[int, Prediction] = {}
+    found: dict[int, list[Prediction]] = {}
     shown = tqdm(names, desc=f"leaving out a {kind}", disable=not sys.stderr.isatty())
     for name in shown:
         own = [place for place, label in enumerate(labels) if label == name]
         calibration = rows.fit([place for place in usable if labels[place] != name])
-        found.update(zip(own, rows.predict(own, calibration), strict=True))
-    return tuple(found[place] for place in range(len(points)))
+        for place in own:
+            found[place] = rows.predict([place], calibration)
+    return tuple(one for place in range(len(points)) for one in found[place])
 
 
 def predict_by(fit: str, points: Sequence[Point], rows: Rows) -> tuple[Prediction, ...]:
@@ -80,7 +81,7 @@ def predict_by(fit: str, points: Sequence[Point], rows: Rows) -> tuple[Predictio
         points: Rows, at least one.
         rows: The same, prepared.
     Returns:
-        One a row, in their order.
+        In order of the rows; of one that has a memory figure two.
     Raises:
         CalibrationError: If there is no row, or leaving one source or device out leaves
             none.

@@ -5,27 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner.calibration.groups import doubtful_reason
 from planner.calibration.points import Point
 from planner.calibration.predictions import Prediction
-from planner.calibration.scores import TIME_ORDER
+from planner.calibration.publish import fitted_places
 
 __all__ = ["Rows", "fitted_places"]
-
-
-def fitted_places(points: Sequence[Point]) -> list[int]:
-    """Places of the rows that a fit looks at: complete, not doubtful, a run once.
-
-    Assumed plans would teach the constants what was assumed; two figures of one run
-    would count it twice.
-    """
-    chosen: dict[tuple[str, str], tuple[int, int]] = {}
-    for place, row in enumerate(points):
-        if not row.complete or row.metric not in TIME_ORDER or doubtful_reason(row):
-            continue
-        key, order = (row.source, row.point_id), (TIME_ORDER.index(row.metric), place)
-        chosen[key] = min(chosen.get(key, order), order)
-    return sorted(place for _, place in chosen.values())
 
 
 class Rows:

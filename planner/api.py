@@ -12,8 +12,13 @@ import numpy as np
 
 from planner import __version__
 from planner.assemble import make_plan
+from planner.calibration.choice import (
+    CalibrationChoice,
+    calibrated_recipe,
+    choose_calibration,
+)
 from planner.cluster import Cluster
-from planner.cost import CostModel, Setting, get_recipe
+from planner.cost import CostModel, Setting
 from planner.diagnose import no_feasible_plan
 from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.graph import ModelGraph
@@ -74,6 +79,7 @@ def _setting(
     optimizer: Optimizer,
     grad_clip_norm: float | None,
     recipe: str,
+    calibration: CalibrationChoice,
     memory_fraction: float,
     compiled: bool = False,
 ) -> Setting:
@@ -85,6 +91,7 @@ def _setting(
         raise NoFeasiblePlanError(
             [f"all {cluster.num_devices} devices of {cluster.name} are occupied"]
         )
+    fitted = choose_calibration(calibration, cluster)
     return Setting(
         graph=graph,
         cluster=cluster,
@@ -92,9 +99,10 @@ def _setting(
         precision=precision,
         optimizer=optimizer,
         grad_clip_norm=grad_clip_norm,
-        recipe=get_recipe(recipe),
+        recipe=calibrated_recipe(recipe, fitted),
         memory_fraction=memory_fraction,
         compile=compiled,
+        calibration=fitted,
     )
 
 
@@ -158,6 +166,7 @@ def plan(
     optimizer: Optimizer | None = None,
     grad_clip_norm: float | None = None,
     recipe: str = "torch",
+    calibration: CalibrationChoice = "shipped",
     memory_fraction: float = 0.9,
     evaluation_budget: int | None = None,
     seed: int = 0,
@@ -186,11 +195,16 @@ def plan(
         optimizer: AdamW by default.
         grad_clip_norm: Largest gradient norm; None for no clipping.
         recipe: Which framework's constants price the plan.
+        calibration: Fitted constants of GPUs and frameworks: ``shipped``, a file that
+            ``meshwright calibrate`` wrote, a Calibration, or None for what the
+            cluster's document says. CPUs and devices that were measured (``meshwright
+            probe``) always keep what their document says.
         memory_fraction: Share of each device's memory that may be filled.
         evaluation_budget: Most strategies each partitioner may simulate.
         seed: Of everything random.
     Raises:
         NoFeasiblePlanError: If nothing fits: what lacks, by how much, what would fit.
+        CalibrationError: If the calibration cannot be read, or the cluster is of CPUs.
         CaptureError: If the model cannot be read.
         ClusterError: If the cluster is described wrongly.
         StrategyError: If a value has the wrong type or is out of range.
@@ -210,6 +224,7 @@ def plan(
             optimizer=optimizer,
             grad_clip_norm=grad_clip_norm,
             recipe=recipe,
+            calibration=calibration,
             memory_fraction=memory_fraction,
             compiled=bool(pins.get("compile", False)),
         ),
@@ -267,6 +282,7 @@ def predict(
     example_inputs: Any = None,
     seq_len: int | None = None,
     recipe: str = "torch",
+    calibration: CalibrationChoice = "shipped",
     memory_fraction: float = 0.9,
     fidelity: Literal["analytic", "simulated"] = "simulated",
 ) -> Plan:
@@ -283,6 +299,7 @@ def predict(
         example_inputs: As for :func:`plan`.
         seq_len: As for :func:`plan`.
         recipe: As for :func:`plan`.
+        calibration: As for :func:`plan`.
         memory_fraction: As for :func:`plan`.
         fidelity: Which of the two models prices it.
     Returns:
@@ -300,6 +317,7 @@ def predict(
         optimizer=given.optimizer,
         grad_clip_norm=given.grad_clip_norm,
         recipe=recipe,
+        calibration=calibration,
         memory_fraction=memory_fraction,
     )
     request = Request(

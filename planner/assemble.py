@@ -200,6 +200,9 @@ def make_plan(
             assumptions=graph.assumptions,
             bound_by=_bound_by(request, candidate),
             checkpoint=winner.checkpoint,
+            calibration=None
+            if request.setting.calibration is None
+            else request.setting.calibration.name,
         ),
         not_runnable=unsupported(
             strategy,

@@ -53,7 +53,7 @@ class FitConfig:
     iterations: int = 12
     tolerance: float = 0.1
     huber: float = 0.1
-    prior: float = 0.02
+    prior: float = 0.005
     order: float = 0.7
     step: float = 0.05
 
@@ -83,6 +83,7 @@ def fit(
     config: FitConfig | None = None,
     *,
     start: FitResult | None = None,
+    towards: Calibration | None = None,
     name: str = "fit",
     watch: Callable[[int, float], None] | None = None,
 ) -> FitResult:
@@ -94,6 +95,8 @@ def fit(
         start: An earlier fit to begin from; what it lacks begins anew. Its derivatives
             are taken as they were where it has those of all runs, which is what makes
             fits that leave out a source cheap: they end in the same place.
+        towards: Constants that the fit is pulled to instead of the starting values,
+            and begins at; those of few runs are corrections to what many have shown.
         name: Of the calibration.
         watch: Told of each iteration and its loss.
     Raises:
@@ -106,8 +109,8 @@ def fit(
             f"none of {len(cases)} measurements is the time of a step that can be "
             f"predicted; give iter_time_s, tokens_per_s_per_gpu or tflops_per_gpu rows"
         )
-    problem = _Problem.of(runs, how)
-    places = _begin(problem.vector, start)
+    problem = _Problem.of(runs, how, towards)
+    places = _begin(problem.vector, problem.centre, start)
     losses: list[float] = []
     damping = 1e-2
     slope = np.zeros((len(runs), problem.vector.size))
@@ -153,8 +156,24 @@ def _runs(cases: Sequence[Case]) -> Iterator[Case]:
             yield case
 
 
-def _begin(vector: Vector, start: FitResult | None) -> Array:
+def _centre(vector: Vector, towards: Calibration | None) -> Array:
+    """Logits that the fit is pulled to. Shape [vector.size]."""
     places = vector.start()
+    if towards is None:
+        return places
+    for index, (kind, of, constant) in enumerate(vector.columns()):
+        known = (
+            towards.recipes.get(of)
+            if kind == "recipe"
+            else towards.devices.get(of, towards.default)
+        )
+        if known is not None:
+            places[index] = constant.to_logit(getattr(known, constant.name))
+    return places
+
+
+def _begin(vector: Vector, centre: Array, start: FitResult | None) -> Array:
+    places = centre.copy()
     if start is None:
         return places
     known = {
@@ -175,6 +194,7 @@ class _Problem:
     Attributes:
         mixing: Rows of errors and of deviations from groups. Shape [rows, runs].
         uses: Place in the vector of each run's constants. Shape [runs, constants].
+        centre: Logits that the fit is pulled to. Shape [vector.size].
     """
 
     cases: Sequence[Case]
@@ -182,10 +202,13 @@ class _Problem:
     measured: Array
     mixing: Array
     uses: NDArray[np.int64]
+    centre: Array
     config: FitConfig
 
     @classmethod
-    def of(cls, cases: Sequence[Case], config: FitConfig) -> _Problem:
+    def of(
+        cls, cases: Sequence[Case], config: FitConfig, towards: Calibration | None
+    ) -> _Problem:
         devices = tuple(sorted({case.device.name for case in cases}))
         recipes = tuple(sorted({case.framework for case in cases}))
         many, few = len(DEVICE_CONSTANTS), len(RECIPE_CONSTANTS)
@@ -202,12 +225,14 @@ class _Problem:
                 for case in cases
             ]
         )
+        vector = Vector(devices=devices, recipes=recipes)
         return cls(
             cases=cases,
-            vector=Vector(devices=devices, recipes=recipes),
+            vector=vector,
             measured=np.log([case.measured_step_s or np.nan for case in cases]),
             mixing=_mixing(cases, config.order),
             uses=uses,
+            centre=_centre(vector, towards),
             config=config,
         )
 
@@ -250,7 +275,7 @@ class _Problem:
         rows, derivative = self.mixing @ errors, self.mixing @ slope
         weight = np.minimum(1.0, self.config.huber / np.maximum(np.abs(rows), 1e-12))
         pull = self.config.prior / self.vector.spread() ** 2
-        away = places - self.vector.start()
+        away = places - self.centre
         normal = derivative.T @ (weight[:, None] * derivative) + np.diag(pull + damping)
         gradient = derivative.T @ (weight * rows) + pull * away
         return np.clip(-np.linalg.solve(normal, gradient), -1.0, 1.0)
@@ -259,7 +284,7 @@ class _Problem:
         """What is made small."""
         rows, width = np.abs(self.mixing @ errors), self.config.huber
         cost = np.where(rows < width, rows**2 / 2, width * (rows - width / 2)).sum()
-        away = (places - self.vector.start()) / self.vector.spread()
+        away = (places - self.centre) / self.vector.spread()
         return float(cost + self.config.prior / 2 * (away**2).sum())
 
 

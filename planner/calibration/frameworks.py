@@ -169,6 +169,9 @@ FRAMEWORKS: dict[str, Framework] = {
             fused_loss=True,
             gradients="computed",
             gathers_whole=True,
+            # Gradients are summed up where they are and reduced once: Zheng et al. 2022
+            # (Alpa), section 8.1, "gradient accumulation".
+            reduces_each=False,
             # The peak is what XLA's allocator gave out, without context.
             reserve_bytes=0.0,
             fragmentation=0.0,
@@ -207,11 +210,11 @@ FRAMEWORKS: dict[str, Framework] = {
             causal_share=_CAUSAL,
             fused_attention=False,
             overlap=0.7,
+            recompute_ends=False,
+            pieces=12.0,
             # Weights and gradients of 2 bytes, 12 of fp32 weights and moments:
             # Rajbhandari et al. 2020 (ZeRO), section 3.1.
             gradients="computed",
-            recompute_ends=False,
-            pieces=12.0,
         ),
         zero_stage=2,
         why="DeepSpeed: parameters gathered one by one, 12 tensors a layer",

@@ -100,15 +100,14 @@ def _alpa(point: Point) -> dict[str, Any]:
 
 
 def _intra_only(point: Point) -> dict[str, Any]:
-    """States sharded; gradients are summed up whole, and reduced once a step."""
     count, moe = point.n_gpus, _has_experts(point)
     if moe and count in _INTRA_MOE:
         each = max(1, _INTRA_MOE[count] // count)
-        return {"dp": count, "tp": 1, "ep": count, "zero": 1, "microbatch": each}
+        return {"dp": count, "tp": 1, "ep": count, "zero": 2, "microbatch": each}
     if moe or count not in _INTRA_GPT:
         return {}
     dp, tp, samples = _INTRA_GPT[count]
-    return {"dp": dp, "tp": tp, "zero": 1, "microbatch": samples // dp}
+    return {"dp": dp, "tp": tp, "zero": 2, "microbatch": samples // dp}
 
 
 def _inter_only(point: Point) -> dict[str, Any]:

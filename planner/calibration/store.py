@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from planner.calibration.frameworks import FRAMEWORKS
 from planner.calibration.parameters import DEVICE_CONSTANTS, RECIPE_CONSTANTS
+from planner.cost import Recipe
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.errors import CalibrationError
+from planner.schema.base import write_atomically
 
-__all__ = ["Origin", "load_calibration", "save_calibration", "shipped"]
+__all__ = [
+    "Origin",
+    "document_of",
+    "has_shipped",
+    "load_calibration",
+    "save_calibration",
+    "shipped",
+]
 
 _VERSION = 1
 _SHIPPED = "published.json"
@@ -37,11 +49,25 @@ class Origin:
 
 
 def save_calibration(
-    calibration: Calibration, path: str | Path, origin: Origin | None = None
+    calibration: Calibration,
+    path: str | os.PathLike[str],
+    origin: Origin | None = None,
 ) -> None:
-    """Write constants; what is there already is replaced as a whole."""
+    """Write constants; what is there already is replaced as a whole.
+
+    Raises:
+        PlanFileError: If the place cannot be written.
+    """
+    text = json.dumps(document_of(calibration, origin), indent=1, allow_nan=False)
+    write_atomically(path, (text + "\n").encode())
+
+
+def document_of(
+    calibration: Calibration, origin: Origin | None = None
+) -> dict[str, Any]:
+    """Constants as JSON data: what a file holds."""
     names = [constant.name for constant in RECIPE_CONSTANTS]
-    document = {
+    return {
         "format_version": _VERSION,
         "name": calibration.name,
         "devices": {k: _rounded(asdict(v)) for k, v in calibration.devices.items()},
@@ -54,17 +80,13 @@ def save_calibration(
         },
         "origin": asdict(origin or Origin()),
     }
-    target = Path(path)
-    half = target.with_name(target.name + ".part")
-    half.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    half.replace(target)
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
-def load_calibration(path: str | Path) -> Calibration:
+def load_calibration(path: str | os.PathLike[str]) -> Calibration:
     """Read constants.
 
     Raises:
@@ -75,17 +97,34 @@ def load_calibration(path: str | Path) -> Calibration:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationError(
-            f"{path} cannot be read ({error}); give a file that `meshwright calibrate` "
-            f"wrote"
+            f"{os.fspath(path)} cannot be read ({error}); give a file that "
+            f"`meshwright calibrate` wrote"
         ) from error
-    return _parse(text, str(path))
+    return _parse(text, os.fspath(path))
+
+
+def has_shipped() -> bool:
+    """Whether this copy of Meshwright came with fitted constants."""
+    return _shipped_file().is_file()
 
 
 @cache
 def shipped() -> Calibration:
-    """The constants that come with Meshwright, fitted to published measurements."""
-    file = resources.files("planner.calibration").joinpath("data", _SHIPPED)
-    return _parse(file.read_text(encoding="utf-8"), _SHIPPED)
+    """The constants that come with Meshwright, fitted to published measurements.
+
+    Raises:
+        CalibrationError: If this copy came without.
+    """
+    if not has_shipped():
+        raise CalibrationError(
+            f"this copy of Meshwright has no {_SHIPPED}; install it again, or give a "
+            f"file that `meshwright calibrate` wrote"
+        )
+    return _parse(_shipped_file().read_text(encoding="utf-8"), _SHIPPED)
+
+
+def _shipped_file() -> Traversable:
+    return resources.files("planner.calibration").joinpath("data", _SHIPPED)
 
 
 def _parse(text: str, where: str) -> Calibration:
@@ -102,53 +141,78 @@ def _parse(text: str, where: str) -> Calibration:
             f"{where} has format_version={version!r}, this release reads {_VERSION}; "
             f"calibrate again"
         )
-    known = {constant.name: constant for constant in DEVICE_CONSTANTS}
-    recipes = {}
-    for name, values in found["recipes"].items():
-        if name not in FRAMEWORKS:
-            raise CalibrationError(
-                f"{where}: recipe {name!r} is not known; known are "
-                f"{', '.join(sorted(FRAMEWORKS))}"
-            )
-        fitted = {constant.name: constant for constant in RECIPE_CONSTANTS}
-        _check(values, fitted, f"{where}: recipe {name!r}")
-        recipes[name] = replace(FRAMEWORKS[name].recipe, **values)
+    parts = {
+        name: _mapping(found.get(name), f"{where}: {name}")
+        for name in ("devices", "recipes")
+    }
+    default = found.get("default")
     return Calibration(
-        name=str(found["name"]),
+        name=str(found.get("name", where)),
         devices={
-            name: _device(values, known, f"{where}: device {name!r}")
-            for name, values in found["devices"].items()
+            name: _device(values, f"{where}: device {name!r}")
+            for name, values in parts["devices"].items()
         },
-        recipes=recipes,
-        default=None
-        if found["default"] is None
-        else _device(found["default"], known, f"{where}: default"),
+        recipes={
+            name: _recipe(name, values, where)
+            for name, values in parts["recipes"].items()
+        },
+        default=None if default is None else _device(default, f"{where}: default"),
     )
 
 
-def _device(
-    values: Mapping[str, Any], known: Mapping[str, Any], where: str
-) -> DeviceConstants:
-    names = {one.name for one in fields(DeviceConstants)}
-    given = {name: value for name, value in values.items() if name in known}
-    unknown = sorted(set(values) - names)
-    if unknown:
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
         raise CalibrationError(
-            f"{where} has {unknown[0]!r}, which is none of {', '.join(sorted(names))}"
+            f"{where} is {type(value).__name__} where names and constants belong; "
+            f"calibrate again"
         )
-    _check(given, known, where)
-    return DeviceConstants(**values)
+    return value
 
 
-def _check(values: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+def _recipe(name: str, values: Any, where: str) -> Recipe:
+    if name not in FRAMEWORKS:
+        raise CalibrationError(
+            f"{where}: recipe {name!r} is not known; known are "
+            f"{', '.join(sorted(FRAMEWORKS))}"
+        )
+    given = _mapping(values, f"{where}: recipe {name!r}")
+    _check(given, _BOUNDS_OF_RECIPES, f"{where}: recipe {name!r}")
+    return replace(FRAMEWORKS[name].recipe, **given)
+
+
+def _device(values: Any, where: str) -> DeviceConstants:
+    given = _mapping(values, where)
+    _check(given, _BOUNDS_OF_DEVICES, where)
+    missing = [
+        one.name
+        for one in fields(DeviceConstants)
+        if one.default is MISSING and one.name not in given
+    ]
+    if missing:
+        raise CalibrationError(f"{where} lacks {missing[0]!r}; calibrate again")
+    return DeviceConstants(**given)
+
+
+#: Lowest and highest of each constant; of what is not fitted, at least 0.
+_BOUNDS_OF_DEVICES = {
+    **{one.name: (0.0, math.inf) for one in fields(DeviceConstants)},
+    **{one.name: (one.low, one.high) for one in DEVICE_CONSTANTS},
+}
+_BOUNDS_OF_RECIPES = {one.name: (one.low, one.high) for one in RECIPE_CONSTANTS}
+
+
+def _check(
+    values: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]], where: str
+) -> None:
     for name, value in values.items():
-        if name not in known:
+        if name not in bounds:
             raise CalibrationError(
-                f"{where} has {name!r}, which is none of {', '.join(sorted(known))}"
+                f"{where} has {name!r}, which is none of {', '.join(sorted(bounds))}"
             )
-        low, high = known[name].low, known[name].high
-        if not isinstance(value, int | float) or not low <= value <= high:
+        low, high = bounds[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (low <= value <= high and math.isfinite(value)):
             raise CalibrationError(
-                f"{where}: {name}={value!r} is not a number from {low} to {high}; "
+                f"{where}: {name}={value!r} is not a number from {low:g} to {high:g}; "
                 f"calibrate again"
             )

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import tyro
 
 from planner import __version__
+from planner.cli.calibrate import CalibrateCommand
 from planner.cli.clusters import ClustersCommand
 from planner.cli.evaluate import EvaluateCommand
 from planner.cli.explain import ExplainCommand
@@ -35,6 +36,7 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "run": RunCommand,
     "verify": VerifyCommand,
     "probe": ProbeCommand,
+    "calibrate": CalibrateCommand,
     "explain": ExplainCommand,
     "export": ExportCommand,
     "train": TrainCommand,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from planner.graph import ModelGraph
 
 __all__ = [
+    "CalibrationName",
     "ClusterName",
     "ModelName",
     "OptionalFile",
@@ -53,6 +54,14 @@ ClusterName = Annotated[
         metavar="CLUSTER",
         help="A preset with a node count such as dgx-h100:4 (meshwright clusters lists "
         "them), local:4 for processes of this machine, or a cluster or probe file.",
+    ),
+]
+CalibrationName = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="FILE|shipped|none",
+        help="Fitted constants of GPUs: a file that meshwright calibrate wrote, those "
+        "that are shipped, or none. CPUs and devices that were probed have their own.",
     ),
 ]
 SeqLen = Annotated[

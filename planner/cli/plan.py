@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from planner.cli.options import (
+    CalibrationName,
     ClusterName,
     ModelName,
     OptionalInt,
@@ -57,6 +58,7 @@ class PlanCommand:
     """Use every free device, or as many as it takes to be fastest."""
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
     """Share of each device's memory that may be filled."""
+    calibration: CalibrationName = "shipped"
     evaluation_budget: OptionalInt = None
     """Most strategies that each partitioner may simulate."""
     seed: int = 0
@@ -99,6 +101,7 @@ class PlanCommand:
                 optimizer=optimizer,
                 grad_clip_norm=self.training.grad_clip_norm,
                 memory_fraction=self.memory_fraction,
+                calibration=self.calibration,
                 evaluation_budget=self.evaluation_budget,
                 seed=self.seed,
             )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from planner.cli.options import (
+    CalibrationName,
     ClusterName,
     ModelName,
     OptionalInt,
@@ -34,6 +35,7 @@ class PredictCommand:
     seq_len: SeqLen = None
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
     """Share of each device's memory that may be filled."""
+    calibration: CalibrationName = "shipped"
     fidelity: Literal["analytic", "simulated"] = "simulated"
     """Closed forms, or the schedule's exact order."""
     out: OutFile = None
@@ -64,6 +66,7 @@ class PredictCommand:
                 global_batch=self.global_batch,
                 seq_len=self.seq_len,
                 memory_fraction=self.memory_fraction,
+                calibration=self.calibration,
                 fidelity=self.fidelity,
             )
         if self.json:

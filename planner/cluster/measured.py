@@ -102,5 +102,6 @@ def _device(probe: ProbeDocument) -> DeviceType:
         half_efficiency_flops=probe.half_efficiency_flops,
         kernel_overhead_s=probe.kernel_overhead_s,
         backend=probe.backend,
+        measured=True,
         source=f"measured by probe {probe.name}",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.compute import KernelTable
+from planner.cost.kernel_table import KernelTable
 from planner.graph import Block, Kernel, ModelGraph
 
 __all__ = ["BlockClasses", "group_blocks"]

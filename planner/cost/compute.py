@@ -9,23 +9,27 @@ hardware computes anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.constants import DeviceConstants, constants_of
+from planner.cost.efficiency import (
+    head_share,
+    inner_factors,
+    padding,
+    rows_of,
+    score_elements,
+)
+from planner.cost.kernel_table import KERNEL_KINDS, KernelTable
 from planner.cost.peaks import peak_flops_per_s
 from planner.cost.recipes import Recipe
-from planner.graph import Kernel
 from planner.schema.cluster import DeviceType
 
 __all__ = [
-    "KernelTable",
     "KernelTimes",
     "kernel_times",
-    "score_elements",
     "weight_gradient_bytes",
 ]
 
@@ -38,83 +42,11 @@ Array = NDArray[np.float64]
 #: section 4.1, for the fused softmax of Megatron-LM.
 _SCORES_MOVED = (6.5, 9.5)
 
-#: What FlashAttention-2 reaches on devices newer than Ampere over what attention written
-#: for them does. Source: Shah et al. 2024 (FlashAttention-3, arXiv:2407.08608), figures
-#: 5 and 6: about 350 to 400 against 600 to 740 TFLOP/s on H100.
+#: What FlashAttention-2 reaches on devices newer than Ampere over what attention that
+#: was written for them does. Source: Shah et al. 2024 (FlashAttention-3,
+#: arXiv:2407.08608), figures 5 and 6, on H100: about 350 to 400 TFLOP/s against 600 to
+#: 740.
 _AMPERE_ON_NEWER = 0.57
-
-#: Head size at which attention would reach half of what endless heads would.
-_HEAD_RAMP = 32.0
-
-_STYLES = ("colwise", "rowwise", "local", "stream", "none")
-_KINDS = ("matmul", "attention", "conv", "embedding", "memory")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTable:
-    """Distinct kernels of a model as arrays of shape [kernels].
-
-    Attributes:
-        owner: Index of the block class that each kernel belongs to.
-        style: Index into colwise, rowwise, local, stream, none.
-        kind: Index into matmul, attention, conv, embedding, memory.
-        expert_share: Share of the weights that ep divides.
-        trained: Whether there are weights that get a gradient.
-    """
-
-    owner: NDArray[np.int64]
-    style: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    batch: Array
-    m: Array
-    n: Array
-    k: Array
-    count: Array
-    forward_flops: Array
-    backward_flops: Array
-    recompute_flops: Array
-    forward_bytes: Array
-    backward_bytes: Array
-    weight_bytes: Array
-    expert_share: Array
-    trained: NDArray[np.bool_]
-
-    @classmethod
-    def build(cls, kernels: Sequence[tuple[int, float, Kernel]]) -> KernelTable:
-        """From (owner, expert share, kernel) triples."""
-
-        def column(name: str) -> Array:
-            return np.array([float(getattr(kernel, name)) for _, _, kernel in kernels])
-
-        return cls(
-            owner=np.array([owner for owner, _, _ in kernels], dtype=np.int64),
-            style=np.array(
-                [_STYLES.index(k.style) for _, _, k in kernels], dtype=np.int64
-            ),
-            kind=np.array(
-                [_KINDS.index(k.kind) for _, _, k in kernels], dtype=np.int64
-            ),
-            expert_share=np.array([share for _, share, _ in kernels]),
-            trained=np.array(
-                [k.trained and k.weight_bytes > 0 for _, _, k in kernels], dtype=bool
-            ),
-            **{
-                name: column(name)
-                for name in (
-                    "batch",
-                    "m",
-                    "n",
-                    "k",
-                    "count",
-                    "forward_flops",
-                    "backward_flops",
-                    "recompute_flops",
-                    "forward_bytes",
-                    "backward_bytes",
-                    "weight_bytes",
-                )
-            },
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +65,6 @@ class KernelTimes:
     backward: Array
     weight: Array
     selective: Array
-
-
-def _padded(size: Array, tile: int) -> Array:
-    """Size rounded up to whole tiles; small sizes to the next multiple of 16."""
-    small = np.ceil(size / 16) * 16
-    large = np.ceil(size / tile) * tile
-    return np.where(size < tile, small, large)
 
 
 def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
@@ -206,8 +131,8 @@ def _divide(
         weights=table.weight_bytes
         * (1 - table.expert_share + table.expert_share / ep)
         / np.where(style <= 1, tp, 1.0),
-        rows=_rows(table, scale, ep),
-        padding=_padding(table, device, _rows(table, scale, ep), tp),
+        rows=rows_of(table, scale, ep),
+        padding=padding(table, device, rows_of(table, scale, ep), tp),
     )
 
 
@@ -286,10 +211,10 @@ def kernel_times(
 
     one = np.ones(len(table.count))
     product = _backward_ops(table)
-    share = reach.attention_efficiency * _head_share(table, reach)
+    share = reach.attention_efficiency * head_share(table, reach)
     if recipe.ampere_attention and "float8_e4m3fn" in device.peak_flops_per_s:
         share = share * _AMPERE_ON_NEWER
-    inner = _inner_factors(table, reach.inner_ramp, part.rows, tp[:, None])
+    inner = inner_factors(table, reach.inner_ramp, part.rows, tp[:, None])
     forward = seconds(
         table.forward_flops, table.forward_bytes, one, share, inner[0], one
     )
@@ -325,59 +250,6 @@ def kernel_times(
     )
 
 
-def _head_share(table: KernelTable, reach: DeviceConstants) -> Array:
-    """What attention reaches at a head size, over what it does at 128. [kernels].
-
-    Small heads leave less to do between two exponentials. Source: Dao 2023
-    (FlashAttention-2), figures 4 and 5: size 64 reaches five sixths of size 128.
-    Documents of devices, which no fit has been at, say nothing of it.
-    """
-    if not reach.inner_ramp:
-        return np.ones(len(table.k))
-    share = table.k / (table.k + _HEAD_RAMP) * (128 + _HEAD_RAMP) / 128
-    return np.asarray(np.where(table.kind == 1, share, 1.0))
-
-
-def _inner_factors(
-    table: KernelTable, ramp: float, rows: Array, tp: Array
-) -> tuple[Array, Array]:
-    """Time of products of some inner length over that of endless ones.
-
-    Forward sums over k, the input's gradient over n, the weight's over tokens.
-
-    Args:
-        table: Kernels at the traced batch.
-        ramp: Inner length that reaches half of the rate.
-        rows: Length of m. Shape [combinations, kernels].
-        tp: Shape [combinations, 1].
-    Returns:
-        Of forward and of backward. Shapes [combinations, kernels].
-    """
-    style, product = table.style[None, :], table.kind[None, :] == 0
-    k = np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0)
-    n = np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0)
-    m = np.maximum(rows, 1.0)
-    weights = table.trained & (table.weight_bytes > 0)
-    backward = np.where(weights, (1 / n + 1 / m) / 2, 1 / n)
-    return (
-        np.asarray(np.where(product, 1 + ramp / k, 1.0)),
-        np.asarray(np.where(product, 1 + ramp * backward, 1.0)),
-    )
-
-
-def score_elements(table: KernelTable, scale: Array, tp: Array) -> Array:
-    """Attention scores of one kernel on one device. Shape [combinations, kernels].
-
-    Args:
-        table: Kernels at the traced batch.
-        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
-        tp: Shape [combinations, 1].
-    """
-    heads = np.where(table.style[None, :] <= 2, tp.astype(float), 1.0)
-    whole = np.where(table.kind == 1, table.batch * table.m * table.n, 0.0)
-    return np.asarray(whole * scale / heads)
-
-
 def _backward_ops(table: KernelTable) -> Array:
     """Ops in the backward of each kernel. Shape [kernels].
 
@@ -404,8 +276,8 @@ def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Arra
         element: Bytes of an activation as traced.
         tp: Shape [combinations].
     """
-    product = (table.kind != _KINDS.index("attention")) & (
-        table.kind != _KINDS.index("memory")
+    product = (table.kind != KERNEL_KINDS.index("attention")) & (
+        table.kind != KERNEL_KINDS.index("memory")
     )
     # What is no product writes as much as it reads.
     output = np.where(
@@ -414,22 +286,3 @@ def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Arra
     kept = np.where(table.trained, table.count * output, 0.0)
     divided = (table.style == 0) | (table.style == 2)
     return np.asarray(np.where(divided, kept / tp[:, None], kept))
-
-
-def _rows(table: KernelTable, scale: Array, ep: Array) -> Array:
-    """Length of m. A device that has 1/ep of the experts gets ep ranks' tokens."""
-    return np.asarray(table.m * scale * np.where(table.expert_share > 0, ep, 1.0))
-
-
-def _padding(table: KernelTable, device: DeviceType, rows: Array, tp: Array) -> Array:
-    """Computed over useful FLOPs, from output tiles of 128 x 128 on GPUs.
-
-    Source: NVIDIA, Matrix Multiplication Background User's Guide, section "Tile
-    quantization". CPUs show no such steps at the sizes that matter.
-    """
-    if device.backend == "gloo":
-        return np.ones((len(rows), len(table.k)))
-    m = np.maximum(rows, 1.0)
-    n = np.maximum(np.where(table.style[None, :] == 0, table.n / tp, table.n), 1.0)
-    padded = _padded(m, 128) * _padded(n, 128) / (m * n)
-    return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))

@@ -64,9 +64,11 @@ def constants_of(
 ) -> DeviceConstants:
     """Fitted constants of a device type, or what its document says.
 
-    Devices that were probed on the spot, and CPUs, keep what their document says.
+    Device types that were measured on the spot, and CPUs, keep what their document
+    says: it is of the very devices, a calibration is of others of that name.
     """
-    if calibration is not None and device.backend != "gloo":
+    kept = device.measured or device.backend == "gloo"
+    if calibration is not None and not kept:
         found = calibration.devices.get(device.name, calibration.default)
         if found is not None:
             return found

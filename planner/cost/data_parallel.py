@@ -69,6 +69,7 @@ def _exposed(
     under_forward: float,
     under_backward: float,
     behind_pipeline: bool,
+    each: bool,
 ) -> float:
     """Seconds of a step's gathers, scatters and all-reduces that nothing hides.
 
@@ -81,7 +82,9 @@ def _exposed(
     # Gathers and reductions of one backward share its links and its compute.
     behind = scatter + (gather if zero == 3 else 0.0)
     gathers = (many if zero == 3 else 1) * max(gather - under_forward, 0.0)
-    early = (many - 1) * max(behind - under_backward, 0.0) if zero >= 2 else 0.0
+    # Without a reduction of its own, a backward has ZeRO 3's gathers to hide alone.
+    own = behind if each else behind - scatter
+    early = (many - 1) * max(own - under_backward, 0.0) if zero >= 2 else 0.0
     return gathers + early + max(behind + mirror - under_backward, 0.0)
 
 
@@ -114,6 +117,7 @@ def _fill_exposed(
     bytes_each: tuple[int, int],
     hidden: float,
     behind_pipeline: bool,
+    each: bool,
     exposed: Array,
 ) -> None:
     for i in range(len(exposed)):
@@ -132,6 +136,7 @@ def _fill_exposed(
             hidden * forward_s[i],
             hidden * backward_s[i],
             behind_pipeline,
+            each,
         )
 
 
@@ -190,6 +195,7 @@ def exposed_seconds(
         # One process computes and communicates on CPU: there is nothing to hide under.
         recipe.overlap if on_gpu else 0.0,
         recipe.pipeline_overlap and on_gpu,
+        recipe.reduces_each,
         exposed,
     )
     return exposed
@@ -253,6 +259,7 @@ def replica_traffic(
     gathered, reduced = scalars * each[0], trained * each[1]
     n, r = shard.size, replicate.size
     gathers, scatters = _rounds(zero_stage, pp, num_microbatches)
+    scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
     gathered, scattered = gathered * gathers * (n > 1), reduced * scatters * (n > 1)
     mirrored = np.where(r > 1, reduced / n, 0.0)
     return ReplicaTraffic(

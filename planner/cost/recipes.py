@@ -46,6 +46,8 @@ class Recipe:
             tokens of its shard; else experts see the whole stream on every tp rank.
         scattered_transfers: Whether tp ranks share what goes from stage to stage, and
             gather it behind.
+        reduces_each: Whether ZeRO 2 and 3 reduce gradients after every microbatch; else
+            once a step.
         pipeline_overlap: Whether copies are made alike behind the first forward and
             the last backward of a pipeline; else nothing hides it there.
         fused_loss: Whether softmax and cross entropy are one kernel over logits in the
@@ -87,6 +89,7 @@ class Recipe:
     loss_parallel: bool = False
     experts_on_shards: bool = False
     scattered_transfers: bool = False
+    reduces_each: bool = True
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
     fused_loss: bool = False

@@ -52,6 +52,8 @@ class DeviceType(Document):
         half_efficiency_flops: FLOPs of a single product that reaches half of that.
         kernel_overhead_s: Time that one op costs whatever its size, forward.
         backend: Communication backend.
+        measured: Whether the numbers were measured on these very devices; no fitted
+            constants of that type go before them then.
         source: Where the numbers are from.
     """
 
@@ -63,6 +65,7 @@ class DeviceType(Document):
     half_efficiency_flops: Annotated[float, Field(ge=0)] = 2e9
     kernel_overhead_s: Annotated[float, Field(ge=0)] = 4e-6
     backend: Literal["nccl", "gloo", "rccl"] = "nccl"
+    measured: bool = False
     source: str
 
     @model_validator(mode="after")

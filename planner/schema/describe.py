@@ -186,7 +186,10 @@ def explain(plan: Plan) -> str:
     """What bounds the step, what it is made of, and what the runners-up cost."""
     prediction = plan.prediction
     total = prediction.step_time_s or 1.0
-    lines = [summary(plan), "", f"bound by: {plan.provenance.bound_by}", "", "time:"]
+    lines = [summary(plan), "", f"bound by: {plan.provenance.bound_by}"]
+    if plan.provenance.calibration is not None:
+        lines.append(f"constants: {plan.provenance.calibration}")
+    lines += ["", "time:"]
     for part, seconds in sorted(prediction.breakdown_s.items(), key=lambda kv: -kv[1]):
         if seconds > 0:
             name = PART_NAMES.get(part, part)

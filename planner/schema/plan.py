@@ -164,7 +164,8 @@ class Prediction(Document):
         tokens_per_s: The same in tokens; None without a sequence.
         model_flops_utilization: Model FLOPs (no recomputation) over peak; in [0, 1].
         fidelity: ``simulated`` if the event simulator had the last word.
-        calibration: Which constants were used: ``datasheet``, or a probe's name.
+        calibration: Where the cluster's numbers are from: ``datasheet``, or a probe's
+            name. Fitted constants on top of them are in the provenance.
     """
 
     step_time_s: Seconds
@@ -201,6 +202,8 @@ class Provenance(Document):
         evaluations: Strategies priced, by fidelity.
         assumptions: What was guessed while reading the model.
         checkpoint: Hash of a learned partitioner's weights.
+        calibration: Name of the fitted constants that priced it; None if what the
+            cluster's document says did.
     """
 
     meshwright_version: str
@@ -215,6 +218,7 @@ class Provenance(Document):
     assumptions: tuple[str, ...] = ()
     bound_by: str = ""
     checkpoint: str | None = None
+    calibration: str | None = None
 
 
 class Plan(Document):

@@ -43,7 +43,7 @@ def test_a_row_without_a_case_has_no_figures(rows: Rows) -> None:
 def test_equal_fits_are_made_once(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def counted(cases: Sequence[object]) -> SimpleNamespace:
+    def counted(cases: Sequence[object], start: object) -> SimpleNamespace:
         made.append(len(cases))
         return SimpleNamespace(calibration=f"fit {len(made)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.calibration.frameworks import framework_of
 from planner.calibration.points import Point
 from planner.calibration.predictions import Prediction
 
@@ -41,6 +42,32 @@ _POINT = Point(
 
 def point(**changes: object) -> Point:
     return replace(_POINT, **changes)
+
+
+def small(**changes: object) -> Point:
+    """A run of a GPT that is read in a moment, on 8 A100s with data parallelism."""
+    figures = {
+        "layers": 4,
+        "hidden": 512,
+        "heads": 8,
+        "seq": 512,
+        "gpu": "A100-80GB",
+        "n_gpus": 8,
+        "dp": 8,
+        "tp": 1,
+        "pp": 1,
+        "microbatch": 4,
+        "global_batch": 64,
+        "source": "NeMo",
+        "schedule": "",
+    }
+    return point(**{**figures, **changes})
+
+
+#: Whose constants small runs are priced with.
+FRAMEWORK = framework_of(small())[0]
+#: Their device type.
+DEVICE = "a100-80"
 
 
 def prediction(

@@ -43,9 +43,9 @@ def shape(row: Point) -> tuple[int | None, ...]:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (alpa("intra_only", 8, pp=1), (4, 2, 1, None, 1, 8)),
-        (alpa("intra_only", 32, pp=1), (4, 8, 1, None, 1, 2)),
-        (alpa("intra_only", 8, pp=1, model="moe"), (8, 1, 1, 8, 1, 8)),
+        (alpa("intra_only", 8, pp=1), (4, 2, 1, None, 2, 8)),
+        (alpa("intra_only", 32, pp=1), (4, 8, 1, None, 2, 2)),
+        (alpa("intra_only", 8, pp=1, model="moe"), (8, 1, 1, 8, 2, 8)),
         # 64 microbatches at least, and 16 a stage.
         (alpa("inter_only", 2, tp=1), (1, 1, 2, None, 0, 16)),
         (alpa("inter_only", 16, tp=1), (1, 1, 16, None, 0, 4)),

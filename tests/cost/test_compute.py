@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.compute import KernelTable, kernel_times
+from planner.cost.compute import kernel_times
+from planner.cost.kernel_table import KernelTable
 from planner.cost.recipes import RECIPES, get_recipe
 from planner.errors import UnknownNameError
 from planner.graph import Kernel

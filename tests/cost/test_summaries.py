@@ -59,6 +59,7 @@ def random_costs(types: int) -> UnitCosts:
         transient_bytes=draw(3, COMBOS, UNITS),
         tensors=draw(UNITS),
         cut_bytes=draw(COMBOS, UNITS - 1),
+        sent_bytes=draw(COMBOS, UNITS - 1),
         output_bytes=draw(COMBOS),
         shared_bytes=draw(COMBOS, UNITS - 1),
         tp_payload=draw(3, 2, COMBOS, UNITS),
@@ -197,7 +198,8 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
     found = summarize(costs, pairs_of([0] * 6))
     pp, virtual, folded, combo = CUTS[row]
     bounds = cut_of(costs, row, [0] * 6)
-    inner = [costs.cut_bytes[combo, b - 1] for b in bounds[1:-1]]
+    inner = [costs.sent_bytes[combo, b - 1] for b in bounds[1:-1]]
+    cut = [costs.cut_bytes[combo, b - 1] for b in bounds[1:-1]]
     saved = [0.0, *(costs.shared_bytes[combo, b - 1] for b in bounds[1:-1])]
     turn = {pp - 1} if folded else set()
     crossing = [c for s, c in enumerate(inner) if s not in turn and pp > 1]
@@ -207,7 +209,7 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
     local = {pp - 1} if folded else set()
     for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
         own = stages_of(rank, pp, virtual, folded)
-        before, after = [0.0, *inner], [*inner, 0.0]
+        before, after = [0.0, *cut], [*cut, 0.0]
         want = {
             "received": sum(before[s] + after[s] for s in own),
             "shared": sum(saved[s] for s in own),

@@ -192,6 +192,7 @@ def plans(draw: st.DrawFn) -> Plan:
         pinned=draw(_table(st.integers() | st.booleans() | names)),
         alternatives=draw(_rows(alternatives, max_size=2)),
         assumptions=draw(_rows(names, max_size=2)),
+        calibration=draw(st.none() | names),
     )
     return Plan(
         model=ModelReference(
@@ -254,6 +255,7 @@ devices = st.builds(
     memory_bandwidth_bytes_per_s=positives,
     matmul_efficiency=st.floats(0.01, 1),
     backend=st.sampled_from(["nccl", "gloo", "rccl"]),
+    measured=st.booleans(),
     source=names,
 )
 collectives = st.builds(

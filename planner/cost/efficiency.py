@@ -1,0 +1,112 @@
+"""How shapes of kernels keep a device from its peak, each a factor or a count."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.constants import DeviceConstants
+from planner.cost.kernel_table import KernelTable
+from planner.schema.cluster import DeviceType
+
+__all__ = ["head_share", "inner_factors", "padding", "rows_of", "score_elements"]
+
+Array = NDArray[np.float64]
+
+#: Head size at which attention would reach half of what endless heads would.
+_HEAD_RAMP = 32.0
+
+
+def _padded(size: Array, tile: int) -> Array:
+    """Size rounded up to whole tiles; small sizes to the next multiple of 16."""
+    small = np.ceil(size / 16) * 16
+    large = np.ceil(size / tile) * tile
+    return np.where(size < tile, small, large)
+
+
+def padding(table: KernelTable, device: DeviceType, rows: Array, tp: Array) -> Array:
+    """Computed over useful FLOPs, from output tiles of 128 x 128 on GPUs.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide, section "Tile
+    quantization". CPUs show no such steps at the sizes that matter.
+
+    Args:
+        table: Kernels at the traced batch.
+        device: On which they run.
+        rows: Length of m. Shape [combinations, kernels].
+        tp: Shape [combinations, 1].
+    Returns:
+        Shape [combinations, kernels].
+    """
+    if device.backend == "gloo":
+        return np.ones((len(rows), len(table.k)))
+    m = np.maximum(rows, 1.0)
+    n = np.maximum(np.where(table.style[None, :] == 0, table.n / tp, table.n), 1.0)
+    padded = _padded(m, 128) * _padded(n, 128) / (m * n)
+    return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))
+
+
+def rows_of(table: KernelTable, scale: Array, ep: Array) -> Array:
+    """Length of m. A device that has 1/ep of the experts gets ep ranks' tokens.
+
+    Args:
+        table: Kernels at the traced batch.
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        ep: Shape [combinations, 1].
+    Returns:
+        Shape [combinations, kernels].
+    """
+    return np.asarray(table.m * scale * np.where(table.expert_share > 0, ep, 1.0))
+
+
+def head_share(table: KernelTable, reach: DeviceConstants) -> Array:
+    """What attention reaches at a head size, over what it does at 128. [kernels].
+
+    Small heads leave less to do between two exponentials. Source: Dao 2023
+    (FlashAttention-2), figures 4 and 5: size 64 reaches five sixths of size 128.
+    Documents of devices, which no fit has been at, say nothing of it.
+    """
+    if not reach.inner_ramp:
+        return np.ones(len(table.k))
+    share = table.k / (table.k + _HEAD_RAMP) * (128 + _HEAD_RAMP) / 128
+    return np.asarray(np.where(table.kind == 1, share, 1.0))
+
+
+def inner_factors(
+    table: KernelTable, ramp: float, rows: Array, tp: Array
+) -> tuple[Array, Array]:
+    """Time of products of some inner length over that of endless ones.
+
+    Forward sums over k, the input's gradient over n, the weight's over tokens.
+
+    Args:
+        table: Kernels at the traced batch.
+        ramp: Inner length that reaches half of the rate.
+        rows: Length of m. Shape [combinations, kernels].
+        tp: Shape [combinations, 1].
+    Returns:
+        Of forward and of backward. Shapes [combinations, kernels].
+    """
+    style, product = table.style[None, :], table.kind[None, :] == 0
+    k = np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0)
+    n = np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0)
+    m = np.maximum(rows, 1.0)
+    weights = table.trained & (table.weight_bytes > 0)
+    backward = np.where(weights, (1 / n + 1 / m) / 2, 1 / n)
+    return (
+        np.asarray(np.where(product, 1 + ramp / k, 1.0)),
+        np.asarray(np.where(product, 1 + ramp * backward, 1.0)),
+    )
+
+
+def score_elements(table: KernelTable, scale: Array, tp: Array) -> Array:
+    """Attention scores of one kernel on one device. Shape [combinations, kernels].
+
+    Args:
+        table: Kernels at the traced batch.
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        tp: Shape [combinations, 1].
+    """
+    heads = np.where(table.style[None, :] <= 2, tp.astype(float), 1.0)
+    whole = np.where(table.kind == 1, table.batch * table.m * table.n, 0.0)
+    return np.asarray(whole * scale / heads)

@@ -1,0 +1,124 @@
+"""Rows that are priced again and again, against settings made anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.calibration.cases import prepare, prepare_all, recipe_under
+from planner.calibration.frameworks import FRAMEWORKS
+from planner.calibration.parameters import (
+    DEVICE_CONSTANTS,
+    RECIPE_CONSTANTS,
+    Vector,
+)
+from planner.cost import CostModel, Setting
+from planner.cost.constants import Calibration
+from planner.errors import CalibrationError
+from tests.calibration.rows import DEVICE, FRAMEWORK, small
+
+VECTOR = Vector(devices=(DEVICE,), recipes=(FRAMEWORK,))
+
+
+def _calibration(shift: float) -> Calibration:
+    return VECTOR.calibration(VECTOR.start() + shift, "test")
+
+
+@pytest.mark.parametrize("shift", [-0.4, 0.0, 0.7])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"zero": 1},
+        {"tp": 2, "pp": 2, "microbatch": 2, "recompute": "none"},
+    ],
+    ids=["dp", "tp and pp"],
+)
+def test_a_case_costs_what_a_new_setting_does(
+    row: dict[str, object], shift: float
+) -> None:
+    case, calibration = prepare(small(**row)), _calibration(shift)
+    facts = case.setting
+    setting = Setting(
+        graph=facts.graph,
+        cluster=facts.cluster,
+        order=facts.order,
+        precision=facts.precision,
+        recipe=calibration.recipes[FRAMEWORK],
+        memory_fraction=1.0,
+        calibration=calibration,
+    )
+    fresh = CostModel(setting).cost(case.strategy, "analytic")
+    # Priced under others before, so that nothing of those is kept.
+    case.cost(_calibration(1.5))
+    kept = case.cost(calibration)
+    assert kept.step_time_s == pytest.approx(fresh.step_time_s, rel=1e-12)
+    assert kept.memory.total == pytest.approx(fresh.memory.total, rel=1e-12)
+    assert case.step_s(calibration) == pytest.approx(fresh.step_time_s, rel=1e-9)
+
+
+def test_better_devices_take_less_time() -> None:
+    case, start = prepare(small()), VECTOR.start()
+    for place, (kind, _, constant) in enumerate(VECTOR.columns()):
+        if kind == "device" and constant.name == "matmul_efficiency":
+            start[place] += 1.0
+    better = VECTOR.calibration(start, "better")
+    assert case.step_s(better) < case.step_s(_calibration(0.0))
+
+
+def test_measured_seconds() -> None:
+    assert prepare(small(value=2.5)).measured_step_s == 2.5
+    rate = small(metric="samples_per_s", value=32.0)
+    assert prepare(rate).measured_step_s == pytest.approx(2.0)
+    assert prepare(small(metric="peak_mem_gb")).measured_step_s is None
+    assert prepare(small(value=0.0)).measured_step_s is None
+
+
+def test_a_case_says_what_it_assumed() -> None:
+    case = prepare(small(source="a blog", metric="mfu_pct"))
+    assert case.framework in FRAMEWORKS
+    text = "; ".join(case.why)
+    assert "framework not named" in text
+    assert "FLOPs counted" in text
+    assert "vocab" not in text
+    assert all(case.why)
+
+
+def test_recipes_under_a_calibration() -> None:
+    facts = FRAMEWORKS[FRAMEWORK].recipe
+    fitted = _calibration(0.8)
+    made = recipe_under(fitted, FRAMEWORK, facts)
+    for constant in RECIPE_CONSTANTS:
+        expected = getattr(fitted.recipes[FRAMEWORK], constant.name)
+        assert getattr(made, constant.name) == expected
+    other = next(name for name in FRAMEWORKS if name != FRAMEWORK)
+    assert recipe_under(fitted, other, facts) == facts
+
+
+def test_what_a_run_fixed_itself_is_not_fitted() -> None:
+    first, *others = RECIPE_CONSTANTS
+    facts = FRAMEWORKS[FRAMEWORK].recipe
+    fixed = replace(facts, **{first.name: first.high})
+    fitted = _calibration(0.8)
+    made = recipe_under(fitted, FRAMEWORK, fixed)
+    assert getattr(made, first.name) == first.high
+    for constant in others:
+        expected = getattr(fitted.recipes[FRAMEWORK], constant.name)
+        assert getattr(made, constant.name) == expected
+
+
+def test_rows_that_say_too_little_fail_by_themselves() -> None:
+    rows = [small(), small(gpu="abacus"), small(tp=3), small(value=2.0)]
+    told: list[int] = []
+    cases, failed = prepare_all(rows, told.append)
+    assert sorted(cases) == [0, 3]
+    assert "abacus" in failed[1]
+    assert "tp=3" in failed[2]
+    assert told == [1, 2, 3, 4]
+    with pytest.raises(CalibrationError, match="abacus"):
+        prepare(rows[1])
+
+
+def test_constants_are_few() -> None:
+    assert len(DEVICE_CONSTANTS) <= 6
+    assert len(RECIPE_CONSTANTS) <= 4

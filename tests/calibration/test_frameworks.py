@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from planner.calibration.frameworks import FRAMEWORKS, framework_of
+from planner.calibration.points import read_points
+from planner.cost import RECIPES
+from tests.calibration.rows import point
+
+POINTS = Path(os.environ.get("MESHWRIGHT_DATA", ""), "measured", "points.csv")
+
+
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
+def test_recipes_go_by_their_framework(name: str) -> None:
+    framework = FRAMEWORKS[name]
+    assert framework.recipe.name == name
+    assert framework.zero_stage in (0, 1, 2, 3)
+    assert framework.recompute in ("none", "selective", "full")
+
+
+def test_every_recipe_that_plans_are_priced_with_is_a_framework() -> None:
+    assert RECIPES.keys() <= FRAMEWORKS.keys()
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("torchtitan benchmarks/llama3", "torchtitan"),
+        ("MosaicML llm-foundry", "fsdp"),
+        ("vTrain (MICRO24) data", "megatron-deepspeed"),
+        ("NVIDIA Megatron-Bridge 25.09", "megatron"),
+        ("NeMo 24.12", "megatron"),
+        ("Alpa OSDI22 artifact", "alpa"),
+        ("InternEvo", "internevo"),
+        ("MaxText", "jax"),
+        ("DeepSpeed autotuning", "deepspeed"),
+        ("nnScaler", "torch"),
+        ("own runs (PyTorch)", "torch"),
+    ],
+)
+def test_sources_name_their_framework(source: str, name: str) -> None:
+    assert framework_of(point(source=source)) == (name, "")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("V100", "megatron-2021"),
+        ("A100-80GB", "megatron-2021"),
+        ("H100", "megatron"),
+        ("MI300X", "megatron"),
+    ],
+)
+def test_megatron_of_an_age(gpu: str, name: str) -> None:
+    found, _ = framework_of(point(source="Megatron-LM", gpu=gpu))
+    assert found == name
+
+
+def test_notes_count_where_the_source_says_nothing() -> None:
+    name, why = framework_of(point(source="a blog", notes="run with DeepSpeed"))
+    assert name == "deepspeed"
+    assert "notes" in why
+
+
+@pytest.mark.parametrize(("pp", "name"), [(None, "torchtitan"), (4, "megatron")])
+def test_who_names_none_is_told_what_was_taken(pp: int | None, name: str) -> None:
+    found, why = framework_of(point(source="a blog", pp=pp))
+    assert found == name
+    assert name in why
+
+
+@pytest.mark.skipif(not POINTS.is_file(), reason="no measured/points.csv at hand")
+def test_every_published_source_has_a_framework() -> None:
+    for row in read_points(POINTS):
+        assert framework_of(row)[0] in FRAMEWORKS

@@ -1,0 +1,203 @@
+"""Plans of rows: what they say is kept, what they leave out is said."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.calibration.frameworks import FRAMEWORKS, Framework
+from planner.calibration.plans import AssumedPlan, assume_plan
+from planner.calibration.points import Point
+from planner.calibration.published import graph_of, shape_of
+from planner.errors import CalibrationError
+from planner.graph import ModelGraph
+from tests.calibration.rows import small
+
+LAYERS = 12
+
+
+@pytest.fixture(scope="module")
+def graph() -> ModelGraph:
+    return graph_of(shape_of(small(layers=LAYERS, hidden=128, heads=2, seq=64)))
+
+
+def _plan(graph: ModelGraph, framework: str = "megatron", **row: object) -> AssumedPlan:
+    return assume_plan(_row(**row), graph, FRAMEWORKS[framework])
+
+
+def _row(**changes: object) -> Point:
+    return small(**{"n_gpus": 16, "dp": None, "global_batch": 64, **changes})
+
+
+def _said(plan: AssumedPlan, *words: str) -> bool:
+    return any(all(word in text for word in words) for text in plan.why)
+
+
+def test_degrees_and_batches_follow(graph: ModelGraph) -> None:
+    plan = _plan(graph, tp=2, pp=4, microbatch=2, zero=1, recompute="full")
+    mesh = plan.strategy.mesh
+    assert (mesh.pp, mesh.tp, mesh.cp, mesh.ep) == (4, 2, 1, 1)
+    assert (mesh.dp_replicate, mesh.dp_shard) == (1, 2)
+    assert plan.strategy.num_microbatches == 64 // (2 * 2)
+    assert plan.strategy.global_batch == 64
+    assert {stage.recompute for stage in plan.strategy.stages} == {"full"}
+
+
+def test_without_zero_replicas_are_whole(graph: ModelGraph) -> None:
+    mesh = _plan(graph, zero=0).strategy.mesh
+    assert (mesh.dp_replicate, mesh.dp_shard) == (16, 1)
+
+
+def test_degrees_that_do_not_divide_the_devices(graph: ModelGraph) -> None:
+    with pytest.raises(CalibrationError, match="tp=3 x pp=1 x cp=1") as caught:
+        _plan(graph, tp=3)
+    assert "n_gpus=16" in str(caught.value)
+
+
+def test_what_is_left_out_is_said(graph: ModelGraph) -> None:
+    plan = _plan(
+        graph, tp=None, pp=None, microbatch=None, global_batch=None, recompute=""
+    )
+    assert _said(plan, "tp=1")
+    assert _said(plan, "pp=1")
+    assert _said(plan, "microbatch")
+    assert _said(plan, "global batch not given")
+    assert _said(plan, f"ZeRO {FRAMEWORKS['megatron'].zero_stage}")
+    assert _said(plan, "recompute")
+
+
+def test_a_batch_that_does_not_divide_is_rounded(graph: ModelGraph) -> None:
+    plan = _plan(graph, microbatch=1, global_batch=40)
+    assert plan.strategy.num_microbatches == 2
+    assert _said(plan, "2.50 microbatches")
+
+
+def test_a_batch_below_one_microbatch_each(graph: ModelGraph) -> None:
+    plan = _plan(graph, microbatch=8, global_batch=64)
+    assert plan.strategy.num_microbatches == 1
+    assert _said(plan, "less than 8")
+
+
+@pytest.mark.parametrize("total", [16, 48, 64, 80, 112])
+def test_a_guessed_microbatch_divides_the_batch(graph: ModelGraph, total: int) -> None:
+    strategy = _plan(graph, microbatch=None, global_batch=total).strategy
+    assert strategy.global_batch == total
+
+
+def test_ep_that_does_not_fit_is_lowered(graph: ModelGraph) -> None:
+    assert _plan(graph, ep=8).strategy.mesh.ep == 8
+    plan = _plan(graph, ep=64)
+    assert plan.strategy.mesh.ep == 16
+    assert _said(plan, "ep=64 priced as 16")
+
+
+@pytest.mark.parametrize(
+    ("words", "vp", "batch", "schedule", "virtual"),
+    [
+        ("gpipe", None, 64, "GPipe", 1),
+        ("1f1b", None, 64, "1F1B", 1),
+        ("", None, 64, "1F1B", 1),
+        ("1f1b", 3, 64, "Interleaved1F1B", 3),
+        ("interleaved vp=3", None, 64, "Interleaved1F1B", 3),
+        ("interleaved", None, 64, "Interleaved1F1B", 2),
+        # 6 microbatches are no whole rounds of 4 stages.
+        ("interleaved", 2, 24, "1F1B", 1),
+        ("zero bubble", None, 64, "InterleavedZeroBubble", 2),
+    ],
+)
+def test_schedules(
+    graph: ModelGraph,
+    words: str,
+    vp: int | None,
+    batch: int,
+    schedule: str,
+    virtual: int,
+) -> None:
+    row = {"pp": 4, "vp": vp, "schedule": words, "microbatch": 1}
+    strategy = _plan(graph, **row, global_batch=batch).strategy
+    assert (strategy.schedule, strategy.virtual_stages) == (schedule, virtual)
+    assert len(strategy.stages) == 4 * virtual
+
+
+@pytest.mark.parametrize(
+    ("tp", "notes", "framework", "split"),
+    [
+        (2, "", "megatron", True),
+        (1, "", "megatron", False),
+        (2, "no sequence parallelism", "megatron", False),
+        (2, "", "alpa", False),
+        (2, "with sequence parallelism", "alpa", True),
+    ],
+)
+def test_sequence_parallelism(
+    graph: ModelGraph, tp: int, notes: str, framework: str, split: bool
+) -> None:
+    plan = _plan(graph, framework, tp=tp, notes=notes)
+    assert plan.strategy.sharding.sequence_parallel == split
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("none", "none"),
+        ("selective", "selective"),
+        ("Full", "full"),
+        ("minimal", "selective"),
+        ("save_qkv", "full"),
+    ],
+)
+def test_recomputation(graph: ModelGraph, words: str, kind: str) -> None:
+    plan = _plan(graph, recompute=words)
+    assert {stage.recompute for stage in plan.strategy.stages} == {kind}
+    assert _said(plan, "taken as full") == (words == "save_qkv")
+
+
+@pytest.mark.parametrize(
+    ("words", "compute"),
+    [
+        ("bf16", "bfloat16"),
+        ("", "bfloat16"),
+        ("fp16", "float16"),
+        ("compile fp8", "float8"),
+        ("MXFP8", "float8"),
+        ("fp32", "float32"),
+    ],
+)
+def test_precisions(graph: ModelGraph, words: str, compute: str) -> None:
+    assert _plan(graph, precision=words).precision.compute == compute
+
+
+def test_eager_runs_fuse_nothing(graph: ModelGraph) -> None:
+    framework = FRAMEWORKS["torchtitan"]
+    plan = assume_plan(_row(precision="eager bf16"), graph, framework)
+    assert plan.recipe.elementwise == 1.0
+    assert assume_plan(_row(), graph, framework).recipe == framework.recipe
+
+
+@settings(max_examples=60, deadline=None)
+@given(pp=st.sampled_from([1, 2, 4, 8, 16]), vp=st.integers(1, 4))
+def test_stages_hold_every_module_once_and_layers_evenly(
+    graph: ModelGraph, pp: int, vp: int
+) -> None:
+    row = {"pp": pp, "vp": vp, "microbatch": 1, "schedule": "interleaved"}
+    names = list(graph.unit_names)
+    if pp > len(names):
+        with pytest.raises(CalibrationError, match=f"for {LAYERS} layers"):
+            _plan(graph, **row)
+        return
+    stages = _plan(graph, **row).strategy.stages
+    assert [name for stage in stages for name in stage.modules] == names
+    assert [stage.rank for stage in stages] == [i % pp for i in range(len(stages))]
+    if len(stages) <= LAYERS:
+        layers = [sum("layers" in name for name in s.modules) for s in stages]
+        assert max(layers) - min(layers) <= 1
+        assert sum(layers) == LAYERS
+
+
+def test_a_framework_s_own_defaults_count(graph: ModelGraph) -> None:
+    recipe = FRAMEWORKS["torch"].recipe
+    framework = Framework(recipe=recipe, zero_stage=2, recompute="selective")
+    strategy = assume_plan(_row(recompute=""), graph, framework).strategy
+    assert strategy.zero_stage == 2
+    assert strategy.stages[0].recompute == "selective"

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.calibration import store
+from planner.calibration.frameworks import FRAMEWORKS
+from planner.calibration.parameters import (
+    DEVICE_CONSTANTS,
+    RECIPE_CONSTANTS,
+    Vector,
+)
+from planner.calibration.store import Origin, load_calibration, save_calibration
+from planner.cost.constants import Calibration
+from planner.errors import CalibrationError, PlanFileError
+
+VECTOR = Vector(devices=("a100-80", "h100-80"), recipes=("megatron", "torch"))
+
+
+def _calibration() -> Calibration:
+    shift = np.linspace(-0.8, 0.8, VECTOR.size)
+    return VECTOR.calibration(VECTOR.start() + shift, "a test")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "constants.json"
+    save_calibration(
+        _calibration(), path, Origin(rows={"us": ["1"]}, made="2026-01-02")
+    )
+    return path
+
+
+def test_constants_come_back(path: Path) -> None:
+    made, again = _calibration(), load_calibration(path)
+    assert again.name == "a test"
+    assert again.devices.keys() == made.devices.keys()
+    assert again.recipes.keys() == made.recipes.keys()
+    assert again.default is not None
+    for constant in DEVICE_CONSTANTS:
+        for name, found in again.devices.items():
+            expected = getattr(made.devices[name], constant.name)
+            assert getattr(found, constant.name) == pytest.approx(expected, rel=1e-5)
+        default = getattr(made.default, constant.name)
+        assert getattr(again.default, constant.name) == pytest.approx(default, rel=1e-5)
+    for constant in RECIPE_CONSTANTS:
+        for name, recipe in again.recipes.items():
+            expected = getattr(made.recipes[name], constant.name)
+            assert getattr(recipe, constant.name) == pytest.approx(expected, rel=1e-5)
+
+
+def test_facts_of_a_framework_are_not_in_the_file(path: Path) -> None:
+    for name, recipe in load_calibration(path).recipes.items():
+        facts = FRAMEWORKS[name].recipe
+        assert recipe.loss_parallel == facts.loss_parallel
+        assert recipe.causal_share == facts.causal_share
+    kept = json.loads(path.read_text())["recipes"]["torch"]
+    assert kept.keys() == {constant.name for constant in RECIPE_CONSTANTS}
+
+
+def test_a_second_round_trip_changes_nothing(path: Path, tmp_path: Path) -> None:
+    once = load_calibration(path)
+    save_calibration(once, tmp_path / "again.json")
+    assert load_calibration(tmp_path / "again.json") == once
+
+
+def test_the_file_says_which_rows_it_is_from(path: Path) -> None:
+    origin = json.loads(path.read_text())["origin"]
+    assert origin == {"rows": {"us": ["1"]}, "made": "2026-01-02", "errors": {}}
+
+
+def test_a_file_is_replaced_whole(path: Path) -> None:
+    before = sorted(path.parent.iterdir())
+    save_calibration(Calibration(name="empty"), path)
+    again = load_calibration(path)
+    assert again == Calibration(name="empty")
+    assert sorted(path.parent.iterdir()) == before
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(PlanFileError, match="is not a folder"):
+        save_calibration(_calibration(), tmp_path / "none" / "constants.json")
+
+
+def _first(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = data["devices"]["a100-80"]
+    return found
+
+
+def _set(constant: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: _first(data).update({constant: value})
+
+
+DEVICE, RECIPE = DEVICE_CONSTANTS[0], RECIPE_CONSTANTS[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(format_version=99), "format_version=99"),
+        (lambda d: d.pop("format_version"), "format_version=None"),
+        (lambda d: d["recipes"].update(magic={}), "recipe 'magic' is not known"),
+        (_set(DEVICE.name, DEVICE.high + 1), f"{DEVICE.name}="),
+        (_set(DEVICE.name, DEVICE.low - 1), f"from {DEVICE.low:g} to"),
+        (_set(DEVICE.name, "fast"), "'fast' is not a number"),
+        (_set(DEVICE.name, True), "True is not a number"),
+        (_set(DEVICE.name, None), "None is not a number"),
+        (_set("half_efficiency_flops", "many"), "'many' is not a number"),
+        (_set("half_efficiency_flops", -1.0), "-1.0 is not a number"),
+        (_set("luck", 1.0), "'luck'"),
+        (lambda d: _first(d).clear(), "device 'a100-80' lacks"),
+        (lambda d: d["devices"].update(x=3), "device 'x' is int"),
+        (lambda d: d.pop("devices"), "devices is NoneType"),
+        (lambda d: d.update(recipes=[]), "recipes is list"),
+        (lambda d: d.update(default=3), "default is int"),
+        (
+            lambda d: d["recipes"]["torch"].update({RECIPE.name: RECIPE.high + 1}),
+            "recipe 'torch': " + RECIPE.name,
+        ),
+        (lambda d: d["recipes"]["torch"].update(name=1), "recipe 'torch' has 'name'"),
+    ],
+)
+def test_files_that_are_refused(
+    path: Path, change: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(CalibrationError) as caught:
+        load_calibration(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_files_that_are_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "constants.json"
+    path.write_text(text)
+    with pytest.raises(CalibrationError, match=r"constants\.json"):
+        load_calibration(path)
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        load_calibration(tmp_path / "missing.json")
+
+
+def test_the_shipped_constants_are_a_file_like_any(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_shipped_file", lambda: path)
+    store.shipped.cache_clear()
+    try:
+        assert store.has_shipped()
+        assert store.shipped() == load_calibration(path)
+        path.unlink()
+        store.shipped.cache_clear()
+        assert not store.has_shipped()
+        with pytest.raises(CalibrationError, match="install it again"):
+            store.shipped()
+    finally:
+        store.shipped.cache_clear()
+
+
+def test_what_is_shipped_can_be_read() -> None:
+    """Where this copy came with constants; without, plans go by datasheets."""
+    if store.has_shipped():
+        assert store.shipped().devices
