@@ -64,7 +64,9 @@ def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
     blank = {
         name: value
         for name, value in found.items()
-        if getattr(point, name) in (None, "") or name == "recompute"
+        if getattr(point, name) in (None, "")
+        or name == "recompute"
+        or (name == "tp" and value > (point.tp or 1))
     }
     if not blank:
         return point, ()
@@ -113,7 +115,17 @@ def _inter_only(point: Point) -> dict[str, Any]:
     count = _FEWEST
     while count < _BY_STAGE * stages and count < total:
         count *= 2
-    return {"dp": 1, "pp": stages, "zero": 0, "microbatch": max(1, total // count)}
+    # Alpa cuts within layers. Halves of one on two devices stand for that: tp.
+    halves = 1
+    while point.layers and stages // halves > point.layers:
+        halves *= 2
+    return {
+        "dp": 1,
+        "tp": halves,
+        "pp": stages // halves,
+        "zero": 0,
+        "microbatch": max(1, total // count),
+    }
 
 
 def _shallow(dp: int, tp: int, zero: int, ep: int = 1) -> dict[str, Any]:

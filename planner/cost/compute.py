@@ -236,12 +236,17 @@ def kernel_times(
         written = 2 * scores / bandwidth
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
-    again_too = attention & ~fused if recipe.selective == "attention" else ~dense
+    again_too = np.where(
+        attention & ~fused if recipe.selective == "attention" else ~dense, 1.0, 0.0
+    )
+    if recipe.selective == "alternate":
+        weighted = (table.kind == 0) & (table.weight_bytes > 0)
+        again_too = np.where(weighted, 0.5, again_too)
     return KernelTimes(
         forward=forward,
         backward=backward,
         weight=np.where(dense & table.trained, backward / np.maximum(product, 1), 0.0),
-        selective=np.where(again_too, forward, 0.0),
+        selective=again_too * forward,
     )
 
 

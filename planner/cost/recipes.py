@@ -27,7 +27,7 @@ class Recipe:
             ``attention``, the scores alone, as Megatron-LM does.
         ampere_attention: Whether fused attention is FlashAttention-2 or older, which
             was written for Ampere and leaves newer devices idle.
-        recompute_ends: Whether full recomputation covers embedding and head, too.
+        recompute_ends: Whether recomputation covers embedding and head, too.
         causal_share: Share of the scores of causal attention that fused kernels
             compute; 1 where they skip nothing.
         elementwise: Share of the bytes of elementwise ops and norms, op by op, that

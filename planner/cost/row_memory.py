@@ -104,7 +104,6 @@ def _of_weights(
         owned, trained = has.shard, has.trained_shard
         gradients = has.trained_shard * of.stored + whole
     if of.computed_gradients:
-        # Alone ZeRO 3 makes one program reduce before the end.
         early = zero == 3 or (zero == 2 and pp == 1 and not of.gathers_whole)
         units = 0.0 if of.gathers_whole else 2 * has.trained_unit
         gradients = (has.trained_shard + units if early else has.trained) * of.compute

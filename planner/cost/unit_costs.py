@@ -275,7 +275,7 @@ def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
         forward_s=forward @ to_units,
         backward_s=backward @ to_units,
         weight_s=weight @ to_units,
-        selective_s=selective @ to_units,
+        selective_s=selective @ to_units * repeated,
         full_s=forward @ to_units * repeated,
         tp_s=tp.seconds,
         tp_again_s=tp.again_s,

@@ -49,6 +49,8 @@ def shape(row: Point) -> tuple[int | None, ...]:
         # 64 microbatches at least, and 16 a stage.
         (alpa("inter_only", 2, tp=1), (1, 1, 2, None, 0, 16)),
         (alpa("inter_only", 16, tp=1), (1, 1, 16, None, 0, 4)),
+        # More stages than layers: two devices to a layer.
+        (alpa("inter_only", 64, tp=1, layers=48), (1, 2, 32, None, 0, 1)),
         (shallow("zero_3", 4, dp=4, tp=1, pp=1, zero=3), (4, 1, 1, 1, 3, 2)),
         (shallow("auto_sharding", 8), (4, 2, 1, 1, 2, 2)),
         (shallow("auto_sharding", 8, model="moe"), (8, 1, 1, 8, 2, 1)),

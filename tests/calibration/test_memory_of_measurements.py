@@ -72,7 +72,7 @@ def peaks() -> list[Prediction]:
         ("torchtitan benchmarks", 0.12),
         ("WhiteFiber", 0.12),
         ("intra_ablation", 0.1),
-        ("results_e2e", 0.18),
+        ("results_e2e", 0.16),
     ],
 )
 def test_peaks_of_every_source(source: str, most: float) -> None:
@@ -82,9 +82,9 @@ def test_peaks_of_every_source(source: str, most: float) -> None:
 @pytest.mark.slow
 def test_what_ran_fits_and_what_ran_out_does_not() -> None:
     fits = [row for row in peaks() if row.metric == "feasible"]
-    known = [row for row in fits if row.predicted is not None]
-    ran = [row.predicted for row in known if row.measured == 1.0]
-    failed = [row.predicted for row in known if row.measured == 0.0]
+    known = [(row.measured, row.predicted) for row in fits if row.predicted is not None]
+    ran = [said for truth, said in known if truth == 1.0]
+    failed = [said for truth, said in known if truth == 0.0]
     assert len(ran) > 70
     assert len(failed) >= 9
     assert np.mean(ran) >= 0.95
