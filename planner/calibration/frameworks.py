@@ -233,7 +233,7 @@ _WORDS = (
     (("maxtext", "jax", "levanter", "tpu", "praxis"), "jax"),
     (("megatron-lm", "korthikanti", "megatron"), "megatron-2021"),
     (("deepspeed", "zero"), "deepspeed"),
-    (("nnscaler", "fsdp", "pytorch"), "torch"),
+    (("nnscaler", "fsdp", "pytorch", "meshwright"), "torch"),
 )
 
 
