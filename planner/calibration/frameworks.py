@@ -53,6 +53,11 @@ _CAUSAL = 0.5
 _ONCE = 0.45
 
 
+#: Kernels a framework launches for one of a reference model's: norms, activations and
+#: residuals are one op there. A start for the fit.
+_LAUNCH = 3.0
+
+
 def _megatron(name: str, **facts: object) -> Recipe:
     """Megatron-LM: tp ranks keep their part of the logits, layers alone recompute."""
     return replace(
@@ -60,6 +65,7 @@ def _megatron(name: str, **facts: object) -> Recipe:
         loss_parallel=True,
         experts_on_shards=True,
         scattered_transfers=True,
+        launch=_LAUNCH,
         recompute_ends=False,
         causal_share=_CAUSAL,
         receive_buffers="in_flight",
@@ -77,6 +83,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "torchtitan": Framework(
         recipe=Recipe(
             name="torchtitan",
+            launch=_LAUNCH,
             ampere_attention=True,
             elementwise=0.5,
             causal_share=_CAUSAL,
@@ -95,6 +102,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "fsdp": Framework(
         recipe=Recipe(
             name="fsdp",
+            launch=_LAUNCH,
             ampere_attention=True,
             elementwise=0.8,
             causal_share=_CAUSAL,
@@ -184,6 +192,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "internevo": Framework(
         recipe=Recipe(
             name="internevo",
+            launch=_LAUNCH,
             ampere_attention=True,
             elementwise=0.6,
             causal_share=_CAUSAL,
@@ -196,6 +205,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "jax": Framework(
         recipe=Recipe(
             name="jax",
+            launch=_LAUNCH,
             elementwise=0.4,
             causal_share=_CAUSAL,
             loss_parallel=True,
@@ -207,9 +217,10 @@ FRAMEWORKS: dict[str, Framework] = {
     "deepspeed": Framework(
         recipe=Recipe(
             name="deepspeed",
+            launch=_LAUNCH,
             causal_share=_CAUSAL,
             fused_attention=False,
-            overlap=0.7,
+            overlap=0.0,
             recompute_ends=False,
             pieces=12.0,
             # Weights and gradients of 2 bytes, 12 of fp32 weights and moments:

@@ -65,7 +65,7 @@ DEVICE_CONSTANTS = (
 )
 #: At most four of a recipe.
 RECIPE_CONSTANTS = (
-    Constant(name="overlap", low=0.0, high=1.0, start=0.8),
+    Constant(name="launch", low=0.5, high=15.0, start=3.0),
     Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
     Constant(name="layer_overlap", low=0.0, high=0.95, start=0.1),
     Constant(name="expert_overlap", low=0.0, high=0.95, start=0.2),

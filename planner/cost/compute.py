@@ -190,7 +190,8 @@ def kernel_times(
     skipped = np.where(fused & causal, recipe.causal_share, 1.0)
     light = np.where(dense, 1.0, recipe.elementwise)
     # A GPU's queue hides the host's work behind kernels of any size worth planning.
-    host = recipe.op_overhead_factor if device.backend == "gloo" else 1.0
+    on_cpu = device.backend == "gloo"
+    host = recipe.op_overhead_factor if on_cpu else recipe.launch
     overhead = device.kernel_overhead_s * host
     bandwidth = device.memory_bandwidth_bytes_per_s * reach.memory_efficiency
 

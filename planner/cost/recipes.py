@@ -61,6 +61,8 @@ class Recipe:
             weights before the first layer, and below it reduces gradients last.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
+        launch: Kernels of a GPU that stand for one of the graph's: what is one op
+            there is several where nothing fuses it.
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
             which is the device's kernel_overhead_s: autograd nodes, views, modules.
             On CPU devices, where nothing hides it.
@@ -82,6 +84,7 @@ class Recipe:
     recompute_ends: bool = True
     causal_share: float = 1.0
     elementwise: float = 1.0
+    launch: float = 1.0
     layer_overlap: float = 0.0
     expert_overlap: float = 0.0
     pieces: float = 1.0
