@@ -32,8 +32,8 @@ if not __package__:
 
 from benchmarks import cost_model_rows
 from benchmarks.cost_model_fits import FITS, judge, predict_by
+from planner.calibration.judging.predictions import Prediction
 from planner.calibration.points import Point, read_points
-from planner.calibration.predictions import Prediction
 from planner.errors import CalibrationError, MeshwrightError
 
 __all__ = ["main"]

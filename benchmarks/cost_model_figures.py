@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.cost_model_fits import Judged
-from planner.calibration.groups import family_of
-from planner.calibration.predictions import Prediction
-from planner.calibration.scores import runs_of, time_scores
+from planner.calibration.judging.groups import family_of
+from planner.calibration.judging.predictions import Prediction
+from planner.calibration.judging.scores import runs_of, time_scores
 
 __all__ = ["draw_errors", "draw_scatter"]
 

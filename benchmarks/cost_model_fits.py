@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from benchmarks.cost_model_rows import Rows, fitted_places
-from planner.calibration.floors import Fit as FloorFit
-from planner.calibration.floors import bubble_only, constant_mfu
-from planner.calibration.groups import family_of
+from planner.calibration.judging.floors import Fit as FloorFit
+from planner.calibration.judging.floors import bubble_only, constant_mfu
+from planner.calibration.judging.groups import family_of
+from planner.calibration.judging.predictions import Prediction
 from planner.calibration.points import Point
-from planner.calibration.predictions import Prediction
 from planner.errors import CalibrationError
 
 __all__ = ["FITS", "Judged", "judge", "predict_by"]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.cost_model_fits import Judged
-from planner.calibration.intervals import Estimate
-from planner.calibration.predictions import Prediction
-from planner.calibration.ranking import rank_scores, regret
-from planner.calibration.scores import coverage, memory_scores, time_scores
+from planner.calibration.judging.intervals import Estimate
+from planner.calibration.judging.predictions import Prediction
+from planner.calibration.judging.ranking import rank_scores, regret
+from planner.calibration.judging.scores import coverage, memory_scores, time_scores
 
 __all__ = ["Goal", "goals"]
 

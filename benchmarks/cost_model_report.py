@@ -13,10 +13,10 @@ from benchmarks.cost_model_figures import draw_errors, draw_scatter
 from benchmarks.cost_model_fits import FITS, Judged
 from benchmarks.cost_model_goals import goals
 from benchmarks.tables import aligned, cpu_name, piped, report_name
-from planner.calibration.groups import DOUBTFUL_RULE
-from planner.calibration.predictions import Prediction
-from planner.calibration.ranking import groups_of_plans, rank_scores, regret
-from planner.calibration.scores import coverage, memory_scores, time_scores
+from planner.calibration.judging.groups import DOUBTFUL_RULE
+from planner.calibration.judging.predictions import Prediction
+from planner.calibration.judging.ranking import groups_of_plans, rank_scores, regret
+from planner.calibration.judging.scores import coverage, memory_scores, time_scores
 
 __all__ = ["Report", "write_report"]
 

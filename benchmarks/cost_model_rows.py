@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from planner.calibration.judging.predictions import Prediction
 from planner.calibration.points import Point
-from planner.calibration.predictions import Prediction
 from planner.calibration.publish import fitted_places
 
 __all__ = ["Rows", "fitted_places"]

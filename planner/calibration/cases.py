@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from planner.calibration.frameworks import FRAMEWORKS, framework_of
 from planner.calibration.known_plans import known_plan, optimizer_of
-from planner.calibration.machines import machine_of
+from planner.calibration.machines.machines import machine_of
 from planner.calibration.metrics import TIME_METRICS, convention_of, step_seconds
+from planner.calibration.models.published import graph_of, shape_of
 from planner.calibration.parameters import RECIPE_CONSTANTS
 from planner.calibration.plans import assume_plan
 from planner.calibration.points import Point
-from planner.calibration.published import graph_of, shape_of
 from planner.cost import Cost, Recipe, Setting
 from planner.cost.constants import Calibration
 from planner.cost.detailed import detailed_breakdown, detailed_cost

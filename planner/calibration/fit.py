@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.calibration.cases import Case
-from planner.calibration.groups import group_of
+from planner.calibration.judging.groups import group_of
 from planner.calibration.parameters import (
     DEVICE_CONSTANTS,
     RECIPE_CONSTANTS,

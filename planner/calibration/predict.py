@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from planner.calibration.cases import Case, prepare_all
-from planner.calibration.groups import doubtful_reason, group_of
+from planner.calibration.judging.groups import doubtful_reason, group_of
+from planner.calibration.judging.predictions import Prediction
 from planner.calibration.metrics import TIME_METRICS, time_metric
 from planner.calibration.points import Point
-from planner.calibration.predictions import Prediction
 from planner.cost import Cost
 from planner.cost.constants import Calibration
 from planner.errors import MeshwrightError

@@ -16,9 +16,9 @@ import numpy as np
 
 from planner.calibration.cases import Case, prepare_all
 from planner.calibration.fit import FitResult, fit
-from planner.calibration.groups import doubtful_reason
+from planner.calibration.judging.groups import doubtful_reason
+from planner.calibration.judging.scores import TIME_ORDER
 from planner.calibration.points import Point, read_points
-from planner.calibration.scores import TIME_ORDER
 from planner.calibration.store import Origin, save_calibration
 from planner.errors import MeshwrightError
 

@@ -15,7 +15,7 @@ import numpy as np
 from planner.calibration.cases import Case, prepare_all
 from planner.calibration.fit import FitConfig, fit
 from planner.calibration.frameworks import FRAMEWORKS
-from planner.calibration.groups import doubtful_reason
+from planner.calibration.judging.groups import doubtful_reason
 from planner.calibration.metrics import TIME_METRICS
 from planner.calibration.parameters import Vector
 from planner.calibration.points import Point

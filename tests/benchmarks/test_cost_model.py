@@ -17,10 +17,10 @@ from benchmarks.cost_model import main
 from benchmarks.cost_model_fits import FITS, Judged, judge, predict_by
 from benchmarks.cost_model_goals import goals
 from benchmarks.cost_model_rows import fitted_places
-from planner.calibration.groups import doubtful_reason, group_of, plan_of
+from planner.calibration.judging.groups import doubtful_reason, group_of, plan_of
+from planner.calibration.judging.predictions import Prediction
+from planner.calibration.judging.scores import time_scores
 from planner.calibration.points import Point
-from planner.calibration.predictions import Prediction
-from planner.calibration.scores import time_scores
 from planner.errors import CalibrationError
 from tests.calibration.rows import memory, point, prediction
 

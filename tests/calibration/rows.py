@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.calibration.frameworks import framework_of
+from planner.calibration.judging.predictions import Prediction
 from planner.calibration.points import Point
-from planner.calibration.predictions import Prediction
 
 _POINT = Point(
     point_id="1",

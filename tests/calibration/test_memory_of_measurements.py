@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.calibration.judging.predictions import Prediction
 from planner.calibration.points import Point, read_points
 from planner.calibration.predict import predict_points
-from planner.calibration.predictions import Prediction
 from planner.cost.constants import Calibration
 
 POINTS = Path(os.environ.get("MESHWRIGHT_DATA", ""), "measured", "points.csv")

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.calibration.frameworks import FRAMEWORKS, Framework
+from planner.calibration.models.published import graph_of, shape_of
 from planner.calibration.plans import AssumedPlan, assume_plan
 from planner.calibration.points import Point
-from planner.calibration.published import graph_of, shape_of
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
 from tests.calibration.rows import small

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.calibration.known import LLAMA, NEMOTRON, Known, published
+from planner.calibration.models.known import LLAMA, NEMOTRON, Known, published
 
 __all__ = ["SPARSE"]
 

@@ -9,12 +9,12 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from planner.calibration.alpa import alpa_figures
-from planner.calibration.known import Known, plain_name, size_of
-from planner.calibration.known_gpt import SIZED_GPTS
-from planner.calibration.known_models import KNOWN, find_known
+from planner.calibration.models.alpa import alpa_figures
+from planner.calibration.models.known import Known, plain_name, size_of
+from planner.calibration.models.known_gpt import SIZED_GPTS
+from planner.calibration.models.known_models import KNOWN, find_known
+from planner.calibration.models.shapes import ModelShape
 from planner.calibration.points import Point
-from planner.calibration.shapes import ModelShape
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
 
@@ -310,7 +310,7 @@ def graph_of(shape: ModelShape) -> ModelGraph:
     Args:
         shape: Of a model.
     """
-    from planner.calibration.reference import ReferenceModel
+    from planner.calibration.models.reference import ReferenceModel
     from planner.capture import capture
 
     inputs = {"input_ids": ((1, shape.seq), "int64")}

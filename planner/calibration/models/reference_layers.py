@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.calibration.shapes import ModelShape
+from planner.calibration.models.shapes import ModelShape
 
 __all__ = ["STYLES", "Layer"]
 

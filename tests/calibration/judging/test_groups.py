@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.calibration.groups import (
+from planner.calibration.judging.groups import (
     doubtful_reason,
     family_of,
     group_of,

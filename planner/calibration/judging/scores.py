@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.calibration.intervals import Estimate, bootstrap
-from planner.calibration.predictions import Prediction
+from planner.calibration.judging.intervals import Estimate, bootstrap
+from planner.calibration.judging.predictions import Prediction
 
 __all__ = [
     "TIME_ORDER",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.calibration.intervals import Estimate, bootstrap
-from planner.calibration.predictions import Prediction
-from planner.calibration.scores import runs_of
+from planner.calibration.judging.intervals import Estimate, bootstrap
+from planner.calibration.judging.predictions import Prediction
+from planner.calibration.judging.scores import runs_of
 
 __all__ = [
     "GroupOfPlans",

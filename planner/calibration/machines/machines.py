@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from planner.calibration.gpu_names import normal, read_device
-from planner.calibration.hosts import HOSTS_OF_DEVICES, HostKind
-from planner.calibration.networks import Rate, stated_rate
+from planner.calibration.machines.gpu_names import normal, read_device
+from planner.calibration.machines.hosts import HOSTS_OF_DEVICES, HostKind
+from planner.calibration.machines.networks import Rate, stated_rate
+from planner.calibration.machines.systems import SYSTEMS, KnownSystem
 from planner.calibration.points import Point
-from planner.calibration.systems import SYSTEMS, KnownSystem
 from planner.cluster import Cluster
 from planner.schema.cluster import (
     ClusterDocument,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from planner.calibration.reference_layers import STYLES, Layer
-from planner.calibration.shapes import ModelShape
+from planner.calibration.models.reference_layers import STYLES, Layer
+from planner.calibration.models.shapes import ModelShape
 
 __all__ = ["ReferenceModel"]
 
@@ -77,7 +77,7 @@ def _letters(shape: ModelShape) -> list[str]:
 
 
 class ReferenceModel(nn.Module):
-    """A model to be traced; see :mod:`planner.calibration.reference_layers`.
+    """A model to be traced; see :mod:`planner.calibration.models.reference_layers`.
 
     Args:
         shape: Its figures.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from planner.calibration.hosts import HostKind, host_kind
+from planner.calibration.machines.hosts import HostKind, host_kind
 
 __all__ = ["SYSTEMS", "KnownSystem"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.calibration.known import LLAMA, Known, published, sized
+from planner.calibration.models.known import LLAMA, Known, published, sized
 
 __all__ = ["LLAMAS"]
 

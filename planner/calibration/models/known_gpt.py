@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.calibration.known import NEMOTRON, Known, published, sized
+from planner.calibration.models.known import NEMOTRON, Known, published, sized
 
 __all__ = ["GPTS", "SIZED_GPTS"]
 

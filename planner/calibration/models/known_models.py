@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from planner.calibration.known import Known, plain_name
-from planner.calibration.known_gpt import GPTS
-from planner.calibration.known_llama import LLAMAS
-from planner.calibration.known_sparse import SPARSE
+from planner.calibration.models.known import Known, plain_name
+from planner.calibration.models.known_gpt import GPTS
+from planner.calibration.models.known_llama import LLAMAS
+from planner.calibration.models.known_sparse import SPARSE
 
 __all__ = ["KNOWN", "find_known"]
 

@@ -6,8 +6,8 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from planner.calibration.accelerators import ACCELERATORS
-from planner.calibration.systems import KnownSystem
+from planner.calibration.machines.accelerators import ACCELERATORS
+from planner.calibration.machines.systems import KnownSystem
 from planner.cluster.presets import device_type, device_type_names
 from planner.errors import CalibrationError
 from planner.schema.cluster import DeviceType

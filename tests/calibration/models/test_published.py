@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from planner.calibration.models.published import expected_parameters, graph_of, shape_of
+from planner.calibration.models.reference import ReferenceModel
+from planner.calibration.models.shapes import ModelShape
 from planner.calibration.points import Point, parse_points, read_points
-from planner.calibration.published import expected_parameters, graph_of, shape_of
-from planner.calibration.reference import ReferenceModel
-from planner.calibration.shapes import ModelShape
 from planner.errors import CalibrationError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from planner.calibration.ranking import (
+from planner.calibration.judging.ranking import (
     groups_of_plans,
     rank_scores,
     regret,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.calibration import intervals
-from planner.calibration.intervals import Estimate, bootstrap
+from planner.calibration.judging.intervals import Estimate, bootstrap
 
 
 def test_the_interval_of_a_mean_is_the_normal_one() -> None:

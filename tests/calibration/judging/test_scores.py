@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from planner.calibration.scores import (
+from planner.calibration.judging.scores import (
     coverage,
     judged,
     memory_scores,

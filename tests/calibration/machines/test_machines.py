@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.machines import machine_of
+from planner.calibration.machines.machines import machine_of
 from planner.calibration.points import Point, parse_points, read_points
 from planner.errors import CalibrationError
 from planner.units import gbit_per_s

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.calibration.groups import family_of
+from planner.calibration.judging.groups import family_of
+from planner.calibration.judging.predictions import Prediction
+from planner.calibration.judging.scores import runs_of
 from planner.calibration.points import Point
-from planner.calibration.predictions import Prediction
-from planner.calibration.scores import runs_of
 from planner.errors import CalibrationError
 
 __all__ = ["Figure", "Fit", "bubble_only", "constant_mfu"]

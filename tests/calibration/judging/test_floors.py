@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.calibration.floors import bubble_only, constant_mfu
+from planner.calibration.judging.floors import bubble_only, constant_mfu
+from planner.calibration.judging.predictions import Prediction
+from planner.calibration.judging.scores import time_scores
 from planner.calibration.points import Point
-from planner.calibration.predictions import Prediction
-from planner.calibration.scores import time_scores
 from planner.errors import CalibrationError
 from tests.calibration.rows import memory, point, prediction
 

@@ -1,0 +1,1 @@
+"""From a measurement to the machines that it was taken on."""

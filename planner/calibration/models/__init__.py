@@ -1,0 +1,1 @@
+"""From a measurement to the graph of the model that was measured."""
