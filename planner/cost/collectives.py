@@ -51,7 +51,6 @@ class Groups:
         cls,
         groups: Sequence[Sequence[AxisLevel]],
         which: Index | None = None,
-        efficiency: float = 1.0,
         rings: bool = False,
     ) -> Groups:
         """Pad groups given level by level, innermost first.
@@ -59,7 +58,6 @@ class Groups:
         Args:
             groups: The distinct ones.
             which: Distinct group of each strategy; one strategy a group if None.
-            efficiency: Share of the links' bandwidth that is reached.
             rings: As the attribute.
         """
         width = max((len(levels) for levels in groups), default=1) or 1
@@ -69,7 +67,7 @@ class Groups:
         for row, levels in enumerate(groups):
             for column, level in enumerate(levels):
                 members[row, column] = level.members
-                bandwidth[row, column] = level.bandwidth_bytes_per_s * efficiency
+                bandwidth[row, column] = level.bandwidth_bytes_per_s
                 latency[row, column] = level.latency_s
         return cls(
             members=members,

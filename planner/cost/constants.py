@@ -27,7 +27,9 @@ class DeviceConstants:
         attention_efficiency: Share of that rate that fused attention reaches forward;
             backward reaches less by the recipe's ratio of the two.
         memory_efficiency: Share of the memory bandwidth.
-        link_efficiency: Share of the links' bandwidth that collectives reach.
+        link_efficiency: Share of the bandwidth inside a host, or inside a domain of
+            the same links, that collectives and transfers reach.
+        network_efficiency: The same of slower links, between hosts.
         float8_efficiency: Share of ``matmul_efficiency`` that float8 products reach of
             the float8 peak, casts and scales included.
     """
@@ -38,6 +40,7 @@ class DeviceConstants:
     inner_ramp: float = 0.0
     memory_efficiency: float = 1.0
     link_efficiency: float = 1.0
+    network_efficiency: float = 1.0
     float8_efficiency: float = 1.0
 
 

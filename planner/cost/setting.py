@@ -24,6 +24,9 @@ from planner.units import dtype_bytes
 __all__ = ["Setting"]
 
 Array = NDArray[np.float64]
+
+#: Links that are slower than this share of those inside a host lie between hosts.
+_BETWEEN_HOSTS = 0.5
 Index = NDArray[np.int64]
 
 
@@ -137,9 +140,23 @@ class Setting:
         return constants_of(device, self.recipe, self.calibration)
 
     @cached_property
-    def link_efficiency(self) -> float:
-        """Share of the links' bandwidth that is reached; the lowest device's counts."""
-        return min(self.constants(d).link_efficiency for d in self.cluster.device_types)
+    def _link_shares(self) -> tuple[float, float, float]:
+        """Bandwidth below which a link is between hosts, shares of both kinds.
+
+        The lowest device's shares count.
+        """
+        fastest = max(g.link.bandwidth_bytes_per_s for g in self.cluster.document.hosts)
+        constants = [self.constants(device) for device in self.cluster.device_types]
+        return (
+            fastest * _BETWEEN_HOSTS,
+            min(one.link_efficiency for one in constants),
+            min(one.network_efficiency for one in constants),
+        )
+
+    def reached(self, bandwidth: Array) -> Array:
+        """What collectives and transfers reach of links' bandwidths. Same shape."""
+        limit, inside, outside = self._link_shares
+        return np.asarray(bandwidth * np.where(bandwidth < limit, outside, inside))
 
     @property
     def slowest_device(self) -> DeviceType:
@@ -157,12 +174,9 @@ class Setting:
             self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
             for i in first
         ]
-        return Groups.from_levels(
-            levels,
-            which,
-            self.link_efficiency,
-            rings=self.calibration is not None and self.on_gpu,
-        )
+        rings = self.calibration is not None and self.on_gpu
+        found = Groups.from_levels(levels, which, rings=rings)
+        return replace(found, bandwidth=self.reached(found.bandwidth))
 
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""
@@ -172,7 +186,7 @@ class Setting:
         bandwidth, latency = self.cluster.boundary_links(
             pp, stride, self.ranks, wrap=True
         )
-        return bandwidth * self.link_efficiency, latency + self.core_wait_s
+        return self.reached(bandwidth), latency + self.core_wait_s
 
     @property
     def core_wait_s(self) -> float:
