@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration import accelerators
+from planner.calibration.machines import accelerators
 from planner.cluster import Cluster, device_type, device_type_names
 from planner.cluster.presets import cards, datasheet, devices, instinct, links, systems
 from planner.cluster.presets.links import LINKS, ethernet

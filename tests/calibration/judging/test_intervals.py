@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from planner.calibration import intervals
+from planner.calibration.judging import intervals
 from planner.calibration.judging.intervals import Estimate, bootstrap
 
 
