@@ -55,7 +55,7 @@ demo: setup
 
 test: setup
 	@echo "== running the tests"
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-all: setup
 	@echo "== running all tests, slow ones too"

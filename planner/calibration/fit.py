@@ -24,8 +24,8 @@ from planner.calibration.cases import Case
 from planner.calibration.judging.groups import group_of
 from planner.calibration.parameters import (
     DEVICE_CONSTANTS,
-    RECIPE_CONSTANTS,
     Vector,
+    recipe_constants,
 )
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError
@@ -211,7 +211,7 @@ class _Problem:
     ) -> _Problem:
         devices = tuple(sorted({case.device.name for case in cases}))
         recipes = tuple(sorted({case.framework for case in cases}))
-        many, few = len(DEVICE_CONSTANTS), len(RECIPE_CONSTANTS)
+        many, few = len(DEVICE_CONSTANTS), len(recipe_constants(recipes[0]))
         uses = np.array(
             [
                 [

@@ -22,6 +22,7 @@ __all__ = [
     "RECIPE_CONSTANTS",
     "Constant",
     "Vector",
+    "recipe_constants",
 ]
 
 Array = NDArray[np.float64]
@@ -74,13 +75,26 @@ DEVICE_CONSTANTS = (
     Constant(name="network_efficiency", low=0.1, high=1.0, start=0.65),
     Constant(name="float8_efficiency", low=0.3, high=1.0, start=0.7),
 )
-#: At most four of a recipe.
+#: Of recipes; at most four of each, see :func:`recipe_constants`.
 RECIPE_CONSTANTS = (
     Constant(name="launch", low=0.5, high=15.0, start=3.0),
     Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
     Constant(name="layer_overlap", low=0.0, high=0.95, start=0.1),
     Constant(name="expert_overlap", low=0.0, high=0.95, start=0.2),
+    Constant(name="replica_efficiency", low=0.05, high=1.0, start=0.8),
 )
+#: Frameworks whose measurements have experts on several devices.
+_WITH_EXPERTS = frozenset({"megatron", "megatron-2025"})
+
+
+def recipe_constants(name: str) -> tuple[Constant, ...]:
+    """What is fitted of a framework: four constants.
+
+    Those that have measurements of experts hide collectives of data parallelism well,
+    and what the others would do with experts cannot be seen.
+    """
+    left = "replica_efficiency" if name in _WITH_EXPERTS else "expert_overlap"
+    return tuple(one for one in RECIPE_CONSTANTS if one.name != left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +112,7 @@ class Vector:
     @property
     def size(self) -> int:
         """Numbers in all."""
-        return len(self.devices) * len(DEVICE_CONSTANTS) + len(self.recipes) * len(
-            RECIPE_CONSTANTS
-        )
+        return len(self.columns())
 
     def columns(self) -> list[tuple[str, str, Constant]]:
         """Kind (``device`` or ``recipe``), name and constant of each place."""
@@ -111,7 +123,7 @@ class Vector:
         ] + [
             ("recipe", name, constant)
             for name in self.recipes
-            for constant in RECIPE_CONSTANTS
+            for constant in recipe_constants(name)
         ]
 
     def start(self) -> Array:

@@ -169,6 +169,8 @@ def exposed_seconds(
 
     def lines(kind: str, groups: Groups) -> Array:
         found = lines_of(kind, groups, measured)
+        if on_gpu and not measured:
+            found[:, :, 1] /= recipe.replica_efficiency
         # A ring passes every rank, twice to reduce and gather.
         hops = (groups.distinct_size - 1) * (2 if kind == "all_reduce" else 1)
         extra = np.where(hops > 0, calls + core_wait_s * hops, 0.0)

@@ -37,6 +37,8 @@ class Recipe:
             ``in_flight``: of one microbatch.
         layer_overlap: Share of tp's collectives that hides under products.
         expert_overlap: Share of the exchanges of ep that hides under compute.
+        replica_efficiency: Share of what the links reach that gathers and reductions of
+            data parallelism do, in pieces and beside compute.
         pieces: Collectives that gather or reduce one unit.
         routed_share: Share of the bytes routed to experts that crosses the slower
             links outside a host: less than 1 where a token goes to a host once.
@@ -87,6 +89,7 @@ class Recipe:
     launch: float = 1.0
     layer_overlap: float = 0.0
     expert_overlap: float = 0.0
+    replica_efficiency: float = 1.0
     pieces: float = 1.0
     routed_share: float = 1.0
     loss_parallel: bool = False

@@ -12,6 +12,7 @@ from planner.calibration.parameters import (
     DEVICE_CONSTANTS,
     RECIPE_CONSTANTS,
     Vector,
+    recipe_constants,
 )
 from planner.cost import CostModel, Setting
 from planner.cost.constants import Calibration
@@ -121,4 +122,4 @@ def test_rows_that_say_too_little_fail_by_themselves() -> None:
 
 def test_constants_are_few() -> None:
     assert len(DEVICE_CONSTANTS) <= 6
-    assert len(RECIPE_CONSTANTS) <= 4
+    assert all(len(recipe_constants(name)) == 4 for name in FRAMEWORKS)
