@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.calibration.frameworks import FRAMEWORKS, framework_of
 from planner.calibration.known_plans import known_plan, optimizer_of
@@ -17,10 +16,8 @@ from planner.calibration.models.published import graph_of, shape_of
 from planner.calibration.parameters import RECIPE_CONSTANTS
 from planner.calibration.plans import assume_plan
 from planner.calibration.points import Point
-from planner.cost import Cost, Recipe, Setting
+from planner.cost import Cost, CostModel, Recipe, Setting
 from planner.cost.constants import Calibration
-from planner.cost.detailed import detailed_breakdown, detailed_cost
-from planner.cost.unit_costs import Combinations, UnitCosts, price_units
 from planner.errors import MeshwrightError
 from planner.schema import Strategy
 from planner.schema.cluster import DeviceType
@@ -67,34 +64,17 @@ class Case:
             self.device,
         )
 
-    def _priced(self, calibration: Calibration) -> tuple[Setting, UnitCosts]:
+    def _model(self, calibration: Calibration) -> CostModel:
         recipe = recipe_under(calibration, self.framework, self.setting.recipe)
-        setting = self.setting.recalibrated(calibration, recipe)
-        strategy = self.strategy
-
-        def one(value: int) -> NDArray[np.int64]:
-            return np.array([value], dtype=np.int64)
-
-        return setting, price_units(
-            setting,
-            Combinations(
-                tp=one(strategy.mesh.tp),
-                cp=one(strategy.mesh.cp),
-                ep=one(strategy.mesh.ep),
-                microbatch=one(strategy.microbatch_size),
-                sequence_parallel=one(int(strategy.sharding.sequence_parallel)),
-            ),
-        )
+        return CostModel(self.setting.recalibrated(calibration, recipe))
 
     def cost(self, calibration: Calibration) -> Cost:
         """Time and memory under fitted constants."""
-        setting, units = self._priced(calibration)
-        return detailed_cost(setting, self.strategy, units, "analytic")
+        return self._model(calibration).cost(self.strategy, "analytic")
 
     def breakdown(self, calibration: Calibration) -> dict[str, float]:
         """Seconds of the step by part."""
-        setting, units = self._priced(calibration)
-        return detailed_breakdown(setting, self.strategy, units, "analytic")
+        return self._model(calibration).breakdown(self.strategy, "analytic")
 
     def step_s(self, calibration: Calibration) -> float:
         """Seconds of the step: all that a fit asks for."""
