@@ -4,7 +4,8 @@ t(op) = max(FLOPs / (peak x efficiency), bytes / memory bandwidth) + overhead
 
 with efficiency = e FLOPs' / (FLOPs' + h), where e is what very large products reach, h
 the FLOPs at which half of that is reached, and FLOPs' counts the tile padding that the
-hardware computes anyway.
+hardware computes anyway, and, under fitted constants, the ramp of the inner length
+(:mod:`planner.cost.efficiency`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.constants import DeviceConstants, constants_of
+from planner.cost.division import Division, divide
 from planner.cost.efficiency import (
     head_share,
     inner_factors,
-    padding,
-    rows_of,
     score_elements,
 )
 from planner.cost.kernel_table import KERNEL_KINDS, KernelTable
@@ -65,75 +65,6 @@ class KernelTimes:
     backward: Array
     weight: Array
     selective: Array
-
-
-def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
-    """Share of a kernel's activation bytes that one tp rank moves. [combos, kernels].
-
-    A colwise product reads its whole input and writes 1/tp of its output, a rowwise
-    one the other way round.
-    """
-    into = table.k / np.maximum(table.k + table.n, 1)
-    one = np.ones((len(tp), len(table.k)))
-    shares = np.stack(
-        [
-            into + (1 - into) / tp,
-            into / tp + (1 - into),
-            one / tp,
-            one / stream,
-            one,
-        ]
-    )
-    rows = np.arange(len(tp))[:, None]
-    return np.asarray(
-        shares[table.style[None, :], rows, np.arange(len(table.k))[None, :]]
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Division:
-    """What combinations of degrees leave of a kernel. Shapes [combinations, kernels].
-
-    Attributes:
-        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
-        work: Ranks that share the FLOPs.
-        share: Of the activation bytes.
-        weights: Bytes of weights on one device.
-        rows: Length of a product's first dimension, m.
-        padding: Computed over useful FLOPs.
-    """
-
-    scale: Array
-    work: Array
-    share: Array
-    weights: Array
-    rows: Array
-    padding: Array
-
-
-def _divide(
-    table: KernelTable,
-    device: DeviceType,
-    tokens: Array,
-    tp: Array,
-    cp: Array,
-    ep: Array,
-    sequence_parallel: Array,
-) -> _Division:
-    tp, cp, ep = (x[:, None].astype(float) for x in (tp, cp, ep))
-    scale = tokens[:, None] / cp
-    stream = np.where(sequence_parallel[:, None] > 0, tp, 1.0)
-    style = table.style[None, :]
-    return _Division(
-        scale=scale,
-        work=np.where(style <= 2, tp, np.where(style == 3, stream, 1.0)),
-        share=_byte_shares(table, tp, stream),
-        weights=table.weight_bytes
-        * (1 - table.expert_share + table.expert_share / ep)
-        / np.where(style <= 1, tp, 1.0),
-        rows=rows_of(table, scale, ep),
-        padding=padding(table, device, rows_of(table, scale, ep), tp),
-    )
 
 
 def _rates(
@@ -183,19 +114,105 @@ def kernel_times(
         causal: Whether attention is, so that kernels skip the recipe's share of it.
     """
     reach = constants or constants_of(device, recipe)
-    dense = table.kind[None, :] <= 2
-    part = _divide(table, device, tokens, tp, cp, ep, sequence_parallel)
-    rate, attention = _rates(table, device, dtype, reach), table.kind[None, :] == 1
-    fused = attention & recipe.fused_attention
-    skipped = np.where(fused & causal, recipe.causal_share, 1.0)
-    light = np.where(dense, 1.0, recipe.elementwise)
-    # A GPU's queue hides the host's work behind kernels of any size worth planning.
-    on_cpu = device.backend == "gloo"
-    host = recipe.op_overhead_factor if on_cpu else recipe.launch
-    overhead = device.kernel_overhead_s * host
-    bandwidth = device.memory_bandwidth_bytes_per_s * reach.memory_efficiency
+    part = divide(table, device, tokens, tp, cp, ep, sequence_parallel)
+    roof = _Roof.over(table, device, recipe, reach, part, dtype, element, causal)
+    one, product = np.ones(len(table.count)), _backward_ops(table)
+    share = _attention_share(table, device, recipe, reach)
+    inner = inner_factors(table, reach.inner_ramp, part.rows, tp[:, None])
+    forward = roof.seconds(
+        table.forward_flops, table.forward_bytes, one, share, inner[0], one
+    )
+    again = np.where(roof.fused[0], table.recompute_flops, 0.0)
+    # Gradients of experts' weights are as many as a device has experts, whatever the
+    # number of tokens.
+    made = np.where(table.trained & (table.expert_share > 0), table.weight_bytes, 0.0)
+    backward = roof.seconds(
+        table.backward_flops + again,
+        np.maximum(table.backward_bytes - made, 0.0),
+        product,
+        share * (recipe.attention_backward / recipe.attention_forward),
+        inner[1],
+        product + (made > 0),
+    )
+    if not recipe.fused_attention:
+        scores = score_elements(table, part.scale, tp[:, None]) * table.count * element
+        written = 2 * scores / roof.bandwidth
+        forward = forward + _SCORES_MOVED[0] * written
+        backward = backward + _SCORES_MOVED[1] * written
+    weighted = _products(table) & table.trained
+    return KernelTimes(
+        forward=forward,
+        backward=backward,
+        weight=np.where(weighted, backward / np.maximum(product, 1), 0.0),
+        selective=_repeated(table, recipe, roof.fused) * forward,
+    )
+
+
+def _products(table: KernelTable) -> NDArray[np.bool_]:
+    """Whether a kernel is a product: matmul, attention, convolution. [1, kernels]."""
+    return np.asarray(table.kind[None, :] <= 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Roof:
+    """What bounds the time of a kernel. Shapes [1, kernels] where not said otherwise.
+
+    Attributes:
+        table: Kernels at the traced batch.
+        part: What a device has of them.
+        rate: FLOP/s that very large kernels reach.
+        fused: Whether it is fused attention.
+        skipped: Share of its FLOPs that it computes.
+        light: Share of its bytes that it moves.
+        half: FLOPs of a product that reaches half of its rate.
+        bandwidth: Bytes/s.
+        overhead: Seconds of an op, whatever its size.
+        element: Bytes of an activation over what it had in the trace.
+    """
+
+    table: KernelTable
+    part: Division
+    rate: Array
+    fused: NDArray[np.bool_]
+    skipped: Array
+    light: Array
+    half: float
+    bandwidth: float
+    overhead: float
+    element: float
+
+    @classmethod
+    def over(
+        cls,
+        table: KernelTable,
+        device: DeviceType,
+        recipe: Recipe,
+        reach: DeviceConstants,
+        part: Division,
+        dtype: str,
+        element: float,
+        causal: bool,
+    ) -> _Roof:
+        attention = table.kind[None, :] == KERNEL_KINDS.index("attention")
+        fused = attention & recipe.fused_attention
+        # A GPU's queue hides the host's work behind kernels of any size worth planning.
+        on_cpu = device.backend == "gloo"
+        ops = recipe.op_overhead_factor if on_cpu else recipe.launch
+        return cls(
+            table=table,
+            part=part,
+            rate=_rates(table, device, dtype, reach),
+            fused=fused,
+            skipped=np.where(fused & causal, recipe.causal_share, 1.0),
+            light=np.where(_products(table), 1.0, recipe.elementwise),
+            half=reach.half_efficiency_flops,
+            bandwidth=device.memory_bandwidth_bytes_per_s * reach.memory_efficiency,
+            overhead=device.kernel_overhead_s * ops,
+            element=element,
+        )
 
     def seconds(
+        self,
         flops: Array,
         moved: Array,
         ops: Array,
@@ -203,52 +220,48 @@ def kernel_times(
         inner: Array,
         held: Array,
     ) -> Array:
-        speed = np.where(fused, rate * efficiency, rate)
-        busy = flops * skipped * part.scale / part.work * part.padding
-        ramp = np.where(dense & (flops > 0), reach.half_efficiency_flops * ops, 0.0)
-        size = (moved * light * part.scale * part.share + part.weights * held) * element
-        roof = np.maximum((busy * inner + ramp) / speed, size / bandwidth)
-        return np.asarray(table.count * (roof + overhead * ops))
+        """Of all ops of each kernel. Shape [combinations, kernels].
 
-    one = np.ones(len(table.count))
-    product = _backward_ops(table)
+        Args:
+            flops: At the traced batch. Shape [kernels]; likewise the next four.
+            moved: Bytes of activations.
+            ops: Kernels that are launched.
+            efficiency: Share of the rate, of fused attention.
+            inner: Time over that of endless inner lengths. [combinations, kernels].
+            held: How often weights are read or made. Shape [kernels].
+        """
+        part = self.part
+        speed = np.where(self.fused, self.rate * efficiency, self.rate)
+        busy = flops * self.skipped * part.scale / part.work * part.padding
+        ramp = np.where(_products(self.table) & (flops > 0), self.half * ops, 0.0)
+        activations = moved * self.light * part.scale * part.share
+        size = (activations + part.weights * held) * self.element
+        roof = np.maximum((busy * inner + ramp) / speed, size / self.bandwidth)
+        return np.asarray(self.table.count * (roof + self.overhead * ops))
+
+
+def _attention_share(
+    table: KernelTable, device: DeviceType, recipe: Recipe, reach: DeviceConstants
+) -> Array:
+    """Share of a product's rate that fused attention reaches forward. [kernels]."""
     share = reach.attention_efficiency * head_share(table, reach)
     if recipe.ampere_attention and "float8_e4m3fn" in device.peak_flops_per_s:
         share = share * _AMPERE_ON_NEWER
-    inner = inner_factors(table, reach.inner_ramp, part.rows, tp[:, None])
-    forward = seconds(
-        table.forward_flops, table.forward_bytes, one, share, inner[0], one
-    )
-    again = np.where(fused[0], table.recompute_flops, 0.0)
-    # Gradients of experts' weights are as many as a device has experts, whatever the
-    # number of tokens.
-    made = np.where(table.trained & (table.expert_share > 0), table.weight_bytes, 0.0)
-    share = share * (recipe.attention_backward / recipe.attention_forward)
-    backward = seconds(
-        table.backward_flops + again,
-        np.maximum(table.backward_bytes - made, 0.0),
-        product,
-        share,
-        inner[1],
-        product + (made > 0),
-    )
-    if not recipe.fused_attention:
-        scores = score_elements(table, part.scale, tp[:, None]) * table.count * element
-        written = 2 * scores / bandwidth
-        forward = forward + _SCORES_MOVED[0] * written
-        backward = backward + _SCORES_MOVED[1] * written
-    again_too = np.where(
-        attention & ~fused if recipe.selective == "attention" else ~dense, 1.0, 0.0
-    )
+    return share
+
+
+def _repeated(table: KernelTable, recipe: Recipe, fused: NDArray[np.bool_]) -> Array:
+    """Share of forward that selective recomputation runs again. [1, kernels]."""
+    attention = table.kind[None, :] == KERNEL_KINDS.index("attention")
+    if recipe.selective == "attention":
+        return np.where(attention & ~fused, 1.0, 0.0)
+    light = np.where(_products(table), 0.0, 1.0)
     if recipe.selective == "alternate":
-        weighted = (table.kind == 0) & (table.weight_bytes > 0)
-        again_too = np.where(weighted, 0.5, again_too)
-    return KernelTimes(
-        forward=forward,
-        backward=backward,
-        weight=np.where(dense & table.trained, backward / np.maximum(product, 1), 0.0),
-        selective=again_too * forward,
-    )
+        weighted = (table.kind == KERNEL_KINDS.index("matmul")) & (
+            table.weight_bytes > 0
+        )
+        return np.where(weighted, 0.5, light)
+    return light
 
 
 def _backward_ops(table: KernelTable) -> Array:
