@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import EnumType
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -121,6 +122,21 @@ class _Writer(FileSystemWriter):
         self._publish(records)
 
 
+def _member(kind: object, name: object) -> Any:
+    """A member of an enumeration, and no other attribute of anything.
+
+    Python 3.11.0 to 3.11.3 write members as ``getattr(class, name)``, others as
+    ``class(value)``. Source: enum.Enum.__reduce_ex__ of these releases.
+    """
+    if isinstance(kind, EnumType) and isinstance(name, str):
+        members: Mapping[str, Any] = kind.__members__
+        if name in members:
+            return members[name]
+    raise pickle.UnpicklingError(
+        f"it wants the attribute {name!r} of {kind!r}, which no metadata has"
+    )
+
+
 class _Unpickler(pickle.Unpickler):
     """Reads what a metadata file is made of, and nothing else."""
 
@@ -130,6 +146,8 @@ class _Unpickler(pickle.Unpickler):
         )
         if dtype or (module, name) in _KNOWN:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         raise pickle.UnpicklingError(f"it wants {module}.{name}, which no metadata has")
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from executors.checkpoint import CheckpointOptions
 from executors.checkpoint_folder import CheckpointFolder, damage, inspect_file
-from executors.dcp import SavedTensor, read_saved
+from executors.dcp import SavedTensor, _unpickle, read_saved
 from executors.snapshot import Inventory, difference
 from planner.errors import ExecutionError, PlanFileError
 from planner.schema import Mesh
@@ -131,6 +132,38 @@ def test_a_record_of_a_newer_meshwright_is_refused() -> None:
 def test_metadata_cannot_run_code(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps(eval))
     with pytest.raises(ExecutionError, match=r"it wants builtins\.eval"):
+        read_saved(tmp_path)
+
+
+class _AsPython3110:
+    """Pickles as ``getattr`` of what it is made of, as Python 3.11.0 writes enums."""
+
+    def __init__(self, *parts: object) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return getattr, self.parts
+
+
+def test_members_of_enumerations_are_read_however_python_wrote_them(
+    tmp_path: Path,
+) -> None:
+    metadata = Metadata(
+        {"weight": _AsPython3110(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")}  # type: ignore[dict-item]
+    )
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with (tmp_path / ".metadata").open("rb") as stream:
+        read = _unpickle(stream)
+    kept: object = read.state_dict_metadata["weight"]
+    assert kept is _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+
+
+@pytest.mark.parametrize(
+    "parts", [(Metadata, "__init__"), (_MEM_FORMAT_ENCODING, "__class__")]
+)
+def test_no_other_attribute_is_read(tmp_path: Path, parts: tuple[object, str]) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(_AsPython3110(*parts)))
+    with pytest.raises(ExecutionError, match="wants the attribute"):
         read_saved(tmp_path)
 
 
