@@ -209,6 +209,7 @@ class _Problem:
     def of(
         cls, cases: Sequence[Case], config: FitConfig, towards: Calibration | None
     ) -> _Problem:
+        """Of runs whose step was measured."""
         devices = tuple(sorted({case.device.name for case in cases}))
         recipes = tuple(sorted({case.framework for case in cases}))
         many, few = len(DEVICE_CONSTANTS), len(recipe_constants(recipes[0]))

@@ -195,6 +195,8 @@ def _recompute(point: Point, framework: Framework, why: list[str]) -> str:
     if not text:
         why.append(f"recompute {framework.recompute}")
         return framework.recompute
+    if text in ("no", "false", "off", "0"):
+        return "none"
     for name in ("none", "selective", "full"):
         if name in text:
             return name
@@ -221,8 +223,8 @@ def _is_float4(point: Point) -> bool:
 
 
 #: Share of tp's collectives behind products with torch's async tensor parallelism,
-#: which splits both into pieces. Source: Wang et al., "Introducing Async Tensor
-#: Parallelism in PyTorch", 2024.
+#: which splits both into pieces (Wang et al., "Introducing Async Tensor Parallelism in
+#: PyTorch", 2024). The share itself is an assumption: no source states it.
 _ASYNC_TP = 0.6
 
 

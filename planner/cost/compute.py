@@ -193,6 +193,7 @@ class _Roof:
         element: float,
         causal: bool,
     ) -> _Roof:
+        """Of a device, a framework and what a division leaves of each kernel."""
         attention = table.kind[None, :] == KERNEL_KINDS.index("attention")
         fused = attention & recipe.fused_attention
         # A GPU's queue hides the host's work behind kernels of any size worth planning.

@@ -140,6 +140,8 @@ def test_sequence_parallelism(
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
+        ("no", "none"),
+        ("False", "none"),
         ("none", "none"),
         ("selective", "selective"),
         ("Full", "full"),
