@@ -77,6 +77,9 @@ def sample_world(
 ) -> World:
     """The world with this seed: the same in every process.
 
+    It stays the same as long as the catalogue and what closed forms say of memory do;
+    keep a file of worlds where results are to be compared over versions.
+
     Args:
         kind: One of :data:`KINDS`.
         split: One of :data:`SPLITS`; worlds to train on are never of kind
@@ -253,7 +256,7 @@ def _model(
 def _batch(rng: np.random.Generator, devices: int) -> int:
     """Samples per step: mostly what many degrees divide, sometimes what few do."""
     aim = float(np.clip(devices * 2 ** rng.uniform(-1, 5), 4, 4096))
-    power = 2 ** round(math.log2(aim))
+    power: int = 2 ** round(math.log2(aim))
     fate = rng.random()
     if fate < 0.6:
         return power
