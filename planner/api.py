@@ -38,14 +38,14 @@ from planner.strategy_input import complete_strategy, read_strategy
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["plan", "predict", "read_model", "require_fit"]
+__all__ = ["make_request", "plan", "predict", "read_model", "require_fit"]
 
 #: What ``partitioner="auto"`` asks; the best answer wins.
 _AUTO = ("expert", "exhaustive")
 
 
 def read_model(
-    model: torch.nn.Module | ModelGraph | str,
+    model: torch.nn.Module | ModelGraph | str | Mapping[str, Any],
     example_inputs: Any,
     *,
     seq_len: int | None,
@@ -54,18 +54,22 @@ def read_model(
     """A ModelGraph from whatever names a model.
 
     Args:
-        model: A module, a graph that was read before, or a reference such as
-            ``llama3-8b`` or ``hf:PATH``.
+        model: A module, a graph that was read before, a reference such as
+            ``llama3-8b`` or ``hf:PATH``, a PipeDream profile's path, or the fields of
+            a transformers config.
         example_inputs: As :func:`planner.capture.capture` takes them.
         seq_len: Tokens per sample, for references.
         dtype: Compute dtype.
     """
     if isinstance(model, ModelGraph):
         return model
-    from planner.capture import capture, load_model, read_profile
+    from planner.capture import capture, load_config, load_model, read_profile
 
     if isinstance(model, str) and model.endswith(".txt"):
         return read_profile(model)
+    if isinstance(model, Mapping):
+        loaded = load_config(model, seq_len=seq_len)
+        return capture(loaded, example_inputs, dtype=dtype)
     if isinstance(model, str):
         return capture(load_model(model, seq_len=seq_len), example_inputs, dtype=dtype)
     return capture(model, example_inputs, seq_len=seq_len, dtype=dtype)
@@ -150,6 +154,60 @@ def _best(
     return min(found, key=lambda pair: preference(pair[1], objective))
 
 
+def make_request(
+    graph: ModelGraph,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    objective: Objective = "throughput",
+    pin: Mapping[str, Any] | None = None,
+    target: Literal["meshwright", "any"] = "meshwright",
+    devices: Literal["all", "any"] = "all",
+    precision: Precision | None = None,
+    optimizer: Optimizer | None = None,
+    grad_clip_norm: float | None = None,
+    recipe: str = "torch",
+    calibration: CalibrationChoice = "shipped",
+    memory_fraction: float = 0.9,
+    evaluation_budget: int | None = None,
+    seed: int = 0,
+) -> Request:
+    """What :func:`plan` asks its partitioners, with the same arguments.
+
+    Args:
+        graph: The model, read.
+        cluster: The devices; the free ones, in the order of their ids, are ranks.
+
+    Raises:
+        NoFeasiblePlanError: If every device is occupied.
+        StrategyError: If a value has the wrong type or is out of range.
+        UnknownNameError: For a name that no registry holds.
+    """
+    _check_choices(global_batch, objective, target, devices, evaluation_budget)
+    pins = read_pins(pin or {})
+    setting = _setting(
+        graph,
+        cluster,
+        precision=precision or Precision(),
+        optimizer=optimizer or Optimizer(),
+        grad_clip_norm=grad_clip_norm,
+        recipe=recipe,
+        calibration=calibration,
+        memory_fraction=memory_fraction,
+        compiled=bool(pins.get("compile", False)),
+    )
+    return Request(
+        setting=setting,
+        global_batch=global_batch,
+        pins=normalize_pins(pins),
+        objective=objective,
+        target=target,
+        seed=seed,
+        evaluation_budget=evaluation_budget,
+        devices=devices,
+    )
+
+
 def plan(
     model: torch.nn.Module | ModelGraph | str,
     cluster: Cluster | str,
@@ -213,29 +271,26 @@ def plan(
     """
     _check_choices(global_batch, objective, target, devices, evaluation_budget)
     pins = read_pins(pin or {})
-    precision, optimizer = precision or Precision(), optimizer or Optimizer()
+    precision = precision or Precision()
     started = time.perf_counter()
     machines, graph = _read(model, cluster, example_inputs, seq_len, precision)
     captured = time.perf_counter()
-    request = Request(
-        setting=_setting(
-            graph,
-            machines,
-            precision=precision,
-            optimizer=optimizer,
-            grad_clip_norm=grad_clip_norm,
-            recipe=recipe,
-            calibration=calibration,
-            memory_fraction=memory_fraction,
-            compiled=bool(pins.get("compile", False)),
-        ),
+    request = make_request(
+        graph,
+        machines,
         global_batch=global_batch,
-        pins=normalize_pins(pins),
         objective=objective,
+        pin=pins,
         target=target,
-        seed=seed,
-        evaluation_budget=evaluation_budget,
         devices=devices,
+        precision=precision,
+        optimizer=optimizer,
+        grad_clip_norm=grad_clip_norm,
+        recipe=recipe,
+        calibration=calibration,
+        memory_fraction=memory_fraction,
+        evaluation_budget=evaluation_budget,
+        seed=seed,
     )
     results = _search(request, partitioner)
     took = {"capture": captured - started, "search": time.perf_counter() - captured}

@@ -2,7 +2,12 @@
 
 from planner.capture.architectures import ARCHITECTURES, Architecture
 from planner.capture.inputs import InputShape
-from planner.capture.models import LoadedModel, load_model, model_names
+from planner.capture.models import (
+    LoadedModel,
+    load_config,
+    load_model,
+    model_names,
+)
 from planner.capture.pipedream import read_profile
 from planner.capture.read import capture
 
@@ -12,6 +17,7 @@ __all__ = [
     "InputShape",
     "LoadedModel",
     "capture",
+    "load_config",
     "load_model",
     "model_names",
     "read_profile",

@@ -2,7 +2,8 @@
 
 ``llama3-8b`` is built in; ``hf:PATH`` reads a ``config.json`` or the folder that holds
 one; ``package.module:factory`` imports one's own code, and is only followed where a
-user names it. Nothing is downloaded and no weight is allocated.
+user names it; :func:`load_config` takes the fields of a config themselves. Nothing is
+downloaded and no weight is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import InputShape
 from planner.errors import CaptureError, UnknownNameError
 
-__all__ = ["LoadedModel", "load_model", "model_names"]
+__all__ = ["LoadedModel", "load_config", "load_model", "model_names"]
 
 #: Default tokens per sample where a config allows more.
 _LONGEST_DEFAULT = 8192
@@ -91,6 +92,48 @@ def load_model(
     return _loaded(
         ref, ref, config, made, seq_len=seq_len or entry.seq_len, batch=batch
     )
+
+
+def load_config(
+    data: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    seq_len: int | None = None,
+    batch: int = 1,
+) -> LoadedModel:
+    """A model from the fields of a transformers config; its own code is never run.
+
+    Args:
+        data: As in ``config.json``: ``model_type``, what differs from its defaults,
+            and ``architectures`` where the model is no language model.
+        name: For people; the model type by default.
+        seq_len: As for :func:`load_model`.
+        batch: Samples.
+
+    Raises:
+        CaptureError: If transformers knows no such config, or a field is wrong.
+    """
+    given = dict(data)
+    kind = given.pop("model_type", None)
+    if not isinstance(kind, str):
+        raise CaptureError(
+            f"a config has model_type={kind!r}; give the name of a model type of "
+            f"transformers, such as 'llama'"
+        )
+    # Where code of a foreign repository lies; the classes of transformers are used.
+    given.pop("auto_map", None)
+    library = _transformers()
+    try:
+        config = library.AutoConfig.for_model(kind, **given)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CaptureError(
+            f"config of model_type={kind!r} is none that transformers "
+            f"{library.__version__} reads: {' '.join(str(error).split())[:200]}; "
+            f"correct its fields"
+        ) from error
+    made = _model_class(library, config, data, allow_remote_code=False)
+    ref = "config:" + json.dumps({"model_type": kind, **given}, sort_keys=True)
+    return _loaded(name or kind, ref, config, made, seq_len=seq_len, batch=batch)
 
 
 def _transformers() -> Any:

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from planner.cluster.topology import FloatArray, IntArray, host_of_device
 from planner.schema.cluster import ClusterDocument
 
-__all__ = ["HierarchicalTopology"]
+__all__ = ["Ends", "HierarchicalTopology"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Links by their ends; arrays of shape [devices] unless given.
+
+    Attributes:
+        host_bandwidth: Inside the device's host (bytes/s); likewise host_latency (s).
+        mesh: Whether the host's devices have cables to each other.
+        nic_bandwidth: Infinite without a NIC; likewise nic_latency, then 0.
+        level_bandwidth: Of each level; infinite for the host's. Shape [levels];
+            likewise level_latency.
+    """
+
+    host_bandwidth: FloatArray
+    host_latency: FloatArray
+    mesh: npt.NDArray[np.bool_]
+    nic_bandwidth: FloatArray
+    nic_latency: FloatArray
+    level_bandwidth: FloatArray
+    level_latency: FloatArray
 
 
 class HierarchicalTopology:
@@ -63,6 +86,19 @@ class HierarchicalTopology:
     def num_devices(self) -> int:
         """Devices in the network."""
         return len(self._hosts)
+
+    @property
+    def ends(self) -> Ends:
+        """Bandwidths and latencies by device and by level."""
+        return Ends(
+            host_bandwidth=self._host_bandwidth,
+            host_latency=self._host_latency,
+            mesh=self._mesh,
+            nic_bandwidth=self._nic_bandwidth,
+            nic_latency=self._nic_latency,
+            level_bandwidth=self._level_bandwidth,
+            level_latency=self._level_latency,
+        )
 
     @property
     def level_names(self) -> tuple[str, ...]:

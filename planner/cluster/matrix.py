@@ -41,6 +41,11 @@ class MatrixTopology:
         return len(self._bandwidth)
 
     @property
+    def matrices(self) -> tuple[FloatArray, FloatArray]:
+        """Bandwidth (bytes/s) and latency (s) of every pair. Shapes [n, n]."""
+        return self._bandwidth, self._latency
+
+    @property
     def level_names(self) -> tuple[str, ...]:
         """Inside one host, and between hosts."""
         return ("host", "network")

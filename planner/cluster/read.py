@@ -15,7 +15,7 @@ from planner.errors import ClusterError, PlanFileError, UnknownNameError
 from planner.schema.cluster import ClusterDocument
 from planner.schema.probe import ProbeDocument
 
-__all__ = ["parse_cluster", "read_cluster"]
+__all__ = ["named_types", "parse_cluster", "read_cluster"]
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -57,7 +57,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
         data = _json(text, where)
     if isinstance(data, dict) and data.get("document") == "probe":
         return Cluster.from_probe(ProbeDocument.from_data(data, where=where), ref=where)
-    document = ClusterDocument.from_data(_named_types(data), where=where)
+    document = ClusterDocument.from_data(named_types(data), where=where)
     return Cluster.from_document(document, ref=where)
 
 
@@ -83,7 +83,7 @@ def _yaml(text: str, where: str) -> Any:
         ) from error
 
 
-def _named_types(data: Any) -> Any:
+def named_types(data: Any) -> Any:
     """A device type may be given by the name of a known one: ``[h100]``."""
     if not isinstance(data, dict) or not isinstance(data.get("device_types"), list):
         return data

@@ -23,6 +23,7 @@ class Columns(NamedTuple):
     Attributes:
         pair: Which of the distinct cuts the row uses, see
             :class:`planner.cost.summaries.Pairs`.
+        place: Which of the distinct :class:`planner.cost.orders.Places`.
     """
 
     pp: Index
@@ -35,6 +36,7 @@ class Columns(NamedTuple):
     num_microbatches: Index
     recompute: Index
     pair: Index
+    place: Index
 
 
 def plain(column: Index) -> Index:
@@ -42,7 +44,7 @@ def plain(column: Index) -> Index:
     return np.require(column, np.int64, ("C", "W"))
 
 
-def columns_of(table: StrategyTable, pair: Index) -> Columns:
+def columns_of(table: StrategyTable, pair: Index, place: Index) -> Columns:
     """Columns of a table, without a copy where they are plain already."""
-    of_table = (getattr(table, name) for name in Columns._fields[:-1])
-    return Columns(*(plain(column) for column in (*of_table, pair)))
+    of_table = (getattr(table, name) for name in Columns._fields[:-2])
+    return Columns(*(plain(column) for column in (*of_table, pair, place)))

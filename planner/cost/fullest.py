@@ -54,8 +54,8 @@ def fullest_ranks(
     Args:
         rows: The table.
         ranks: Of the cuts that ``rows.pair`` names.
-        limits: Bytes that ranks 0, 1 and last may use, for each pp.
-            Shape [most pp + 1, 3].
+        limits: Bytes that ranks 0, 1 and last may use at each of ``rows.place``.
+            Shape [places, 3].
         precision: This and the rest as in :func:`planner.cost.memory.memory_parts`.
     """
     worst, excess, owned = np.empty((3, len(rows.pp)))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from planner.cost.analytic import analytic_costs
 from planner.cost.detailed import detailed_breakdown, detailed_cost
+from planner.cost.orders import Orders
 from planner.cost.result import Cost, CostTable
 from planner.cost.setting import Setting
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
@@ -35,6 +36,22 @@ class CostModel:
         """Price many strategies by closed forms; stages are cut evenly by time."""
         self.evaluations["analytic"] += len(table)
         return analytic_costs(self.setting, table)
+
+    def arranged(
+        self, table: StrategyTable, ids: NDArray[np.int64], order: NDArray[np.int64]
+    ) -> CostTable:
+        """Price many strategies by closed forms, each under an order of its own.
+
+        Args:
+            table: Legal rows, all of as many devices as ``ids`` has columns.
+            ids: Device id of each rank. Shape [orders, ranks].
+            order: Row of ``ids`` that each strategy is priced under. Shape [n].
+        """
+        self.evaluations["analytic"] += len(table)
+        if len(ids) == 1:
+            return analytic_costs(self.setting.reordered(ids[0]), table)
+        orders = Orders(setting=self.setting, ids=ids)
+        return analytic_costs(self.setting, table, orders, order)
 
     def unit_costs(
         self, *, tp: int, cp: int, ep: int, microbatch: int, sequence_parallel: bool

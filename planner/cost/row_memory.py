@@ -294,7 +294,7 @@ def fill_fullest(
         kept: Columns :data:`KEPT_COLUMNS` of ranks 0, 1 and last. [pairs, 3, columns].
         peaks: Columns :data:`PEAK_COLUMNS`, likewise.
         crossing: Columns :data:`CROSSING_COLUMNS`, likewise.
-        limits: Bytes that these ranks may use, for each pp. Shape [most pp + 1, 3].
+        limits: Bytes that these ranks may use at each place. Shape [places, 3].
         of: What the request says of bytes.
         worst: Bytes on the fullest of them. Shape [n].
         excess: Most bytes over a limit. Shape [n].
@@ -304,6 +304,7 @@ def fill_fullest(
     for row in range(len(rows.pp)):
         pp, zero, pair = rows.pp[row], rows.zero_stage[row], rows.pair[row]
         many, again, ep = rows.num_microbatches[row], rows.recompute[row], rows.ep[row]
+        at = rows.place[row]
         order = _order(
             rows.schedule[row], pp, rows.virtual_stages[row], many, of.keeps_sent
         )
@@ -345,7 +346,7 @@ def fill_fullest(
             buffers = crossing[pair, place, _RECEIVED]
             buffers *= many if of.all_waiting else 1
             total = parameters + gradients + states + activations + buffers + of.reserve
-            fullest, over = max(fullest, total), max(over, total - limits[pp, place])
+            fullest, over = max(fullest, total), max(over, total - limits[at, place])
             if place == 0:
                 owned[row] = trained
         worst[row], excess[row] = fullest, over

@@ -211,9 +211,9 @@ def _fill_parts(
             plain = many * own.total + (all_of.total - own.total) / virtual
             waits = _waits(schedule, pp, virtual, many, own, all_of, send)
             sent = plain + 2 * send + waits
-        crowd = crowding[pp, 0]
+        crowd = crowding[rows.place[row], 0]
         # Processes that share cores can at best keep all cores busy all the time.
-        cores = many * all_of.total / pp * crowding[pp, 1]
+        cores = many * all_of.total / pp * crowding[rows.place[row], 1]
         plain = max(plain, many * own.total)
         sent = max(sent, plain)
         parts.compute[row] = many * (own.forward + own.backward)
@@ -250,8 +250,8 @@ def row_times(rows: Columns, summaries: Summaries, crowding: Array) -> RowTimes:
     Args:
         rows: The table.
         summaries: Of the cuts that ``rows.pair`` names.
-        crowding: How much processes that share cores slow each other down, for each
-            pp, see :meth:`planner.cost.setting.Setting.crowding`. [most pp + 1, 2].
+        crowding: How much processes that share cores slow each other down, at each of
+            ``rows.place``, see :class:`planner.cost.orders.Places`. [places, 2].
     """
     count = len(rows.pp)
     found, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)

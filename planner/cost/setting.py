@@ -124,16 +124,34 @@ class Setting:
             made.__dict__[name] = getattr(self, name)
         return made
 
+    def reordered(self, order: Index) -> Setting:
+        """The same on devices in another order, or on other devices of the cluster."""
+        made = replace(self, order=order)
+        for name in ("on_gpu", "_memory", "_speed", "classes", "parameter_counts"):
+            made.__dict__[name] = getattr(self, name)
+        return made
+
     def types_of_ranks(self, pp: int) -> Index:
         """Slowest device type among the devices of each pp rank. Shape [pp]."""
-        blocks = self._device_types.reshape(pp, -1)
-        slowest = self._speed[blocks].argmin(axis=1)
-        return np.asarray(blocks[np.arange(pp), slowest])
+        return self.types_and_limits(self.order.reshape(pp, -1))[0]
 
     def limits_of_ranks(self, pp: int) -> Array:
         """Bytes that a device of each pp rank may use, the smallest counts. [pp]."""
-        blocks = self._memory[self._device_types.reshape(pp, -1)]
-        return np.asarray(blocks.min(axis=1) * self.memory_fraction)
+        return self.types_and_limits(self.order.reshape(pp, -1))[1]
+
+    def types_and_limits(self, ids: Index) -> tuple[Index, Array]:
+        """Slowest device type, and least bytes that may be used, among some devices.
+
+        Args:
+            ids: Devices of the cluster. Shape [..., devices].
+        Returns:
+            Shapes [...] each.
+        """
+        kinds = np.asarray(self.cluster.type_index)[ids]
+        slowest = self._speed[kinds].argmin(axis=-1)
+        types = np.take_along_axis(kinds, slowest[..., None], axis=-1)[..., 0]
+        limits = self._memory[kinds].min(axis=-1) * self.memory_fraction
+        return types, np.asarray(limits)
 
     def constants(self, device: DeviceType) -> DeviceConstants:
         """What a device type reaches of its datasheet."""
@@ -211,6 +229,12 @@ class Setting:
         # A ring of two has two hops.
         return float(fixed) + 2 * self.core_wait_s, float(per_byte)
 
+    @property
+    def shares_cores(self) -> bool:
+        """Whether some host has fewer cores than devices."""
+        hosts = self.cluster.document.hosts
+        return any(group.compute_slots is not None for group in hosts)
+
     def crowding(self, pp: int) -> tuple[float, float]:
         """How much CPU processes that share cores slow each other down.
 
@@ -219,9 +243,9 @@ class Setting:
             time; and devices per core of the fullest host if every device computes.
             Both 1 where each device has its own cores.
         """
-        groups = self.cluster.document.hosts
-        if all(group.compute_slots is None for group in groups):
+        if not self.shares_cores:
             return 1.0, 1.0
+        groups = self.cluster.document.hosts
         slots = np.repeat(
             [group.compute_slots or np.inf for group in groups],
             [group.count for group in groups],

@@ -54,9 +54,10 @@ class Pairs:
     Attributes:
         combo: Index into the combinations of the unit costs.
         folded: 1 where rank r holds stages r and 2 pp - 1 - r, 0 where r, r + pp …
-        degree: Row of the three tables below, one for each distinct pp.
-        types: Device type of each pp rank, padded. Shape [degrees, most pp].
-        bandwidth: Of the boundary after each pp rank, wrapping. [degrees, most pp].
+        place: Row of the three tables below: place of each, see
+            :class:`planner.cost.orders.Places`.
+        types: Device type of each pp rank, padded. Shape [places, most pp].
+        bandwidth: Of the boundary after each pp rank, wrapping. [places, most pp].
         latency: The same in seconds.
     """
 
@@ -64,7 +65,7 @@ class Pairs:
     pp: Index
     virtual: Index
     folded: Index
-    degree: Index
+    place: Index
     types: Index
     bandwidth: Array
     latency: Array
@@ -154,7 +155,7 @@ def _summarize(
     pp: Index,
     virtual: Index,
     folded: Index,
-    degree: Index,
+    place: Index,
     types: Index,
     bandwidth: Array,
     latency: Array,
@@ -166,7 +167,7 @@ def _summarize(
     send: Array,
 ) -> None:
     for row in range(len(combo)):
-        c, d, p, v = combo[row], degree[row], pp[row], folded[row]
+        c, d, p, v = combo[row], place[row], pp[row], folded[row]
         edges = bounds[problem[row], : p * virtual[row] + 1]
         _times(sums, c, edges, types[d], p, v, work, load[row], whole[row])
         send[row] = _send(cut[c], edges, p, v, bandwidth[d], latency[d])
@@ -205,12 +206,12 @@ def _cuts(work: Array, pairs: Pairs) -> tuple[Index, Index]:
     """
     same = (pairs.types == pairs.types[:, :1]).all(axis=1)
     alike = np.where(same, pairs.types[:, 0], len(work) + 2 * np.arange(len(same)))
-    dealt = np.where(same[pairs.degree], 0, pairs.folded)
-    first, problem = number_rows(pairs.combo, pairs.stages, alike[pairs.degree] + dealt)
+    dealt = np.where(same[pairs.place], 0, pairs.folded)
+    first, problem = number_rows(pairs.combo, pairs.stages, alike[pairs.place] + dealt)
     pp, folded = pairs.pp[first, None], pairs.folded[first, None]
     stage = np.arange(int(pairs.stages.max()))
     rank = np.where(folded > 0, np.minimum(stage, 2 * pp - 1 - stage), stage % pp)
-    types = pairs.types[pairs.degree[first, None], np.maximum(rank, 0)]
+    types = pairs.types[pairs.place[first, None], np.maximum(rank, 0)]
     return balanced_bounds(
         work, pairs.combo[first], types, pairs.stages[first]
     ), problem
@@ -235,7 +236,7 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         pairs.pp,
         pairs.virtual,
         pairs.folded,
-        pairs.degree,
+        pairs.place,
         pairs.types,
         pairs.bandwidth,
         pairs.latency,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from planner.cost.classes import BlockClasses
 from planner.cost.collectives import Groups, time_of
 from planner.cost.combinations import Combinations
+from planner.cost.orders import Orders
 from planner.cost.setting import Setting
 
 __all__ = ["TP_KINDS", "TensorTraffic", "tensor_traffic"]
@@ -61,21 +62,22 @@ class _Calls:
 
 
 def tensor_traffic(
-    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
+    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> TensorTraffic:
     """Price the collectives of tensor parallelism.
 
     Args:
-        setting: The request.
+        orders: The request, and the orders that combinations refer to.
         classes: Distinct blocks.
         combos: Degrees.
         scale: Bytes of each combination's microbatch for one traced. Shape [C].
     """
+    setting = orders.setting
     # Where all ranks are of one group they wait for nothing but each other.
-    among = (combos.tp > 1) & (combos.tp < len(setting.order))
+    among = (combos.tp > 1) & (combos.tp < orders.ranks)
     calls = _Calls(
         setting=setting,
-        groups=setting.groups(combos.tp, np.ones_like(combos.tp)),
+        groups=orders.groups(combos.tp, np.ones_like(combos.tp), combos.orders),
         wait=np.where(among, 2 * (combos.tp - 1) * setting.core_wait_s, 0.0),
     )
     split = combos.sequence_parallel > 0

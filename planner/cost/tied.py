@@ -20,7 +20,7 @@ from planner.cost.unit_costs import UnitCosts
 from planner.schema import Strategy
 from planner.units import dtype_bytes
 
-__all__ = ["TiedTraffic", "tied_seconds", "tied_traffic"]
+__all__ = ["TiedTraffic", "tied_traffic"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -39,24 +39,6 @@ class TiedTraffic:
     reduced_bytes: Array
 
 
-def tied_seconds(
-    setting: Setting, pp: Index, payload_bytes: Array, sums: Array
-) -> Array:
-    """Seconds of all-reduces between two pp ranks.
-
-    Args:
-        setting: The request.
-        pp: Pipeline degree of each strategy. Shape [n].
-        payload_bytes: Of all its sums. Shape [n].
-        sums: How many. Shape [n].
-    """
-    lines = np.zeros((int(pp.max(initial=1)) + 1, 2))
-    for degree in np.flatnonzero(np.bincount(pp[sums > 0], minlength=1)).tolist():
-        lines[degree] = setting.pair_line(degree)
-    fixed, per_byte = lines[pp].T
-    return np.asarray(fixed * sums + per_byte * payload_bytes)
-
-
 def tied_traffic(
     setting: Setting, strategy: Strategy, costs: UnitCosts, bounds: Index
 ) -> TiedTraffic:
@@ -70,7 +52,8 @@ def tied_traffic(
     for ends in (first[apart], second[apart]):
         np.add.at(payload, ends, costs.tied_trained[0, apart] * size)
         np.add.at(sums, ends, 1.0)
-    degree = np.full(mesh.pp, mesh.pp, dtype=np.int64)
-    return TiedTraffic(
-        exposed_s=tied_seconds(setting, degree, payload, sums), reduced_bytes=payload
-    )
+    seconds = np.zeros(mesh.pp)
+    if sums.any():
+        fixed, per_byte = setting.pair_line(mesh.pp)
+        seconds = fixed * sums + per_byte * payload
+    return TiedTraffic(exposed_s=seconds, reduced_bytes=payload)

@@ -15,6 +15,7 @@ from planner.cost.classes import BlockClasses
 from planner.cost.collectives import Groups, time_of
 from planner.cost.combinations import Combinations
 from planner.cost.compute import kernel_times
+from planner.cost.orders import Orders
 from planner.cost.parameters import Ties
 from planner.cost.recipes import Recipe
 from planner.cost.setting import Setting
@@ -110,6 +111,7 @@ def _compute(
     setting: Setting, classes: BlockClasses, combos: Combinations
 ) -> tuple[Array, ...]:
     """Forward, backward, weight and selective seconds. Shapes [T, C, classes]."""
+    combos, which = combos.without_order()
     table = classes.kernels
     member = np.zeros((len(table.owner), len(classes.blocks)))
     member[np.arange(len(table.owner)), table.owner] = 1.0
@@ -142,7 +144,7 @@ def _compute(
         )
     found = tuple(np.stack(part) for part in zip(*parts, strict=True))
     _put_measured(found, classes, combos.microbatch / setting.graph.batch)
-    return found
+    return tuple(part[:, which] for part in found)
 
 
 def _put_measured(
@@ -177,7 +179,7 @@ class _Traffic:
 
 
 def _cp_traffic(
-    setting: Setting,
+    orders: Orders,
     classes: BlockClasses,
     combos: Combinations,
     scale: Array,
@@ -188,13 +190,13 @@ def _cp_traffic(
     Each of cp - 1 hops sends 1/cp of keys and values; backward also sends gradients
     back, twice the bytes. Source: Liu et al. 2023, Ring Attention, section 3.
     """
-    groups = setting.groups(combos.cp, combos.tp)
+    groups = orders.groups(combos.cp, combos.tp, combos.orders)
     # ``scale`` is of one rank's part of the sequence; the ring passes on all of it.
     ring = scale * combos.cp / combos.tp
     whole = classes.column("sequence_bytes") * ring[:, None]
     share = (combos.cp - 1) / combos.cp
     wire = np.zeros_like(whole)
-    measured = setting.cluster.document.collectives
+    measured = orders.setting.cluster.document.collectives
     for index, block in enumerate(classes.blocks):
         if not block.sequence_bytes:
             continue
@@ -218,10 +220,12 @@ def _once_a_host(groups: Groups, recipe: Recipe) -> Groups:
 
 
 def _ep_traffic(
-    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
+    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> _Traffic:
     """Tokens sent to their experts and back: two all-to-alls a forward."""
-    groups = _once_a_host(setting.groups(combos.ep, combos.tp), setting.recipe)
+    setting = orders.setting
+    found = orders.groups(combos.ep, combos.tp, combos.orders)
+    groups = _once_a_host(found, setting.recipe)
     exposed = 1 - setting.recipe.expert_overlap
     routed = classes.column("expert_bytes")
     seconds = np.zeros((len(combos), len(routed)))
@@ -248,18 +252,27 @@ def _recomputed(setting: Setting) -> NDArray[np.bool_]:
     )
 
 
-def price_units(setting: Setting, combos: Combinations) -> UnitCosts:
-    """Price every unit under every combination."""
+def price_units(
+    setting: Setting, combos: Combinations, orders: Orders | None = None
+) -> UnitCosts:
+    """Price every unit under every combination.
+
+    Args:
+        setting: The request.
+        combos: Degrees and microbatches.
+        orders: What ``combos.order`` refers to; None for the setting's own.
+    """
     graph = setting.graph
+    orders = orders or Orders.of(setting)
     classes = setting.classes
     to_units = classes.count
     scale = combos.microbatch / graph.batch / combos.cp
     scale = scale * setting.element_ratio
     forward, backward, weight, selective = _compute(setting, classes, combos)
     hidden = (forward.min(axis=0) + backward.min(axis=0)) * classes.has_attention
-    tp = tensor_traffic(setting, classes, combos, scale)
-    cp = _cp_traffic(setting, classes, combos, scale, hidden)
-    ep = _ep_traffic(setting, classes, combos, scale)
+    tp = tensor_traffic(orders, classes, combos, scale)
+    cp = _cp_traffic(orders, classes, combos, scale, hidden)
+    ep = _ep_traffic(orders, classes, combos, scale)
     kept, working = saved_bytes(setting, classes, combos, scale)
     saved = kept @ to_units
     repeated = _recomputed(setting)

@@ -14,10 +14,11 @@ from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_g
 
 def test_plain_columns_are_taken_as_they_are() -> None:
     table = table_of(row(pp=2), row(tp=2))
-    columns = columns_of(table, np.array([0, 1]))
+    columns = columns_of(table, np.array([0, 1]), np.array([1, 0]))
     assert columns.pp is table.pp
     assert columns.pair.tolist() == [0, 1]
-    for name in Columns._fields[:-1]:
+    assert columns.place.tolist() == [1, 0]
+    for name in Columns._fields[:-2]:
         assert getattr(columns, name).tolist() == getattr(table, name).tolist()
 
 

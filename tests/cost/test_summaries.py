@@ -81,7 +81,7 @@ def pairs_of(types_of_rank: list[int]) -> Pairs:
         pp=pp,
         virtual=virtual,
         folded=folded,
-        degree=np.searchsorted(degrees, pp),
+        place=np.searchsorted(degrees, pp),
         types=types,
         bandwidth=np.full(types.shape, 4.0),
         latency=np.full(types.shape, 0.5),

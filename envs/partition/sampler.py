@@ -1,0 +1,276 @@
+"""A sampler of worlds: seeded, split by construction, each of them solvable.
+
+What keeps the splits apart: models by a hash of their shape, clusters by a hash of
+their composition (:mod:`envs.partition.models`, :mod:`envs.partition.clusters`), and
+the split is part of every seed. Worlds of kind ``transfer`` have device types, sizes or
+both that no world of another kind has; there are none to train on.
+
+    python -m envs.partition.sampler --kind mixed --split test --count 200 --out w.json
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import tyro
+from tqdm import tqdm
+
+from envs.partition.clusters import CLUSTER_KINDS, Scale, draw_cluster
+from envs.partition.graphs import GraphStore
+from envs.partition.machines import KNOWN, UNSEEN
+from envs.partition.models import SPLITS, ModelShape, Split, catalogue
+from envs.partition.world import World, save_worlds
+from planner.cost import CostModel
+from planner.errors import StrategyError, UnknownNameError
+from planner.schema.base import require_writable
+from planner.schema.cluster import ClusterDocument
+from planner.search import Objective, Request
+from planner.search.orders import device_orders
+from planner.space import enumerate_strategies
+
+__all__ = [
+    "KINDS",
+    "SPLITS",
+    "TRANSFERS",
+    "WorldSampler",
+    "is_feasible",
+    "main",
+    "sample_world",
+]
+
+#: Kinds of worlds.
+KINDS: tuple[str, ...] = (*CLUSTER_KINDS, "transfer")
+#: What is new in a world of kind ``transfer``.
+TRANSFERS = ("types", "size", "both")
+
+#: Of worlds that are trained on.
+_USUAL = Scale()
+#: Up to twice as many hosts and devices as any of those, and more than they have.
+_LARGE = Scale(hosts=(65, 128), devices=(514, 1024), site_devices=(136, 256))
+
+#: Bytes of training state a scalar: weight, gradient and two states in float32.
+_STATE_BYTES = 16
+#: Shares of the free memory that a model's state may take, so that neither all models
+#: are toys nor most draws are in vain.
+_STATE_SHARES = (0.003, 0.6)
+#: Draws before giving up; a draw in two or so is feasible.
+_ATTEMPTS = 100
+#: Seeds of a sampler's worlds lie side by side, those of two samplers do not overlap.
+_STRIDE = 1_000_000
+
+_log = logging.getLogger(__name__)
+
+
+def sample_world(
+    kind: str, split: Split, seed: int, graphs: GraphStore | None = None
+) -> World:
+    """The world with this seed: the same in every process.
+
+    Args:
+        kind: One of :data:`KINDS`.
+        split: One of :data:`SPLITS`; worlds to train on are never of kind
+            ``transfer``.
+        seed: At least 0.
+        graphs: Where the graph is kept by which the world is checked to be solvable;
+            that of the process if None.
+
+    Raises:
+        UnknownNameError: If there is no such kind or split.
+        StrategyError: If the seed is negative, or the kind is not for training.
+    """
+    _check(kind, split, seed)
+    for attempt in range(_ATTEMPTS):
+        entropy = [KINDS.index(kind), SPLITS.index(split), seed, attempt]
+        world = _draw(kind, split, seed, np.random.default_rng(entropy))
+        if is_feasible(world.request(graphs)):
+            return world
+    raise StrategyError(
+        f"{_ATTEMPTS} draws of kind={kind!r}, split={split!r}, seed={seed} gave no "
+        f"world that any strategy fits; use another seed"
+    )
+
+
+def is_feasible(request: Request) -> bool:
+    """Whether a legal strategy fits by closed forms, with any order of devices.
+
+    Tables are looked at one by one until one has such a row.
+    """
+    for order in device_orders(request):
+        model = CostModel(replace(request.setting, order=order))
+        tables = enumerate_strategies(
+            request.facts, num_devices=len(order), pins=request.pins, rows=20_000
+        )
+        if any(bool(model.table(table).fits.any()) for table in tables):
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSampler:
+    """Worlds one after another, the kinds in turn.
+
+    Attributes:
+        kinds: Some of :data:`KINDS`.
+        split: Of all of them.
+        seed: The same seed gives the same worlds.
+        graphs: As for :func:`sample_world`.
+    """
+
+    kinds: tuple[str, ...]
+    split: Split
+    seed: int = 0
+    graphs: GraphStore | None = None
+
+    def __post_init__(self) -> None:
+        if not self.kinds:
+            raise StrategyError(f"kinds is empty; give some of {', '.join(KINDS)}")
+        for kind in self.kinds:
+            _check(kind, self.split, self.seed)
+
+    def world(self, index: int) -> World:
+        """The world at a place in the sequence, at least 0."""
+        kind = self.kinds[index % len(self.kinds)]
+        turn = index // len(self.kinds)
+        return sample_world(kind, self.split, self.seed * _STRIDE + turn, self.graphs)
+
+    def __iter__(self) -> Iterator[World]:
+        """All of them, without end."""
+        index = 0
+        while True:
+            yield self.world(index)
+            index += 1
+
+    def take(self, count: int) -> list[World]:
+        """The first so many worlds."""
+        return list(islice(self, count))
+
+
+def _check(kind: str, split: str, seed: int) -> None:
+    if kind not in KINDS:
+        raise UnknownNameError("kind of worlds", kind, KINDS)
+    if split not in SPLITS:
+        raise UnknownNameError("split", split, SPLITS)
+    if seed < 0:
+        raise StrategyError(f"seed={seed} is below 0; give at least 0")
+    if kind == "transfer" and split == "train":
+        raise StrategyError(
+            "worlds of kind 'transfer' are what is never trained on; use "
+            "split='validation' or 'test'"
+        )
+
+
+def _draw(kind: str, split: Split, seed: int, rng: np.random.Generator) -> World:
+    document = _cluster(kind, split, rng)
+    free = document.num_devices - sum(stop - start for start, stop in document.occupied)
+    objective, fraction = _objective(rng)
+    shape = _model(rng, split, _free_bytes(document) * fraction)
+    return World(
+        name=f"{kind}-{split}-{seed}",
+        kind=kind,
+        model=dict(shape.config),
+        seq_len=shape.seq_len,
+        cluster=document,
+        global_batch=_batch(rng, free),
+        objective=objective,
+        memory_fraction=fraction,
+        seed=seed,
+    )
+
+
+def _cluster(kind: str, split: Split, rng: np.random.Generator) -> ClusterDocument:
+    if kind != "transfer":
+        return draw_cluster(kind, split, rng, KNOWN, _USUAL)
+    new = TRANSFERS[int(rng.integers(len(TRANSFERS)))]
+    machines = KNOWN if new == "size" else UNSEEN
+    scale = _USUAL if new == "types" else _LARGE
+    base = sorted(CLUSTER_KINDS)[int(rng.integers(len(CLUSTER_KINDS)))]
+    return draw_cluster(base, split, rng, machines, scale)
+
+
+def _free_bytes(document: ClusterDocument) -> float:
+    """Memory of all devices that are not taken."""
+    size = {device.name: device.memory_bytes for device in document.device_types}
+    each = np.repeat(
+        [size[group.device] for group in document.hosts],
+        [group.count * group.devices_per_host for group in document.hosts],
+    )
+    for start, stop in document.occupied:
+        each[start:stop] = 0
+    return float(each.sum())
+
+
+def _objective(rng: np.random.Generator) -> tuple[Objective, float]:
+    """What is to be small, and the share of memory that may be filled."""
+    fate = rng.random()
+    if fate < 0.1:
+        return "throughput_per_device", 0.9
+    if fate < 0.3:
+        return "throughput", float(rng.choice([0.5, 0.6, 0.7, 0.8]))
+    return "throughput", 0.9
+
+
+def _model(rng: np.random.Generator, split: Split, memory: float) -> ModelShape:
+    """A shape of the split whose state takes a fair share of the memory."""
+    low, high = (share * memory / _STATE_BYTES for share in _STATE_SHARES)
+    shapes = catalogue(split)
+    fair = [shape for shape in shapes if low <= shape.parameters <= high]
+    if not fair:
+        fair = sorted(shapes, key=lambda shape: abs(shape.parameters - high))[:3]
+    return fair[int(rng.integers(len(fair)))]
+
+
+def _batch(rng: np.random.Generator, devices: int) -> int:
+    """Samples per step: mostly what many degrees divide, sometimes what few do."""
+    aim = float(np.clip(devices * 2 ** rng.uniform(-1, 5), 4, 4096))
+    power = 2 ** round(np.log2(aim))
+    fate = rng.random()
+    if fate < 0.6:
+        return int(power)
+    if fate < 0.85:
+        return devices * max(1, round(aim / devices))
+    if fate < 0.95:
+        return max(1, power // 4) * int(rng.choice([3, 5, 6]))
+    return 2 * round(aim / 2) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Draw worlds and write them to a file."""
+
+    kind: tuple[str, ...]
+    """Kinds of worlds; each is drawn count times."""
+    out: str
+    """File to write."""
+    split: Split = "test"
+    """Which models and clusters they may have."""
+    count: int = 200
+    """Worlds of each kind."""
+    seed: int = 0
+    """The same seed gives the same worlds."""
+    cache: str | None = None
+    """Folder that keeps the graphs of models from one run to the next."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw worlds as the command line says."""
+    options = tyro.cli(_Options, args=arguments)
+    require_writable(options.out)
+    sampler = WorldSampler(
+        kinds=options.kind,
+        split=options.split,
+        seed=options.seed,
+        graphs=GraphStore(options.cache),
+    )
+    total = options.count * len(options.kind)
+    drawn = islice(sampler, total)
+    worlds = list(tqdm(drawn, total=total, unit="world", disable=None))
+    save_worlds(worlds, options.out)
+    _log.info("wrote %d worlds to %s", len(worlds), options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""How the communication groups of many device orders lie on a network, at once.
+
+The same answer as :func:`planner.cluster.levels.axis_levels`, which looks at one order
+at a time; here thousands of orders are looked at in one compiled pass, as a search over
+orders needs it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster.hierarchical import HierarchicalTopology
+from planner.cluster.matrix import MatrixTopology
+from planner.cluster.topology import Topology
+from planner.simulate.compiled import compiled
+
+__all__ = ["LevelTables", "group_levels", "level_tables"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+class LevelTables(NamedTuple):
+    """A network as arrays; of a hierarchical one matrices are empty, and vice versa.
+
+    Attributes:
+        domains: Switch of each device on each level. Shape [levels, devices].
+        inside_bandwidth: Inside each device's host (bytes/s). Shape [devices];
+            likewise inside_latency (s), nic_bandwidth, nic_latency.
+        mesh: 1 where a host's devices have cables to each other. Shape [devices].
+        level_bandwidth: Of each level above the host. Shape [levels]; likewise
+            level_latency.
+        bandwidth: Of each pair of devices. Shape [devices, devices]; likewise latency.
+    """
+
+    domains: Index
+    inside_bandwidth: Array
+    inside_latency: Array
+    mesh: Index
+    nic_bandwidth: Array
+    nic_latency: Array
+    level_bandwidth: Array
+    level_latency: Array
+    bandwidth: Array
+    latency: Array
+
+
+def level_tables(topology: Topology) -> LevelTables | None:
+    """Arrays of a network; None for a kind of network that is not known here."""
+    domains = np.ascontiguousarray(np.stack(topology.domains), dtype=np.int64)
+    none, square = np.zeros(0), np.zeros((0, 0))
+    if isinstance(topology, MatrixTopology):
+        return LevelTables(
+            domains=domains,
+            inside_bandwidth=none,
+            inside_latency=none,
+            mesh=np.zeros(0, dtype=np.int64),
+            nic_bandwidth=none,
+            nic_latency=none,
+            level_bandwidth=none,
+            level_latency=none,
+            bandwidth=topology.matrices[0].copy(),
+            latency=topology.matrices[1].copy(),
+        )
+    if isinstance(topology, HierarchicalTopology):
+        ends = topology.ends
+        return LevelTables(
+            domains=domains,
+            inside_bandwidth=ends.host_bandwidth,
+            inside_latency=ends.host_latency,
+            mesh=ends.mesh.astype(np.int64),
+            nic_bandwidth=ends.nic_bandwidth,
+            nic_latency=ends.nic_latency,
+            level_bandwidth=ends.level_bandwidth,
+            level_latency=ends.level_latency,
+            bandwidth=square,
+            latency=square,
+        )
+    return None
+
+
+@compiled
+def _common(
+    domains: Index,
+    ids: Index,
+    degree: int,
+    stride: int,
+    count: Index,
+    members: Array,
+) -> bool:
+    """Members that meet at each level in every group; whether all hold just as many.
+
+    ``count`` is zero for every switch, before and after.
+    """
+    levels, even, below, span = len(domains), True, 1, degree * stride
+    for level in range(levels - 1):
+        domain, common, least, most = domains[level], 0, len(ids), 0
+        for block in range(0, len(ids) // span * span, span):
+            for start in range(block, block + stride):
+                for place in range(degree):
+                    count[domain[ids[start + place * stride]]] += 1
+                for place in range(degree):
+                    switch = domain[ids[start + place * stride]]
+                    found = count[switch]
+                    if found == 0:
+                        continue
+                    count[switch] = 0
+                    least, most = min(least, found), max(most, found)
+                    while found:
+                        common, found = found, common % found
+        even = even and least == common and most == common
+        members[level] = common / below
+        below = common
+    members[levels - 1] = degree / below
+    return even
+
+
+@compiled
+def _slowest(
+    net: LevelTables,
+    ids: Index,
+    degree: int,
+    stride: int,
+    in_host: float,
+    low: Index,
+    high: Index,
+    bandwidth: Array,
+    latency: Array,
+) -> None:
+    """Slowest link that any group uses at each level of a hierarchical network.
+
+    ``low`` and ``high`` are -1 for every switch, before and after.
+    """
+    span = degree * stride
+    for level in range(len(net.domains)):
+        domain = net.domains[level]
+        for block in range(0, len(ids) // span * span, span):
+            for start in range(block, block + stride):
+                for place in range(degree):
+                    device = ids[start + place * stride]
+                    below = device if level == 0 else net.domains[level - 1, device]
+                    switch = domain[device]
+                    if low[switch] < 0:
+                        low[switch], high[switch] = below, below
+                    low[switch] = min(low[switch], below)
+                    high[switch] = max(high[switch], below)
+                for place in range(degree):
+                    device = ids[start + place * stride]
+                    switch = domain[device]
+                    if low[switch] == high[switch]:
+                        continue
+                    if level == 0:
+                        cables = max(1.0, in_host - 1) if net.mesh[device] else 1.0
+                        rate = net.inside_bandwidth[device] * cables
+                        wait = net.inside_latency[device]
+                    else:
+                        rate = min(
+                            net.nic_bandwidth[device], net.level_bandwidth[level]
+                        )
+                        wait = max(net.nic_latency[device], net.level_latency[level])
+                    bandwidth[level] = min(bandwidth[level], rate)
+                    latency[level] = max(latency[level], wait)
+                for place in range(degree):
+                    switch = domain[ids[start + place * stride]]
+                    low[switch], high[switch] = -1, -1
+
+
+@compiled
+def _slowest_pairs(
+    net: LevelTables,
+    ids: Index,
+    degree: int,
+    stride: int,
+    bandwidth: Array,
+    latency: Array,
+) -> None:
+    """The same where every pair has a link of its own; two levels."""
+    hosts, span = net.domains[0], degree * stride
+    for block in range(0, len(ids) // span * span, span):
+        for start in range(block, block + stride):
+            for one in range(degree):
+                a = ids[start + one * stride]
+                for other in range(degree):
+                    b = ids[start + other * stride]
+                    if a == b:
+                        continue
+                    level = 0 if hosts[a] == hosts[b] else 1
+                    bandwidth[level] = min(bandwidth[level], net.bandwidth[a, b])
+                    latency[level] = max(latency[level], net.latency[a, b])
+
+
+@compiled
+def _merge(members: Array, bandwidth: Array, latency: Array) -> None:
+    """Put the levels in use first; neighbours with the same link become one."""
+    kept = 0
+    for level in range(len(members)):
+        count, rate, wait = members[level], bandwidth[level], latency[level]
+        members[level], bandwidth[level], latency[level] = 1.0, np.inf, 0.0
+        if count == 1:
+            continue
+        if kept and bandwidth[kept - 1] == rate and latency[kept - 1] == wait:
+            members[kept - 1] *= count
+            continue
+        members[kept], bandwidth[kept], latency[kept] = count, rate, wait
+        kept += 1
+
+
+@compiled
+def _fill(
+    net: LevelTables,
+    orders: Index,
+    which: Index,
+    degree: Index,
+    stride: Index,
+    members: Array,
+    bandwidth: Array,
+    latency: Array,
+) -> None:
+    switches = 1
+    for level in range(len(net.domains)):
+        switches = max(switches, net.domains[level].max() + 1)
+    count = np.zeros(switches, dtype=np.int64)
+    low, high = np.full(switches, -1), np.full(switches, -1)
+    for row in range(len(which)):
+        ids, each, step = orders[which[row]], degree[row], stride[row]
+        if each == 1:
+            continue
+        even = _common(net.domains, ids, each, step, count, members[row])
+        if len(net.bandwidth):
+            _slowest_pairs(net, ids, each, step, bandwidth[row], latency[row])
+        else:
+            in_host = members[row, 0]
+            _slowest(
+                net, ids, each, step, in_host, low, high, bandwidth[row], latency[row]
+            )
+        if not even:
+            for level in range(1, len(net.domains)):
+                before = level - 1
+                bandwidth[row, level] = min(
+                    bandwidth[row, level], bandwidth[row, before]
+                )
+                latency[row, level] = max(latency[row, level], latency[row, before])
+        _merge(members[row], bandwidth[row], latency[row])
+
+
+def group_levels(
+    net: LevelTables, orders: Index, which: Index, degree: Index, stride: Index
+) -> tuple[Array, Array, Array]:
+    """Levels that the groups of mesh axes use, under one order of devices each.
+
+    Args:
+        net: The network.
+        orders: Device id of each rank. Shape [orders, ranks].
+        which: Order of each axis. Shape [n].
+        degree: Ranks in a group, of which one must fit. Shape [n].
+        stride: Distance in ranks between its neighbours. Shape [n].
+    Returns:
+        Members, bandwidth (bytes/s) and latency (s) as in
+        :class:`planner.cost.collectives.Groups`. Shapes [n, levels].
+    """
+    shape = (len(which), len(net.domains))
+    members, bandwidth = np.ones(shape), np.full(shape, np.inf)
+    latency = np.zeros(shape)
+    _fill(
+        net,
+        np.ascontiguousarray(orders, dtype=np.int64),
+        np.ascontiguousarray(which, dtype=np.int64),
+        np.ascontiguousarray(degree, dtype=np.int64),
+        np.ascontiguousarray(stride, dtype=np.int64),
+        members,
+        bandwidth,
+        latency,
+    )
+    return members, bandwidth, latency
