@@ -1,0 +1,208 @@
+"""What a grid of stages and replicas spends on communication, after DT-FM.
+
+COMM = max over groups of the time in which its members add up their gradients
+     + the shortest open tour through the groups, where two groups are as far apart as
+       the slowest pair of the fastest way to pair their members up.
+
+Source: Yuan et al. 2022, DT-FM (2206.01288), section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import ClusterError
+from planner.search.dtfm.matching import bottleneck_matching
+from planner.search.dtfm.tour import open_tour
+from planner.simulate.compiled import compiled
+
+__all__ = ["Communication", "Placement", "place", "seconds_of"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Seconds between any two devices.
+
+    Attributes:
+        dp_s: If both hold the same stage and add up its gradients. Shape [n, n].
+        pp_s: If they hold neighbouring stages of one pipeline. Shape [n, n].
+        groups: Stages of the pipeline; each has n / groups devices.
+    """
+
+    dp_s: Array
+    pp_s: Array
+    groups: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices, all of which are used."""
+        return len(self.dp_s)
+
+    @classmethod
+    def between(
+        cls,
+        bandwidth_bytes_per_s: Array,
+        latency_s: Array,
+        *,
+        dp_bytes: float,
+        pp_bytes: float,
+        groups: int,
+    ) -> Communication:
+        """From what links carry; both ways of a link count as their mean.
+
+        dp: 2 (latency + dp_bytes / members / bandwidth), a parameter server whose parts
+        lie on the members; pp: 2 (latency + pp_bytes / bandwidth), forward and back.
+
+        Args:
+            bandwidth_bytes_per_s: The diagonal is not read. Shape [n, n].
+            latency_s: Likewise. Shape [n, n].
+            dp_bytes: Of the gradients of one stage.
+            pp_bytes: That a device sends on in a step.
+            groups: Stages.
+        Raises:
+            ClusterError: If the stages do not divide the devices.
+        """
+        count = len(bandwidth_bytes_per_s)
+        if groups < 1 or count % groups:
+            raise ClusterError(
+                f"groups={groups} does not divide {count} devices; use a divisor"
+            )
+        speed = (bandwidth_bytes_per_s + bandwidth_bytes_per_s.T) / 2
+        wait = (latency_s + latency_s.T) / 2
+        speed, wait = speed.astype(np.float64), wait.astype(np.float64)
+        np.fill_diagonal(speed, np.inf)
+        np.fill_diagonal(wait, 0.0)
+        members = count // groups
+        return cls(
+            dp_s=np.ascontiguousarray(2 * (wait + dp_bytes / members / speed)),
+            pp_s=np.ascontiguousarray(2 * (wait + pp_bytes / speed)),
+            groups=groups,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Devices as a grid.
+
+    Attributes:
+        grid: Device of each stage and replica; columns are pipelines. Shape
+            [groups, n / groups].
+        dp_s: Seconds of the slowest group.
+        pp_s: Seconds of the tour.
+    """
+
+    grid: Index
+    dp_s: float
+    pp_s: float
+
+    @property
+    def seconds(self) -> float:
+        """COMM, which the search makes small."""
+        return self.dp_s + self.pp_s
+
+
+@compiled
+def _members(group: Index, groups: int) -> Index:
+    """Devices of each group. Shape [groups, n / groups]."""
+    found = np.empty((groups, len(group) // groups), dtype=np.int64)
+    filled = np.zeros(groups, dtype=np.int64)
+    for device in range(len(group)):
+        here = group[device]
+        found[here, filled[here]] = device
+        filled[here] += 1
+    return found
+
+
+@compiled
+def _slowest_group(dp_s: Array, members: Index) -> float:
+    slowest = 0.0
+    for group in range(len(members)):
+        for one in members[group]:
+            total = 0.0
+            for other in members[group]:
+                if other != one:
+                    total += dp_s[one, other]
+            slowest = max(slowest, total)
+    return slowest
+
+
+@compiled
+def _pair_weights(pp_s: Array, one: Index, other: Index) -> Array:
+    weights = np.empty((len(one), len(other)))
+    for row in range(len(one)):
+        for column in range(len(other)):
+            weights[row, column] = pp_s[one[row], other[column]]
+    return weights
+
+
+@compiled
+def _distances(pp_s: Array, members: Index) -> Array:
+    """Bottleneck between any two groups. Shape [groups, groups]."""
+    groups = len(members)
+    edges = np.zeros((groups, groups))
+    for one in range(groups):
+        for other in range(one + 1, groups):
+            weights = _pair_weights(pp_s, members[one], members[other])
+            edges[one, other] = bottleneck_matching(weights)[0]
+            edges[other, one] = edges[one, other]
+    return edges
+
+
+@compiled
+def seconds_of(dp_s: Array, pp_s: Array, group: Index, groups: int) -> float:
+    """COMM of a division of devices into groups of equal size.
+
+    Args:
+        dp_s: Of :class:`Communication`.
+        pp_s: Likewise.
+        group: Of each device. Shape [n].
+        groups: How many there are.
+    """
+    members = _members(group, groups)
+    tour = open_tour(_distances(pp_s, members))[0]
+    return _slowest_group(dp_s, members) + tour
+
+
+@compiled
+def _laid_out(
+    dp_s: Array, pp_s: Array, group: Index, groups: int
+) -> tuple[Index, float, float]:
+    members = _members(group, groups)
+    tour, path = open_tour(_distances(pp_s, members))
+    grid = np.empty_like(members)
+    grid[0] = members[path[0]]
+    for stage in range(1, groups):
+        following = members[path[stage]]
+        weights = _pair_weights(pp_s, grid[stage - 1], following)
+        grid[stage] = following[bottleneck_matching(weights)[1]]
+    return grid, _slowest_group(dp_s, members), tour
+
+
+def place(communication: Communication, group: Index) -> Placement:
+    """Put groups in the order of their tour, and their members into pipelines.
+
+    Args:
+        communication: What it costs.
+        group: Of each device; groups are numbered from 0 and of equal size. Shape [n].
+    Raises:
+        ClusterError: If they are not.
+    """
+    sizes = np.bincount(group, minlength=communication.groups)
+    if (sizes * communication.groups != communication.num_devices).any():
+        raise ClusterError(
+            f"groups of {sizes.tolist()} devices; {communication.num_devices} devices "
+            f"need {communication.groups} groups of one size"
+        )
+    grid, dp_s, pp_s = _laid_out(
+        communication.dp_s,
+        communication.pp_s,
+        np.ascontiguousarray(group, dtype=np.int64),
+        communication.groups,
+    )
+    return Placement(grid=grid, dp_s=float(dp_s), pp_s=float(pp_s))
