@@ -47,7 +47,7 @@ def loads_ms(task: SplitTask, assignment: Index) -> Array:
     device = _checked(task, assignment)
     accelerated = device < task.accelerators
     work = np.where(accelerated, task.accelerator_ms, task.cpu_ms)
-    load = np.bincount(device, work, minlength=task.devices)
+    load: Array = np.bincount(device, work, minlength=task.devices)
     source, target = task.edge_source, task.edge_target
     crosses = device[source] != device[target]
     source, target = source[crosses], target[crosses]
@@ -56,8 +56,7 @@ def loads_ms(task: SplitTask, assignment: Index) -> Array:
     output = np.concatenate([arrivals // task.devices, np.unique(source)])
     moved = np.bincount(paid_by, task.transfer_ms[output], minlength=task.devices)
     moved[task.accelerators :] = 0.0
-    total: Array = load + moved
-    return total
+    return load + moved
 
 
 def max_load_ms(task: SplitTask, assignment: Index) -> float:
@@ -103,29 +102,28 @@ def breaches(task: SplitTask, assignment: Index) -> tuple[str, ...]:
     """
     device = _checked(task, assignment)
     names = task.device_names
-    reasons = []
     low = np.full(task.colour.max() + 1, task.devices)
     np.minimum.at(low, task.colour, device)
-    for at in np.flatnonzero(low[task.colour] != device)[:1]:
-        reasons.append(
-            f"node {task.nodes[at]!r} is on {names[device[at]]}, a node of its class "
-            f"on {names[low[task.colour[at]]]}; a class lies on one device"
-        )
-    accelerated = device < task.accelerators
+    reasons = [
+        f"node {task.nodes[at]!r} is on {names[device[at]]}, a node of its class "
+        f"on {names[low[task.colour[at]]]}; a class lies on one device"
+        for at in np.flatnonzero(low[task.colour] != device)[:1]
+    ]
     held = np.bincount(device, task.size_bytes, minlength=task.devices)
-    for at in np.flatnonzero(held[: task.accelerators] > task.memory_bytes):
-        reasons.append(
-            f"{names[at]} holds {held[at]:.0f} bytes; it has {task.memory_bytes:.0f}"
-        )
-    for at in np.flatnonzero(accelerated & ~task.supported)[:1]:
-        reasons.append(
-            f"node {task.nodes[at]!r} is on {names[device[at]]}; accelerators do not "
-            f"support it"
-        )
-    for what, part in (("forward", ~task.backward), ("backward", task.backward)):
-        for at in _returns(task, device, part)[:1]:
-            reasons.append(
-                f"a path of {what} nodes leaves {names[device[at]]} and returns to it "
-                f"at node {task.nodes[at]!r}; a device's {what} nodes are contiguous"
-            )
+    reasons += [
+        f"{names[at]} holds {held[at]:.0f} bytes; it has {task.memory_bytes:.0f}"
+        for at in np.flatnonzero(held[: task.accelerators] > task.memory_bytes)
+    ]
+    unsupported = (device < task.accelerators) & ~task.supported
+    reasons += [
+        f"node {task.nodes[at]!r} is on {names[device[at]]}; accelerators do not "
+        f"support it"
+        for at in np.flatnonzero(unsupported)[:1]
+    ]
+    reasons += [
+        f"a path of {what} nodes leaves {names[device[at]]} and returns to it "
+        f"at node {task.nodes[at]!r}; a device's {what} nodes are contiguous"
+        for what, part in (("forward", ~task.backward), ("backward", task.backward))
+        for at in _returns(task, device, part)[:1]
+    ]
     return tuple(reasons)
