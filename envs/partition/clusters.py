@@ -60,11 +60,27 @@ def _size(rng: Rng, low: int, high: int) -> int:
     return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
+def _speed(machine: Machine) -> float:
+    """FLOP/s of one device at the precision that is trained in."""
+    peaks = device_type(machine.device).peak_flops_per_s
+    return peaks.get("bfloat16", peaks["float16"])
+
+
 def _choice(rng: Rng, machines: Mapping[str, Machine], count: int) -> list[Machine]:
-    """Different machines of different device types."""
+    """Different machines of different device types.
+
+    Types of like speed go together more often, in proportion to the ratio of their
+    speeds: neighbouring generations are mixed in practice, and beside a far faster
+    type the best use of a slow one is none.
+    """
     names = rng.permutation(sorted(machines)).tolist()
-    unique = {machines[name].device: machines[name] for name in names}
-    return list(unique.values())[:count]
+    left = list({machines[name].device: machines[name] for name in names}.values())
+    found = [left.pop(0)]
+    while left and len(found) < count:
+        ratio = np.array([_speed(machine) / _speed(found[0]) for machine in left])
+        weight = np.minimum(ratio, 1 / ratio)
+        found.append(left.pop(int(rng.choice(len(left), p=weight / weight.sum()))))
+    return found
 
 
 def _uniform(
