@@ -249,7 +249,7 @@ def _mesh_features(
         np.log2(np.maximum(counts % (tp * cp * host), 1)) / 6,
         _log(typical / worst, 1.0),
     ]
-    return np.clip(np.stack(columns, axis=1), -6.0, 6.0)
+    return np.asarray(np.clip(np.stack(columns, axis=1), -6.0, 6.0))
 
 
 def _whole_features(request: Request, groups: DeviceGroups, sums: _Sums) -> Wide:

@@ -206,6 +206,8 @@ def _draw(
         global_batch=_batch(rng, free),
         objective=objective,
         memory_fraction=fraction,
+        # Where devices or links differ, leaving some out is part of the question.
+        devices="all" if kind == "uniform" else "any",
         seed=seed,
     )
 

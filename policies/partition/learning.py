@@ -1,8 +1,9 @@
 """One step of learning from one problem: which meshes, and which orders of groups.
 
 Meshes are few enough to be priced all at once, so that the gradient of the expected
-reward needs no sampling: the network is drawn towards the softmax of the rewards. Orders
-are drawn, priced and reinforced against the mean of those drawn for the same mesh.
+reward needs no sampling: the network is drawn towards the softmax of the rewards.
+Orders are drawn, priced and reinforced against the mean of those drawn for the same
+mesh.
 Source: Williams 1992, "Simple statistical gradient-following algorithms for
 connectionist reinforcement learning"; baseline of several draws a problem: Kool, van
 Hoof and Welling 2019, "Buy 4 REINFORCE samples, get a baseline for free".
@@ -36,7 +37,7 @@ class LearningConfig:
         meshes: Meshes of one problem that orders are drawn for.
         draws: Orders drawn for each.
         entropy: Weight of the entropy of a step's choice.
-        worst: Log reward of an arrangement that does not fit, at most.
+        worst: Log reward of an arrangement that does not fit; others are no worse.
         most_steps: Groups times orders beyond which fewer orders are drawn.
     """
 
@@ -121,13 +122,16 @@ def _orders_loss(
         keep=True,
     )
     score = lesson.arranger.price(layout, drawn.sequence).score
-    reward = np.clip(np.log(layouts.score[layout] / score), config.worst, None)
+    # What does not fit costs as much as the worst that is told apart.
+    ceiling = layouts.score[layout] * np.exp(-config.worst)
+    reward = np.log(layouts.score[layout] / np.minimum(score, ceiling))
     rows = reward.reshape(number, draws)
     spread = rows.std(axis=1, keepdims=True)
     advantage = (rows - rows.mean(axis=1, keepdims=True)) / (spread + 0.02)
     logs, entropy = log_likelihood(network, lesson.seen, encoded, drawn)
     # A long order has a long sum: by its steps, so that large clusters weigh no more.
-    steps = torch.from_numpy((drawn.taken >= 0).sum(axis=0).astype(np.float32))
+    taken = (drawn.sequence >= 0) if drawn.taken is None else (drawn.taken.T >= 0)
+    steps = torch.from_numpy(taken.sum(axis=1).astype(np.float32))
     gain = torch.from_numpy(advantage.reshape(-1).astype(np.float32))
     loss = -(gain * logs / steps.sqrt()).mean() - config.entropy * entropy
     return loss, float(rows.mean()), float(rows.max(axis=1).mean())
