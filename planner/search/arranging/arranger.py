@@ -105,26 +105,58 @@ class Arranger:
         chosen[order[at[::-1]]] = rows[at[::-1]]
         return chosen, best
 
-    def settled(self, priced: Priced, index: int, *, variants: bool) -> list[Candidate]:
+    def finalists(self, priced: Priced) -> Priced:
+        """All rows of some arrangements, those that fit, best first.
+
+        Args:
+            priced: Arrangements; each gives as many as its layout has rows.
+        """
+        starts = self.layouts.starts
+        many = starts[priced.layout + 1] - starts[priced.layout]
+        of = np.repeat(np.arange(len(priced)), many)
+        first = np.cumsum(many) - many
+        row = starts[priced.layout][of] + np.arange(len(of)) - first[of]
+        score = np.full(len(of), np.inf)
+        counts = self.layouts.count[priced.layout]
+        for count in np.unique(counts).tolist():
+            mine = np.flatnonzero(counts[of] == count)
+            arrangements, order = np.unique(of[mine], return_inverse=True)
+            ids = self.groups.orders(priced.sequence[arrangements], count)
+            table = self.layouts.rows[row[mine]]
+            costs = self.model.arranged(table, ids, order.reshape(-1))
+            score[mine] = scores_of(costs, table, self.request.objective)
+        best = np.argsort(score, kind="stable")
+        best = best[np.isfinite(score[best])]
+        return Priced(
+            layout=priced.layout[of[best]],
+            sequence=priced.sequence[of[best]],
+            row=row[best],
+            score=score[best],
+        )
+
+    def settled(
+        self, priced: Priced, index: int, *, variants: bool = False, cuts: int = 1
+    ) -> list[Candidate]:
         """Cut an arrangement exactly and simulate it.
 
         Args:
             priced: Arrangements.
             index: Which of them.
-            variants: Whether to try its other schedules, too.
+            variants: Whether to simulate its other schedules instead of its own.
+            cuts: Most cuts to try, the exact one first.
         """
         row = self.layouts.rows.row(int(priced.row[index]))
         count = int(self.layouts.count[priced.layout[index]])
         ids = self.groups.orders(priced.sequence[index : index + 1], count)[0]
-        setting = self.request.setting
-        local = CostModel(setting.reordered(ids))
+        local = CostModel(self.request.setting.reordered(ids))
         rows = [row]
-        if variants and row["pp"] > 1 and "schedule" not in self.request.pins:
-            rows += self._variants(row)
+        if variants:
+            pinned = "schedule" in self.request.pins or row["pp"] == 1
+            rows = [] if pinned else self._variants(row)
         free = "recompute" not in self.request.pins
         found: list[Candidate] = []
         for one in rows:
-            found += candidates_of_row(local, one, free_recompute=free, most=2)
+            found += candidates_of_row(local, one, free_recompute=free, most=cuts)
         self.model.evaluations["simulated"] += local.evaluations["simulated"]
         if not found:
             return []
