@@ -47,7 +47,7 @@ def loads_ms(task: SplitTask, assignment: Index) -> Array:
     device = _checked(task, assignment)
     accelerated = device < task.accelerators
     work = np.where(accelerated, task.accelerator_ms, task.cpu_ms)
-    load: Array = np.bincount(device, work, minlength=task.devices)
+    load = np.bincount(device, work, minlength=task.devices)
     source, target = task.edge_source, task.edge_target
     crosses = device[source] != device[target]
     source, target = source[crosses], target[crosses]
@@ -56,7 +56,8 @@ def loads_ms(task: SplitTask, assignment: Index) -> Array:
     output = np.concatenate([arrivals // task.devices, np.unique(source)])
     moved = np.bincount(paid_by, task.transfer_ms[output], minlength=task.devices)
     moved[task.accelerators :] = 0.0
-    return load + moved
+    total: Array = np.add(load, moved)
+    return total
 
 
 def max_load_ms(task: SplitTask, assignment: Index) -> float:
