@@ -228,6 +228,6 @@ def best_exact(
     return Outcome(
         split=search.split() or known,
         finished=finished,
-        ideals=int(search.reached.count[0]),
+        ideals=int(search.reached.used[0]),
         steps=search.steps,
     )

@@ -17,7 +17,7 @@ import networkx as nx
 import numpy as np
 
 from planner.errors import NoFeasiblePlanError, StrategyError
-from planner.split.task import Array, Index, Mask, SplitTask, neighbours
+from planner.split.task import Array, Index, Mask, SplitTask, neighbours, summed
 
 __all__ = ["Groups", "group"]
 
@@ -150,11 +150,9 @@ def _attach(task: SplitTask, group_of: Index, graph: nx.DiGraph) -> Index:
     """Group that each group goes with: itself, or its only neighbour."""
     count = graph.number_of_nodes()
     back, times = task.backward, (task.accelerator_ms, task.cpu_ms)
-    forward_ms = [
-        np.bincount(group_of[~back], t[~back], minlength=count) for t in times
-    ]
+    forward_ms = [summed(group_of[~back], t[~back], count) for t in times]
     backward_ms = (task.accelerator_ms + task.cpu_ms)[back]
-    idle_back = np.bincount(group_of[back], backward_ms, minlength=count) < _NO_TIME_MS
+    idle_back = summed(group_of[back], backward_ms, count) < _NO_TIME_MS
     idle = (forward_ms[0] < _NO_TIME_MS) & (forward_ms[1] < _NO_TIME_MS) & idle_back
     source, target = task.edge_source, task.edge_target
     feeds_back = np.zeros(count, dtype=bool)
@@ -228,8 +226,7 @@ def group(task: SplitTask, *, mirrored: bool = False) -> Groups:
     m = len(kept)
 
     def total(values: Array) -> Array:
-        summed: Array = np.bincount(member_of, values, minlength=m)
-        return summed
+        return summed(member_of, values, m)
 
     supported = total((~task.supported).astype(float)) == 0
     size = total(task.size_bytes)

@@ -16,7 +16,7 @@ import numpy as np
 from planner.simulate.compiled import compiled, inlined
 from planner.split.groups import Groups
 from planner.split.linear import Split, best_along, best_linear, order_by_priority
-from planner.split.task import Array, Index, Mask
+from planner.split.task import Array, Index, Mask, summed
 
 __all__ = ["refine"]
 
@@ -160,14 +160,14 @@ def _lay(groups: Groups, split: Split, order: Index) -> _Board:
     np.add.at(users, (flow_of, level[groups.flow_to]), 1)
     is_cpu = order >= task.accelerators
     work = np.where(is_cpu[level], groups.cpu_ms, groups.accelerator_ms)
-    load = np.bincount(level, work, minlength=task.devices)
+    load = summed(level, work, task.devices)
     home = level[groups.flow_from]
     for f in range(flows):
         to = np.flatnonzero(users[f])
         to = to[to != home[f]]
         load[to] += groups.flow_ms[f]
         load[home[f]] += groups.flow_ms[f] * bool(len(to))
-    cpu_load = np.bincount(level, groups.cpu_ms, minlength=task.devices)
+    cpu_load = summed(level, groups.cpu_ms, task.devices)
     load[is_cpu] = cpu_load[is_cpu]
     return _Board(
         work=groups.accelerator_ms,
@@ -187,7 +187,7 @@ def _lay(groups: Groups, split: Split, order: Index) -> _Board:
         level=level,
         is_cpu=is_cpu,
         load=load,
-        held=np.bincount(level, groups.size_bytes, minlength=task.devices),
+        held=summed(level, groups.size_bytes, task.devices),
         users=users,
     )
 
