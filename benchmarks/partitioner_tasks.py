@@ -1,4 +1,4 @@
-"""Operator graphs that are not chains: what each solver makes of them, and in what time.
+"""Graphs that are not chains: what each solver makes of them, and in what time.
 
 Tasks are those below a folder in the format of msr-fiddle/dnn-partitioning. Solvers are
 those registered under ``meshwright.split_solvers``; each gets the same time a task, and
