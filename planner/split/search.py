@@ -329,6 +329,9 @@ def expand(
             _next(p, b, depth, rest[1])
             continue
         at = b.options[b.piece[depth, 1]]
+        budget[0] -= 1
+        if budget[0] < 0:
+            return PAUSED
         _take(p, b, at, depth, on_cpu)
         sums = b.sums[depth + 1]
         if not _admissible(p, sums, at, memory, best[0], on_cpu):
@@ -337,9 +340,6 @@ def expand(
             continue
         depth += 1
         _open(p, b, depth)
-        budget[0] -= 1
-        if budget[0] < 0:
-            return PAUSED
         load = max(
             reached.value[source], sums[_BUSY] + (0.0 if on_cpu else sums[_MOVED])
         )

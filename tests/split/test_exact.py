@@ -138,41 +138,19 @@ def test_orders_and_moves_do_not_beat_it(seed: int) -> None:
             assert breaches(task, split.assignment) == ()
 
 
-def _optima(
-    golden: dict[tuple[str, str], float], *, large: bool
-) -> list[tuple[str, float]]:
-    return [
-        (name, load)
-        for (name, how), load in golden.items()
-        if how == "exact_optimum" and name.startswith("gnmt") == large
-    ]
-
-
-def _reaches(task: SplitTask, load: float) -> None:
-    outcome = best_exact(group(task))
-    assert outcome.finished
-    assert outcome.split is not None
-    assert outcome.split.load_ms == pytest.approx(load, rel=1e-5)
-    assert breaches(task, outcome.split.assignment) == ()
-
-
 def test_published_optima(
     published: dict[str, SplitTask], golden: dict[tuple[str, str], float]
 ) -> None:
-    rows = _optima(golden, large=False)
-    assert len(rows) >= 8
-    for name, load in rows:
-        _reaches(published[name], load)
-
-
-@pytest.mark.slow
-def test_published_optima_of_many_ideals(
-    published: dict[str, SplitTask], golden: dict[tuple[str, str], float]
-) -> None:
-    rows = _optima(golden, large=True)
-    assert rows
-    for name, load in rows:
-        _reaches(published[name], load)
+    rows = {
+        name: load for (name, how), load in golden.items() if how == "exact_optimum"
+    }
+    assert len(rows) >= 9
+    for name, load in rows.items():
+        outcome = best_exact(group(published[name]))
+        assert outcome.finished
+        assert outcome.split is not None
+        assert outcome.split.load_ms == pytest.approx(load, rel=1e-5)
+        assert breaches(published[name], outcome.split.assignment) == ()
 
 
 def test_published_splits_along_orders_are_matched(
