@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel
+from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish, score
 from planner.search.moves import Solution, block_sizes, moved_order, neighbours
 from planner.search.refine import candidates_of_row
@@ -28,6 +29,8 @@ Index = NDArray[np.int64]
 _SIMULATIONS = 96
 #: Of one mesh at most this many are simulated in a row.
 _PER_MESH = 2
+#: Meshes whose best is tried under all schedules.
+_VARIED = 3
 #: Added to the score of what does not fit, with its excess, so that it comes last.
 _OVER = 1e12
 #: Priced solutions that are remembered before the worse half is forgotten.
@@ -39,6 +42,11 @@ class Campaign:
 
     Args:
         request: What is asked.
+
+    Attributes:
+        rng: Of everything random.
+        host_devices: Devices that most hosts of the request have.
+        best_score: Of what was simulated and fits; infinite before.
     """
 
     def __init__(self, request: Request) -> None:
@@ -53,7 +61,9 @@ class Campaign:
         self._cut: dict[object, float] = {}
         self._candidates: list[Candidate] = []
         self._neighbours: dict[object, StrategyTable | None] = {}
-        self._hosts = np.asarray(request.setting.cluster.host_of_device)
+        hosts = np.asarray(request.setting.cluster.host_of_device)
+        sizes = np.bincount(hosts[request.setting.order])
+        self.host_devices = int(np.bincount(sizes[sizes > 0]).argmax())
         self._free_recompute = "recompute" not in request.pins
         budget = request.evaluation_budget
         if budget is None and request.time_budget_s is None:
@@ -87,6 +97,14 @@ class Campaign:
         if self._budget is None:
             return 2
         return min(self._budget // (2 * rounds) + 1, self.left or 0)
+
+    def elapsed_share(self, share: float = 1.0) -> float:
+        """How much of a share of the time is over, from 0 to 1; 1 without a limit."""
+        budget = self.request.time_budget_s
+        if not budget:
+            return 1.0
+        spent = time.perf_counter() - self.started
+        return min(1.0, spent / (budget * share))
 
     # -- Prices ------------------------------------------------------------------
 
@@ -170,7 +188,7 @@ class Campaign:
         rng = self.rng
         rows = self.neighbours(solution) if rng.random() < 0.4 else None
         if rows is not None:
-            row = rows.row(int(rng.integers(len(rows))))
+            row = rows.row(int(rng.random() * len(rows)))
             return Solution(order=solution.order, row=row)
         return Solution(order=self._shuffled(solution, pool), row=solution.row)
 
@@ -178,8 +196,8 @@ class Campaign:
         order, rng = solution.order, self.rng
         spare = np.setdiff1d(pool, order) if len(pool) > len(order) else pool[:0]
         for _ in range(1 + int(rng.random() < 0.3)):
-            sizes = block_sizes(solution.row, self._hosts[order])
-            size = sizes[int(rng.integers(len(sizes)))]
+            sizes = block_sizes(solution.row, self.host_devices)
+            size = sizes[int(rng.random() * len(sizes))]
             order = moved_order(order, spare, size, rng)
             spare = np.setdiff1d(pool, order) if len(spare) else spare
         return order
@@ -251,9 +269,30 @@ class Campaign:
             done += 1
 
     def finish(self) -> None:
-        """Spend what is left of budget and time on the most promising."""
+        """Spend what is left of budget and time on the most promising.
+
+        Those get other schedules, too, that the closed forms price slowly.
+        """
         left = self.left
+        self._try_schedules()
         self.simulate_best(_SIMULATIONS if left is None else left)
+
+    def _try_schedules(self) -> None:
+        request = self.request
+        if "schedule" in request.pins:
+            return
+        seen: set[tuple[int, ...]] = set()
+        for one in self.best(40):
+            if one.row["pp"] == 1 or one.mesh in seen:
+                continue
+            seen.add(one.mesh)
+            if len(seen) > _VARIED or (self._candidates and self.is_late(0.95)):
+                return
+            rows = neighbours(one.row, request.facts, request.pins, SCHEDULES)
+            if rows is None:
+                continue
+            kept = rows[rows.schedule != one.row["schedule"]]
+            self.price([Solution(order=one.order, row=row) for row in kept.rows()])
 
     def result(self, name: str) -> SearchResult:
         """Everything that was simulated, best first."""

@@ -164,9 +164,16 @@ def tour_order(
     kinds = np.asarray(cluster.type_index)[pieces[:, 0]]
     mixed = kinds[:, None] != kinds[None, :]
     made.dp_s[mixed] += mixing_s / max(stage // size - 1, 1)
+    # Not from nowhere: neighbours in one stage, and neighbours in one pipeline.
+    groups = np.repeat(np.arange(row["pp"]), count // row["pp"])
+    initial = np.stack([groups, np.tile(np.arange(row["pp"]), count // row["pp"])])
     population = max(4, trials // 5)
     found = memetic_search(
-        made, population=population, offspring=trials - population, seed=rng
+        made,
+        population=population,
+        offspring=trials - population,
+        seed=rng,
+        initial=initial,
     )
     return np.ascontiguousarray(pieces[found.best.grid.reshape(-1)].reshape(-1))
 

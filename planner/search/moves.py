@@ -7,17 +7,18 @@ many devices as went in, each once, of those that may be used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schema import SCHEDULES
+from planner.schema import SCHEDULES, Schedule
 from planner.search.refine import schedule_variants
 from planner.space import Facts, StrategyTable, legal
 
 __all__ = [
+    "USUAL",
     "Solution",
     "block_sizes",
     "crossed",
@@ -29,6 +30,8 @@ __all__ = [
 Index = NDArray[np.int64]
 Row = Mapping[str, int]
 
+#: Schedules that have textbook formulas.
+USUAL: tuple[Schedule, ...] = ("GPipe", "1F1B", "Interleaved1F1B")
 #: Axes among which a factor of a degree may move.
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 #: Points at which the orders of two parents change over.
@@ -64,22 +67,20 @@ class Solution:
 # -- Orders ----------------------------------------------------------------------
 
 
-def block_sizes(row: Row, hosts: Index) -> tuple[int, ...]:
+def block_sizes(row: Row, host: int) -> tuple[int, ...]:
     """Numbers of neighbouring ranks that are worth moving as one.
 
-    Single devices, what shares a layer, replicas of a stage, a stage, and what hosts
-    have in common.
+    Single devices, what shares a layer, shards of a copy, a stage, a host.
 
     Args:
         row: Of a table.
-        hosts: Host of each rank. Shape [ranks].
+        host: Devices of a host.
     """
-    ranks = len(hosts)
-    inner = row["tp"] * row["cp"]
-    runs = np.diff(np.flatnonzero(np.diff(hosts, prepend=-1, append=-1)))
-    common = math.gcd(*(int(run) for run in runs))
-    stage = ranks // row["pp"]
-    found = {1, inner, inner * row["dp_shard"], stage, common, math.gcd(common, stage)}
+    inner, stage = row["tp"] * row["cp"], 1
+    for axis in _AXES[1:]:
+        stage *= row[axis]
+    ranks = stage * row["pp"]
+    found = {1, inner, inner * row["dp_shard"], stage, host, math.gcd(host, stage)}
     return tuple(sorted(size for size in found if 2 * size <= ranks)) or (1,)
 
 
@@ -110,20 +111,25 @@ def moved_order(
     count = len(order) // size
     if count < 2:
         return order.copy()
-    body, tail = order[: count * size].reshape(count, size), order[count * size :]
-    first, last = np.sort(rng.choice(count, size=2, replace=False)).tolist()
-    places = np.arange(count)
-    kind = int(rng.integers(4))
+    first, last = int(rng.random() * count), int(rng.random() * (count - 1))
+    first, last = min(first, last), max(first, last) + (last >= first)
+    kind = int(rng.random() * 4)
+    made = order.copy()
+    start, middle, stop = first * size, last * size, (last + 1) * size
     if kind == 0:
-        places[[first, last]] = [last, first]
+        made[start : start + size] = order[middle:stop]
+        made[middle:stop] = order[start : start + size]
     elif kind == 1:
-        places[first : last + 1] = np.roll(places[first : last + 1], 1)
+        made[start + size : stop] = order[start:middle]
+        made[start : start + size] = order[middle:stop]
     elif kind == 2:
-        places[first : last + 1] = places[first : last + 1][::-1]
+        blocks = order[start:stop].reshape(-1, size)
+        made[start:stop] = blocks[::-1].reshape(-1)
     else:
-        shift = int(rng.integers(1, last - first + 1))
-        places[first : last + 1] = np.roll(places[first : last + 1], -shift)
-    return np.concatenate([body[places].reshape(-1), tail])
+        turn = start + size * int(1 + rng.random() * (last - first))
+        made[start : start + stop - turn] = order[turn:stop]
+        made[start + stop - turn : stop] = order[start:turn]
+    return made
 
 
 def _replaced(
@@ -160,17 +166,27 @@ def crossed(one: Index, other: Index, rng: np.random.Generator) -> Index:
 # -- Rows ------------------------------------------------------------------------
 
 
-def neighbours(row: Row, facts: Facts, pins: Mapping[str, int]) -> StrategyTable | None:
+def neighbours(
+    row: Row,
+    facts: Facts,
+    pins: Mapping[str, int],
+    schedules: Sequence[Schedule] = USUAL,
+) -> StrategyTable | None:
     """Every legal row one change away that keeps the pins and the devices.
 
     A factor moves from one axis to another; microbatches get larger or smaller; another
     ZeRO stage, recomputation, schedule or number of virtual stages; a factor of ep.
 
+    Args:
+        row: Legal itself.
+        facts: What the rules compare against.
+        pins: Columns that stay.
+        schedules: That may be changed to; those of 1F1B's kind are priced fastest.
     Returns:
         None if there is none.
     """
     unique: dict[tuple[int, ...], dict[str, int]] = {}
-    for changed in (*_meshes(row), *_batches(row), *_kinds(row, facts)):
+    for changed in (*_meshes(row), *_batches(row), *_kinds(row, facts, schedules)):
         made = _completed(changed, facts)
         if made is None or made == row:
             continue
@@ -209,14 +225,16 @@ def _batches(row: Row) -> Iterator[dict[str, int]]:
             yield {**row, "microbatch_size": row["microbatch_size"] // prime}
 
 
-def _kinds(row: Row, facts: Facts) -> Iterator[dict[str, int]]:
+def _kinds(
+    row: Row, facts: Facts, schedules: Sequence[Schedule]
+) -> Iterator[dict[str, int]]:
     for zero in range(4):
         yield {**row, "zero_stage": zero}
     for recompute in range(3):
         yield {**row, "recompute": recompute}
     yield {**row, "sequence_parallel": 1 - row["sequence_parallel"]}
     if row["pp"] > 1:
-        yield from schedule_variants(row, facts.num_units, SCHEDULES)
+        yield from schedule_variants(row, facts.num_units, schedules)
         for step in (-1, 1):
             yield {**row, "virtual_stages": max(1, row["virtual_stages"] + step)}
 
@@ -230,6 +248,10 @@ def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:
         return None
     size = math.gcd(row["microbatch_size"], per_replica)
     made = {**row, "microbatch_size": size, "num_microbatches": per_replica // size}
+    if row["pp"] > 1 and SCHEDULES[row["schedule"]] == "1F1B":
+        # With too few microbatches to fill the pipeline it is no schedule of torch's.
+        if made["num_microbatches"] < row["pp"]:
+            made["schedule"] = SCHEDULES.index("GPipe")
     if row["pp"] == 1:
         made["schedule"], made["virtual_stages"] = SCHEDULES.index("GPipe"), 1
     if row["dp_shard"] == 1:

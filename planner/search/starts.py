@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,9 @@ Index = NDArray[np.int64]
 #: Rows of a pool that are tried under several orders; of one mesh at most so many.
 _ROWS, _PER_MESH = 48, 2
 #: Rows with a pipeline for which DT-FM divides the devices, and how long it tries.
-_TOURS, _TRIALS = 4, 150
+_TOURS, _TRIALS = 3, 60
+#: Solutions priced at once.
+_BATCH = 400
 #: Shares of the time after which beginning stops, part by part.
 _LOOKED, _LAID, _TOURED = 0.2, 0.35, 0.5
 #: Pools that are looked into: with any number of devices there may be very many.
@@ -55,17 +58,15 @@ def begin(campaign: Campaign) -> dict[int, Index]:
             started.append((pool, orders, rows))
             found.setdefault(count, pool)
     campaign.simulate_best(2, cuts=2)
-    for _, orders, rows in started:
-        for row in rows:
-            if campaign.is_late(_LAID):
-                return found
-            campaign.price(
-                [
-                    Solution(order=made, row=row)
-                    for base in orders
-                    for made in grid_orders(base, row)
-                ]
-            )
+    laid = (
+        Solution(order=made, row=row)
+        for _, orders, rows in started
+        for row in rows
+        for base in orders
+        for made in grid_orders(base, row)
+    )
+    while not campaign.is_late(_LAID) and (batch := list(islice(laid, _BATCH))):
+        campaign.price(batch)
     _tours(campaign)
     return found
 

@@ -1,0 +1,87 @@
+"""Beam search on moves of device orders and strategies."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+
+from planner.search.base import Request, SearchResult
+from planner.search.campaign import Campaign
+from planner.search.moves import Solution, block_sizes, swapped
+from planner.search.starts import Index, begin
+
+__all__ = ["BeamPartitioner"]
+
+#: Solutions from which the next are made, and of one mesh at most.
+_WIDTH, _PER_MESH = 8, 2
+#: Rounds where no time is given.
+_ROUNDS = 20
+#: Exchanges of blocks tried of one size, and random moves, of one solution.
+_SWAPS, _RANDOM = 24, 8
+#: Share of the time that the beam may take; the rest is the finalists'.
+_SHARE = 0.9
+
+
+class BeamPartitioner:
+    """All legal rows next to the best few, and exchanges of their devices.
+
+    It starts where :class:`planner.search.evolutionary.EvolutionaryPartitioner` does.
+    Every round keeps the best by closed forms, few of one mesh, and the simulator
+    judges the best of them. What was expanded is not expanded again, so that the beam
+    widens where it has come to an end.
+    """
+
+    name = "beam"
+
+    def search(self, request: Request) -> SearchResult:
+        """Answer a request; see :class:`planner.search.base.Partitioner`."""
+        campaign = Campaign(request)
+        pools = begin(campaign)
+        timed, turn = request.time_budget_s is not None, 0
+        expanded: set[object] = set()
+        while not campaign.is_late(_SHARE):
+            if campaign.left == 0 and timed:
+                break
+            beam = _beam(campaign, expanded)
+            if not beam or (not timed and turn == _ROUNDS):
+                break
+            turn += 1
+            for one in beam:
+                expanded.add(one.key)
+                campaign.price(_next(campaign, one, pools[len(one.order)]))
+                if campaign.is_late(_SHARE):
+                    break
+            campaign.simulate_best(4 * campaign.share_of(_ROUNDS * 4))
+        campaign.finish()
+        return campaign.result(self.name)
+
+
+def _beam(campaign: Campaign, expanded: set[object]) -> list[Solution]:
+    """The best that were not expanded, few of one mesh."""
+    found: list[Solution] = []
+    of_mesh: dict[tuple[int, ...], int] = {}
+    for one in campaign.best(50 * _WIDTH):
+        if of_mesh.get(one.mesh, 0) < _PER_MESH and one.key not in expanded:
+            of_mesh[one.mesh] = of_mesh.get(one.mesh, 0) + 1
+            found.append(one)
+        if len(found) == _WIDTH:
+            break
+    return found
+
+
+def _next(campaign: Campaign, one: Solution, pool: Index) -> list[Solution]:
+    """Every legal row next to one, exchanges of its blocks, some random moves."""
+    rows = campaign.neighbours(one)
+    made = [] if rows is None else [
+        Solution(order=one.order, row=row) for row in rows.rows()
+    ]
+    for size in block_sizes(one.row, campaign.host_devices):
+        count = len(one.order) // size
+        pairs = count * (count - 1) // 2
+        step = max(1, -(-pairs // _SWAPS))
+        first = int(campaign.rng.integers(step))
+        for order in islice(swapped(one.order, size), first, None, step):
+            made.append(Solution(order=np.ascontiguousarray(order), row=one.row))
+    made += [campaign.moved(one, pool) for _ in range(_RANDOM)]
+    return made
