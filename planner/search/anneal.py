@@ -37,7 +37,7 @@ class AnnealPartitioner:
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
         campaign = Campaign(request)
-        pools = begin(campaign)
+        begin(campaign)
         known = campaign.best(_CHAINS)
         chains = [known[place % len(known)] for place in range(_CHAINS if known else 0)]
         timed, step = request.time_budget_s is not None, 0
@@ -49,7 +49,7 @@ class AnnealPartitioner:
             step += 1
             done = campaign.elapsed_share(_SHARE) if timed else step / _STEPS
             temperature = _HOT * (_COLD / _HOT) ** done
-            moved = [campaign.moved(one, pools[len(one.order)]) for one in chains]
+            moved = [campaign.moved(one) for one in chains]
             scores = np.log(campaign.price([*chains, *moved]))
             before, after = scores[: len(chains)], scores[len(chains) :]
             draws = campaign.rng.random(len(chains))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
-import numpy as np
-
 from planner.search.base import Request, SearchResult
 from planner.search.campaign import Campaign
 from planner.search.moves import Solution, block_sizes, swapped
-from planner.search.starts import Index, begin
+from planner.search.starts import begin
 
 __all__ = ["BeamPartitioner"]
 
@@ -37,7 +33,7 @@ class BeamPartitioner:
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
         campaign = Campaign(request)
-        pools = begin(campaign)
+        begin(campaign)
         timed, turn = request.time_budget_s is not None, 0
         expanded: set[object] = set()
         while not campaign.is_late(_SHARE):
@@ -49,7 +45,7 @@ class BeamPartitioner:
             turn += 1
             for one in beam:
                 expanded.add(one.key)
-                campaign.price(_next(campaign, one, pools[len(one.order)]))
+                campaign.price(_next(campaign, one))
                 if campaign.is_late(_SHARE):
                     break
             campaign.simulate_best(4 * campaign.share_of(_ROUNDS * 4))
@@ -70,18 +66,20 @@ def _beam(campaign: Campaign, expanded: set[object]) -> list[Solution]:
     return found
 
 
-def _next(campaign: Campaign, one: Solution, pool: Index) -> list[Solution]:
+def _next(campaign: Campaign, one: Solution) -> list[Solution]:
     """Every legal row next to one, exchanges of its blocks, some random moves."""
     rows = campaign.neighbours(one)
-    made = [] if rows is None else [
-        Solution(order=one.order, row=row) for row in rows.rows()
-    ]
+    made = (
+        []
+        if rows is None
+        else [Solution(order=one.order, row=row) for row in rows.rows()]
+    )
     for size in block_sizes(one.row, campaign.host_devices):
         count = len(one.order) // size
         pairs = count * (count - 1) // 2
         step = max(1, -(-pairs // _SWAPS))
         first = int(campaign.rng.integers(step))
-        for order in islice(swapped(one.order, size), first, None, step):
-            made.append(Solution(order=np.ascontiguousarray(order), row=one.row))
-    made += [campaign.moved(one, pool) for _ in range(_RANDOM)]
+        orders = swapped(one.order, size, first, step)
+        made += [Solution(order=order, row=one.row) for order in orders]
+    made += [campaign.moved(one) for _ in range(_RANDOM)]
     return made

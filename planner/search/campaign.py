@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish, score
-from planner.search.moves import Solution, block_sizes, moved_order, neighbours
+from planner.search.moves import Row, Solution, block_sizes, moved_order, neighbours
 from planner.search.refine import candidates_of_row
 from planner.space import StrategyTable, legal
 
@@ -31,6 +31,8 @@ _SIMULATIONS = 96
 _PER_MESH = 2
 #: Meshes whose best is tried under all schedules.
 _VARIED = 3
+#: Rows of another number of devices to move to.
+_ROWS = 12
 #: Added to the score of what does not fit, with its excess, so that it comes last.
 _OVER = 1e12
 #: Priced solutions that are remembered before the worse half is forgotten.
@@ -59,6 +61,9 @@ class Campaign:
         self._ratios: dict[object, float] = {}
         self._simulated: dict[object, float] = {}
         self._cut: dict[object, float] = {}
+        self._alike: set[object] = set()
+        self._wide: dict[int, Index] = {}
+        self._rows: dict[int, list[Row]] = {}
         self._candidates: list[Candidate] = []
         self._neighbours: dict[object, StrategyTable | None] = {}
         hosts = np.asarray(request.setting.cluster.host_of_device)
@@ -133,20 +138,23 @@ class Campaign:
             return simulated
         return self._scores[solution.key] * self._ratios.get(solution.key[1], 1.0)
 
+    def alike(self, solution: Solution) -> object:
+        """Equal for solutions of one row that the closed forms cannot tell apart.
+
+        Most of them differ in which of several equal devices is where.
+        """
+        return solution.key[1], f"{self._scores[solution.key]:.9g}"
+
     def _price_alike(self, solutions: list[Solution]) -> None:
         """Of as many devices each."""
         numbers: dict[bytes, int] = {}
         which = [numbers.setdefault(s.key[0], len(numbers)) for s in solutions]
         ids = np.stack([np.frombuffer(key, dtype=np.int64) for key in numbers])
         table = StrategyTable.from_columns(
-            **{
-                name: [one.row[name] for one in solutions] for name in solutions[0].row
-            }
+            **{name: [one.row[name] for one in solutions] for name in solutions[0].row}
         )
         costs = self._model.arranged(table, ids, np.array(which, dtype=np.int64))
-        value = self.objective(
-            costs.step_time_s, costs.memory_bytes, table.num_devices
-        )
+        value = self.objective(costs.step_time_s, costs.memory_bytes, table.num_devices)
         over = _OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
         found = np.where(costs.fits, value, over)
         for one, each in zip(solutions, found.tolist(), strict=True):
@@ -183,24 +191,60 @@ class Campaign:
             )
         return self._neighbours[key]
 
-    def moved(self, solution: Solution, pool: Index) -> Solution:
-        """A random move: of the order or of the row."""
+    # -- Moves -------------------------------------------------------------------
+
+    def offer(self, devices: Index, count: int, rows: Sequence[Row]) -> None:
+        """Say what there is to choose from.
+
+        Args:
+            devices: Of which ``count`` are used.
+            count: Moves between numbers are made where some may be left out.
+            rows: For so many, good ones first.
+        """
+        if count < len(devices):
+            self._wide[count] = devices
+        if self.request.devices == "any":
+            self._rows[count] = list(rows[:_ROWS])
+
+    def pool_of(self, solution: Solution) -> Index:
+        """Devices that a solution may use."""
+        return self._wide.get(len(solution.order), solution.order)
+
+    def moved(self, solution: Solution) -> Solution:
+        """A random move: of the order, of the row, or to another number of devices."""
         rng = self.rng
-        rows = self.neighbours(solution) if rng.random() < 0.4 else None
+        kind = float(rng.random())
+        if kind < 0.1 and len(self._rows) > 1:
+            return self._resized(solution)
+        rows = self.neighbours(solution) if kind < 0.45 else None
         if rows is not None:
             row = rows.row(int(rng.random() * len(rows)))
             return Solution(order=solution.order, row=row)
-        return Solution(order=self._shuffled(solution, pool), row=solution.row)
+        return Solution(order=self._shuffled(solution), row=solution.row)
 
-    def _shuffled(self, solution: Solution, pool: Index) -> Index:
-        order, rng = solution.order, self.rng
-        spare = np.setdiff1d(pool, order) if len(pool) > len(order) else pool[:0]
+    def _shuffled(self, solution: Solution) -> Index:
+        order, rng, pool = solution.order, self.rng, self.pool_of(solution)
+        sizes = block_sizes(solution.row, self.host_devices)
         for _ in range(1 + int(rng.random() < 0.3)):
-            sizes = block_sizes(solution.row, self.host_devices)
+            spare = np.setdiff1d(pool, order) if len(pool) > len(order) else pool[:0]
             size = sizes[int(rng.random() * len(sizes))]
             order = moved_order(order, spare, size, rng)
-            spare = np.setdiff1d(pool, order) if len(spare) else spare
         return order
+
+    def _resized(self, solution: Solution) -> Solution:
+        """More devices behind the others, or a run of them taken out."""
+        rng, order = self.rng, solution.order
+        counts = [count for count in self._rows if count != len(order)]
+        count = counts[int(rng.random() * len(counts))]
+        rows = self._rows[count]
+        row = rows[int(rng.random() ** 2 * len(rows))]
+        if count > len(order):
+            spare = np.setdiff1d(self.request.setting.order, order)
+            made = np.concatenate([order, spare[: count - len(order)]])
+        else:
+            start = int(rng.random() * (count + 1))
+            made = np.delete(order, slice(start, start + len(order) - count))
+        return Solution(order=made, row=row)
 
     # -- Simulation --------------------------------------------------------------
 
@@ -236,6 +280,7 @@ class Campaign:
         values = [self._value(candidate) for candidate in found]
         value = min(values)
         self._simulated[solution.key] = self._cut[key] = value
+        self._alike.add(self.alike(solution))
         self._candidates += found
         closed = self._scores[solution.key]
         if value < _OVER and closed < _OVER:
@@ -257,7 +302,7 @@ class Campaign:
             return
         done, of_mesh = 0, dict[tuple[int, ...], int]()
         for one in self.best(40 * count):
-            if one.key in self._simulated or self._cut_key(one) in self._cut:
+            if self.alike(one) in self._alike or self._cut_key(one) in self._cut:
                 continue
             if of_mesh.get(one.mesh, 0) >= _PER_MESH:
                 continue
@@ -302,4 +347,3 @@ class Campaign:
             rows = np.flatnonzero(legal(table, self.request.facts))
             kept = [kept[row] for row in rows.tolist()]
         return finish(name, self.request, self._model, kept, self.started)
-

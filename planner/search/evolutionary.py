@@ -7,7 +7,7 @@ import numpy as np
 from planner.search.base import Request, SearchResult
 from planner.search.campaign import Campaign
 from planner.search.moves import Solution, crossed
-from planner.search.starts import Index, begin
+from planner.search.starts import begin
 
 __all__ = ["EvolutionaryPartitioner"]
 
@@ -39,7 +39,7 @@ class EvolutionaryPartitioner:
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
         campaign = Campaign(request)
-        pools = begin(campaign)
+        begin(campaign)
         people = _selected(campaign, campaign.best(8 * _PEOPLE))
         timed = request.time_budget_s is not None
         best, idle, generation = np.inf, 0, 0
@@ -49,40 +49,44 @@ class EvolutionaryPartitioner:
             if not timed and generation == _GENERATIONS:
                 break
             generation += 1
-            children = [_child(campaign, people, pools) for _ in range(_CHILDREN)]
-            campaign.price([*people, *children])
-            people = _selected(campaign, [*people, *children])
+            children = [_child(campaign, people) for _ in range(_CHILDREN)]
+            people = _selected(campaign, [*children, *people])
             campaign.simulate_best(campaign.share_of(_GENERATIONS))
             leader = campaign.corrected(people[0])
             idle = 0 if leader < best * (1 - 1e-9) else idle + 1
             best = min(best, leader)
             if idle == _PATIENCE:
-                people, best, idle = _refreshed(campaign, people, pools), np.inf, 0
+                people, best, idle = _refreshed(campaign, people), np.inf, 0
         campaign.finish()
         return campaign.result(self.name)
 
 
-def _child(
-    campaign: Campaign, people: list[Solution], pools: dict[int, Index]
-) -> Solution:
+def _child(campaign: Campaign, people: list[Solution]) -> Solution:
     """Of two parents, the better ones more often; then moved."""
     rng = campaign.rng
     one, other = (people[int(len(people) * rng.random() ** 2)] for _ in range(2))
     order = one.order
     if rng.random() < 0.3 and other is not one:
-        pool = pools[len(order)]
-        usable = other.order[np.isin(other.order, pool)]
-        order = crossed(order, usable, rng)
+        usable = np.isin(other.order, campaign.pool_of(one))
+        order = crossed(order, other.order[usable], rng)
     child = Solution(order=order, row=one.row)
     for _ in range(1 + int(rng.random() < 0.4)):
-        child = campaign.moved(child, pools[len(order)])
+        child = campaign.moved(child)
     return child
 
 
 def _selected(campaign: Campaign, people: list[Solution]) -> list[Solution]:
-    """The best, each once, not too many of one mesh."""
-    unique = list({one.key: one for one in people}.values())
-    scores = campaign.price(unique)
+    """The best, those alike once, not too many of one mesh.
+
+    Of those alike the first: newcomers, if they are named first, so that the
+    population drifts where nothing gets better.
+    """
+    campaign.price(people)
+    alike: dict[object, Solution] = {}
+    for one in people:
+        alike.setdefault(campaign.alike(one), one)
+    unique = list(alike.values())
+    scores = [campaign.corrected(one) for one in unique]
     kept: list[Solution] = []
     of_mesh: dict[tuple[int, ...], int] = {}
     for index in np.argsort(scores, kind="stable").tolist():
@@ -95,15 +99,12 @@ def _selected(campaign: Campaign, people: list[Solution]) -> list[Solution]:
     return kept
 
 
-def _refreshed(
-    campaign: Campaign, people: list[Solution], pools: dict[int, Index]
-) -> list[Solution]:
+def _refreshed(campaign: Campaign, people: list[Solution]) -> list[Solution]:
     """A few survivors, and descendants of them that have moved far."""
     fresh = people[:4]
     for place in range(_PEOPLE - len(fresh)):
         one = people[place % len(people)]
         for _ in range(6):
-            one = campaign.moved(one, pools[len(one.order)])
+            one = campaign.moved(one)
         fresh.append(one)
-    campaign.price(fresh)
     return _selected(campaign, fresh)

@@ -1,9 +1,10 @@
-"""Orders of devices to begin with: neighbours side by side, and grids laid over them."""
+"""Orders of devices to begin with: neighbours side by side, grids laid over them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from planner.search.dtfm import Communication, memetic_search
 from planner.search.moves import Row
 from planner.search.orders import device_orders
 
-__all__ = ["base_orders", "grid_orders", "near_order", "pools", "tour_order"]
+__all__ = ["Pool", "base_orders", "grid_orders", "near_order", "pools", "tour_order"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -27,22 +28,45 @@ _MOST_PAIRED = 2048
 _MOST_PIECES = 128
 
 
-def pools(request: Request) -> list[tuple[Index, int]]:
-    """Devices to choose from, and how many of them, largest first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Devices to choose from.
+
+    Attributes:
+        devices: Their ids. Shape [at least count].
+        count: How many are used.
+        orders: Orders that others would try. Shapes [count].
+    """
+
+    devices: Index
+    count: int
+    orders: tuple[Index, ...]
+
+
+def pools(request: Request) -> list[Pool]:
+    """What devices there are to choose from, the most first, then round numbers.
 
     As :func:`planner.search.orders.device_orders`: all free devices if any legal
     strategy uses them, or all of one type; with ``devices="any"``, or where the number
     does not divide, so many of all.
     """
     free = request.setting.order
-    found: dict[tuple[bytes, int], tuple[Index, int]] = {}
     kinds = np.asarray(request.setting.cluster.type_index)
+    found: dict[tuple[bytes, int], tuple[Index, list[Index]]] = {}
     for order in device_orders(request):
         of_types = free[np.isin(kinds[free], kinds[order])]
-        whole = len(order) == len(of_types)
-        pool = of_types if whole else free
-        found.setdefault((pool.tobytes(), len(order)), (pool, len(order)))
-    return sorted(found.values(), key=lambda item: -item[1])
+        whole = request.devices == "all" and len(order) == len(of_types)
+        devices = of_types if whole else free
+        key = (devices.tobytes(), len(order))
+        found.setdefault(key, (devices, []))[1].append(order)
+    made = [
+        Pool(devices=devices, count=count, orders=tuple(orders))
+        for (_, count), (devices, orders) in found.items()
+    ]
+    most = max((pool.count for pool in made), default=0)
+    return sorted(
+        made, key=lambda pool: (pool.count < most, -(pool.count & -pool.count))
+    )
 
 
 def near_order(cluster: Cluster, pool: Index) -> Index:
@@ -72,23 +96,22 @@ def _apart(cluster: Cluster, pool: Index) -> Array:
     return np.asarray(latency + _MESSAGE_BYTES / bandwidth)
 
 
-def base_orders(request: Request, pool: Index, count: int) -> list[Index]:
-    """Whole orders of ``count`` devices of a pool, each once.
+def base_orders(cluster: Cluster, pool: Pool) -> list[Index]:
+    """Orders of a pool's devices, each once.
 
-    Those of :func:`planner.search.orders.device_orders`; neighbours side by side; and
-    neighbours side by side within each type.
+    Its own; neighbours side by side; and neighbours side by side within each type.
     """
-    cluster = request.setting.cluster
-    near = near_order(cluster, pool)
+    near = near_order(cluster, pool.devices)
     kinds = np.asarray(cluster.type_index)
     types = cluster.device_types
     speed = np.array([max(kind.peak_flops_per_s.values()) for kind in types])[kinds]
     memory = np.array([kind.memory_bytes for kind in types])[kinds]
-    found = [order for order in device_orders(request) if len(order) == count]
-    found = [order for order in found if np.isin(order, pool).all()]
-    for value in (np.zeros(len(kinds)), -speed, speed, -memory):
-        found.append(near[np.argsort(value[near], kind="stable")][:count])
-    unique = {order.tobytes(): np.ascontiguousarray(order) for order in found}
+    sorted_by = [
+        near[np.argsort(value[near], kind="stable")][: pool.count]
+        for value in (np.zeros(len(kinds)), -speed, speed, -memory)
+    ]
+    found = [np.ascontiguousarray(order) for order in (*pool.orders, *sorted_by)]
+    unique = {order.tobytes(): order for order in found}
     return list(unique.values())
 
 

@@ -84,15 +84,26 @@ def block_sizes(row: Row, host: int) -> tuple[int, ...]:
     return tuple(sorted(size for size in found if 2 * size <= ranks)) or (1,)
 
 
-def swapped(order: Index, size: int) -> Iterator[Index]:
-    """The order with any two of its blocks exchanged, where that changes anything."""
-    blocks = order[: len(order) // size * size].reshape(-1, size)
-    for one in range(len(blocks)):
-        for other in range(one + 1, len(blocks)):
-            made = order.copy()
-            made[one * size : (one + 1) * size] = blocks[other]
-            made[other * size : (other + 1) * size] = blocks[one]
-            yield made
+def swapped(order: Index, size: int, first: int = 0, step: int = 1) -> Iterator[Index]:
+    """The order with two of its blocks exchanged, for any two or some.
+
+    Args:
+        order: Device id of each rank. Shape [ranks].
+        size: Ranks of a block.
+        first: Pair to begin with, in the order of the first block, then the second.
+        step: How many pairs further the next is.
+    """
+    count = len(order) // size
+    ones, others = np.triu_indices(count, k=1)
+    for one, other in zip(
+        (ones[first::step] * size).tolist(),
+        (others[first::step] * size).tolist(),
+        strict=True,
+    ):
+        made = order.copy()
+        made[one : one + size] = order[other : other + size]
+        made[other : other + size] = order[one : one + size]
+        yield made
 
 
 def moved_order(
@@ -132,9 +143,7 @@ def moved_order(
     return made
 
 
-def _replaced(
-    order: Index, spare: Index, size: int, rng: np.random.Generator
-) -> Index:
+def _replaced(order: Index, spare: Index, size: int, rng: np.random.Generator) -> Index:
     """A block gives way to devices that were left out."""
     many = min(size, len(spare))
     start = int(rng.integers(len(order) // many)) * many
@@ -248,10 +257,10 @@ def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:
         return None
     size = math.gcd(row["microbatch_size"], per_replica)
     made = {**row, "microbatch_size": size, "num_microbatches": per_replica // size}
-    if row["pp"] > 1 and SCHEDULES[row["schedule"]] == "1F1B":
-        # With too few microbatches to fill the pipeline it is no schedule of torch's.
-        if made["num_microbatches"] < row["pp"]:
-            made["schedule"] = SCHEDULES.index("GPipe")
+    short = made["num_microbatches"] < row["pp"]
+    if short and SCHEDULES[row["schedule"]] == "1F1B":
+        # torch refuses 1F1B where microbatches do not fill the pipeline.
+        made["schedule"] = SCHEDULES.index("GPipe")
     if row["pp"] == 1:
         made["schedule"], made["virtual_stages"] = SCHEDULES.index("GPipe"), 1
     if row["dp_shard"] == 1:

@@ -33,34 +33,30 @@ _LOOKED, _LAID, _TOURED = 0.2, 0.35, 0.5
 _POOLS = 24
 
 
-def begin(campaign: Campaign) -> dict[int, Index]:
+def begin(campaign: Campaign) -> None:
     """Price what is worth starting from.
 
     Rules of thumb; the best rows of the whole space by closed forms; those rows with
     their grids laid over neighbouring devices in every way; the best of them with
     devices divided by DT-FM's search.
-
-    Returns:
-        Devices to choose from, by the number that is used. Of pools of the same size
-        the one with the best start.
+    Tells the campaign which devices may be left out, and rows for other numbers.
     """
     request = campaign.request
-    found: dict[int, Index] = {}
-    started: list[tuple[Index, list[Index], list[Row]]] = []
-    for pool, count in pools(request)[:_POOLS]:
-        orders = base_orders(request, pool, count)
-        rows = _rules_of_thumb(request, count)
+    started: list[tuple[list[Index], list[Row]]] = []
+    for pool in pools(request)[:_POOLS]:
+        orders = base_orders(request.setting.cluster, pool)
+        rows = _rules_of_thumb(request, pool.count)
         campaign.price([Solution(order=orders[0], row=row) for row in rows])
         if not campaign.is_late(_LOOKED):
-            rows += _best_rows(campaign, orders[0], count)
+            rows += _best_rows(campaign, orders[0], pool.count)
         campaign.price([Solution(order=orders[0], row=row) for row in rows])
         if rows:
-            started.append((pool, orders, rows))
-            found.setdefault(count, pool)
+            started.append((orders, rows))
+            campaign.offer(pool.devices, pool.count, rows)
     campaign.simulate_best(2, cuts=2)
     laid = (
         Solution(order=made, row=row)
-        for _, orders, rows in started
+        for orders, rows in started
         for row in rows
         for base in orders
         for made in grid_orders(base, row)
@@ -68,7 +64,6 @@ def begin(campaign: Campaign) -> dict[int, Index]:
     while not campaign.is_late(_LAID) and (batch := list(islice(laid, _BATCH))):
         campaign.price(batch)
     _tours(campaign)
-    return found
 
 
 def _rules_of_thumb(request: Request, count: int) -> list[Row]:
