@@ -40,14 +40,10 @@ class AnnealPartitioner:
         begin(campaign)
         known = campaign.best(_CHAINS)
         chains = [known[place % len(known)] for place in range(_CHAINS if known else 0)]
-        timed, step = request.time_budget_s is not None, 0
-        while chains and not campaign.is_late(_SHARE):
-            if campaign.left == 0 and timed:
-                break
-            if not timed and step == _STEPS:
-                break
+        steps, step = campaign.rounds(_STEPS), 0
+        while chains and not campaign.is_over(step, _STEPS, _SHARE):
             step += 1
-            done = campaign.elapsed_share(_SHARE) if timed else step / _STEPS
+            done = campaign.elapsed_share(_SHARE) if steps is None else step / steps
             temperature = _HOT * (_COLD / _HOT) ** done
             moved = [campaign.moved(one) for one in chains]
             scores = np.log(campaign.price([*chains, *moved]))

@@ -34,13 +34,11 @@ class BeamPartitioner:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
         campaign = Campaign(request)
         begin(campaign)
-        timed, turn = request.time_budget_s is not None, 0
         expanded: set[object] = set()
-        while not campaign.is_late(_SHARE):
-            if campaign.left == 0 and timed:
-                break
+        turn = 0
+        while not campaign.is_over(turn, _ROUNDS, _SHARE):
             beam = _beam(campaign, expanded)
-            if not beam or (not timed and turn == _ROUNDS):
+            if not beam:
                 break
             turn += 1
             for one in beam:

@@ -97,8 +97,31 @@ class Campaign:
         for fidelity, many in model.evaluations.items():
             self._model.evaluations[fidelity] += many
 
+    def rounds(self, most: int) -> int | None:
+        """Rounds that a search should take; None where the time says when to end.
+
+        Closed forms cost nothing of the budget, but many rounds for a handful of
+        simulations are not what was asked for.
+        """
+        if self.request.time_budget_s is not None:
+            return None
+        return int(np.clip((self._budget or most) // 2, most // 4, most))
+
+    def is_over(self, done: int, most: int, share: float) -> bool:
+        """Whether to go on to the finalists.
+
+        Args:
+            done: Rounds so far.
+            most: Rounds where no time is given and the budget is large.
+            share: Of the time that rounds may take.
+        """
+        rounds = self.rounds(most)
+        if rounds is None:
+            return self.is_late(share) or self.left == 0
+        return done >= rounds
+
     def share_of(self, rounds: int) -> int:
-        """Simulations a round, if so many rounds are to share the budget."""
+        """Simulations a round, if so many rounds are to take half of the budget."""
         if self._budget is None:
             return 2
         return min(self._budget // (2 * rounds) + 1, self.left or 0)

@@ -41,13 +41,8 @@ class EvolutionaryPartitioner:
         campaign = Campaign(request)
         begin(campaign)
         people = _selected(campaign, campaign.best(8 * _PEOPLE))
-        timed = request.time_budget_s is not None
         best, idle, generation = np.inf, 0, 0
-        while people and not campaign.is_late(_SHARE):
-            if campaign.left == 0 and timed:
-                break
-            if not timed and generation == _GENERATIONS:
-                break
+        while people and not campaign.is_over(generation, _GENERATIONS, _SHARE):
             generation += 1
             children = [_child(campaign, people) for _ in range(_CHILDREN)]
             people = _selected(campaign, [*children, *people])
