@@ -209,7 +209,7 @@ def make_request(
 
 
 def plan(
-    model: torch.nn.Module | ModelGraph | str,
+    model: torch.nn.Module | ModelGraph | str | Mapping[str, Any],
     cluster: Cluster | str,
     *,
     global_batch: int,
@@ -235,7 +235,8 @@ def plan(
 
     Args:
         model: A module (real or meta), a ModelGraph, or a reference: ``llama3-8b`` or
-            another built-in name, ``hf:PATH``, ``module:factory``.
+            another built-in name, ``hf:PATH``, ``module:factory``; or the fields of a
+            transformers config, ``{"model_type": "llama", "hidden_size": 1024}``.
         cluster: A Cluster, or a name such as ``dgx-h100:4``, ``local:4`` or a file.
         global_batch: Samples per optimizer step over all devices.
         example_inputs: What forward takes; see :func:`planner.capture.capture`.
@@ -298,7 +299,7 @@ def plan(
 
 
 def _read(
-    model: torch.nn.Module | ModelGraph | str,
+    model: torch.nn.Module | ModelGraph | str | Mapping[str, Any],
     cluster: Cluster | str,
     example_inputs: Any,
     seq_len: int | None,
@@ -330,7 +331,7 @@ def _assembled(
 
 
 def predict(
-    model: torch.nn.Module | ModelGraph | str,
+    model: torch.nn.Module | ModelGraph | str | Mapping[str, Any],
     cluster: Cluster | str,
     strategy: Strategy | Mapping[str, Any] | str | os.PathLike[str],
     *,

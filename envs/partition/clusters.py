@@ -11,7 +11,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,11 +60,27 @@ def _size(rng: Rng, low: int, high: int) -> int:
     return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
+def _speed(machine: Machine) -> float:
+    """FLOP/s of one device at the precision that is trained in."""
+    peaks = device_type(machine.device).peak_flops_per_s
+    return peaks.get("bfloat16", peaks["float16"])
+
+
 def _choice(rng: Rng, machines: Mapping[str, Machine], count: int) -> list[Machine]:
-    """Different machines of different device types."""
+    """Different machines of different device types.
+
+    Types of like speed go together more often, in proportion to the ratio of their
+    speeds: neighbouring generations are mixed in practice, and beside a far faster
+    type the best use of a slow one is none.
+    """
     names = rng.permutation(sorted(machines)).tolist()
-    unique = {machines[name].device: machines[name] for name in names}
-    return list(unique.values())[:count]
+    left = list({machines[name].device: machines[name] for name in names}.values())
+    found = [left.pop(0)]
+    while left and len(found) < count:
+        ratio = np.array([_speed(machine) / _speed(found[0]) for machine in left])
+        weight = np.minimum(ratio, 1 / ratio)
+        found.append(left.pop(int(rng.choice(len(left), p=weight / weight.sum()))))
+    return found
 
 
 def _uniform(
@@ -109,7 +125,9 @@ def _occupied(
     Some hosts are taken whole, of some others a few devices.
     """
     base = (_uniform, _mixed, _uneven)[int(rng.integers(3))]
-    cluster = Cluster.from_document(base(rng, machines, scale))
+    # Two devices are left to work with, and as many can be taken.
+    roomy = replace(scale, devices=(max(4, scale.devices[0]), scale.devices[1]))
+    cluster = Cluster.from_document(base(rng, machines, roomy))
     whole, partly = rng.uniform(0.0, 0.4), rng.uniform(0.1, 0.6)
     taken: list[int] = []
     for host in np.unique(cluster.host_of_device):
@@ -120,11 +138,10 @@ def _occupied(
         elif fate < whole + partly and len(members) > 1:
             few = int(rng.integers(1, len(members)))
             taken += rng.choice(members, few, replace=False).tolist()
-    # Something is taken, and at least two devices are left.
-    taken = (taken or [int(rng.integers(cluster.num_devices))])[
-        : max(0, cluster.num_devices - 2)
-    ]
-    return cluster.with_occupied(taken).document
+    # Something is taken, and a quarter of the devices, two at least, is left.
+    taken = taken or [int(rng.integers(cluster.num_devices))]
+    most = cluster.num_devices - max(2, cluster.num_devices // 4)
+    return cluster.with_occupied(rng.permutation(taken)[:most].tolist()).document
 
 
 def _sites(rng: Rng, machines: Mapping[str, Machine], scale: Scale) -> ClusterDocument:

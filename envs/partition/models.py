@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+
+from planner.capture import parse_profile
 
 __all__ = [
     "COUNTS",
@@ -23,6 +26,7 @@ __all__ = [
     "ModelShape",
     "Split",
     "catalogue",
+    "profiled",
     "split_of",
 ]
 
@@ -31,6 +35,8 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 #: Upper ends of each split's share of the hashes, in thousandths.
 _SHARES = {"train": 600, "validation": 750, "test": 1000}
+#: Of a scalar in a profile: they were made in float32.
+_PROFILED_BYTES = 4
 _VOCABULARIES = (32000, 50304, 64000, 100352, 128256, 151936)
 
 
@@ -40,15 +46,15 @@ class ModelShape:
 
     Attributes:
         name: For people: ``dense-3.1b``.
-        family: Key of :data:`FAMILIES`.
-        config: Fields of its transformers config.
-        seq_len: Tokens per sample; None for images.
+        family: Key of :data:`FAMILIES`, or ``profile``.
+        model: Fields of its transformers config, or the path of a profile.
+        seq_len: Tokens per sample; None for images and profiles.
         parameters: Scalars, about: what is left out is norms and biases.
     """
 
     name: str
     family: str
-    config: Mapping[str, Any]
+    model: Mapping[str, Any] | str
     seq_len: int | None
     parameters: float
 
@@ -268,6 +274,30 @@ def catalogue(split: Split) -> tuple[ModelShape, ...]:
     return tuple(shape for family in FAMILIES for shape in _shapes(family, split))
 
 
+@cache
+def profiled(folder: Path, split: Split) -> tuple[ModelShape, ...]:
+    """The PipeDream profiles of a folder that belong to a split, by their file names.
+
+    Raises:
+        CaptureError: If one is malformed.
+    """
+    found = []
+    for path in sorted(folder.glob("*.txt")):
+        if split_of(f"profile {path.name}") == split:
+            nodes, _ = parse_profile(path)
+            stored = sum(node.parameter_bytes for node in nodes.values())
+            found.append(
+                ModelShape(
+                    name=path.stem,
+                    family="profile",
+                    model=str(path),
+                    seq_len=None,
+                    parameters=stored / _PROFILED_BYTES,
+                )
+            )
+    return tuple(found)
+
+
 def _shapes(family: str, split: Split) -> list[ModelShape]:
     found: dict[str, ModelShape] = {}
     number = 0
@@ -283,7 +313,7 @@ def _shapes(family: str, split: Split) -> list[ModelShape]:
                 ModelShape(
                     name=f"{family}-{scalars / 1e9:.2g}b",
                     family=family,
-                    config=config,
+                    model=config,
                     seq_len=length,
                     parameters=scalars,
                 ),

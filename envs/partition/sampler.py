@@ -11,9 +11,12 @@ both that no world of another kind has; there are none to train on.
 from __future__ import annotations
 
 import logging
+import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import tyro
@@ -22,7 +25,7 @@ from tqdm import tqdm
 from envs.partition.clusters import CLUSTER_KINDS, Scale, draw_cluster
 from envs.partition.graphs import GraphStore
 from envs.partition.machines import KNOWN, UNSEEN
-from envs.partition.models import SPLITS, ModelShape, Split, catalogue
+from envs.partition.models import SPLITS, ModelShape, Split, catalogue, profiled
 from envs.partition.world import World, save_worlds
 from planner.cost import CostModel
 from planner.errors import StrategyError, UnknownNameError
@@ -66,9 +69,16 @@ _log = logging.getLogger(__name__)
 
 
 def sample_world(
-    kind: str, split: Split, seed: int, graphs: GraphStore | None = None
+    kind: str,
+    split: Split,
+    seed: int,
+    graphs: GraphStore | None = None,
+    profiles: str | os.PathLike[str] | None = None,
 ) -> World:
     """The world with this seed: the same in every process.
+
+    It stays the same as long as the catalogue and what closed forms say of memory do;
+    keep a file of worlds where results are to be compared over versions.
 
     Args:
         kind: One of :data:`KINDS`.
@@ -77,15 +87,20 @@ def sample_world(
         seed: At least 0.
         graphs: Where the graph is kept by which the world is checked to be solvable;
             that of the process if None.
+        profiles: Folder of PipeDream profiles that worlds may train, too; such a world
+            names its file.
 
     Raises:
         UnknownNameError: If there is no such kind or split.
         StrategyError: If the seed is negative, or the kind is not for training.
     """
     _check(kind, split, seed)
+    shapes = catalogue(split)
+    if profiles is not None:
+        shapes += profiled(Path(profiles), split)
     for attempt in range(_ATTEMPTS):
         entropy = [KINDS.index(kind), SPLITS.index(split), seed, attempt]
-        world = _draw(kind, split, seed, np.random.default_rng(entropy))
+        world = _draw(kind, split, seed, shapes, np.random.default_rng(entropy))
         if is_feasible(world.request(graphs)):
             return world
     raise StrategyError(
@@ -118,12 +133,14 @@ class WorldSampler:
         split: Of all of them.
         seed: The same seed gives the same worlds.
         graphs: As for :func:`sample_world`.
+        profiles: As for :func:`sample_world`.
     """
 
     kinds: tuple[str, ...]
     split: Split
     seed: int = 0
     graphs: GraphStore | None = None
+    profiles: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if not self.kinds:
@@ -135,7 +152,13 @@ class WorldSampler:
         """The world at a place in the sequence, at least 0."""
         kind = self.kinds[index % len(self.kinds)]
         turn = index // len(self.kinds)
-        return sample_world(kind, self.split, self.seed * _STRIDE + turn, self.graphs)
+        return sample_world(
+            kind,
+            self.split,
+            self.seed * _STRIDE + turn,
+            graphs=self.graphs,
+            profiles=self.profiles,
+        )
 
     def __iter__(self) -> Iterator[World]:
         """All of them, without end."""
@@ -163,20 +186,28 @@ def _check(kind: str, split: str, seed: int) -> None:
         )
 
 
-def _draw(kind: str, split: Split, seed: int, rng: np.random.Generator) -> World:
+def _draw(
+    kind: str,
+    split: Split,
+    seed: int,
+    shapes: Sequence[ModelShape],
+    rng: np.random.Generator,
+) -> World:
     document = _cluster(kind, split, rng)
     free = document.num_devices - sum(stop - start for start, stop in document.occupied)
     objective, fraction = _objective(rng)
-    shape = _model(rng, split, _free_bytes(document) * fraction)
+    shape = _model(rng, shapes, _free_bytes(document) * fraction)
     return World(
         name=f"{kind}-{split}-{seed}",
         kind=kind,
-        model=dict(shape.config),
+        model=shape.model if isinstance(shape.model, str) else dict(shape.model),
         seq_len=shape.seq_len,
         cluster=document,
         global_batch=_batch(rng, free),
         objective=objective,
         memory_fraction=fraction,
+        # Where devices or links differ, leaving some out is part of the question.
+        devices="all" if kind == "uniform" else "any",
         seed=seed,
     )
 
@@ -213,10 +244,11 @@ def _objective(rng: np.random.Generator) -> tuple[Objective, float]:
     return "throughput", 0.9
 
 
-def _model(rng: np.random.Generator, split: Split, memory: float) -> ModelShape:
-    """A shape of the split whose state takes a fair share of the memory."""
+def _model(
+    rng: np.random.Generator, shapes: Sequence[ModelShape], memory: float
+) -> ModelShape:
+    """A shape whose state takes a fair share of the memory."""
     low, high = (share * memory / _STATE_BYTES for share in _STATE_SHARES)
-    shapes = catalogue(split)
     fair = [shape for shape in shapes if low <= shape.parameters <= high]
     if not fair:
         fair = sorted(shapes, key=lambda shape: abs(shape.parameters - high))[:3]
@@ -226,10 +258,10 @@ def _model(rng: np.random.Generator, split: Split, memory: float) -> ModelShape:
 def _batch(rng: np.random.Generator, devices: int) -> int:
     """Samples per step: mostly what many degrees divide, sometimes what few do."""
     aim = float(np.clip(devices * 2 ** rng.uniform(-1, 5), 4, 4096))
-    power = 2 ** round(np.log2(aim))
+    power: int = 2 ** round(math.log2(aim))
     fate = rng.random()
     if fate < 0.6:
-        return int(power)
+        return power
     if fate < 0.85:
         return devices * max(1, round(aim / devices))
     if fate < 0.95:
@@ -253,6 +285,8 @@ class _Options:
     """The same seed gives the same worlds."""
     cache: str | None = None
     """Folder that keeps the graphs of models from one run to the next."""
+    profiles: str | None = None
+    """Folder of PipeDream profiles that worlds may train, too."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -264,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         split=options.split,
         seed=options.seed,
         graphs=GraphStore(options.cache),
+        profiles=options.profiles,
     )
     total = options.count * len(options.kind)
     drawn = islice(sampler, total)

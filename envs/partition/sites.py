@@ -42,7 +42,7 @@ class SiteNetwork:
     across_s: tuple[float, float]
 
 
-#: By name. Instances of one data centre are sites of one host each.
+#: By name.
 NETWORKS: Mapping[str, SiteNetwork] = {
     "data-centres": SiteNetwork(
         regions=(2, 3),

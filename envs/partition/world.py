@@ -80,11 +80,11 @@ class World(Document):
     @field_validator("model")
     @classmethod
     def _has_type(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
-        if isinstance(value, dict) and not isinstance(value.get("model_type"), str):
-            raise ValueError(
-                "a model given by its fields has a model_type, such as 'llama'"
-            )
-        return value
+        if isinstance(value, str) or isinstance(value.get("model_type"), str):
+            return value
+        raise ValueError(
+            "a model given by its fields has a model_type, such as 'llama'"
+        )
 
     @field_validator("cluster", mode="before")
     @classmethod

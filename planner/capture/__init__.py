@@ -8,7 +8,7 @@ from planner.capture.models import (
     load_model,
     model_names,
 )
-from planner.capture.pipedream import read_profile
+from planner.capture.pipedream import parse_profile, read_profile
 from planner.capture.read import capture
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "load_config",
     "load_model",
     "model_names",
+    "parse_profile",
     "read_profile",
 ]

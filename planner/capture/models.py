@@ -36,7 +36,7 @@ class LoadedModel:
 
     Attributes:
         name: For people.
-        ref: What it was asked for by.
+        ref: What it was asked for by; None for the fields of a config.
         build: Makes the module; on the meta device no weight is allocated.
         inputs: What forward is called with, as
             :func:`planner.capture.inputs.read_inputs` takes it.
@@ -44,7 +44,7 @@ class LoadedModel:
     """
 
     name: str
-    ref: str
+    ref: str | None
     build: Callable[[], torch.nn.Module]
     inputs: Any
     seq_len: int | None = None
@@ -125,15 +125,14 @@ def load_config(
     library = _transformers()
     try:
         config = library.AutoConfig.for_model(kind, **given)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _config_errors() as error:
         raise CaptureError(
             f"config of model_type={kind!r} is none that transformers "
             f"{library.__version__} reads: {' '.join(str(error).split())[:200]}; "
             f"correct its fields"
         ) from error
     made = _model_class(library, config, data, allow_remote_code=False)
-    ref = "config:" + json.dumps({"model_type": kind, **given}, sort_keys=True)
-    return _loaded(name or kind, ref, config, made, seq_len=seq_len, batch=batch)
+    return _loaded(name or kind, None, config, made, seq_len=seq_len, batch=batch)
 
 
 def _transformers() -> Any:
@@ -144,6 +143,12 @@ def _transformers() -> Any:
             "this model needs transformers, which is not installed; run "
             "pip install 'meshwright[hf]'"
         ) from error
+
+
+def _config_errors() -> tuple[type[Exception], ...]:
+    """What transformers raises when it cannot read a config."""
+    own = importlib.import_module("huggingface_hub.errors").StrictDataclassError
+    return (OSError, ValueError, KeyError, TypeError, AttributeError, own)
 
 
 def _config_data(path: Path) -> dict[str, Any]:
@@ -186,7 +191,7 @@ def _from_path(
             trust_remote_code=allow_remote_code,
             local_files_only=True,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _config_errors() as error:
         raise CaptureError(
             f"hf:{path} is not a config that transformers {library.__version__} reads: "
             f"{' '.join(str(error).split())[:200]}; check model_type="
@@ -227,7 +232,7 @@ def _model_class(
 
 def _loaded(
     name: str,
-    ref: str,
+    ref: str | None,
     config: Any,
     made: Callable[[Any], torch.nn.Module],
     *,

@@ -16,7 +16,7 @@ from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row, schedule_variants
 from planner.space import StrategyTable, enumerate_strategies, legal
 
-__all__ = ["ExhaustivePartitioner"]
+__all__ = ["ExhaustivePartitioner", "search_order"]
 
 #: Rows that go on to exact cuts and the simulator.
 _FINALISTS = 24
@@ -52,14 +52,20 @@ class ExhaustivePartitioner:
                 budget = -(-(budget - spent) // waiting)
             model = CostModel(replace(request.setting, order=order))
             models.append(model)
-            candidates += _search_order(request, model, budget)
+            candidates += search_order(request, model, budget)
         return finish(self.name, request, models, candidates, started)
 
 
-def _search_order(
+def search_order(
     request: Request, model: CostModel, budget: int | None
 ) -> list[Candidate]:
-    """Candidates with one order of devices, at most ``budget`` of them simulated."""
+    """Candidates with one order of devices, the best rows cut exactly and simulated.
+
+    Args:
+        request: What is asked.
+        model: Prices strategies with that order.
+        budget: Most strategies to simulate; None for all finalists.
+    """
     count = len(model.setting.order)
     finalists = _Finalists(request)
     for table in enumerate_strategies(

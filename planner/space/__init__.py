@@ -1,7 +1,12 @@
 """What may be chosen: strategies, one by one and as tables, and their rules."""
 
 from planner.space.build import build_strategy, patterns_for, skeleton
-from planner.space.enumerate import enumerate_strategies
+from planner.space.enumerate import (
+    MESH_COLUMNS,
+    enumerate_meshes,
+    enumerate_strategies,
+    expand_meshes,
+)
 from planner.space.facts import Facts, gather_facts
 from planner.space.pins import (
     PINNABLE,
@@ -14,6 +19,7 @@ from planner.space.rules import RULES, Rule, broken_rules, check, legal
 from planner.space.table import RECOMPUTE_NAMES, StrategyTable
 
 __all__ = [
+    "MESH_COLUMNS",
     "PINNABLE",
     "RECOMPUTE_NAMES",
     "RULES",
@@ -24,7 +30,9 @@ __all__ = [
     "broken_rules",
     "build_strategy",
     "check",
+    "enumerate_meshes",
     "enumerate_strategies",
+    "expand_meshes",
     "gather_facts",
     "legal",
     "normalize_pins",

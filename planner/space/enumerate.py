@@ -13,13 +13,13 @@ from planner.space.facts import Facts
 from planner.space.rules import legal
 from planner.space.table import StrategyTable
 
-__all__ = ["enumerate_strategies"]
+__all__ = ["MESH_COLUMNS", "enumerate_meshes", "enumerate_strategies", "expand_meshes"]
 
 _MAX_TP = 64
 _MAX_CP = 64
 _MAX_VIRTUAL = 8
 #: Columns of a mesh.
-_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+MESH_COLUMNS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 
 def _divisors(number: int, limit: int | None = None) -> NDArray[np.int64]:
@@ -158,7 +158,7 @@ def _expand(
     sequence_parallel = _sequence_parallel(cp, tp, facts, pins).reshape(-1)
     degrees = mesh[of_mesh].T
     return StrategyTable.from_columns(
-        **dict(zip(_AXES, degrees, strict=True)),
+        **dict(zip(MESH_COLUMNS, degrees, strict=True)),
         zero_stage=stage[of_stage],
         schedule=schedule.reshape(-1)[of_pair],
         virtual_stages=virtual.reshape(-1)[of_pair],
@@ -183,6 +183,38 @@ def _sequence_parallel(
     chunks = np.where(cp > 1, 2 * cp, 1)
     divides = (tp > 1) & (facts.seq_len % (chunks * tp) == 0)
     return np.asarray(divides, dtype=np.int64)
+
+
+def enumerate_meshes(
+    facts: Facts, num_devices: int, pins: Mapping[str, int] | None = None
+) -> NDArray[np.int64]:
+    """Degrees whose product is ``num_devices`` and that divide what they must.
+
+    Rules that look at more than degrees are not asked: a mesh may turn out to have no
+    legal row.
+
+    Args:
+        facts: Of the request.
+        num_devices: Devices to use.
+        pins: Fixed columns, from :func:`normalize_pins`.
+    Returns:
+        Columns :data:`MESH_COLUMNS`. Shape [meshes, 6].
+    """
+    return _meshes(num_devices, facts, dict(pins or {}))
+
+
+def expand_meshes(
+    mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int] | None = None
+) -> StrategyTable:
+    """Every legal row of some meshes, as in :func:`enumerate_strategies`.
+
+    Args:
+        mesh: Columns :data:`MESH_COLUMNS`, all of as many devices. Shape [n, 6].
+        facts: Of the request.
+        pins: Fixed columns, from :func:`normalize_pins`.
+    """
+    table = _expand(mesh, facts, dict(pins or {}))
+    return table[np.flatnonzero(legal(table, facts))]
 
 
 def enumerate_strategies(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from planner.capture import capture, load_model, model_names
+from planner.capture import ARCHITECTURES, capture, load_config, load_model, model_names
 from planner.capture.fakes import build_on_meta
+from planner.errors import CaptureError
 from planner.graph import ModelGraph
 from tests.models.convolutional import ResNet, UNet3d
 from tests.models.other import Recommender, Recurrent
@@ -147,6 +150,21 @@ def test_encoder_output_is_relayed_across_every_decoder_cut() -> None:
     encoded = 1500 * 1280 * 2
     place = graph.unit_names.index("model.decoder.layers.5")
     assert graph.cut_bytes[place] == encoded + 64 * 1280 * 2
+
+
+def test_the_fields_of_a_config_are_the_model_they_describe() -> None:
+    fields = {"model_type": "gpt2", **ARCHITECTURES["gpt2-medium"].figures}
+    given = capture(load_config(fields, seq_len=128), name="one")
+    named = capture(load_model("gpt2-medium", seq_len=128), name="one")
+    assert given.ref is None
+    assert given == replace(named, ref=None)
+
+
+def test_a_config_without_a_known_type_is_refused() -> None:
+    with pytest.raises(CaptureError, match="model_type=None; give the name"):
+        load_config({"hidden_size": 8})
+    with pytest.raises(CaptureError, match="model_type='lama'"):
+        load_config({"model_type": "lama"})
 
 
 def test_every_built_in_name_is_listed() -> None:

@@ -1,0 +1,200 @@
+"""Prices of arrangements: a layout, and the order of the device groups under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost import CostModel
+from planner.schema import SCHEDULES
+from planner.search.arranging.fleets import Choices
+from planner.search.arranging.groups import DeviceGroups
+from planner.search.arranging.layouts import Layouts, find_layouts, scores_of
+from planner.search.base import Candidate, Request
+from planner.search.refine import candidates_of_row, schedule_variants
+from planner.space import StrategyTable, legal
+
+__all__ = ["Arranger", "Priced", "open_arranger"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Priced:
+    """Arrangements and what they cost by closed forms; arrays of shape [n].
+
+    Attributes:
+        layout: Of each.
+        sequence: Its groups in order, -1 after the last. Shape [n, groups].
+        row: Its best row, into ``Layouts.rows``.
+        score: What the objective makes small; infinite if nothing fits.
+    """
+
+    layout: Index
+    sequence: Index
+    row: Index
+    score: Array
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def __getitem__(self, rows: Index | slice) -> Priced:
+        return Priced(
+            layout=self.layout[rows],
+            sequence=self.sequence[rows],
+            row=self.row[rows],
+            score=self.score[rows],
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Arranger:
+    """Prices arrangements for one request.
+
+    Attributes:
+        request: The question.
+        model: Counts the evaluations.
+        groups: Devices that stay together.
+        layouts: Meshes and their rows.
+    """
+
+    request: Request
+    model: CostModel
+    groups: DeviceGroups
+    layouts: Layouts
+
+    def with_best(self, count: int) -> Arranger:
+        """The same with the best of its layouts alone."""
+        return replace(self, layouts=self.layouts.best(count))
+
+    def price(self, layout: Index, sequence: Index) -> Priced:
+        """Price arrangements by closed forms, each with the best of its layout's rows.
+
+        Args:
+            layout: Of each arrangement. Shape [n].
+            sequence: Groups in order, -1 after the last; as many as the layout's
+                devices need, of those it may use. Shape [n, groups].
+        """
+        score = np.full(len(layout), np.inf)
+        row = self.layouts.starts[layout].copy()
+        for count in np.unique(self.layouts.count[layout]).tolist():
+            mine = np.flatnonzero(self.layouts.count[layout] == count)
+            best, value = self._best_rows(layout[mine], sequence[mine], count)
+            row[mine], score[mine] = best, value
+        return Priced(layout=layout, sequence=sequence, row=row, score=score)
+
+    def _best_rows(
+        self, layout: Index, sequence: Index, count: int
+    ) -> tuple[Index, Array]:
+        starts = self.layouts.starts
+        many = starts[layout + 1] - starts[layout]
+        first = np.cumsum(many) - many
+        order = np.repeat(np.arange(len(layout)), many)
+        rows = starts[layout][order] + np.arange(len(order)) - first[order]
+        table = self.layouts.rows[rows]
+        ids = self.groups.orders(sequence, count)
+        costs = self.model.arranged(table, ids, order)
+        score = scores_of(costs, table, self.request.objective)
+        best = np.minimum.reduceat(score, first)
+        at = np.flatnonzero(score == best[order])
+        chosen = np.full(len(layout), -1, dtype=np.int64)
+        # The earliest of equals: written last.
+        chosen[order[at[::-1]]] = rows[at[::-1]]
+        return chosen, best
+
+    def finalists(self, priced: Priced) -> Priced:
+        """All rows of some arrangements, those that fit, best first.
+
+        Args:
+            priced: Arrangements; each gives as many as its layout has rows.
+        """
+        starts = self.layouts.starts
+        many = starts[priced.layout + 1] - starts[priced.layout]
+        of = np.repeat(np.arange(len(priced)), many)
+        first = np.cumsum(many) - many
+        row = starts[priced.layout][of] + np.arange(len(of)) - first[of]
+        score = np.full(len(of), np.inf)
+        counts = self.layouts.count[priced.layout]
+        for count in np.unique(counts).tolist():
+            mine = np.flatnonzero(counts[of] == count)
+            arrangements, order = np.unique(of[mine], return_inverse=True)
+            ids = self.groups.orders(priced.sequence[arrangements], count)
+            table = self.layouts.rows[row[mine]]
+            costs = self.model.arranged(table, ids, order.reshape(-1))
+            score[mine] = scores_of(costs, table, self.request.objective)
+        best = np.argsort(score, kind="stable")
+        best = best[np.isfinite(score[best])]
+        return Priced(
+            layout=priced.layout[of[best]],
+            sequence=priced.sequence[of[best]],
+            row=row[best],
+            score=score[best],
+        )
+
+    def settled(
+        self, priced: Priced, index: int, *, variants: bool = False, cuts: int = 1
+    ) -> list[Candidate]:
+        """Cut an arrangement exactly and simulate it.
+
+        Args:
+            priced: Arrangements.
+            index: Which of them.
+            variants: Whether to simulate its other schedules instead of its own.
+            cuts: Most cuts to try, the exact one first.
+        """
+        row = self.layouts.rows.row(int(priced.row[index]))
+        count = int(self.layouts.count[priced.layout[index]])
+        ids = self.groups.orders(priced.sequence[index : index + 1], count)[0]
+        local = CostModel(self.request.setting.reordered(ids))
+        rows = [row]
+        if variants:
+            pinned = "schedule" in self.request.pins or row["pp"] == 1
+            rows = [] if pinned else self._variants(row)
+        free = "recompute" not in self.request.pins
+        found: list[Candidate] = []
+        for one in rows:
+            found += candidates_of_row(local, one, free_recompute=free, most=cuts)
+        self.model.evaluations["simulated"] += local.evaluations["simulated"]
+        if not found:
+            return []
+        table = StrategyTable.from_strategies([c.strategy for c in found])
+        kept = np.flatnonzero(legal(table, self.request.facts))
+        return [found[at] for at in kept.tolist()]
+
+    def _variants(self, row: dict[str, int]) -> list[dict[str, int]]:
+        pinned = self.request.pins.get("virtual_stages")
+        facts = self.request.facts
+        found = [
+            variant
+            for variant in schedule_variants(row, facts.num_units, SCHEDULES)
+            if pinned in {None, variant["virtual_stages"]}
+        ]
+        if not found:
+            return []
+        table = StrategyTable.from_columns(
+            **{name: [one[name] for one in found] for name in found[0]}
+        )
+        return [found[at] for at in np.flatnonzero(legal(table, facts)).tolist()]
+
+
+def open_arranger(
+    request: Request, choices: Choices, groups: DeviceGroups, chosen: Index
+) -> Arranger | None:
+    """What arrangements of some meshes are made of and priced with.
+
+    Args:
+        request: The question.
+        choices: All meshes of the request.
+        groups: Of its devices.
+        chosen: Meshes to look at. Shape [n].
+    Returns:
+        None if none of them has a row that fits under a plain order of the devices.
+    """
+    model = CostModel(request.setting)
+    layouts = find_layouts(request, model, groups, choices, chosen)
+    if layouts is None:
+        return None
+    return Arranger(request=request, model=model, groups=groups, layouts=layouts)

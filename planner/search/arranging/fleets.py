@@ -1,0 +1,146 @@
+"""Which devices a strategy may use, in which plain orders, and how it may divide them.
+
+A *fleet* is a number of devices out of some groups. On a cluster that is used whole
+there is one, on a mixed one besides one of each device type; where any devices may be
+left out there is one for each number worth trying.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.arranging.groups import DeviceGroups
+from planner.search.base import Request
+from planner.search.orders import device_orders
+from planner.space import enumerate_meshes
+
+__all__ = ["Choices", "Fleet", "list_choices"]
+
+Index = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+#: Numbers of devices that are tried where any may be left out.
+_MOST_COUNTS = 20
+#: Numbers with no larger prime factor can be divided in many ways.
+_SMOOTH = 7
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Fleet:
+    """Some of the devices.
+
+    Attributes:
+        count: How many are used.
+        usable: Groups that they may be of. Shape [groups].
+        sequences: Plain orders of the usable groups, -1 after the last. [n, groups].
+    """
+
+    count: int
+    usable: Mask
+    sequences: Index
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Choices:
+    """Every mesh over every fleet.
+
+    Attributes:
+        fleets: The fleets.
+        mesh: Columns :data:`planner.space.MESH_COLUMNS`. Shape [choices, 6].
+        fleet: Which fleet each is of. Shape [choices].
+    """
+
+    fleets: tuple[Fleet, ...]
+    mesh: Index
+    fleet: Index
+
+    def __len__(self) -> int:
+        return len(self.fleet)
+
+
+def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
+    """Plain orders: as numbered, roomy first, slow first, fast first, by links."""
+    members = np.flatnonzero(usable)
+    found = [members]
+    types = request.setting.cluster.device_types
+    kinds = groups.kinds[members]
+    if len(np.unique(kinds)) > 1:
+        memory = np.array([kind.memory_bytes for kind in types])[kinds]
+        speed = np.array([max(kind.peak_flops_per_s.values()) for kind in types])[kinds]
+        found += [
+            members[np.argsort(value, kind="stable")]
+            for value in (-memory, speed, -speed)
+        ]
+    seconds = groups.seconds()[np.ix_(members, members)]
+    off = seconds[~np.eye(len(members), dtype=bool)]
+    if len(off) and np.ptp(off) > 1e-9 * off.max():
+        central = int(members[seconds.sum(axis=1).argmin()])
+        found.append(groups.by_links(central, usable))
+        if len(np.unique(kinds)) > 1:
+            found.append(groups.by_links(int(found[3][0]), usable))
+    unique = {tuple(sequence.tolist()): sequence for sequence in found}
+    padded = np.full((len(unique), len(groups)), -1, dtype=np.int64)
+    for row, sequence in enumerate(unique.values()):
+        padded[row, : len(sequence)] = sequence
+    return padded
+
+
+def _is_smooth(number: int) -> bool:
+    for factor in range(2, _SMOOTH + 1):
+        while number % factor == 0:
+            number //= factor
+    return number == 1
+
+
+def _counts(total: int) -> list[int]:
+    """All devices, and fewer: numbers that divide well, thinned out downwards."""
+    smooth = [n for n in range(total - 1, 0, -1) if _is_smooth(n)]
+    dense = smooth[: _MOST_COUNTS // 2]
+    rest = smooth[len(dense) :]
+    step = max(1, len(rest) // (_MOST_COUNTS - len(dense) - 1)) if rest else 1
+    powers = [2**k for k in range(total.bit_length()) if 2**k < total]
+    return sorted({total, *dense, *rest[::step], *powers[-3:]}, reverse=True)
+
+
+def _fleets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
+    every = np.ones(len(groups), dtype=bool)
+    kinds = np.unique(groups.kinds)
+    single = [
+        (int(groups.sizes[groups.kinds == kind].sum()), groups.kinds == kind)
+        for kind in kinds
+        if len(kinds) > 1
+    ]
+    if request.devices == "any":
+        return [(n, every) for n in _counts(int(groups.sizes.sum()))] + single
+    # All of them, or as many as any legal strategy takes.
+    counts = {len(order) for order in device_orders(request)}
+    whole = [
+        n for n in sorted(counts, reverse=True) if (n not in {c for c, _ in single})
+    ]
+    return [(n, every) for n in whole] + single
+
+
+def list_choices(request: Request, groups: DeviceGroups) -> Choices:
+    """Every mesh over every fleet of a request; none if nothing divides."""
+    fleets: list[Fleet] = []
+    meshes: list[Index] = []
+    owners: list[Index] = []
+    known: dict[bytes, Index] = {}
+    for count, usable in _fleets(request, groups):
+        mesh = enumerate_meshes(request.facts, count, request.pins)
+        if not len(mesh):
+            continue
+        key = usable.tobytes()
+        if key not in known:
+            known[key] = _sequences(request, groups, usable)
+        owners.append(np.full(len(mesh), len(fleets), dtype=np.int64))
+        fleets.append(Fleet(count=count, usable=usable, sequences=known[key]))
+        meshes.append(mesh)
+    return Choices(
+        fleets=tuple(fleets),
+        mesh=np.concatenate(meshes) if meshes else np.zeros((0, 6), dtype=np.int64),
+        fleet=np.concatenate(owners) if owners else np.zeros(0, dtype=np.int64),
+    )

@@ -1,0 +1,138 @@
+"""Devices that stay together when they are put in order: those of one host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost import Setting
+from planner.simulate.compiled import compiled
+
+__all__ = ["DeviceGroups", "group_devices"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@compiled
+def _expand(
+    ids: Index, starts: Index, sequences: Index, count: int, orders: Index
+) -> None:
+    """Devices of each sequence's groups, one after the other, up to ``count``."""
+    for row in range(len(sequences)):
+        rank = 0
+        for place in range(sequences.shape[1]):
+            group = sequences[row, place]
+            if group < 0 or rank == count:
+                break
+            for at in range(starts[group], starts[group + 1]):
+                if rank == count:
+                    break
+                orders[row, rank] = ids[at]
+                rank += 1
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class DeviceGroups:
+    """Free devices by host, and the links between hosts.
+
+    Attributes:
+        ids: Device ids, group by group. Shape [devices].
+        starts: Where each group starts in ``ids``, then their number. [groups + 1].
+        kinds: Device type of each group. Shape [groups].
+        bandwidth: Bytes/s between devices of two groups, on the diagonal inside one.
+            Shape [groups, groups].
+        latency: The same in seconds.
+    """
+
+    ids: Index
+    starts: Index
+    kinds: Index
+    bandwidth: Array
+    latency: Array
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    @property
+    def sizes(self) -> Index:
+        """Devices in each group. Shape [groups]."""
+        return np.diff(self.starts)
+
+    def orders(self, sequences: Index, count: int) -> Index:
+        """Device id by rank of sequences of groups.
+
+        Args:
+            sequences: Groups in order, -1 after the last. Shape [n, most].
+            count: Devices that are used: what the last group has beyond is left out.
+        Returns:
+            Shape [n, count].
+        """
+        orders = np.full((len(sequences), count), -1, dtype=np.int64)
+        _expand(self.ids, self.starts, np.ascontiguousarray(sequences), count, orders)
+        return orders
+
+    def sequence_of(self, order: Index) -> Index:
+        """Groups in the order in which an order of devices comes to them. [groups]."""
+        group = np.empty(int(self.ids.max()) + 1, dtype=np.int64)
+        group[self.ids] = np.repeat(np.arange(len(self)), self.sizes)
+        found, first = np.unique(group[order], return_index=True)
+        return np.asarray(found[np.argsort(first)])
+
+    def by_links(self, start: int, usable: NDArray[np.bool_] | None = None) -> Index:
+        """Groups from one on, each time the one that is nearest to any so far.
+
+        Groups that are close to each other come side by side, whatever their numbers
+        are. Source: Prim 1957, "Shortest connection networks and some generalizations":
+        the order in which a minimum spanning tree takes its vertices.
+
+        Args:
+            start: First group.
+            usable: Which groups take part; all if None. Shape [groups].
+        Returns:
+            Shape [usable groups].
+        """
+        seconds = self.seconds()
+        left = np.ones(len(self), dtype=bool) if usable is None else np.array(usable)
+        order, near = [start], seconds[start].copy()
+        left[start] = False
+        while left.any():
+            chosen = int(np.where(left, near, np.inf).argmin())
+            order.append(chosen)
+            left[chosen] = False
+            near = np.minimum(near, seconds[chosen])
+        return np.array(order, dtype=np.int64)
+
+    def seconds(self, size_bytes: float = 16e6) -> Array:
+        """Seconds that a message takes between groups. Shape [groups, groups]."""
+        return self.latency + size_bytes / self.bandwidth
+
+
+def group_devices(setting: Setting) -> DeviceGroups:
+    """Free devices of a request, by host in the order of their ids."""
+    cluster = setting.cluster
+    ids = np.sort(setting.order)
+    hosts = np.asarray(cluster.host_of_device)[ids]
+    starts = np.append(np.flatnonzero(np.diff(hosts, prepend=-1)), len(ids))
+    first, last = ids[starts[:-1]], ids[starts[1:] - 1]
+    # Both directions count, as collectives and pipelines use both.
+    pairs = [
+        cluster.topology.links(a[:, None], b[None, :])
+        for a, b in ((first, first), (first, last), (last, first))
+    ]
+    off = ~np.eye(len(first), dtype=bool)
+    bandwidth = np.where(off, pairs[0][0], np.minimum(pairs[1][0], pairs[2][0]))
+    latency = np.where(off, pairs[0][1], np.maximum(pairs[1][1], pairs[2][1]))
+    bandwidth, latency = (
+        np.minimum(bandwidth, bandwidth.T),
+        np.maximum(latency, latency.T),
+    )
+    return DeviceGroups(
+        ids=ids,
+        starts=starts.astype(np.int64),
+        kinds=np.asarray(cluster.type_index)[first].astype(np.int64),
+        bandwidth=bandwidth,
+        latency=latency,
+    )

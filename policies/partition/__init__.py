@@ -1,0 +1,1 @@
+"""The learned partitioner: networks, training, and the search around them."""

@@ -1,0 +1,131 @@
+"""Orders of device groups drawn from the network, many side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from envs.partition.features import Observed
+from envs.partition.ordering import Ordering
+from planner.search.arranging.fleets import Choices
+from planner.search.arranging.groups import DeviceGroups
+from policies.partition.network import Encoded, PartitionNetwork
+
+__all__ = ["Drawn", "draw_orders", "log_likelihood"]
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Drawn:
+    """Orders and how they came about.
+
+    Attributes:
+        choice: Mesh of each order. Shape [n].
+        sequence: Groups in order, -1 after the last. Shape [n, groups].
+        steps: What the network saw. Shape [steps, n, groups, STEP_FEATURES]; None
+            unless asked for, as are the next two.
+        left: Groups that could be taken. Shape [steps, n, groups].
+        taken: Group that was; -1 once an order is done. Shape [steps, n].
+    """
+
+    choice: Index
+    sequence: Index
+    steps: NDArray[np.float32] | None = None
+    left: NDArray[np.bool_] | None = None
+    taken: Index | None = None
+
+
+@torch.no_grad()
+def draw_orders(
+    network: PartitionNetwork,
+    seen: Observed,
+    encoded: Encoded,
+    groups: DeviceGroups,
+    choices: Choices,
+    choice: Index,
+    rng: np.random.Generator,
+    *,
+    greedy: int = 0,
+    temperature: float = 1.0,
+    keep: bool = False,
+) -> Drawn:
+    """Draw an order of groups for each of some meshes.
+
+    Args:
+        network: Scores groups.
+        seen: The problem; ``encoded`` is what the network made of it.
+        encoded: The problem.
+        groups: Of its devices.
+        choices: Its meshes.
+        choice: Mesh of each order. Shape [n].
+        rng: Of the draws.
+        greedy: The first so many orders take the likeliest group each time.
+        temperature: Divides logits of the others.
+        keep: Whether to keep what the network saw, to learn from.
+    """
+    fleets = choices.fleet[choice]
+    ordering = Ordering.start(
+        sizes=groups.sizes,
+        kinds=groups.kinds,
+        groups=seen.groups,
+        pairs=seen.pairs,
+        mesh=choices.mesh[choice],
+        count=np.array([fleet.count for fleet in choices.fleets])[fleets],
+        usable=np.stack([fleet.usable for fleet in choices.fleets])[fleets],
+    )
+    bases = network.bases(seen, encoded, torch.from_numpy(choice))
+    cool = np.full((len(choice), 1), temperature, dtype=np.float32)
+    steps, left, taken = [], [], []
+    while (going := ordering.going).any():
+        numbers = ordering.describe()
+        logits = network.step_logits(bases, torch.from_numpy(numbers)).numpy()
+        logits = np.where(ordering.left, logits / cool, -np.inf)
+        noise = rng.gumbel(size=logits.shape)
+        noise[:greedy] = 0.0
+        chosen = (logits + noise).argmax(axis=1)
+        if keep:
+            steps.append(numbers)
+            left.append(ordering.left.copy())
+            taken.append(np.where(going, chosen, -1))
+        ordering.take(chosen)
+    sequence = ordering.sequences()
+    if not keep:
+        return Drawn(choice=choice, sequence=sequence)
+    return Drawn(
+        choice=choice,
+        sequence=sequence,
+        steps=np.stack(steps),
+        left=np.stack(left),
+        taken=np.stack(taken),
+    )
+
+
+def log_likelihood(
+    network: PartitionNetwork, seen: Observed, encoded: Encoded, drawn: Drawn
+) -> tuple[Tensor, Tensor]:
+    """How likely the network makes orders, and how undecided it was about them.
+
+    Args:
+        network: To be learned.
+        seen: The problem.
+        encoded: It encoded, with gradients.
+        drawn: With what was kept.
+    Returns:
+        Log probability of each order, shape [n], and the mean entropy of a step.
+    """
+    if drawn.steps is None or drawn.left is None or drawn.taken is None:
+        raise ValueError("orders were drawn without keep=True")
+    bases = network.bases(seen, encoded, torch.from_numpy(drawn.choice))
+    logits = network.step_logits(bases[None], torch.from_numpy(drawn.steps))
+    left, taken = torch.from_numpy(drawn.left), torch.from_numpy(drawn.taken)
+    going = (taken >= 0) & left.any(dim=2)
+    logits = logits.masked_fill(~left, -1e9)
+    logs = torch.log_softmax(logits, dim=2)
+    of_taken = logs.gather(2, taken.clamp(min=0)[..., None])[..., 0]
+    entropy = -(logs.exp() * logs).sum(dim=2)[going].mean()
+    return (of_taken * going).sum(dim=0), entropy

@@ -1,0 +1,82 @@
+"""What there is to learn from one planning problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.partition.features import Observed, observe
+from envs.partition.graphs import GraphStore
+from envs.partition.world import World
+from planner.search import Request
+from planner.search.arranging.arranger import Arranger, open_arranger
+from planner.search.arranging.fleets import Choices, list_choices
+from planner.search.arranging.groups import DeviceGroups, group_devices
+
+__all__ = ["Lesson", "prepare_lesson"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Meshes of one problem that are priced with all their rows.
+_MOST_MESHES = 400
+#: Layouts that are kept to learn orders on.
+_MOST_LAYOUTS = 32
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Lesson:
+    """A problem, in numbers and with the prices of some of its meshes.
+
+    Attributes:
+        request: The question.
+        groups: Of its devices.
+        choices: All meshes.
+        seen: What the network sees.
+        priced: Meshes that were priced. Shape [n].
+        score: Their best price under plain orders; infinite if nothing fits. [n].
+        arranger: Of the best of them.
+    """
+
+    request: Request
+    groups: DeviceGroups
+    choices: Choices
+    seen: Observed
+    priced: Index
+    score: Array
+    arranger: Arranger
+
+
+def prepare_lesson(
+    world: World, rng: np.random.Generator, graphs: GraphStore | None = None
+) -> Lesson | None:
+    """Price meshes of a world under plain orders of its devices.
+
+    Args:
+        world: The problem.
+        rng: Draws the meshes where there are too many.
+        graphs: Where the model's graph is kept.
+    Returns:
+        None if nothing fits.
+    """
+    request = world.request(graphs)
+    groups = group_devices(request.setting)
+    choices = list_choices(request, groups)
+    many = min(len(choices), _MOST_MESHES)
+    chosen = np.sort(rng.choice(len(choices), size=many, replace=False))
+    arranger = open_arranger(request, choices, groups, chosen)
+    if arranger is None:
+        return None
+    score = np.full(len(choices), np.inf)
+    score[arranger.layouts.choice] = arranger.layouts.score
+    return Lesson(
+        request=request,
+        groups=groups,
+        choices=choices,
+        seen=observe(request, groups, choices),
+        priced=chosen,
+        score=score[chosen],
+        arranger=arranger.with_best(_MOST_LAYOUTS),
+    )

@@ -1,0 +1,169 @@
+"""Graph networks that read a model and a cluster, and point at meshes and at groups.
+
+One network has two pointers. The first scores meshes (how many ways along each axis);
+the second puts groups of devices in order, one after the other, and sees at each step
+what the mesh makes of the group: which links it would get to its stage, to the stage
+before it and to the replicas beside it. Weights depend on no size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+
+from envs.partition.features import (
+    GROUP_FEATURES,
+    MESH_FEATURES,
+    UNIT_FEATURES,
+    WHOLE_FEATURES,
+    Observed,
+)
+from envs.partition.ordering import STEP_FEATURES
+from planner.errors import StrategyError
+
+__all__ = ["Encoded", "NetworkConfig", "PartitionNetwork"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """Sizes.
+
+    Attributes:
+        width: Of the graph encoders.
+        layers: Of each of them.
+        hidden: Of the layers that score a candidate.
+        graphs: Whether graphs are read; without, candidates are scored by their own
+            numbers and those of the whole alone (an ablation).
+    """
+
+    width: int = 48
+    layers: int = 2
+    hidden: int = 96
+    graphs: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.layers, self.hidden) < 1:
+            raise StrategyError(
+                f"width={self.width}, layers={self.layers}, hidden={self.hidden} of a "
+                f"network are at least 1"
+            )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Encoded:
+    """A problem as the network sees it.
+
+    Attributes:
+        groups: Shape [groups, width].
+        world: Shape [width].
+    """
+
+    groups: Tensor
+    world: Tensor
+
+
+class _Graph(nn.Module):
+    """Node embeddings by convolutions with a residual each."""
+
+    def __init__(self, features: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(features, width)
+        self.layers = nn.ModuleList(SAGEConv(width, width) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(nodes))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            hidden = hidden + torch.relu(norm(layer(hidden, edges)))
+        return hidden
+
+
+def _pooled(nodes: Tensor) -> Tensor:
+    return torch.cat([nodes.mean(dim=0), nodes.amax(dim=0)])
+
+
+class PartitionNetwork(nn.Module):
+    """Scores meshes, then groups of devices one after the other.
+
+    Args:
+        config: Sizes.
+    """
+
+    def __init__(self, config: NetworkConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or NetworkConfig()
+        width, hidden = config.width, config.hidden
+        self.units = _Graph(UNIT_FEATURES, width, config.layers)
+        self.devices = _Graph(GROUP_FEATURES, width, config.layers)
+        # Groups ask the model's units what will run on them.
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.world = nn.Sequential(
+            nn.Linear(4 * width + WHOLE_FEATURES, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, width),
+        )
+        self.mesh = nn.Sequential(
+            nn.Linear(MESH_FEATURES + width, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 1),
+        )
+        self.group = nn.Linear(width, hidden)
+        self.context = nn.Linear(MESH_FEATURES + width, hidden)
+        self.step = nn.Linear(STEP_FEATURES, hidden)
+        self.point = nn.Linear(hidden, 1)
+
+    def encode(self, seen: Observed) -> Encoded:
+        """Read both graphs once; every decision about the problem uses the result."""
+        whole = torch.from_numpy(seen.whole)
+        units = self.units(
+            torch.from_numpy(seen.units), torch.from_numpy(seen.unit_edges)
+        )
+        groups = self.devices(
+            torch.from_numpy(seen.groups), torch.from_numpy(seen.group_edges)
+        )
+        if not self.config.graphs:
+            units, groups = units * 0, groups * 0
+        asked = self.query(groups) @ self.key(units).T / self.config.width**0.5
+        groups = groups + torch.softmax(asked, dim=1) @ self.value(units)
+        if not self.config.graphs:
+            groups = groups * 0
+        world = self.world(torch.cat([_pooled(units), _pooled(groups), whole]))
+        return Encoded(groups, world)
+
+    def mesh_logits(self, seen: Observed, encoded: Encoded) -> Tensor:
+        """A logit of each mesh. Shape [choices]."""
+        meshes = torch.from_numpy(seen.meshes)
+        world = encoded.world.expand(len(meshes), -1)
+        scored: Tensor = self.mesh(torch.cat([meshes, world], dim=1))
+        return scored[:, 0]
+
+    def bases(self, seen: Observed, encoded: Encoded, choice: Tensor) -> Tensor:
+        """What does not change while an order is made. [n, groups, hidden].
+
+        Args:
+            seen: The problem.
+            encoded: It encoded.
+            choice: Mesh of each order. Shape [n].
+        """
+        meshes = torch.from_numpy(seen.meshes)[choice]
+        world = encoded.world.expand(len(meshes), -1)
+        of_mesh = self.context(torch.cat([meshes, world], dim=1))
+        made: Tensor = self.group(encoded.groups)[None] + of_mesh[:, None]
+        return made
+
+    def step_logits(self, bases: Tensor, steps: Tensor) -> Tensor:
+        """A logit of each group as the next one. Shape [n, groups].
+
+        Args:
+            bases: From :meth:`bases`.
+            steps: Shape [n, groups, STEP_FEATURES].
+        """
+        scored: Tensor = self.point(torch.relu(bases + self.step(steps)))
+        return scored[..., 0]

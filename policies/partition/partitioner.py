@@ -1,0 +1,246 @@
+"""The learned partitioner: the network proposes, prices decide.
+
+1. The network scores every mesh; the best of them are priced with all their rows.
+2. It draws orders of the device groups for the best of those.
+3. What it drew and the plain orders are improved by small changes, all priced by
+   closed forms.
+4. The best are cut exactly and simulated; the simulator decides.
+
+At every point there is an answer; time or the number of simulations ends the search.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from envs.partition.features import Observed, observe
+from planner.search import Candidate, Request, SearchResult
+from planner.search.arranging.arranger import Arranger, Priced, open_arranger
+from planner.search.arranging.climb import Limits, best_of, climb, joined
+from planner.search.arranging.fleets import Choices, list_choices
+from planner.search.arranging.groups import DeviceGroups, group_devices
+from planner.search.base import finish
+from planner.search.expert import ExpertPartitioner
+from policies.partition.decoding import draw_orders
+from policies.partition.network import Encoded
+from policies.partition.saved import SavedNetwork, load_network
+
+__all__ = ["LearnedPartitioner", "SearchConfig"]
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """How much is tried of what.
+
+    Attributes:
+        meshes: Meshes priced in one go.
+        layouts: Of them, those that orders are drawn for.
+        draws: Orders drawn for each.
+        rounds: Rounds of small changes without a clock.
+        climbing: Share of the time that is left when they begin.
+        finalists: Arrangements simulated without a clock.
+        learned: False scores meshes at random and draws orders at random: what search
+            alone is worth.
+    """
+
+    meshes: int = 24
+    layouts: int = 8
+    draws: int = 8
+    rounds: int = 24
+    climbing: float = 0.6
+    finalists: int = 10
+    learned: bool = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Problem:
+    request: Request
+    groups: DeviceGroups
+    choices: Choices
+    until: float | None
+
+    @property
+    def late(self) -> bool:
+        return self.until is not None and time.perf_counter() >= self.until
+
+
+class LearnedPartitioner:
+    """Answers with the weights that come with the package, or with others.
+
+    Args:
+        folder: Of weights that :func:`policies.partition.saved.save_network` wrote.
+        config: How much is tried.
+    """
+
+    name = "learned"
+
+    def __init__(
+        self, folder: str | Path | None = None, config: SearchConfig | None = None
+    ) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self._config = config or SearchConfig()
+
+    def search(self, request: Request) -> SearchResult:
+        """Answer a request; see :class:`planner.search.base.Partitioner`.
+
+        Raises:
+            StrategyError: If the weights cannot be read.
+        """
+        started = time.perf_counter()
+        saved = load_network(self._folder)
+        budget = request.time_budget_s
+        until = None if budget is None else started + budget
+        groups = group_devices(request.setting)
+        problem = _Problem(request, groups, list_choices(request, groups), until)
+        rng = np.random.default_rng(request.seed)
+        with torch.inference_mode():
+            arranger, candidates = self._search(problem, saved, rng)
+        if arranger is None or not any(one.cost.fits for one in candidates):
+            # What no mesh fits by closed forms may still fit stage by stage; and
+            # where nothing does, it says what comes closest.
+            found = ExpertPartitioner().search(request)
+            models = [] if arranger is None else [arranger.model]
+            near = [found.nearest] if found.nearest else []
+            candidates = [*candidates, *found.candidates, *near]
+            answer = finish(
+                self.name, request, models, candidates, started, saved.checkpoint
+            )
+            for kind, number in found.evaluations.items():
+                answer.evaluations[kind] += number  # type: ignore[index]
+            return answer
+        return finish(
+            self.name, request, arranger.model, candidates, started, saved.checkpoint
+        )
+
+    def _search(
+        self, problem: _Problem, saved: SavedNetwork, rng: np.random.Generator
+    ) -> tuple[Arranger | None, list[Candidate]]:
+        if not len(problem.choices):
+            return None, []
+        seen = observe(problem.request, problem.groups, problem.choices)
+        encoded = saved.network.encode(seen)
+        logits = saved.network.mesh_logits(seen, encoded).numpy()
+        if not self._config.learned:
+            logits = rng.random(len(logits))
+        arranger = self._open(problem, np.argsort(-logits, kind="stable"))
+        if arranger is None:
+            return None, []
+        layouts = arranger.layouts
+        current = Priced(
+            layout=np.arange(len(layouts)),
+            sequence=layouts.sequence,
+            row=layouts.starts[:-1].copy(),
+            score=layouts.score,
+        )
+        if self._order_matters(problem):
+            drawn = self._draw(problem, saved, seen, encoded, arranger, rng)
+            current = self._climb(problem, arranger, joined([current, drawn]), rng)
+        return arranger, self._settle(problem, arranger, current)
+
+    def _open(self, problem: _Problem, ranked: Index) -> Arranger | None:
+        """The best meshes that fit; further down the list while none does."""
+        step = self._config.meshes
+        for start in range(0, len(ranked), step):
+            arranger = open_arranger(
+                problem.request,
+                problem.choices,
+                problem.groups,
+                ranked[start : start + step],
+            )
+            if arranger is not None:
+                return arranger
+            step *= 2
+            if problem.late:
+                return None
+        return None
+
+    def _order_matters(self, problem: _Problem) -> bool:
+        return any(len(fleet.sequences) > 1 for fleet in problem.choices.fleets) or (
+            len(np.unique(problem.groups.sizes)) > 1
+        )
+
+    def _draw(
+        self,
+        problem: _Problem,
+        saved: SavedNetwork,
+        seen: Observed,
+        encoded: Encoded,
+        arranger: Arranger,
+        rng: np.random.Generator,
+    ) -> Priced:
+        """Orders for the best layouts, the likeliest of each among them."""
+        few = np.arange(min(self._config.layouts, len(arranger.layouts)))
+        layout = np.concatenate([few, np.repeat(few, self._config.draws)])
+        if not self._config.learned:
+            sequence = arranger.layouts.sequence[layout]
+            shuffled = np.stack(
+                [np.append(rng.permutation(s[s >= 0]), s[s < 0]) for s in sequence]
+            )
+            return arranger.price(layout, shuffled)
+        drawn = draw_orders(
+            saved.network,
+            seen,
+            encoded,
+            problem.groups,
+            problem.choices,
+            arranger.layouts.choice[layout],
+            rng,
+            greedy=len(few),
+        )
+        return arranger.price(layout, drawn.sequence)
+
+    def _climb(
+        self,
+        problem: _Problem,
+        arranger: Arranger,
+        start: Priced,
+        rng: np.random.Generator,
+    ) -> Priced:
+        if problem.until is None:
+            limits = Limits(rounds=self._config.rounds)
+        else:
+            now = time.perf_counter()
+            limits = Limits(until=now + self._config.climbing * (problem.until - now))
+        return joined([climb(arranger, start, rng, limits), best_of(start, 8)])
+
+    def _settle(
+        self, problem: _Problem, arranger: Arranger, current: Priced
+    ) -> list[Candidate]:
+        """Simulate the best until time or the number of simulations is up."""
+        budget = problem.request.evaluation_budget
+        few = best_of(current, max(12, self._config.finalists), of_layout=3)
+        ranked = arranger.finalists(few)
+        candidates: list[Candidate] = []
+        best = np.inf
+        for number, (index, variants, cuts) in enumerate(self._turns(ranked)):
+            spent = arranger.model.evaluations["simulated"]
+            if candidates and (
+                (problem.until is None and number >= self._config.finalists)
+                or (budget is not None and spent >= budget)
+                or problem.late
+                or ranked.score[index] > 1.25 * best
+            ):
+                break
+            found = arranger.settled(ranked, index, variants=variants, cuts=cuts)
+            if budget is not None:
+                found = found[: max(1, budget - spent)]
+            candidates += found
+            best = min(best, float(ranked.score[index]))
+        return candidates
+
+    @staticmethod
+    def _turns(ranked: Priced) -> Iterator[tuple[int, bool, int]]:
+        """What to simulate: rows one by one; of the first also other schedules."""
+        for index in range(len(ranked)):
+            yield index, False, 1
+            if index in {1, 5}:
+                yield index - 1, True, 1
