@@ -237,6 +237,7 @@ def memetic_search(
     population: int = 100,
     offspring: int = 4900,
     seed: int | np.random.Generator = 0,
+    initial: Index | None = None,
 ) -> MemeticResult:
     """Divide devices into groups so that COMM is small.
 
@@ -246,12 +247,16 @@ def memetic_search(
         offspring: Made one after the other; each replaces the worse of its parents
             unless it is worse still.
         seed: Of everything random.
+        initial: Divisions to begin with, in place of random ones: group of each
+            device. Shape [any, n].
     """
     rng = np.random.default_rng(seed)
     count, groups = communication.num_devices, communication.groups
     dp_s, pp_s = communication.dp_s, communication.pp_s
     slots = np.repeat(np.arange(groups, dtype=np.int64), count // groups)
     people = np.stack([rng.permutation(slots) for _ in range(max(population, 2))])
+    if initial is not None:
+        people[: len(initial)] = initial[: len(people)]
     costs = np.array([seconds_of(dp_s, pp_s, person, groups) for person in people])
     best, found_at = float(costs.min()), int(costs.argmin()) + 1
     for trial in range(offspring):

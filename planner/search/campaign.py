@@ -1,0 +1,372 @@
+"""What every search over orders and rows shares: prices, budgets, what was found.
+
+Many solutions are priced at once by closed forms; the most promising ones are cut
+exactly and simulated. The simulator's word on a row corrects the closed form of the
+same row under other orders, so that the search trusts neither alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost import CostModel
+from planner.schema import SCHEDULES
+from planner.search.base import Candidate, Request, SearchResult, finish, score
+from planner.search.moves import Row, Solution, block_sizes, moved_order, neighbours
+from planner.search.refine import candidates_of_row
+from planner.space import StrategyTable, legal
+
+__all__ = ["Campaign"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Strategies to simulate where neither a budget nor a time is given.
+_SIMULATIONS = 96
+#: Of one mesh at most this many are simulated in a row.
+_PER_MESH = 2
+#: Meshes whose best is tried under all schedules.
+_VARIED = 3
+#: Rows of another number of devices to move to.
+_ROWS = 12
+#: Added to the score of what does not fit, with its excess, so that it comes last.
+_OVER = 1e12
+#: Priced solutions that are remembered before the worse half is forgotten.
+_REMEMBERED = 4_000
+
+
+class Campaign:
+    """One search's books.
+
+    Args:
+        request: What is asked.
+
+    Attributes:
+        rng: Of everything random.
+        host_devices: Devices that most hosts of the request have.
+        best_score: Of what was simulated and fits; infinite before.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.rng = np.random.default_rng(request.seed)
+        self.started = time.perf_counter()
+        self._model = CostModel(request.setting)
+        self._scores: dict[object, float] = {}
+        self._priced: dict[object, Solution] = {}
+        self._ratios: dict[object, float] = {}
+        self._simulated: dict[object, float] = {}
+        self._cut: dict[object, float] = {}
+        self._alike: set[object] = set()
+        self._wide: dict[int, Index] = {}
+        self._rows: dict[int, list[Row]] = {}
+        self._candidates: list[Candidate] = []
+        self._neighbours: dict[object, StrategyTable | None] = {}
+        hosts = np.asarray(request.setting.cluster.host_of_device)
+        sizes = np.bincount(hosts[request.setting.order])
+        self.host_devices = int(np.bincount(sizes[sizes > 0]).argmax())
+        self._free_recompute = "recompute" not in request.pins
+        budget = request.evaluation_budget
+        if budget is None and request.time_budget_s is None:
+            budget = _SIMULATIONS
+        self._budget = budget
+        self.best_score = np.inf
+
+    # -- Budgets -----------------------------------------------------------------
+
+    @property
+    def left(self) -> int | None:
+        """Simulations that may still be run; None without a limit."""
+        if self._budget is None:
+            return None
+        return max(0, self._budget - self._model.evaluations["simulated"])
+
+    def is_late(self, share: float = 1.0) -> bool:
+        """Whether this share of the time that was given is over."""
+        budget = self.request.time_budget_s
+        return budget is not None and (
+            time.perf_counter() - self.started > budget * share
+        )
+
+    def count(self, model: CostModel) -> None:
+        """Add what another model priced for this search."""
+        for fidelity, many in model.evaluations.items():
+            self._model.evaluations[fidelity] += many
+
+    def rounds(self, most: int) -> int | None:
+        """Rounds that a search should take; None where the time says when to end.
+
+        Closed forms cost nothing of the budget, but many rounds for a handful of
+        simulations are not what was asked for.
+        """
+        if self.request.time_budget_s is not None:
+            return None
+        return int(np.clip((self._budget or most) // 2, most // 4, most))
+
+    def is_over(self, done: int, most: int, share: float) -> bool:
+        """Whether to go on to the finalists.
+
+        Args:
+            done: Rounds so far.
+            most: Rounds where no time is given and the budget is large.
+            share: Of the time that rounds may take.
+        """
+        rounds = self.rounds(most)
+        if rounds is None:
+            return self.is_late(share) or self.left == 0
+        return done >= rounds
+
+    def share_of(self, rounds: int) -> int:
+        """Simulations a round, if so many rounds are to take half of the budget."""
+        if self._budget is None:
+            return 2
+        return min(self._budget // (2 * rounds) + 1, self.left or 0)
+
+    def elapsed_share(self, share: float = 1.0) -> float:
+        """How much of a share of the time is over, from 0 to 1; 1 without a limit."""
+        budget = self.request.time_budget_s
+        if not budget:
+            return 1.0
+        spent = time.perf_counter() - self.started
+        return min(1.0, spent / (budget * share))
+
+    # -- Prices ------------------------------------------------------------------
+
+    def price(self, solutions: Sequence[Solution]) -> Array:
+        """Scores by closed forms, corrected by what simulations of the rows said.
+
+        Those that do not fit in memory score ``1e12`` and more, by their excess.
+
+        Args:
+            solutions: Any number, of any numbers of devices.
+        """
+        if len(self._priced) > _REMEMBERED:
+            self._forget()
+        fresh: dict[int, dict[object, Solution]] = {}
+        for one in solutions:
+            if one.key not in self._scores:
+                fresh.setdefault(len(one.order), {})[one.key] = one
+        for group in fresh.values():
+            self._price_alike(list(group.values()))
+        return np.array([self.corrected(one) for one in solutions])
+
+    def corrected(self, solution: Solution) -> float:
+        """The score of a solution that was priced."""
+        simulated = self._simulated.get(solution.key)
+        if simulated is not None:
+            return simulated
+        return self._scores[solution.key] * self._ratios.get(solution.key[1], 1.0)
+
+    def alike(self, solution: Solution) -> object:
+        """Equal for solutions of one row that the closed forms cannot tell apart.
+
+        Most of them differ in which of several equal devices is where.
+        """
+        return solution.key[1], f"{self._scores[solution.key]:.9g}"
+
+    def _price_alike(self, solutions: list[Solution]) -> None:
+        """Of as many devices each."""
+        numbers: dict[bytes, int] = {}
+        which = [numbers.setdefault(s.key[0], len(numbers)) for s in solutions]
+        ids = np.stack([np.frombuffer(key, dtype=np.int64) for key in numbers])
+        table = StrategyTable.from_columns(
+            **{name: [one.row[name] for one in solutions] for name in solutions[0].row}
+        )
+        costs = self._model.arranged(table, ids, np.array(which, dtype=np.int64))
+        value = self.objective(costs.step_time_s, costs.memory_bytes, table.num_devices)
+        over = _OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
+        found = np.where(costs.fits, value, over)
+        for one, each in zip(solutions, found.tolist(), strict=True):
+            self._scores[one.key] = each
+            self._priced[one.key] = one
+
+    def objective(self, seconds: Array, memory_bytes: Array, devices: Index) -> Array:
+        """What the request makes small, of many strategies. Shapes [n]."""
+        if self.request.objective == "memory":
+            return memory_bytes
+        if self.request.objective == "throughput_per_device":
+            return np.asarray(seconds * devices)
+        return seconds
+
+    def _forget(self) -> None:
+        for one in self.best(len(self._priced))[_REMEMBERED // 2 :]:
+            del self._priced[one.key], self._scores[one.key]
+
+    # -- What is known -----------------------------------------------------------
+
+    def best(self, count: int) -> list[Solution]:
+        """The best that were priced, by corrected scores; older ones first if equal."""
+        known = list(self._priced.values())
+        order = np.argsort([self.corrected(one) for one in known], kind="stable")
+        return [known[index] for index in order[:count].tolist()]
+
+    def neighbours(self, solution: Solution) -> StrategyTable | None:
+        """Legal rows next to a solution's; looked up once a row."""
+        key = solution.key[1]
+        if key not in self._neighbours:
+            request = self.request
+            self._neighbours[key] = neighbours(
+                solution.row, request.facts, request.pins
+            )
+        return self._neighbours[key]
+
+    # -- Moves -------------------------------------------------------------------
+
+    def offer(self, devices: Index, count: int, rows: Sequence[Row]) -> None:
+        """Say what there is to choose from.
+
+        Args:
+            devices: Of which ``count`` are used.
+            count: Moves between numbers are made where some may be left out.
+            rows: For so many, good ones first.
+        """
+        if count < len(devices):
+            self._wide[count] = devices
+        if self.request.devices == "any":
+            self._rows[count] = list(rows[:_ROWS])
+
+    def pool_of(self, solution: Solution) -> Index:
+        """Devices that a solution may use."""
+        return self._wide.get(len(solution.order), solution.order)
+
+    def moved(self, solution: Solution) -> Solution:
+        """A random move: of the order, of the row, or to another number of devices."""
+        rng = self.rng
+        kind = float(rng.random())
+        if kind < 0.1 and len(self._rows) > 1:
+            return self._resized(solution)
+        rows = self.neighbours(solution) if kind < 0.45 else None
+        if rows is not None:
+            row = rows.row(int(rng.random() * len(rows)))
+            return Solution(order=solution.order, row=row)
+        return Solution(order=self._shuffled(solution), row=solution.row)
+
+    def _shuffled(self, solution: Solution) -> Index:
+        order, rng, pool = solution.order, self.rng, self.pool_of(solution)
+        sizes = block_sizes(solution.row, self.host_devices)
+        for _ in range(1 + int(rng.random() < 0.3)):
+            spare = np.setdiff1d(pool, order) if len(pool) > len(order) else pool[:0]
+            size = sizes[int(rng.random() * len(sizes))]
+            order = moved_order(order, spare, size, rng)
+        return order
+
+    def _resized(self, solution: Solution) -> Solution:
+        """More devices behind the others, or a run of them taken out."""
+        rng, order = self.rng, solution.order
+        counts = [count for count in self._rows if count != len(order)]
+        count = counts[int(rng.random() * len(counts))]
+        rows = self._rows[count]
+        row = rows[int(rng.random() ** 2 * len(rows))]
+        if count > len(order):
+            spare = np.setdiff1d(self.request.setting.order, order)
+            made = np.concatenate([order, spare[: count - len(order)]])
+        else:
+            start = int(rng.random() * (count + 1))
+            made = np.delete(order, slice(start, start + len(order) - count))
+        return Solution(order=made, row=row)
+
+    # -- Simulation --------------------------------------------------------------
+
+    def _cut_key(self, solution: Solution) -> object:
+        """Solutions of one key come to the same cut."""
+        row = solution.row
+        if self._free_recompute and row["pp"] > 1:
+            row = {**row, "recompute": 0}
+        return solution.key[0], tuple(row.values())
+
+    def simulate(self, solution: Solution, cuts: int = 1) -> float:
+        """Cut a solution exactly and simulate it, unless that was done.
+
+        Args:
+            solution: Must have been priced.
+            cuts: Most cuts to try.
+        Returns:
+            Its score; ``1e12`` and more if no cut fits; infinite without budget.
+        """
+        key = self._cut_key(solution)
+        if key in self._cut:
+            self._simulated[solution.key] = self._cut[key]
+            return self._cut[key]
+        left = self.left
+        most = cuts if left is None else min(left, cuts)
+        if most < 1:
+            return np.inf
+        model = CostModel(self.request.setting.reordered(solution.order))
+        found = candidates_of_row(
+            model, solution.row, free_recompute=self._free_recompute, most=most
+        )
+        self.count(model)
+        values = [self._value(candidate) for candidate in found]
+        value = min(values)
+        self._simulated[solution.key] = self._cut[key] = value
+        self._alike.add(self.alike(solution))
+        self._candidates += found
+        closed = self._scores[solution.key]
+        if value < _OVER and closed < _OVER:
+            self._ratios[solution.key[1]] = value / closed
+        if value < _OVER:
+            self.best_score = min(self.best_score, value)
+        return value
+
+    def _value(self, candidate: Candidate) -> float:
+        cost, devices = candidate.cost, candidate.strategy.mesh.num_devices
+        if cost.fits:
+            return score(cost, devices, self.request.objective)
+        over = float((cost.memory.total - cost.limit_bytes).max())
+        return _OVER * (1 + over / 1e9)
+
+    def simulate_best(self, count: int, *, cuts: int = 1) -> None:
+        """Simulate the most promising that were not, few of one mesh."""
+        if count < 1 or self.left == 0:
+            return
+        done, of_mesh = 0, dict[tuple[int, ...], int]()
+        for one in self.best(40 * count):
+            if self.alike(one) in self._alike or self._cut_key(one) in self._cut:
+                continue
+            if of_mesh.get(one.mesh, 0) >= _PER_MESH:
+                continue
+            # A first answer comes before the time is looked at.
+            if self._candidates and (done == count or self.is_late()):
+                return
+            of_mesh[one.mesh] = of_mesh.get(one.mesh, 0) + 1
+            self.simulate(one, cuts)
+            done += 1
+
+    def finish(self) -> None:
+        """Spend what is left of budget and time on the most promising.
+
+        Those get other schedules, too, that the closed forms price slowly.
+        """
+        left = self.left
+        self._try_schedules()
+        self.simulate_best(_SIMULATIONS if left is None else left)
+
+    def _try_schedules(self) -> None:
+        request = self.request
+        if "schedule" in request.pins:
+            return
+        seen: set[tuple[int, ...]] = set()
+        for one in self.best(40):
+            if one.row["pp"] == 1 or one.mesh in seen:
+                continue
+            seen.add(one.mesh)
+            if len(seen) > _VARIED or (self._candidates and self.is_late(0.95)):
+                return
+            rows = neighbours(one.row, request.facts, request.pins, SCHEDULES)
+            if rows is None:
+                continue
+            kept = rows[rows.schedule != one.row["schedule"]]
+            self.price([Solution(order=one.order, row=row) for row in kept.rows()])
+
+    def result(self, name: str) -> SearchResult:
+        """Everything that was simulated, best first."""
+        kept = self._candidates
+        if kept:
+            table = StrategyTable.from_strategies([c.strategy for c in kept])
+            rows = np.flatnonzero(legal(table, self.request.facts))
+            kept = [kept[row] for row in rows.tolist()]
+        return finish(name, self.request, self._model, kept, self.started)

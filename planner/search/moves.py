@@ -1,0 +1,272 @@
+"""Small changes of a solution: which devices are which ranks, and a row of the table.
+
+Every row that comes out is legal and keeps the pins; every order that comes out has as
+many devices as went in, each once, of those that may be used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.schema import SCHEDULES, Schedule
+from planner.search.refine import schedule_variants
+from planner.space import Facts, StrategyTable, legal
+
+__all__ = [
+    "USUAL",
+    "Solution",
+    "block_sizes",
+    "crossed",
+    "moved_order",
+    "neighbours",
+    "swapped",
+]
+
+Index = NDArray[np.int64]
+Row = Mapping[str, int]
+
+#: Schedules that have textbook formulas.
+USUAL: tuple[Schedule, ...] = ("GPipe", "1F1B", "Interleaved1F1B")
+#: Axes among which a factor of a degree may move.
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+#: Points at which the orders of two parents change over.
+_POINTS = 5
+_PRIMES = (2, 3, 5, 7, 11, 13)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solution:
+    """A row of the strategy table and the devices that its ranks are.
+
+    Attributes:
+        order: Device id of each rank. Shape [ranks].
+        row: As :meth:`planner.space.StrategyTable.row` gives it; its degrees multiply
+            to the ranks.
+        key: What makes two solutions the same.
+    """
+
+    order: Index
+    row: Row
+    key: tuple[bytes, tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        key = (self.order.tobytes(), tuple(self.row.values()))
+        object.__setattr__(self, "key", key)
+
+    @property
+    def mesh(self) -> tuple[int, ...]:
+        """Degrees alone."""
+        return tuple(self.row[axis] for axis in (*_AXES, "ep"))
+
+
+# -- Orders ----------------------------------------------------------------------
+
+
+def block_sizes(row: Row, host: int) -> tuple[int, ...]:
+    """Numbers of neighbouring ranks that are worth moving as one.
+
+    Single devices, what shares a layer, shards of a copy, a stage, a host.
+
+    Args:
+        row: Of a table.
+        host: Devices of a host.
+    """
+    inner, stage = row["tp"] * row["cp"], 1
+    for axis in _AXES[1:]:
+        stage *= row[axis]
+    ranks = stage * row["pp"]
+    found = {1, inner, inner * row["dp_shard"], stage, host, math.gcd(host, stage)}
+    return tuple(sorted(size for size in found if 2 * size <= ranks)) or (1,)
+
+
+def swapped(order: Index, size: int, first: int = 0, step: int = 1) -> Iterator[Index]:
+    """The order with two of its blocks exchanged, for any two or some.
+
+    Args:
+        order: Device id of each rank. Shape [ranks].
+        size: Ranks of a block.
+        first: Pair to begin with, in the order of the first block, then the second.
+        step: How many pairs further the next is.
+    """
+    count = len(order) // size
+    ones, others = np.triu_indices(count, k=1)
+    for one, other in zip(
+        (ones[first::step] * size).tolist(),
+        (others[first::step] * size).tolist(),
+        strict=True,
+    ):
+        made = order.copy()
+        made[one : one + size] = order[other : other + size]
+        made[other : other + size] = order[one : one + size]
+        yield made
+
+
+def moved_order(
+    order: Index, spare: Index, size: int, rng: np.random.Generator
+) -> Index:
+    """A random move of blocks: exchange, insert, reverse a run, rotate one, replace.
+
+    Args:
+        order: Device id of each rank. Shape [ranks].
+        spare: Devices that may be used but are not; a block may be replaced by some.
+        size: Ranks of a block, at most half of the ranks.
+        rng: Of everything random.
+    """
+    if len(spare) and rng.random() < 0.25:
+        return _replaced(order, spare, size, rng)
+    count = len(order) // size
+    if count < 2:
+        return order.copy()
+    first, last = int(rng.random() * count), int(rng.random() * (count - 1))
+    first, last = min(first, last), max(first, last) + (last >= first)
+    kind = int(rng.random() * 4)
+    made = order.copy()
+    start, middle, stop = first * size, last * size, (last + 1) * size
+    if kind == 0:
+        made[start : start + size] = order[middle:stop]
+        made[middle:stop] = order[start : start + size]
+    elif kind == 1:
+        made[start + size : stop] = order[start:middle]
+        made[start : start + size] = order[middle:stop]
+    elif kind == 2:
+        blocks = order[start:stop].reshape(-1, size)
+        made[start:stop] = blocks[::-1].reshape(-1)
+    else:
+        turn = start + size * int(1 + rng.random() * (last - first))
+        made[start : start + stop - turn] = order[turn:stop]
+        made[start + stop - turn : stop] = order[start:turn]
+    return made
+
+
+def _replaced(order: Index, spare: Index, size: int, rng: np.random.Generator) -> Index:
+    """A block gives way to devices that were left out."""
+    many = min(size, len(spare))
+    start = int(rng.integers(len(order) // many)) * many
+    made = order.copy()
+    begin = int(rng.integers(len(spare) - many + 1))
+    made[start : start + many] = spare[begin : begin + many]
+    return made
+
+
+def crossed(one: Index, other: Index, rng: np.random.Generator) -> Index:
+    """Pieces of one order in place, the rest filled up in the order of the other.
+
+    Args:
+        one: Device id of each rank; gives as many ranks. Shape [ranks].
+        other: May have other devices, and more or fewer of them.
+        rng: Of the points at which they change over.
+    """
+    points = np.sort(rng.integers(0, len(one) + 1, size=_POINTS))
+    piece = np.searchsorted(points, np.arange(len(one)), side="right")
+    kept = piece % 2 == 0
+    taken = set(one[kept].tolist())
+    candidates = dict.fromkeys([*other.tolist(), *one.tolist()])
+    fill = [device for device in candidates if device not in taken]
+    made = one.copy()
+    made[~kept] = fill[: int((~kept).sum())]
+    return made
+
+
+# -- Rows ------------------------------------------------------------------------
+
+
+def neighbours(
+    row: Row,
+    facts: Facts,
+    pins: Mapping[str, int],
+    schedules: Sequence[Schedule] = USUAL,
+) -> StrategyTable | None:
+    """Every legal row one change away that keeps the pins and the devices.
+
+    A factor moves from one axis to another; microbatches get larger or smaller; another
+    ZeRO stage, recomputation, schedule or number of virtual stages; a factor of ep.
+
+    Args:
+        row: Legal itself.
+        facts: What the rules compare against.
+        pins: Columns that stay.
+        schedules: That may be changed to; those of 1F1B's kind are priced fastest.
+    Returns:
+        None if there is none.
+    """
+    unique: dict[tuple[int, ...], dict[str, int]] = {}
+    for changed in (*_meshes(row), *_batches(row), *_kinds(row, facts, schedules)):
+        made = _completed(changed, facts)
+        if made is None or made == row:
+            continue
+        if all(made[knob] == value for knob, value in pins.items()):
+            unique[tuple(made.values())] = made
+    if not unique:
+        return None
+    columns = {name: [made[name] for made in unique.values()] for name in row}
+    table = StrategyTable.from_columns(**columns)
+    kept = np.flatnonzero(legal(table, facts))
+    return table[kept] if len(kept) else None
+
+
+def _meshes(row: Row) -> Iterator[dict[str, int]]:
+    for source in _AXES:
+        for target in _AXES:
+            if source == target:
+                continue
+            for prime in _PRIMES:
+                if row[source] % prime == 0:
+                    yield {
+                        **row,
+                        source: row[source] // prime,
+                        target: row[target] * prime,
+                    }
+    for prime in _PRIMES:
+        yield {**row, "ep": row["ep"] * prime}
+        if row["ep"] % prime == 0:
+            yield {**row, "ep": row["ep"] // prime}
+
+
+def _batches(row: Row) -> Iterator[dict[str, int]]:
+    for prime in _PRIMES:
+        yield {**row, "microbatch_size": row["microbatch_size"] * prime}
+        if row["microbatch_size"] % prime == 0:
+            yield {**row, "microbatch_size": row["microbatch_size"] // prime}
+
+
+def _kinds(
+    row: Row, facts: Facts, schedules: Sequence[Schedule]
+) -> Iterator[dict[str, int]]:
+    for zero in range(4):
+        yield {**row, "zero_stage": zero}
+    for recompute in range(3):
+        yield {**row, "recompute": recompute}
+    yield {**row, "sequence_parallel": 1 - row["sequence_parallel"]}
+    if row["pp"] > 1:
+        yield from schedule_variants(row, facts.num_units, schedules)
+        for step in (-1, 1):
+            yield {**row, "virtual_stages": max(1, row["virtual_stages"] + step)}
+
+
+def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:
+    """What follows from a change: how many microbatches, and what no longer applies."""
+    per_replica, rest = divmod(
+        facts.global_batch, row["dp_replicate"] * row["dp_shard"]
+    )
+    if rest or not per_replica:
+        return None
+    size = math.gcd(row["microbatch_size"], per_replica)
+    made = {**row, "microbatch_size": size, "num_microbatches": per_replica // size}
+    short = made["num_microbatches"] < row["pp"]
+    if short and SCHEDULES[row["schedule"]] == "1F1B":
+        # torch refuses 1F1B where microbatches do not fill the pipeline.
+        made["schedule"] = SCHEDULES.index("GPipe")
+    if row["pp"] == 1:
+        made["schedule"], made["virtual_stages"] = SCHEDULES.index("GPipe"), 1
+    if row["dp_shard"] == 1:
+        made["zero_stage"] = 0
+    elif row["zero_stage"] == 0:
+        made["zero_stage"] = 1
+    if row["tp"] == 1:
+        made["sequence_parallel"] = 0
+    return made
