@@ -8,40 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from planner import __version__
 from planner.assemble import make_plan
-from planner.calibration.choice import (
-    CalibrationChoice,
-    calibrated_recipe,
-    choose_calibration,
-)
+from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
-from planner.cost import CostModel, Setting
-from planner.diagnose import no_feasible_plan
-from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
+from planner.contest import ask, best_answer
+from planner.cost import CostModel
+from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
+from planner.request import check_choices, make_request, make_setting
 from planner.schema import Optimizer, Plan, Precision, Strategy
-from planner.search import (
-    OBJECTIVES,
-    Candidate,
-    Objective,
-    Request,
-    SearchResult,
-    get_partitioner,
-    preference,
-)
-from planner.space import Pin, check, normalize_pins, read_pins
+from planner.search import Candidate, Objective, Request, SearchResult
+from planner.space import Pin, check, read_pins
 from planner.strategy_input import complete_strategy, read_strategy
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["make_request", "plan", "predict", "read_model", "require_fit"]
-
-#: What ``partitioner="auto"`` asks; the best answer wins.
-_AUTO = ("expert", "exhaustive")
+__all__ = ["plan", "predict", "read_model", "require_fit"]
 
 
 def read_model(
@@ -75,139 +59,6 @@ def read_model(
     return capture(model, example_inputs, seq_len=seq_len, dtype=dtype)
 
 
-def _setting(
-    graph: ModelGraph,
-    cluster: Cluster,
-    *,
-    precision: Precision,
-    optimizer: Optimizer,
-    grad_clip_norm: float | None,
-    recipe: str,
-    calibration: CalibrationChoice,
-    memory_fraction: float,
-    compiled: bool = False,
-) -> Setting:
-    if not 0 < memory_fraction <= 1:
-        raise StrategyError(
-            f"memory_fraction={memory_fraction} is not a share; use above 0 and up to 1"
-        )
-    if not cluster.num_free:
-        raise NoFeasiblePlanError(
-            [f"all {cluster.num_devices} devices of {cluster.name} are occupied"]
-        )
-    fitted = choose_calibration(calibration, cluster)
-    return Setting(
-        graph=graph,
-        cluster=cluster,
-        order=np.asarray(cluster.free, dtype=np.int64),
-        precision=precision,
-        optimizer=optimizer,
-        grad_clip_norm=grad_clip_norm,
-        recipe=calibrated_recipe(recipe, fitted),
-        memory_fraction=memory_fraction,
-        compile=compiled,
-        calibration=fitted,
-    )
-
-
-def _check_choices(
-    global_batch: int,
-    objective: str,
-    target: str,
-    devices: str,
-    evaluation_budget: int | None,
-) -> None:
-    if global_batch < 1:
-        raise StrategyError(f"global_batch={global_batch} is below 1; give at least 1")
-    if objective not in OBJECTIVES:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
-    if target not in {"meshwright", "any"}:
-        raise UnknownNameError("target", target, ("meshwright", "any"))
-    if devices not in {"all", "any"}:
-        raise UnknownNameError("choice of devices", devices, ("all", "any"))
-    if evaluation_budget is not None and evaluation_budget < 1:
-        raise StrategyError(
-            f"evaluation_budget={evaluation_budget} is below 1; give at least 1, or "
-            f"None to leave it to the partitioner"
-        )
-
-
-def _search(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult]:
-    """Answers of all partitioners that were named.
-
-    Raises:
-        NoFeasiblePlanError: If none found anything that fits.
-    """
-    names = [partitioner] if isinstance(partitioner, str) else list(partitioner)
-    names = list(_AUTO) if names == ["auto"] else names
-    results = [get_partitioner(name).search(request) for name in names]
-    if not any(result.candidates for result in results):
-        raise no_feasible_plan(request, results)
-    return results
-
-
-def _best(
-    results: Sequence[SearchResult], objective: Objective
-) -> tuple[SearchResult, Candidate]:
-    """The best candidate of all partitioners; the earlier one among equals."""
-    found = [(result, c) for result in results for c in result.candidates[:1]]
-    return min(found, key=lambda pair: preference(pair[1], objective))
-
-
-def make_request(
-    graph: ModelGraph,
-    cluster: Cluster,
-    *,
-    global_batch: int,
-    objective: Objective = "throughput",
-    pin: Mapping[str, Any] | None = None,
-    target: Literal["meshwright", "any"] = "meshwright",
-    devices: Literal["all", "any"] = "all",
-    precision: Precision | None = None,
-    optimizer: Optimizer | None = None,
-    grad_clip_norm: float | None = None,
-    recipe: str = "torch",
-    calibration: CalibrationChoice = "shipped",
-    memory_fraction: float = 0.9,
-    evaluation_budget: int | None = None,
-    seed: int = 0,
-) -> Request:
-    """What :func:`plan` asks its partitioners, with the same arguments.
-
-    Args:
-        graph: The model, read.
-        cluster: The devices; the free ones, in the order of their ids, are ranks.
-
-    Raises:
-        NoFeasiblePlanError: If every device is occupied.
-        StrategyError: If a value has the wrong type or is out of range.
-        UnknownNameError: For a name that no registry holds.
-    """
-    _check_choices(global_batch, objective, target, devices, evaluation_budget)
-    pins = read_pins(pin or {})
-    setting = _setting(
-        graph,
-        cluster,
-        precision=precision or Precision(),
-        optimizer=optimizer or Optimizer(),
-        grad_clip_norm=grad_clip_norm,
-        recipe=recipe,
-        calibration=calibration,
-        memory_fraction=memory_fraction,
-        compiled=bool(pins.get("compile", False)),
-    )
-    return Request(
-        setting=setting,
-        global_batch=global_batch,
-        pins=normalize_pins(pins),
-        objective=objective,
-        target=target,
-        seed=seed,
-        evaluation_budget=evaluation_budget,
-        devices=devices,
-    )
-
-
 def plan(
     model: torch.nn.Module | ModelGraph | str | Mapping[str, Any],
     cluster: Cluster | str,
@@ -227,6 +78,7 @@ def plan(
     calibration: CalibrationChoice = "shipped",
     memory_fraction: float = 0.9,
     evaluation_budget: int | None = None,
+    time_budget_s: float | None = None,
     seed: int = 0,
 ) -> Plan:
     """How a model should be split over a cluster.
@@ -241,8 +93,8 @@ def plan(
         global_batch: Samples per optimizer step over all devices.
         example_inputs: What forward takes; see :func:`planner.capture.capture`.
         seq_len: Tokens per sample, where example_inputs are left out.
-        partitioner: Registered name, names, or ``auto`` (expert and exhaustive); the
-            best strategy that any of them priced is returned.
+        partitioner: Registered name, names, or ``auto`` (expert, learned and
+            exhaustive); the best strategy that any of them priced is returned.
         objective: ``throughput`` (shortest step), ``throughput_per_device``, or
             ``memory`` (emptiest fullest device).
         pin: Knobs to fix, ``{"tp": 8}``; see :func:`planner.space.read_pins`.
@@ -261,6 +113,10 @@ def plan(
             probe``) always keep what their document says.
         memory_fraction: Share of each device's memory that may be filled.
         evaluation_budget: Most strategies each partitioner may simulate.
+        time_budget_s: Seconds after which the best plan so far is returned, shared by
+            the partitioners; the first plan that fits is waited for, and reading the
+            model does not count. None lets each of them finish. What is found in a
+            given time depends on the machine.
         seed: Of everything random.
     Raises:
         NoFeasiblePlanError: If nothing fits: what lacks, by how much, what would fit.
@@ -270,7 +126,9 @@ def plan(
         StrategyError: If a value has the wrong type or is out of range.
         UnknownNameError: For a name that no registry holds; suggests the nearest.
     """
-    _check_choices(global_batch, objective, target, devices, evaluation_budget)
+    check_choices(
+        global_batch, objective, target, devices, evaluation_budget, time_budget_s
+    )
     pins = read_pins(pin or {})
     precision = precision or Precision()
     started = time.perf_counter()
@@ -291,9 +149,10 @@ def plan(
         calibration=calibration,
         memory_fraction=memory_fraction,
         evaluation_budget=evaluation_budget,
+        time_budget_s=time_budget_s,
         seed=seed,
     )
-    results = _search(request, partitioner)
+    results = ask(request, partitioner)
     took = {"capture": captured - started, "search": time.perf_counter() - captured}
     return _assembled(request, results, pins, took)
 
@@ -318,7 +177,7 @@ def _assembled(
     pins: Mapping[str, Pin],
     timing_s: Mapping[str, float],
 ) -> Plan:
-    winner, candidate = _best(results, request.objective)
+    winner, candidate = best_answer(results, request.objective)
     return make_plan(
         request,
         results=results,
@@ -367,7 +226,7 @@ def predict(
     """
     given = read_strategy(strategy)
     machines, graph = _read(model, cluster, example_inputs, seq_len, given.precision)
-    setting = _setting(
+    setting = make_setting(
         graph,
         machines,
         precision=given.precision,

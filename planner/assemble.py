@@ -11,6 +11,7 @@ from planner.cost import Cost, CostModel
 from planner.cost.peaks import peak_flops_per_s
 from planner.graph import ModelGraph
 from planner.schema import (
+    Contender,
     InputSpec,
     ModelReference,
     Plan,
@@ -151,6 +152,17 @@ def _lack_without_recompute(request: Request, candidate: Candidate) -> float:
     return float((cost.memory.total - cost.limit_bytes).max())
 
 
+def _contender(result: SearchResult) -> Contender:
+    best = result.candidates[0] if result.candidates else None
+    return Contender(
+        partitioner=result.partitioner,
+        step_time_s=best.cost.step_time_s if best else None,
+        label=best.strategy.label() if best else None,
+        evaluations=dict(result.evaluations),
+        checkpoint=result.checkpoint,
+    )
+
+
 def make_plan(
     request: Request,
     *,
@@ -193,6 +205,8 @@ def make_plan(
             objective=request.objective,
             seed=request.seed,
             evaluation_budget=request.evaluation_budget,
+            time_budget_s=request.time_budget_s,
+            contenders=tuple(_contender(result) for result in results),
             evaluations=evaluations,
             memory_fraction=request.setting.memory_fraction,
             pinned=dict(pinned),

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from envs.partition.graphs import GraphStore, process_store
-from planner.api import make_request
 from planner.cluster import Cluster
 from planner.cluster.read import named_types
 from planner.errors import PlanFileError, UnknownNameError
 from planner.graph import ModelGraph
+from planner.request import make_request
 from planner.schema import Precision
 from planner.schema.base import Document, write_atomically
 from planner.schema.cluster import ClusterDocument

@@ -4,6 +4,7 @@ from planner.schema.base import Document, write_atomically
 from planner.schema.plan import (
     Alternative,
     ClusterReference,
+    Contender,
     InputSpec,
     ModelReference,
     Plan,
@@ -37,6 +38,7 @@ __all__ = [
     "V_SCHEDULES",
     "Alternative",
     "ClusterReference",
+    "Contender",
     "ContextAlgorithm",
     "Document",
     "GradientCompression",

@@ -14,6 +14,7 @@ from planner.schema.strategy import Strategy
 __all__ = [
     "Alternative",
     "ClusterReference",
+    "Contender",
     "InputSpec",
     "ModelReference",
     "Plan",
@@ -194,12 +195,32 @@ class Alternative(Document):
     reason: str
 
 
+class Contender(Document):
+    """One partitioner's best.
+
+    Attributes:
+        partitioner: Its registered name.
+        step_time_s: Of its best strategy; None if it found none that fits.
+        label: That strategy's.
+        evaluations: Strategies it priced, by fidelity.
+        checkpoint: Hash of a learned partitioner's weights.
+    """
+
+    partitioner: str
+    step_time_s: float | None = None
+    label: str | None = None
+    evaluations: dict[str, int] = Field(default_factory=dict)
+    checkpoint: str | None = None
+
+
 class Provenance(Document):
     """Where a plan came from. Nothing in here depends on the clock.
 
     Attributes:
         partitioner: Registered name of the partitioner whose strategy was chosen.
         evaluations: Strategies priced, by fidelity.
+        time_budget_s: Seconds that were given; None for as long as it takes.
+        contenders: What each partitioner that was asked got.
         assumptions: What was guessed while reading the model.
         checkpoint: Hash of a learned partitioner's weights.
         calibration: Name of the fitted constants that priced it; None if what the
@@ -211,6 +232,8 @@ class Provenance(Document):
     objective: str
     seed: int
     evaluation_budget: int | None = None
+    time_budget_s: float | None = None
+    contenders: tuple[Contender, ...] = ()
     evaluations: dict[str, int]
     memory_fraction: float
     pinned: dict[str, bool | int | str] = Field(default_factory=dict)

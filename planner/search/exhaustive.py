@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,20 +43,28 @@ class ExhaustivePartitioner:
         models: list[CostModel] = []
         candidates: list[Candidate] = []
         orders = device_orders(request)
+        until = None
+        if request.time_budget_s is not None:
+            until = started + request.time_budget_s
         for waiting, order in zip(range(len(orders), 0, -1), orders, strict=True):
             budget = request.evaluation_budget
             if budget is not None:
                 # What is left, in equal parts; an order that needs less leaves it over.
                 spent = sum(other.evaluations["simulated"] for other in models)
                 budget = -(-(budget - spent) // waiting)
-            model = CostModel(replace(request.setting, order=order))
+            if candidates and until is not None and time.perf_counter() >= until:
+                break
+            model = CostModel(request.setting.reordered(order))
             models.append(model)
-            candidates += search_order(request, model, budget)
+            candidates += search_order(request, model, budget, until)
         return finish(self.name, request, models, candidates, started)
 
 
 def search_order(
-    request: Request, model: CostModel, budget: int | None
+    request: Request,
+    model: CostModel,
+    budget: int | None,
+    until: float | None = None,
 ) -> list[Candidate]:
     """Candidates with one order of devices, the best rows cut exactly and simulated.
 
@@ -65,13 +72,21 @@ def search_order(
         request: What is asked.
         model: Prices strategies with that order.
         budget: Most strategies to simulate; None for all finalists.
+        until: Of :func:`time.perf_counter`, after which no more are looked at once
+            there is one that fits; None for no clock.
     """
+
+    def late() -> bool:
+        return until is not None and time.perf_counter() >= until
+
     count = len(model.setting.order)
     finalists = _Finalists(request)
     for table in enumerate_strategies(
         request.facts, num_devices=count, pins=request.pins
     ):
         finalists.add(table, model.table(table))
+        if late() and finalists.any_fits:
+            break
     rows = list(finalists.rows())
     if "schedule" not in request.pins:
         rows += _variants(request, rows[: _FINALISTS // 3])
@@ -79,7 +94,7 @@ def search_order(
     candidates: list[Candidate] = []
     for row in rows:
         left = 2 if budget is None else budget - model.evaluations["simulated"]
-        if left <= 0:
+        if left <= 0 or (late() and any(one.cost.fits for one in candidates)):
             break
         candidates += candidates_of_row(
             model, row, free_recompute=free, most=min(left, 2)
@@ -129,6 +144,11 @@ class _Finalists:
         self._tables.append(table[rows])
         self._scores.append(score[rows])
         self._excess.append(costs.excess_bytes[rows])
+
+    @property
+    def any_fits(self) -> bool:
+        """Whether a row that fits is among them."""
+        return any(bool((excess <= 0).any()) for excess in self._excess)
 
     def _score(self, table: StrategyTable, costs: CostTable) -> NDArray[np.float64]:
         if self._objective == "memory":

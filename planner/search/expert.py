@@ -54,7 +54,11 @@ class ExpertPartitioner:
             model = CostModel(replace(request.setting, order=order))
             models.append(model)
             for rows in _rounds(replace(request, setting=model.setting), model):
-                priced = _price(model, rows[:left], self._keep)
+                keep = self._keep
+                if request.time_budget_s is not None:
+                    spent = time.perf_counter() - started
+                    keep = keep if spent < request.time_budget_s else 1
+                priced = _price(model, rows[:left], keep)
                 left -= len(priced)
                 candidates += priced
                 if any(candidate.cost.fits for candidate in priced):

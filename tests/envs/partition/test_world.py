@@ -11,9 +11,9 @@ import pytest
 
 from envs.partition import GraphStore, World, load_worlds, save_worlds
 from planner import plan
-from planner.api import make_request
 from planner.cluster import Cluster
 from planner.errors import CaptureError, NoFeasiblePlanError, PlanFileError
+from planner.request import make_request
 
 TINY = {
     "model_type": "llama",

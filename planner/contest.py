@@ -1,0 +1,98 @@
+"""Several partitioners asked the same question, one after the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+
+from planner.diagnose import no_feasible_plan
+from planner.search import (
+    Candidate,
+    Objective,
+    Request,
+    SearchResult,
+    get_partitioner,
+    partitioner_names,
+    preference,
+)
+
+__all__ = ["AUTO", "ask", "best_answer", "names_of"]
+
+_log = logging.getLogger(__name__)
+
+#: What ``partitioner="auto"`` asks; the best answer wins. On a clock each gets its
+#: share of the time that is left: rules of thumb have an answer at once, the learned
+#: one soon has a good one, the exhaustive search takes what remains.
+AUTO = {"expert": 0.1, "learned": 0.6, "exhaustive": 1.0}
+
+#: What the learned partitioner imports that a core install does not have.
+_LEARNS_WITH = ("torch_geometric", "safetensors")
+
+
+@cache
+def _can_learn() -> bool:
+    """Whether the learned partitioner is there; says once if it is not."""
+    missing = [name for name in _LEARNS_WITH if find_spec(name) is None]
+    if "learned" in partitioner_names() and not missing:
+        return True
+    _log.warning(
+        "planning without the learned partitioner: %s not installed; "
+        "pip install 'meshwright[learn]' adds it",
+        ", ".join(missing) or "it is",
+    )
+    return False
+
+
+def names_of(partitioner: str | Sequence[str]) -> tuple[str, ...]:
+    """Registered names behind what ``plan`` was given."""
+    names = [partitioner] if isinstance(partitioner, str) else list(partitioner)
+    return tuple(
+        dict.fromkeys(
+            one
+            for name in names
+            for one in (AUTO if name == "auto" else (name,))
+            if name != "auto" or one != "learned" or _can_learn()
+        )
+    )
+
+
+def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult]:
+    """Answers of all partitioners that were named.
+
+    Args:
+        request: The question. Its time is shared: by equal parts of what is left, in
+            ``auto`` by :data:`AUTO`.
+        partitioner: A name, several, or ``auto``.
+
+    Raises:
+        NoFeasiblePlanError: If none found anything that fits.
+        UnknownNameError: If none of that name is installed.
+    """
+    names = names_of(partitioner)
+    asked = [get_partitioner(name) for name in names]
+    started = time.perf_counter()
+    results: list[SearchResult] = []
+    for waiting, one in zip(range(len(asked), 0, -1), asked, strict=True):
+        question = request
+        if request.time_budget_s is not None:
+            left = request.time_budget_s - (time.perf_counter() - started)
+            if left <= 0 and any(result.candidates for result in results):
+                break
+            share = AUTO[one.name] if partitioner == "auto" else 1 / waiting
+            question = replace(request, time_budget_s=max(0.0, left * share))
+        results.append(one.search(question))
+    if not any(result.candidates for result in results):
+        raise no_feasible_plan(request, results)
+    return results
+
+
+def best_answer(
+    results: Sequence[SearchResult], objective: Objective
+) -> tuple[SearchResult, Candidate]:
+    """The best candidate of all partitioners; the earlier one among equals."""
+    found = [(result, c) for result in results for c in result.candidates[:1]]
+    return min(found, key=lambda pair: preference(pair[1], objective))
