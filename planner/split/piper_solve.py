@@ -20,6 +20,7 @@ from planner.split.task import Array, Index, Mask, NodeId
 __all__ = ["PiperPlan", "PiperStage", "solve_piper"]
 
 _TABLE_BYTES = 1_500_000_000
+_ORDERS = 16  # whose suffixes are looked at where there are too many
 _MANY = np.iinfo(np.int32).max // 2
 
 
@@ -48,7 +49,7 @@ class PiperPlan:
         time_per_sample: Of the slowest stage, in the task's unit; infinite if nothing
             fits, and then there are no stages.
         stages: From the first one on.
-        exact: Whether all suffixes were looked at; otherwise those along one order.
+        exact: Whether all suffixes were looked at; otherwise those along some orders.
     """
 
     time_per_sample: float
@@ -75,23 +76,31 @@ def _suffixes(task: PiperTask, most: int) -> list[int] | None:
     return sorted(found, key=lambda bits: (bits.bit_count(), bits))
 
 
-def _chain(task: PiperTask) -> list[int]:
-    """The suffixes of one order, depth first."""
+def _chain(task: PiperTask, rng: np.random.Generator | None) -> list[int]:
+    """The suffixes of one order: depth first, or by chance."""
     n = len(task)
     waits = np.bincount(task.edge_target, minlength=n)
-    stack = np.flatnonzero(waits == 0).tolist()
+    ready = np.flatnonzero(waits == 0).tolist()
     order = []
-    while stack:
-        node = stack.pop()
+    while ready:
+        node = ready.pop(-1 if rng is None else int(rng.integers(len(ready))))
         order.append(node)
         for after in task.edge_target[task.edge_source == node]:
             waits[after] -= 1
             if waits[after] == 0:
-                stack.append(int(after))
+                ready.append(int(after))
     found = [0]
     for node in reversed(order):
         found.append(found[-1] | 1 << node)
     return found
+
+
+def _some_suffixes(task: PiperTask, orders: int) -> list[int]:
+    """Those of a few orders, together."""
+    found = set(_chain(task, None))
+    for seed in range(1, orders):
+        found.update(_chain(task, np.random.default_rng(seed)))
+    return sorted(found, key=lambda bits: (bits.bit_count(), bits))
 
 
 def _matrix(suffixes: list[int], n: int) -> Mask:
@@ -302,8 +311,13 @@ def _tables(task: PiperTask, most: int) -> tuple[Mask, Index, bool]:
         pairs = _pairs(suffixes)
         if len(pairs) * row_bytes <= _TABLE_BYTES:
             return suffixes, pairs, True
-    suffixes = _matrix(_chain(task), len(task))
-    return suffixes, _pairs(suffixes), False
+    orders = _ORDERS
+    while True:
+        suffixes = _matrix(_some_suffixes(task, orders), len(task))
+        pairs = _pairs(suffixes)
+        if orders == 1 or len(pairs) * row_bytes <= _TABLE_BYTES:
+            return suffixes, pairs, False
+        orders //= 2
 
 
 def solve_piper(task: PiperTask, *, most_suffixes: int = 4000) -> PiperPlan:
@@ -311,7 +325,7 @@ def solve_piper(task: PiperTask, *, most_suffixes: int = 4000) -> PiperPlan:
 
     Args:
         task: What is planned.
-        most_suffixes: Of graphs with more, those along one order are looked at.
+        most_suffixes: Of graphs with more, those along some orders are looked at.
     """
     suffixes, pairs, exact = _tables(task, most_suffixes)
     solver = _Solver(task, suffixes, pairs)
