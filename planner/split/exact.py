@@ -40,7 +40,7 @@ from planner.split.task import Array, Index
 
 __all__ = ["Outcome", "best_exact"]
 
-_STEPS = 1_000_000  # from one set, between looks at the clock
+_STEPS = 100_000  # at first, from one set, between looks at the clock
 _SLICE = 50_000  # steps of a search before it is the other's turn
 
 
