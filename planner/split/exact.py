@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.split.board import Board, Problem, new_board
 from planner.split.groups import Groups
 from planner.split.ideals import (
     Reached,
@@ -31,10 +32,7 @@ from planner.split.search import (
     DONE,
     FULL,
     NO_BETTER,
-    Board,
-    Problem,
     expand,
-    new_board,
 )
 from planner.split.task import Array, Index
 

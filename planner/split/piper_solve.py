@@ -175,7 +175,7 @@ def _fewest(
     fewest: Index,
     took: Index,
 ) -> int:
-    """Fewest devices by suffix and sum of data-parallel degrees.
+    """Fewest devices of all layers; by suffix and sum of degrees in ``fewest``.
 
     Args:
         replicas: Data-parallel degrees that may be. Shape [d].
@@ -187,14 +187,9 @@ def _fewest(
         known: Time by pair, degree and column likewise. Shape [pairs, t, columns].
         fewest: Filled in. Shape [suffixes, sums + 1].
         took: Filled in with pair, degree and replicas. Shape [suffixes, sums + 1, 3].
-
-    Returns:
-        The fewest devices for all layers.
     """
-    sums = fewest.shape[1] - 1
-    chosen = np.empty(suffixes.shape[1], dtype=np.int64)
-    endless = limits.copy()
-    endless[0] = np.inf
+    sums, chosen = fewest.shape[1] - 1, np.empty(suffixes.shape[1], dtype=np.int64)
+    endless = np.array([np.inf, limits[1], limits[2]])
     fewest[:] = _MANY
     fewest[0] = 0
     for k in range(len(pairs)):
@@ -210,7 +205,6 @@ def _fewest(
                 uses = degrees[t] * d
                 if least[k, t, r] > asked or uses > devices:
                     continue
-                flight = 0
                 for s in range(d, sums + 1):
                     if fewest[rest, s - d] + uses >= fewest[whole, s]:
                         continue
@@ -220,13 +214,11 @@ def _fewest(
                         known[k, t, at] = _stage_time(
                             layers, inside, t, d, flight, limits, chosen
                         )
-                    if known[k, t, at] > asked:
-                        if known[k, t, at] == np.inf:
-                            break
-                        continue
-                    fewest[whole, s] = fewest[rest, s - d] + uses
-                    took[whole, s, 0], took[whole, s, 1] = k, t
-                    took[whole, s, 2] = r
+                    if known[k, t, at] == np.inf:
+                        break
+                    if known[k, t, at] <= asked:
+                        fewest[whole, s] = fewest[rest, s - d] + uses
+                        took[whole, s] = np.array([k, t, r])
     return int(fewest[len(suffixes) - 1].min())
 
 
