@@ -216,8 +216,7 @@ def expand(
 ) -> int:
     """Note all sets one more device leads to: ``DONE``, ``FULL`` or ``PAUSED``.
 
-    Full tables are to be replaced, and a pause (no steps left) to be followed, by the
-    same call again.
+    Full tables are to be replaced; then, as after a pause, the call is made again.
 
     Args:
         p: The groups; ``b`` is scratch, ``reached`` where sets are noted.
