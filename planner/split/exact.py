@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.split.board import Board, Problem, new_board
 from planner.split.groups import Groups
 from planner.split.ideals import (
     Reached,
@@ -31,16 +32,13 @@ from planner.split.search import (
     DONE,
     FULL,
     NO_BETTER,
-    Board,
-    Problem,
     expand,
-    new_board,
 )
 from planner.split.task import Array, Index
 
 __all__ = ["Outcome", "best_exact"]
 
-_STEPS = 1_000_000  # from one set, between looks at the clock
+_STEPS = 100_000  # at first, from one set, between looks at the clock
 _SLICE = 50_000  # steps of a search before it is the other's turn
 
 

@@ -67,6 +67,33 @@ def test_no_split_is_better(seed: int) -> None:
     assert breaches(task, outcome.split.assignment) == ()
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_nodes_without_time_change_nothing(seed: int) -> None:
+    """They go with a neighbour, and that is never worse."""
+    rng = np.random.default_rng(seed)
+    made = document(
+        rng,
+        nodes=6,
+        accelerators=2,
+        cpus=int(rng.integers(0, 2)),
+        memory=float(rng.choice([1e9, 45])),
+    )
+    idle = {"fpgaLatency": 0.0, "cpuLatency": 0.0}
+    for node in made["nodes"]:
+        node.update(idle if rng.random() < 0.4 else {})
+    if seed % 2:
+        made = training(rng, made)
+        for node in made["nodes"][6:]:
+            node.update(idle if rng.random() < 0.4 else {})
+    task = task_of(made)
+    wanted = least(task)
+    outcome = best_exact(group(task))
+    assert outcome.finished
+    assert (outcome.split is None) == (wanted is None)
+    if outcome.split is not None:
+        assert outcome.split.load_ms == pytest.approx(wanted, rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_it_needs_no_split_to_start_from(seed: int) -> None:
     """A bad start, or none, leads to the same optimum."""
