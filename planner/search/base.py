@@ -50,8 +50,8 @@ class Request:
         seed: Of everything random.
         evaluation_budget: Most strategies to price with the simulator; None leaves it
             to the partitioner.
-        time_budget_s: Wall-clock seconds after which the best so far is the answer; None
-            leaves it to the partitioner.
+        time_budget_s: Wall-clock seconds after which the best so far is the answer;
+            None leaves it to the partitioner.
         devices: ``all`` uses every free device if any legal strategy does, of mixed
             clusters at least every one of a type; ``any`` lets fewer win.
     """

@@ -39,21 +39,25 @@ def begin(campaign: Campaign) -> None:
     Rules of thumb; the best rows of the whole space by closed forms; those rows with
     their grids laid over neighbouring devices in every way; the best of them with
     devices divided by DT-FM's search.
-    Tells the campaign which devices may be left out, and rows for other numbers.
+    Tells the campaign which devices may be left out.
     """
     request = campaign.request
     started: list[tuple[list[Index], list[Row]]] = []
     for pool in pools(request)[:_POOLS]:
+        if started and campaign.is_late(_LOOKED):
+            break
         orders = base_orders(request.setting.cluster, pool)
         rows = _rules_of_thumb(request, pool.count)
         campaign.price([Solution(order=orders[0], row=row) for row in rows])
-        if not campaign.is_late(_LOOKED):
-            rows += _best_rows(campaign, orders[0], pool.count)
+        rows += _best_rows(campaign, orders[0], pool.count)
         campaign.price([Solution(order=orders[0], row=row) for row in rows])
-        if rows:
-            started.append((orders, rows))
-            campaign.offer(pool.devices, pool.count, rows)
-    campaign.simulate_best(2, cuts=2)
+        if not rows:
+            continue
+        if not started:
+            campaign.simulate_best(2)
+        started.append((orders, rows))
+        if pool.count < len(pool.devices):
+            campaign.leave_out(pool.devices, pool.count)
     laid = (
         Solution(order=made, row=row)
         for orders, rows in started
