@@ -38,6 +38,8 @@ _SIMULATIONS = 96
 _PER_MESH = 2
 #: Meshes whose best is tried under all schedules.
 _VARIED = 3
+#: Share of moves that change the number of devices; each number is priced apart.
+_RESIZING = 0.05
 #: Simulations of rows that closed forms cannot tell from the best.
 _TIES = 3
 #: Added to the score of what does not fit, with its excess, so that it comes last.
@@ -115,7 +117,7 @@ class Campaign:
         """
         if self.request.time_budget_s is not None:
             return None
-        return int(np.clip((self._budget or most) // 2, most // 4, most))
+        return int(np.clip((self._budget or most) // 2, 2, most))
 
     def is_over(self, done: int, most: int, share: float) -> bool:
         """Whether to go on to the finalists.
@@ -252,7 +254,7 @@ class Campaign:
         """A random move: of the order, of the row, or to another number of devices."""
         rng = self.rng
         kind = float(rng.random())
-        if kind < 0.15 and self.request.devices == "any":
+        if kind < _RESIZING and self.request.devices == "any":
             return self._resized(solution)
         rows = self.neighbours(solution) if kind < 0.45 else None
         if rows is not None:
