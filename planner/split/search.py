@@ -17,7 +17,16 @@ from planner.split.groups import Groups
 from planner.split.ideals import Reached, Words, put
 from planner.split.task import Array, Index, Mask
 
-__all__ = ["DONE", "FULL", "NO_BETTER", "PAUSED", "Board", "Problem", "expand", "new_board"]
+__all__ = [
+    "DONE",
+    "FULL",
+    "NO_BETTER",
+    "PAUSED",
+    "Board",
+    "Problem",
+    "expand",
+    "new_board",
+]
 
 DONE, FULL, PAUSED = 0, 1, 2
 
@@ -269,9 +278,7 @@ def _admissible(
     if on_cpu:
         return bool(sums[_BUSY] < bound)
     return bool(
-        sums[_BUSY] + sums[_STAYS] < bound
-        and sums[_HELD] <= memory
-        and p.supported[at]
+        sums[_BUSY] + sums[_STAYS] < bound and sums[_HELD] <= memory and p.supported[at]
     )
 
 
@@ -322,6 +329,9 @@ def expand(
             _next(p, b, depth, rest[1])
             continue
         at = b.options[b.piece[depth, 1]]
+        budget[0] -= 1
+        if budget[0] < 0:
+            return PAUSED
         _take(p, b, at, depth, on_cpu)
         sums = b.sums[depth + 1]
         if not _admissible(p, sums, at, memory, best[0], on_cpu):
@@ -330,9 +340,6 @@ def expand(
             continue
         depth += 1
         _open(p, b, depth)
-        budget[0] -= 1
-        if budget[0] < 0:
-            return PAUSED
         load = max(
             reached.value[source], sums[_BUSY] + (0.0 if on_cpu else sums[_MOVED])
         )

@@ -12,7 +12,6 @@ At every point there is an answer; time or the number of simulations ends the se
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +32,9 @@ from policies.partition.network import Encoded
 from policies.partition.saved import SavedNetwork, load_network
 
 __all__ = ["LearnedPartitioner", "SearchConfig"]
+
+#: What is this much worse than the best by closed forms is not simulated any more.
+_HOPELESS = 1.25
 
 Index = NDArray[np.int64]
 
@@ -217,30 +219,19 @@ class LearnedPartitioner:
     ) -> list[Candidate]:
         """Simulate the best until time or the number of simulations is up."""
         budget = problem.request.evaluation_budget
+        most = self._config.finalists if budget is None else budget
         few = best_of(current, max(12, self._config.finalists), of_layout=3)
         ranked = arranger.finalists(few)
         candidates: list[Candidate] = []
         best = np.inf
-        for number, (index, variants, cuts) in enumerate(self._turns(ranked)):
-            spent = arranger.model.evaluations["simulated"]
-            if candidates and (
-                (problem.until is None and number >= self._config.finalists)
-                or (budget is not None and spent >= budget)
-                or problem.late
-                or ranked.score[index] > 1.25 * best
-            ):
-                break
-            found = arranger.settled(ranked, index, variants=variants, cuts=cuts)
-            if budget is not None:
-                found = found[: max(1, budget - spent)]
-            candidates += found
-            best = min(best, float(ranked.score[index]))
-        return candidates
-
-    @staticmethod
-    def _turns(ranked: Priced) -> Iterator[tuple[int, bool, int]]:
-        """What to simulate: rows one by one; of the first also other schedules."""
         for index in range(len(ranked)):
-            yield index, False, 1
-            if index in {1, 5}:
-                yield index - 1, True, 1
+            spent = arranger.model.evaluations["simulated"]
+            full = spent >= most and (problem.until is None or budget is not None)
+            hopeless = ranked.score[index] > _HOPELESS * best
+            if candidates and (full or hopeless or problem.late):
+                break
+            found = arranger.settled(ranked, index)
+            candidates += found
+            if any(one.cost.fits for one in found):
+                best = min(best, float(ranked.score[index]))
+        return candidates

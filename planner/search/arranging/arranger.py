@@ -16,7 +16,7 @@ from planner.search.base import Candidate, Request
 from planner.search.refine import candidates_of_row, schedule_variants
 from planner.space import StrategyTable, legal
 
-__all__ = ["Arranger", "Priced", "open_arranger"]
+__all__ = ["Arranger", "Finalists", "Priced", "open_arranger"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -48,6 +48,26 @@ class Priced:
             row=self.row[rows],
             score=self.score[rows],
         )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Finalists:
+    """Rows, each with an order of groups; arrays of shape [n].
+
+    Attributes:
+        rows: Of the strategy table.
+        layout: Each row's.
+        sequence: Groups in order, -1 after the last. Shape [n, groups].
+        score: By closed forms.
+    """
+
+    rows: StrategyTable
+    layout: Index
+    sequence: Index
+    score: Array
+
+    def __len__(self) -> int:
+        return len(self.score)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -105,79 +125,83 @@ class Arranger:
         chosen[order[at[::-1]]] = rows[at[::-1]]
         return chosen, best
 
-    def finalists(self, priced: Priced) -> Priced:
-        """All rows of some arrangements, those that fit, best first.
+    def finalists(self, priced: Priced) -> Finalists:
+        """All rows of some arrangements, and their other schedules, by closed forms.
 
         Args:
             priced: Arrangements; each gives as many as its layout has rows.
+        Returns:
+            Those that fit, best first.
         """
         starts = self.layouts.starts
         many = starts[priced.layout + 1] - starts[priced.layout]
         of = np.repeat(np.arange(len(priced)), many)
         first = np.cumsum(many) - many
-        row = starts[priced.layout][of] + np.arange(len(of)) - first[of]
+        table = self.layouts.rows[
+            starts[priced.layout][of] + np.arange(len(of)) - first[of]
+        ]
+        table, of = self._with_variants(table, of)
         score = np.full(len(of), np.inf)
         counts = self.layouts.count[priced.layout]
         for count in np.unique(counts).tolist():
             mine = np.flatnonzero(counts[of] == count)
             arrangements, order = np.unique(of[mine], return_inverse=True)
             ids = self.groups.orders(priced.sequence[arrangements], count)
-            table = self.layouts.rows[row[mine]]
-            costs = self.model.arranged(table, ids, order.reshape(-1))
-            score[mine] = scores_of(costs, table, self.request.objective)
+            costs = self.model.arranged(table[mine], ids, order.reshape(-1))
+            score[mine] = scores_of(costs, table[mine], self.request.objective)
         best = np.argsort(score, kind="stable")
         best = best[np.isfinite(score[best])]
-        return Priced(
+        return Finalists(
+            rows=table[best],
             layout=priced.layout[of[best]],
             sequence=priced.sequence[of[best]],
-            row=row[best],
             score=score[best],
         )
 
+    def _with_variants(
+        self, table: StrategyTable, of: Index
+    ) -> tuple[StrategyTable, Index]:
+        """Rows under the schedules that they stand for, too."""
+        facts, pins = self.request.facts, self.request.pins
+        if "schedule" in pins or not (table.pp > 1).any():
+            return table, of
+        virtual = pins.get("virtual_stages")
+        found: dict[tuple[int, ...], dict[str, int]] = {}
+        for at in np.flatnonzero(table.pp > 1).tolist():
+            for row in schedule_variants(table.row(at), facts.num_units, SCHEDULES):
+                if virtual in {None, row["virtual_stages"]}:
+                    found.setdefault((int(of[at]), *row.values()), row)
+        if not found:
+            return table, of
+        names = list(StrategyTable.__dataclass_fields__)
+        more = StrategyTable.from_columns(
+            **{name: [row[name] for row in found.values()] for name in names}
+        )
+        kept = np.flatnonzero(legal(more, facts))
+        owners = np.array([key[0] for key in found], dtype=np.int64)
+        both = StrategyTable.concatenate([table, more[kept]])
+        return both, np.concatenate([of, owners[kept]])
+
     def settled(
-        self, priced: Priced, index: int, *, variants: bool = False, cuts: int = 1
+        self, finalists: Finalists, index: int, *, cuts: int = 1
     ) -> list[Candidate]:
-        """Cut an arrangement exactly and simulate it.
+        """Cut a finalist exactly and simulate it.
 
         Args:
-            priced: Arrangements.
+            finalists: Rows with their orders.
             index: Which of them.
-            variants: Whether to simulate its other schedules instead of its own.
             cuts: Most cuts to try, the exact one first.
         """
-        row = self.layouts.rows.row(int(priced.row[index]))
-        count = int(self.layouts.count[priced.layout[index]])
-        ids = self.groups.orders(priced.sequence[index : index + 1], count)[0]
+        row = finalists.rows.row(index)
+        count = int(self.layouts.count[finalists.layout[index]])
+        ids = self.groups.orders(finalists.sequence[index : index + 1], count)[0]
         local = CostModel(self.request.setting.reordered(ids))
-        rows = [row]
-        if variants:
-            pinned = "schedule" in self.request.pins or row["pp"] == 1
-            rows = [] if pinned else self._variants(row)
         free = "recompute" not in self.request.pins
-        found: list[Candidate] = []
-        for one in rows:
-            found += candidates_of_row(local, one, free_recompute=free, most=cuts)
+        found = candidates_of_row(local, row, free_recompute=free, most=cuts)
         self.model.evaluations["simulated"] += local.evaluations["simulated"]
-        if not found:
-            return []
         table = StrategyTable.from_strategies([c.strategy for c in found])
         kept = np.flatnonzero(legal(table, self.request.facts))
         return [found[at] for at in kept.tolist()]
-
-    def _variants(self, row: dict[str, int]) -> list[dict[str, int]]:
-        pinned = self.request.pins.get("virtual_stages")
-        facts = self.request.facts
-        found = [
-            variant
-            for variant in schedule_variants(row, facts.num_units, SCHEDULES)
-            if pinned in {None, variant["virtual_stages"]}
-        ]
-        if not found:
-            return []
-        table = StrategyTable.from_columns(
-            **{name: [one[name] for one in found] for name in found[0]}
-        )
-        return [found[at] for at in np.flatnonzero(legal(table, facts)).tolist()]
 
 
 def open_arranger(

@@ -12,6 +12,7 @@ from planner.search.arranging.fleets import Choices, Fleet
 from planner.search.arranging.groups import DeviceGroups
 from planner.search.base import Objective, Request
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
+from planner.space.table import distinct
 
 __all__ = ["Layouts", "find_layouts", "scores_of"]
 
@@ -75,13 +76,14 @@ class Layouts:
 
 def _mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
     """Which of some meshes each row has. Shape [n]."""
-    columns = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
-    both = np.concatenate([mesh, columns])
-    _, inverse = np.unique(both, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    place = np.empty(int(inverse.max()) + 1, dtype=np.int64)
-    place[inverse[: len(mesh)]] = np.arange(len(mesh))
-    return np.asarray(place[inverse[len(mesh) :]])
+    both = [
+        np.concatenate([mesh[:, at], getattr(table, name)])
+        for at, name in enumerate(MESH_COLUMNS)
+    ]
+    number = distinct(*both)[1]
+    place = np.empty(int(number.max()) + 1, dtype=np.int64)
+    place[number[: len(mesh)]] = np.arange(len(mesh))
+    return np.asarray(place[number[len(mesh) :]])
 
 
 def find_layouts(
