@@ -7,7 +7,6 @@ same row under other orders, so that the search trusts neither alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish, score
+from planner.search.budget import SIMULATIONS, Budget
 from planner.search.moves import (
     Solution,
     block_sizes,
@@ -32,8 +32,6 @@ __all__ = ["Campaign"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Strategies to simulate where neither a budget nor a time is given.
-_SIMULATIONS = 96
 #: Of one mesh at most this many are simulated in a row.
 _PER_MESH = 2
 #: Meshes whose best is tried under all schedules.
@@ -48,7 +46,7 @@ _OVER = 1e12
 _REMEMBERED = 4_000
 
 
-class Campaign:
+class Campaign(Budget):
     """One search's books.
 
     Args:
@@ -61,10 +59,8 @@ class Campaign:
     """
 
     def __init__(self, request: Request) -> None:
-        self.request = request
+        super().__init__(request)
         self.rng = np.random.default_rng(request.seed)
-        self.started = time.perf_counter()
-        self._model = CostModel(request.setting)
         self._scores: dict[object, float] = {}
         self._distinct: dict[object, Solution] = {}
         self._kinds: dict[object, object] = {}
@@ -81,70 +77,8 @@ class Campaign:
         sizes = np.bincount(hosts[request.setting.order])
         self.host_devices = int(np.bincount(sizes[sizes > 0]).argmax())
         self._free_recompute = "recompute" not in request.pins
-        budget = request.evaluation_budget
-        if budget is None and request.time_budget_s is None:
-            budget = _SIMULATIONS
-        self._budget = budget
         self.best_score = np.inf
         self._leader: Solution | None = None
-
-    # -- Budgets -----------------------------------------------------------------
-
-    @property
-    def left(self) -> int | None:
-        """Simulations that may still be run; None without a limit."""
-        if self._budget is None:
-            return None
-        return max(0, self._budget - self._model.evaluations["simulated"])
-
-    def is_late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time that was given is over."""
-        budget = self.request.time_budget_s
-        return budget is not None and (
-            time.perf_counter() - self.started > budget * share
-        )
-
-    def count(self, model: CostModel) -> None:
-        """Add what another model priced for this search."""
-        for fidelity, many in model.evaluations.items():
-            self._model.evaluations[fidelity] += many
-
-    def rounds(self, most: int) -> int | None:
-        """Rounds that a search should take; None where the time says when to end.
-
-        Closed forms cost nothing of the budget, but many rounds for a handful of
-        simulations are not what was asked for.
-        """
-        if self.request.time_budget_s is not None:
-            return None
-        return int(np.clip((self._budget or most) // 2, 2, most))
-
-    def is_over(self, done: int, most: int, share: float) -> bool:
-        """Whether to go on to the finalists.
-
-        Args:
-            done: Rounds so far.
-            most: Rounds where no time is given and the budget is large.
-            share: Of the time that rounds may take.
-        """
-        rounds = self.rounds(most)
-        if rounds is None:
-            return self.is_late(share) or self.left == 0
-        return done >= rounds
-
-    def share_of(self, rounds: int) -> int:
-        """Simulations a round, if so many rounds are to take half of the budget."""
-        if self._budget is None:
-            return 2
-        return min(self._budget // (2 * rounds) + 1, self.left or 0)
-
-    def elapsed_share(self, share: float = 1.0) -> float:
-        """How much of a share of the time is over, from 0 to 1; 1 without a limit."""
-        budget = self.request.time_budget_s
-        if not budget:
-            return 1.0
-        spent = time.perf_counter() - self.started
-        return min(1.0, spent / (budget * share))
 
     # -- Prices ------------------------------------------------------------------
 
@@ -365,7 +299,7 @@ class Campaign:
         self.simulate_best(_TIES)
         self._settle_ties()
         left = self.left
-        self.simulate_best(_SIMULATIONS if left is None else left)
+        self.simulate_best(SIMULATIONS if left is None else left)
 
     def _settle_ties(self) -> None:
         """Simulate rows that promise the same as the best: one may send less."""
