@@ -230,7 +230,10 @@ class LearnedPartitioner:
             hopeless = ranked.score[index] > _HOPELESS * best
             if candidates and (full or hopeless or problem.late):
                 break
-            found = arranger.settled(ranked, index)
+            # The exact cut has the fastest slowest stage; of ranks that hold several
+            # stages the slowest may be another, and even times the better cut.
+            looped = ranked.rows.virtual_stages[index] > 1
+            found = arranger.settled(ranked, index, cuts=2 if looped else 1)
             candidates += found
             if any(one.cost.fits for one in found):
                 best = min(best, float(ranked.score[index]))
