@@ -12,6 +12,7 @@ At every point there is an answer; time or the number of simulations ends the se
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
 from planner.search import Candidate, Request, SearchResult
-from planner.search.arranging.arranger import Arranger, Priced, open_arranger
+from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
 from planner.search.arranging.climb import Limits, best_of, climb, joined
 from planner.search.arranging.fleets import Choices, list_choices
 from planner.search.arranging.groups import DeviceGroups, group_devices
@@ -35,6 +36,8 @@ __all__ = ["LearnedPartitioner", "SearchConfig"]
 
 #: What is this much worse than the best by closed forms is not simulated any more.
 _HOPELESS = 1.25
+#: After these ranks the first, the second and the third are tried under all schedules.
+_VARIED = (1, 3, 6)
 
 Index = NDArray[np.int64]
 
@@ -223,18 +226,28 @@ class LearnedPartitioner:
         few = best_of(current, max(12, self._config.finalists), of_layout=3)
         ranked = arranger.finalists(few)
         candidates: list[Candidate] = []
-        best = np.inf
-        for index in range(len(ranked)):
+        for entered, index in self._turns(arranger, ranked):
             spent = arranger.model.evaluations["simulated"]
             full = spent >= most and (problem.until is None or budget is not None)
-            hopeless = ranked.score[index] > _HOPELESS * best
-            if candidates and (full or hopeless or problem.late):
+            fits = any(one.cost.fits for one in candidates)
+            if candidates and (full or (problem.late and fits)):
                 break
             # The exact cut has the fastest slowest stage; of ranks that hold several
             # stages the slowest may be another, and even times the better cut.
-            looped = ranked.rows.virtual_stages[index] > 1
-            found = arranger.settled(ranked, index, cuts=2 if looped else 1)
-            candidates += found
-            if any(one.cost.fits for one in found):
-                best = min(best, float(ranked.score[index]))
+            looped = entered.rows.virtual_stages[index] > 1
+            candidates += arranger.settled(entered, index, cuts=2 if looped else 1)
         return candidates
+
+    @staticmethod
+    def _turns(
+        arranger: Arranger, ranked: Finalists
+    ) -> Iterator[tuple[Finalists, int]]:
+        """What to simulate: rows by rank; of a few also all other schedules."""
+        for index in range(len(ranked)):
+            if ranked.score[index] > _HOPELESS * ranked.score[0]:
+                return
+            yield ranked, index
+            if index in _VARIED:
+                others = arranger.variants(ranked, _VARIED.index(index))
+                for other in range(len(others)):
+                    yield others, other
