@@ -36,6 +36,11 @@ __all__ = ["LearnedPartitioner", "SearchConfig"]
 
 #: What is this much worse than the best by closed forms is not simulated any more.
 _HOPELESS = 1.25
+#: Share of the time that is left which drawing orders may take, and what a step of it
+#: takes: seconds, and seconds for each order and group (one core of 2020).
+_DRAWING, _STEP_S, _GROUP_S = 0.3, 4e-4, 1.5e-6
+#: Without a clock, orders times groups squared.
+_MOST_DRAWN = 120_000
 #: After these ranks the first, the second and the third are tried under all schedules.
 _VARIED = (1, 3, 6)
 
@@ -68,6 +73,8 @@ class SearchConfig:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Problem:
+    """One search."""
+
     request: Request
     groups: DeviceGroups
     choices: Choices
@@ -147,8 +154,10 @@ class LearnedPartitioner:
             score=layouts.score,
         )
         if self._order_matters(problem):
-            drawn = self._draw(problem, saved, seen, encoded, arranger, rng)
-            current = self._climb(problem, arranger, joined([current, drawn]), rng)
+            if self._affordable(problem):
+                drawn = self._draw(problem, saved, seen, encoded, arranger, rng)
+                current = joined([current, drawn])
+            current = self._climb(problem, arranger, current, rng)
         return arranger, self._settle(problem, arranger, current)
 
     def _open(self, problem: _Problem, ranked: Index) -> Arranger | None:
@@ -173,6 +182,17 @@ class LearnedPartitioner:
             len(np.unique(problem.groups.sizes)) > 1
         )
 
+    def _affordable(self, problem: _Problem) -> int:
+        """Orders to draw, so that on a clock they take a share of it; 0 for none."""
+        groups = len(problem.groups)
+        wanted = self._config.layouts * (1 + self._config.draws)
+        if problem.until is None:
+            return min(wanted, max(8, _MOST_DRAWN // groups**2))
+        left = _DRAWING * (problem.until - time.perf_counter())
+        each_step = left / groups - _STEP_S
+        count = int(min(wanted, each_step / (_GROUP_S * groups)))
+        return count if count >= 4 else 0
+
     def _draw(
         self,
         problem: _Problem,
@@ -183,8 +203,10 @@ class LearnedPartitioner:
         rng: np.random.Generator,
     ) -> Priced:
         """Orders for the best layouts, the likeliest of each among them."""
-        few = np.arange(min(self._config.layouts, len(arranger.layouts)))
-        layout = np.concatenate([few, np.repeat(few, self._config.draws)])
+        count = max(1, self._affordable(problem))
+        few = np.arange(min(self._config.layouts, len(arranger.layouts), count))
+        layout = np.sort(np.resize(few, max(0, count - len(few))))
+        layout = np.concatenate([few, layout])
         if not self._config.learned:
             sequence = arranger.layouts.sequence[layout]
             shuffled = np.stack(
