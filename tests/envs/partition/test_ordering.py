@@ -99,13 +99,16 @@ def _begun(
     return choices, world, ordering, count
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_steps_are_described_as_defined(name: str) -> None:
-    rng = np.random.default_rng(0)
-    choices, world, ordering, count = _begun(CLUSTERS[name], devices="any")
+def _walk(
+    world: dict[str, Any],
+    meshes: np.ndarray[Any, Any],
+    ordering: Ordering,
+    count: np.ndarray[Any, Any],
+    rng: np.random.Generator,
+) -> None:
+    """Take groups at random and compare what is said of them at every step."""
     naive = [
-        _Naive(world, mesh, int(many))
-        for mesh, many in zip(choices.mesh, count, strict=True)
+        _Naive(world, mesh, int(many)) for mesh, many in zip(meshes, count, strict=True)
     ]
     steps = 0
     while (going := ordering.going).any():
@@ -114,7 +117,7 @@ def test_steps_are_described_as_defined(name: str) -> None:
         described = ordering.describe()
         assert described.dtype == np.float32
         chosen = np.where(left, rng.random(left.shape), -1).argmax(axis=1)
-        for row in range(len(choices)):
+        for row in range(len(meshes)):
             if not going[row]:
                 assert (described[row] == 0).all()
                 continue
@@ -125,6 +128,38 @@ def test_steps_are_described_as_defined(name: str) -> None:
     assert steps == max(len(one.sequence) for one in naive)
     for row, one in enumerate(naive):
         assert len(one.placed) == count[row]
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_steps_are_described_as_defined(name: str) -> None:
+    choices, world, ordering, count = _begun(CLUSTERS[name], devices="any")
+    _walk(world, choices.mesh, ordering, count, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_may_straddle_stages_and_blocks(seed: int) -> None:
+    """No two links alike, groups larger and smaller than stages, the last in part."""
+    rng = np.random.default_rng(seed)
+    many = int(rng.integers(2, 8))
+    pairs = rng.normal(size=(many, many, 2)).astype(np.float32)
+    world = {
+        "sizes": rng.integers(1, 9, size=many),
+        "kinds": rng.integers(0, 3, size=many),
+        "groups": rng.normal(size=(many, 13)).astype(np.float32),
+        "pairs": pairs + pairs.transpose(1, 0, 2),
+    }
+    meshes, counts = [], []
+    for count in range(1, int(world["sizes"].sum()) + 1):
+        for pp in (n for n in range(1, count + 1) if count % n == 0):
+            shard, tp = rng.choice([1, 2, 3], size=2).tolist()
+            if count // pp % (shard * tp) == 0:
+                replicate = count // pp // (shard * tp)
+                meshes.append([pp, replicate, shard, 1, tp, 1])
+                counts.append(count)
+    mesh, count = np.array(meshes), np.array(counts)
+    usable = np.ones((len(mesh), many), dtype=bool)
+    ordering = Ordering.start(mesh=mesh, count=count, usable=usable, **world)
+    _walk(world, mesh, ordering, count, rng)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

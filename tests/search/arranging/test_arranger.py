@@ -21,7 +21,10 @@ from tests.search.arranging.made import arranged, far_sites, mixed_hosts, opened
 
 CASES: dict[str, tuple[Cluster, dict[str, Any]]] = {
     "mixed": (mixed_hosts(), {}),
-    "per device": (mixed_hosts(), {"objective": "throughput_per_device"}),
+    "per device": (
+        hosts((1, 2, device()), (2, 1, device("b"))),
+        {"objective": "throughput_per_device"},
+    ),
     "any": (
         hosts((1, 3, device()), (1, 1, device("b", memory_bytes=1e9))),
         {"devices": "any", "objective": "memory"},
