@@ -110,6 +110,7 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self.action_space = spaces.Discrete(max_meshes + max_groups)
         self._ready: OrderedDict[str, Problem] = OrderedDict()
         self._drawn: dict[int, World] = {}
+        self._refused: dict[int, str] = {}
         self._problem: Problem | None = None
         self._ordering: Ordering | None = None
         self._choice = -1
@@ -268,17 +269,20 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
             return self._open(
                 self.worlds[int(self.np_random.integers(len(self.worlds)))]
             )
-        reason = ""
+        index = 0
         for _ in range(_ATTEMPTS):
             index = int(self.np_random.integers(self.pool))
+            if index in self._refused:
+                continue
             if index not in self._drawn:
                 self._drawn[index] = self.worlds.world(index)
             try:
                 return self._open(self._drawn[index])
             except (NoFeasiblePlanError, StrategyError) as error:
-                reason = str(error)
+                self._refused[index] = str(error)
         raise StrategyError(
-            f"of {_ATTEMPTS} worlds drawn none can be taken; the last: {reason}"
+            f"of {_ATTEMPTS} worlds drawn none can be taken; the last: "
+            f"{self._refused[index]}"
         )
 
     def _open(self, world: World) -> Problem:

@@ -67,17 +67,24 @@ class Sizes:
 
     def why_not(self, seen: Observed) -> str | None:
         """What of a problem there is no room for; None if all of it fits."""
-        for name, many, most in (
-            ("units", len(seen.units), self.units),
-            ("groups", len(seen.groups), self.groups),
-            ("meshes", len(seen.meshes), self.meshes),
-            ("units", -(-seen.unit_edges.shape[1] // _UNIT_EDGES), self.units),
+        for name, many in (
+            ("units", len(seen.units)),
+            ("groups", len(seen.groups)),
+            ("meshes", len(seen.meshes)),
         ):
+            most = getattr(self, name)
             if many > most:
                 return (
                     f"{many} {name} do not fit max_{name}={most} of the environment; "
                     f"make it with max_{name}={many}"
                 )
+        edges = seen.unit_edges.shape[1]
+        if edges > self.unit_edges:
+            return (
+                f"{edges} edges between units do not fit the {self.unit_edges} of "
+                f"max_units={self.units}; make the environment with "
+                f"max_units={-(-edges // _UNIT_EDGES)}"
+            )
         return None
 
 
