@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.search import Request
 from planner.search.arranging.fleets import Choices
+from planner.space import MESH_COLUMNS, expand_meshes
 
-__all__ = ["subset", "thinned"]
+__all__ = ["subset", "thinned", "with_rows"]
 
 Index = NDArray[np.int64]
 
@@ -49,6 +51,25 @@ def thinned(choices: Choices, among: Index, most: int) -> Index:
         mine = among[fleet == number]
         kept.append(mine[np.linspace(0, len(mine) - 1, share).round().astype(int)])
     return np.sort(np.concatenate(kept))
+
+
+def with_rows(request: Request, choices: Choices) -> Index:
+    """Choices of which some strategy is legal, ascending. Shape [n].
+
+    Of meshes whose degrees divide what they must, the other rules refuse a half or
+    more: they would take the place of what may be chosen.
+    """
+    kept = []
+    for number in range(len(choices.fleets)):
+        mine = np.flatnonzero(choices.fleet == number)
+        table = expand_meshes(choices.mesh[mine], request.facts, request.pins)
+        rows = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
+        both = np.concatenate([np.unique(rows, axis=0), choices.mesh[mine]])
+        _, which = np.unique(both, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        many = len(both) - len(mine)
+        kept.append(mine[np.isin(which[many:], which[:many])])
+    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
 
 
 def subset(choices: Choices, kept: Index) -> Choices:

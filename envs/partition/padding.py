@@ -65,25 +65,22 @@ class Sizes:
         """Edges between groups."""
         return _GROUP_EDGES * self.groups
 
-    def why_not(self, seen: Observed) -> str | None:
+    def why_not(
+        self, *, units: int, groups: int, meshes: int = 0, unit_edges: int = 0
+    ) -> str | None:
         """What of a problem there is no room for; None if all of it fits."""
-        for name, many in (
-            ("units", len(seen.units)),
-            ("groups", len(seen.groups)),
-            ("meshes", len(seen.meshes)),
-        ):
+        for name, many in (("units", units), ("groups", groups), ("meshes", meshes)):
             most = getattr(self, name)
             if many > most:
                 return (
                     f"{many} {name} do not fit max_{name}={most} of the environment; "
                     f"make it with max_{name}={many}"
                 )
-        edges = seen.unit_edges.shape[1]
-        if edges > self.unit_edges:
+        if unit_edges > self.unit_edges:
             return (
-                f"{edges} edges between units do not fit the {self.unit_edges} of "
+                f"{unit_edges} edges between units do not fit the {self.unit_edges} of "
                 f"max_units={self.units}; make the environment with "
-                f"max_units={-(-edges // _UNIT_EDGES)}"
+                f"max_units={-(-unit_edges // _UNIT_EDGES)}"
             )
         return None
 
@@ -129,7 +126,13 @@ def pad(seen: Observed, sizes: Sizes) -> dict[str, Array]:
     Raises:
         StrategyError: If it does not fit.
     """
-    if reason := sizes.why_not(seen):
+    reason = sizes.why_not(
+        units=len(seen.units),
+        groups=len(seen.groups),
+        meshes=len(seen.meshes),
+        unit_edges=seen.unit_edges.shape[1],
+    )
+    if reason:
         raise StrategyError(reason)
     units, groups, meshes = sizes.units, sizes.groups, sizes.meshes
     ones = np.ones(max(len(seen.units), len(seen.groups), len(seen.meshes)), np.float32)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
 from envs.partition.graphs import GraphStore
-from envs.partition.offers import subset, thinned
+from envs.partition.offers import subset, thinned, with_rows
 from envs.partition.padding import Sizes
 from envs.partition.world import World
 from planner.cost import CostModel
@@ -233,16 +233,17 @@ def open_problem(
     """
     request = world.request(graphs)
     groups = group_devices(request.setting)
+    # Before anything is priced.
+    units = len(request.setting.graph.units)
+    if reason := sizes.why_not(units=units, groups=len(groups)):
+        raise StrategyError(f"world {world.name!r}: {reason}")
     every = list_choices(request, groups)
     if not len(every):
         raise NoFeasiblePlanError([why_nothing_is_legal(request)])
     kept, arranger = _offered(request, groups, every, sizes)
-    choices = subset(every, kept)
-    seen = observe(request, groups, choices)
-    if reason := sizes.why_not(seen):
-        raise StrategyError(f"world {world.name!r}: {reason}")
     if arranger is None:
         raise _nothing_fits(world, request, every)
+    choices = subset(every, kept)
     baseline = _baseline(arranger, baselines, fidelity) or _plain(arranger, fidelity)
     if baseline is None:
         raise _nothing_fits(world, request, every)
@@ -254,7 +255,7 @@ def open_problem(
         groups=groups,
         choices=choices,
         fits=fits,
-        seen=seen,
+        seen=observe(request, groups, choices),
         arranger=arranger,
         baseline=baseline,
         fidelity=fidelity,
@@ -266,9 +267,11 @@ def _offered(
 ) -> tuple[Index, Arranger | None]:
     """Meshes to choose from, and what prices them; None if none of all fits."""
     whole = np.arange(len(every))
+    if len(every) > sizes.meshes:
+        whole = with_rows(request, every)
     kept = thinned(every, whole, sizes.meshes)
     arranger = open_arranger(request, every, groups, kept)
-    if arranger is None and len(kept) < len(every):
+    if arranger is None and len(kept) < len(whole):
         # What was left out may be all that fits.
         found = open_arranger(request, every, groups, whole)
         if found is not None:

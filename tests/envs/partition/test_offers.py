@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.partition.offers import subset, thinned
+from envs.partition.offers import subset, thinned, with_rows
 from planner.search.arranging.fleets import Choices, Fleet
+from planner.space import expand_meshes
+from tests.search.arranging.made import arranged, mixed_hosts
 
 
 def _choices(*many: int) -> Choices:
@@ -56,3 +58,13 @@ def test_a_subset_keeps_fleets_and_their_numbers() -> None:
     assert some.fleets == choices.fleets
     assert some.fleet.tolist() == [0, 1]
     assert (some.mesh == choices.mesh[[2, 5]]).all()
+
+
+def test_meshes_without_a_legal_row_are_told_apart() -> None:
+    request, _, choices = arranged(mixed_hosts(), devices="any")
+    kept = set(with_rows(request, choices).tolist())
+    for at in range(len(choices)):
+        rows = expand_meshes(choices.mesh[[at]], request.facts, request.pins)
+        assert (at in kept) == (len(rows) > 0)
+    assert 0 < len(kept) < len(choices)
+    assert len(with_rows(request, subset(choices, np.zeros(0, np.int64)))) == 0
