@@ -7,7 +7,6 @@ same row under other orders, so that the search trusts neither alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +15,15 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish, score
-from planner.search.moves import Row, Solution, block_sizes, moved_order, neighbours
+from planner.search.budget import SIMULATIONS, Budget
+from planner.search.moves import (
+    Solution,
+    block_sizes,
+    moved_order,
+    neighbours,
+    refilled,
+    resized,
+)
 from planner.search.refine import candidates_of_row
 from planner.space import StrategyTable, legal
 
@@ -25,21 +32,21 @@ __all__ = ["Campaign"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Strategies to simulate where neither a budget nor a time is given.
-_SIMULATIONS = 96
 #: Of one mesh at most this many are simulated in a row.
 _PER_MESH = 2
 #: Meshes whose best is tried under all schedules.
 _VARIED = 3
-#: Rows of another number of devices to move to.
-_ROWS = 12
+#: Share of moves that change the number of devices; each number is priced apart.
+_RESIZING = 0.05
+#: Simulations of rows that closed forms cannot tell from the best.
+_TIES = 3
 #: Added to the score of what does not fit, with its excess, so that it comes last.
 _OVER = 1e12
 #: Priced solutions that are remembered before the worse half is forgotten.
 _REMEMBERED = 4_000
 
 
-class Campaign:
+class Campaign(Budget):
     """One search's books.
 
     Args:
@@ -52,87 +59,26 @@ class Campaign:
     """
 
     def __init__(self, request: Request) -> None:
-        self.request = request
+        super().__init__(request)
         self.rng = np.random.default_rng(request.seed)
-        self.started = time.perf_counter()
-        self._model = CostModel(request.setting)
         self._scores: dict[object, float] = {}
-        self._priced: dict[object, Solution] = {}
+        self._distinct: dict[object, Solution] = {}
+        self._kinds: dict[object, object] = {}
         self._ratios: dict[object, float] = {}
         self._simulated: dict[object, float] = {}
         self._cut: dict[object, float] = {}
         self._alike: set[object] = set()
+        self._types = np.asarray(request.setting.cluster.type_index)
         self._wide: dict[int, Index] = {}
-        self._rows: dict[int, list[Row]] = {}
+        self._sizes: dict[object, StrategyTable | None] = {}
         self._candidates: list[Candidate] = []
         self._neighbours: dict[object, StrategyTable | None] = {}
         hosts = np.asarray(request.setting.cluster.host_of_device)
         sizes = np.bincount(hosts[request.setting.order])
         self.host_devices = int(np.bincount(sizes[sizes > 0]).argmax())
         self._free_recompute = "recompute" not in request.pins
-        budget = request.evaluation_budget
-        if budget is None and request.time_budget_s is None:
-            budget = _SIMULATIONS
-        self._budget = budget
         self.best_score = np.inf
-
-    # -- Budgets -----------------------------------------------------------------
-
-    @property
-    def left(self) -> int | None:
-        """Simulations that may still be run; None without a limit."""
-        if self._budget is None:
-            return None
-        return max(0, self._budget - self._model.evaluations["simulated"])
-
-    def is_late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time that was given is over."""
-        budget = self.request.time_budget_s
-        return budget is not None and (
-            time.perf_counter() - self.started > budget * share
-        )
-
-    def count(self, model: CostModel) -> None:
-        """Add what another model priced for this search."""
-        for fidelity, many in model.evaluations.items():
-            self._model.evaluations[fidelity] += many
-
-    def rounds(self, most: int) -> int | None:
-        """Rounds that a search should take; None where the time says when to end.
-
-        Closed forms cost nothing of the budget, but many rounds for a handful of
-        simulations are not what was asked for.
-        """
-        if self.request.time_budget_s is not None:
-            return None
-        return int(np.clip((self._budget or most) // 2, most // 4, most))
-
-    def is_over(self, done: int, most: int, share: float) -> bool:
-        """Whether to go on to the finalists.
-
-        Args:
-            done: Rounds so far.
-            most: Rounds where no time is given and the budget is large.
-            share: Of the time that rounds may take.
-        """
-        rounds = self.rounds(most)
-        if rounds is None:
-            return self.is_late(share) or self.left == 0
-        return done >= rounds
-
-    def share_of(self, rounds: int) -> int:
-        """Simulations a round, if so many rounds are to take half of the budget."""
-        if self._budget is None:
-            return 2
-        return min(self._budget // (2 * rounds) + 1, self.left or 0)
-
-    def elapsed_share(self, share: float = 1.0) -> float:
-        """How much of a share of the time is over, from 0 to 1; 1 without a limit."""
-        budget = self.request.time_budget_s
-        if not budget:
-            return 1.0
-        spent = time.perf_counter() - self.started
-        return min(1.0, spent / (budget * share))
+        self._leader: Solution | None = None
 
     # -- Prices ------------------------------------------------------------------
 
@@ -144,7 +90,7 @@ class Campaign:
         Args:
             solutions: Any number, of any numbers of devices.
         """
-        if len(self._priced) > _REMEMBERED:
+        if len(self._distinct) > _REMEMBERED or len(self._scores) > 8 * _REMEMBERED:
             self._forget()
         fresh: dict[int, dict[object, Solution]] = {}
         for one in solutions:
@@ -162,11 +108,19 @@ class Campaign:
         return self._scores[solution.key] * self._ratios.get(solution.key[1], 1.0)
 
     def alike(self, solution: Solution) -> object:
-        """Equal for solutions of one row that the closed forms cannot tell apart.
+        """Equal for solutions that the closed forms cannot tell apart.
 
-        Most of them differ in which of several equal devices is where.
+        Most of them differ in which of several equal devices is where, others in what
+        hides behind the rest of the step. Each must have been priced.
         """
-        return solution.key[1], f"{self._scores[solution.key]:.9g}"
+        return self._kinds[solution.key]
+
+    def _kind(self, solution: Solution) -> object:
+        row, types = solution.row, self._types[solution.order]
+        # The simulator knows which stage is on slow devices.
+        slowest = types.reshape(row["pp"], -1).max(axis=1).tobytes()
+        shape = row["pp"], row["schedule"], row["virtual_stages"], slowest
+        return shape, f"{self._scores[solution.key]:.9g}"
 
     def _price_alike(self, solutions: list[Solution]) -> None:
         """Of as many devices each."""
@@ -182,7 +136,8 @@ class Campaign:
         found = np.where(costs.fits, value, over)
         for one, each in zip(solutions, found.tolist(), strict=True):
             self._scores[one.key] = each
-            self._priced[one.key] = one
+            self._kinds[one.key] = self._kind(one)
+            self._distinct.setdefault(self._kinds[one.key], one)
 
     def objective(self, seconds: Array, memory_bytes: Array, devices: Index) -> Array:
         """What the request makes small, of many strategies. Shapes [n]."""
@@ -193,14 +148,17 @@ class Campaign:
         return seconds
 
     def _forget(self) -> None:
-        for one in self.best(len(self._priced))[_REMEMBERED // 2 :]:
-            del self._priced[one.key], self._scores[one.key]
+        """Keep the better ones, and of those alike the first."""
+        kept = self.best(_REMEMBERED // 2)
+        self._scores = {one.key: self._scores[one.key] for one in kept}
+        self._kinds = {one.key: self._kinds[one.key] for one in kept}
+        self._distinct = {self._kinds[one.key]: one for one in kept}
 
     # -- What is known -----------------------------------------------------------
 
     def best(self, count: int) -> list[Solution]:
-        """The best that were priced, by corrected scores; older ones first if equal."""
-        known = list(self._priced.values())
+        """The best of all priced, of those alike the first; by corrected scores."""
+        known = list(self._distinct.values())
         order = np.argsort([self.corrected(one) for one in known], kind="stable")
         return [known[index] for index in order[:count].tolist()]
 
@@ -216,28 +174,21 @@ class Campaign:
 
     # -- Moves -------------------------------------------------------------------
 
-    def offer(self, devices: Index, count: int, rows: Sequence[Row]) -> None:
-        """Say what there is to choose from.
-
-        Args:
-            devices: Of which ``count`` are used.
-            count: Moves between numbers are made where some may be left out.
-            rows: For so many, good ones first.
-        """
-        if count < len(devices):
-            self._wide[count] = devices
-        if self.request.devices == "any":
-            self._rows[count] = list(rows[:_ROWS])
+    def leave_out(self, devices: Index, count: int) -> None:
+        """Let any ``count`` of some devices be used where so many are."""
+        self._wide[count] = devices
 
     def pool_of(self, solution: Solution) -> Index:
         """Devices that a solution may use."""
+        if self.request.devices == "any":
+            return self.request.setting.order
         return self._wide.get(len(solution.order), solution.order)
 
     def moved(self, solution: Solution) -> Solution:
         """A random move: of the order, of the row, or to another number of devices."""
         rng = self.rng
         kind = float(rng.random())
-        if kind < 0.1 and len(self._rows) > 1:
+        if kind < _RESIZING and self.request.devices == "any":
             return self._resized(solution)
         rows = self.neighbours(solution) if kind < 0.45 else None
         if rows is not None:
@@ -255,18 +206,18 @@ class Campaign:
         return order
 
     def _resized(self, solution: Solution) -> Solution:
-        """More devices behind the others, or a run of them taken out."""
-        rng, order = self.rng, solution.order
-        counts = [count for count in self._rows if count != len(order)]
-        count = counts[int(rng.random() * len(counts))]
-        rows = self._rows[count]
-        row = rows[int(rng.random() ** 2 * len(rows))]
-        if count > len(order):
-            spare = np.setdiff1d(self.request.setting.order, order)
-            made = np.concatenate([order, spare[: count - len(order)]])
-        else:
-            start = int(rng.random() * (count + 1))
-            made = np.delete(order, slice(start, start + len(order) - count))
+        key, request, order = solution.key[1], self.request, solution.order
+        free = request.setting.order
+        if key not in self._sizes:
+            self._sizes[key] = resized(
+                solution.row, request.facts, request.pins, len(free)
+            )
+        rows = self._sizes[key]
+        if rows is None:
+            return Solution(order=self._shuffled(solution), row=solution.row)
+        row = rows.row(int(self.rng.random() * len(rows)))
+        spare = np.setdiff1d(free, order)
+        made = refilled(order, solution.row, row, spare, self.rng)
         return Solution(order=made, row=row)
 
     # -- Simulation --------------------------------------------------------------
@@ -278,12 +229,14 @@ class Campaign:
             row = {**row, "recompute": 0}
         return solution.key[0], tuple(row.values())
 
-    def simulate(self, solution: Solution, cuts: int = 1) -> float:
+    def simulate(self, solution: Solution) -> float:
         """Cut a solution exactly and simulate it, unless that was done.
+
+        With several virtual stages on a rank the evenly timed cut is tried, too: the
+        exact one makes the slowest of them small, not the slowest rank.
 
         Args:
             solution: Must have been priced.
-            cuts: Most cuts to try.
         Returns:
             Its score; ``1e12`` and more if no cut fits; infinite without budget.
         """
@@ -292,6 +245,7 @@ class Campaign:
             self._simulated[solution.key] = self._cut[key]
             return self._cut[key]
         left = self.left
+        cuts = 2 if solution.row["virtual_stages"] > 1 else 1
         most = cuts if left is None else min(left, cuts)
         if most < 1:
             return np.inf
@@ -308,8 +262,8 @@ class Campaign:
         closed = self._scores[solution.key]
         if value < _OVER and closed < _OVER:
             self._ratios[solution.key[1]] = value / closed
-        if value < _OVER:
-            self.best_score = min(self.best_score, value)
+        if value < min(self.best_score, _OVER):
+            self.best_score, self._leader = value, solution
         return value
 
     def _value(self, candidate: Candidate) -> float:
@@ -319,12 +273,12 @@ class Campaign:
         over = float((cost.memory.total - cost.limit_bytes).max())
         return _OVER * (1 + over / 1e9)
 
-    def simulate_best(self, count: int, *, cuts: int = 1) -> None:
+    def simulate_best(self, count: int) -> None:
         """Simulate the most promising that were not, few of one mesh."""
         if count < 1 or self.left == 0:
             return
         done, of_mesh = 0, dict[tuple[int, ...], int]()
-        for one in self.best(40 * count):
+        for one in self.best(_REMEMBERED):
             if self.alike(one) in self._alike or self._cut_key(one) in self._cut:
                 continue
             if of_mesh.get(one.mesh, 0) >= _PER_MESH:
@@ -333,7 +287,7 @@ class Campaign:
             if self._candidates and (done == count or self.is_late()):
                 return
             of_mesh[one.mesh] = of_mesh.get(one.mesh, 0) + 1
-            self.simulate(one, cuts)
+            self.simulate(one)
             done += 1
 
     def finish(self) -> None:
@@ -341,9 +295,24 @@ class Campaign:
 
         Those get other schedules, too, that the closed forms price slowly.
         """
-        left = self.left
         self._try_schedules()
-        self.simulate_best(_SIMULATIONS if left is None else left)
+        self.simulate_best(_TIES)
+        self._settle_ties()
+        left = self.left
+        self.simulate_best(SIMULATIONS if left is None else left)
+
+    def _settle_ties(self) -> None:
+        """Simulate rows that promise the same as the best: one may send less."""
+        leader = self._leader
+        rows = None if leader is None else self.neighbours(leader)
+        if leader is None or rows is None:
+            return
+        ties = [Solution(order=leader.order, row=row) for row in rows.rows()]
+        self.price([leader, *ties])
+        alike = [one for one in ties if self.alike(one) == self.alike(leader)]
+        for one in alike[:_TIES]:
+            if not self.is_late():
+                self.simulate(one)
 
     def _try_schedules(self) -> None:
         request = self.request

@@ -44,7 +44,7 @@ class Pool:
 
 
 def pools(request: Request) -> list[Pool]:
-    """What devices there are to choose from, the most first, then round numbers.
+    """What devices there are to choose from: the most, single types, round numbers.
 
     As :func:`planner.search.orders.device_orders`: all free devices if any legal
     strategy uses them, or all of one type; with ``devices="any"``, or where the number
@@ -64,9 +64,13 @@ def pools(request: Request) -> list[Pool]:
         for (_, count), (devices, orders) in found.items()
     ]
     most = max((pool.count for pool in made), default=0)
-    return sorted(
-        made, key=lambda pool: (pool.count < most, -(pool.count & -pool.count))
-    )
+    sizes = set(np.bincount(kinds[free]).tolist())
+
+    def promise(pool: Pool) -> tuple[bool, bool, int]:
+        rest = pool.count not in sizes
+        return pool.count < most, rest, -(pool.count & -pool.count)
+
+    return sorted(made, key=promise)
 
 
 def near_order(cluster: Cluster, pool: Index) -> Index:

@@ -24,6 +24,8 @@ __all__ = [
     "crossed",
     "moved_order",
     "neighbours",
+    "refilled",
+    "resized",
     "swapped",
 ]
 
@@ -37,6 +39,8 @@ _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 #: Points at which the orders of two parents change over.
 _POINTS = 5
 _PRIMES = (2, 3, 5, 7, 11, 13)
+#: Largest microbatch and most virtual stages that a row is changed to.
+_MOST_SAMPLES, _MOST_VIRTUAL = 64, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -183,8 +187,8 @@ def neighbours(
 ) -> StrategyTable | None:
     """Every legal row one change away that keeps the pins and the devices.
 
-    A factor moves from one axis to another; microbatches get larger or smaller; another
-    ZeRO stage, recomputation, schedule or number of virtual stages; a factor of ep.
+    A factor moves from one axis to another, or into ep; another size of microbatches,
+    ZeRO stage, recomputation, schedule or number of virtual stages.
 
     Args:
         row: Legal itself.
@@ -195,18 +199,79 @@ def neighbours(
         None if there is none.
     """
     unique: dict[tuple[int, ...], dict[str, int]] = {}
-    for changed in (*_meshes(row), *_batches(row), *_kinds(row, facts, schedules)):
+    for changed in (
+        *_meshes(row),
+        *_batches(row, facts),
+        *_kinds(row, facts, schedules),
+    ):
         made = _completed(changed, facts)
         if made is None or made == row:
             continue
         if all(made[knob] == value for knob, value in pins.items()):
             unique[tuple(made.values())] = made
-    if not unique:
+    return _legal_ones(list(unique.values()), facts)
+
+
+def resized(
+    row: Row, facts: Facts, pins: Mapping[str, int], most: int
+) -> StrategyTable | None:
+    """Every legal row with another degree along one axis, so of more or fewer devices.
+
+    Args:
+        row: Legal itself.
+        facts: What the rules compare against.
+        pins: Columns that stay.
+        most: Devices that there are.
+    Returns:
+        None if there is none.
+    """
+    degrees = math.prod(row[axis] for axis in _AXES)
+    found: list[dict[str, int]] = []
+    for axis in _AXES:
+        here = row[axis]
+        near = {here + step for step in (-2, -1, 1, 2)}
+        for degree in sorted(near | {here * 2, here * 3, here // 2, here // 3}):
+            if degree < 1 or degree == here or degrees // here * degree > most:
+                continue
+            made = _completed({**row, axis: degree}, facts)
+            if made and all(made[knob] == value for knob, value in pins.items()):
+                found.append(made)
+    return _legal_ones(found, facts)
+
+
+def _legal_ones(rows: Sequence[Row], facts: Facts) -> StrategyTable | None:
+    if not rows:
         return None
-    columns = {name: [made[name] for made in unique.values()] for name in row}
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
     table = StrategyTable.from_columns(**columns)
     kept = np.flatnonzero(legal(table, facts))
     return table[kept] if len(kept) else None
+
+
+def refilled(
+    order: Index, old: Row, new: Row, spare: Index, rng: np.random.Generator
+) -> Index:
+    """Devices for a row of another number of them.
+
+    Whole stages come or go if the pipeline changes, else as many in every stage.
+
+    Args:
+        order: Device id of each rank of the old row.
+        old: Row with those devices.
+        new: Row with more or fewer.
+        spare: Devices that may be added, enough of them.
+        rng: Of where devices are taken out.
+    """
+    ranks = math.prod(new[axis] for axis in _AXES)
+    stages = new["pp"] if new["pp"] == old["pp"] else 1
+    grid, each = order.reshape(stages, -1), ranks // stages
+    if each > grid.shape[1]:
+        more = spare[: ranks - len(order)].reshape(stages, -1)
+        return np.concatenate([grid, more], axis=1).reshape(-1)
+    gone = grid.shape[1] - each
+    start = gone * int(rng.random() * (grid.shape[1] // gone)) if gone else 0
+    kept = np.delete(grid, slice(start, start + gone), axis=1)
+    return np.ascontiguousarray(kept.reshape(-1))
 
 
 def _meshes(row: Row) -> Iterator[dict[str, int]]:
@@ -227,11 +292,11 @@ def _meshes(row: Row) -> Iterator[dict[str, int]]:
             yield {**row, "ep": row["ep"] // prime}
 
 
-def _batches(row: Row) -> Iterator[dict[str, int]]:
-    for prime in _PRIMES:
-        yield {**row, "microbatch_size": row["microbatch_size"] * prime}
-        if row["microbatch_size"] % prime == 0:
-            yield {**row, "microbatch_size": row["microbatch_size"] // prime}
+def _batches(row: Row, facts: Facts) -> Iterator[dict[str, int]]:
+    per_replica = facts.global_batch // (row["dp_replicate"] * row["dp_shard"])
+    for size in range(1, min(per_replica, _MOST_SAMPLES) + 1):
+        if per_replica % size == 0:
+            yield {**row, "microbatch_size": size}
 
 
 def _kinds(
@@ -244,8 +309,8 @@ def _kinds(
     yield {**row, "sequence_parallel": 1 - row["sequence_parallel"]}
     if row["pp"] > 1:
         yield from schedule_variants(row, facts.num_units, schedules)
-        for step in (-1, 1):
-            yield {**row, "virtual_stages": max(1, row["virtual_stages"] + step)}
+        for virtual in range(2, _MOST_VIRTUAL + 1):
+            yield {**row, "virtual_stages": virtual}
 
 
 def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:

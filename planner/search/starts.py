@@ -24,7 +24,7 @@ Index = NDArray[np.int64]
 #: Rows of a pool that are tried under several orders; of one mesh at most so many.
 _ROWS, _PER_MESH = 48, 2
 #: Rows with a pipeline for which DT-FM divides the devices, and how long it tries.
-_TOURS, _TRIALS = 3, 60
+_TOURS, _TRIALS = 3, 36
 #: Solutions priced at once.
 _BATCH = 400
 #: Shares of the time after which beginning stops, part by part.
@@ -39,21 +39,25 @@ def begin(campaign: Campaign) -> None:
     Rules of thumb; the best rows of the whole space by closed forms; those rows with
     their grids laid over neighbouring devices in every way; the best of them with
     devices divided by DT-FM's search.
-    Tells the campaign which devices may be left out, and rows for other numbers.
+    Tells the campaign which devices may be left out.
     """
     request = campaign.request
     started: list[tuple[list[Index], list[Row]]] = []
     for pool in pools(request)[:_POOLS]:
+        if started and campaign.is_late(_LOOKED):
+            break
         orders = base_orders(request.setting.cluster, pool)
         rows = _rules_of_thumb(request, pool.count)
         campaign.price([Solution(order=orders[0], row=row) for row in rows])
-        if not campaign.is_late(_LOOKED):
-            rows += _best_rows(campaign, orders[0], pool.count)
+        rows += _best_rows(campaign, orders[0], pool.count)
         campaign.price([Solution(order=orders[0], row=row) for row in rows])
-        if rows:
-            started.append((orders, rows))
-            campaign.offer(pool.devices, pool.count, rows)
-    campaign.simulate_best(2, cuts=2)
+        if not rows:
+            continue
+        if not started:
+            campaign.simulate_best(2)
+        started.append((orders, rows))
+        if pool.count < len(pool.devices):
+            campaign.leave_out(pool.devices, pool.count)
     laid = (
         Solution(order=made, row=row)
         for orders, rows in started
@@ -80,9 +84,7 @@ def _best_rows(campaign: Campaign, order: Index, count: int) -> list[Row]:
     model = CostModel(request.setting.reordered(order))
     tables: list[StrategyTable] = []
     scores: list[NDArray[np.float64]] = []
-    for table in enumerate_strategies(
-        request.facts, num_devices=count, pins=request.pins, rows=100_000
-    ):
+    for table in _tables(campaign, count):
         costs = model.table(table)
         value = campaign.objective(
             costs.step_time_s, costs.memory_bytes, table.num_devices
@@ -91,8 +93,6 @@ def _best_rows(campaign: Campaign, order: Index, count: int) -> list[Row]:
         kept = _few_of_a_mesh(table, value)
         tables.append(table[kept])
         scores.append(value[kept])
-        if campaign.is_late(_LOOKED):
-            break
     campaign.count(model)
     if not tables:
         return []
@@ -101,14 +101,43 @@ def _best_rows(campaign: Campaign, order: Index, count: int) -> list[Row]:
     return [joined.row(index) for index in kept.tolist()]
 
 
+def _tables(campaign: Campaign, count: int) -> Iterator[StrategyTable]:
+    """The whole space; if time is short, first a little of every mesh."""
+    request, pins = campaign.request, campaign.request.pins
+    found = False
+    timed = request.time_budget_s is not None
+    for recompute in (0, 2) if timed else ():
+        few = {"recompute": recompute, "virtual_stages": 1, **pins}
+        for table in enumerate_strategies(
+            request.facts, num_devices=count, pins=few, rows=100_000
+        ):
+            found = True
+            yield table
+            if campaign.is_late(_LOOKED):
+                break
+    if found and campaign.is_late(_LOOKED / 2):
+        return
+    for table in enumerate_strategies(
+        request.facts, num_devices=count, pins=pins, rows=100_000
+    ):
+        yield table
+        if campaign.is_late(_LOOKED):
+            return
+
+
 def _few_of_a_mesh(table: StrategyTable, value: NDArray[np.float64]) -> Index:
     taken: dict[tuple[int, ...], int] = {}
     rows: list[int] = []
     axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
     mesh = np.stack([getattr(table, axis) for axis in axes], axis=1)
+    seen: set[tuple[int, ...]] = set()
     for row in np.argsort(value, kind="stable").tolist():
         key = tuple(mesh[row].tolist())
-        if taken.get(key, 0) < _PER_MESH:
+        if taken.get(key, 0) == _PER_MESH:
+            continue
+        whole = tuple(table.row(row).values())
+        if whole not in seen:
+            seen.add(whole)
             taken[key] = taken.get(key, 0) + 1
             rows.append(row)
         if len(rows) == _ROWS:

@@ -53,6 +53,7 @@ def draw_orders(
     greedy: int = 0,
     temperature: float = 1.0,
     keep: bool = False,
+    forced: Index | None = None,
 ) -> Drawn:
     """Draw an order of groups for each of some meshes.
 
@@ -67,6 +68,7 @@ def draw_orders(
         greedy: The first so many orders take the likeliest group each time.
         temperature: Divides logits of the others.
         keep: Whether to keep what the network saw, to learn from.
+        forced: Orders to follow instead of drawing any. Shape [n, groups].
     """
     fleets = choices.fleet[choice]
     ordering = Ordering.start(
@@ -80,9 +82,18 @@ def draw_orders(
     )
     bases = network.bases(seen, encoded, torch.from_numpy(choice))
     cool = np.full((len(choice), 1), temperature, dtype=np.float32)
-    steps, left, taken = [], [], []
+    steps: list[NDArray[np.float32]] = []
+    left: list[NDArray[np.bool_]] = []
+    taken: list[Index] = []
     while (going := ordering.going).any():
         numbers = ordering.describe()
+        if forced is not None:
+            chosen = forced[:, len(taken)]
+            steps.append(numbers)
+            left.append(ordering.left.copy())
+            taken.append(np.where(going, chosen, -1))
+            ordering.take(chosen)
+            continue
         logits = network.step_logits(bases, torch.from_numpy(numbers)).numpy()
         logits = np.where(ordering.left, logits / cool, -np.inf)
         noise = rng.gumbel(size=logits.shape)
@@ -94,7 +105,7 @@ def draw_orders(
             taken.append(np.where(going, chosen, -1))
         ordering.take(chosen)
     sequence = ordering.sequences()
-    if not keep:
+    if not (keep or forced is not None):
         return Drawn(choice=choice, sequence=sequence)
     return Drawn(
         choice=choice,

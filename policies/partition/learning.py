@@ -3,10 +3,13 @@
 Meshes are few enough to be priced all at once, so that the gradient of the expected
 reward needs no sampling: the network is drawn towards the softmax of the rewards.
 Orders are drawn, priced and reinforced against the mean of those drawn for the same
-mesh.
+mesh. Search makes the best of them better still, and the network follows what search
+found, as search begins with what the network draws.
 Source: Williams 1992, "Simple statistical gradient-following algorithms for
 connectionist reinforcement learning"; baseline of several draws a problem: Kool, van
-Hoof and Welling 2019, "Buy 4 REINFORCE samples, get a baseline for free".
+Hoof and Welling 2019, "Buy 4 REINFORCE samples, get a baseline for free"; search
+as the teacher: Anthony, Tian and Barber 2017, "Thinking fast and slow with deep
+learning and tree search".
 """
 
 from __future__ import annotations
@@ -37,6 +40,9 @@ class LearningConfig:
         meshes: Meshes of one problem that orders are drawn for.
         draws: Orders drawn for each.
         entropy: Weight of the entropy of a step's choice.
+        imitation: Weight of following the best orders that search has found.
+        searching: How often a studied problem is searched further.
+        rounds: Of such a search.
         worst: Log reward of an arrangement that does not fit; others are no worse.
         most_steps: Groups times orders beyond which fewer orders are drawn.
     """
@@ -45,6 +51,9 @@ class LearningConfig:
     meshes: int = 3
     draws: int = 10
     entropy: float = 0.01
+    imitation: float = 0.3
+    searching: float = 0.2
+    rounds: int = 6
     worst: float = -2.0
     most_steps: int = 60_000
 
@@ -121,7 +130,8 @@ def _orders_loss(
         rng,
         keep=True,
     )
-    score = lesson.arranger.price(layout, drawn.sequence).score
+    priced = lesson.arranger.price(layout, drawn.sequence)
+    score = priced.score
     # What does not fit costs as much as the worst that is told apart.
     ceiling = layouts.score[layout] * np.exp(-config.worst)
     reward = np.log(layouts.score[layout] / np.minimum(score, ceiling))
@@ -134,7 +144,37 @@ def _orders_loss(
     steps = torch.from_numpy(taken.sum(axis=1).astype(np.float32))
     gain = torch.from_numpy(advantage.reshape(-1).astype(np.float32))
     loss = -(gain * logs / steps.sqrt()).mean() - config.entropy * entropy
+    if not lesson.elites or rng.random() < config.searching:
+        rounds = config.rounds * (1 if lesson.elites else 2)
+        lesson.search(rounds, rng, [priced])
+    loss = loss + config.imitation * _imitation(network, lesson, encoded, rng)
     return loss, float(rows.mean()), float(rows.max(axis=1).mean())
+
+
+def _imitation(
+    network: PartitionNetwork,
+    lesson: Lesson,
+    encoded: Encoded,
+    rng: np.random.Generator,
+) -> Tensor:
+    """How unlikely the network makes the best orders known, by step."""
+    (elites,) = lesson.elites
+    choice = lesson.arranger.layouts.choice[elites.layout]
+    followed = draw_orders(
+        network,
+        lesson.seen,
+        encoded,
+        lesson.groups,
+        lesson.choices,
+        choice,
+        rng,
+        forced=elites.sequence,
+    )
+    logs, _ = log_likelihood(network, lesson.seen, encoded, followed)
+    ratio = np.log(elites.score / elites.score.min())
+    weight = torch.from_numpy(np.exp(-ratio / 0.1).astype(np.float32))
+    steps = torch.from_numpy((followed.sequence >= 0).sum(axis=1).astype(np.float32))
+    return -(weight * logs / steps).sum() / weight.sum()
 
 
 def study(
