@@ -6,6 +6,7 @@ the same run then goes on where it was stopped.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -14,9 +15,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.partitioner_solvers import Answer, attempt
-from envs.partition import GraphStore, World, sample_world
-from envs.partition.sampler import KINDS
+from envs.partition import GraphStore, World
+from envs.partition.clusters import CLUSTER_KINDS, Scale, draw_cluster
+from envs.partition.machines import KNOWN
 from planner.errors import MeshwrightError, PlanFileError
 from planner.search import Request
 
@@ -24,10 +28,16 @@ __all__ = ["Arena", "Kept", "Record", "identity", "result_of"]
 
 _log = logging.getLogger(__name__)
 
-#: Of the world that all solvers are asked before the clock counts.
+#: What all solvers are asked before the clock counts, on a small cluster.
+_WARM_UP: dict[str, Any] = {
+    "model": {"model_type": "gpt2", "n_embd": 256, "n_layer": 8, "n_head": 8},
+    "seq_len": 256,
+    "global_batch": 96,
+}
+_SMALL = Scale(hosts=(3, 4), devices=(6, 32), site_devices=(6, 24))
 _WARM_UP_S = 0.5
 #: Times that a solver is asked it, if it was late because code was compiled.
-_WARM_UPS = 4
+_WARM_UPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +199,14 @@ class Arena:
 
     def _warm_up(self, kind: str, names: Sequence[str]) -> None:
         """Have everything imported and compiled that a kind of cluster needs."""
-        kind = kind if kind in KINDS else "mixed"
+        # What is new in a transfer is the figures, not what has to be compiled.
+        kind = kind if kind in CLUSTER_KINDS else "mixed"
         cold = [name for name in names if (kind, name) not in self._warm]
         if not cold:
             return
-        self.tell(f"warming up on a {kind} cluster")
-        world = sample_world(kind, "validation", 0, graphs=self.graphs)
+        self.tell(f"warming up on {kind} devices")
+        drawn = draw_cluster(kind, "train", np.random.default_rng(0), KNOWN, _SMALL)
+        world = World(name=kind, cluster=drawn, devices="any", **_WARM_UP)
         for name in cold:
             for _ in range(_WARM_UPS):
                 answer = attempt(
@@ -203,6 +215,9 @@ class Arena:
                 if not answer.late:
                     break
             self._warm.add((kind, name))
+        # What is there now stays: it need not be looked through before every search.
+        gc.collect()
+        gc.freeze()
 
 
 def result_of(
