@@ -24,9 +24,12 @@ from envs.partition.machines import KNOWN
 from planner.errors import MeshwrightError, PlanFileError
 from planner.search import Request
 
-__all__ = ["Arena", "Kept", "Record", "identity", "result_of"]
+__all__ = ["FIRST", "Arena", "Kept", "Record", "identity", "result_of"]
 
 _log = logging.getLogger(__name__)
+
+#: Kind of worlds that are asked without any time: how soon is there a plan?
+FIRST = "first plan"
 
 #: What all solvers are asked before the clock counts, on a small cluster.
 _WARM_UP: dict[str, Any] = {
