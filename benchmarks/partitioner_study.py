@@ -18,7 +18,7 @@ __all__ = ["Study", "first_worlds", "run_study"]
 _UNHURRIED = ("learned", "exhaustive")
 #: Asked for a first plan, and how often.
 _SOON = ("learned", "auto", "expert")
-_RUNS = 5
+_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
