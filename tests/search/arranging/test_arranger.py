@@ -10,6 +10,7 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.cost import CostModel
+from planner.cost.row_times import has_textbook_time
 from planner.schema import SCHEDULES
 from planner.search import Request
 from planner.search.arranging.arranger import Arranger, open_arranger
@@ -44,7 +45,8 @@ def _alone(
 
 
 def _mesh_rows(choices: Choices, request: Request, choice: int) -> StrategyTable:
-    return expand_meshes(choices.mesh[[choice]], request.facts, request.pins)
+    table = expand_meshes(choices.mesh[[choice]], request.facts, request.pins)
+    return table[np.flatnonzero(has_textbook_time(table))]
 
 
 @pytest.mark.parametrize("name", CASES)
