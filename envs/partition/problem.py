@@ -247,6 +247,10 @@ def open_problem(
     baseline = _baseline(arranger, baselines, fidelity) or _plain(arranger, fidelity)
     if baseline is None:
         raise _nothing_fits(world, request, every)
+    seen = observe(request, groups, choices)
+    edges = seen.unit_edges.shape[1]
+    if reason := sizes.why_not(units=units, groups=len(groups), unit_edges=edges):
+        raise StrategyError(f"world {world.name!r}: {reason}")
     fits = np.zeros(len(kept), dtype=np.bool_)
     fits[arranger.layouts.choice] = True
     return Problem(
@@ -255,7 +259,7 @@ def open_problem(
         groups=groups,
         choices=choices,
         fits=fits,
-        seen=observe(request, groups, choices),
+        seen=seen,
         arranger=arranger,
         baseline=baseline,
         fidelity=fidelity,
