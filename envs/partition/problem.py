@@ -140,7 +140,7 @@ class Problem:
         if self.fidelity == "analytic":
             value = float(priced.score[0])
             return Built(score=value, row=row, order=order, candidate=None)
-        best = _best(self.request, local.settled(priced, 0, variants=True))
+        best = _best(self.request, local.built(priced, 0, variants=True))
         value = np.inf if best is None else _score(self.request, best)
         return Built(score=value, row=row, order=order, candidate=best)
 
@@ -176,7 +176,7 @@ def _plain(arranger: Arranger, fidelity: Fidelity) -> Baseline | None:
     found = [
         candidate
         for at in range(len(priced))
-        for candidate in arranger.settled(priced, at, variants=True)
+        for candidate in arranger.built(priced, at, variants=True)
     ]
     best = _best(request, found)
     if best is None:

@@ -182,6 +182,29 @@ class Arranger:
             score=np.full(len(table), np.inf),
         )
 
+    def built(
+        self, priced: Priced, index: int, *, variants: bool = False
+    ) -> list[Candidate]:
+        """Cut and simulate an arrangement's best row, in both ways of cutting.
+
+        Args:
+            priced: Arrangements.
+            index: Which of them.
+            variants: Whether to try the schedules that its own stands for, too.
+        """
+        chosen = Finalists(
+            rows=self.layouts.rows[priced.row[[index]]],
+            layout=priced.layout[[index]],
+            sequence=priced.sequence[[index]],
+            score=priced.score[[index]],
+        )
+        found = self.settled(chosen, 0, cuts=2)
+        if variants:
+            others = self.variants(chosen, 0)
+            for other in range(len(others)):
+                found += self.settled(others, other, cuts=2)
+        return found
+
     def settled(
         self, finalists: Finalists, index: int, *, cuts: int = 1
     ) -> list[Candidate]:

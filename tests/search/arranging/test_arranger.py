@@ -164,7 +164,7 @@ def test_settled_candidates_are_legal_and_keep_the_order(
     simulated = arranger.model.evaluations["simulated"]
     total = 0
     for at in np.flatnonzero(np.isfinite(priced.score)).tolist():
-        found = arranger.settled(priced, at, variants=variants)
+        found = arranger.built(priced, at, variants=variants)
         count = int(arranger.layouts.count[layout[at]])
         ids = arranger.groups.orders(sequence[[at]], count)[0]
         table = StrategyTable.from_strategies([one.strategy for one in found])
@@ -187,13 +187,13 @@ def test_settled_candidates_are_legal_and_keep_the_order(
 def test_variants_are_other_schedules_unless_one_is_pinned() -> None:
     arranger, _ = opened(mixed_hosts(), pins={"pp": 2})
     priced = arranger.price(np.zeros(1, np.int64), arranger.layouts.sequence[:1])
-    plain = arranger.settled(priced, 0, variants=False)
-    more = arranger.settled(priced, 0, variants=True)
+    plain = arranger.built(priced, 0, variants=False)
+    more = arranger.built(priced, 0, variants=True)
     assert len({one.strategy.schedule for one in plain}) == 1
     assert len({one.strategy.schedule for one in more}) > 1
     pinned, _ = opened(mixed_hosts(), pins={"pp": 2, "schedule": 1})
     priced = pinned.price(np.zeros(1, np.int64), pinned.layouts.sequence[:1])
-    found = pinned.settled(priced, 0, variants=True)
+    found = pinned.built(priced, 0, variants=True)
     assert {one.strategy.schedule for one in found} == {SCHEDULES[1]}
 
 
@@ -209,7 +209,7 @@ def test_a_model_of_one_block_has_no_pipeline() -> None:
     arranger, choices = opened(mixed_hosts(), graph=uniform_graph(1))
     assert set(choices.mesh[:, 0].tolist()) == {1}
     priced = arranger.price(np.zeros(1, np.int64), arranger.layouts.sequence[:1])
-    (best,) = arranger.settled(priced, 0, variants=True)
+    (best,) = arranger.built(priced, 0, variants=True)
     assert best.strategy.mesh.pp == 1
 
 
