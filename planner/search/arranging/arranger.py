@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,12 +79,14 @@ class Arranger:
         model: Counts the evaluations.
         groups: Devices that stay together.
         layouts: Meshes and their rows.
+        local: Cost models of the orders that were simulated, by their bytes.
     """
 
     request: Request
     model: CostModel
     groups: DeviceGroups
     layouts: Layouts
+    local: dict[bytes, CostModel] = field(default_factory=dict)
 
     def with_best(self, count: int) -> Arranger:
         """The same with the best of its layouts alone."""
@@ -218,11 +220,19 @@ class Arranger:
         row = finalists.rows.row(index)
         count = int(self.layouts.count[finalists.layout[index]])
         ids = self.groups.orders(finalists.sequence[index : index + 1], count)[0]
-        local = CostModel(self.request.setting.reordered(ids))
+        # Finalists share few orders, and those of one order the prices of units.
+        key = ids.tobytes()
+        if key not in self.local:
+            self.local[key] = CostModel(self.request.setting.reordered(ids))
+        local = self.local[key]
+        before = local.evaluations["simulated"]
         free = "recompute" not in self.request.pins
         found = candidates_of_row(local, row, free_recompute=free, most=cuts)
-        self.model.evaluations["simulated"] += local.evaluations["simulated"]
+        self.model.evaluations["simulated"] += local.evaluations["simulated"] - before
         table = StrategyTable.from_strategies([c.strategy for c in found])
+        # The row is legal; with other recomputation than its own it may not be.
+        if (table.recompute == row["recompute"]).all():
+            return found
         kept = np.flatnonzero(legal(table, self.request.facts))
         return [found[at] for at in kept.tolist()]
 
