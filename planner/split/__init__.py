@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.split.exact import Outcome, best_exact
 from planner.split.groups import Groups, group
 from planner.split.linear import (
     Split,
@@ -11,24 +12,44 @@ from planner.split.linear import (
     standard_orders,
 )
 from planner.split.loads import breaches, loads_ms, max_load_ms, one_device
+from planner.split.piper import GIB, PiperTask, parse_piper, read_piper
+from planner.split.piper_solve import PiperPlan, PiperStage, solve_piper
 from planner.split.read import TaskFolder, load_tasks, parse_task, read_task
+from planner.split.refine import refine
+from planner.split.solve import solve
+from planner.split.solver import GROUP, Solution, get_solver, solver_names
 from planner.split.task import SplitTask
 
 __all__ = [
+    "GIB",
+    "GROUP",
     "Groups",
+    "Outcome",
+    "PiperPlan",
+    "PiperStage",
+    "PiperTask",
+    "Solution",
     "Split",
     "SplitTask",
     "TaskFolder",
     "best_along",
+    "best_exact",
     "best_linear",
     "breaches",
+    "get_solver",
     "group",
     "load_tasks",
     "loads_ms",
     "max_load_ms",
     "one_device",
     "order_by_priority",
+    "parse_piper",
     "parse_task",
+    "read_piper",
     "read_task",
+    "refine",
+    "solve",
+    "solve_piper",
+    "solver_names",
     "standard_orders",
 ]

@@ -118,9 +118,9 @@ class _Search:
     def _rest(self, row: int, accelerators: int, cpus: int) -> Array:
         """See ``rest`` of :func:`expand`, for so many devices left."""
         bound = float(self.best[0])
-        bits = np.unpackbits(
-            self.reached.bits[row].view(np.uint8), bitorder="little"
-        )[: len(self.groups)].astype(bool)
+        bits = np.unpackbits(self.reached.bits[row].view(np.uint8), bitorder="little")[
+            : len(self.groups)
+        ].astype(bool)
         # Sums in another order differ in their last digits.
         slack = NO_BETTER * float(self.problem.work.sum())
         rest = [float(self.problem.work[~bits].sum()) - slack]
@@ -228,6 +228,6 @@ def best_exact(
     return Outcome(
         split=search.split() or known,
         finished=finished,
-        ideals=int(search.reached.count[0]),
+        ideals=int(search.reached.used[0]),
         steps=search.steps,
     )

@@ -17,7 +17,7 @@ import networkx as nx
 import numpy as np
 
 from planner.errors import NoFeasiblePlanError, StrategyError
-from planner.split.task import Array, Index, Mask, SplitTask, neighbours
+from planner.split.task import Array, Index, Mask, SplitTask, neighbours, summed
 
 __all__ = ["Groups", "group"]
 
@@ -104,7 +104,7 @@ class Groups:
         return order
 
 
-def _forward_graph(task: SplitTask) -> nx.DiGraph:
+def _forward_graph(task: SplitTask, mirrored: bool) -> nx.DiGraph:
     """Classes, and which must not come after which."""
     colours = int(task.colour.max()) + 1
     has_forward = np.zeros(colours, dtype=bool)
@@ -123,12 +123,14 @@ def _forward_graph(task: SplitTask) -> nx.DiGraph:
             continue
         if not back_u and not back_v:
             graph.add_edge(u, v)
-        elif back_u and back_v and not (has_forward[u] and has_forward[v]):
+        elif (
+            back_u and back_v and (mirrored or not (has_forward[u] and has_forward[v]))
+        ):
             graph.add_edge(v, u)
     return graph
 
 
-def _fuse(task: SplitTask, graph: nx.DiGraph) -> tuple[Index, nx.DiGraph]:
+def _fuse(graph: nx.DiGraph) -> tuple[Index, nx.DiGraph]:
     """Component of each class, and the graph of components."""
     component = np.empty(graph.number_of_nodes(), dtype=np.int64)
     members = sorted(sorted(c) for c in nx.strongly_connected_components(graph))
@@ -148,11 +150,9 @@ def _attach(task: SplitTask, group_of: Index, graph: nx.DiGraph) -> Index:
     """Group that each group goes with: itself, or its only neighbour."""
     count = graph.number_of_nodes()
     back, times = task.backward, (task.accelerator_ms, task.cpu_ms)
-    forward_ms = [
-        np.bincount(group_of[~back], t[~back], minlength=count) for t in times
-    ]
-    backward_ms = sum(times)[back]
-    idle_back = np.bincount(group_of[back], backward_ms, minlength=count) < _NO_TIME_MS
+    forward_ms = [summed(group_of[~back], t[~back], count) for t in times]
+    backward_ms = (task.accelerator_ms + task.cpu_ms)[back]
+    idle_back = summed(group_of[back], backward_ms, count) < _NO_TIME_MS
     idle = (forward_ms[0] < _NO_TIME_MS) & (forward_ms[1] < _NO_TIME_MS) & idle_back
     source, target = task.edge_source, task.edge_target
     feeds_back = np.zeros(count, dtype=bool)
@@ -200,27 +200,33 @@ def _must_hold(task: SplitTask, group_of: Index, size: Array, supported: Mask) -
         node = task.nodes[int(np.flatnonzero(group_of == bad[0])[0])]
         raise NoFeasiblePlanError(
             [
-                f"{task.name}: the group of node {node!r} needs {size[bad[0]]:.0f} bytes "
-                f"on one device; an accelerator has {task.memory_bytes:.0f} and there "
-                f"is no CPU"
+                f"{task.name}: the group of node {node!r} needs {size[bad[0]]:.0f} "
+                f"bytes on one device; an accelerator has {task.memory_bytes:.0f} and "
+                f"there is no CPU"
             ],
         )
 
 
-def group(task: SplitTask) -> Groups:
+def group(task: SplitTask, *, mirrored: bool = False) -> Groups:
     """Group the operators of a task.
+
+    Args:
+        task: What is split.
+        mirrored: Whether all backward edges count, turned round. Every split along
+            such groups has contiguous backward parts; otherwise that is to be looked
+            at, and is rarely found not to be so.
 
     Raises:
         NoFeasiblePlanError: If no device can hold a group.
     """
-    component, graph = _fuse(task, _forward_graph(task))
+    component, graph = _fuse(_forward_graph(task, mirrored))
     goes_with = _attach(task, component[task.colour], graph)
     kept, dense = np.unique(goes_with, return_inverse=True)
     member_of: Index = dense[component[task.colour]].astype(np.int64)
     m = len(kept)
 
     def total(values: Array) -> Array:
-        return np.bincount(member_of, values, minlength=m)
+        return summed(member_of, values, m)
 
     supported = total((~task.supported).astype(float)) == 0
     size = total(task.size_bytes)

@@ -31,7 +31,7 @@ class Reached(NamedTuple):
         onward: Next row of the same state; -1 at the end. Shape [capacity].
         first: First row by state; -1 if none. Shape [states].
         slots: Row by hash; -1 if free. Shape [power of two].
-        count: Rows used. Shape [1].
+        used: Number of rows used. Shape [1].
     """
 
     bits: Words
@@ -41,7 +41,7 @@ class Reached(NamedTuple):
     onward: Index
     first: Index
     slots: Index
-    count: Index
+    used: Index
 
 
 def new_reached(words: int, states: int, capacity: int = 1 << 12) -> Reached:
@@ -54,7 +54,7 @@ def new_reached(words: int, states: int, capacity: int = 1 << 12) -> Reached:
         onward=np.zeros(capacity, dtype=np.int64),
         first=np.full(states, -1, dtype=np.int64),
         slots=np.full(4 * capacity, -1, dtype=np.int64),
-        count=np.zeros(1, dtype=np.int64),
+        used=np.zeros(1, dtype=np.int64),
     )
 
 
@@ -81,9 +81,9 @@ def _slot(slots: Index, bits: Words, states: Index, row: Words, state: int) -> i
                     same = False
                     break
             if same:
-                return at
+                return int(at)
         at = (at + 1) & mask
-    return at
+    return int(at)
 
 
 @compiled
@@ -100,10 +100,10 @@ def put(reached: Reached, row: Words, state: int, value: float, parent: int) -> 
             reached.value[at] = value
             reached.parent[at] = parent
         return int(at)
-    at = reached.count[0]
+    at = reached.used[0]
     if at == len(reached.state):
         return -1
-    reached.count[0] = at + 1
+    reached.used[0] = at + 1
     reached.slots[slot] = at
     reached.bits[at] = row
     reached.state[at] = state
@@ -122,12 +122,12 @@ def _hash_again(slots: Index, bits: Words, states: Index, count: int) -> None:
 
 def grown(reached: Reached) -> Reached:
     """The same in tables of twice the size."""
-    count, capacity = int(reached.count[0]), len(reached.state)
+    count, capacity = int(reached.used[0]), len(reached.state)
     new = new_reached(reached.bits.shape[1], len(reached.first), 2 * capacity)
     for name in ("bits", "state", "value", "parent", "onward"):
         getattr(new, name)[:count] = getattr(reached, name)[:count]
     new.first[:] = reached.first
-    new.count[0] = count
+    new.used[0] = count
     _hash_again(new.slots, new.bits, new.state, count)
     return new
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 from planner.split.groups import Groups
 from planner.split.loads import max_load_ms
 from planner.split.task import Array, Index, Mask
@@ -49,7 +49,6 @@ def _run_loads(
     supported: Mask,
     memory: float,
     flow_ms: Array,
-    flow_from: Index,
     flow_start: Index,
     touch_start: Index,
     touch: Index,
@@ -96,6 +95,28 @@ def _run_loads(
             load[i, j + 1] = busy + moved
 
 
+@inlined
+def _last_run(
+    time: Array, before: Array, load: Array, j: int, bound: float
+) -> tuple[float, int]:
+    """Least bottleneck up to j, and twice the start of its last run; -1 if none.
+
+    Args:
+        time: Sum of the device's times up to each place.
+        before: Least bottleneck up to each place without the device.
+        load: The device's by first group and end; empty for a CPU.
+    """
+    least, chosen = bound, -1
+    for i in range(j, -1, -1):
+        if time[j] - time[i] >= least:
+            break
+        run = 0.0 if i == j else load[i, j] if len(load) else time[j] - time[i]
+        value = max(before[i], run)
+        if value < least:
+            least, chosen = value, 2 * i
+    return least, chosen
+
+
 @compiled
 def _cut(
     load: Array,
@@ -127,23 +148,11 @@ def _cut(
             for j in range(1, m + 1):
                 least, chosen = bound, -1
                 if a > 0:
-                    for i in range(j - 1, -1, -1):
-                        if work[j] - work[i] >= least:
-                            break
-                        value = max(best[a - 1, c, i], load[i, j])
-                        if value < least:
-                            least, chosen = value, 2 * i
+                    least, chosen = _last_run(work, best[a - 1, c], load, j, least)
                 if c > 0:
-                    for i in range(j - 1, -1, -1):
-                        if cpu[j] - cpu[i] >= least:
-                            break
-                        value = max(best[a, c - 1, i], cpu[j] - cpu[i])
-                        if value < least:
-                            least, chosen = value, 2 * i + 1
-                if a > 0 and best[a - 1, c, j] <= least and best[a - 1, c, j] < bound:
-                    least, chosen = best[a - 1, c, j], 2 * j
-                if c > 0 and best[a, c - 1, j] <= least and best[a, c - 1, j] < bound:
-                    least, chosen = best[a, c - 1, j], 2 * j + 1
+                    less, start = _last_run(cpu, best[a, c - 1], load[:0], j, least)
+                    if start >= 0:
+                        least, chosen = less, start + 1
                 if chosen >= 0:
                     best[a, c, j] = least
                     took[a, c, j] = chosen
@@ -179,7 +188,6 @@ def best_along(
         groups.supported,
         task.memory_bytes,
         groups.flow_ms,
-        groups.flow_from,
         groups.flow_start,
         groups.touch_start,
         groups.touch,
@@ -215,9 +223,13 @@ def best_along(
 
 @compiled
 def _by_priority(
-    priority: Array, before_start: Index, after_start: Index, after: Index, order: Index
+    priority: Array,
+    before_start: Index,
+    after_start: Index,
+    after: Index,
+    order: Index,
 ) -> None:
-    """Of the groups that may come next, the one of highest priority, again and again."""
+    """Of the groups that may come next, the first in priority, again and again."""
     m = len(priority)
     waits = before_start[1:] - before_start[:-1]
     ready = np.empty(m, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.errors import StrategyError
-from planner.split.task import Array, Index, Mask, SplitTask
+from planner.split.task import Array, Index, Mask, SplitTask, summed
 
 __all__ = ["breaches", "loads_ms", "max_load_ms", "one_device"]
 
@@ -47,14 +47,14 @@ def loads_ms(task: SplitTask, assignment: Index) -> Array:
     device = _checked(task, assignment)
     accelerated = device < task.accelerators
     work = np.where(accelerated, task.accelerator_ms, task.cpu_ms)
-    load: Array = np.bincount(device, work, minlength=task.devices)
+    load = summed(device, work, task.devices)
     source, target = task.edge_source, task.edge_target
     crosses = device[source] != device[target]
     source, target = source[crosses], target[crosses]
     arrivals = np.unique(source * task.devices + device[target])
     paid_by = np.concatenate([arrivals % task.devices, device[np.unique(source)]])
     output = np.concatenate([arrivals // task.devices, np.unique(source)])
-    moved = np.bincount(paid_by, task.transfer_ms[output], minlength=task.devices)
+    moved = summed(paid_by, task.transfer_ms[output], task.devices)
     moved[task.accelerators :] = 0.0
     return load + moved
 
@@ -109,7 +109,7 @@ def breaches(task: SplitTask, assignment: Index) -> tuple[str, ...]:
         f"on {names[low[task.colour[at]]]}; a class lies on one device"
         for at in np.flatnonzero(low[task.colour] != device)[:1]
     ]
-    held = np.bincount(device, task.size_bytes, minlength=task.devices)
+    held = summed(device, task.size_bytes, task.devices)
     reasons += [
         f"{names[at]} holds {held[at]:.0f} bytes; it has {task.memory_bytes:.0f}"
         for at in np.flatnonzero(held[: task.accelerators] > task.memory_bytes)

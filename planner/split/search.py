@@ -17,7 +17,16 @@ from planner.split.groups import Groups
 from planner.split.ideals import Reached, Words, put
 from planner.split.task import Array, Index, Mask
 
-__all__ = ["DONE", "FULL", "NO_BETTER", "PAUSED", "Board", "Problem", "expand", "new_board"]
+__all__ = [
+    "DONE",
+    "FULL",
+    "NO_BETTER",
+    "PAUSED",
+    "Board",
+    "Problem",
+    "expand",
+    "new_board",
+]
 
 DONE, FULL, PAUSED = 0, 1, 2
 
@@ -269,9 +278,7 @@ def _admissible(
     if on_cpu:
         return bool(sums[_BUSY] < bound)
     return bool(
-        sums[_BUSY] + sums[_STAYS] < bound
-        and sums[_HELD] <= memory
-        and p.supported[at]
+        sums[_BUSY] + sums[_STAYS] < bound and sums[_HELD] <= memory and p.supported[at]
     )
 
 

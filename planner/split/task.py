@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.errors import StrategyError
 
-__all__ = ["Array", "Index", "Mask", "NodeId", "SplitTask", "neighbours"]
+__all__ = ["Array", "Index", "Mask", "NodeId", "SplitTask", "neighbours", "summed"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -38,6 +38,11 @@ def neighbours(keys: Index, values: Index, size: int) -> tuple[Index, Index]:
     start = np.zeros(size + 1, dtype=np.int64)
     np.cumsum(np.bincount(keys, minlength=size), out=start[1:])
     return start, values[np.argsort(keys, kind="stable")]
+
+
+def summed(keys: Index, values: Array, size: int) -> Array:
+    """Sum of the values of each key. Shape [size]."""
+    return np.bincount(keys, values, minlength=size).astype(np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
