@@ -1,8 +1,9 @@
-"""A graph network that scores the groups of a task, a few ways at once.
+"""A graph network that puts the groups of a task in order, and says what to move.
 
-It reads the graph along the edges and against them. Each head's scores give an order;
-heads start as the priors (depth first, longest paths) and learn what to change. Weights
-depend on no size.
+It reads the graph along the edges and against them, once a task. Its heads' scores give
+orders; heads start as the priors (depth first, longest paths) and learn what to change.
+For a split that there is, a smaller part scores moves of groups. Weights depend on no
+size.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch_geometric.nn import SAGEConv, global_mean_pool
 
 from planner.errors import StrategyError
 from policies.split.features import FEATURES, PRIORS, Observation
+from policies.split.standing import STANDING
 
 __all__ = ["Batch", "NetworkConfig", "SplitNetwork", "batch_of"]
 
@@ -79,7 +81,7 @@ def batch_of(observations: Sequence[Observation]) -> Batch:
 
 
 class SplitNetwork(nn.Module):
-    """Scores of groups, the highest first.
+    """Scores of groups to come next, and of moves.
 
     Args:
         config: Sizes.
@@ -102,24 +104,54 @@ class SplitNetwork(nn.Module):
         self.steep = nn.Parameter(
             config.steep * nn.functional.one_hot(heads, len(PRIORS)).float()
         )
-        nn.init.zeros_(self.last.weight)
-        nn.init.zeros_(self.last.bias)
+        self.stands = nn.Linear(len(STANDING), width)
+        self.stands_down = SAGEConv(len(STANDING), width, root_weight=False)
+        self.stands_up = SAGEConv(len(STANDING), width, root_weight=False)
+        self.mixed = nn.Linear(2 * width, width)
+        self.moved = nn.Linear(width, 2)
+        # At first heads are the priors, and all moves are as likely.
+        for layer in (self.last, self.moved):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Score.
-
-        Args:
-            batch: Tasks.
-
-        Returns:
-            Log odds to come next, by group and head. Shape [n, heads].
-        """
+    def encode(self, batch: Batch) -> Tensor:
+        """Read tasks: what the other methods need of each group. Shape [n, width]."""
         hidden = torch.relu(self.first(batch.nodes))
         against = batch.edges.flip(0)
         for down, up, norm in zip(self.down, self.up, self.norms, strict=True):
             read = down(hidden, batch.edges) + up(hidden, against)
             hidden = hidden + torch.relu(norm(read))
         means = global_mean_pool(hidden, batch.owner, len(batch.sizes))
-        hidden = torch.relu(self.hidden(hidden) + self.whole(means)[batch.owner])
-        scores: Tensor = self.last(hidden) + batch.priors @ self.steep.T
+        read = self.hidden(hidden) + self.whole(means)[batch.owner]
+        return torch.relu(read)
+
+    def orders(self, batch: Batch, encoded: Tensor) -> Tensor:
+        """Log odds of each group to come next, by head.
+
+        Args:
+            batch: Tasks.
+            encoded: By :meth:`encode`. Shape [n, width].
+
+        Returns:
+            Shape [n, heads].
+        """
+        scores: Tensor = self.last(encoded) + batch.priors @ self.steep.T
+        return scores
+
+    def moves(self, batch: Batch, encoded: Tensor, standing: Tensor) -> Tensor:
+        """Log odds of each group to be moved forward and back.
+
+        Args:
+            batch: Tasks.
+            encoded: By :meth:`encode`. Shape [n, width].
+            standing: Of one split of each task. Shape [n, standing].
+
+        Returns:
+            Shape [n, 2].
+        """
+        near = self.stands_down(standing, batch.edges)
+        near = near + self.stands_up(standing, batch.edges.flip(0))
+        read = torch.relu(self.stands(standing) + near)
+        read = torch.relu(self.mixed(torch.cat([encoded, read], dim=1)))
+        scores: Tensor = self.moved(read)
         return scores

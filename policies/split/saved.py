@@ -20,6 +20,7 @@ from planner.errors import StrategyError
 from planner.schema import write_atomically
 from policies.split.features import FEATURES, PRIORS
 from policies.split.network import NetworkConfig, SplitNetwork
+from policies.split.standing import STANDING
 
 __all__ = [
     "FORMAT_VERSION",
@@ -55,6 +56,7 @@ class _Description(pydantic.BaseModel):
     network: NetworkConfig
     features: tuple[str, ...]
     priors: tuple[str, ...]
+    standing: tuple[str, ...]
     notes: dict[str, Any]
 
 
@@ -81,6 +83,7 @@ def save_policy(policy: SavedSplitPolicy, folder: str | Path) -> None:
         "network": asdict(policy.network.config),
         "features": FEATURES,
         "priors": PRIORS,
+        "standing": STANDING,
         "notes": policy.notes,
     }
     # Weights first: a description that is there has its weights beside it.
@@ -134,6 +137,7 @@ def _read_description(source: Path) -> _Description:
     for what, theirs, ours in (
         ("features", described.features, FEATURES),
         ("priors", described.priors, PRIORS),
+        ("standing", described.standing, STANDING),
     ):
         if theirs != ours:
             other = sorted(set(theirs) ^ set(ours)) or "their order"

@@ -1,14 +1,14 @@
 """The ``learned`` solver of split tasks: a network orders, dynamic programming cuts.
 
 The network reads the task once. Its heads' own orders come first, then orders drawn by
-its scores, in rounds, until a round brings nothing; each order is cut exactly.
+its scores, then orders a few moves away from the best one, which the network weighs by
+how that one's split stands; each order is cut exactly.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -27,35 +27,41 @@ from planner.split import (
 )
 from planner.split.task import Array, Index
 from policies.split.features import observe
+from policies.split.moves import sample_moves
 from policies.split.network import SplitNetwork, batch_of
 from policies.split.orders import sample_orders
 from policies.split.saved import load_policy
+from policies.split.standing import stand
 
-__all__ = ["SearchConfig", "best_by_network", "learned", "scores_of"]
+__all__ = ["SearchConfig", "best_by_network", "learned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """How long to draw orders.
+    """How many orders are cut.
 
     Attributes:
-        first: Orders drawn in any case, besides each head's own.
-        rounds: Rounds of so many after that, each only if the one before it brought a
-            better split. As long as there is no split at all they go on.
-        desperate: Rounds in which there may be no split at all.
-        gain: By what part a round must be better to bring another.
+        drawn: Orders drawn by scores, besides each head's own.
+        more: Most orders drawn as long as none of them allows a split.
+        moved: Orders drawn in a round of moves.
+        rounds: Most rounds of moves.
+        patience: Rounds that bring nothing before that is the end.
+        gain: By what part a round must be better to have brought something.
     """
 
-    first: int = 4
-    rounds: int = 15
-    desperate: int = 100
-    gain: float = 1e-3
+    drawn: int = 4
+    more: int = 400
+    moved: int = 8
+    rounds: int = 24
+    patience: int = 2
+    gain: float = 1e-4
 
     def __post_init__(self) -> None:
-        if min(self.first, self.rounds, self.desperate) < 0 or self.gain < 0:
+        counts = (self.drawn, self.more, self.moved, self.rounds, self.patience)
+        if min(counts) < 0 or self.gain < 0:
             raise StrategyError(
-                f"first={self.first}, rounds={self.rounds}, "
-                f"desperate={self.desperate}, gain={self.gain}; none is negative"
+                f"drawn, more, moved, rounds, patience = {counts}, gain={self.gain}; "
+                f"none is negative"
             )
 
 
@@ -64,36 +70,49 @@ def _shipped() -> SplitNetwork:
     return load_policy().network
 
 
-def scores_of(network: SplitNetwork, groups: Groups) -> Array:
-    """What the network makes of a task.
+@dataclass(slots=True, kw_only=True)
+class _Best:
+    """The best split so far, and the order it is cut along."""
 
-    Args:
-        network: That scores.
-        groups: What is to be ordered.
+    groups: Groups
+    ends: float
+    split: Split | None = None
+    order: Index = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
-    Returns:
-        Log odds to come next, by head. Shape [heads, m].
-    """
-    with torch.inference_mode():
-        found = network(batch_of([observe(groups)]))
-    scores: Array = found.numpy().T.astype(np.float64)
-    return scores
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.ends
+
+    @property
+    def load_ms(self) -> float:
+        return np.inf if self.split is None else self.split.load_ms
+
+    def look(self, orders: Index) -> None:
+        """Cut along each order, as long as there is time."""
+        for order in orders:
+            found = best_along(self.groups, order, self.load_ms, check=False)
+            if found is not None:
+                self.split, self.order = found, order
+            if self.over:
+                return
 
 
-def _rounds(
-    groups: Groups, scores: Array, search: SearchConfig, rng: np.random.Generator
-) -> Iterator[list[Index]]:
-    """The heads' own orders with the first drawn ones, then further rounds."""
-    heads = len(scores)
-    own = [order_by_priority(groups, row) for row in scores]
+def _begin(
+    best: _Best, scores: Array, search: SearchConfig, rng: np.random.Generator
+) -> None:
+    """The heads' own orders, and some drawn by their scores."""
+    groups, heads = best.groups, len(scores)
+    best.look(np.stack([order_by_priority(groups, row) for row in scores]))
     drawn = 0
-    for _ in range(1 + max(search.rounds, search.desperate)):
-        rows = (drawn + np.arange(search.first)) % heads
-        drawn += search.first
-        yield [*own, *sample_orders(groups, scores[rows], rng)[0]]
-        own = []
+    while drawn < search.drawn or (best.split is None and drawn < search.more):
+        if best.over:
+            return
+        rows = (drawn + np.arange(max(search.drawn, 1))) % heads
+        drawn += len(rows)
+        best.look(sample_orders(groups, scores[rows], rng)[0])
 
 
+@torch.inference_mode()
 def best_by_network(
     network: SplitNetwork,
     groups: Groups,
@@ -102,7 +121,7 @@ def best_by_network(
     search: SearchConfig | None = None,
     ends: float = np.inf,
 ) -> Split | None:
-    """The best split along orders that the network scores highly.
+    """The best split along orders that the network thinks of.
 
     Args:
         network: That scores.
@@ -115,20 +134,23 @@ def best_by_network(
         The split; None if there is none along any of the orders.
     """
     search = search or SearchConfig()
-    scores, rng = scores_of(network, groups), np.random.default_rng(seed)
-    best: Split | None = None
-    for number, orders in enumerate(_rounds(groups, scores, search, rng)):
-        before = np.inf if best is None else best.load_ms
-        for order in orders:
-            bound = np.inf if best is None else best.load_ms
-            best = best_along(groups, order, bound, check=False) or best
-            if time.monotonic() > ends:
-                return best
-        if best is None:
-            continue
-        if best.load_ms >= before * (1 - search.gain) or number >= search.rounds:
+    rng = np.random.default_rng(seed)
+    best = _Best(groups=groups, ends=ends)
+    batch = batch_of([observe(groups)])
+    encoded = network.encode(batch)
+    scores = network.orders(batch, encoded).numpy().astype(np.float64)
+    _begin(best, scores.T, search, rng)
+    barren, at = 0, np.inf
+    for _ in range(search.rounds):
+        if best.split is None or best.over or barren >= search.patience:
             break
-    return best
+        if best.load_ms < at:
+            standing = torch.from_numpy(stand(groups, best.order, best.split))
+            odds = network.moves(batch, encoded, standing).numpy().astype(np.float64)
+            at = best.load_ms
+        best.look(sample_moves(groups, best.order, odds, search.moved, rng)[0])
+        barren = 0 if best.load_ms < at * (1 - search.gain) else barren + 1
+    return best.split
 
 
 def learned(

@@ -1,4 +1,4 @@
-"""Train the split policy: REINFORCE over orders of random tasks.
+"""Train the split policy: REINFORCE over orders and moves in random tasks.
 
 python -m policies.split.training --out runs/split [--settings FILE.json]
 
@@ -22,14 +22,16 @@ from torch.utils.tensorboard import SummaryWriter
 
 from planner.errors import MeshwrightError, StrategyError
 from planner.schema import write_atomically
-from planner.split import Groups, best_along, best_linear
-from planner.split.task import Array
+from planner.split import Groups, Split, best_along, best_linear
+from planner.split.task import Array, Index
 from policies.run_folder import describe_run, read_settings
 from policies.split.features import Observation, observe
+from policies.split.moves import sample_moves
 from policies.split.network import NetworkConfig, SplitNetwork, batch_of
 from policies.split.orders import sample_orders
 from policies.split.saved import SavedSplitPolicy, save_policy
 from policies.split.solver import SearchConfig, best_by_network
+from policies.split.standing import STANDING, stand
 from policies.split.worlds import WorldConfig, draw_groups
 
 __all__ = ["TrainConfig", "Validation", "credit", "main", "train"]
@@ -48,6 +50,8 @@ class TrainConfig:
         steps: Of the optimiser.
         tasks: In a step.
         samples: Orders by each head of a task.
+        moved: Orders by moves from a task's split.
+        again: How often moves start from a fresh split rather than the best so far.
         pool: Tasks to train on.
         validation: Tasks to validate on.
         every: Steps between validations.
@@ -61,7 +65,9 @@ class TrainConfig:
     seed: int = 0
     steps: int = 2000
     tasks: int = 16
-    samples: int = 4
+    samples: int = 3
+    moved: int = 12
+    again: float = 0.15
     pool: int = 2048
     validation: int = 96
     every: int = 100
@@ -77,17 +83,31 @@ class TrainConfig:
                 f"steps, tasks, pool, validation, every = {counts} are at least 1, "
                 f"samples={self.samples} at least 2, rate={self.rate} above 0"
             )
-        if not 0 <= self.best_share <= 1:
-            raise StrategyError(f"best_share={self.best_share} is between 0 and 1")
+        shares = (self.best_share, self.again)
+        if not 0 <= min(shares) <= max(shares) <= 1 or self.moved < 2:
+            raise StrategyError(
+                f"best_share, again = {shares} are between 0 and 1, moved="
+                f"{self.moved} at least 2"
+            )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Lesson:
-    """A task to learn from: what it is, what is seen, load along standard orders."""
+    """A task to learn from.
+
+    Attributes:
+        groups: What it is.
+        seen: What is seen of it.
+        load_ms: Along standard orders.
+        order: Of the split that moves start from.
+        split: That split; None before there is one.
+    """
 
     groups: Groups
     seen: Observation
     load_ms: float
+    order: Index
+    split: Split | None = None
 
 
 def _lessons(count: int, part: str, world: WorldConfig) -> list[_Lesson]:
@@ -95,9 +115,13 @@ def _lessons(count: int, part: str, world: WorldConfig) -> list[_Lesson]:
     for groups in draw_groups(0, count, part, world):
         split = best_linear(groups)
         if split is not None:
-            found.append(
-                _Lesson(groups=groups, seen=observe(groups), load_ms=split.load_ms)
+            lesson = _Lesson(
+                groups=groups,
+                seen=observe(groups),
+                load_ms=split.load_ms,
+                order=np.arange(0),
             )
+            found.append(lesson)
     return found
 
 
@@ -114,7 +138,7 @@ class Validation:
         self, count: int, world: WorldConfig, search: SearchConfig | None = None
     ) -> None:
         self._lessons = _lessons(count, "validation", world)
-        self._search = search or SearchConfig(first=8, rounds=0)
+        self._search = search or SearchConfig()
 
     def gain(self, network: SplitNetwork) -> float:
         """Mean log of the load along standard orders over that of the network's."""
@@ -153,21 +177,67 @@ def credit(rewards: Array, best_share: float) -> Array:
 def _practise(
     lesson: _Lesson, scores: Array, config: TrainConfig, rng: np.random.Generator
 ) -> tuple[Array, float]:
-    """Slope of the task's objective by its scores [heads, m], and its mean reward."""
+    """Slope of the task's objective by scores of orders [heads, m]; mean reward.
+
+    The split of the best order is left to the lesson if it has none or is to have a
+    fresh one.
+    """
     heads = len(scores)
     orders, slopes = sample_orders(
         lesson.groups, np.repeat(scores, config.samples, axis=0), rng
     )
+    if rng.random() < config.again:
+        lesson.split = None
+    fresh = lesson.split is None
     bound = _WORST * lesson.load_ms
     rewards = np.full(len(orders), -np.log(_WORST))
     for row, order in enumerate(orders):
         split = best_along(lesson.groups, order, bound, check=False)
-        if split is not None:
-            rewards[row] = np.log(lesson.load_ms / split.load_ms)
+        if split is None:
+            continue
+        rewards[row] = np.log(lesson.load_ms / split.load_ms)
+        if fresh and rewards[row] == rewards.max():
+            lesson.order, lesson.split = order, split
     wanted = credit(rewards.reshape(heads, config.samples), config.best_share)
     weighed = wanted.reshape(-1, 1) * slopes
     slope = weighed.reshape(heads, config.samples, -1).mean(axis=1)
     return slope, float(rewards.mean())
+
+
+def _improve(
+    lesson: _Lesson, scores: Array, config: TrainConfig, rng: np.random.Generator
+) -> tuple[Array, float]:
+    """Slope of the task's objective by scores of moves [m, 2]; the gain it brought.
+
+    The lesson's split becomes the best that was met.
+    """
+    if lesson.split is None:
+        return np.zeros_like(scores), 0.0
+    orders, slopes = sample_moves(
+        lesson.groups, lesson.order, scores, config.moved, rng
+    )
+    start = lesson.split.load_ms
+    rewards = np.zeros(config.moved)
+    for row, order in enumerate(orders):
+        # What is no better is not looked at: it counts for nothing.
+        split = best_along(lesson.groups, order, start, check=False)
+        if split is None:
+            continue
+        rewards[row] = np.log(start / split.load_ms)
+        if rewards[row] == rewards.max():
+            lesson.order, lesson.split = order, split
+    spread = float(rewards.std())
+    if spread == 0.0:
+        return np.zeros_like(scores), 0.0
+    wanted = credit(rewards[None, :], config.best_share)[0] * 1e-2 / (spread + 1e-3)
+    slope: Array = (wanted[:, None, None] * slopes).mean(axis=0)
+    return slope, float(rewards.max())
+
+
+def _standing(lesson: _Lesson) -> Array:
+    if lesson.split is None:
+        return np.zeros((len(lesson.groups), len(STANDING)), dtype=np.float32)
+    return stand(lesson.groups, lesson.order, lesson.split)
 
 
 def _step(
@@ -176,25 +246,38 @@ def _step(
     lessons: Sequence[_Lesson],
     config: TrainConfig,
     rng: np.random.Generator,
-) -> float:
-    """One step; returns the mean reward."""
-    chosen = [
-        lessons[i] for i in rng.choice(len(lessons), min(config.tasks, len(lessons)))
-    ]
+) -> tuple[float, float]:
+    """One step; returns the mean reward of orders, and what moves gained."""
+    picked = rng.choice(len(lessons), min(config.tasks, len(lessons)), replace=False)
+    chosen = [lessons[i] for i in picked]
     batch = batch_of([lesson.seen for lesson in chosen])
-    scores = network(batch)
-    parts = scores.detach().numpy().astype(np.float64)
-    slopes, rewards = [], []
-    for lesson, part in zip(chosen, np.split(parts, np.cumsum(batch.sizes)[:-1])):
-        slope, reward = _practise(lesson, part.T, config, rng)
-        slopes.append(slope.T)
-        rewards.append(reward)
-    wanted = torch.from_numpy(np.concatenate(slopes)).float() / len(chosen)
+    ends = np.cumsum(batch.sizes)[:-1]
+    encoded = network.encode(batch)
+    scores = network.orders(batch, encoded)
+    drawn = [
+        _practise(lesson, part.T, config, rng)
+        for lesson, part in zip(chosen, _parts(scores, ends), strict=True)
+    ]
+    standing = np.concatenate([_standing(lesson) for lesson in chosen])
+    odds = network.moves(batch, encoded, torch.from_numpy(standing))
+    moved = [
+        _improve(lesson, part, config, rng)
+        for lesson, part in zip(chosen, _parts(odds, ends), strict=True)
+    ]
+    wanted = [
+        -torch.from_numpy(np.concatenate(slopes)).float() / len(chosen)
+        for slopes in ([s.T for s, _ in drawn], [s for s, _ in moved])
+    ]
     optimiser.zero_grad()
-    scores.backward(-wanted)
+    torch.autograd.backward([scores, odds], wanted)
     torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     optimiser.step()
-    return float(np.mean(rewards))
+    return float(np.mean([r for _, r in drawn])), float(np.mean([r for _, r in moved]))
+
+
+def _parts(scores: torch.Tensor, ends: Index) -> list[Array]:
+    """Scores of each task. Shapes [m, k]."""
+    return list(np.split(scores.detach().numpy().astype(np.float64), ends))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -245,7 +328,7 @@ def train(
     config: TrainConfig,
     folder: str | Path,
     *,
-    watch: Callable[[int, float, float], None] | None = None,
+    watch: Callable[[int, float, float, float], None] | None = None,
     stop_after: int | None = None,
 ) -> SavedSplitPolicy:
     """Train, or go on with a run that was stopped.
@@ -253,7 +336,8 @@ def train(
     Args:
         config: Settings; those of a run that is gone on with must be the same.
         folder: Of the run, made if it is not there.
-        watch: Told of steps done, mean reward of the last ones, and validation's gain.
+        watch: Told of steps done, of the last ones' mean reward by orders and gain by
+            moves, and of validation's gain.
         stop_after: Steps after which to stop, to be gone on with later.
 
     Returns:
@@ -274,7 +358,7 @@ def train(
     else:
         state.judge(validation.gain(network))
     lessons = _lessons(config.pool, "train", config.world)
-    rewards: list[float] = []
+    rewards: list[tuple[float, float]] = []
     with SummaryWriter(str(run / "events")) as events:
         while state.done < min(config.steps, stop_after or config.steps):
             rng = np.random.default_rng([config.seed, state.done])
@@ -284,14 +368,16 @@ def train(
             state.done += 1
             if state.done % config.every and state.done < config.steps:
                 continue
-            gain, reward = validation.gain(network), float(np.mean(rewards))
+            gain = validation.gain(network)
+            reward, moved = np.mean(rewards, axis=0).tolist()
             rewards.clear()
             state.judge(gain)
             state.save(run / "checkpoint")
             events.add_scalar("train/reward", reward, state.done)
+            events.add_scalar("train/moves_gain", moved, state.done)
             events.add_scalar("validation/gain", gain, state.done)
             if watch is not None:
-                watch(state.done, reward, gain)
+                watch(state.done, reward, moved, gain)
     network.load_state_dict(state.best)
     made = SavedSplitPolicy(network=network.eval(), notes=_notes(config, state))
     save_policy(made, run / "policy")
@@ -328,8 +414,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _tell(done: int, reward: float, gain: float) -> None:
-    _log.info("step %d: reward %.4f, validation %.4f", done, reward, gain)
+def _tell(done: int, reward: float, moved: float, gain: float) -> None:
+    _log.info(
+        "step %d: orders %.4f, moves %.5f, validation %.5f", done, reward, moved, gain
+    )
 
 
 if __name__ == "__main__":
