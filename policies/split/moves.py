@@ -108,8 +108,8 @@ def sample_moves(
         rng: What is left to chance.
 
     Returns:
-        Groups in their order, producers first, shape [count, m], and the slopes of the
-        log probability of each one's moves by the scores, shape [count, m, 2].
+        Groups in their order, producers first, shape [count, m], and how often each
+        one moved a group forward and back, shape [count, m, 2].
     """
     m = len(groups)
     odds = np.exp(scores.reshape(-1) - scores.max())
@@ -132,8 +132,8 @@ def sample_moves(
         groups.after,
         orders,
     )
-    slopes = -counts[:, None] * odds[None, :]
+    taken = np.zeros((count, 2 * m))
     made = np.arange(_MOST_MOVES)[None, :] < counts[:, None]
     row = np.broadcast_to(np.arange(count)[:, None], picks.shape)
-    np.add.at(slopes, (row[made], picks[made]), 1.0)
-    return orders, slopes.reshape(count, m, 2)
+    np.add.at(taken, (row[made], picks[made]), 1.0)
+    return orders, taken.reshape(count, m, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.simulate.compiled import compiled
 from planner.split import Groups, Split, loads_ms
 from planner.split.task import Array, Index, Mask, summed
 
@@ -23,7 +24,41 @@ STANDING = (
     "comes_in",
     "goes_out",
     "held",
+    "goes_forward",
+    "goes_back",
 )
+
+
+@compiled
+def _goes_along(
+    order: Index, run: Index, start: Index, flat: Index, work: Array, along: Array
+) -> None:
+    """Work in the run of each group that must move with it.
+
+    Args:
+        order: All groups, those of ``flat`` before those they belong to.
+        run: Of each place in that order. Shape [m].
+        start: Starts of what each group must take along. Shape [m + 1].
+        flat: That.
+        work: Of each group. Shape [m].
+        along: What is filled in. Shape [m].
+    """
+    m = len(order)
+    goes = np.zeros(m, dtype=np.bool_)
+    place = np.empty(m, dtype=np.int64)
+    place[order] = np.arange(m)
+    for last in range(m):
+        goes[:] = False
+        goes[last] = True
+        for i in range(last, -1, -1):
+            if run[i] != run[last]:
+                break
+            if not goes[i]:
+                continue
+            at = order[i]
+            along[order[last]] += work[at]
+            for k in range(start[at], start[at + 1]):
+                goes[place[flat[k]]] = True
 
 
 def _crossing(groups: Groups, device: Index) -> tuple[Array, Array]:
@@ -63,6 +98,13 @@ def stand(groups: Groups, order: Index, split: Split) -> NDArray[np.float32]:
     comes, goes = _crossing(groups, split.group_device)
     held = summed(split.group_device, groups.size_bytes, task.devices)
     most = max(split.load_ms, 1e-12)
+    work = np.where(
+        split.group_device < task.accelerators, groups.accelerator_ms, groups.cpu_ms
+    )
+    forward, back = np.zeros(m), np.zeros(m)
+    _goes_along(order, run, groups.before_start, groups.before, work, forward)
+    turned, run_turned = order[::-1].copy(), run[::-1].copy()
+    _goes_along(turned, run_turned, groups.after_start, groups.after, work, back)
     columns = np.empty((m, len(STANDING)))
     columns[order] = np.stack(
         [
@@ -77,6 +119,8 @@ def stand(groups: Groups, order: Index, split: Split) -> NDArray[np.float32]:
             np.minimum(comes[order] / most, 2.0),
             np.minimum(goes[order] / most, 2.0),
             np.minimum(held[along] / max(task.memory_bytes, 1e-12), 2.0),
+            np.minimum(forward[order] / most, 2.0),
+            np.minimum(back[order] / most, 2.0),
         ],
         axis=1,
     )

@@ -51,6 +51,8 @@ class TrainConfig:
         tasks: In a step.
         samples: Orders by each head of a task.
         moved: Orders by moves from a task's split.
+        order_weight: How much slopes by orders count, against those by moves: an
+            order is as many draws as there are groups, and its slope as noisy.
         again: How often moves start from a fresh split rather than the best so far.
         pool: Tasks to train on.
         validation: Tasks to validate on.
@@ -65,8 +67,9 @@ class TrainConfig:
     seed: int = 0
     steps: int = 2000
     tasks: int = 16
-    samples: int = 3
-    moved: int = 12
+    samples: int = 2
+    moved: int = 24
+    order_weight: float = 0.1
     again: float = 0.15
     pool: int = 2048
     validation: int = 96
@@ -138,7 +141,7 @@ class Validation:
         self, count: int, world: WorldConfig, search: SearchConfig | None = None
     ) -> None:
         self._lessons = _lessons(count, "validation", world)
-        self._search = search or SearchConfig()
+        self._search = search or SearchConfig(rounds=6, patience=6)
 
     def gain(self, network: SplitNetwork) -> float:
         """Mean log of the load along standard orders over that of the network's."""
@@ -264,9 +267,10 @@ def _step(
         _improve(lesson, part, config, rng)
         for lesson, part in zip(chosen, _parts(odds, ends), strict=True)
     ]
+    by_order = np.concatenate([slope.T for slope, _ in drawn]) * config.order_weight
+    by_move = np.concatenate([slope for slope, _ in moved])
     wanted = [
-        -torch.from_numpy(np.concatenate(slopes)).float() / len(chosen)
-        for slopes in ([s.T for s, _ in drawn], [s for s, _ in moved])
+        -torch.from_numpy(slopes).float() / len(chosen) for slopes in (by_order, by_move)
     ]
     optimiser.zero_grad()
     torch.autograd.backward([scores, odds], wanted)
