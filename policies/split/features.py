@@ -146,7 +146,11 @@ def _walks(groups: Groups, first: Index) -> tuple[Array, Array, Array]:
     walks = np.zeros((3, m))
     for back in (False, True):
         _depth_first(
-            groups.before_start, groups.after_start, groups.after, back, walks[int(back)]
+            groups.before_start,
+            groups.after_start,
+            groups.after,
+            back,
+            walks[int(back)],
         )
     walks[2, first] = np.arange(m)
     walks /= max(m, 1)

@@ -112,7 +112,8 @@ def sample_moves(
         one moved a group forward and back, shape [count, m, 2].
     """
     m = len(groups)
-    odds = np.exp(scores.reshape(-1) - scores.max())
+    scores = scores.reshape(-1).astype(np.float64)
+    odds = np.exp(scores - scores.max())
     odds /= odds.sum()
     ends = np.cumsum(odds)
     picks = np.searchsorted(ends, rng.random((count, _MOST_MOVES)) * ends[-1], "right")

@@ -47,6 +47,8 @@ class SearchConfig:
         rounds: Most rounds of moves.
         patience: Rounds that bring nothing before that is the end.
         gain: By what part a round must be better to have brought something.
+        sharp: What scores of moves are multiplied by. They are those of all moves of
+            an order that was a hit, though one of them would often have done.
     """
 
     drawn: int = 4
@@ -55,13 +57,14 @@ class SearchConfig:
     rounds: int = 24
     patience: int = 2
     gain: float = 1e-4
+    sharp: float = 4.0
 
     def __post_init__(self) -> None:
         counts = (self.drawn, self.more, self.moved, self.rounds, self.patience)
-        if min(counts) < 0 or self.gain < 0:
+        if min(counts) < 0 or min(self.gain, self.sharp) < 0:
             raise StrategyError(
-                f"drawn, more, moved, rounds, patience = {counts}, gain={self.gain}; "
-                f"none is negative"
+                f"drawn, more, moved, rounds, patience = {counts}, gain={self.gain}, "
+                f"sharp={self.sharp}; none is negative"
             )
 
 
@@ -146,7 +149,7 @@ def best_by_network(
             break
         if best.load_ms < at:
             standing = torch.from_numpy(stand(groups, best.order, best.split))
-            odds = network.moves(batch, encoded, standing).numpy().astype(np.float64)
+            odds = search.sharp * network.moves(batch, encoded, standing).numpy()
             at = best.load_ms
         best.look(sample_moves(groups, best.order, odds, search.moved, rng)[0])
         barren = 0 if best.load_ms < at * (1 - search.gain) else barren + 1
