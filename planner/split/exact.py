@@ -4,16 +4,19 @@ Devices are filled one after the other; after each, what is placed is an ideal o
 graph. An ideal is kept, with the least bottleneck for the devices used, only if the
 others could still do the rest within the best load known. That load comes from splits
 along single orders, and is often the optimum: then all that is left is to find nothing.
+The graph is searched from both ends by turns, and the first to end has the answer.
 Source: Tarnawski et al. 2020, arXiv 2006.16423, section 5.1; the bounds are our own.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.split.board import Board, Problem, new_board
 from planner.split.groups import Groups
 from planner.split.ideals import (
     Reached,
@@ -29,16 +32,14 @@ from planner.split.search import (
     DONE,
     FULL,
     NO_BETTER,
-    Board,
-    Problem,
     expand,
-    new_board,
 )
 from planner.split.task import Array, Index
 
 __all__ = ["Outcome", "best_exact"]
 
-_STEPS = 2_000_000  # between looks at the clock
+_STEPS = 100_000  # at first, from one set, between looks at the clock
+_SLICE = 50_000  # steps of a search before it is the other's turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +95,15 @@ def _spared(gain: Array, cost: Array, room: float) -> float:
     return total
 
 
+class _OutOfMemoryError(Exception):
+    """The tables of a search became too large."""
+
+
 class _Search:
     """One search; ``run`` is to be called once."""
 
-    def __init__(self, groups: Groups, known: Split | None) -> None:
-        self.groups = groups
+    def __init__(self, groups: Groups, known: Split | None, memory_bytes: int) -> None:
+        self.groups, self.memory_bytes = groups, memory_bytes
         self.problem = _problem(groups)
         self.board: Board = new_board(groups)
         task = groups.task
@@ -130,10 +135,9 @@ class _Search:
             rest.append((accelerators * bound if accelerators else 0.0) + spared)
         return np.array(rest)
 
-    def _from(self, row: int, left: tuple[int, int], stop: tuple[float, int]) -> bool:
-        """Go on from a set with each kind of device; False if stopped."""
+    def _from(self, row: int, left: tuple[int, int]) -> Iterator[None]:
+        """Go on from a set with each kind of device."""
         task = self.groups.task
-        ends, memory = stop
         for on_cpu in (False, True):
             accelerators, cpus = left[0] - (not on_cpu), left[1] - on_cpu
             if accelerators < 0 or cpus < 0:
@@ -154,32 +158,33 @@ class _Search:
                     self.best,
                     budget,
                 )
-                self.steps += steps - int(budget[0])
+                self.steps += steps - max(int(budget[0]), 0)
                 if outcome == FULL:
-                    if 3 * bytes_of(self.reached) > memory:
-                        return False
+                    if 3 * bytes_of(self.reached) > self.memory_bytes:
+                        raise _OutOfMemoryError
                     self.reached = grown(self.reached)
                 elif outcome != DONE:
                     steps *= 2
-                if time.monotonic() > ends:
-                    return outcome == DONE
-        return True
+                    yield
 
-    def run(self, stop: tuple[float, int]) -> bool:
-        """Search until done; False if stopped by the clock or by memory."""
-        task = self.groups.task
+    def run(self) -> Iterator[None]:
+        """Search until done, with a break after every so many steps.
+
+        Raises:
+            _OutOfMemoryError: If the tables become too large.
+        """
+        task, pause = self.groups.task, _SLICE
         for state in range(len(self.reached.first)):
             used = divmod(state, self.wide)
             left = (task.accelerators - used[0], task.cpus - used[1])
             row = int(self.reached.first[state])
             while row >= 0:
                 if self.reached.value[row] < self.best[0]:
-                    if not self._from(row, left, stop):
-                        return False
-                    if time.monotonic() > stop[0]:
-                        return False
+                    yield from self._from(row, left)
+                if self.steps >= pause:
+                    pause = self.steps + _SLICE
+                    yield
                 row = int(self.reached.onward[row])
-        return True
 
     def split(self) -> Split | None:
         """The best split found; None if none is better than the one known."""
@@ -221,13 +226,51 @@ def best_exact(
     Returns:
         The outcome. Where the search was given up, its split is the best one seen.
     """
-    stop = (time.monotonic() + time_limit_s, memory_bytes)
+    ends = time.monotonic() + time_limit_s
     known = known or best_linear(groups)
-    search = _Search(groups, known)
-    finished = search.run(stop)
+    searches = [
+        _Search(turned, known, memory_bytes // 2)
+        for turned in (groups, _turned(groups))
+    ]
+    finished = _race(searches, ends)
+    splits = [search.split() for search in searches] + [known]
     return Outcome(
-        split=search.split() or known,
+        split=min(filter(None, splits), key=lambda s: s.load_ms, default=None),
         finished=finished,
-        ideals=int(search.reached.used[0]),
-        steps=search.steps,
+        ideals=sum(int(search.reached.used[0]) for search in searches),
+        steps=sum(search.steps for search in searches),
     )
+
+
+def _turned(groups: Groups) -> Groups:
+    """The same task seen from its end: loads do not depend on which way data flow."""
+    return replace(
+        groups,
+        after_start=groups.before_start,
+        after=groups.before,
+        before_start=groups.after_start,
+        before=groups.after,
+    )
+
+
+def _race(searches: list[_Search], ends: float) -> bool:
+    """Run searches by turns until one ends; whether one did.
+
+    From one end of a graph there may be a thousand times as many sets as from the
+    other, and it is hard to know beforehand which one that is.
+    """
+    running = {search: search.run() for search in searches}
+    while running:
+        search = min(running, key=lambda s: s.steps)
+        try:
+            next(running[search])
+        except StopIteration:
+            return True
+        except _OutOfMemoryError:
+            del running[search]
+        bound = min(float(s.best[0]) for s in searches)
+        for each in searches:
+            each.best[0] = bound
+        if time.monotonic() > ends:
+            return False
+    return False

@@ -20,6 +20,7 @@ from planner.split.task import Array, Index, Mask, NodeId
 __all__ = ["PiperPlan", "PiperStage", "solve_piper"]
 
 _TABLE_BYTES = 1_500_000_000
+_ORDERS = 16  # whose suffixes are looked at where there are too many
 _MANY = np.iinfo(np.int32).max // 2
 
 
@@ -48,7 +49,7 @@ class PiperPlan:
         time_per_sample: Of the slowest stage, in the task's unit; infinite if nothing
             fits, and then there are no stages.
         stages: From the first one on.
-        exact: Whether all suffixes were looked at; otherwise those along one order.
+        exact: Whether all suffixes were looked at; otherwise those along some orders.
     """
 
     time_per_sample: float
@@ -75,23 +76,31 @@ def _suffixes(task: PiperTask, most: int) -> list[int] | None:
     return sorted(found, key=lambda bits: (bits.bit_count(), bits))
 
 
-def _chain(task: PiperTask) -> list[int]:
-    """The suffixes of one order, depth first."""
+def _chain(task: PiperTask, rng: np.random.Generator | None) -> list[int]:
+    """The suffixes of one order: depth first, or by chance."""
     n = len(task)
     waits = np.bincount(task.edge_target, minlength=n)
-    stack = np.flatnonzero(waits == 0).tolist()
+    ready = np.flatnonzero(waits == 0).tolist()
     order = []
-    while stack:
-        node = stack.pop()
+    while ready:
+        node = ready.pop(-1 if rng is None else int(rng.integers(len(ready))))
         order.append(node)
         for after in task.edge_target[task.edge_source == node]:
             waits[after] -= 1
             if waits[after] == 0:
-                stack.append(int(after))
+                ready.append(int(after))
     found = [0]
     for node in reversed(order):
         found.append(found[-1] | 1 << node)
     return found
+
+
+def _some_suffixes(task: PiperTask, orders: int) -> list[int]:
+    """Those of a few orders, together."""
+    found = set(_chain(task, None))
+    for seed in range(1, orders):
+        found.update(_chain(task, np.random.default_rng(seed)))
+    return sorted(found, key=lambda bits: (bits.bit_count(), bits))
 
 
 def _matrix(suffixes: list[int], n: int) -> Mask:
@@ -166,7 +175,7 @@ def _fewest(
     fewest: Index,
     took: Index,
 ) -> int:
-    """Fewest devices by suffix and sum of data-parallel degrees.
+    """Fewest devices of all layers; by suffix and sum of degrees in ``fewest``.
 
     Args:
         replicas: Data-parallel degrees that may be. Shape [d].
@@ -178,14 +187,9 @@ def _fewest(
         known: Time by pair, degree and column likewise. Shape [pairs, t, columns].
         fewest: Filled in. Shape [suffixes, sums + 1].
         took: Filled in with pair, degree and replicas. Shape [suffixes, sums + 1, 3].
-
-    Returns:
-        The fewest devices for all layers.
     """
-    sums = fewest.shape[1] - 1
-    chosen = np.empty(suffixes.shape[1], dtype=np.int64)
-    endless = limits.copy()
-    endless[0] = np.inf
+    sums, chosen = fewest.shape[1] - 1, np.empty(suffixes.shape[1], dtype=np.int64)
+    endless = np.array([np.inf, limits[1], limits[2]])
     fewest[:] = _MANY
     fewest[0] = 0
     for k in range(len(pairs)):
@@ -201,7 +205,6 @@ def _fewest(
                 uses = degrees[t] * d
                 if least[k, t, r] > asked or uses > devices:
                     continue
-                flight = 0
                 for s in range(d, sums + 1):
                     if fewest[rest, s - d] + uses >= fewest[whole, s]:
                         continue
@@ -211,13 +214,11 @@ def _fewest(
                         known[k, t, at] = _stage_time(
                             layers, inside, t, d, flight, limits, chosen
                         )
-                    if known[k, t, at] > asked:
-                        if known[k, t, at] == np.inf:
-                            break
-                        continue
-                    fewest[whole, s] = fewest[rest, s - d] + uses
-                    took[whole, s, 0], took[whole, s, 1] = k, t
-                    took[whole, s, 2] = r
+                    if known[k, t, at] == np.inf:
+                        break
+                    if known[k, t, at] <= asked:
+                        fewest[whole, s] = fewest[rest, s - d] + uses
+                        took[whole, s] = np.array([k, t, r])
     return int(fewest[len(suffixes) - 1].min())
 
 
@@ -302,8 +303,13 @@ def _tables(task: PiperTask, most: int) -> tuple[Mask, Index, bool]:
         pairs = _pairs(suffixes)
         if len(pairs) * row_bytes <= _TABLE_BYTES:
             return suffixes, pairs, True
-    suffixes = _matrix(_chain(task), len(task))
-    return suffixes, _pairs(suffixes), False
+    orders = _ORDERS
+    while True:
+        suffixes = _matrix(_some_suffixes(task, orders), len(task))
+        pairs = _pairs(suffixes)
+        if orders == 1 or len(pairs) * row_bytes <= _TABLE_BYTES:
+            return suffixes, pairs, False
+        orders //= 2
 
 
 def solve_piper(task: PiperTask, *, most_suffixes: int = 4000) -> PiperPlan:
@@ -311,7 +317,7 @@ def solve_piper(task: PiperTask, *, most_suffixes: int = 4000) -> PiperPlan:
 
     Args:
         task: What is planned.
-        most_suffixes: Of graphs with more, those along one order are looked at.
+        most_suffixes: Of graphs with more, those along some orders are looked at.
     """
     suffixes, pairs, exact = _tables(task, most_suffixes)
     solver = _Solver(task, suffixes, pairs)

@@ -223,7 +223,7 @@ def _document(path: Path) -> object:
         ) from error
 
 
-def instance_name(path: Path) -> str:
+def _instance_name(path: Path) -> str:
     """File stem, ``_``, parent folder."""
     return f"{path.stem}_{path.resolve().parent.name}"
 
@@ -235,7 +235,7 @@ def read_task(path: str | Path) -> SplitTask:
         PlanFileError: As of :func:`parse_task`, or if the file is no JSON.
     """
     path = Path(path)
-    return parse_task(_document(path), instance_name(path))
+    return parse_task(_document(path), _instance_name(path))
 
 
 def _no_task(document: object, below: Path) -> str:
@@ -272,7 +272,7 @@ def load_tasks(folder: str | Path) -> TaskFolder:
         if reason:
             skipped[path] = reason
             continue
-        task = parse_task(document, instance_name(path))
+        task = parse_task(document, _instance_name(path))
         if task.name in tasks:
             raise PlanFileError(
                 f"{path} and another file are both instance {task.name!r}; rename one"

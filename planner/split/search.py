@@ -8,115 +8,29 @@ split, or where what is left over is too much for the devices left.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from planner.simulate.compiled import compiled, inlined
-from planner.split.groups import Groups
+from planner.split.board import (
+    BARRED,
+    BUSY,
+    CROSSES,
+    HELD,
+    MOVED,
+    PLACED,
+    STAYS,
+    Board,
+    Problem,
+)
 from planner.split.ideals import Reached, Words, put
-from planner.split.task import Array, Index, Mask
+from planner.split.task import Array, Index
 
-__all__ = [
-    "DONE",
-    "FULL",
-    "NO_BETTER",
-    "PAUSED",
-    "Board",
-    "Problem",
-    "expand",
-    "new_board",
-]
+__all__ = ["DONE", "FULL", "NO_BETTER", "PAUSED", "expand"]
 
 DONE, FULL, PAUSED = 0, 1, 2
 
 #: By what part of it a load must be lower to be lower.
 NO_BETTER = 1e-9
-
-# Columns of Board.sums.
-_BUSY, _HELD, _MOVED, _STAYS, _CROSSES, _BARRED, _PLACED = range(7)
-
-
-class Problem(NamedTuple):
-    """The groups in the form compiled code takes; see :class:`Groups`.
-
-    Attributes:
-        work: Time on an accelerator, 0 where it cannot run. Shape [m].
-        reach: Each group with all after it. Shape [m, words].
-    """
-
-    work: Array
-    cpu: Array
-    size: Array
-    supported: Mask
-    after_start: Index
-    after: Index
-    before_start: Index
-    flow_ms: Array
-    flow_from: Index
-    flow_start: Index
-    flow_to: Index
-    touch_start: Index
-    touch: Index
-    give_start: Index
-    give: Index
-    reach: Words
-
-
-class Board(NamedTuple):
-    """Scratch of one search.
-
-    Attributes:
-        waits: Groups before this one that are neither placed nor taken. Shape [m].
-        taken: Consumers of each flow taken by the device. Shape [f].
-        placed: Consumers of each flow on earlier devices. Shape [f].
-        out: Consumers of each flow that will not be taken. Shape [f].
-        produced: Whether the device takes the producer. Shape [f].
-        given: Whether an earlier device has the producer. Shape [f].
-        away: Whether the producer will not be taken. Shape [f].
-        ideal: The set reached, by depth. Shape [m + 2, words].
-        barred: What can no longer be taken, by depth. Shape [m + 2, words].
-        sums: Busy ms, bytes held, ms moved, ms moved whatever comes, ms that cross
-            from the set reached, ms of work barred, ms of work placed since the
-            source; by depth. Shape [m + 2, 7].
-        options: Groups that may be taken, a piece for each depth.
-        piece: First, next and end of that piece, by depth. Shape [m + 2, 3].
-        entered: Group taken, by depth. Shape [m + 2].
-    """
-
-    waits: Index
-    taken: Index
-    placed: Index
-    out: Index
-    produced: Mask
-    given: Mask
-    away: Mask
-    ideal: Words
-    barred: Words
-    sums: Array
-    options: Index
-    piece: Index
-    entered: Index
-
-
-def new_board(groups: Groups) -> Board:
-    """Scratch for searches over these groups."""
-    m, f, words = len(groups), len(groups.flow_ms), (len(groups) + 63) // 64
-    return Board(
-        waits=np.zeros(m, dtype=np.int64),
-        taken=np.zeros(f, dtype=np.int64),
-        placed=np.zeros(f, dtype=np.int64),
-        out=np.zeros(f, dtype=np.int64),
-        produced=np.zeros(f, dtype=np.bool_),
-        given=np.zeros(f, dtype=np.bool_),
-        away=np.zeros(f, dtype=np.bool_),
-        ideal=np.zeros((m + 2, words), dtype=np.uint64),
-        barred=np.zeros((m + 2, words), dtype=np.uint64),
-        sums=np.zeros((m + 2, 7)),
-        options=np.zeros((m + 2) * (m + 1) // 2 + m + 2, dtype=np.int64),
-        piece=np.zeros((m + 2, 3), dtype=np.int64),
-        entered=np.zeros(m + 2, dtype=np.int64),
-    )
 
 
 @inlined
@@ -131,18 +45,18 @@ def _prices(p: Problem, b: Board, f: int, sums: Array, sign: float) -> None:
     price = sign * p.flow_ms[f]
     if b.produced[f]:
         if b.taken[f] < consumers:
-            sums[_MOVED] += price
+            sums[MOVED] += price
         if b.out[f] > 0:
-            sums[_STAYS] += price
+            sums[STAYS] += price
     elif b.taken[f] > 0:
-        sums[_MOVED] += price
+        sums[MOVED] += price
         if b.away[f]:
-            sums[_STAYS] += price
+            sums[STAYS] += price
     if b.produced[f] or b.given[f]:
         if b.placed[f] + b.taken[f] < consumers:
-            sums[_CROSSES] += price
+            sums[CROSSES] += price
     elif b.placed[f] + b.taken[f] > 0:
-        sums[_CROSSES] += price
+        sums[CROSSES] += price
 
 
 @compiled
@@ -184,9 +98,9 @@ def _take(p: Problem, b: Board, at: int, depth: int, on_cpu: bool) -> None:
     b.barred[depth + 1] = b.barred[depth]
     sums = b.sums[depth + 1]
     sums[:] = b.sums[depth]
-    sums[_BUSY] += p.cpu[at] if on_cpu else p.work[at]
-    sums[_HELD] += p.size[at]
-    sums[_PLACED] += p.work[at]
+    sums[BUSY] += p.cpu[at] if on_cpu else p.work[at]
+    sums[HELD] += p.size[at]
+    sums[PLACED] += p.work[at]
     for k in range(p.touch_start[at], p.touch_start[at + 1]):
         f = p.touch[k]
         _prices(p, b, f, sums, -1.0)
@@ -215,12 +129,12 @@ def _pass_over(p: Problem, b: Board, at: int, depth: int) -> None:
     for k in range(p.touch_start[at], p.touch_start[at + 1]):
         f = p.touch[k]
         if b.out[f] == 0 and b.produced[f]:
-            sums[_STAYS] += p.flow_ms[f]
+            sums[STAYS] += p.flow_ms[f]
         b.out[f] += 1
     for k in range(p.give_start[at], p.give_start[at + 1]):
         f = p.give[k]
         if b.taken[f] > 0:
-            sums[_STAYS] += p.flow_ms[f]
+            sums[STAYS] += p.flow_ms[f]
         b.away[f] = True
     for word in range(b.barred.shape[1]):
         fresh = p.reach[at, word] & ~b.barred[depth, word]
@@ -228,20 +142,25 @@ def _pass_over(p: Problem, b: Board, at: int, depth: int) -> None:
         base = word << 6
         while fresh:
             if fresh & np.uint64(1):
-                sums[_BARRED] += p.work[base]
+                sums[BARRED] += p.work[base]
             fresh >>= np.uint64(1)
             base += 1
 
 
 @inlined
 def _close(p: Problem, b: Board, depth: int) -> None:
-    """Undo what this depth passed over."""
+    """Undo what this depth passed over, and what was taken to get there."""
     for i in range(b.piece[depth, 0], b.piece[depth, 2]):
         at = b.options[i]
         for k in range(p.touch_start[at], p.touch_start[at + 1]):
             b.out[p.touch[k]] -= 1
         for k in range(p.give_start[at], p.give_start[at + 1]):
             b.away[p.give[k]] = False
+    if depth > 0:
+        at = b.entered[depth]
+        _give_back(p, b, at)
+        for k in range(p.after_start[at], p.after_start[at + 1]):
+            b.waits[p.after[k]] += 1
 
 
 @inlined
@@ -266,7 +185,7 @@ def _next(p: Problem, b: Board, depth: int, limit: float) -> None:
     """Pass over the current group; end the piece if too much is barred."""
     _pass_over(p, b, b.options[b.piece[depth, 1]], depth)
     b.piece[depth, 1] += 1
-    if b.sums[depth, _BARRED] > limit:
+    if b.sums[depth, BARRED] > limit:
         b.piece[depth, 2] = b.piece[depth, 1]
 
 
@@ -276,9 +195,9 @@ def _admissible(
 ) -> bool:
     """Whether a set with this group in it can be part of a better split."""
     if on_cpu:
-        return bool(sums[_BUSY] < bound)
+        return bool(sums[BUSY] < bound)
     return bool(
-        sums[_BUSY] + sums[_STAYS] < bound and sums[_HELD] <= memory and p.supported[at]
+        sums[BUSY] + sums[STAYS] < bound and sums[HELD] <= memory and p.supported[at]
     )
 
 
@@ -295,12 +214,12 @@ def expand(
     best: Array,
     budget: Index,
 ) -> int:
-    """Note all sets one more device leads to.
+    """Note all sets one more device leads to: ``DONE``, ``FULL`` or ``PAUSED``.
+
+    Full tables are to be replaced; then, as after a pause, the call is made again.
 
     Args:
-        p: The groups.
-        b: Scratch.
-        reached: Where to note them.
+        p: The groups; ``b`` is scratch, ``reached`` where sets are noted.
         source: Row to go on from.
         state: Devices used then.
         on_cpu: Whether the device is a CPU.
@@ -310,9 +229,6 @@ def expand(
         best: Load that a split must be below to be better than the best one known,
             and the row of that one. Shape [2].
         budget: Steps left. Shape [1].
-
-    Returns:
-        ``DONE``, ``FULL`` (the tables are, do it again) or ``PAUSED`` (no steps left).
     """
     _start(p, b, reached.bits[source])
     depth = 0
@@ -321,14 +237,13 @@ def expand(
             _close(p, b, depth)
             if depth == 0:
                 return DONE
-            at = b.entered[depth]
-            _give_back(p, b, at)
-            for k in range(p.after_start[at], p.after_start[at + 1]):
-                b.waits[p.after[k]] += 1
             depth -= 1
             _next(p, b, depth, rest[1])
             continue
         at = b.options[b.piece[depth, 1]]
+        budget[0] -= 1
+        if budget[0] < 0:
+            return PAUSED
         _take(p, b, at, depth, on_cpu)
         sums = b.sums[depth + 1]
         if not _admissible(p, sums, at, memory, best[0], on_cpu):
@@ -337,14 +252,10 @@ def expand(
             continue
         depth += 1
         _open(p, b, depth)
-        budget[0] -= 1
-        if budget[0] < 0:
-            return PAUSED
-        load = max(
-            reached.value[source], sums[_BUSY] + (0.0 if on_cpu else sums[_MOVED])
-        )
-        left = rest[0] - sums[_PLACED]
-        if load >= best[0] or left > rest[1] or left + sums[_CROSSES] > rest[2]:
+        load = sums[BUSY] + (0.0 if on_cpu else sums[MOVED])
+        load = max(load, reached.value[source])
+        left = rest[0] - sums[PLACED]
+        if load >= best[0] or left > rest[1] or left + sums[CROSSES] > rest[2]:
             continue
         row = put(reached, b.ideal[depth], state, load, source)
         if row < 0:

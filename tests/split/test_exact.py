@@ -67,6 +67,33 @@ def test_no_split_is_better(seed: int) -> None:
     assert breaches(task, outcome.split.assignment) == ()
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_nodes_without_time_change_nothing(seed: int) -> None:
+    """They go with a neighbour, and that is never worse."""
+    rng = np.random.default_rng(seed)
+    made = document(
+        rng,
+        nodes=6,
+        accelerators=2,
+        cpus=int(rng.integers(0, 2)),
+        memory=float(rng.choice([1e9, 45])),
+    )
+    idle = {"fpgaLatency": 0.0, "cpuLatency": 0.0}
+    for node in made["nodes"]:
+        node.update(idle if rng.random() < 0.4 else {})
+    if seed % 2:
+        made = training(rng, made)
+        for node in made["nodes"][6:]:
+            node.update(idle if rng.random() < 0.4 else {})
+    task = task_of(made)
+    wanted = least(task)
+    outcome = best_exact(group(task))
+    assert outcome.finished
+    assert (outcome.split is None) == (wanted is None)
+    if outcome.split is not None:
+        assert outcome.split.load_ms == pytest.approx(wanted, rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_it_needs_no_split_to_start_from(seed: int) -> None:
     """A bad start, or none, leads to the same optimum."""
@@ -138,41 +165,19 @@ def test_orders_and_moves_do_not_beat_it(seed: int) -> None:
             assert breaches(task, split.assignment) == ()
 
 
-def _optima(
-    golden: dict[tuple[str, str], float], *, large: bool
-) -> list[tuple[str, float]]:
-    return [
-        (name, load)
-        for (name, how), load in golden.items()
-        if how == "exact_optimum" and name.startswith("gnmt") == large
-    ]
-
-
-def _reaches(task: SplitTask, load: float) -> None:
-    outcome = best_exact(group(task))
-    assert outcome.finished
-    assert outcome.split is not None
-    assert outcome.split.load_ms == pytest.approx(load, rel=1e-5)
-    assert breaches(task, outcome.split.assignment) == ()
-
-
 def test_published_optima(
     published: dict[str, SplitTask], golden: dict[tuple[str, str], float]
 ) -> None:
-    rows = _optima(golden, large=False)
-    assert len(rows) >= 8
-    for name, load in rows:
-        _reaches(published[name], load)
-
-
-@pytest.mark.slow
-def test_published_optima_of_many_ideals(
-    published: dict[str, SplitTask], golden: dict[tuple[str, str], float]
-) -> None:
-    rows = _optima(golden, large=True)
-    assert rows
-    for name, load in rows:
-        _reaches(published[name], load)
+    rows = {
+        name: load for (name, how), load in golden.items() if how == "exact_optimum"
+    }
+    assert len(rows) >= 9
+    for name, load in rows.items():
+        outcome = best_exact(group(published[name]))
+        assert outcome.finished
+        assert outcome.split is not None
+        assert outcome.split.load_ms == pytest.approx(load, rel=1e-5)
+        assert breaches(published[name], outcome.split.assignment) == ()
 
 
 def test_published_splits_along_orders_are_matched(

@@ -36,6 +36,19 @@ def test_a_node_without_time_goes_with_its_only_neighbour() -> None:
     assert len(group(task_of(made))) == 4
 
 
+def test_nodes_without_time_do_not_fill_a_memory() -> None:
+    made = plain(4, [(0, 1), (2, 1), (3, 1)])
+    for node in made["nodes"]:
+        node.update(fpgaLatency=0.0, cpuLatency=0.0, size=10.0)
+    made["nodes"][1].update(fpgaLatency=1.0)
+    for memory, groups in ((40.0, 1), (39.0, 4), (160.0, 1)):
+        made["maxSizePerFPGA"] = memory
+        assert len(group(task_of(made))) == groups
+    made.update(maxSizePerFPGA=200.0)
+    made["nodes"][0]["size"] = 180.0
+    assert group(task_of(made)).member_of.tolist() == [0, 1, 2, 1]
+
+
 def test_backward_nodes_without_forward_ones_take_the_mirrored_place() -> None:
     made = training(np.random.default_rng(0), plain(3, [(0, 1), (1, 2)]))
     made["nodes"] = [node for node in made["nodes"] if node["id"] != "n1"]

@@ -173,7 +173,7 @@ def test_what_does_not_fit_has_no_stages() -> None:
     assert math.isinf(plan.time_per_sample)
 
 
-def test_wide_graphs_are_planned_along_one_order() -> None:
+def test_wide_graphs_are_planned_along_some_orders() -> None:
     made = layers(np.random.default_rng(1), 8)
     task = parse_piper(made, "made")
     every, along = solve_piper(task), solve_piper(task, most_suffixes=3)
