@@ -194,7 +194,7 @@ def _towers(rng: _Chance, room: int) -> Sketch:
     sketch = Sketch()
     count = int(rng.integers(2, 7))
     length = max((room - 6) // count, 2)
-    rows = []
+    rows: list[list[int]] = []
     for _ in range(count):
         out = float(rng.lognormal(0.0, 1.0))
         row = [sketch.op(work=_few(rng, 1)[0], out=out)]

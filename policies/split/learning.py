@@ -154,6 +154,6 @@ def hits_loss(
     odds = network.moves(batch, network.encode(batch), standing)
     losses = [
         -(torch.from_numpy(hits.share).flatten() * part.flatten().log_softmax(0)).sum()
-        for part, (_, hits) in zip(odds.split(batch.sizes), examples, strict=True)
+        for part, (_, hits) in zip(batch.each(odds), examples, strict=True)
     ]
     return torch.stack(losses).mean()

@@ -65,6 +65,10 @@ class Batch:
     owner: Tensor
     sizes: tuple[int, ...]
 
+    def each(self, values: Tensor) -> tuple[Tensor, ...]:
+        """The part of each task. Shapes [groups of it, ...]."""
+        return torch.split_with_sizes(values, list(self.sizes))
+
 
 def batch_of(observations: Sequence[Observation]) -> Batch:
     """Put tasks side by side."""

@@ -189,7 +189,7 @@ def _step(
     chosen = [lessons[i] for i in _drawn(len(lessons), config.tasks, rng)]
     batch = batch_of([lesson.seen for lesson in chosen])
     scores = network.orders(batch, network.encode(batch))
-    parts = scores.detach().double().split(batch.sizes)
+    parts = batch.each(scores.detach().double())
     drawn = [
         order_slopes(
             lesson,
