@@ -68,19 +68,19 @@ class TrainConfig:
     """
 
     seed: int = 0
-    steps: int = 800
+    steps: int = 1000
     tasks: int = 8
     samples: int = 2
     order_weight: float = 0.1
     best_share: float = 0.5
-    examples: int = 16
+    examples: int = 24
     splits: int = 3
     tries: int = 96
-    pool: int = 1536
-    validation: int = 96
+    pool: int = 4000
+    validation: int = 128
     every: int = 100
-    rate: float = 2e-3
-    decay: float = 1e-2
+    rate: float = 1.5e-3
+    decay: float = 3e-2
     network: NetworkConfig = field(default_factory=NetworkConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
 
