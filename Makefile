@@ -16,7 +16,7 @@ endif
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup demo test test-all lint format bench bench-job-stream bench-job-stream-quick clean
+.PHONY: help setup demo test test-all lint format bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean
 
 help:
 	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench  the figures of the README, all of them (takes a while)"
 	@echo "make bench-job-stream-quick  policies of the job stream side by side, in minutes"
 	@echo "make bench-job-stream  all of it, with figures and a results file in docs"
+	@echo "make bench-partitioners-quick  every partitioner on a world of each kind, in minutes"
 	@echo "make clean  remove what the others made"
 
 $(BIN)/python:
@@ -101,6 +102,10 @@ bench-job-stream: setup
 bench-job-stream-quick: setup
 	@echo "== policies of the job stream, a few short episodes"
 	@$(BIN)/python benchmarks/job_stream.py --quick
+
+bench-partitioners-quick: setup
+	@echo "== partitioners, a world of each kind"
+	@$(BIN)/python benchmarks/partitioners.py --quick
 
 clean:
 	rm -rf $(VENV) $(OUT) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -23,11 +23,15 @@ from benchmarks.partitioner_table import (
 )
 from benchmarks.partitioner_worlds import FIRST, Record
 from benchmarks.tables import aligned, cpu_name, piped, report_name
+from planner.errors import PlanFileError
 
 __all__ = ["Report"]
 
 Lines = list[list[str]]
 
+#: Between these lines of partitioners.md its results are kept.
+_BEGIN = "<!-- results: written by benchmarks/partitioners.py -->"
+_END = "<!-- end of results -->"
 _CURVES, _RATIOS = "partitioners-quality-against-time", "partitioners-ratios"
 
 
@@ -84,7 +88,11 @@ class Report:
         """Write the results file and the figures there is something to draw for.
 
         Args:
-            out: Folder; results/ and figures/ are made in it.
+            out: Folder; results/ and figures/ are made in it. If it has a page
+                ``partitioners.md``, its section of results is written anew.
+
+        Raises:
+            PlanFileError: If that page has no such section.
         """
         figures, results = out / "figures", out / "results"
         figures.mkdir(parents=True, exist_ok=True)
@@ -99,7 +107,20 @@ class Report:
             drawn.append(f"{_CURVES}.png")
         target = results / report_name("partitioners")
         target.write_text(self.markdown(drawn), encoding="utf-8")
+        page = out / "partitioners.md"
+        if page.is_file():
+            text = _filled(page, self._section(target, drawn))
+            page.write_text(text, encoding="utf-8")
         return target
+
+    def _section(self, results: Path, figures: Sequence[str]) -> str:
+        """All but the tables of single kinds."""
+        parts = [f"{cpu_name()}, {datetime.date.today().isoformat()}. {self._said()}"]
+        for title, lines in self._overall():
+            parts += [f"### {title[0].upper()}{title[1:]}", piped(lines)]
+        parts += [f"![{name}](figures/{name})" for name in figures]
+        parts.append(f"[Solver by solver](results/{results.name})")
+        return "\n\n".join(parts)
 
     def _said(self) -> str:
         marks = sorted(
@@ -125,18 +146,21 @@ class Report:
                 names.setdefault(record.kind, set()).add(record.world)
         return ", ".join(f"{len(found)} {kind}" for kind, found in names.items())
 
-    def _tables(self) -> list[tuple[str, Lines]]:
-        made: list[tuple[str, Lines]] = [("goals", self._goals())]
-        tables = kind_tables(self.records)
-        made.append(("against the best baseline", _summary(tables)))
-        made.append(("uniform, against exhaustive without a clock", self._unhurried()))
-        made.append(("time to a first plan", self._first()))
-        made.append(("without a part, over the whole", self._ablated()))
-        made += [
-            (f"{t.kind}, {t.budget_s:g} s, {t.worlds} worlds", _solvers(t))
-            for t in tables
+    def _overall(self) -> list[tuple[str, Lines]]:
+        made: list[tuple[str, Lines]] = [
+            ("goals", self._goals()),
+            ("against the best baseline", _summary(kind_tables(self.records))),
+            ("uniform, against exhaustive without a clock", self._unhurried()),
+            ("time to a first plan", self._first()),
+            ("without a part, over the whole", self._ablated()),
         ]
         return [(title, lines) for title, lines in made if len(lines) > 1]
+
+    def _tables(self) -> list[tuple[str, Lines]]:
+        return self._overall() + [
+            (f"{t.kind}, {t.budget_s:g} s, {t.worlds} worlds", _solvers(t))
+            for t in kind_tables(self.records)
+        ]
 
     def _goals(self) -> Lines:
         return [
@@ -181,6 +205,19 @@ class Report:
                 shown = [one.ratio.plain(), _counts(one)]
                 lines.append([kind, budget, left_out, many, *shown])
         return lines
+
+
+def _filled(page: Path, section: str) -> str:
+    """The page with its section of results written anew."""
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise PlanFileError(
+            f"{page} has no section of results; put the lines {_BEGIN} and {_END} "
+            f"where it is to be"
+        )
+    return f"{before}{begin}\n{section}\n{end}{after}"
 
 
 def _counts(one: Comparison) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,8 @@ ABLATIONS = ("learned:no-graphs", "learned:no-refinement", "learned:no-learning"
 _FIRST = ("learned", "auto", "exhaustive", "evolutionary", "anneal", "beam", "metis")
 #: An answer is in time up to so many budgets and so many seconds on top.
 _GRACE, _GRACE_S = 1.5, 0.2
+#: One that has not ended by then is stopped, as others wait for it.
+_PATIENCE, _PATIENCE_S = 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,32 @@ def baselines(names: Sequence[str]) -> list[str]:
 def latest_s(budget_s: float | None) -> float:
     """Seconds after which an answer is late; infinite without a budget."""
     return float("inf") if budget_s is None else _GRACE * budget_s + _GRACE_S
+
+
+class _StoppedError(Exception):
+    """A solver did not end."""
+
+
+@contextmanager
+def _stopped_after(budget_s: float | None) -> Iterator[None]:
+    """Raise in what runs too long; only in the main thread, where signals arrive."""
+    here = threading.current_thread() is threading.main_thread()
+    if budget_s is None or not here or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _StoppedError
+
+    limit_s = _PATIENCE * budget_s + _PATIENCE_S
+    before = signal.signal(signal.SIGALRM, stop)
+    left_s, again_s = signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        # Somebody else's alarm goes off as it would have, at the latest a bit later.
+        signal.setitimer(signal.ITIMER_REAL, left_s, again_s)
+        signal.signal(signal.SIGALRM, before)
 
 
 def solver_named(name: str, no_graphs: Path | None = None) -> Solver:
@@ -142,9 +173,12 @@ def attempt(
     _forget()
     started = time.perf_counter()
     try:
-        found = solve(request)
+        with _stopped_after(request.time_budget_s):
+            found = solve(request)
     except MeshwrightError as error:
         why = str(error)
+    except _StoppedError:
+        why = "did not end, and was stopped"
     except Exception as error:
         # A defect of one solver is a line of the table, not the end of a long run.
         _log.exception("%s failed", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from benchmarks.partitioner_table import (
     without_clock,
 )
 from benchmarks.partitioner_worlds import FIRST, Record
+from planner.errors import PlanFileError
 
 
 def _answer(score: float | None, seconds: float = 1.0, late: bool = False) -> Answer:
@@ -240,3 +242,22 @@ def test_all_of_it_as_text_and_as_json() -> None:
     data = json.loads(json.dumps(report.data(), allow_nan=False))
     assert len(data["goals"]) == 2
     assert [table["worlds"] for table in data["kinds"]] == [2, 2]
+
+
+def test_the_page_gets_its_results(tmp_path: Path) -> None:
+    real = Path(__file__).parents[2] / "docs" / "partitioners.md"
+    page = tmp_path / "partitioners.md"
+    page.write_text(real.read_text(encoding="utf-8"), encoding="utf-8")
+    for score in (0.9, 0.8):
+        record = _record(0, learned=score, auto=1.0, beam=1.0)
+        target = Report([record]).write(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "0.800 [0.800, 0.800]" in text
+    assert "0.900 [0.900, 0.900]" not in text
+    assert f"(results/{target.name})" in text
+    assert "### Goals" in text
+    before, _, _ = real.read_text(encoding="utf-8").partition("## Results")
+    assert text.startswith(before)
+    page.write_text("nothing", encoding="utf-8")
+    with pytest.raises(PlanFileError, match="no section of results"):
+        Report([record]).write(tmp_path)

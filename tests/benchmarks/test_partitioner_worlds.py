@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import partitioner_solvers
 from benchmarks.partitioner_solvers import attempt, baselines, latest_s, solver_names
 from benchmarks.partitioner_study import Study, first_worlds, run_study
 from benchmarks.partitioner_worlds import FIRST, Arena, Kept, identity
@@ -86,6 +88,14 @@ class Slow(Stub):
         return found
 
 
+class Endless(Stub):
+    name = "endless"
+
+    def search(self, request: Request) -> SearchResult:
+        while True:
+            time.sleep(0.01)
+
+
 class Lying(Stub):
     """Answers with the price of a step on half of the batch."""
 
@@ -108,7 +118,7 @@ class Lying(Stub):
 @pytest.fixture
 def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stubs and the expert are all that is registered."""
-    kinds = (Nothing, Broken, Slow, Refusing, Lying, Stub)
+    kinds = (Nothing, Broken, Slow, Refusing, Endless, Lying, Stub)
     points = {kind.name: f"{__name__}:{kind.__name__}" for kind in kinds}
     points["expert"] = "planner.search.expert:ExpertPartitioner"
 
@@ -165,6 +175,21 @@ def test_an_answer_a_solver_or_null(
     assert entry["why"]["lying"].startswith("not legal: ")
     assert entry["late"] == {name: name == "slow" for name in names}
     assert entry["step_time_s"]["slow"] == entry["step_time_s"]["expert"]
+
+
+@pytest.mark.usefixtures("stubs")
+def test_a_search_without_end_is_stopped(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioner_solvers, "_PATIENCE_S", 0.05)
+    arena, world = Arena(Kept(), GraphStore(cache)), World(**WORLD)
+    before = signal.getsignal(signal.SIGALRM)
+    ticking = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    found = attempt("endless", lambda: arena._request(world, 0.01))
+    assert found.why == "did not end, and was stopped"
+    assert found.score is None
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == ticking
 
 
 @pytest.mark.usefixtures("stubs")
