@@ -21,3 +21,7 @@ if find_spec("gymnasium") is not None:
         id="meshwright/JobStream-v0",
         entry_point="envs.stream.env:JobStreamEnv",
     )
+    register(
+        id="meshwright/Partition-v0",
+        entry_point="envs.partition.env:PartitionEnv",
+    )

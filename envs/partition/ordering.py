@@ -74,7 +74,9 @@ def _take(problem: _Problem, state: _State, row: int, group: int) -> None:
         if start // stage == stop // stage:
             state.in_stage[row, other] = joined
         else:
-            state.before[row, other] = joined
+            # A group that fills the stage before alone leaves no others in it.
+            alone = start // stage < stop // stage - 1
+            state.before[row, other] = links[other] if alone else joined
             state.in_stage[row, other] = links[other] if stop % stage else _NONE
         if start // block == stop // block:
             near = min(state.in_block[row, other], links[other])

@@ -14,8 +14,9 @@ from planner.cost.summaries import TIMES, Summaries
 from planner.schema import SCHEDULES, V_SCHEDULES
 from planner.simulate import closed_form_makespan
 from planner.simulate.compiled import compiled
+from planner.space.table import StrategyTable
 
-__all__ = ["RowTimes", "row_times"]
+__all__ = ["RowTimes", "has_textbook_time", "row_times"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -41,6 +42,17 @@ _TIMES = (
 )
 _FORWARD, _BACKWARD, _WEIGHT, _SELECTIVE, _FULL = range(5)
 _TP, _TP_AGAIN, _CP, _EP = range(5, len(_TIMES))
+
+
+def has_textbook_time(table: StrategyTable) -> NDArray[np.bool_]:
+    """Rows whose makespan is a formula. Shape [n].
+
+    The others are timed by chains of actions, which are found by simulating equal
+    stages: milliseconds for each schedule, depth and number of microbatches that no
+    row had before.
+    """
+    odd = (table.virtual_stages > 1) & (table.num_microbatches % table.pp > 0)
+    return np.asarray(_TEXTBOOK[table.schedule] & ~odd)
 
 
 class _Parts(NamedTuple):

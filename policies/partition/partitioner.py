@@ -12,6 +12,7 @@ At every point there is an answer; time or the number of simulations ends the se
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
 from planner.search import Candidate, Request, SearchResult
-from planner.search.arranging.arranger import Arranger, Priced, open_arranger
+from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
 from planner.search.arranging.climb import Limits, best_of, climb, joined
 from planner.search.arranging.fleets import Choices, list_choices
 from planner.search.arranging.groups import DeviceGroups, group_devices
@@ -35,6 +36,13 @@ __all__ = ["LearnedPartitioner", "SearchConfig"]
 
 #: What is this much worse than the best by closed forms is not simulated any more.
 _HOPELESS = 1.25
+#: Share of the time that is left which drawing orders may take, and what a step of it
+#: takes: seconds, and seconds for each order and group (one core of 2020).
+_DRAWING, _STEP_S, _GROUP_S = 0.3, 4e-4, 1.5e-6
+#: Without a clock, orders times groups squared.
+_MOST_DRAWN = 120_000
+#: After these ranks the first, the second and the third are tried under all schedules.
+_VARIED = (1, 3, 6)
 
 Index = NDArray[np.int64]
 
@@ -65,6 +73,8 @@ class SearchConfig:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Problem:
+    """One search."""
+
     request: Request
     groups: DeviceGroups
     choices: Choices
@@ -144,8 +154,10 @@ class LearnedPartitioner:
             score=layouts.score,
         )
         if self._order_matters(problem):
-            drawn = self._draw(problem, saved, seen, encoded, arranger, rng)
-            current = self._climb(problem, arranger, joined([current, drawn]), rng)
+            if self._affordable(problem):
+                drawn = self._draw(problem, saved, seen, encoded, arranger, rng)
+                current = joined([current, drawn])
+            current = self._climb(problem, arranger, current, rng)
         return arranger, self._settle(problem, arranger, current)
 
     def _open(self, problem: _Problem, ranked: Index) -> Arranger | None:
@@ -170,6 +182,17 @@ class LearnedPartitioner:
             len(np.unique(problem.groups.sizes)) > 1
         )
 
+    def _affordable(self, problem: _Problem) -> int:
+        """Orders to draw, so that on a clock they take a share of it; 0 for none."""
+        groups = len(problem.groups)
+        wanted = self._config.layouts * (1 + self._config.draws)
+        if problem.until is None:
+            return min(wanted, max(8, _MOST_DRAWN // groups**2))
+        left = _DRAWING * (problem.until - time.perf_counter())
+        each_step = left / groups - _STEP_S
+        count = int(min(wanted, each_step / (_GROUP_S * groups)))
+        return count if count >= 4 else 0
+
     def _draw(
         self,
         problem: _Problem,
@@ -180,8 +203,10 @@ class LearnedPartitioner:
         rng: np.random.Generator,
     ) -> Priced:
         """Orders for the best layouts, the likeliest of each among them."""
-        few = np.arange(min(self._config.layouts, len(arranger.layouts)))
-        layout = np.concatenate([few, np.repeat(few, self._config.draws)])
+        count = max(1, self._affordable(problem))
+        few = np.arange(min(self._config.layouts, len(arranger.layouts), count))
+        layout = np.sort(np.resize(few, max(0, count - len(few))))
+        layout = np.concatenate([few, layout])
         if not self._config.learned:
             sequence = arranger.layouts.sequence[layout]
             shuffled = np.stack(
@@ -223,18 +248,28 @@ class LearnedPartitioner:
         few = best_of(current, max(12, self._config.finalists), of_layout=3)
         ranked = arranger.finalists(few)
         candidates: list[Candidate] = []
-        best = np.inf
-        for index in range(len(ranked)):
+        for entered, index in self._turns(arranger, ranked):
             spent = arranger.model.evaluations["simulated"]
             full = spent >= most and (problem.until is None or budget is not None)
-            hopeless = ranked.score[index] > _HOPELESS * best
-            if candidates and (full or hopeless or problem.late):
+            fits = any(one.cost.fits for one in candidates)
+            if candidates and (full or (problem.late and fits)):
                 break
             # The exact cut has the fastest slowest stage; of ranks that hold several
             # stages the slowest may be another, and even times the better cut.
-            looped = ranked.rows.virtual_stages[index] > 1
-            found = arranger.settled(ranked, index, cuts=2 if looped else 1)
-            candidates += found
-            if any(one.cost.fits for one in found):
-                best = min(best, float(ranked.score[index]))
+            looped = entered.rows.virtual_stages[index] > 1
+            candidates += arranger.settled(entered, index, cuts=2 if looped else 1)
         return candidates
+
+    @staticmethod
+    def _turns(
+        arranger: Arranger, ranked: Finalists
+    ) -> Iterator[tuple[Finalists, int]]:
+        """What to simulate: rows by rank; of a few also all other schedules."""
+        for index in range(len(ranked)):
+            if ranked.score[index] > _HOPELESS * ranked.score[0]:
+                return
+            yield ranked, index
+            if index in _VARIED:
+                others = arranger.variants(ranked, _VARIED.index(index))
+                for other in range(len(others)):
+                    yield others, other

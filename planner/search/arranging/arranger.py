@@ -126,7 +126,7 @@ class Arranger:
         return chosen, best
 
     def finalists(self, priced: Priced) -> Finalists:
-        """All rows of some arrangements, and their other schedules, by closed forms.
+        """All rows of some arrangements by closed forms.
 
         Args:
             priced: Arrangements; each gives as many as its layout has rows.
@@ -140,7 +140,6 @@ class Arranger:
         table = self.layouts.rows[
             starts[priced.layout][of] + np.arange(len(of)) - first[of]
         ]
-        table, of = self._with_variants(table, of)
         score = np.full(len(of), np.inf)
         counts = self.layouts.count[priced.layout]
         for count in np.unique(counts).tolist():
@@ -158,29 +157,30 @@ class Arranger:
             score=score[best],
         )
 
-    def _with_variants(
-        self, table: StrategyTable, of: Index
-    ) -> tuple[StrategyTable, Index]:
-        """Rows under the schedules that they stand for, too."""
+    def variants(self, finalists: Finalists, index: int) -> Finalists:
+        """One finalist under the schedules that its own stands for.
+
+        Their scores are unknown, infinite: they are for the simulator alone.
+        """
         facts, pins = self.request.facts, self.request.pins
-        if "schedule" in pins or not (table.pp > 1).any():
-            return table, of
-        virtual = pins.get("virtual_stages")
-        found: dict[tuple[int, ...], dict[str, int]] = {}
-        for at in np.flatnonzero(table.pp > 1).tolist():
-            for row in schedule_variants(table.row(at), facts.num_units, SCHEDULES):
-                if virtual in {None, row["virtual_stages"]}:
-                    found.setdefault((int(of[at]), *row.values()), row)
-        if not found:
-            return table, of
-        names = list(StrategyTable.__dataclass_fields__)
-        more = StrategyTable.from_columns(
-            **{name: [row[name] for row in found.values()] for name in names}
+        row, virtual = finalists.rows.row(index), pins.get("virtual_stages")
+        found = [
+            other
+            for other in schedule_variants(row, facts.num_units, SCHEDULES)
+            if row["pp"] > 1
+            and "schedule" not in pins
+            and virtual in {None, other["virtual_stages"]}
+        ]
+        table = StrategyTable.from_columns(
+            **{name: np.array([one[name] for one in found], dtype=int) for name in row}
         )
-        kept = np.flatnonzero(legal(more, facts))
-        owners = np.array([key[0] for key in found], dtype=np.int64)
-        both = StrategyTable.concatenate([table, more[kept]])
-        return both, np.concatenate([of, owners[kept]])
+        table = table[np.flatnonzero(legal(table, facts))] if found else table
+        return Finalists(
+            rows=table,
+            layout=np.repeat(finalists.layout[index], len(table)),
+            sequence=np.repeat(finalists.sequence[index][None], len(table), axis=0),
+            score=np.full(len(table), np.inf),
+        )
 
     def settled(
         self, finalists: Finalists, index: int, *, cuts: int = 1

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel, CostTable
+from planner.cost.row_times import has_textbook_time
 from planner.search.arranging.fleets import Choices, Fleet
 from planner.search.arranging.groups import DeviceGroups
 from planner.search.base import Objective, Request
@@ -109,6 +110,9 @@ def find_layouts(
         mine = chosen[choices.fleet[chosen] == number]
         fleet, mesh = choices.fleets[number], choices.mesh[mine]
         table = expand_meshes(mesh, request.facts, request.pins)
+        if "schedule" not in request.pins:
+            # What stands in for nothing else is simulated among the finalists.
+            table = table[np.flatnonzero(has_textbook_time(table))]
         if not len(table):
             continue
         ids = groups.orders(fleet.sequences, fleet.count)

@@ -1,0 +1,305 @@
+"""``meshwright/Partition-v0``: one episode builds one plan, for gymnasium."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.partition.ordering import Ordering
+from envs.partition.padding import Sizes, observation_space, pad
+from envs.partition.problem import PLAIN, Built, Fidelity, Problem, open_problem
+from envs.partition.sampler import WorldSampler
+from envs.partition.world import World
+from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
+from planner.search import Candidate
+
+__all__ = ["PartitionEnv"]
+
+Floats = NDArray[np.float32]
+
+#: Kinds of worlds that are drawn unless others are given.
+_KINDS = ("mixed", "uneven", "sites", "occupied", "uniform")
+#: Drawn worlds in a row that may be too large before that is an error.
+_ATTEMPTS = 100
+#: Problems that are kept ready, as finding a baseline takes longer than an episode.
+_KEPT = 64
+
+
+class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
+    """A mesh is chosen, then groups of devices are put in order until it is full.
+
+    Actions below ``max_meshes`` point at meshes, of which the first decision takes one;
+    those after them at groups of devices (the free ones of a host). A mesh says how
+    many devices make a stage and which of them hold the same weights; the groups fill
+    it in the order in which they are taken. All else is found by exact means, so that
+    every plan is legal and fits: the best schedule, microbatch, ZeRO stage and
+    recomputation by closed forms, cuts by dynamic programming, and the simulator says
+    what the plan costs.
+
+    The reward comes at the end: the logarithm of the baseline's score over the plan's,
+    no lower than ``worst``. An order in which nothing of the mesh fits in memory, or an
+    action that is masked, ends the episode with the baseline's plan and the reward
+    ``worst``.
+
+    The observation is a flat Dict of float32 arrays with room for ``max_units`` (U),
+    ``max_groups`` (G) and ``max_meshes`` (M); what is not there is 0, in edges -1:
+
+    - ``units`` [U, UNIT_FEATURES], ``unit_mask`` [U], ``unit_edges`` [2, 8 U];
+    - ``groups`` [G, GROUP_FEATURES], ``group_mask`` [G], ``group_edges`` [2, 12 G];
+    - ``meshes`` [M, MESH_FEATURES], ``mesh_mask`` [M]: on offer, fitting or not;
+    - ``whole`` [WHOLE_FEATURES];
+    - ``steps`` [G, STEP_FEATURES], ``left`` [G]: each group as the next one, and which
+      may be taken;
+    - ``chosen`` [1]: the mesh, -1 before; ``phase`` [1]: 1 once there is one.
+
+    ``info`` carries ``world``, ``baseline`` (``name`` and ``score``), ``mesh`` once
+    chosen, ``placed`` (devices) and ``groups`` (taken so far); at the end ``built``
+    (``own``, ``overflow`` or ``masked``), ``score``, ``row``, ``order`` (device ids by
+    rank), ``strategy`` and ``step_time_s``, the last two None with closed forms alone.
+
+    Args:
+        worlds: A sampler to draw from, or some worlds; worlds of every kind to train
+            on if None. A sampler's worlds that there is no room for are passed over.
+        max_units: Most pipeline units of a model.
+        max_groups: Most groups of devices.
+        max_meshes: Most meshes on offer; of more, some that stand for all.
+        baselines: Partitioners whose best plan is the baseline; ``plain`` is the best
+            mesh under the best plain order.
+        fidelity: ``simulated``, or ``analytic`` for closed forms alone: faster.
+        worst: Lowest reward.
+        pool: Worlds of a sampler that are drawn from.
+
+    Raises:
+        StrategyError: If there are no worlds, or a number is out of range.
+        UnknownNameError: If there is no such fidelity.
+    """
+
+    def __init__(
+        self,
+        worlds: WorldSampler | Sequence[World] | None = None,
+        *,
+        max_units: int = 512,
+        max_groups: int = 512,
+        max_meshes: int = 256,
+        baselines: Sequence[str] = ("expert", PLAIN),
+        fidelity: Fidelity = "simulated",
+        worst: float = -2.0,
+        pool: int = 4096,
+    ) -> None:
+        if fidelity not in get_args(Fidelity):
+            raise UnknownNameError("fidelity", fidelity, get_args(Fidelity))
+        if pool < 1 or not worst < 0:
+            raise StrategyError(
+                f"pool={pool} is at least 1 and worst={worst} is below 0"
+            )
+        if worlds is None:
+            worlds = WorldSampler(kinds=_KINDS, split="train")
+        if not isinstance(worlds, WorldSampler) and not len(worlds):
+            raise StrategyError("worlds is empty; give at least one world")
+        self.worlds = worlds
+        self.sizes = Sizes(units=max_units, groups=max_groups, meshes=max_meshes)
+        self.baselines, self.fidelity = tuple(baselines), fidelity
+        self.worst, self.pool = worst, pool
+        self.observation_space = observation_space(self.sizes)
+        self.action_space = spaces.Discrete(max_meshes + max_groups)
+        self._ready: OrderedDict[str, Problem] = OrderedDict()
+        self._drawn: dict[int, World] = {}
+        self._refused: dict[int, str] = {}
+        self._problem: Problem | None = None
+        self._ordering: Ordering | None = None
+        self._choice = -1
+        self._candidate: Candidate | None = None
+        self._obs: dict[str, Floats] = {}
+        self._masks = np.zeros(max_meshes + max_groups, dtype=np.bool_)
+        self._masks[0] = True
+
+    @property
+    def problem(self) -> Problem:
+        """What the episode is about.
+
+        Raises:
+            StrategyError: Before the first reset.
+        """
+        if self._problem is None:
+            raise StrategyError("no episode has begun; call reset() first")
+        return self._problem
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """The plan that the last episode built, with its price.
+
+        None during an episode, and with closed forms alone.
+        """
+        return self._candidate
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which actions are allowed; one always is. Shape [max_meshes + max_groups]."""
+        return self._masks.copy()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Floats], dict[str, Any]]:
+        """Begin with the next world.
+
+        Args:
+            seed: Begins the sequence of worlds anew.
+            options: ``world``: the :class:`World` to take instead of the next.
+
+        Raises:
+            NoFeasiblePlanError: If no mesh of a given world fits.
+            StrategyError: If there is no room for a given world, or for any that is
+                drawn; or if an option is not known.
+        """
+        super().reset(seed=seed)
+        options = options or {}
+        if unknown := sorted(set(options) - {"world"}):
+            raise StrategyError(f"options[{unknown[0]!r}] is unknown; there is 'world'")
+        world = options.get("world")
+        self._problem = self._next() if world is None else self._open(world)
+        self._ordering, self._choice, self._candidate = None, -1, None
+        self._obs = pad(self._problem.seen, self.sizes)
+        self._masks[:] = False
+        self._masks[: len(self._problem.fits)] = self._problem.fits
+        return self._see(), self._info()
+
+    def step(
+        self, action: np.int64
+    ) -> tuple[dict[str, Floats], float, bool, bool, dict[str, Any]]:
+        """Take a mesh, or the group of devices that comes next.
+
+        Raises:
+            StrategyError: If the action is out of range, or no episode is going on.
+        """
+        problem, chosen = self.problem, int(action)
+        if self._choice < 0 and not self._obs:
+            raise StrategyError("the episode has ended; call reset()")
+        if not 0 <= chosen < len(self._masks):
+            raise StrategyError(
+                f"action={chosen} is not from 0 to {len(self._masks) - 1}"
+            )
+        if not self._masks[chosen]:
+            return self._end(None, "masked")
+        if self._ordering is None:
+            self._choice = chosen
+            self._ordering = self._begin_order(problem, chosen)
+        else:
+            self._ordering.take(np.array([chosen - self.sizes.meshes]))
+        if self._ordering.going.any():
+            self._describe(self._ordering)
+            return self._see(), 0.0, False, False, self._info()
+        built = problem.build(self._choice, self._ordering.sequences()[0])
+        return self._end(built, "own" if np.isfinite(built.score) else "overflow")
+
+    def _begin_order(self, problem: Problem, choice: int) -> Ordering:
+        fleet = problem.choices.fleets[problem.choices.fleet[choice]]
+        return Ordering.start(
+            sizes=problem.groups.sizes,
+            kinds=problem.groups.kinds,
+            groups=problem.seen.groups,
+            pairs=problem.seen.pairs,
+            mesh=problem.choices.mesh[[choice]],
+            count=np.array([fleet.count]),
+            usable=fleet.usable[None, :],
+        )
+
+    def _describe(self, ordering: Ordering) -> None:
+        """Put the order so far into the observation and the masks."""
+        many, offset = len(self.problem.groups), self.sizes.meshes
+        left = ordering.left[0]
+        self._obs["steps"][:many] = ordering.describe()[0]
+        self._obs["left"][:many] = left
+        self._obs["chosen"][0], self._obs["phase"][0] = self._choice, 1.0
+        self._masks[:] = False
+        self._masks[offset : offset + many] = left
+
+    def _end(
+        self, built: Built | None, how: str
+    ) -> tuple[dict[str, Floats], float, bool, bool, dict[str, Any]]:
+        problem, baseline = self.problem, self.problem.baseline
+        info: dict[str, Any] = {**self._info(), "built": how, "score": baseline.score}
+        self._candidate, reward = baseline.candidate, self.worst
+        if built is not None and how == "own":
+            reward = max(self.worst, float(np.log(baseline.score / built.score)))
+            self._candidate = built.candidate
+            info |= {"score": built.score, "row": built.row}
+            info["order"] = tuple(built.order.tolist())
+        if self._candidate is not None:
+            info["strategy"] = self._candidate.strategy
+            info["step_time_s"] = self._candidate.cost.step_time_s
+            info.setdefault("order", self._candidate.strategy.device_ids())
+        last = self._see()
+        self._obs, self._ordering, self._choice = {}, None, -1
+        # Nothing may be chosen any more, but a mask that allows nothing is drawn from
+        # as if it allowed everything.
+        self._masks[:] = False
+        self._masks[: len(problem.fits)] = problem.fits
+        for name in ("row", "order", "strategy", "step_time_s"):
+            info.setdefault(name, None)
+        return last, reward, True, False, info
+
+    def _see(self) -> dict[str, Floats]:
+        return {name: array.copy() for name, array in self._obs.items()}
+
+    def _info(self) -> dict[str, Any]:
+        problem, ordering = self.problem, self._ordering
+        info: dict[str, Any] = {
+            "world": problem.world.name,
+            "baseline": {
+                "name": problem.baseline.name,
+                "score": problem.baseline.score,
+            },
+            "mesh": problem.mesh(self._choice) if self._choice >= 0 else None,
+            "placed": 0,
+            "groups": (),
+        }
+        if ordering is not None:
+            taken = ordering.state.sequence[0, : int(ordering.state.length[0])]
+            info["placed"] = int(ordering.state.position[0])
+            info["groups"] = tuple(taken.tolist())
+        return info
+
+    def _next(self) -> Problem:
+        if not isinstance(self.worlds, WorldSampler):
+            return self._open(
+                self.worlds[int(self.np_random.integers(len(self.worlds)))]
+            )
+        index = 0
+        for _ in range(_ATTEMPTS):
+            index = int(self.np_random.integers(self.pool))
+            if index in self._refused:
+                continue
+            if index not in self._drawn:
+                self._drawn[index] = self.worlds.world(index)
+            try:
+                return self._open(self._drawn[index])
+            except (NoFeasiblePlanError, StrategyError) as error:
+                self._refused[index] = str(error)
+        raise StrategyError(
+            f"of {_ATTEMPTS} worlds drawn none can be taken; the last: "
+            f"{self._refused[index]}"
+        )
+
+    def _open(self, world: World) -> Problem:
+        """Make a world ready, or find it as it was made ready before."""
+        key = world.to_json()
+        if key not in self._ready:
+            graphs = (
+                self.worlds.graphs if isinstance(self.worlds, WorldSampler) else None
+            )
+            self._ready[key] = open_problem(
+                world,
+                self.sizes,
+                baselines=self.baselines,
+                fidelity=self.fidelity,
+                graphs=graphs,
+            )
+            if len(self._ready) > _KEPT:
+                self._ready.popitem(last=False)
+        self._ready.move_to_end(key)
+        return self._ready[key]

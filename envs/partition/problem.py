@@ -1,0 +1,302 @@
+"""A world made ready for an episode, and what becomes of the decisions about it.
+
+The decisions are a mesh and an order of device groups. Everything else is found by
+exact means: which schedule, microbatch, ZeRO stage and recomputation go best with them
+by closed forms, then cuts and recomputation of each stage, then the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.partition.features import Observed, observe
+from envs.partition.graphs import GraphStore
+from envs.partition.offers import subset, thinned, with_rows
+from envs.partition.padding import Sizes
+from envs.partition.world import World
+from planner.cost import CostModel
+from planner.errors import NoFeasiblePlanError, StrategyError
+from planner.search import Candidate, Request, get_partitioner, preference, score
+from planner.search.arranging.arranger import Arranger, open_arranger
+from planner.search.arranging.fleets import Choices, list_choices
+from planner.search.arranging.groups import DeviceGroups, group_devices
+from planner.search.arranging.layouts import Layouts, scores_of
+from planner.search.refusal import why_nothing_is_legal
+from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
+
+__all__ = ["PLAIN", "Baseline", "Built", "Fidelity", "Problem", "open_problem"]
+
+Index = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Fidelity = Literal["simulated", "analytic"]
+
+#: Name of the baseline that takes the best mesh under the best plain order.
+PLAIN = "plain"
+#: Layouts that this baseline cuts exactly and simulates.
+_SETTLED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What an episode's plan is measured against.
+
+    Attributes:
+        name: Of the partitioner that found it, or :data:`PLAIN`.
+        score: What the objective makes small.
+        candidate: The strategy and its price; None with closed forms alone.
+    """
+
+    name: str
+    score: float
+    candidate: Candidate | None
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Built:
+    """What came of a mesh and an order.
+
+    Attributes:
+        score: What the objective makes small; infinite if nothing fits.
+        row: Degrees and the rest of the strategy's table row, before schedules were
+            compared; None if nothing fits by closed forms.
+        order: Device id by rank. Shape [devices].
+        candidate: The strategy and its price; None with closed forms alone, or if
+            nothing fits.
+    """
+
+    score: float
+    row: dict[str, int] | None
+    order: Index
+    candidate: Candidate | None
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Problem:
+    """A world to decide about.
+
+    Attributes:
+        world: The world.
+        request: The question that it asks.
+        groups: Of its devices.
+        choices: Meshes that are offered.
+        fits: Which of them have a row that fits under a plain order. Shape [choices].
+        seen: It all in numbers.
+        arranger: Prices arrangements of what fits.
+        baseline: The plan to beat.
+        fidelity: Of all prices.
+    """
+
+    world: World
+    request: Request
+    groups: DeviceGroups
+    choices: Choices
+    fits: Mask
+    seen: Observed
+    arranger: Arranger
+    baseline: Baseline
+    fidelity: Fidelity
+
+    def mesh(self, choice: int) -> dict[str, int]:
+        """Degrees of an offered mesh, by axis."""
+        degrees = self.choices.mesh[choice].tolist()
+        return dict(zip(MESH_COLUMNS, degrees, strict=True))
+
+    def build(self, choice: int, sequence: Index) -> Built:
+        """Find the best strategy of a mesh on an order of groups.
+
+        Args:
+            choice: Which of the offered meshes.
+            sequence: Groups in order, -1 after the last; enough for its devices.
+        """
+        fleet = self.choices.fleets[self.choices.fleet[choice]]
+        table = expand_meshes(
+            self.choices.mesh[[choice]], self.request.facts, self.request.pins
+        )
+        order = self.groups.orders(sequence[None, :], fleet.count)[0]
+        if not len(table):
+            return Built(score=np.inf, row=None, order=order, candidate=None)
+        # All rows of the mesh: those that do best in a plain order may not fit here.
+        local = replace(
+            self.arranger,
+            layouts=Layouts(
+                choice=np.array([choice]),
+                rows=table,
+                starts=np.array([0, len(table)]),
+                count=np.array([fleet.count]),
+                usable=fleet.usable[None, :],
+                score=np.full(1, np.inf),
+                sequence=sequence[None, :],
+            ),
+        )
+        priced = local.price(np.zeros(1, dtype=np.int64), sequence[None, :])
+        if not np.isfinite(priced.score[0]):
+            return Built(score=np.inf, row=None, order=order, candidate=None)
+        row = table.row(int(priced.row[0]))
+        if self.fidelity == "analytic":
+            value = float(priced.score[0])
+            return Built(score=value, row=row, order=order, candidate=None)
+        best = _best(self.request, local.settled(priced, 0, variants=True))
+        value = np.inf if best is None else _score(self.request, best)
+        return Built(score=value, row=row, order=order, candidate=best)
+
+
+def _score(request: Request, candidate: Candidate) -> float:
+    devices = candidate.strategy.mesh.num_devices
+    return score(candidate.cost, devices, request.objective)
+
+
+def _best(request: Request, candidates: Sequence[Candidate]) -> Candidate | None:
+    """The one to prefer of those that fit; None if there are none."""
+    return min(
+        (candidate for candidate in candidates if candidate.cost.fits),
+        key=lambda candidate: preference(candidate, request.objective),
+        default=None,
+    )
+
+
+def _priced_alike(request: Request, candidate: Candidate) -> float:
+    """A candidate by closed forms, as arrangements are; infinite if it does not fit."""
+    strategy = candidate.strategy
+    order = np.array(strategy.device_ids(), dtype=np.int64)
+    table = StrategyTable.from_strategies([strategy])
+    costs = CostModel(request.setting.reordered(order)).table(table)
+    return float(scores_of(costs, table, request.objective)[0])
+
+
+def _plain(arranger: Arranger, fidelity: Fidelity) -> Baseline | None:
+    request, layouts = arranger.request, arranger.layouts.best(_SETTLED)
+    if fidelity == "analytic":
+        return Baseline(name=PLAIN, score=float(layouts.score[0]), candidate=None)
+    priced = arranger.price(np.arange(len(layouts)), layouts.sequence)
+    found = [
+        candidate
+        for at in range(len(priced))
+        for candidate in arranger.settled(priced, at, variants=True)
+    ]
+    best = _best(request, found)
+    if best is None:
+        return None
+    return Baseline(name=PLAIN, score=_score(request, best), candidate=best)
+
+
+def _baseline(
+    arranger: Arranger, names: Sequence[str], fidelity: Fidelity
+) -> Baseline | None:
+    """The best of some; None if none of them finds anything that fits."""
+    request = arranger.request
+    found = []
+    for name in names:
+        if name == PLAIN:
+            found.append(_plain(arranger, fidelity))
+            continue
+        best = _best(request, get_partitioner(name).search(request).candidates)
+        if best is None:
+            continue
+        if fidelity == "analytic":
+            value = _priced_alike(request, best)
+            found.append(Baseline(name=name, score=value, candidate=None))
+        else:
+            value = _score(request, best)
+            found.append(Baseline(name=name, score=value, candidate=best))
+    known = [one for one in found if one is not None and np.isfinite(one.score)]
+    return min(known, key=lambda one: one.score, default=None)
+
+
+def open_problem(
+    world: World,
+    sizes: Sizes,
+    *,
+    baselines: Sequence[str] = ("expert", PLAIN),
+    fidelity: Fidelity = "simulated",
+    graphs: GraphStore | None = None,
+) -> Problem:
+    """Read a world, price its meshes under plain orders, find what is to be beaten.
+
+    Args:
+        world: The world.
+        sizes: Room for it; of more meshes than there is room for, some that stand for
+            all are offered (:func:`envs.partition.offers.thinned`).
+        baselines: Names of partitioners, and :data:`PLAIN`.
+        fidelity: ``analytic`` prices by closed forms alone.
+        graphs: Where the model's graph is kept.
+
+    Raises:
+        NoFeasiblePlanError: If no mesh is legal, or none fits in memory.
+        StrategyError: If there is no room for it.
+        UnknownNameError: If a baseline's name is known nowhere.
+        MeshwrightError: As :meth:`World.request`.
+    """
+    request = world.request(graphs)
+    groups = group_devices(request.setting)
+    # Before anything is priced.
+    units = len(request.setting.graph.units)
+    if reason := sizes.why_not(units=units, groups=len(groups)):
+        raise StrategyError(f"world {world.name!r}: {reason}")
+    every = list_choices(request, groups)
+    if not len(every):
+        raise NoFeasiblePlanError([why_nothing_is_legal(request)])
+    kept, arranger = _offered(request, groups, every, sizes)
+    if arranger is None:
+        raise _nothing_fits(world, request, every)
+    choices = subset(every, kept)
+    baseline = _baseline(arranger, baselines, fidelity) or _plain(arranger, fidelity)
+    if baseline is None:
+        raise _nothing_fits(world, request, every)
+    fits = np.zeros(len(kept), dtype=np.bool_)
+    fits[arranger.layouts.choice] = True
+    return Problem(
+        world=world,
+        request=request,
+        groups=groups,
+        choices=choices,
+        fits=fits,
+        seen=observe(request, groups, choices),
+        arranger=arranger,
+        baseline=baseline,
+        fidelity=fidelity,
+    )
+
+
+def _offered(
+    request: Request, groups: DeviceGroups, every: Choices, sizes: Sizes
+) -> tuple[Index, Arranger | None]:
+    """Meshes to choose from, and what prices them; None if none of all fits."""
+    whole = np.arange(len(every))
+    if len(every) > sizes.meshes:
+        whole = with_rows(request, every)
+    kept = thinned(every, whole, sizes.meshes)
+    arranger = open_arranger(request, every, groups, kept)
+    if arranger is None and len(kept) < len(whole):
+        # What was left out may be all that fits.
+        found = open_arranger(request, every, groups, whole)
+        if found is not None:
+            kept = thinned(every, np.sort(found.layouts.choice), sizes.meshes)
+            arranger = open_arranger(request, every, groups, kept)
+    if arranger is None:
+        return kept, None
+    # Choices are numbered as they are offered.
+    choice = np.searchsorted(kept, arranger.layouts.choice)
+    return kept, replace(arranger, layouts=replace(arranger.layouts, choice=choice))
+
+
+def _nothing_fits(
+    world: World, request: Request, every: Choices
+) -> NoFeasiblePlanError:
+    legal_rows = (
+        len(expand_meshes(every.mesh[every.fleet == k], request.facts, request.pins))
+        for k in range(len(every.fleets))
+    )
+    if not any(legal_rows):
+        return NoFeasiblePlanError([why_nothing_is_legal(request)])
+    return NoFeasiblePlanError(
+        [
+            f"world {world.name!r}: none of {len(every)} meshes has a strategy that "
+            f"fits in memory_fraction={world.memory_fraction} of the devices' memory "
+            f"under any plain order; use more devices or a smaller model"
+        ]
+    )

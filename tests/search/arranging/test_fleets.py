@@ -1,0 +1,156 @@
+"""Which meshes over which devices there are to choose from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from planner.search.arranging.fleets import Choices
+from planner.search.arranging.groups import DeviceGroups
+from planner.search.orders import device_orders
+from planner.space import (
+    MESH_COLUMNS,
+    StrategyTable,
+    enumerate_meshes,
+    enumerate_strategies,
+    expand_meshes,
+)
+from tests.cost.made import device, hosts, uniform_graph
+from tests.search.arranging.made import arranged, far_sites, mixed_hosts
+
+CLUSTERS = {
+    "mixed": mixed_hosts(),
+    "occupied": mixed_hosts().with_occupied([0, 1, 2, 3, 5]),
+    "one device": hosts((1, 1, device())),
+    "one host": hosts((1, 8, device())),
+    "one left": mixed_hosts().with_occupied(range(1, 13)),
+    "sites": far_sites(7, 2),
+}
+
+
+def _meshes(table: StrategyTable) -> set[tuple[int, ...]]:
+    columns = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
+    return set(map(tuple, columns.tolist()))
+
+
+def _check(choices: Choices, groups: DeviceGroups) -> None:
+    assert len(choices) == len(choices.mesh) == len(choices.fleet)
+    for number, fleet in enumerate(choices.fleets):
+        mesh = choices.mesh[choices.fleet == number]
+        assert len(mesh)
+        # ep divides the replicas and is no factor of its own.
+        assert (mesh[:, :5].prod(axis=1) == fleet.count).all()
+        assert len(np.unique(mesh, axis=0)) == len(mesh)
+        assert fleet.count <= groups.sizes[fleet.usable].sum()
+        usable = np.flatnonzero(fleet.usable).tolist()
+        for sequence in fleet.sequences:
+            assert sorted(sequence[: len(usable)].tolist()) == usable
+            assert (sequence[len(usable) :] == -1).all()
+        assert len(np.unique(fleet.sequences, axis=0)) == len(fleet.sequences)
+
+
+@pytest.mark.parametrize("devices", ["all", "any"])
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_mesh_that_a_legal_strategy_has_is_there(name: str, devices: str) -> None:
+    request, groups, choices = arranged(CLUSTERS[name], devices=devices)
+    _check(choices, groups)
+    for number, fleet in enumerate(choices.fleets):
+        mesh = choices.mesh[choices.fleet == number]
+        known = set(map(tuple, mesh.tolist()))
+        legal = set()
+        for table in enumerate_strategies(request.facts, num_devices=fleet.count):
+            legal |= _meshes(table)
+        assert legal <= known
+        assert _meshes(expand_meshes(mesh, request.facts)) == legal
+
+
+def test_rows_of_a_mesh_are_those_of_the_whole_enumeration() -> None:
+    request, _, _ = arranged(mixed_hosts())
+    mesh = enumerate_meshes(request.facts, 12)
+    split = [expand_meshes(mesh[[at]], request.facts) for at in range(len(mesh))]
+    some = {tuple(row.items()) for table in split for row in table.rows()}
+    whole = {
+        tuple(row.items())
+        for table in enumerate_strategies(request.facts, num_devices=12)
+        for row in table.rows()
+    }
+    assert some == whole
+    assert sum(map(len, split)) == len(some)
+
+
+def test_pins_hold_in_meshes() -> None:
+    request, _, choices = arranged(CLUSTERS["one host"], pins={"pp": 2, "tp": 2})
+    assert {(m[0], m[4]) for m in choices.mesh.tolist()} == {(2, 2)}
+    assert len(expand_meshes(choices.mesh, request.facts, request.pins))
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_all_devices_are_used_as_far_as_any_strategy_uses_them(name: str) -> None:
+    request, groups, choices = arranged(CLUSTERS[name])
+    counts = {fleet.count for fleet in choices.fleets}
+    orders = {len(order) for order in device_orders(request)}
+    # A mesh without a legal row may be among the choices, none that has one is not.
+    assert {n for n in orders if len(enumerate_meshes(request.facts, n))} <= counts
+    whole = [fleet for fleet in choices.fleets if fleet.usable.all()]
+    assert {fleet.count for fleet in choices.fleets if not fleet.usable.all()} <= {
+        int(groups.sizes[groups.kinds == kind].sum()) for kind in groups.kinds
+    }
+    assert whole
+
+
+def test_any_number_of_devices_may_be_left_out() -> None:
+    _, groups, choices = arranged(mixed_hosts(), devices="any")
+    whole = [f.count for f in choices.fleets if f.usable.all()]
+    # 11 has no other divisors than 13, of which none is left out.
+    assert whole == [int(groups.sizes.sum()), 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+
+
+def test_numbers_of_devices_are_thinned_on_large_clusters() -> None:
+    big = hosts((64, 8, device()))
+    _, _, choices = arranged(big, units=8, global_batch=512, devices="any")
+    counts = [fleet.count for fleet in choices.fleets]
+    assert counts[0] == 512
+    assert len(counts) <= 24
+    for count in counts:
+        left = count
+        for factor in (2, 3, 5, 7):
+            while left % factor == 0:
+                left //= factor
+        assert left == 1
+
+
+def test_each_type_of_device_may_work_alone() -> None:
+    _, groups, choices = arranged(mixed_hosts())
+    alone = [f for f in choices.fleets if not f.usable.all()]
+    assert {(f.count, tuple(f.usable.tolist())) for f in alone} == {
+        (11, (True, True, False, True)),
+        (2, (False, False, True, False)),
+    }
+    for fleet in alone:
+        assert len(set(groups.kinds[fleet.usable].tolist())) == 1
+
+
+def test_plain_orders_are_by_number_memory_speed_and_links() -> None:
+    _, groups, choices = arranged(mixed_hosts())
+    (fleet,) = [f for f in choices.fleets if f.usable.all()][:1]
+    found = {tuple(s.tolist()) for s in fleet.sequences}
+    # Slow ones are the ones with little memory here.
+    assert {(0, 1, 2, 3), (0, 1, 3, 2), (2, 0, 1, 3)} <= found
+    _, groups, choices = arranged(far_sites(8, 2))
+    sequences = choices.fleets[0].sequences
+    central = int(groups.seconds().sum(axis=1).argmin())
+    assert groups.by_links(central).tolist() in sequences.tolist()
+
+
+def test_nothing_that_divides_gives_no_choices() -> None:
+    graph = uniform_graph(1, seq_len=None, tp_dims={"features": 1}, sharding={})
+    # One unit, batch 1: the seven devices of a host divide nothing but themselves.
+    request, _, choices = arranged(
+        hosts((1, 7, device())), graph=graph, global_batch=1, pins={"pp": 7}
+    )
+    assert len(choices) == 0
+    assert choices.mesh.shape == (0, len(MESH_COLUMNS))
+    assert math.prod(choices.fleet.shape) == 0
+    assert request.facts.num_units == 1
