@@ -63,9 +63,7 @@ class EvaluateJobStream:
                     seeds,
                     horizon_s=self.horizon_s,
                     observe=self.policy in OBSERVING,
-                    mask="possible"
-                    if self.policy.startswith(("learned", "rollout"))
-                    else "benchmark",
+                    mask="possible" if plans else "benchmark",
                 )
                 bar.update(1)
         if self.json:

@@ -73,7 +73,7 @@ class TrainPartition:
         config = PartitionTrainConfig()
         if self.config is not None:
             config = read_partition_config(self.config)
-        given = {
+        given: dict[str, Any] = {
             "clusters": self.clusters or None,
             "models": self.models or None,
             "seq_len": self.seq_len,
