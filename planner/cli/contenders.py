@@ -95,8 +95,8 @@ def compare(
 
 def _reason(errors: Sequence[MeshwrightError]) -> MeshwrightError:
     """Why there is no plan at all: that nothing fits, if anyone found that out."""
-    lacking = [error for error in errors if isinstance(error, NoFeasiblePlanError)]
-    return (lacking or list(errors))[0]
+    lacking = (error for error in errors if isinstance(error, NoFeasiblePlanError))
+    return next(lacking, errors[0])
 
 
 def _score(plan: Plan) -> float:
