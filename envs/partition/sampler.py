@@ -40,6 +40,10 @@ __all__ = [
     "SPLITS",
     "TRANSFERS",
     "WorldSampler",
+    "draw_batch",
+    "draw_objective",
+    "draw_shape",
+    "free_bytes",
     "is_feasible",
     "main",
     "sample_world",
@@ -195,15 +199,15 @@ def _draw(
 ) -> World:
     document = _cluster(kind, split, rng)
     free = document.num_devices - sum(stop - start for start, stop in document.occupied)
-    objective, fraction = _objective(rng)
-    shape = _model(rng, shapes, _free_bytes(document) * fraction)
+    objective, fraction = draw_objective(rng)
+    shape = draw_shape(rng, shapes, free_bytes(document) * fraction)
     return World(
         name=f"{kind}-{split}-{seed}",
         kind=kind,
         model=shape.model if isinstance(shape.model, str) else dict(shape.model),
         seq_len=shape.seq_len,
         cluster=document,
-        global_batch=_batch(rng, free),
+        global_batch=draw_batch(rng, free),
         objective=objective,
         memory_fraction=fraction,
         # Where devices or links differ, leaving some out is part of the question.
@@ -222,7 +226,7 @@ def _cluster(kind: str, split: Split, rng: np.random.Generator) -> ClusterDocume
     return draw_cluster(base, split, rng, machines, scale)
 
 
-def _free_bytes(document: ClusterDocument) -> float:
+def free_bytes(document: ClusterDocument) -> float:
     """Memory of all devices that are not taken."""
     size = {device.name: device.memory_bytes for device in document.device_types}
     each = np.repeat(
@@ -234,7 +238,7 @@ def _free_bytes(document: ClusterDocument) -> float:
     return float(each.sum())
 
 
-def _objective(rng: np.random.Generator) -> tuple[Objective, float]:
+def draw_objective(rng: np.random.Generator) -> tuple[Objective, float]:
     """What is to be small, and the share of memory that may be filled."""
     fate = rng.random()
     if fate < 0.1:
@@ -244,7 +248,7 @@ def _objective(rng: np.random.Generator) -> tuple[Objective, float]:
     return "throughput", 0.9
 
 
-def _model(
+def draw_shape(
     rng: np.random.Generator, shapes: Sequence[ModelShape], memory: float
 ) -> ModelShape:
     """A shape whose state takes a fair share of the memory."""
@@ -255,7 +259,7 @@ def _model(
     return fair[int(rng.integers(len(fair)))]
 
 
-def _batch(rng: np.random.Generator, devices: int) -> int:
+def draw_batch(rng: np.random.Generator, devices: int) -> int:
     """Samples per step: mostly what many degrees divide, sometimes what few do."""
     aim = float(np.clip(devices * 2 ** rng.uniform(-1, 5), 4, 4096))
     power: int = 2 ** round(math.log2(aim))

@@ -1,4 +1,4 @@
-"""The command ``meshwright evaluate``."""
+"""The command ``meshwright evaluate``: one command a world."""
 
 from __future__ import annotations
 
@@ -7,165 +7,29 @@ from typing import Annotated
 
 import tyro
 
-from planner.cli.output import emit_json, emit_table, progress
-from planner.cli.train import World, require_learning
-from planner.errors import StrategyError
+from planner.cli.evaluate_job_stream import EvaluateJobStream, EvaluateJobStreamWorld
+from planner.cli.evaluate_partition import EvaluatePartition
 
 __all__ = ["EvaluateCommand"]
+
+_World = (
+    Annotated[EvaluatePartition, tyro.conf.subcommand("partition", prefix_name=False)]
+    | Annotated[
+        EvaluateJobStream, tyro.conf.subcommand("job-stream", prefix_name=False)
+    ]
+    | Annotated[
+        EvaluateJobStreamWorld,
+        tyro.conf.subcommand("job-stream-world", prefix_name=False),
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand:
-    """Say what a policy comes to on streams of jobs."""
+    """Say what a policy comes to, on worlds that it was not trained on."""
 
-    world: World
-    """What it decides: job-stream, or job-stream-world."""
-    policy: str = "learned"
-    """A baseline (para_max, para_min, min_feasible, random, constant_K), rollout,
-    learned or learned+lookahead."""
-    weights: Annotated[
-        str | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
-    ] = None
-    """Saved by training, for the learned ones; those shipped by default."""
-    seeds: str = "600:4"
-    """FIRST:COUNT, of each law or load. The shipped policies were chosen on seeds from
-    5000 on."""
-    laws: tuple[str, ...] = ("A", "B", "C", "D")
-    """Of the arrivals; of job-stream."""
-    horizon_s: float = 1e6
-    """When a stream ends; of job-stream."""
-    cluster: str = "dgx-a100:4"
-    """The cluster; of job-stream-world."""
-    models: tuple[str, ...] = ()
-    """Jobs that may arrive, the built-in ones by default; of job-stream-world."""
-    loads: tuple[float, ...] = (0.5, 1.0, 1.5)
-    """Work offered over what the cluster can do; of job-stream-world."""
-    intervals: float = 1000.0
-    """Mean times between arrivals that a stream lasts; of job-stream-world."""
-    waiting: int = 0
-    """Jobs that may wait; of job-stream-world."""
-    json: bool = False
-    """Print the result as JSON."""
+    world: Annotated[_World, tyro.conf.arg(name="")]
 
     def run(self) -> None:
-        """Play, and print."""
-        require_learning()
-        if self.world == "job-stream":
-            self._replay()
-        else:
-            self._stream()
-
-    def _replay(self) -> None:
-        from envs.ramp.profiles import read_jobs
-        from policies.by_name import OBSERVING, make_policy
-        from policies.evaluation import play
-
-        seeds, jobs, found = _seeds(self.seeds), read_jobs(), {}
-        with progress(len(self.laws), "law") as bar:
-            for law in self.laws:
-                found[law] = play(
-                    lambda env: make_policy(self.policy, env, folder=self.weights),
-                    jobs,
-                    law,
-                    seeds,
-                    horizon_s=self.horizon_s,
-                    observe=self.policy in OBSERVING,
-                    mask="possible" if self._plans() else "benchmark",
-                )
-                bar.update(1)
-        if self.json:
-            emit_json(
-                {
-                    law: {
-                        "blocking_rate": one.blocking_rate,
-                        "blocking_rates": list(one.blocking_rates),
-                        "throughput_bytes_per_s": one.throughput_bytes_per_s,
-                        "mean_jct_s": one.mean_jct_s,
-                        "decision_s": one.decision_s,
-                    }
-                    for law, one in found.items()
-                }
-            )
-            return
-        emit_table(
-            ("law", "blocked", "GB/s", "mean JCT s", "ms a decision"),
-            [
-                (
-                    law,
-                    f"{one.blocking_rate:.4f}",
-                    f"{one.throughput_bytes_per_s / 1e9:.4g}",
-                    f"{one.mean_jct_s:.0f}",
-                    f"{1e3 * one.decision_s:.3f}",
-                )
-                for law, one in found.items()
-            ],
-            numbers=True,
-        )
-
-    def _stream(self) -> None:
-        from envs.stream.jobs import built_in_jobs
-        from policies.stream_by_name import make_stream_policy, stream_observes
-        from policies.stream_evaluation import StreamCase, play_stream
-        from policies.stream_worlds import StreamWorld
-
-        seeds, found = _seeds(self.seeds), {}
-        world = StreamWorld(
-            cluster=self.cluster,
-            models=self.models or tuple(job.name for job in built_in_jobs()),
-            max_waiting=self.waiting,
-        )
-        with progress(len(self.loads), "load") as bar:
-            for load in self.loads:
-                case = StreamCase(world=world, load=load, intervals=self.intervals)
-                found[load] = play_stream(
-                    lambda env: make_stream_policy(
-                        self.policy, env, folder=self.weights
-                    ),
-                    case.env(observe=stream_observes(self.policy)),
-                    seeds,
-                )
-                bar.update(1)
-        if self.json:
-            emit_json(
-                {
-                    f"{load:g}": {
-                        **{name: one.mean(name) for name in one.summaries[0]},
-                        "blocking_rates": list(one.blocking_rates),
-                        "decision_s": one.decision_s,
-                    }
-                    for load, one in found.items()
-                }
-            )
-            return
-        causes = ("refused", "no_room", "late")
-        emit_table(
-            ("load", "blocked", *causes, "mean JCT h", "used", "ms a decision"),
-            [
-                (
-                    f"{load:g}",
-                    f"{one.blocking_rate:.4f}",
-                    *(
-                        f"{one.mean(cause) / one.mean('arrived'):.4f}"
-                        for cause in causes
-                    ),
-                    f"{one.mean('mean_jct_s') / 3600:.3g}",
-                    f"{one.mean('utilisation'):.3f}",
-                    f"{1e3 * one.decision_s:.3f}",
-                )
-                for load, one in found.items()
-            ],
-            numbers=True,
-        )
-
-    def _plans(self) -> bool:
-        """Whether the policy looks at what is possible, as the fixed ones do not."""
-        return self.policy.startswith(("learned", "rollout"))
-
-
-def _seeds(text: str) -> range:
-    first, _, count = text.partition(":")
-    if not (first.isdigit() and count.isdigit() and int(count) > 0):
-        raise StrategyError(
-            f"seeds {text!r}; write FIRST:COUNT, for instance 600:4 for 600 to 603"
-        )
-    return range(int(first), int(first) + int(count))
+        """Judge, and print."""
+        self.world.run()

@@ -18,6 +18,7 @@ from planner.cli.clusters import ClustersCommand
 from planner.cli.evaluate import EvaluateCommand
 from planner.cli.explain import ExplainCommand
 from planner.cli.export import ExportCommand
+from planner.cli.learning import WORLDS
 from planner.cli.models import ModelsCommand
 from planner.cli.output import note
 from planner.cli.plan import PlanCommand
@@ -93,13 +94,17 @@ def _parse(given: Sequence[str]) -> _Command:
 
     Raises:
         SystemExit: After help (code 0), or after saying what is wrong (another code).
-        UnknownNameError: If there is no such command.
+        UnknownNameError: If there is no such command, or no such world to learn in.
     """
     # Without a command the help says more than an error would; it is still not a
     # result, and does not go to stdout.
     help_only = not given
     if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
         raise UnknownNameError("command", given[0], _COMMANDS)
+    if given and given[0] in {"train", "evaluate"} and len(given) > 1:
+        world = given[1]
+        if not world.startswith("-") and world not in WORLDS:
+            raise UnknownNameError(f"world of {given[0]}", world, WORLDS)
     with contextlib.redirect_stdout(sys.stderr if help_only else sys.stdout):
         try:
             command: _Command = tyro.extras.subcommand_cli_from_dict(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from planner.cli.contenders import Contender, as_data, compare, emit_contenders
 from planner.cli.options import (
     CalibrationName,
     ClusterName,
     ModelName,
+    OptionalFloat,
     OptionalInt,
     OutFile,
     SeqLen,
@@ -19,7 +22,12 @@ from planner.cli.options import (
     parse_pins,
 )
 from planner.cli.output import emit_json, emit_text, note, working
+from planner.errors import StrategyError
+from planner.schema import Plan
 from planner.schema.base import require_writable
+
+if TYPE_CHECKING:
+    from planner.graph import ModelGraph
 
 __all__ = ["PlanCommand"]
 
@@ -47,8 +55,11 @@ class PlanCommand:
     out: OutFile = None
     """Where to write the plan."""
     pin: Pins = ()
-    partitioner: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
-    """Who plans: auto, or one of the installed partitioners."""
+    partitioner: Annotated[str, tyro.conf.arg(metavar="NAME[,NAME...]")] = "auto"
+    """Who plans: auto, or some of the installed partitioners."""
+    compare: bool = False
+    """Plan with each partitioner that is installed, or those that are named, lay them
+    side by side, and keep the best plan."""
     # planner.search has the same names; importing it here would slow every command.
     objective: Literal["throughput", "throughput_per_device", "memory"] = "throughput"
     """What to optimise."""
@@ -61,6 +72,9 @@ class PlanCommand:
     calibration: CalibrationName = "shipped"
     evaluation_budget: OptionalInt = None
     """Most strategies that each partitioner may simulate."""
+    time_budget_s: OptionalFloat = None
+    """Seconds until the best plan so far is taken, shared by the partitioners; with
+    --compare each has as many."""
     seed: int = 0
     """Of everything random."""
     allow_remote_code: bool = False
@@ -75,40 +89,72 @@ class PlanCommand:
 
     def run(self) -> None:
         """Plan, print, write."""
-        pins = parse_pins(self.pin)
-        optimizer = self.training.build_optimizer()
+        arguments = self._arguments()
         if self.out is not None:
             require_writable(self.out)
+        contenders: tuple[Contender, ...] = ()
         with working(f"planning {self.model} on {self.cluster}"):
-            from planner.api import plan
-
-            made = plan(
-                name_model(
-                    self.model,
-                    seq_len=self.seq_len,
-                    dtype=self.training.dtype,
-                    allow_remote_code=self.allow_remote_code,
-                ),
-                self.cluster,
-                global_batch=self.global_batch,
+            model = name_model(
+                self.model,
                 seq_len=self.seq_len,
-                partitioner=self.partitioner,
-                objective=self.objective,
-                pin=pins,
-                target=self.target,
-                devices=self.devices,
-                precision=self.training.precision(),
-                optimizer=optimizer,
-                grad_clip_norm=self.training.grad_clip_norm,
-                memory_fraction=self.memory_fraction,
-                calibration=self.calibration,
-                evaluation_budget=self.evaluation_budget,
-                seed=self.seed,
+                dtype=self.training.dtype,
+                allow_remote_code=self.allow_remote_code,
             )
+            if self.compare:
+                made, contenders = compare(
+                    model, self.cluster, self._asked(), arguments
+                )
+            else:
+                made = self._plan(model, arguments)
         if self.out is not None:
             made.save(self.out)
             note(f"wrote {self.out}")
         if self.json:
-            emit_json(made.to_data())
-        else:
-            emit_text(made.explain() if self.explain else made.summary())
+            more = {"contenders": as_data(contenders)} if self.compare else {}
+            emit_json({**made.to_data(), **more})
+            return
+        if contenders:
+            emit_contenders(contenders)
+            emit_text("")
+        emit_text(made.explain() if self.explain else made.summary())
+
+    def _plan(self, model: str | ModelGraph, arguments: Mapping[str, Any]) -> Plan:
+        from planner.api import plan
+
+        return plan(model, self.cluster, partitioner=self._asked(), **arguments)
+
+    def _asked(self) -> str | tuple[str, ...]:
+        """A name, or several.
+
+        Raises:
+            StrategyError: If one is empty.
+        """
+        names = tuple(name.strip() for name in self.partitioner.split(","))
+        if not all(names):
+            raise StrategyError(
+                f"--partitioner {self.partitioner!r} has an empty name; write NAME,NAME"
+            )
+        return names[0] if len(names) == 1 else names
+
+    def _arguments(self) -> dict[str, Any]:
+        """What :func:`planner.api.plan` takes besides model, cluster and partitioner.
+
+        Raises:
+            StrategyError: If a pin or a number is wrong.
+        """
+        return {
+            "global_batch": self.global_batch,
+            "seq_len": self.seq_len,
+            "objective": self.objective,
+            "pin": parse_pins(self.pin),
+            "target": self.target,
+            "devices": self.devices,
+            "precision": self.training.precision(),
+            "optimizer": self.training.build_optimizer(),
+            "grad_clip_norm": self.training.grad_clip_norm,
+            "memory_fraction": self.memory_fraction,
+            "calibration": self.calibration,
+            "evaluation_budget": self.evaluation_budget,
+            "time_budget_s": self.time_budget_s,
+            "seed": self.seed,
+        }

@@ -81,6 +81,8 @@ def save_network(
     write_atomically(target / _WEIGHTS, save(tensors))
     text = json.dumps(described, indent=2) + "\n"
     write_atomically(target / _CONFIG, text.encode())
+    # Another network may have been read from this folder before.
+    load_network.cache_clear()
 
 
 @lru_cache(maxsize=4)

@@ -1,0 +1,117 @@
+"""The learned partitioner where there is next to nothing to decide, or nothing fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from planner.api import plan
+from planner.capture import capture
+from planner.cluster import Cluster
+from planner.errors import ClusterError, NoFeasiblePlanError, StrategyError
+from planner.graph import ModelGraph
+from planner.request import make_request
+from policies.partition.network import NetworkConfig, PartitionNetwork
+from policies.partition.partitioner import LearnedPartitioner
+from policies.partition.saved import save_network
+from tests.plans import TINY, tiny_graph
+
+LAB = str(TINY.parent / "cluster.yaml")
+
+
+@pytest.fixture(scope="module")
+def one_block() -> ModelGraph:
+    return capture(nn.Linear(64, 64), {"input": ((16, 64), "float32")})
+
+
+def _both(
+    graph: ModelGraph, cluster: Cluster | str, **more: object
+) -> tuple[float, float]:
+    """Step times that the learned partitioner and exhaustive search come to."""
+    learned, exact = (
+        plan(graph, cluster, global_batch=16, partitioner=name, **more)  # type: ignore[arg-type]
+        for name in ("learned", "exhaustive")
+    )
+    return learned.prediction.step_time_s, exact.prediction.step_time_s
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100:1", LAB])
+def test_a_model_of_one_block(one_block: ModelGraph, cluster: str) -> None:
+    learned, exact = _both(one_block, cluster, devices="any")
+    assert learned <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("budget", [None, 0, 0.2])
+def test_one_device(budget: float | None) -> None:
+    alone = Cluster.parse("dgx-a100:1").with_occupied(range(1, 8))
+    made = plan(
+        tiny_graph(),
+        alone,
+        global_batch=16,
+        partitioner="learned",
+        time_budget_s=budget,
+    )
+    assert made.strategy.mesh.num_devices == 1
+    assert made.strategy.device_ids() == (0,)
+    if budget is None:
+        learned, exact = _both(tiny_graph(), alone)
+        assert learned <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("partitioner", ["learned", "auto"])
+def test_more_stages_than_blocks(partitioner: str, one_block: ModelGraph) -> None:
+    with pytest.raises(NoFeasiblePlanError, match="pp"):
+        plan(
+            one_block,
+            "dgx-a100:1",
+            global_batch=16,
+            partitioner=partitioner,
+            pin={"pp": 8},
+        )
+
+
+@pytest.mark.parametrize("partitioner", ["learned", "auto"])
+def test_a_batch_of_one(partitioner: str) -> None:
+    made = plan(tiny_graph(), LAB, global_batch=1, partitioner=partitioner)
+    assert made.strategy.mesh.dp_replicate * made.strategy.mesh.dp_shard == 1
+
+
+def test_no_device_is_free() -> None:
+    full = Cluster.parse("dgx-a100:1").with_occupied(range(8))
+    with pytest.raises(NoFeasiblePlanError, match=r"all 8 devices .* are occupied"):
+        plan(tiny_graph(), full, global_batch=16, partitioner="learned")
+
+
+def test_devices_without_memory(tmp_path: Path) -> None:
+    text = Path(LAB).read_text().replace("memory_bytes: 24.0e+9", "memory_bytes: 0")
+    file = tmp_path / "empty.yaml"
+    file.write_text(text)
+    with pytest.raises((ClusterError, StrategyError, ValueError), match="memory_bytes"):
+        plan(tiny_graph(), str(file), global_batch=16, partitioner="learned")
+
+
+def test_what_is_too_large_says_what_lacks() -> None:
+    with pytest.raises(NoFeasiblePlanError, match="GB"):
+        plan(
+            "llama3-70b",
+            "dgx-a100:1",
+            global_batch=8,
+            seq_len=512,
+            partitioner="learned",
+        )
+
+
+def test_weights_of_another_feature_version(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save_network(PartitionNetwork(NetworkConfig(width=8, hidden=8)), {}, tmp_path)
+    file = tmp_path / "config.json"
+    described = json.loads(file.read_text())
+    described["feature_version"] = 0
+    file.write_text(json.dumps(described))
+    request = make_request(tiny_graph(), Cluster.parse("dgx-a100:1"), global_batch=16)
+    with pytest.raises(StrategyError, match="train the network again"):
+        LearnedPartitioner(tmp_path).search(request)
