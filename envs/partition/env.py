@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -13,10 +12,11 @@ from numpy.typing import NDArray
 
 from envs.partition.ordering import Ordering
 from envs.partition.padding import Sizes, observation_space, pad
-from envs.partition.problem import PLAIN, Built, Fidelity, Problem, open_problem
+from envs.partition.problem import PLAIN, Built, Fidelity, Problem
 from envs.partition.sampler import WorldSampler
+from envs.partition.store import ProblemStore
 from envs.partition.world import World
-from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
+from planner.errors import StrategyError, UnknownNameError
 from planner.search import Candidate
 
 __all__ = ["PartitionEnv"]
@@ -25,10 +25,6 @@ Floats = NDArray[np.float32]
 
 #: Kinds of worlds that are drawn unless others are given.
 _KINDS = ("mixed", "uneven", "sites", "occupied", "uniform")
-#: Drawn worlds in a row that may be too large before that is an error.
-_ATTEMPTS = 100
-#: Problems that are kept ready, as finding a baseline takes longer than an episode.
-_KEPT = 64
 
 
 class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
@@ -94,23 +90,17 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
     ) -> None:
         if fidelity not in get_args(Fidelity):
             raise UnknownNameError("fidelity", fidelity, get_args(Fidelity))
-        if pool < 1 or not worst < 0:
-            raise StrategyError(
-                f"pool={pool} is at least 1 and worst={worst} is below 0"
-            )
+        if not worst < 0:
+            raise StrategyError(f"worst={worst} of the rewards is below 0")
         if worlds is None:
             worlds = WorldSampler(kinds=_KINDS, split="train")
-        if not isinstance(worlds, WorldSampler) and not len(worlds):
-            raise StrategyError("worlds is empty; give at least one world")
-        self.worlds = worlds
+        self.worst = worst
         self.sizes = Sizes(units=max_units, groups=max_groups, meshes=max_meshes)
-        self.baselines, self.fidelity = tuple(baselines), fidelity
-        self.worst, self.pool = worst, pool
+        self.store = ProblemStore(
+            worlds, self.sizes, baselines=baselines, fidelity=fidelity, pool=pool
+        )
         self.observation_space = observation_space(self.sizes)
         self.action_space = spaces.Discrete(max_meshes + max_groups)
-        self._ready: OrderedDict[str, Problem] = OrderedDict()
-        self._drawn: dict[int, World] = {}
-        self._refused: dict[int, str] = {}
         self._problem: Problem | None = None
         self._ordering: Ordering | None = None
         self._choice = -1
@@ -118,6 +108,22 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self._obs: dict[str, Floats] = {}
         self._masks = np.zeros(max_meshes + max_groups, dtype=np.bool_)
         self._masks[0] = True
+
+    def alike(self) -> PartitionEnv:
+        """Another environment over the same worlds, which are made ready once."""
+        store, sizes = self.store, self.sizes
+        made = PartitionEnv(
+            store.worlds,
+            max_units=sizes.units,
+            max_groups=sizes.groups,
+            max_meshes=sizes.meshes,
+            baselines=store.baselines,
+            fidelity=store.fidelity,
+            worst=self.worst,
+            pool=store.pool,
+        )
+        made.store = store
+        return made
 
     @property
     def problem(self) -> Problem:
@@ -161,7 +167,9 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         if unknown := sorted(set(options) - {"world"}):
             raise StrategyError(f"options[{unknown[0]!r}] is unknown; there is 'world'")
         world = options.get("world")
-        self._problem = self._next() if world is None else self._open(world)
+        self._problem = (
+            self.store.draw(self.np_random) if world is None else self.store.open(world)
+        )
         self._ordering, self._choice, self._candidate = None, -1, None
         self._obs = pad(self._problem.seen, self.sizes)
         self._masks[:] = False
@@ -263,43 +271,3 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
             info["placed"] = int(ordering.state.position[0])
             info["groups"] = tuple(taken.tolist())
         return info
-
-    def _next(self) -> Problem:
-        if not isinstance(self.worlds, WorldSampler):
-            return self._open(
-                self.worlds[int(self.np_random.integers(len(self.worlds)))]
-            )
-        index = 0
-        for _ in range(_ATTEMPTS):
-            index = int(self.np_random.integers(self.pool))
-            if index in self._refused:
-                continue
-            if index not in self._drawn:
-                self._drawn[index] = self.worlds.world(index)
-            try:
-                return self._open(self._drawn[index])
-            except (NoFeasiblePlanError, StrategyError) as error:
-                self._refused[index] = str(error)
-        raise StrategyError(
-            f"of {_ATTEMPTS} worlds drawn none can be taken; the last: "
-            f"{self._refused[index]}"
-        )
-
-    def _open(self, world: World) -> Problem:
-        """Make a world ready, or find it as it was made ready before."""
-        key = world.to_json()
-        if key not in self._ready:
-            graphs = (
-                self.worlds.graphs if isinstance(self.worlds, WorldSampler) else None
-            )
-            self._ready[key] = open_problem(
-                world,
-                self.sizes,
-                baselines=self.baselines,
-                fidelity=self.fidelity,
-                graphs=graphs,
-            )
-            if len(self._ready) > _KEPT:
-                self._ready.popitem(last=False)
-        self._ready.move_to_end(key)
-        return self._ready[key]

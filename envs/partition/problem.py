@@ -140,7 +140,7 @@ class Problem:
         if self.fidelity == "analytic":
             value = float(priced.score[0])
             return Built(score=value, row=row, order=order, candidate=None)
-        best = _best(self.request, local.settled(priced, 0, variants=True))
+        best = _best(self.request, local.built(priced, 0, variants=True))
         value = np.inf if best is None else _score(self.request, best)
         return Built(score=value, row=row, order=order, candidate=best)
 
@@ -176,7 +176,7 @@ def _plain(arranger: Arranger, fidelity: Fidelity) -> Baseline | None:
     found = [
         candidate
         for at in range(len(priced))
-        for candidate in arranger.settled(priced, at, variants=True)
+        for candidate in arranger.built(priced, at, variants=True)
     ]
     best = _best(request, found)
     if best is None:
@@ -247,6 +247,10 @@ def open_problem(
     baseline = _baseline(arranger, baselines, fidelity) or _plain(arranger, fidelity)
     if baseline is None:
         raise _nothing_fits(world, request, every)
+    seen = observe(request, groups, choices)
+    edges = seen.unit_edges.shape[1]
+    if reason := sizes.why_not(units=units, groups=len(groups), unit_edges=edges):
+        raise StrategyError(f"world {world.name!r}: {reason}")
     fits = np.zeros(len(kept), dtype=np.bool_)
     fits[arranger.layouts.choice] = True
     return Problem(
@@ -255,7 +259,7 @@ def open_problem(
         groups=groups,
         choices=choices,
         fits=fits,
-        seen=observe(request, groups, choices),
+        seen=seen,
         arranger=arranger,
         baseline=baseline,
         fidelity=fidelity,

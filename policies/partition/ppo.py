@@ -228,8 +228,10 @@ def reinforce(
         raise StrategyError(f"steps={steps} of training; it is at least 1")
     config = config or PartitionPPOConfig()
 
+    first = PartitionEnv(worlds, **options)
+
     def make() -> Monitor:
-        return Monitor(PartitionEnv(worlds, **options))
+        return Monitor(first.alike())
 
     many = config.num_envs * config.n_steps
     model = MaskablePPO(

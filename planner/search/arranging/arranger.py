@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,12 +79,14 @@ class Arranger:
         model: Counts the evaluations.
         groups: Devices that stay together.
         layouts: Meshes and their rows.
+        local: Cost models of the orders that were simulated, by their bytes.
     """
 
     request: Request
     model: CostModel
     groups: DeviceGroups
     layouts: Layouts
+    local: dict[bytes, CostModel] = field(default_factory=dict)
 
     def with_best(self, count: int) -> Arranger:
         """The same with the best of its layouts alone."""
@@ -182,6 +184,29 @@ class Arranger:
             score=np.full(len(table), np.inf),
         )
 
+    def built(
+        self, priced: Priced, index: int, *, variants: bool = False
+    ) -> list[Candidate]:
+        """Cut and simulate an arrangement's best row, in both ways of cutting.
+
+        Args:
+            priced: Arrangements.
+            index: Which of them.
+            variants: Whether to try the schedules that its own stands for, too.
+        """
+        chosen = Finalists(
+            rows=self.layouts.rows[priced.row[[index]]],
+            layout=priced.layout[[index]],
+            sequence=priced.sequence[[index]],
+            score=priced.score[[index]],
+        )
+        found = self.settled(chosen, 0, cuts=2)
+        if variants:
+            others = self.variants(chosen, 0)
+            for other in range(len(others)):
+                found += self.settled(others, other, cuts=2)
+        return found
+
     def settled(
         self, finalists: Finalists, index: int, *, cuts: int = 1
     ) -> list[Candidate]:
@@ -195,11 +220,19 @@ class Arranger:
         row = finalists.rows.row(index)
         count = int(self.layouts.count[finalists.layout[index]])
         ids = self.groups.orders(finalists.sequence[index : index + 1], count)[0]
-        local = CostModel(self.request.setting.reordered(ids))
+        # Finalists share few orders, and those of one order the prices of units.
+        key = ids.tobytes()
+        if key not in self.local:
+            self.local[key] = CostModel(self.request.setting.reordered(ids))
+        local = self.local[key]
+        before = local.evaluations["simulated"]
         free = "recompute" not in self.request.pins
         found = candidates_of_row(local, row, free_recompute=free, most=cuts)
-        self.model.evaluations["simulated"] += local.evaluations["simulated"]
+        self.model.evaluations["simulated"] += local.evaluations["simulated"] - before
         table = StrategyTable.from_strategies([c.strategy for c in found])
+        # The row is legal; with other recomputation than its own it may not be.
+        if (table.recompute == row["recompute"]).all():
+            return found
         kept = np.flatnonzero(legal(table, self.request.facts))
         return [found[at] for at in kept.tolist()]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from planner.search.arranging.groups import DeviceGroups
 from planner.search.base import Request
 from planner.search.orders import device_orders
-from planner.space import enumerate_meshes
+from planner.space import enumerate_meshes, expand_meshes
 
 __all__ = ["Choices", "Fleet", "list_choices"]
 
@@ -24,6 +24,8 @@ Mask = NDArray[np.bool_]
 
 #: Numbers of devices that are tried where any may be left out.
 _MOST_COUNTS = 20
+#: Meshes that are looked at together lie so far apart.
+_STRIDE = 16
 #: Numbers with no larger prime factor can be divided in many ways.
 _SMOOTH = 7
 
@@ -105,6 +107,15 @@ def _counts(total: int) -> list[int]:
     return sorted({total, *dense, *rest[::step], *powers[-3:]}, reverse=True)
 
 
+def _has_rows(request: Request, count: int) -> bool:
+    """Whether any strategy on so many devices is legal; most often at first sight."""
+    mesh = enumerate_meshes(request.facts, count, request.pins)
+    return any(
+        len(expand_meshes(mesh[start::_STRIDE], request.facts, request.pins))
+        for start in range(min(_STRIDE, len(mesh)))
+    )
+
+
 def _fleets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
     every = np.ones(len(groups), dtype=bool)
     kinds = np.unique(groups.kinds)
@@ -115,7 +126,10 @@ def _fleets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
     ]
     if request.devices == "any":
         return [(n, every) for n in _counts(int(groups.sizes.sum()))] + single
-    # All of them, or as many as any legal strategy takes.
+    total = int(groups.sizes.sum())
+    if _has_rows(request, total):
+        return [(total, every), *single]
+    # As many as any legal strategy takes.
     counts = {len(order) for order in device_orders(request)}
     whole = [
         n for n in sorted(counts, reverse=True) if (n not in {c for c, _ in single})

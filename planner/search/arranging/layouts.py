@@ -21,7 +21,8 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: Rows kept of each mesh.
+#: Rows kept of each mesh, besides the one that needs the least memory: under another
+#: order it may be the only one that fits.
 _ROWS = 4
 
 
@@ -122,15 +123,16 @@ def find_layouts(
         costs = model.arranged(table[rows], ids, order)
         score = scores_of(costs, table[rows], request.objective).reshape(many, -1)
         owner = _mesh_of_row(table, mesh)
-        parts.append((mine, fleet, table, owner, score))
+        memory = costs.memory_bytes[: len(table)]
+        parts.append((mine, fleet, table, owner, score, memory))
     return _assembled(parts)
 
 
 def _assembled(
-    parts: list[tuple[Index, Fleet, StrategyTable, Index, Array]],
+    parts: list[tuple[Index, Fleet, StrategyTable, Index, Array, Array]],
 ) -> Layouts | None:
     found: list[tuple[float, int, Fleet, StrategyTable, Index, Index]] = []
-    for mine, fleet, table, owner, score in parts:
+    for mine, fleet, table, owner, score, memory in parts:
         under = score.argmin(axis=0)
         best = score[under, np.arange(len(table))]
         ranked = np.lexsort((best, owner))
@@ -139,6 +141,9 @@ def _assembled(
         ends = [*heads[1:].tolist(), len(ranked)][: len(heads)]
         for start, stop in zip(heads.tolist(), ends, strict=True):
             rows = ranked[start : min(stop, start + _ROWS)]
+            least = ranked[start + int(memory[ranked[start:stop]].argmin())]
+            if least not in rows:
+                rows = np.append(rows, least)
             first = int(rows[0])
             found.append(
                 (

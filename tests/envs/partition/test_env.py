@@ -267,6 +267,19 @@ def test_seeds_say_which_worlds_come(quick: PartitionEnv) -> None:
     assert len(set(names(3))) > 2
 
 
+def test_environments_that_are_alike_share_what_is_ready(quick: PartitionEnv) -> None:
+    other = quick.alike()
+    for env in (quick, other):
+        env.reset(options={"world": WORLDS["sites"]})
+    assert other.problem is quick.problem
+    assert other.observation_space == quick.observation_space
+    mesh = np.flatnonzero(quick.action_masks())[0]
+    quick.step(np.int64(mesh))
+    assert other.action_masks()[mesh]
+    ends = [_play(env, np.random.default_rng(5), seed=2) for env in (quick, other)]
+    assert ends[0] == ends[1]
+
+
 def test_the_same_actions_build_the_same_plan(quick: PartitionEnv) -> None:
     ends = [_play(quick, np.random.default_rng(5), seed=8) for _ in range(2)]
     assert ends[0] == ends[1]
@@ -328,7 +341,8 @@ def test_a_sampler_passes_over_what_there_is_no_room_for(
     [
         ({"max_meshes": 0}, "max_meshes=0 of an environment is at least 1"),
         ({"fidelity": "exact"}, "fidelity 'exact'"),
-        ({"worst": 0.0}, "worst=0.0 is below 0"),
+        ({"worst": 0.0}, "worst=0.0 of the rewards is below 0"),
+        ({"pool": 0}, "pool=0 of worlds is at least 1"),
         ({"worlds": []}, "worlds is empty; give at least one world"),
     ],
 )

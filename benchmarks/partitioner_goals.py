@@ -1,0 +1,121 @@
+"""What the learned partitioner is meant to reach, and whether it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.partitioner_table import (
+    FirstPlan,
+    KindTable,
+    WithoutClock,
+    first_plans,
+    kind_tables,
+    without_clock,
+)
+from benchmarks.partitioner_worlds import Record
+
+__all__ = ["Goal", "goals"]
+
+#: By kind and budget: the ratio to the best baseline of each world that is asked for.
+_RATIOS = {
+    (kind, budget_s): limit
+    for kind in ("mixed", "uneven", "sites", "occupied")
+    for budget_s, limit in ((1.0, 0.95), (10.0, 1.0))
+} | {("transfer", 1.0): 1.0}
+#: Quality and time over those of the exhaustive search, on uniform clusters.
+_QUALITY, _TIME = 1.005, 1 / 20
+#: Seconds to the first plan that fits, by devices.
+_FIRST = {64: 0.1, 4096: 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """One figure that is asked for.
+
+    Attributes:
+        what: In words.
+        asked: In words, like ``at most 0.95``.
+        found: With its interval, if it has one.
+        met: By the figure itself, wherever its interval ends.
+    """
+
+    what: str
+    asked: str
+    found: str
+    met: bool
+
+
+def goals(records: Sequence[Record]) -> tuple[Goal, ...]:
+    """The goals that the records can tell of."""
+    return (
+        *_uniform(without_clock(records)),
+        *_kinds(kind_tables(records)),
+        *_first(first_plans(records)),
+    )
+
+
+def _uniform(found: Sequence[WithoutClock]) -> list[Goal]:
+    made = []
+    for one in found:
+        if one.solver == "learned" and one.budget_s is None:
+            quality, time = one.quality.ratio, one.time
+            made = [
+                Goal(
+                    what="uniform: learned over exhaustive, neither on a clock",
+                    asked=f"at most {_QUALITY:g}",
+                    found=f"{quality.plain(4)}, {one.worlds} worlds",
+                    met=quality.value <= _QUALITY,
+                ),
+                Goal(
+                    what="uniform: its time over that of exhaustive",
+                    asked=f"at most {_TIME:g}",
+                    found=time.plain(),
+                    met=time.value <= _TIME,
+                ),
+            ]
+    return made
+
+
+def _kinds(tables: Sequence[KindTable]) -> list[Goal]:
+    made = []
+    for table in tables:
+        limit = _RATIOS.get((table.kind, table.budget_s))
+        row = table.row("learned")
+        if limit is None or row is None:
+            continue
+        ratio = row.against_best.ratio
+        made.append(
+            Goal(
+                what=f"{table.kind}, {table.budget_s:g} s: learned over the best "
+                f"baseline of each world",
+                asked=f"at most {limit:g}",
+                found=f"{ratio.plain()}, {table.worlds} worlds",
+                met=ratio.value <= limit,
+            )
+        )
+    return made
+
+
+def _first(plans: Sequence[FirstPlan]) -> list[Goal]:
+    made = []
+    for devices, limit in _FIRST.items():
+        for solver in ("learned", "auto"):
+            took = [
+                plan.seconds
+                for plan in plans
+                if (plan.devices, plan.solver) == (devices, solver)
+            ]
+            if took:
+                worst = max(took)
+                shown = "none found" if math.isinf(worst) else f"{worst:.3f} s"
+                made.append(
+                    Goal(
+                        what=f"first plan on {devices:,} GPUs, {solver}, slowest case",
+                        asked=f"at most {limit:g} s",
+                        found=shown,
+                        met=worst <= limit,
+                    )
+                )
+    return made
