@@ -154,7 +154,11 @@ def _ablated(name: str, no_graphs: Path | None) -> Any:
 
 
 def attempt(
-    name: str, ask_anew: Callable[[], Request], no_graphs: Path | None = None
+    name: str,
+    ask_anew: Callable[[], Request],
+    no_graphs: Path | None = None,
+    *,
+    patient: bool = False,
 ) -> Answer:
     """Ask a solver once, alone, with nothing kept from who was asked before.
 
@@ -162,6 +166,7 @@ def attempt(
         name: As for :func:`solver_named`.
         ask_anew: Makes the request; called twice, for the solver and for the judge.
         no_graphs: As for :func:`solver_named`.
+        patient: Whether to wait however long it takes, as for what is compiled.
     """
     found: Sequence[SearchResult] = ()
     why = None
@@ -173,7 +178,7 @@ def attempt(
     _forget()
     started = time.perf_counter()
     try:
-        with _stopped_after(request.time_budget_s):
+        with _stopped_after(None if patient else request.time_budget_s):
             found = solve(request)
     except MeshwrightError as error:
         why = str(error)

@@ -34,7 +34,8 @@ __all__ = [
     "without_clock",
 ]
 
-#: What no answer counts as against one.
+#: What no answer counts as against one, at least: it is no better than the worst answer
+#: that anybody gave for that world.
 _MISS = 2.0
 #: Values that are closer than this are a tie.
 _TIE = 1e-3
@@ -152,11 +153,23 @@ def _best(record: Record, names: Sequence[str]) -> float | None:
     return min((value for value in found if value is not None), default=None)
 
 
-def log_ratio(mine: float | None, other: float | None) -> float:
-    """Logarithm of mine over the other; NaN if there is neither."""
-    if mine is None:
-        return math.nan if other is None else math.log(_MISS)
-    return -math.log(_MISS) if other is None else math.log(mine / other)
+def log_ratio(
+    mine: float | None, other: float | None, worst: float | None = None
+) -> float:
+    """Logarithm of mine over the other; NaN if there is neither.
+
+    Args:
+        mine: None for no answer in time.
+        other: Likewise.
+        worst: Worst answer of anybody, which no answer is no better than.
+    """
+    if mine is None and other is None:
+        return math.nan
+    if mine is not None and other is not None:
+        return math.log(mine / other)
+    known = mine if mine is not None else other
+    missed = math.log(max(_MISS, (worst or 0.0) / (known or math.inf)))
+    return missed if mine is None else -missed
 
 
 def mean_ratio(logs: Array) -> Estimate:
@@ -171,9 +184,20 @@ def mean_ratio(logs: Array) -> Estimate:
     return Estimate(value=value, low=low, high=high)
 
 
-def compare(mine: Sequence[float | None], other: Sequence[float | None]) -> Comparison:
-    """Values of two solvers, world by world; None for no answer in time."""
-    logs = np.array([log_ratio(m, o) for m, o in zip(mine, other, strict=True)])
+def compare(
+    mine: Sequence[float | None],
+    other: Sequence[float | None],
+    worst: Sequence[float | None] | None = None,
+) -> Comparison:
+    """Values of two solvers, world by world; None for no answer in time.
+
+    Args:
+        mine: Of one solver.
+        other: Of the other.
+        worst: Worst answers of anybody; not known if None.
+    """
+    ends = [None] * len(mine) if worst is None else worst
+    logs = np.array([log_ratio(*row) for row in zip(mine, other, ends, strict=True)])
     logs = logs[~np.isnan(logs)]
     edge = math.log1p(_TIE)
     wins, losses = int((logs < -edge).sum()), int((logs > edge).sum())
@@ -218,7 +242,11 @@ def _kind_table(kind: str, budget_s: float, records: list[Record]) -> KindTable:
     values = {n: [_value(r.answers[n]) for r in records] for n in names}
     best = [_best(record, others) for record in records]
     overall = [_best(record, names) for record in records]
-    against = {name: compare(values[name], best) for name in names}
+    worst = [
+        max((v for v in world if v is not None), default=None)
+        for world in zip(*values.values(), strict=True)
+    ]
+    against = {name: compare(values[name], best, worst) for name in names}
     strongest = min(others, key=lambda name: (against[name].ratio.value, name))
     return KindTable(
         kind=kind,
@@ -226,7 +254,7 @@ def _kind_table(kind: str, budget_s: float, records: list[Record]) -> KindTable:
         worlds=len(records),
         strongest=strongest,
         against_strongest={
-            name: compare(values[name], values[strongest])
+            name: compare(values[name], values[strongest], worst)
             for name in names
             if name not in others
         },

@@ -213,7 +213,10 @@ class Arena:
         for name in cold:
             for _ in range(_WARM_UPS):
                 answer = attempt(
-                    name, lambda: self._request(world, _WARM_UP_S), self.no_graphs
+                    name,
+                    lambda: self._request(world, _WARM_UP_S),
+                    self.no_graphs,
+                    patient=True,
                 )
                 if not answer.late:
                     break

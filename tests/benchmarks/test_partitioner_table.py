@@ -54,6 +54,10 @@ def test_an_answer_against_none_counts_twice() -> None:
     assert log_ratio(2.0, 1.0) == pytest.approx(math.log(2))
     assert log_ratio(None, 1.0) == math.log(2)
     assert log_ratio(1.0, None) == -math.log(2)
+    # No answer is no better than the worst that anybody gave.
+    assert log_ratio(None, 1.0, 5.0) == math.log(5)
+    assert log_ratio(1.0, None, 5.0) == -math.log(5)
+    assert log_ratio(None, 1.0, 1.5) == math.log(2)
     assert math.isnan(log_ratio(None, None))
 
 
