@@ -136,7 +136,8 @@ class Report:
             f"Worlds: {self._worlds()}.{weights} Ratios are of the objective's value, "
             f"geometric means with 95 % bootstrap intervals over worlds; below 1 is "
             f"better. An answer later than 1.5 budgets and 0.2 s counts as none; none "
-            f"against one counts as the world's worst answer, at least as 2. A tie is within 0.1 %."
+            f"against one counts as the world's worst answer, at least as 2. A tie is "
+            f"within 0.1 %."
         )
 
     def _worlds(self) -> str:
