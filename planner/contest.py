@@ -10,13 +10,13 @@ from functools import cache
 from importlib.util import find_spec
 
 from planner.diagnose import no_feasible_plan
+from planner.errors import MeshwrightError
 from planner.search import (
     Candidate,
     Objective,
     Request,
     SearchResult,
     get_partitioner,
-    partitioner_names,
     preference,
 )
 
@@ -29,21 +29,21 @@ _log = logging.getLogger(__name__)
 #: one soon has a good one, the exhaustive search takes what remains.
 AUTO = {"expert": 0.1, "learned": 0.6, "exhaustive": 1.0}
 
-#: What the learned partitioner imports that a core install does not have.
-_LEARNS_WITH = ("torch_geometric", "safetensors")
-
 
 @cache
 def _can_learn() -> bool:
-    """Whether the learned partitioner is there; says once if it is not."""
-    missing = [name for name in _LEARNS_WITH if find_spec(name) is None]
-    if "learned" in partitioner_names() and not missing:
-        return True
-    _log.warning(
-        "planning without the learned partitioner: %s not installed; "
-        "pip install 'meshwright[learn]' adds it",
-        ", ".join(missing) or "it is",
-    )
+    """Whether the learned partitioner is there and loads; says once if it does not."""
+    if find_spec("torch_geometric") is None or find_spec("safetensors") is None:
+        why = "it needs pip install 'meshwright[learn]'"
+    else:
+        try:
+            get_partitioner("learned")
+        except (AttributeError, MeshwrightError) as error:
+            # torch_geometric does not import on a torch without torch.distributed.
+            why = str(error)
+        else:
+            return True
+    _log.warning("planning without the learned partitioner: %s", why)
     return False
 
 
