@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from planner import plan
+from planner.contest import AUTO
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.schema import SCHEDULES, Plan
@@ -117,7 +118,7 @@ def test_partitioners_agree_and_pins_hold(target: str) -> None:
             for knob, value in pins.items():
                 assert value_of(made, knob) == {value}, (name, pins)
             assert made.provenance.evaluations["simulated"] <= 2 * (
-                2 if name == "auto" else 1
+                len(AUTO) if name == "auto" else 1
             )
     assert 6 < answered < 27
 
