@@ -257,7 +257,9 @@ class LearnedPartitioner:
             # The exact cut has the fastest slowest stage; of ranks that hold several
             # stages the slowest may be another, and even times the better cut.
             looped = entered.rows.virtual_stages[index] > 1
-            candidates += arranger.settled(entered, index, cuts=2 if looped else 1)
+            left = 2 if budget is None else max(1, budget - spent)
+            cuts = min(left, 2 if looped else 1)
+            candidates += arranger.settled(entered, index, cuts=cuts)
         return candidates
 
     @staticmethod
