@@ -22,6 +22,8 @@ class ExportCommand:
     """json (the plan alone) or torchrun (the plan and a script that starts it)."""
     out: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = "."
     """Folder to write into; it is made if missing."""
+    force: bool = False
+    """Write over files of the same names with other contents."""
     json: bool = False
     """Print the written paths as JSON."""
 
@@ -29,7 +31,7 @@ class ExportCommand:
         """Export and print the paths."""
         from planner.schema import Plan
 
-        paths = Plan.load(self.plan).export(self.to, self.out)
+        paths = Plan.load(self.plan).export(self.to, self.out, force=self.force)
         if self.json:
             emit_json(list(paths))
         else:

@@ -5,15 +5,16 @@ Written for torch 2.11 to 2.13.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.errors import ExportError
+from planner.export.checking import case_of
+from planner.targets import Placement, Refusal, placement_of
 
 if TYPE_CHECKING:
     from planner.schema import Plan
 
-__all__ = ["export_torchrun", "torchrun_command"]
+__all__ = ["export_torchrun", "placed", "torchrun_command"]
 
 _ONE_HOST = """#!/bin/sh
 # Starts plan.json on this host. Arguments go on to meshwright run.
@@ -35,64 +36,16 @@ here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placement:
-    """Which devices of which hosts the ranks have.
-
-    Attributes:
-        hosts: Indices of the hosts that are used, ascending.
-        local: Devices of each of them, by their number inside the host.
-        whole: Whether these are all the devices of the host.
-    """
-
-    hosts: tuple[int, ...]
-    local: tuple[int, ...]
-    whole: bool
-
-
-def _placement(plan: Plan) -> _Placement:
-    """Where the ranks are, if it is something that torchrun can say.
+def placed(plan: Plan) -> Placement:
+    """Where the ranks are.
 
     Raises:
-        ExportError: If hosts hold different ranks, ranks are not in the order of
-            devices, or the plan does not know its hosts.
+        ExportError: If a launcher that counts host by host cannot say it.
     """
-    ids = plan.strategy.device_ids()
-    if list(ids) != sorted(ids):
-        raise ExportError(
-            "strategy.device_ranges puts ranks out of the order of devices, and "
-            "torchrun numbers ranks host by host; start one process per device "
-            "yourself, with RANK set, or plan again with devices in order"
-        )
-    sizes = [size for count, size in plan.cluster.hosts for _ in range(count)]
-    if not sizes:
-        raise ExportError(
-            "cluster.hosts is empty, so that it is not known which ranks share a host; "
-            "plan again with this version of Meshwright"
-        )
-    place = [(h, i) for h, size in enumerate(sizes) for i in range(size)]
-    local: dict[int, list[int]] = {}
-    for device in ids:
-        host, index = place[device]
-        local.setdefault(host, []).append(index)
-    counts = sorted({len(devices) for devices in local.values()})
-    if len(counts) > 1:
-        raise ExportError(
-            f"hosts of this plan hold {counts[0]} to {counts[-1]} of its {len(ids)} "
-            f"ranks, and torchrun wants the same number on each; plan for equal hosts, "
-            f"or write one command a host yourself"
-        )
-    first, *others = local.values()
-    if any(devices != first for devices in others):
-        raise ExportError(
-            "hosts of this plan use different devices (some are occupied), and one "
-            "script cannot name them for all; plan with the same devices free on each"
-        )
-    return _Placement(
-        hosts=tuple(local),
-        local=tuple(first),
-        whole=all(len(first) == sizes[host] for host in local),
-    )
+    found = placement_of(case_of(plan))
+    if isinstance(found, Refusal):
+        raise ExportError(str(found))
+    return found
 
 
 def torchrun_command(plan: Plan) -> str:
@@ -101,14 +54,9 @@ def torchrun_command(plan: Plan) -> str:
     On many hosts, NODE_RANK, MASTER_ADDR and MASTER_PORT are left open.
 
     Raises:
-        ExportError: If torchrun cannot say what the plan says, or Meshwright's
-            executors cannot run it.
+        ExportError: If torchrun cannot say what the plan says.
     """
-    if plan.not_runnable:
-        raise ExportError(
-            f"Meshwright's executors cannot run this plan: {plan.not_runnable[0]}"
-        )
-    placement = _placement(plan)
+    placement = placed(plan)
     hosts, per_host = len(placement.hosts), len(placement.local)
     if hosts == 1:
         where = "--standalone"
@@ -127,7 +75,7 @@ def export_torchrun(plan: Plan) -> dict[str, str]:
         ExportError: As :func:`torchrun_command`.
     """
     command = torchrun_command(plan)
-    placement = _placement(plan)
+    placement = placed(plan)
     count = len(placement.hosts)
     visible = ""
     if not placement.whole:

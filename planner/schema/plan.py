@@ -324,15 +324,23 @@ class Plan(Document):
 
         return diff(self, other)
 
-    def export(self, target: str, out: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Write what a launcher takes as it is: ``json`` or ``torchrun``.
+    def export(
+        self, target: str, out: str | os.PathLike[str], *, force: bool = False
+    ) -> tuple[str, ...]:
+        """Write what a launcher takes as it is.
+
+        Args:
+            target: ``torchtitan``, ``slurm``, … ; ``meshwright export --list``.
+            out: Folder; it is made if missing.
+            force: Write over files of the same names with other contents.
 
         Returns:
             Paths written.
         Raises:
             UnknownNameError: If there is no such target.
             ExportError: If the target cannot say what the plan says.
+            PlanFileError: If the folder cannot be written, or holds other content.
         """
         from planner.export import export
 
-        return export(self, target, out)
+        return export(self, target, out, force=force)

@@ -42,6 +42,12 @@ class Budget:
             return None
         return max(0, self._budget - self._model.evaluations["simulated"])
 
+    @property
+    def until(self) -> float | None:
+        """When the time is over, by ``time.perf_counter``; None without a limit."""
+        budget = self.request.time_budget_s
+        return None if budget is None else self.started + budget
+
     def is_late(self, share: float = 1.0) -> bool:
         """Whether this share of the time that was given is over."""
         budget = self.request.time_budget_s

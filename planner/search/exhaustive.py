@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from planner.cost import CostModel, CostTable
 from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.budget import Budget
 from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row, schedule_variants
 from planner.space import StrategyTable, enumerate_strategies, legal
@@ -39,25 +40,23 @@ class ExhaustivePartitioner:
 
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
-        started = time.perf_counter()
+        spending = Budget(request)
+        until = spending.until
         models: list[CostModel] = []
         candidates: list[Candidate] = []
         orders = device_orders(request)
-        until = None
-        if request.time_budget_s is not None:
-            until = started + request.time_budget_s
         for waiting, order in zip(range(len(orders), 0, -1), orders, strict=True):
             budget = request.evaluation_budget
             if budget is not None:
                 # What is left, in equal parts; an order that needs less leaves it over.
                 spent = sum(other.evaluations["simulated"] for other in models)
                 budget = -(-(budget - spent) // waiting)
-            if candidates and until is not None and time.perf_counter() >= until:
+            if candidates and spending.is_late():
                 break
             model = CostModel(request.setting.reordered(order))
             models.append(model)
             candidates += search_order(request, model, budget, until)
-        return finish(self.name, request, models, candidates, started)
+        return finish(self.name, request, models, candidates, spending.started)
 
 
 def search_order(

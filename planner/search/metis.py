@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.errors import MeshwrightError
 from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.budget import Budget
 from planner.search.exhaustive import search_order
 from planner.search.orders import device_orders
 from planner.space import enumerate_strategies
@@ -38,6 +38,8 @@ _HEAVIEST = 10_000
 _SIMULATED = 128
 #: Splits that get there: those of which closed forms promise most.
 _SEARCHED = 6
+#: Share of the time after which no more splits are priced.
+_TRYING = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +72,31 @@ class MetisPartitioner:
         Raises:
             MeshwrightError: If pymetis is not installed.
         """
-        started = time.perf_counter()
-        tried = [_Tried(request, split) for split in device_splits(request)]
+        spending = Budget(request)
+        tried: list[_Tried] = []
+        for split in device_splits(request):
+            if tried and spending.is_late(_TRYING):
+                break
+            tried.append(_Tried(request, split, spending))
         tried.sort(key=lambda one: one.best)
         best = tried[:_SEARCHED]
         candidates: list[Candidate] = []
         left = request.evaluation_budget or _SIMULATED
         for waiting, one in zip(range(len(best), 0, -1), best, strict=True):
-            if left <= 0:
+            if left <= 0 or (candidates and spending.is_late()):
                 break
-            candidates += search_order(one.request, one.model, -(-left // waiting))
+            candidates += search_order(
+                one.request, one.model, -(-left // waiting), spending.until
+            )
             left -= one.model.evaluations["simulated"]
         models = [one.model for one in tried]
-        return finish(self.name, request, models, candidates, started)
+        return finish(self.name, request, models, candidates, spending.started)
 
 
 class _Tried:
     """A split and the best that closed forms promise of it; infinite if none fits."""
 
-    def __init__(self, request: Request, split: DeviceSplit) -> None:
+    def __init__(self, request: Request, split: DeviceSplit, spending: Budget) -> None:
         self.request = replace(request, pins={**request.pins, **split.pins})
         self.model = CostModel(replace(request.setting, order=split.order))
         self.best = math.inf
@@ -103,6 +111,8 @@ class _Tried:
                 value = value * len(split.order)
             lowest = np.where(costs.fits, value, np.inf).min()
             self.best = min(self.best, float(lowest))
+            if math.isfinite(self.best) and spending.is_late(_TRYING):
+                break
 
 
 def device_splits(request: Request) -> list[DeviceSplit]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
 
 from planner.cost import CostModel
 from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.budget import Budget
 from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row
 from planner.space import StrategyTable, enumerate_strategies
@@ -16,6 +16,8 @@ from planner.space import StrategyTable, enumerate_strategies
 __all__ = ["RandomPartitioner"]
 
 _DRAWS = 64
+#: Share of the time that drawing may take; the rest is for prices.
+_DRAWING = 0.3
 
 
 class RandomPartitioner:
@@ -28,27 +30,37 @@ class RandomPartitioner:
 
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
-        started = time.perf_counter()
+        spending = Budget(request)
         rng = np.random.default_rng(request.seed)
-        budget = request.evaluation_budget or _DRAWS
+        draws = request.evaluation_budget or _DRAWS
         models: list[CostModel] = []
         candidates: list[Candidate] = []
         for order in device_orders(request):
             model = CostModel(replace(request.setting, order=order))
             models.append(model)
-            for row in _sample(request, len(order), rng, budget):
+            for row in _sample(request, len(order), rng, draws, spending):
                 candidates += candidates_of_row(
                     model, row, free_recompute=False, most=1
                 )
+                if spending.is_late():
+                    break
             if candidates:
                 break
-        return finish(self.name, request, models, candidates, started)
+        return finish(self.name, request, models, candidates, spending.started)
 
 
 def _sample(
-    request: Request, devices: int, rng: np.random.Generator, count: int
+    request: Request,
+    devices: int,
+    rng: np.random.Generator,
+    count: int,
+    spending: Budget,
 ) -> list[dict[str, int]]:
-    """Rows drawn evenly from all tables: each row gets a key, the lowest are kept."""
+    """Rows drawn evenly from all tables: each row gets a key, the lowest are kept.
+
+    From the tables that there was time for, if time is short: first those of the first
+    meshes, in the order of their degrees.
+    """
     kept: StrategyTable | None = None
     keys = np.zeros(0)
     for table in enumerate_strategies(
@@ -59,4 +71,6 @@ def _sample(
         keys = np.concatenate([keys, drawn])
         lowest = np.argsort(keys, kind="stable")[:count]
         kept, keys = joined[lowest], keys[lowest]
+        if spending.is_late(_DRAWING):
+            break
     return [] if kept is None else list(kept.rows())

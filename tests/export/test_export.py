@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import ExportError, PlanFileError, UnknownNameError
-from planner.export import TARGETS, export
+from planner.export import export
 from planner.schema import Plan
 from tests.plans import TINY, gpt2_plan, local_plan
 
@@ -43,7 +43,7 @@ def test_json_is_what_save_writes(tmp_path: Path) -> None:
     assert Plan.load(exported) == plan
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["json", "torchrun"])
 def test_every_target_holds_the_plan(target: str, tmp_path: Path) -> None:
     export(gpt2_plan(), target, tmp_path)
     assert Plan.load(tmp_path / "plan.json") == gpt2_plan()
@@ -85,7 +85,12 @@ def test_devices_that_are_left_out_are_hidden(tmp_path: Path) -> None:
 def test_a_plan_on_later_hosts_names_them(tmp_path: Path) -> None:
     plan = _with(
         gpt2_plan("dgx-a100:4"),
-        strategy={"device_ranges": ((16, 32),), "mesh": _mesh(16)},
+        strategy={
+            "device_ranges": ((16, 32),),
+            "mesh": _mesh(16),
+            "virtual_stages": 1,
+            "stages": (),
+        },
     )
     assert "hosts 2 to 3 of the\n# cluster" in _script(plan, tmp_path)
 
@@ -97,8 +102,8 @@ def _mesh(degree: int) -> object:
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [
-        (((0, 8), (8, 12)), r"hosts of this plan hold 4 to 8 of its 12 ranks"),
-        (((8, 16), (0, 8)), r"ranks out of the order of devices"),
+        (((0, 8), (8, 12)), r"hosts hold 4 to 8 of the 12 ranks"),
+        (((8, 16), (0, 8)), r"ranks are out of the order of devices"),
         (((0, 4), (12, 16)), r"use different devices \(some are occupied\)"),
     ],
 )
@@ -122,13 +127,13 @@ def test_hosts_of_different_sizes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_does_not_know_its_hosts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"cluster\.hosts is empty"):
+    with pytest.raises(ExportError, match=r"cluster\.hosts=\(\)"):
         _with(gpt2_plan(), cluster={"hosts": ()}).export("torchrun", tmp_path)
 
 
 def test_a_plan_that_cannot_be_run_is_refused_for_torchrun(tmp_path: Path) -> None:
     plan = gpt2_plan().model_copy(update={"not_runnable": ("cp=2 is not run yet",)})
-    with pytest.raises(ExportError, match="cannot run this plan: cp=2"):
+    with pytest.raises(ExportError, match="do not run it: cp=2"):
         plan.export("torchrun", tmp_path)
     assert plan.export("json", tmp_path)
 
@@ -140,7 +145,7 @@ def test_an_unknown_target_suggests_the_nearest(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PlanFileError, match="cannot make the folder"):
+    with pytest.raises(PlanFileError, match="cannot write into the folder"):
         gpt2_plan().export("json", tmp_path / "file" / "out")
 
 

@@ -1,0 +1,52 @@
+"""Whether a target can say a plan; the error that says what it cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.errors import ExportError
+from planner.targets import Case, Target, nearest_sayable
+
+if TYPE_CHECKING:
+    from planner.schema import Plan
+
+__all__ = ["case_of", "require_sayable"]
+
+
+def case_of(plan: Plan) -> Case:
+    """A plan as the rules of targets see it."""
+    return Case(
+        strategy=plan.strategy,
+        hosts=plan.cluster.hosts,
+        tied=plan.model.tied,
+        attention=plan.model.attention,
+    )
+
+
+def require_sayable(target: Target, plan: Plan) -> None:
+    """Refuse a plan that a target cannot say.
+
+    Raises:
+        ExportError: Naming every field, why, and the nearest strategy that could be
+            said.
+    """
+    case = case_of(plan)
+    found = [str(refusal) for refusal in target.refusals(case)]
+    if target.runs == "meshwright" and plan.not_runnable:
+        # What the plan itself says of its model counts, and is not told twice.
+        found = [f for f in found if not f.startswith("strategy=")]
+        found += [
+            f"strategy={plan.strategy.label()}: Meshwright's executors do not run it: "
+            f"{reason}"
+            for reason in plan.not_runnable
+        ]
+    if not found:
+        return
+    near = nearest_sayable(target, case)
+    hint = "--nearest plans again within its limits"
+    if near is not None and near.label() != case.strategy.label():
+        hint = f"nearest that it can: {near.label()} (not priced); {hint}"
+    raise ExportError(
+        f"{target.title} {target.version} cannot say this plan: "
+        f"{' | '.join(found)}. {hint}"
+    )
