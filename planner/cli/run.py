@@ -211,7 +211,7 @@ class RunCommand:
         return dict(results[0])
 
     def _report(self, plan: Plan, result: dict[str, Any]) -> None:
-        from planner.cli.comparison import compare
+        from planner.report.measured import compare
 
         measured = result.get("measurement")
         if self.measurement is not None and measured is not None:

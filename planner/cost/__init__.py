@@ -4,6 +4,7 @@ from planner.cost.model import CostModel
 from planner.cost.recipes import RECIPES, Recipe, get_recipe
 from planner.cost.result import PARTS, Cost, CostTable
 from planner.cost.setting import Setting
+from planner.cost.timed import StepTimeline
 
 __all__ = [
     "PARTS",
@@ -13,5 +14,6 @@ __all__ = [
     "CostTable",
     "Recipe",
     "Setting",
+    "StepTimeline",
     "get_recipe",
 ]

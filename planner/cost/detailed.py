@@ -2,67 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.compression import compress, compressed_traffic
-from planner.cost.data_parallel import (
-    ReplicaTraffic,
-    optimizer_seconds,
-    replica_traffic,
-)
+from planner.cost.compression import compress
 from planner.cost.held import held_bytes
 from planner.cost.memory import MemoryParts, memory_parts
 from planner.cost.owned import owned_scalars
 from planner.cost.result import Cost
 from planner.cost.setting import Setting
-from planner.cost.stage_times import (
-    StageTimes,
-    by_rank,
-    ranks_of_stages,
-    recompute_codes,
-    stage_sums,
-    stage_times,
-    unit_ranges,
-)
-from planner.cost.tied import TiedTraffic, tied_traffic
+from planner.cost.stage_times import ranks_of_stages, recompute_codes, unit_ranges
+from planner.cost.step import is_compressed, schedule_of, time_step
 from planner.cost.unit_costs import UnitCosts
 from planner.cost.volumes import collective_bytes, link_bytes
-from planner.errors import StrategyError
 from planner.schema import Strategy
-from planner.simulate import (
-    ActionTable,
-    actions,
-    closed_form_of_stages,
-    evaluate,
-)
+from planner.simulate import ActionTable
 from planner.units import dtype_bytes
 
 __all__ = ["detailed_breakdown", "detailed_cost"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-
-def _schedule(strategy: Strategy) -> ActionTable | None:
-    """The order of actions; None without a pipeline."""
-    if strategy.mesh.pp == 1:
-        return None
-    return actions(
-        strategy.schedule,
-        strategy.mesh.pp,
-        strategy.virtual_stages,
-        strategy.num_microbatches,
-    )
-
-
-def _is_compressed(strategy: Strategy) -> bool:
-    """Whether replicas exchange smaller gradients, which only plain ones can."""
-    mesh = strategy.mesh
-    plain = mesh.pp == mesh.tp == mesh.dp_shard == 1 and mesh.dp_replicate * mesh.cp > 1
-    return plain and strategy.gradient_compression != "none"
 
 
 def _memory(
@@ -102,7 +64,7 @@ def _memory(
         recipe=setting.recipe,
         on_gpu=setting.on_gpu,
     )
-    if not _is_compressed(strategy):
+    if not is_compressed(strategy):
         return parts
     size = dtype_bytes(setting.precision.reduce)
     found = compress(setting.graph, strategy.gradient_compression, size)
@@ -114,174 +76,13 @@ def _memory(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tail:
-    """After (or beside) the pipeline: copies made alike, weights updated. [pp]."""
-
-    traffic: ReplicaTraffic
-    tied: TiedTraffic
-    update: Array
-
-    @property
-    def exposed(self) -> Array:
-        return self.traffic.exposed_s + self.tied.exposed_s
-
-
-def _tail(
-    setting: Setting,
-    strategy: Strategy,
-    costs: UnitCosts,
-    bounds: Index,
-    busy: tuple[Array, Array],
-) -> _Tail:
-    mesh, pp = strategy.mesh, strategy.mesh.pp
-    rank = ranks_of_stages(strategy)
-    owns = owned_scalars(strategy, costs, bounds)
-    units = by_rank(np.diff(bounds).astype(float), rank, pp)
-    ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
-    copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)
-
-    def full(value: int) -> Index:
-        return np.full(pp, value, dtype=np.int64)
-
-    shard = setting.groups(full(ways), full(mesh.tp))
-    replicate = setting.groups(full(copies), full(mesh.tp * ways))
-    if _is_compressed(strategy):
-        how = strategy.gradient_compression
-        traffic = compressed_traffic(setting, how, replicate, units, busy[1])
-    else:
-        traffic = replica_traffic(
-            scalars=owns.whole,
-            trained=owns.trained,
-            units=units,
-            zero_stage=full(strategy.zero_stage),
-            pp=full(pp),
-            num_microbatches=full(strategy.num_microbatches),
-            forward_s=busy[0],
-            backward_s=busy[1],
-            shard=shard,
-            replicate=replicate,
-            precision=setting.precision,
-            recipe=setting.recipe,
-            measured=setting.cluster.document.collectives,
-            on_gpu=setting.on_gpu,
-            core_wait_s=setting.core_wait_s,
-        )
-    kinds = setting.types_of_ranks(pp)
-    tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)
-    update = np.array(
-        [
-            optimizer_seconds(
-                owns.trained_shard[r],
-                tensors[r],
-                setting.cluster.device_types[kinds[r]],
-                setting.optimizer,
-                clip=strategy.grad_clip_norm is not None,
-            )
-            for r in range(pp)
-        ]
-    )
-    tied = tied_traffic(setting, strategy, costs, bounds)
-    return _Tail(traffic=traffic, tied=tied, update=update)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pipeline:
-    """End of the pipeline, without and with transfers, and per rank. [pp]."""
-
-    plain_s: float
-    sent_s: float
-    done_s: Array
-    busy_s: Array
-
-
-def _pipeline(
-    strategy: Strategy, times: StageTimes, table: ActionTable | None, fidelity: str
-) -> _Pipeline:
-    """``table`` is wanted by simulation alone."""
-    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
-    work = times.forward + times.backward
-    busy = strategy.num_microbatches * by_rank(work, rank, pp)
-    if pp == 1:
-        total = float(busy[0])
-        return _Pipeline(plain_s=total, sent_s=total, done_s=busy, busy_s=busy)
-    backward, weight = times.halves(strategy)
-    if fidelity == "analytic":
-        key = (
-            strategy.schedule,
-            pp,
-            strategy.virtual_stages,
-            strategy.num_microbatches,
-        )
-        # Of equal stages: the mean is of those that do split their backward.
-        parts = (times.forward, times.backward - times.weight, times.weight)
-        plain = float(closed_form_of_stages(*key, *parts))
-        sent = float(closed_form_of_stages(*key, *parts, times.send, times.send))
-        return _Pipeline(
-            plain_s=plain, sent_s=sent, done_s=np.full(pp, sent), busy_s=busy
-        )
-    if table is None:
-        raise StrategyError(f"schedule {strategy.schedule!r} has no order to simulate")
-    # Both at once: without transfers, and with them.
-    sends = np.stack([np.zeros_like(times.send), times.send])
-    timed = evaluate(table, times.forward, backward, weight, sends, sends)
-    done = np.zeros(pp)
-    np.maximum.at(done, rank, timed.backward_done_s[1])
-    return _Pipeline(
-        plain_s=float(timed.makespan_s[0]),
-        sent_s=float(timed.makespan_s[1]),
-        done_s=done,
-        busy_s=busy,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """A step's parts, and what its end is made of."""
-
-    breakdown_s: dict[str, float]
-    tail: _Tail
-
-
-def _step(
-    setting: Setting,
-    strategy: Strategy,
-    costs: UnitCosts,
-    bounds: Index,
-    table: ActionTable | None,
-    fidelity: str,
-) -> _Step:
-    times = stage_times(setting, strategy, costs, bounds)
-    pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
-    run = _pipeline(strategy, times, table, fidelity)
-    crowd, everyone = setting.crowding(pp)
-    forward = by_rank(times.forward, rank, pp) * crowd
-    backward = by_rank(times.backward, rank, pp) * crowd
-    tail = _tail(setting, strategy, costs, bounds, (forward, backward))
-    # Processes that share cores can at best keep all cores busy all the time.
-    cores = float(run.busy_s.sum()) / pp * everyone
-    sent = max(run.sent_s * crowd, cores)
-    # Ranks that end early reduce and update while the others still compute. That sets
-    # no core free: where cores are what is short, every update adds to the step.
-    lag = np.zeros(pp)
-    if pp > 1 and cores < run.sent_s * crowd:
-        lag = sent - run.done_s * crowd
-    after = np.maximum(tail.exposed + tail.update * everyone - lag, 0.0)
-    last = int(after.argmax())
-    breakdown = _breakdown(strategy, times, run, sent)
-    share = after[last] / max(tail.exposed[last] + tail.update[last] * everyone, 1e-300)
-    breakdown["data_parallel"] = float(tail.exposed[last] * share)
-    breakdown["optimizer"] = float(tail.update[last] * everyone * share)
-    return _Step(breakdown_s=breakdown, tail=tail)
-
-
 def detailed_breakdown(
     setting: Setting, strategy: Strategy, costs: UnitCosts, fidelity: str = "simulated"
 ) -> dict[str, float]:
     """Seconds of a step by part, without memory; arguments as :func:`detailed_cost`."""
     bounds = unit_ranges(setting, strategy)
-    table = None if fidelity == "analytic" else _schedule(strategy)
-    found = _step(setting, strategy, costs, bounds, table, fidelity)
+    table = None if fidelity == "analytic" else schedule_of(strategy)
+    found = time_step(setting, strategy, costs, bounds, table, fidelity)
     return found.breakdown_s
 
 
@@ -300,8 +101,8 @@ def detailed_cost(
         StrategyError: If the stages are not the model's units.
     """
     bounds = unit_ranges(setting, strategy)
-    table = _schedule(strategy)
-    step = _step(setting, strategy, costs, bounds, table, fidelity)
+    table = schedule_of(strategy)
+    step = time_step(setting, strategy, costs, bounds, table, fidelity)
     pp, tail = strategy.mesh.pp, step.tail
     return Cost(
         step_time_s=float(sum(step.breakdown_s.values())),
@@ -315,32 +116,3 @@ def detailed_cost(
         ),
         fidelity="simulated" if fidelity == "simulated" else "analytic",
     )
-
-
-def _breakdown(
-    strategy: Strategy, times: StageTimes, run: _Pipeline, until: float
-) -> dict[str, float]:
-    """Parts of the busiest rank's time, then what the pipeline adds.
-
-    ``until`` is when the pipeline ends if processes share cores.
-    """
-    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
-    slowest = int(run.busy_s.argmax())
-
-    def of(values: Array) -> float:
-        return float(by_rank(values, rank, pp)[slowest] * strategy.num_microbatches)
-
-    parts = {
-        "recompute": of(times.again),
-        "tensor": of(times.tensor),
-        "context": of(times.context),
-        "expert": of(times.expert),
-    }
-    busy = float(run.busy_s[slowest])
-    return {
-        "compute": busy - sum(parts.values()),
-        **parts,
-        "pipeline_bubble": run.plain_s - busy,
-        "pipeline_transfer": run.sent_s - run.plain_s,
-        "shared_cores": until - run.sent_s,
-    }

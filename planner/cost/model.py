@@ -12,6 +12,7 @@ from planner.cost.detailed import detailed_breakdown, detailed_cost
 from planner.cost.orders import Orders
 from planner.cost.result import Cost, CostTable
 from planner.cost.setting import Setting
+from planner.cost.timed import StepTimeline, step_timeline
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
 from planner.schema import Strategy
 from planner.space.table import StrategyTable
@@ -110,6 +111,15 @@ class CostModel:
         self.evaluations[fidelity] += 1
         costs = self._costs_of(strategy)
         return detailed_breakdown(self.setting, strategy, costs, fidelity)
+
+    def timeline(self, strategy: Strategy) -> StepTimeline:
+        """When each pp rank does what in the step that :meth:`cost` prices.
+
+        Raises:
+            StrategyError: If its stages are not the model's units in order.
+        """
+        self.evaluations["simulated"] += 1
+        return step_timeline(self.setting, strategy, self._costs_of(strategy))
 
     def _costs_of(self, strategy: Strategy) -> UnitCosts:
         return self.unit_costs(

@@ -38,6 +38,8 @@ class StageTimes:
         again: Part of ``backward`` that is recomputation.
         tensor: Part of both that is exposed tp communication; likewise context,
             expert.
+        forward_talk: Exposed communication in ``forward``.
+        backward_talk: The same in ``backward``.
         send: One boundary's transfer in one direction. Shape [stages - 1].
     """
 
@@ -48,6 +50,8 @@ class StageTimes:
     tensor: Array
     context: Array
     expert: Array
+    forward_talk: Array
+    backward_talk: Array
     send: Array
 
     def halves(self, strategy: Strategy) -> tuple[Array, Array]:
@@ -151,5 +155,7 @@ def stage_times(
         tensor=2 * tp + tp_again,
         context=cp * np.where(full, 4 / 3, 1.0),
         expert=ep * np.where(full, 3.0, 2.0),
+        forward_talk=tp + ep + cp / 3,
+        backward_talk=tp + ep + 2 * cp / 3 + repeated,
         send=send,
     )

@@ -11,7 +11,7 @@ from planner.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from planner.schema.plan import Plan
 
-__all__ = ["PART_NAMES", "explain", "summary"]
+__all__ = ["PART_NAMES", "explain", "facts", "paragraph", "summary"]
 
 #: Part of a step to its name for people.
 PART_NAMES = {
@@ -127,8 +127,8 @@ def _finder_line(plan: Plan) -> str:
     return f"{plan.provenance.partitioner}; {', '.join(told)}"
 
 
-def summary(plan: Plan) -> str:
-    """What was chosen, how fast, how full: a few lines."""
+def facts(plan: Plan) -> dict[str, str]:
+    """What was chosen, how fast, how full, by name."""
     strategy = plan.strategy
     zero = f", ZeRO-{strategy.zero_stage}" if strategy.zero_stage else ""
     used, there = strategy.mesh.num_devices, plan.cluster.num_devices
@@ -144,12 +144,54 @@ def summary(plan: Plan) -> str:
         "memory": _memory_line(plan),
         "found by": _finder_line(plan),
     }
+    return {name: text for name, text in lines.items() if text}
+
+
+def summary(plan: Plan) -> str:
+    """What was chosen, how fast, how full: a few lines."""
     return "\n".join(
         [
-            *(f"{name:<11}{text}" for name, text in lines.items() if text),
+            *(f"{name:<11}{text}" for name, text in facts(plan).items()),
             *(f"Meshwright cannot run it: {reason}" for reason in plan.not_runnable),
         ]
     )
+
+
+#: What a device has of the work along an axis.
+_WAYS = {
+    "pp": "pipeline ranks",
+    "dp_replicate": "replicas",
+    "dp_shard": "shards of their state",
+    "cp": "parts of each sequence",
+    "tp": "slices of each layer",
+}
+
+
+def paragraph(plan: Plan) -> str:
+    """What was chosen and why, in sentences."""
+    strategy, prediction = plan.strategy, plan.prediction
+    ways = [
+        f"{degree:,} {_WAYS[axis]} ({axis})"
+        for axis, degree in zip(AXES, strategy.mesh.degrees, strict=True)
+        if degree > 1
+    ]
+    used, there = strategy.mesh.num_devices, plan.cluster.num_devices
+    which = "all " if used == there > 1 else ""
+    split = f" as {' x '.join(ways)}" if ways else ""
+    told = [
+        f"{plan.model.name} ({format_count(plan.model.parameters)} parameters) is "
+        f"trained on {which}{_number(used, 'device')} of {plan.cluster.name}{split}.",
+        f"A step ({_batch_line(plan).replace(' a step: ', ', ')}) is predicted to take "
+        f"{format_seconds(prediction.step_time_s)} ({_speed(plan)}), with "
+        f"{_memory_line(plan)}.",
+    ]
+    if plan.provenance.bound_by:
+        told.append(f"The step is bound by {plan.provenance.bound_by}.")
+    told.append(f"Found by {_finder_line(plan)}.")
+    if plan.provenance.alternatives:
+        nearest = plan.provenance.alternatives[0]
+        told.append(f"The next best is {nearest.label}: {nearest.reason}.")
+    return " ".join(told)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
