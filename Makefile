@@ -16,13 +16,14 @@ endif
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup demo test test-all lint format bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean
+.PHONY: help setup demo test test-all lint format docs bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean
 
 help:
 	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
 	@echo "make test   run the tests"
 	@echo "make test-all  also the slow ones (an hour on 2 cores): every pair of the composition table"
 	@echo "make lint   ruff, mypy, import contracts"
+	@echo "make docs   the documentation as a site, in site/"
 	@echo "make bench  the figures of the README, all of them (takes a while)"
 	@echo "make bench-job-stream-quick  policies of the job stream side by side, in minutes"
 	@echo "make bench-job-stream  all of it, with figures and a results file in docs"
@@ -73,6 +74,17 @@ format: setup
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# Sphinx and what it needs are light, and wanted by nothing else.
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.installed-docs
+	@echo "== docs/ as a site in site/, warnings are errors"
+	@rm -rf site
+	@$(BIN)/python -m sphinx -b html -W --keep-going -q -d .doctrees docs site
+	@$(BIN)/python -m tests.links site
+
 bench: setup
 	@echo "== reading a 405B-parameter model"
 	@$(BIN)/python -m benchmarks.capture
@@ -108,4 +120,4 @@ bench-partitioners-quick: setup
 	@$(BIN)/python benchmarks/partitioners.py --quick
 
 clean:
-	rm -rf $(VENV) $(OUT) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OUT) site .doctrees docs/beside dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,19 +1,21 @@
 """Everything Meshwright raises on purpose.
 
-MeshwrightError
-├── CaptureError            a model could not be read
-│   └── OpBudgetError       tracing did not end within the op budget
-├── ClusterError            a cluster description is wrong
-│   └── TopologyError       two devices that must talk have no link
-├── UnknownNameError        a name that no registry holds (also a KeyError)
-├── StrategyError           a strategy breaks a rule (also a ValueError)
-├── NoFeasiblePlanError     nothing fits; says what lacks and what would fit
-├── PlanFileError           a document could not be read or written
-│   └── FingerprintError    a plan made for another model or cluster
-├── CalibrationError        measurements that cannot be read or fitted to
-├── ExportError             a target cannot say what the plan says
-└── ExecutionError          a run failed
-    └── RankFailedError     a process died; the others were stopped
+::
+
+    MeshwrightError
+    ├── CaptureError            a model could not be read
+    │   └── OpBudgetError       tracing did not end within the op budget
+    ├── ClusterError            a cluster description is wrong
+    │   └── TopologyError       two devices that must talk have no link
+    ├── UnknownNameError        a name that no registry holds (also a KeyError)
+    ├── StrategyError           a strategy breaks a rule (also a ValueError)
+    ├── NoFeasiblePlanError     nothing fits; says what lacks and what would fit
+    ├── PlanFileError           a document could not be read or written
+    │   └── FingerprintError    a plan made for another model or cluster
+    ├── CalibrationError        measurements that cannot be read or fitted to
+    ├── ExportError             a target cannot say what the plan says
+    └── ExecutionError          a run failed
+        └── RankFailedError     a process died; the others were stopped
 
 A message says what, the values, the rule and the remedy, in one line.
 """

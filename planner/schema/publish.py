@@ -1,4 +1,7 @@
-"""JSON Schemas of all documents: ``python -m planner.schema.publish docs/schema``."""
+"""JSON Schemas of all documents, as JSON and as pages for people.
+
+``python -m planner.schema.publish docs/schema`` writes both.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from planner.schema.base import Document, write_atomically
 from planner.schema.checkpoint import CheckpointRecord
 from planner.schema.cluster import ClusterDocument
 from planner.schema.measurement import Measurement
+from planner.schema.pages import schema_pages
 from planner.schema.plan import Plan
 from planner.schema.probe import ProbeDocument
 from planner.schema.strategy import Strategy
 from planner.schema.verification import Verification
 
-__all__ = ["DOCUMENTS", "main", "publish", "schema_text"]
+__all__ = ["DOCUMENTS", "main", "page_texts", "publish", "schema_text"]
 
 #: File name without ``.schema.json`` to the document it describes.
 DOCUMENTS: Mapping[str, type[Document]] = {
@@ -37,8 +41,14 @@ def schema_text(document: type[Document]) -> str:
     return json.dumps(head | schema, indent=2, sort_keys=True) + "\n"
 
 
+def page_texts() -> dict[str, str]:
+    """Markdown of the pages: file name without ``.md`` to its text."""
+    texts = {name: schema_text(document) for name, document in DOCUMENTS.items()}
+    return schema_pages({name: json.loads(text) for name, text in texts.items()})
+
+
 def publish(folder: str | Path) -> tuple[Path, ...]:
-    """Write one ``NAME.schema.json`` a document.
+    """Write ``NAME.schema.json`` and ``NAME.md`` of each document, and ``index.md``.
 
     Raises:
         PlanFileError: If the folder does not exist or cannot be written.
@@ -47,6 +57,10 @@ def publish(folder: str | Path) -> tuple[Path, ...]:
     for name, document in DOCUMENTS.items():
         path = Path(folder) / f"{name}.schema.json"
         write_atomically(path, schema_text(document).encode())
+        paths.append(path)
+    for name, text in page_texts().items():
+        path = Path(folder) / f"{name}.md"
+        write_atomically(path, text.encode())
         paths.append(path)
     return tuple(paths)
 

@@ -57,6 +57,7 @@ SPLIT_BACKWARD_SCHEDULES = frozenset(
 #: Schedules in which rank r holds virtual stages r and 2*pp - 1 - r.
 V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
 
+#: What a stage's backward computes again: nothing, what is cheap for its size, all.
 Recompute = Literal["none", "selective", "full"]
 #: How ranks that share a sequence attend to all of it: they trade the sequence for
 #: heads, or keys and values travel around them.

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.schema.publish import DOCUMENTS, main, publish, schema_text
+from planner.schema.pages import schema_pages
+from planner.schema.publish import (
+    DOCUMENTS,
+    main,
+    page_texts,
+    publish,
+    schema_text,
+)
 from tests.plans import gpt2_plan
 from tests.schema.documents import (
     checkpoints,
@@ -53,7 +60,47 @@ def test_the_published_schema_is_that_of_the_code(name: str) -> None:
 
 def test_nothing_else_is_published() -> None:
     names = {path.name for path in PUBLISHED.iterdir()}
-    assert names == {f"{name}.schema.json" for name in DOCUMENTS}
+    assert names == {f"{name}.schema.json" for name in DOCUMENTS} | {
+        f"{name}.md" for name in page_texts()
+    }
+
+
+@pytest.mark.parametrize("name", ["index", *DOCUMENTS])
+def test_the_published_page_is_that_of_the_schema(name: str) -> None:
+    published = (PUBLISHED / f"{name}.md").read_text()
+    assert published == page_texts()[name], (
+        "run python -m planner.schema.publish docs/schema"
+    )
+
+
+def test_pages_say_what_schemas_say() -> None:
+    part = {
+        "description": "A ``part``.\n\nAttributes:\n    size: Of :class:`It`, at\n"
+        "        most | three.",
+        "properties": {
+            "named": {"type": "object", "additionalProperties": {"type": "string"}},
+            "size": {"type": "integer", "minimum": 1, "exclusiveMaximum": 4},
+        },
+        "required": ["size"],
+        "title": "Part",
+    }
+    whole = {
+        "$defs": {"Part": part},
+        "properties": {"part": {"anyOf": [{"$ref": "#/$defs/Part"}, {"type": "null"}]}},
+        "title": "Whole",
+    }
+    other = {**whole, "title": "Other", "description": "Another."}
+    pages = schema_pages({"strategy": {**whole, "description": "All."}, "z": other})
+    assert "| `part` | [Part](#part) or null | optional |  |" in pages["strategy"]
+    assert (
+        "## Part\n\nA `part`.\n\n"
+        "| field | type | default | meaning |\n|---|---|---|---|\n"
+        "| `size` | integer ≥ 1 and < 4 | required | Of `It`, at most \\| three. |\n"
+        "| `named` | name to string | empty |  |\n"
+    ) in pages["strategy"]
+    assert "[Part](strategy.md#part) or null" in pages["z"]
+    assert "## Part" not in pages["z"]
+    assert "| [z](z.md) | [z.schema.json](z.schema.json) | Another. |" in pages["index"]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -80,7 +127,8 @@ def test_the_command_writes_all_of_them(tmp_path: Path) -> None:
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert written == {path.name: path.read_text() for path in PUBLISHED.iterdir()}
     assert [path.name for path in publish(tmp_path)] == [
-        f"{name}.schema.json" for name in DOCUMENTS
+        *(f"{name}.schema.json" for name in DOCUMENTS),
+        *(f"{name}.md" for name in page_texts()),
     ]
 
 
