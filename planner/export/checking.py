@@ -20,6 +20,7 @@ def case_of(plan: Plan) -> Case:
         hosts=plan.cluster.hosts,
         tied=plan.model.tied,
         attention=plan.model.attention,
+        device_types=tuple(plan.cluster.device_types),
     )
 
 

@@ -29,6 +29,11 @@ GROUP = "meshwright.exporters"
 _SHIPPED = {
     "json": ("plan_json", "export_json"),
     "torchrun": ("torchrun", "export_torchrun"),
+    "slurm": ("slurm", "export_slurm"),
+    "kubeflow": ("kubeflow", "export_kubeflow"),
+    "jobset": ("jobset", "export_jobset"),
+    "skypilot": ("skypilot", "export_skypilot"),
+    "ray": ("ray_train", "export_ray"),
 }
 
 

@@ -29,6 +29,7 @@ class Case:
         tied: Groups of parameter names that are one tensor.
         backend: ``gloo`` or ``nccl``.
         attention: As of :class:`planner.schema.ModelReference`.
+        device_types: Names of all that the cluster has; empty if that is not known.
     """
 
     strategy: Strategy
@@ -38,6 +39,7 @@ class Case:
     tied: tuple[tuple[str, ...], ...] = ()
     backend: str = "nccl"
     attention: str | None = "causal"
+    device_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

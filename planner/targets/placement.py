@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from planner.targets.base import Case, Refusal
 
-__all__ = ["Placement", "placement_of", "same_on_every_host"]
+__all__ = ["Placement", "placement_of", "same_on_every_host", "whole_hosts"]
+
+#: Devices of one machine with one operating system, where a cluster counts more as one
+#: host because NVLink joins them. Source: NVIDIA, GB200 and GB300 NVL72: a rack has 18
+#: compute trays of four GPUs.
+_DEVICES_PER_MACHINE = {"gb200-186": 4, "gb300-279": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,7 @@ def placement_of(case: Case) -> Placement | Refusal:
             remedy="plan again with devices in order, or start one process per device "
             "yourself, with RANK set",
         )
-    sizes = [size for count, size in case.hosts for _ in range(count)]
+    sizes = _machines(case)
     if not sizes:
         return Refusal(
             field="cluster.hosts",
@@ -75,9 +80,39 @@ def placement_of(case: Case) -> Placement | Refusal:
     )
 
 
+def _machines(case: Case) -> list[int]:
+    """Devices of each host that has an operating system of its own."""
+    sizes = [size for count, size in case.hosts for _ in range(count)]
+    kind = case.device_types[0] if len(case.device_types) == 1 else ""
+    each = _DEVICES_PER_MACHINE.get(kind, 0)
+    if not each or any(size % each for size in sizes):
+        return sizes
+    return [each for size in sizes for _ in range(size // each)]
+
+
 def same_on_every_host(case: Case) -> Refusal | None:
     """A rule: ranks are numbered host by host, the same devices on each."""
     if not case.placed:
         return None
     found = placement_of(case)
     return found if isinstance(found, Refusal) else None
+
+
+def whole_hosts(case: Case) -> Refusal | None:
+    """A rule: all devices of every host, or one host alone.
+
+    For launchers that fill a host before they go on to the next.
+    """
+    if not case.placed:
+        return None
+    found = placement_of(case)
+    if isinstance(found, Refusal) or found.whole or len(found.hosts) == 1:
+        return None
+    return Refusal(
+        field="device_ranges",
+        value=str([list(run) for run in case.strategy.device_ranges]),
+        why=f"the plan has {len(found.local)} ranks on each of {len(found.hosts)} "
+        f"hosts with more devices, and the launcher would put all ranks on as few hosts as "
+        f"hold them",
+        remedy="plan for whole hosts",
+    )

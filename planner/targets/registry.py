@@ -19,6 +19,11 @@ GROUP = "meshwright.targets"
 _SHIPPED = {
     "json": "meshwright",
     "torchrun": "torchrun",
+    "slurm": "slurm",
+    "kubeflow": "kubernetes",
+    "jobset": "kubernetes",
+    "skypilot": "skypilot",
+    "ray": "ray_train",
 }
 
 
