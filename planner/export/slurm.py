@@ -1,6 +1,6 @@
 """The plan and a batch script that trains by it under SLURM.
 
-Written for SLURM 25.05; ``sbatch``, ``srun`` and ``scontrol`` of the last years will do.
+Written for SLURM 25.05; ``sbatch``, ``srun`` and ``scontrol`` of recent years will do.
 One task a node, torchrun inside.
 """
 

@@ -112,7 +112,7 @@ def whole_hosts(case: Case) -> Refusal | None:
         field="device_ranges",
         value=str([list(run) for run in case.strategy.device_ranges]),
         why=f"the plan has {len(found.local)} ranks on each of {len(found.hosts)} "
-        f"hosts with more devices, and the launcher would put all ranks on as few hosts as "
-        f"hold them",
+        f"hosts with more devices, and the launcher would put all ranks on as few "
+        f"hosts as hold them",
         remedy="plan for whole hosts",
     )
