@@ -253,7 +253,7 @@ def test_skypilot_is_not_told_a_sibling(device: str) -> None:
 
 def test_ray_fills_hosts_before_it_goes_on() -> None:
     plan = make_plan(((2, 8),), mesh={"dp_shard": 8}, zero_stage=3)
-    for ranges, fine in ((((0, 4),) + ((8, 12),), False), (((8, 16),), True)):
+    for ranges, fine in ((((0, 4), (8, 12)), False), (((8, 16),), True)):
         strategy = plan.strategy.model_copy(update={"device_ranges": ranges})
         part = plan.model_copy(update={"strategy": strategy})
         if fine:
