@@ -149,7 +149,9 @@ def _ablated(name: str, no_graphs: Path | None) -> Any:
     if name == "learned:no-graphs":
         return LearnedPartitioner(no_graphs)
     if name == "learned:no-refinement":
-        return LearnedPartitioner(config=SearchConfig(rounds=0, climbing=0.0))
+        return LearnedPartitioner(
+            config=SearchConfig(rounds=0, climbing=0.0, generations=0)
+        )
     return LearnedPartitioner(config=SearchConfig(learned=False))
 
 

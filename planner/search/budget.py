@@ -55,6 +55,11 @@ class Budget:
             time.perf_counter() - self.started > budget * share
         )
 
+    @property
+    def evaluations(self) -> dict[str, int]:
+        """Strategies priced so far, by fidelity."""
+        return dict(self._model.evaluations)
+
     def count(self, model: CostModel) -> None:
         """Add what another model priced for this search."""
         for fidelity, many in model.evaluations.items():

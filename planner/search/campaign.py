@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish, score
-from planner.search.budget import SIMULATIONS, Budget
+from planner.search.budget import SIMULATIONS
 from planner.search.moves import (
     Solution,
     block_sizes,
@@ -24,6 +24,7 @@ from planner.search.moves import (
     refilled,
     resized,
 )
+from planner.search.prices import OVER, REMEMBERED, Prices
 from planner.search.refine import candidates_of_row
 from planner.space import StrategyTable, legal
 
@@ -40,13 +41,9 @@ _VARIED = 3
 _RESIZING = 0.05
 #: Simulations of rows that closed forms cannot tell from the best.
 _TIES = 3
-#: Added to the score of what does not fit, with its excess, so that it comes last.
-_OVER = 1e12
-#: Priced solutions that are remembered before the worse half is forgotten.
-_REMEMBERED = 4_000
 
 
-class Campaign(Budget):
+class Campaign(Prices):
     """One search's books.
 
     Args:
@@ -61,14 +58,8 @@ class Campaign(Budget):
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.rng = np.random.default_rng(request.seed)
-        self._scores: dict[object, float] = {}
-        self._distinct: dict[object, Solution] = {}
-        self._kinds: dict[object, object] = {}
-        self._ratios: dict[object, float] = {}
-        self._simulated: dict[object, float] = {}
         self._cut: dict[object, float] = {}
         self._alike: set[object] = set()
-        self._types = np.asarray(request.setting.cluster.type_index)
         self._wide: dict[int, Index] = {}
         self._sizes: dict[object, StrategyTable | None] = {}
         self._candidates: list[Candidate] = []
@@ -79,88 +70,6 @@ class Campaign(Budget):
         self._free_recompute = "recompute" not in request.pins
         self.best_score = np.inf
         self._leader: Solution | None = None
-
-    # -- Prices ------------------------------------------------------------------
-
-    def price(self, solutions: Sequence[Solution]) -> Array:
-        """Scores by closed forms, corrected by what simulations of the rows said.
-
-        Those that do not fit in memory score ``1e12`` and more, by their excess.
-
-        Args:
-            solutions: Any number, of any numbers of devices.
-        """
-        if len(self._distinct) > _REMEMBERED or len(self._scores) > 8 * _REMEMBERED:
-            self._forget()
-        fresh: dict[int, dict[object, Solution]] = {}
-        for one in solutions:
-            if one.key not in self._scores:
-                fresh.setdefault(len(one.order), {})[one.key] = one
-        for group in fresh.values():
-            self._price_alike(list(group.values()))
-        return np.array([self.corrected(one) for one in solutions])
-
-    def corrected(self, solution: Solution) -> float:
-        """The score of a solution that was priced."""
-        simulated = self._simulated.get(solution.key)
-        if simulated is not None:
-            return simulated
-        return self._scores[solution.key] * self._ratios.get(solution.key[1], 1.0)
-
-    def alike(self, solution: Solution) -> object:
-        """Equal for solutions that the closed forms cannot tell apart.
-
-        Most of them differ in which of several equal devices is where, others in what
-        hides behind the rest of the step. Each must have been priced.
-        """
-        return self._kinds[solution.key]
-
-    def _kind(self, solution: Solution) -> object:
-        row, types = solution.row, self._types[solution.order]
-        # The simulator knows which stage is on slow devices.
-        slowest = types.reshape(row["pp"], -1).max(axis=1).tobytes()
-        shape = row["pp"], row["schedule"], row["virtual_stages"], slowest
-        return shape, f"{self._scores[solution.key]:.9g}"
-
-    def _price_alike(self, solutions: list[Solution]) -> None:
-        """Of as many devices each."""
-        numbers: dict[bytes, int] = {}
-        which = [numbers.setdefault(s.key[0], len(numbers)) for s in solutions]
-        ids = np.stack([np.frombuffer(key, dtype=np.int64) for key in numbers])
-        table = StrategyTable.from_columns(
-            **{name: [one.row[name] for one in solutions] for name in solutions[0].row}
-        )
-        costs = self._model.arranged(table, ids, np.array(which, dtype=np.int64))
-        value = self.objective(costs.step_time_s, costs.memory_bytes, table.num_devices)
-        over = _OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
-        found = np.where(costs.fits, value, over)
-        for one, each in zip(solutions, found.tolist(), strict=True):
-            self._scores[one.key] = each
-            self._kinds[one.key] = self._kind(one)
-            self._distinct.setdefault(self._kinds[one.key], one)
-
-    def objective(self, seconds: Array, memory_bytes: Array, devices: Index) -> Array:
-        """What the request makes small, of many strategies. Shapes [n]."""
-        if self.request.objective == "memory":
-            return memory_bytes
-        if self.request.objective == "throughput_per_device":
-            return np.asarray(seconds * devices)
-        return seconds
-
-    def _forget(self) -> None:
-        """Keep the better ones, and of those alike the first."""
-        kept = self.best(_REMEMBERED // 2)
-        self._scores = {one.key: self._scores[one.key] for one in kept}
-        self._kinds = {one.key: self._kinds[one.key] for one in kept}
-        self._distinct = {self._kinds[one.key]: one for one in kept}
-
-    # -- What is known -----------------------------------------------------------
-
-    def best(self, count: int) -> list[Solution]:
-        """The best of all priced, of those alike the first; by corrected scores."""
-        known = list(self._distinct.values())
-        order = np.argsort([self.corrected(one) for one in known], kind="stable")
-        return [known[index] for index in order[:count].tolist()]
 
     def neighbours(self, solution: Solution) -> StrategyTable | None:
         """Legal rows next to a solution's; looked up once a row."""
@@ -254,15 +163,26 @@ class Campaign(Budget):
             model, solution.row, free_recompute=self._free_recompute, most=most
         )
         self.count(model)
-        values = [self._value(candidate) for candidate in found]
-        value = min(values)
+        return self.adopt(solution, found)
+
+    def adopt(self, solution: Solution, found: Sequence[Candidate]) -> float:
+        """Take over what was simulated of a solution.
+
+        Args:
+            solution: Must have been priced.
+            found: Its cuts, simulated; at least one.
+        Returns:
+            As :meth:`simulate`.
+        """
+        key = self._cut_key(solution)
+        value = min(self._value(candidate) for candidate in found)
         self._simulated[solution.key] = self._cut[key] = value
         self._alike.add(self.alike(solution))
         self._candidates += found
         closed = self._scores[solution.key]
-        if value < _OVER and closed < _OVER:
+        if value < OVER and closed < OVER:
             self._ratios[solution.key[1]] = value / closed
-        if value < min(self.best_score, _OVER):
+        if value < min(self.best_score, OVER):
             self.best_score, self._leader = value, solution
         return value
 
@@ -271,14 +191,14 @@ class Campaign(Budget):
         if cost.fits:
             return score(cost, devices, self.request.objective)
         over = float((cost.memory.total - cost.limit_bytes).max())
-        return _OVER * (1 + over / 1e9)
+        return OVER * (1 + over / 1e9)
 
     def simulate_best(self, count: int) -> None:
         """Simulate the most promising that were not, few of one mesh."""
         if count < 1 or self.left == 0:
             return
         done, of_mesh = 0, dict[tuple[int, ...], int]()
-        for one in self.best(_REMEMBERED):
+        for one in self.best(REMEMBERED):
             if self.alike(one) in self._alike or self._cut_key(one) in self._cut:
                 continue
             if of_mesh.get(one.mesh, 0) >= _PER_MESH:
@@ -331,11 +251,16 @@ class Campaign(Budget):
             kept = rows[rows.schedule != one.row["schedule"]]
             self.price([Solution(order=one.order, row=row) for row in kept.rows()])
 
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Everything that was simulated and is legal."""
+        kept = self._candidates
+        if not kept:
+            return []
+        table = StrategyTable.from_strategies([c.strategy for c in kept])
+        rows = np.flatnonzero(legal(table, self.request.facts))
+        return [kept[row] for row in rows.tolist()]
+
     def result(self, name: str) -> SearchResult:
         """Everything that was simulated, best first."""
-        kept = self._candidates
-        if kept:
-            table = StrategyTable.from_strategies([c.strategy for c in kept])
-            rows = np.flatnonzero(legal(table, self.request.facts))
-            kept = [kept[row] for row in rows.tolist()]
-        return finish(name, self.request, self._model, kept, self.started)
+        return finish(name, self.request, self._model, self.candidates, self.started)

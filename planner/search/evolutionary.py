@@ -9,7 +9,7 @@ from planner.search.campaign import Campaign
 from planner.search.moves import Solution, crossed
 from planner.search.starts import begin
 
-__all__ = ["EvolutionaryPartitioner"]
+__all__ = ["EvolutionaryPartitioner", "evolve"]
 
 #: Solutions that live, and that are made in a generation.
 _PEOPLE, _CHILDREN = 64, 128
@@ -40,20 +40,31 @@ class EvolutionaryPartitioner:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
         campaign = Campaign(request)
         begin(campaign)
-        people = _selected(campaign, campaign.best(8 * _PEOPLE))
-        best, idle, generation = np.inf, 0, 0
-        while people and not campaign.is_over(generation, _GENERATIONS, _SHARE):
-            generation += 1
-            children = [_child(campaign, people) for _ in range(_CHILDREN)]
-            people = _selected(campaign, [*children, *people])
-            campaign.simulate_best(campaign.share_of(_GENERATIONS))
-            leader = campaign.corrected(people[0])
-            idle = 0 if leader < best * (1 - 1e-9) else idle + 1
-            best = min(best, leader)
-            if idle == _PATIENCE:
-                people, best, idle = _refreshed(campaign, people), np.inf, 0
+        evolve(campaign)
         campaign.finish()
         return campaign.result(self.name)
+
+
+def evolve(campaign: Campaign, generations: int | None = None) -> None:
+    """Improve what a campaign has priced so far, generation by generation.
+
+    Args:
+        campaign: Knows solutions to begin with.
+        generations: Most of them where there is no clock; None for the usual number.
+    """
+    most = generations or _GENERATIONS
+    people = _selected(campaign, campaign.best(8 * _PEOPLE))
+    best, idle, generation = np.inf, 0, 0
+    while people and not campaign.is_over(generation, most, _SHARE):
+        generation += 1
+        children = [_child(campaign, people) for _ in range(_CHILDREN)]
+        people = _selected(campaign, [*children, *people])
+        campaign.simulate_best(campaign.share_of(most))
+        leader = campaign.corrected(people[0])
+        idle = 0 if leader < best * (1 - 1e-9) else idle + 1
+        best = min(best, leader)
+        if idle == _PATIENCE:
+            people, best, idle = _refreshed(campaign, people), np.inf, 0
 
 
 def _child(campaign: Campaign, people: list[Solution]) -> Solution:

@@ -238,7 +238,11 @@ class Arranger:
 
 
 def open_arranger(
-    request: Request, choices: Choices, groups: DeviceGroups, chosen: Index
+    request: Request,
+    choices: Choices,
+    groups: DeviceGroups,
+    chosen: Index,
+    model: CostModel | None = None,
 ) -> Arranger | None:
     """What arrangements of some meshes are made of and priced with.
 
@@ -247,10 +251,11 @@ def open_arranger(
         choices: All meshes of the request.
         groups: Of its devices.
         chosen: Meshes to look at. Shape [n].
+        model: Counts the evaluations; None for one of its own.
     Returns:
         None if none of them has a row that fits under a plain order of the devices.
     """
-    model = CostModel(request.setting)
+    model = model or CostModel(request.setting)
     layouts = find_layouts(request, model, groups, choices, chosen)
     if layouts is None:
         return None

@@ -15,7 +15,7 @@ from planner.search.base import Objective, Request
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 from planner.space.table import distinct
 
-__all__ = ["Layouts", "find_layouts", "scores_of"]
+__all__ = ["Layouts", "find_layouts", "mesh_of_row", "scores_of"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -26,15 +26,28 @@ Mask = NDArray[np.bool_]
 _ROWS = 4
 
 
-def scores_of(costs: CostTable, table: StrategyTable, objective: Objective) -> Array:
-    """What the objective makes small, infinite where memory does not suffice. [n]."""
+def scores_of(
+    costs: CostTable,
+    table: StrategyTable,
+    objective: Objective,
+    *,
+    fitting: bool = True,
+) -> Array:
+    """What the objective makes small, infinite where memory does not suffice. [n].
+
+    Args:
+        costs: Of the rows.
+        table: The rows.
+        objective: Of the request.
+        fitting: False takes memory as enough.
+    """
     if objective == "memory":
         value = costs.memory_bytes
     elif objective == "throughput_per_device":
         value = costs.step_time_s * table.num_devices
     else:
         value = costs.step_time_s
-    return np.where(costs.fits, value, np.inf)
+    return np.where(costs.fits, value, np.inf) if fitting else value
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -76,7 +89,7 @@ class Layouts:
         )
 
 
-def _mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
+def mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
     """Which of some meshes each row has. Shape [n]."""
     both = [
         np.concatenate([mesh[:, at], getattr(table, name)])
@@ -122,7 +135,7 @@ def find_layouts(
         order = np.repeat(np.arange(many), len(table))
         costs = model.arranged(table[rows], ids, order)
         score = scores_of(costs, table[rows], request.objective).reshape(many, -1)
-        owner = _mesh_of_row(table, mesh)
+        owner = mesh_of_row(table, mesh)
         memory = costs.memory_bytes[: len(table)]
         parts.append((mine, fleet, table, owner, score, memory))
     return _assembled(parts)

@@ -1,0 +1,122 @@
+"""Prices of solutions by closed forms, corrected by what simulations of rows said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.base import Request
+from planner.search.budget import Budget
+from planner.search.moves import Solution
+from planner.space import StrategyTable
+
+__all__ = ["OVER", "REMEMBERED", "Prices"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Added to the score of what does not fit, with its excess, so that it comes last.
+OVER = 1e12
+#: Priced solutions that are remembered before the worse half is forgotten.
+REMEMBERED = 4_000
+
+
+class Prices(Budget):
+    """Remembers what solutions cost, and counts what pricing them spent.
+
+    Args:
+        request: What is asked.
+    """
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._scores: dict[object, float] = {}
+        self._distinct: dict[object, Solution] = {}
+        self._kinds: dict[object, object] = {}
+        self._ratios: dict[object, float] = {}
+        self._simulated: dict[object, float] = {}
+        self._types = np.asarray(request.setting.cluster.type_index)
+
+    def price(self, solutions: Sequence[Solution]) -> Array:
+        """Scores by closed forms, corrected by what simulations of the rows said.
+
+        Those that do not fit in memory score ``1e12`` and more, by their excess.
+
+        Args:
+            solutions: Any number, of any numbers of devices.
+        """
+        if len(self._distinct) > REMEMBERED or len(self._scores) > 8 * REMEMBERED:
+            self._forget()
+        fresh: dict[int, dict[object, Solution]] = {}
+        for one in solutions:
+            if one.key not in self._scores:
+                fresh.setdefault(len(one.order), {})[one.key] = one
+        for group in fresh.values():
+            self._price_alike(list(group.values()))
+        return np.array([self.corrected(one) for one in solutions])
+
+    def corrected(self, solution: Solution) -> float:
+        """The score of a solution that was priced."""
+        simulated = self._simulated.get(solution.key)
+        if simulated is not None:
+            return simulated
+        return self._scores[solution.key] * self._ratios.get(solution.key[1], 1.0)
+
+    def may_fit(self, solution: Solution) -> bool:
+        """Whether a solution that was priced fits, as far as is known."""
+        return self.corrected(solution) < OVER
+
+    def alike(self, solution: Solution) -> object:
+        """Equal for solutions that the closed forms cannot tell apart.
+
+        Most of them differ in which of several equal devices is where, others in what
+        hides behind the rest of the step. Each must have been priced.
+        """
+        return self._kinds[solution.key]
+
+    def _kind(self, solution: Solution) -> object:
+        row, types = solution.row, self._types[solution.order]
+        # The simulator knows which stage is on slow devices.
+        slowest = types.reshape(row["pp"], -1).max(axis=1).tobytes()
+        shape = row["pp"], row["schedule"], row["virtual_stages"], slowest
+        return shape, f"{self._scores[solution.key]:.9g}"
+
+    def _price_alike(self, solutions: list[Solution]) -> None:
+        """Of as many devices each."""
+        numbers: dict[bytes, int] = {}
+        which = [numbers.setdefault(s.key[0], len(numbers)) for s in solutions]
+        ids = np.stack([np.frombuffer(key, dtype=np.int64) for key in numbers])
+        table = StrategyTable.from_columns(
+            **{name: [one.row[name] for one in solutions] for name in solutions[0].row}
+        )
+        costs = self._model.arranged(table, ids, np.array(which, dtype=np.int64))
+        value = self.objective(costs.step_time_s, costs.memory_bytes, table.num_devices)
+        over = OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
+        found = np.where(costs.fits, value, over)
+        for one, each in zip(solutions, found.tolist(), strict=True):
+            self._scores[one.key] = each
+            self._kinds[one.key] = self._kind(one)
+            self._distinct.setdefault(self._kinds[one.key], one)
+
+    def objective(self, seconds: Array, memory_bytes: Array, devices: Index) -> Array:
+        """What the request makes small, of many strategies. Shapes [n]."""
+        if self.request.objective == "memory":
+            return memory_bytes
+        if self.request.objective == "throughput_per_device":
+            return np.asarray(seconds * devices)
+        return seconds
+
+    def _forget(self) -> None:
+        """Keep the better ones, and of those alike the first."""
+        kept = self.best(REMEMBERED // 2)
+        self._scores = {one.key: self._scores[one.key] for one in kept}
+        self._kinds = {one.key: self._kinds[one.key] for one in kept}
+        self._distinct = {self._kinds[one.key]: one for one in kept}
+
+    def best(self, count: int) -> list[Solution]:
+        """The best of all priced, of those alike the first; by corrected scores."""
+        known = list(self._distinct.values())
+        order = np.argsort([self.corrected(one) for one in known], kind="stable")
+        return [known[index] for index in order[:count].tolist()]

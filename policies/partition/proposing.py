@@ -1,0 +1,280 @@
+"""What the network proposes, improved by small changes and simulated.
+
+One proposer answers one question; what it finds is in its ``known``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.partition.features import Observed, observe
+from planner.search import Request
+from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
+from planner.search.arranging.climb import Limits, best_of, climb, joined
+from planner.search.arranging.fleets import Choices
+from planner.search.arranging.groups import DeviceGroups
+from planner.search.arranging.screening import nearest_misses, screen
+from planner.search.moves import Solution
+from policies.partition.decoding import draw_orders
+from policies.partition.network import Encoded
+from policies.partition.refining import Known
+from policies.partition.saved import SavedNetwork
+
+__all__ = ["Problem", "Proposer", "SearchConfig"]
+
+#: What is this much worse than the best by closed forms is not simulated any more.
+_HOPELESS = 1.25
+#: Share of the time that is left which drawing orders may take, and what a step of it
+#: takes: seconds, and seconds for each order and group (one core of 2020).
+_DRAWING, _STEP_S, _GROUP_S = 0.3, 4e-4, 1.5e-6
+#: Without a clock, orders times groups squared.
+_MOST_DRAWN = 120_000
+#: After these ranks the first, the second and the third are tried under all schedules.
+_VARIED = (1, 3, 6)
+#: Share of the time that a glance at all meshes may take.
+_GLANCING = 0.5
+#: Of the meshes that are priced with all rows: the network's best, and the glance's.
+_RANKED, _SEEN = 12, 20
+#: Arrangements that evolution starts from, and of one layout.
+_SEEDS, _OF_LAYOUT = 48, 6
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """How much is tried of what.
+
+    Attributes:
+        meshes: Meshes priced in one go where the network chooses alone.
+        layouts: Of them, those that orders are drawn for.
+        draws: Orders drawn for each.
+        rounds: Rounds of small changes without a clock.
+        climbing: Share of the time that is left when they begin.
+        finalists: Arrangements simulated without a clock.
+        generations: Of evolution, where there is neither a clock nor a number of
+            simulations; 0 for none at all.
+        learned: False scores meshes at random and draws orders at random: what search
+            alone is worth.
+    """
+
+    meshes: int = 24
+    layouts: int = 8
+    draws: int = 8
+    rounds: int = 24
+    climbing: float = 0.6
+    finalists: int = 10
+    generations: int = 12
+    learned: bool = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Problem:
+    """One search.
+
+    Attributes:
+        request: The question.
+        groups: Of its devices.
+        choices: All meshes.
+        until: When proposing should be over, by ``time.perf_counter``; None without a
+            clock.
+    """
+
+    request: Request
+    groups: DeviceGroups
+    choices: Choices
+    until: float | None
+
+    @property
+    def order_matters(self) -> bool:
+        """Whether it makes a difference which devices are which ranks."""
+        many = any(len(fleet.sequences) > 1 for fleet in self.choices.fleets)
+        return many or len(np.unique(self.groups.sizes)) > 1
+
+    @property
+    def late(self) -> bool:
+        """Whether it should be over."""
+        return self.until is not None and time.perf_counter() >= self.until
+
+
+class Proposer:
+    """Proposes for one problem.
+
+    Args:
+        problem: The question.
+        saved: The network.
+        config: How much is tried.
+        known: Gets what is found.
+    """
+
+    def __init__(
+        self, problem: Problem, saved: SavedNetwork, config: SearchConfig, known: Known
+    ) -> None:
+        self.problem, self.known = problem, known
+        self._saved, self._config = saved, config
+        self._rng = np.random.default_rng(problem.request.seed)
+
+    def propose(self) -> None:
+        """Fill in what is known: solutions, some of them simulated."""
+        problem, saved, known = self.problem, self._saved, self.known
+        if not len(problem.choices):
+            return
+        seen = observe(problem.request, problem.groups, problem.choices)
+        encoded = saved.network.encode(seen)
+        logits = saved.network.mesh_logits(seen, encoded).numpy()
+        if not self._config.learned:
+            logits = self._rng.random(len(logits))
+        arranger = self._open(np.argsort(-logits, kind="stable"))
+        if arranger is None:
+            return
+        layouts = arranger.layouts
+        current = Priced(
+            layout=np.arange(len(layouts)),
+            sequence=layouts.sequence,
+            row=layouts.starts[:-1].copy(),
+            score=layouts.score,
+        )
+        if problem.order_matters:
+            if self._affordable():
+                drawn = self._draw(seen, encoded, arranger)
+                current = joined([current, drawn])
+            current = self._climb(arranger, current)
+        self._settle(arranger, current)
+        seeds = arranger.finalists(best_of(current, _SEEDS, of_layout=_OF_LAYOUT))
+        known.solutions += [
+            _solution(arranger, seeds, index) for index in range(len(seeds))
+        ]
+
+    def _open(self, ranked: Index) -> Arranger | None:
+        """The best meshes that fit; further down the list while none does."""
+        problem = self.problem
+        if problem.order_matters:
+            opened = self._opened(self._shortlist(ranked))
+            if opened is not None:
+                return opened
+        step = self._config.meshes
+        for start in range(0, len(ranked), step):
+            opened = self._opened(ranked[start : start + step])
+            if opened is not None:
+                return opened
+            step *= 2
+            if problem.late:
+                return None
+        return None
+
+    def _opened(self, chosen: Index) -> Arranger | None:
+        one, model = self.problem, self.known.model
+        if not len(chosen):
+            return None
+        return open_arranger(one.request, one.choices, one.groups, chosen, model)
+
+    def _shortlist(self, ranked: Index) -> Index:
+        """The network's best, then those that look best by closed forms."""
+        problem, known = self.problem, self.known
+        until = problem.until
+        if until is not None:
+            now = time.perf_counter()
+            until = now + _GLANCING * (until - now)
+        asked = (problem.request, known.model, problem.groups, problem.choices)
+        found = screen(*asked, ranked, until)
+        known.solutions += nearest_misses(*asked, found)
+        fitting = found.choice[np.isfinite(found.score)]
+        best = found.choice[np.argsort(found.score, kind="stable")]
+        first = ranked[np.isin(ranked, fitting)][:_RANKED]
+        both = [*first.tolist(), *best[: min(_SEEN, len(fitting))].tolist()]
+        return np.array(list(dict.fromkeys(both)), dtype=np.int64)
+
+    def _affordable(self) -> int:
+        """Orders to draw, so that on a clock they take a share of it; 0 for none."""
+        problem = self.problem
+        groups = len(problem.groups)
+        wanted = self._config.layouts * (1 + self._config.draws)
+        if problem.until is None:
+            return min(wanted, max(8, _MOST_DRAWN // groups**2))
+        left = _DRAWING * (problem.until - time.perf_counter())
+        each_step = left / groups - _STEP_S
+        count = int(min(wanted, each_step / (_GROUP_S * groups)))
+        return count if count >= 4 else 0
+
+    def _draw(self, seen: Observed, encoded: Encoded, arranger: Arranger) -> Priced:
+        """Orders for the best layouts, the likeliest of each among them."""
+        problem, rng = self.problem, self._rng
+        count = max(1, self._affordable())
+        few = np.arange(min(self._config.layouts, len(arranger.layouts), count))
+        layout = np.sort(np.resize(few, max(0, count - len(few))))
+        layout = np.concatenate([few, layout])
+        if not self._config.learned:
+            sequence = arranger.layouts.sequence[layout]
+            shuffled = np.stack(
+                [np.append(rng.permutation(s[s >= 0]), s[s < 0]) for s in sequence]
+            )
+            return arranger.price(layout, shuffled)
+        drawn = draw_orders(
+            self._saved.network,
+            seen,
+            encoded,
+            problem.groups,
+            problem.choices,
+            arranger.layouts.choice[layout],
+            rng,
+            greedy=len(few),
+        )
+        return arranger.price(layout, drawn.sequence)
+
+    def _climb(self, arranger: Arranger, start: Priced) -> Priced:
+        until = self.problem.until
+        if until is None:
+            limits = Limits(rounds=self._config.rounds)
+        else:
+            now = time.perf_counter()
+            limits = Limits(until=now + self._config.climbing * (until - now))
+        return joined([climb(arranger, start, self._rng, limits), best_of(start, 8)])
+
+    def _settle(self, arranger: Arranger, current: Priced) -> None:
+        """Simulate the best until time or the number of simulations is up."""
+        problem, known = self.problem, self.known
+        budget = problem.request.evaluation_budget
+        most = self._config.finalists if budget is None else budget
+        if budget is not None and self._config.generations and problem.order_matters:
+            most = -(-budget // 2)
+        few = best_of(current, max(12, self._config.finalists), of_layout=3)
+        ranked = arranger.finalists(few)
+        fits = False
+        for entered, index in self._turns(arranger, ranked):
+            spent = known.model.evaluations["simulated"]
+            full = spent >= most and (problem.until is None or budget is not None)
+            if known.found and (full or (problem.late and fits)):
+                break
+            # The exact cut has the fastest slowest stage; of ranks that hold several
+            # stages the slowest may be another, and even times the better cut.
+            looped = entered.rows.virtual_stages[index] > 1
+            left = 2 if budget is None else max(1, most - spent)
+            cuts = min(left, 2 if looped else 1)
+            cut = arranger.settled(entered, index, cuts=cuts)
+            fits = fits or any(one.cost.fits for one in cut)
+            known.found.append((_solution(arranger, entered, index), cut))
+
+    @staticmethod
+    def _turns(
+        arranger: Arranger, ranked: Finalists
+    ) -> Iterator[tuple[Finalists, int]]:
+        """What to simulate: rows by rank; of a few also all other schedules."""
+        for index in range(len(ranked)):
+            if ranked.score[index] > _HOPELESS * ranked.score[0]:
+                return
+            yield ranked, index
+            if index in _VARIED:
+                others = arranger.variants(ranked, _VARIED.index(index))
+                for other in range(len(others)):
+                    yield others, other
+
+
+def _solution(arranger: Arranger, rows: Finalists, index: int) -> Solution:
+    count = int(arranger.layouts.count[rows.layout[index]])
+    order = arranger.groups.orders(rows.sequence[index : index + 1], count)[0]
+    return Solution(order=order, row=rows.rows.row(index))
