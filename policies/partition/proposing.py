@@ -153,7 +153,7 @@ class Proposer:
     def _open(self, ranked: Index) -> Arranger | None:
         """The best meshes that fit; further down the list while none does."""
         problem = self.problem
-        if problem.order_matters:
+        if problem.order_matters and not problem.late:
             opened = self._opened(self._shortlist(ranked))
             if opened is not None:
                 return opened
