@@ -34,6 +34,9 @@ _SHIPPED = {
     "jobset": ("jobset", "export_jobset"),
     "skypilot": ("skypilot", "export_skypilot"),
     "ray": ("ray_train", "export_ray"),
+    "torchtitan": ("torchtitan", "export_torchtitan"),
+    "torchtitan-0.2": ("torchtitan_toml", "export_torchtitan_toml"),
+    "megatron": ("megatron", "export_megatron"),
 }
 
 

@@ -24,6 +24,9 @@ _SHIPPED = {
     "jobset": "kubernetes",
     "skypilot": "skypilot",
     "ray": "ray_train",
+    "torchtitan": "torchtitan",
+    "torchtitan-0.2": "torchtitan",
+    "megatron": "megatron",
 }
 
 

@@ -1,0 +1,197 @@
+"""Megatron-LM: its own models and trainer, set by command-line arguments."""
+
+from __future__ import annotations
+
+from planner.schema import Strategy
+from planner.targets.base import Case, Refusal, Target
+from planner.targets.layers import StageLayers, layers_of_stages
+from planner.targets.limits import (
+    experts_apart_from_tensors,
+    no_float8,
+    one_recompute,
+)
+from planner.targets.placement import same_on_every_host
+
+__all__ = ["TARGETS", "megatron_stages"]
+
+_SCHEDULES = ("1F1B", "Interleaved1F1B")
+
+
+def megatron_stages(strategy: Strategy) -> tuple[StageLayers, ...] | None:
+    """Every virtual stage in layers, in order of execution.
+
+    None if a cut goes through a layer, or the embedding is not in the first stage, or
+    what follows the layers is not in the last.
+    """
+    stages = layers_of_stages(strategy)
+    if stages is None:
+        return None
+    early = any(stage.after for stage in stages[:-1])
+    late = any(stage.before for stage in stages[1:])
+    return None if early or late else stages
+
+
+def _whole_layers(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    if not case.layers or strategy.mesh.pp == 1:
+        return None
+    stages = megatron_stages(strategy)
+    if stages is not None and stages[0].before and stages[-1].after:
+        return None
+    return Refusal(
+        field="stages.modules",
+        value=str([len(stage.modules) for stage in strategy.stages]),
+        why="stages are whole layers, with the embedding in the first and norm and "
+        "head in the last, and these stages are cut elsewhere",
+        remedy="use a decoder-only language model that is cut between layers, or pp=1",
+    )
+
+
+def _schedule(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    if strategy.mesh.pp == 1 or strategy.schedule in _SCHEDULES:
+        return None
+    return Refusal(
+        field="schedule",
+        value=strategy.schedule,
+        why="it has 1F1B and interleaved 1F1B",
+        remedy="use 1F1B or Interleaved1F1B",
+    )
+
+
+def _virtual_stages(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    if strategy.mesh.pp == 1 or strategy.schedule not in _SCHEDULES:
+        return None
+    interleaved = strategy.schedule == "Interleaved1F1B"
+    if interleaved == (strategy.virtual_stages > 1):
+        return None
+    return Refusal(
+        field="virtual_stages",
+        value=str(strategy.virtual_stages),
+        why=f"virtual stages choose the schedule there, and that would not be "
+        f"{strategy.schedule}",
+        remedy="use 1F1B with 1 stage a rank, Interleaved1F1B with 2 or more",
+    )
+
+
+def _rounds(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    pp, count = strategy.mesh.pp, strategy.num_microbatches
+    if pp == 1 or strategy.schedule != "Interleaved1F1B" or count % pp == 0:
+        return None
+    return Refusal(
+        field="num_microbatches",
+        value=str(count),
+        why=f"interleaved 1F1B takes microbatches in rounds of pp={pp}",
+        remedy=f"use a multiple of {pp}",
+    )
+
+
+def _optimizer_states(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    mesh = strategy.mesh
+    if mesh.dp_shard * mesh.cp == 1 or strategy.zero_stage <= 1:
+        return None
+    return Refusal(
+        field="zero_stage",
+        value=str(strategy.zero_stage),
+        why="its distributed optimizer is ZeRO 1; Megatron-FSDP, which shards more, "
+        "has flags, checkpoints and memory of its own, and is not written",
+        remedy="use zero_stage=1, or another target for ZeRO 2 and 3",
+    )
+
+
+def _dtypes(case: Case) -> Refusal | None:
+    precision = case.strategy.precision
+    if precision.parameter != "float32":
+        return Refusal(
+            field="precision.parameter",
+            value=precision.parameter,
+            why="its optimizer updates weights in float32",
+            remedy="use parameter=float32",
+        )
+    if precision.reduce == "bfloat16" and precision.compute != "bfloat16":
+        return Refusal(
+            field="precision.reduce",
+            value="bfloat16",
+            why=f"gradients of {precision.compute} products are not reduced in "
+            f"bfloat16 there",
+            remedy="use reduce=float32 or compute=bfloat16",
+        )
+    return None
+
+
+def _states(case: Case) -> Refusal | None:
+    if case.strategy.optimizer.state_dtype == "float32":
+        return None
+    return Refusal(
+        field="optimizer.state_dtype",
+        value=case.strategy.optimizer.state_dtype,
+        why="states in bfloat16 need its precision-aware optimizer of Transformer "
+        "Engine, which is not written",
+        remedy="use state_dtype=float32",
+    )
+
+
+TARGETS = (
+    Target(
+        name="megatron",
+        title="Megatron-LM",
+        version="core 0.19.2",
+        runs="itself",
+        says=frozenset(
+            {
+                "mesh.pp",
+                "mesh.dp_replicate",
+                "mesh.dp_shard",
+                "mesh.cp",
+                "mesh.tp",
+                "mesh.ep",
+                "zero_stage",
+                "schedule",
+                "virtual_stages",
+                "microbatch_size",
+                "num_microbatches",
+                "stages.modules",
+                "stages.recompute",
+                "sharding.sequence_parallel",
+                "precision.parameter",
+                "precision.compute",
+                "precision.reduce",
+                "optimizer",
+                "context_algorithm",
+                "grad_clip_norm",
+                "overlap.bucket_bytes",
+                "device_ranges",
+            }
+        ),
+        leaves=frozenset({"sharding.patterns", "sharding.loss_parallel"}),
+        rules=(
+            _whole_layers,
+            one_recompute,
+            experts_apart_from_tensors,
+            _schedule,
+            _virtual_stages,
+            _rounds,
+            _optimizer_states,
+            no_float8,
+            _dtypes,
+            _states,
+            same_on_every_host,
+        ),
+        cannot=(
+            "ZeRO 2 and 3 (Megatron-FSDP is not written)",
+            "schedules other than 1F1B and interleaved 1F1B",
+            "interleaved 1F1B of microbatches that pp does not divide",
+            "recomputation that differs by stage",
+            "stages cut inside a layer",
+            "ep together with tp",
+            "weights kept in bfloat16, products in float8, states in bfloat16",
+            "torch.compile, compressed gradients, prefetch depths",
+            "ranks out of the order of devices",
+        ),
+        check="arguments parsed and validated by Megatron core 0.19.2, its layouts and "
+        "rank groups compared with the plan's",
+    ),
+)

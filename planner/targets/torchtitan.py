@@ -1,0 +1,305 @@
+"""torchtitan: its models, trainer and parallelism, set by a recipe or a TOML file."""
+
+from __future__ import annotations
+
+from planner.schema import SPLIT_BACKWARD_SCHEDULES, Strategy
+from planner.targets.base import Case, Refusal, Target
+from planner.targets.layers import layers_of_stages
+from planner.targets.limits import (
+    experts_apart_from_tensors,
+    no_float8,
+    one_recompute,
+)
+from planner.targets.placement import same_on_every_host
+
+__all__ = ["TARGETS", "torchtitan_parts"]
+
+#: Last components of module names to torchtitan's; None for what it makes by itself.
+_NAMES = {
+    "embed_tokens": "tok_embeddings",
+    "embed_in": "tok_embeddings",
+    "tok_embeddings": "tok_embeddings",
+    "norm": "norm",
+    "final_layer_norm": "norm",
+    "lm_head": "lm_head",
+    "embed_out": "lm_head",
+    "output": "lm_head",
+    "rotary_emb": None,
+}
+
+_SAID = frozenset(
+    {
+        "mesh.pp",
+        "mesh.dp_replicate",
+        "mesh.dp_shard",
+        "mesh.cp",
+        "mesh.tp",
+        "mesh.ep",
+        "zero_stage",
+        "schedule",
+        "virtual_stages",
+        "microbatch_size",
+        "num_microbatches",
+        "stages.modules",
+        "stages.recompute",
+        "sharding.sequence_parallel",
+        "precision.parameter",
+        "precision.compute",
+        "optimizer",
+        "grad_clip_norm",
+        "compile",
+        "device_ranges",
+    }
+)
+
+
+def torchtitan_parts(
+    strategy: Strategy, head: str = "lm_head"
+) -> tuple[tuple[str, ...], ...] | None:
+    """Every virtual stage in names of torchtitan's models, in order of execution.
+
+    None if a cut goes through a layer, or a module has no name there.
+
+    Args:
+        strategy: With named stages.
+        head: The last projection: ``lm_head`` in 0.3, ``output`` in 0.2.
+    """
+    stages = layers_of_stages(strategy)
+    if stages is None:
+        return None
+    parts: list[tuple[str, ...]] = []
+    for stage in stages:
+        ends = []
+        for names in (stage.before, stage.after):
+            known = [_NAMES.get(name.rpartition(".")[2], "") for name in names]
+            if "" in known:
+                return None
+            ends.append([head if n == "lm_head" else n for n in known if n])
+        layers = [f"layers.{index}" for index in stage.layers]
+        parts.append((*ends[0], *layers, *ends[1]))
+    return tuple(parts)
+
+
+def _whole_layers(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    if not case.layers or strategy.mesh.pp == 1 or torchtitan_parts(strategy):
+        return None
+    return Refusal(
+        field="stages.modules",
+        value=str([len(stage.modules) for stage in strategy.stages]),
+        why="stages are lists of whole layers between tok_embeddings, norm and the "
+        "head, and these stages are cut elsewhere or hold modules that torchtitan's "
+        "models do not have",
+        remedy="use a decoder-only language model that is cut between layers, or pp=1",
+    )
+
+
+def _sharded_weights(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    mesh = strategy.mesh
+    if mesh.dp_shard * mesh.cp == 1 or strategy.zero_stage >= 2:
+        return None
+    return Refusal(
+        field="zero_stage",
+        value=str(strategy.zero_stage),
+        why="dp_shard and cp go through fully_shard, which shards gradients, too",
+        remedy="use zero_stage 2 or 3, or dp_replicate for plain replicas",
+    )
+
+
+def _split_backward(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    mesh = strategy.mesh
+    sharded = mesh.dp_shard * mesh.cp > 1 and strategy.zero_stage == 3
+    if not sharded or mesh.pp == 1:
+        return None
+    if strategy.schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return None
+    return Refusal(
+        field="zero_stage",
+        value="3",
+        why=f"{strategy.schedule} computes weight gradients after FSDP has freed the "
+        f"weights, and torch gets them wrong without an error",
+        remedy="use zero_stage=2 or the schedule 1F1B or Interleaved1F1B",
+    )
+
+
+def _gathered_keys(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    if strategy.mesh.cp == 1 or strategy.context_algorithm == "ring":
+        return None
+    return Refusal(
+        field="context_algorithm",
+        value=strategy.context_algorithm,
+        why="its cp ranks gather keys and values and never trade sequence for heads",
+        remedy="use ring, which moves as many bytes",
+    )
+
+
+def _tied_pipeline(case: Case) -> Refusal | None:
+    if not case.tied or case.strategy.mesh.pp == 1:
+        return None
+    return Refusal(
+        field="mesh.pp",
+        value=str(case.strategy.mesh.pp),
+        why="it refuses tied weights in a pipeline",
+        remedy="use pp=1",
+    )
+
+
+def _dtypes(case: Case) -> Refusal | None:
+    if case.strategy.precision.compute != "float16":
+        return None
+    return Refusal(
+        field="precision.compute",
+        value="float16",
+        why="mixed_precision_param is bfloat16 or float32",
+        remedy="use bfloat16",
+    )
+
+
+def _adam(case: Case) -> Refusal | None:
+    name = case.strategy.optimizer.name
+    if name in ("Adam", "AdamW"):
+        return None
+    return Refusal(
+        field="optimizer.name",
+        value=name,
+        why="it has Adam and AdamW",
+        remedy="use AdamW",
+    )
+
+
+def _states(case: Case) -> Refusal | None:
+    states = case.strategy.optimizer.state_dtype
+    parameter = case.strategy.precision.parameter
+    if parameter in ("float32", states):
+        return None
+    return Refusal(
+        field="optimizer.state_dtype",
+        value=states,
+        why="optimizer states have the dtype of the weights, bfloat16",
+        remedy="use state_dtype=bfloat16 or parameter=float32",
+    )
+
+
+def _states_as_weights(case: Case) -> Refusal | None:
+    states = case.strategy.optimizer.state_dtype
+    parameter = case.strategy.precision.parameter
+    if states == parameter:
+        return None
+    return Refusal(
+        field="optimizer.state_dtype",
+        value=states,
+        why=f"optimizer states have the dtype of the weights, {parameter}",
+        remedy=f"use state_dtype={parameter}",
+    )
+
+
+def _replicas_alone(case: Case) -> Refusal | None:
+    mesh = case.strategy.mesh
+    plain = mesh.dp_replicate > 1 and mesh.dp_shard * mesh.cp == 1
+    if not plain or mesh.pp * mesh.tp == 1:
+        return None
+    return Refusal(
+        field="mesh.dp_replicate",
+        value=str(mesh.dp_replicate),
+        why="plain replicas do not go with another axis there",
+        remedy="use dp_shard with zero_stage 2, or the target torchtitan (0.3)",
+    )
+
+
+def _sequence_parallel(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    if strategy.mesh.tp == 1 or strategy.sharding.sequence_parallel:
+        return None
+    return Refusal(
+        field="sharding.sequence_parallel",
+        value="False",
+        why="its tp always divides the sequence between layers",
+        remedy="use sequence_parallel=true, or the target torchtitan (0.3)",
+    )
+
+
+def _mixed_precision(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    mesh, precision = strategy.mesh, strategy.precision
+    if precision.parameter == precision.compute or mesh.dp_shard * mesh.cp > 1:
+        return None
+    if mesh.pp * mesh.tp == 1:
+        return None
+    return Refusal(
+        field="precision.compute",
+        value=precision.compute,
+        why="without FSDP it computes tp and pp in the dtype of the weights, "
+        f"{precision.parameter}",
+        remedy="use dp_shard above 1, equal dtypes, or the target torchtitan (0.3)",
+    )
+
+
+_RULES = (
+    _whole_layers,
+    one_recompute,
+    experts_apart_from_tensors,
+    _sharded_weights,
+    _split_backward,
+    _gathered_keys,
+    _tied_pipeline,
+    no_float8,
+    _dtypes,
+    _adam,
+    same_on_every_host,
+)
+
+_CANNOT = (
+    "ZeRO 1 (ZeRO 2 is fsdp_reshard_after_forward=never, ZeRO 3 is always)",
+    "ZeRO 3 with schedules that split backward",
+    "recomputation that differs by stage",
+    "stages cut inside a layer, tied weights in a pipeline",
+    "ep together with tp",
+    "all-to-all context parallelism",
+    "reductions in bfloat16, products in float16 and float8",
+    "SGD",
+    "compressed gradients, prefetch depths, bucket sizes",
+    "ranks out of the order of devices",
+)
+
+TARGETS = (
+    Target(
+        name="torchtitan",
+        title="torchtitan",
+        version="0.3.0",
+        runs="itself",
+        says=_SAID,
+        leaves=frozenset(
+            {"sharding.patterns", "sharding.loss_parallel", "context_algorithm"}
+        ),
+        rules=(*_RULES, _states),
+        cannot=_CANNOT,
+        check="recipe parsed by torchtitan 0.3.0's ConfigManager, its models split by "
+        "its own code",
+    ),
+    Target(
+        name="torchtitan-0.2",
+        title="torchtitan",
+        version="0.2.2",
+        runs="itself",
+        says=_SAID | {"sharding.loss_parallel"},
+        leaves=frozenset({"sharding.patterns", "context_algorithm"}),
+        rules=(
+            *_RULES,
+            _states_as_weights,
+            _replicas_alone,
+            _sequence_parallel,
+            _mixed_precision,
+        ),
+        cannot=(
+            *_CANNOT,
+            "tp without sequence parallelism",
+            "plain replicas together with tp or pp",
+            "mixed precision of tp or pp without sharding",
+            "optimizer states in another dtype than weights",
+        ),
+        check="TOML parsed by torchtitan 0.2.2's ConfigManager",
+    ),
+)

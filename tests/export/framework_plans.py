@@ -1,0 +1,93 @@
+"""Plans that frameworks with trainers of their own are given beside ``PLANS``."""
+
+from __future__ import annotations
+
+from planner.schema import Optimizer, Overlap, Plan, Precision, TensorSharding
+from tests.export.plans import PLANS, make_plan
+
+__all__ = ["framework_plans", "sharding"]
+
+_LAYER = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+    "mlp.gate_proj": "colwise",
+    "mlp.up_proj": "colwise",
+    "mlp.down_proj": "rowwise",
+}
+
+
+def sharding(**fields: object) -> TensorSharding:
+    """tp as Megatron does it."""
+    patterns = {f"model.layers.*.{name}": style for name, style in _LAYER.items()}
+    return TensorSharding.model_validate({"patterns": patterns, **fields})
+
+
+def _experts(zero_stage: int) -> Plan:
+    plan = make_plan(
+        ((2, 8),),
+        mesh={"dp_replicate": 2, "dp_shard": 8, "ep": 4},
+        zero_stage=zero_stage,
+        sharding=TensorSharding(patterns={"model.layers.*.mlp.experts": "experts"}),
+        name="mixtral",
+    )
+    model = plan.model.model_copy(update={"ref": "hf:mixtral"})
+    return plan.model_copy(update={"model": model})
+
+
+def framework_plans(zero_stage: int) -> dict[str, Plan]:
+    """By what they show.
+
+    Args:
+        zero_stage: Of those that shard: 1 for Megatron-LM, 2 for torchtitan, whose
+            plain FSDP plans have 3 all the same.
+    """
+    own = {
+        "dense": make_plan(
+            ((2, 8),),
+            mesh={"pp": 4, "dp_shard": 2, "tp": 2},
+            zero_stage=zero_stage,
+            schedule="1F1B",
+            layers=(7, 9, 9, 7),
+            num_microbatches=16,
+            sharding=sharding(sequence_parallel=True),
+            grad_clip_norm=1.0,
+        ),
+        "virtual": make_plan(
+            mesh={"pp": 2, "dp_replicate": 2, "dp_shard": 2},
+            zero_stage=zero_stage,
+            schedule="Interleaved1F1B",
+            virtual_stages=4,
+            layers=(3, 4, 4, 4, 4, 4, 4, 5),
+            recompute="selective",
+            optimizer=Optimizer(name="Adam", weight_decay=0.1),
+        ),
+        "experts": _experts(zero_stage),
+        "ring": make_plan(
+            mesh={"dp_shard": 2, "cp": 2, "tp": 2},
+            zero_stage=zero_stage,
+            context_algorithm="ring",
+            sharding=sharding(sequence_parallel=True),
+        ),
+        "one": make_plan(((1, 1),), precision=Precision(compute="float32")),
+    }
+    if zero_stage == 1:
+        own["ulysses"] = make_plan(
+            mesh={"dp_shard": 4, "cp": 2},
+            zero_stage=1,
+            context_algorithm="all_to_all",
+            precision=Precision(reduce="bfloat16"),
+            optimizer=Optimizer(name="SGD", momentum=0.9),
+            overlap=Overlap(bucket_bytes=100_000_000),
+        )
+    else:
+        own["zero bubble"] = make_plan(
+            mesh={"pp": 4, "dp_shard": 2},
+            zero_stage=2,
+            schedule="ZBVZeroBubble",
+            virtual_stages=2,
+            layers=(4, 4, 4, 4, 4, 4, 3, 5),
+            compile=True,
+        )
+    return {**PLANS, **own}
