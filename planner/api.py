@@ -69,7 +69,7 @@ def plan(
     partitioner: str | Sequence[str] = "auto",
     objective: Objective = "throughput",
     pin: Mapping[str, Any] | None = None,
-    target: Literal["meshwright", "any"] = "meshwright",
+    target: str = "meshwright",
     devices: Literal["all", "any"] = "all",
     precision: Precision | None = None,
     optimizer: Optimizer | None = None,
@@ -99,7 +99,9 @@ def plan(
             ``memory`` (emptiest fullest device).
         pin: Knobs to fix, ``{"tp": 8}``; see :func:`planner.space.read_pins`.
         target: ``meshwright`` keeps to what Meshwright's executors can run; ``any``
-            allows all that is legal.
+            allows all that is legal; a launcher's name (``meshwright export --list``)
+            keeps to what that launcher can say, so that the plan can be exported to
+            it.
         devices: ``all`` uses every free device if any legal strategy does, and may
             leave out whole types of a mixed cluster; ``any`` lets any fewer win.
         precision: Dtypes; bf16 compute over fp32 weights by default.

@@ -18,6 +18,7 @@ from planner.search import (
     SearchResult,
     get_partitioner,
     preference,
+    said,
 )
 
 __all__ = ["AUTO", "ask", "best_answer", "names_of"]
@@ -84,7 +85,12 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
                 break
             share = AUTO[one.name] if partitioner == "auto" else 1 / waiting
             question = replace(request, time_budget_s=max(0.0, left * share))
-        results.append(one.search(question))
+        answer = one.search(question)
+        if request.sayable is not None:
+            # Also of partitioners that do not end in planner.search.base.finish.
+            kept = said(request.sayable, answer.candidates)
+            answer = replace(answer, candidates=kept)
+        results.append(answer)
     if not any(result.candidates for result in results):
         raise no_feasible_plan(request, results)
     return results

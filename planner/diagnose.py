@@ -87,9 +87,10 @@ def _memory_reason(request: Request, nearest: Candidate) -> str:
 def _legality_reason(request: Request) -> str:
     facts = request.facts
     pins = ", ".join(pin_text(knob, code) for knob, code in request.pins.items())
+    target = f" for target {request.target!r}" if request.sayable is not None else ""
     return (
         f"no legal strategy for global_batch={facts.global_batch} on "
-        f"{facts.num_devices} devices{f' with {pins}' if pins else ''}: "
+        f"{facts.num_devices} devices{f' with {pins}' if pins else ''}{target}: "
         f"{why_nothing_is_legal(request)}"
     )
 
@@ -107,6 +108,8 @@ def _fitting(
     """
     free = {"microbatch_size", "num_microbatches"}.isdisjoint(request.pins)
     lean = ({"microbatch_size": 1}, {"num_microbatches": 1}) if free else ({},)
+    if orders is None and request.sayable is not None:
+        orders = device_orders(request)
     for order in orders or [request.setting.order]:
         model = CostModel(replace(request.setting, order=order))
         for pins in lean:
@@ -127,7 +130,7 @@ def _feasible(request: Request, orders: Iterable[Index] | None = None) -> bool:
     return any(
         candidate.cost.fits
         for model, table in _fitting(request, orders)
-        for candidate in candidates_of_row(model, table.row(0))
+        for candidate in candidates_of_row(model, table.row(0), sayable=request.sayable)
     )
 
 
@@ -136,7 +139,10 @@ def _remedies(request: Request, memory: bool) -> Iterator[str]:
     yield from _other_pins(request)
     yield from _other_batch(request)
     if request.target != "any" and not memory:
-        yield from _first(iter([('target="any"', _changed(request, target="any"))]))
+        wider = ("meshwright", "any") if request.sayable is not None else ("any",)
+        yield from _first(
+            (f'target="{name}"', _changed(request, target=name)) for name in wider
+        )
     if memory:
         yield from _first(
             (f"memory_fraction={share}", _with_fraction(request, share))

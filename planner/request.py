@@ -18,7 +18,8 @@ from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.search import OBJECTIVES, Objective, Request
-from planner.space import normalize_pins, read_pins
+from planner.space import OWN_TARGETS, normalize_pins, read_pins
+from planner.targets import get_target, target_names
 
 __all__ = ["check_choices", "make_request", "make_setting"]
 
@@ -77,13 +78,16 @@ def check_choices(
     Raises:
         StrategyError: If a number is.
         UnknownNameError: If a name is known to no registry.
+        MeshwrightError: If a target is registered that cannot be loaded.
     """
     if global_batch < 1:
         raise StrategyError(f"global_batch={global_batch} is below 1; give at least 1")
     if objective not in OBJECTIVES:
         raise UnknownNameError("objective", objective, OBJECTIVES)
-    if target not in {"meshwright", "any"}:
-        raise UnknownNameError("target", target, ("meshwright", "any"))
+    if target not in OWN_TARGETS:
+        if target not in target_names():
+            raise UnknownNameError("target", target, (*OWN_TARGETS, *target_names()))
+        get_target(target)
     if devices not in {"all", "any"}:
         raise UnknownNameError("choice of devices", devices, ("all", "any"))
     if evaluation_budget is not None and evaluation_budget < 1:
@@ -105,7 +109,7 @@ def make_request(
     global_batch: int,
     objective: Objective = "throughput",
     pin: Mapping[str, Any] | None = None,
-    target: Literal["meshwright", "any"] = "meshwright",
+    target: str = "meshwright",
     devices: Literal["all", "any"] = "all",
     precision: Precision | None = None,
     optimizer: Optimizer | None = None,

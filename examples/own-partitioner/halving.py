@@ -47,12 +47,16 @@ class HalvingPartitioner:
             fits = any(one.cost.fits for one in candidates)
             if fits and (spent() or rank >= self._first):
                 break
-            candidates += candidates_of_row(model, row, free_recompute=False, most=1)
+            candidates += candidates_of_row(
+                model, row, free_recompute=False, most=1, sayable=request.sayable
+            )
         for row in rows[: self._first // 2]:
             if spent():
                 break
             free = "recompute" not in request.pins
-            candidates += candidates_of_row(model, row, free_recompute=free, most=1)
+            candidates += candidates_of_row(
+                model, row, free_recompute=free, most=1, sayable=request.sayable
+            )
         return finish(self.name, request, model, candidates, started)
 
     def _ranked(self, request: Request, model: CostModel) -> list[dict[str, int]]:

@@ -63,8 +63,9 @@ class PlanCommand:
     # planner.search has the same names; importing it here would slow every command.
     objective: Literal["throughput", "throughput_per_device", "memory"] = "throughput"
     """What to optimise."""
-    target: Literal["meshwright", "any"] = "meshwright"
-    """Keep to what Meshwright's executors can run, or allow all that is legal."""
+    target: Annotated[str, tyro.conf.arg(metavar="TARGET")] = "meshwright"
+    """Keep to what Meshwright's executors can run (meshwright), to what a launcher can
+    say (meshwright export --list names them), or allow all that is legal (any)."""
     devices: Literal["all", "any"] = "all"
     """Use every free device, or as many as it takes to be fastest."""
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9

@@ -8,6 +8,7 @@ from planner.search.base import (
     Request,
     SearchResult,
     preference,
+    said,
     score,
 )
 from planner.search.registry import GROUP, get_partitioner, partitioner_names
@@ -23,5 +24,6 @@ __all__ = [
     "get_partitioner",
     "partitioner_names",
     "preference",
+    "said",
     "score",
 ]

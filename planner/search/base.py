@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost import Cost, CostModel, Setting
 from planner.errors import UnknownNameError
 from planner.schema import Strategy
-from planner.space import Facts, gather_facts
+from planner.search.saying import Sayable
+from planner.space import OWN_TARGETS, Facts, gather_facts
+from planner.targets import get_target
 
 __all__ = [
     "OBJECTIVES",
@@ -25,7 +26,7 @@ __all__ = [
     "SearchResult",
     "finish",
     "preference",
-    "rank_ranges",
+    "said",
     "score",
 ]
 
@@ -46,7 +47,9 @@ class Request:
         pins: Fixed columns, from :func:`planner.space.normalize_pins`.
         objective: What to make small: the step time, the step time per device used, or
             the memory of the fullest device.
-        target: ``meshwright`` keeps to what the executors can run.
+        target: ``meshwright`` keeps to what the executors can run, ``any`` to what is
+            legal, a name of :func:`planner.targets.target_names` to what that launcher
+            can say.
         seed: Of everything random.
         evaluation_budget: Most strategies to price with the simulator; None leaves it
             to the partitioner.
@@ -77,6 +80,23 @@ class Request:
             precision=self.setting.precision,
             optimizer=self.setting.optimizer,
             compiled=self.setting.compile,
+            grad_clip_norm=self.setting.grad_clip_norm,
+        )
+
+    @cached_property
+    def sayable(self) -> Sayable | None:
+        """What the launcher can say of cuts and devices; None without a launcher."""
+        if self.target in OWN_TARGETS:
+            return None
+        facts = self.facts
+        return Sayable(
+            target=get_target(self.target),
+            hosts=facts.hosts,
+            host_of_device=np.asarray(self.setting.cluster.host_of_device),
+            layers=facts.layers,
+            tied=facts.tied,
+            backend=facts.backend,
+            attention=facts.attention,
         )
 
 
@@ -155,12 +175,9 @@ def preference(
     )
 
 
-def rank_ranges(order: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Device ids by rank as half-open ranges; empty if ranks are devices."""
-    if np.array_equal(order, np.arange(len(order))):
-        return ()
-    breaks = np.flatnonzero(np.diff(order) != 1) + 1
-    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(order, breaks))
+def said(sayable: Sayable, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Those of which a launcher can say everything, cut and devices, too."""
+    return tuple(c for c in candidates if not sayable.refusals(c.strategy))
 
 
 def finish(
@@ -171,7 +188,12 @@ def finish(
     started: float,
     checkpoint: str | None = None,
 ) -> SearchResult:
-    """Sort candidates by :func:`preference` and count what was priced."""
+    """Sort candidates by :func:`preference` and count what was priced.
+
+    What the request's launcher cannot say is left out.
+    """
+    if request.sayable is not None:
+        candidates = said(request.sayable, candidates)
     models = [model] if isinstance(model, CostModel) else list(model)
     fitting = sorted(
         (c for c in candidates if c.cost.fits),

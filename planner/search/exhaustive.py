@@ -96,7 +96,11 @@ def search_order(
         if left <= 0 or (late() and any(one.cost.fits for one in candidates)):
             break
         candidates += candidates_of_row(
-            model, row, free_recompute=free, most=min(left, 2)
+            model,
+            row,
+            free_recompute=free,
+            most=min(left, 2),
+            sayable=request.sayable,
         )
     if not candidates:
         return []

@@ -58,7 +58,7 @@ class ExpertPartitioner:
                 if request.time_budget_s is not None:
                     spent = time.perf_counter() - started
                     keep = keep if spent < request.time_budget_s else 1
-                priced = _price(model, rows[:left], keep)
+                priced = _price(request, model, rows[:left], keep)
                 left -= len(priced)
                 candidates += priced
                 if any(candidate.cost.fits for candidate in priced):
@@ -67,7 +67,7 @@ class ExpertPartitioner:
 
 
 def _price(
-    model: CostModel, rows: Sequence[dict[str, int]], keep: int
+    request: Request, model: CostModel, rows: Sequence[dict[str, int]], keep: int
 ) -> list[Candidate]:
     """Price rows until ``keep`` of them fit."""
     priced: list[Candidate] = []
@@ -75,8 +75,11 @@ def _price(
     for row in rows:
         if fitting == keep:
             break
-        priced += candidates_of_row(model, row, free_recompute=False, most=1)
-        fitting += priced[-1].cost.fits
+        found = candidates_of_row(
+            model, row, free_recompute=False, most=1, sayable=request.sayable
+        )
+        priced += found
+        fitting += sum(one.cost.fits for one in found)
     return priced
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.schema import SCHEDULES
 from planner.search.base import Request
-from planner.space import StrategyTable
+from planner.space import StrategyTable, with_sayable_streams
 
 __all__ = ["FILL", "host_size", "ladder"]
 
@@ -47,9 +47,12 @@ def ladder(request: Request, devices: int) -> StrategyTable | None:
     rows = list(_rungs(request, devices))
     if not rows:
         return None
-    return StrategyTable.from_columns(
+    table = StrategyTable.from_columns(
         **{name: [row[name] for row in rows] for name in rows[0]}
     )
+    if "sequence_parallel" in request.pins:
+        return table
+    return with_sayable_streams(table, request.facts)
 
 
 def _rungs(request: Request, devices: int) -> Iterator[dict[str, int]]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.base import Request
+from planner.search.saying import Sayable
 from planner.space import enumerate_strategies
 
 __all__ = ["device_orders"]
@@ -68,7 +69,7 @@ def _reachable(request: Request) -> Index:
     factors = [divisors(facts.global_batch)]
     if facts.has_sharding:
         factors.append(divisors(math.gcd(*dims)) if dims else divisors(_ANY_TP))
-    if facts.seq_len and facts.target == "any":
+    if facts.seq_len and facts.target != "meshwright":
         factors.append(divisors(facts.seq_len))
     for factor in factors:
         products = np.unique(found[:, None] * factor)
@@ -91,6 +92,28 @@ def _fewer(request: Request) -> list[Index]:
     return []
 
 
+def _sayable(request: Request, sayable: Sayable, orders: list[Index]) -> list[Index]:
+    """Those of some orders that a launcher can say; else fewer devices that it can."""
+    said, most = sayable.allowed(orders), len(request.setting.order)
+    alike = sayable.alike_hosts(request.setting.order)
+    if request.devices == "any":
+        return [*said, *sayable.allowed(alike)]
+    if any(len(order) == most for order in said) and _has_legal(request, most):
+        return said
+    counts = {*_reachable(request).tolist(), *map(len, alike)}
+    legal: dict[int, bool] = {}
+    for count in sorted(counts, reverse=True):
+        for devices in alike:
+            first = devices[:count]
+            if len(first) < count or not sayable.allows_order(first):
+                continue
+            if count not in legal:
+                legal[count] = _has_legal(request, count)
+            if legal[count]:
+                return [*(one for one in said if len(one) < most), first]
+    return [one for one in said if len(one) < most]
+
+
 def device_orders(request: Request) -> list[Index]:
     """Device id by rank, for every order worth a search of its own.
 
@@ -106,7 +129,9 @@ def device_orders(request: Request) -> list[Index]:
         small = range(1, len(order)) if len(order) <= 64 else ()
         powers = [2**k for k in range(len(order).bit_length()) if 2**k < len(order)]
         orders += [order[:count] for count in sorted({*small, *powers}, reverse=True)]
-    elif not _has_legal(request, len(order)):
+    if request.sayable is not None:
+        orders = _sayable(request, request.sayable, orders)
+    elif request.devices == "all" and not _has_legal(request, len(order)):
         orders = [o for o in orders if len(o) < len(order)] + _fewer(request)
     unique = {tuple(o.tolist()): o for o in orders}
     return list(unique.values())

@@ -40,7 +40,11 @@ class RandomPartitioner:
             models.append(model)
             for row in _sample(request, len(order), rng, draws, spending):
                 candidates += candidates_of_row(
-                    model, row, free_recompute=False, most=1
+                    model,
+                    row,
+                    free_recompute=False,
+                    most=1,
+                    sayable=request.sayable,
                 )
                 if spending.is_late():
                     break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -18,7 +17,8 @@ from planner.schema import (
     Schedule,
     Strategy,
 )
-from planner.search.base import Candidate, rank_ranges
+from planner.search.base import Candidate
+from planner.search.saying import Sayable, rank_ranges
 from planner.search.stages import Cut, best_cut
 from planner.simulate import actions, why_not
 from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
@@ -46,8 +46,13 @@ def _even_cut(setting: Setting, bare: Strategy, costs: UnitCosts, kind: int) -> 
 
 
 def _cuts(
-    model: CostModel, row: Mapping[str, int], *, free_recompute: bool
+    model: CostModel,
+    row: Mapping[str, int],
+    *,
+    free_recompute: bool,
+    sayable: Sayable | None,
 ) -> Iterator[Cut]:
+    """The exact cut, the evenly timed one, and for launchers the one that all know."""
     bare, setting = skeleton(row), model.setting
     costs = model.unit_costs(
         tp=row["tp"],
@@ -67,11 +72,17 @@ def _cuts(
             row["num_microbatches"],
         )
         mixed = free_recompute and bare.schedule not in SPLIT_BACKWARD_SCHEDULES
+        if sayable is not None:
+            mixed = mixed and sayable.mixes_recompute
         kinds = (0, 1, 2) if mixed else (row["recompute"],)
         # A split backward goes with no recomputation on torch (selective raises, full
         # runs several times): stages are not mixed under those schedules.
         exact = best_cut(setting, bare, costs, table, kinds=kinds)
         found = [exact, even] if exact else [even]
+    if row["pp"] > 1 and sayable is not None:
+        known = sayable.even_bounds(row["pp"] * row["virtual_stages"])
+        layers = [Cut(bounds=known, recompute=even.recompute)] if known else []
+        found = layers if sayable.target.even_layers else [*found, *layers]
     for cut in found:
         key = (cut.bounds, cut.recompute)
         if key not in seen:
@@ -85,19 +96,27 @@ def candidates_of_row(
     *,
     free_recompute: bool = True,
     most: int = 2,
+    sayable: Sayable | None = None,
 ) -> list[Candidate]:
     """Price a row with its exact cut and, if different, the evenly timed one.
+
+    For a launcher the cut into equally many layers comes after them, or alone.
 
     Args:
         model: Counts the evaluations.
         row: Of a :class:`planner.space.StrategyTable`.
         free_recompute: Whether each stage may choose its own recomputation.
         most: Cuts to price.
+        sayable: Of the request: cuts that its launcher cannot say are left out.
+
+    Returns:
+        None at all if the launcher can say no cut, or not on these devices.
     """
     setting = model.setting
-    result = []
-    cuts = _cuts(model, row, free_recompute=free_recompute)
-    for cut in itertools.islice(cuts, most):
+    if sayable is not None and not sayable.allows_order(setting.order):
+        return []
+    result: list[Candidate] = []
+    for cut in _cuts(model, row, free_recompute=free_recompute, sayable=sayable):
         strategy = build_strategy(
             row,
             unit_names=setting.graph.unit_names,
@@ -110,7 +129,11 @@ def candidates_of_row(
             compiled=setting.compile,
             device_ranges=rank_ranges(setting.order),
         )
+        if sayable is not None and sayable.refusals(strategy):
+            continue
         result.append(Candidate(strategy=strategy, cost=model.cost(strategy)))
+        if len(result) >= most:
+            break
     return result
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from planner.schema import AXES
 from planner.search.base import Request
 from planner.search.ladder import ladder
-from planner.space import RULES, StrategyTable, pin_text
+from planner.space import RULES, StrategyTable, build_strategy, pin_text
 
 __all__ = ["why_nothing_is_legal"]
 
@@ -30,7 +30,7 @@ def why_nothing_is_legal(request: Request) -> str:
     shares = {knob: pins[knob] for knob in counts if knob in pins}
     if facts.global_batch % math.prod(shares.values()):
         return f"{_product(shares)} must divide global_batch={facts.global_batch}"
-    return _nearest(request, need)
+    return _nearest(request, need) or _unsayable(request, need)
 
 
 def _product(factors: Mapping[str, int]) -> str:
@@ -39,7 +39,7 @@ def _product(factors: Mapping[str, int]) -> str:
 
 
 def _nearest(request: Request, need: int) -> str:
-    """What speaks against the row that breaks the fewest rules."""
+    """What speaks against the row that breaks the fewest rules; empty if none does."""
     facts = request.facts
     counts = dict.fromkeys((facts.num_devices, need, 2 * need))
     tables = [ladder(request, count) for count in counts if count <= facts.num_devices]
@@ -63,3 +63,30 @@ def _nearest(request: Request, need: int) -> str:
         for rule, breaks in zip(RULES, broken[:, row], strict=True)
         if breaks
     )
+
+
+def _unsayable(request: Request, need: int) -> str:
+    """What the launcher has against devices and cuts of rows that break no rule."""
+    sayable, order = request.sayable, request.setting.order
+    if sayable is None:
+        return "what is legal was not looked at"
+    refused = sayable.why_not_order(order)
+    if refused is not None:
+        return str(refused)
+    rows = ladder(request, len(order)) or ladder(request, need)
+    names = request.setting.graph.unit_names
+    if rows is None:
+        return f"{sayable.target.title} can say no strategy on {len(order)} devices"
+    row = rows.row(0)
+    stages = row["pp"] * row["virtual_stages"]
+    strategy = build_strategy(
+        row,
+        unit_names=names,
+        bounds=[len(names) * stage // stages for stage in range(stages + 1)],
+        sharding=request.facts.sharding,
+        precision=request.setting.precision,
+        optimizer=request.setting.optimizer,
+        grad_clip_norm=request.setting.grad_clip_norm,
+        compiled=request.setting.compile,
+    )
+    return "; ".join(map(str, sayable.refusals(strategy)))

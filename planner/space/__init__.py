@@ -7,7 +7,8 @@ from planner.space.enumerate import (
     enumerate_strategies,
     expand_meshes,
 )
-from planner.space.facts import Facts, gather_facts
+from planner.space.facts import OWN_TARGETS, Facts, gather_facts
+from planner.space.layers import LayerRun, find_layers
 from planner.space.pins import (
     PINNABLE,
     Pin,
@@ -17,13 +18,16 @@ from planner.space.pins import (
 )
 from planner.space.rules import RULES, Rule, broken_rules, check, legal
 from planner.space.table import RECOMPUTE_NAMES, StrategyTable
+from planner.space.target import with_sayable_streams
 
 __all__ = [
     "MESH_COLUMNS",
+    "OWN_TARGETS",
     "PINNABLE",
     "RECOMPUTE_NAMES",
     "RULES",
     "Facts",
+    "LayerRun",
     "Pin",
     "Rule",
     "StrategyTable",
@@ -33,6 +37,7 @@ __all__ = [
     "enumerate_meshes",
     "enumerate_strategies",
     "expand_meshes",
+    "find_layers",
     "gather_facts",
     "legal",
     "normalize_pins",
@@ -40,4 +45,5 @@ __all__ = [
     "pin_text",
     "read_pins",
     "skeleton",
+    "with_sayable_streams",
 ]

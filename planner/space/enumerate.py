@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema import SCHEDULES, V_SCHEDULES
-from planner.space.facts import Facts
+from planner.space.facts import OWN_TARGETS, Facts
 from planner.space.rules import legal
 from planner.space.table import StrategyTable
+from planner.space.target import refuses_schedule, with_sayable_streams
 
 __all__ = ["MESH_COLUMNS", "enumerate_meshes", "enumerate_strategies", "expand_meshes"]
 
@@ -99,6 +100,7 @@ def _schedules(
     names = set(SCHEDULES) if "schedule" in pins else set(_REPRESENTATIVES)
     if _uneven_rounds(mesh[:, :1], _divisors(facts.global_batch)).any():
         names.add("LoopedBFS")
+    names |= _unsaid(facts)
     for index, name in enumerate(SCHEDULES):
         if name not in names:
             continue
@@ -115,13 +117,27 @@ def _schedules(
     return pairs
 
 
+def _unsaid(facts: Facts) -> set[str]:
+    """Stand-ins whose counterpart the launcher does not know."""
+    return {
+        name
+        for name, other in _STAND_INS.items()
+        if facts.target not in OWN_TARGETS and refuses_schedule(other, facts)
+    }
+
+
 def _is_needed(
-    schedule: NDArray[np.int64], pp: NDArray[np.int64], many: NDArray[np.int64]
+    schedule: NDArray[np.int64],
+    pp: NDArray[np.int64],
+    many: NDArray[np.int64],
+    facts: Facts,
 ) -> NDArray[np.bool_]:
     """False for a stand-in where its counterpart is legal. Shape [n]."""
+    unsaid = _unsaid(facts)
     gpipe, looped = (SCHEDULES.index(name) for name in _STAND_INS)
-    needed = (schedule != gpipe) | (pp == 1) | (many < pp)
-    return np.asarray(needed & ((schedule != looped) | _uneven_rounds(pp, many)))
+    needed = (schedule != gpipe) | (pp == 1) | (many < pp) | ("GPipe" in unsaid)
+    rounds = _uneven_rounds(pp, many) | ("LoopedBFS" in unsaid)
+    return np.asarray(needed & ((schedule != looped) | rounds))
 
 
 def _expand(
@@ -149,7 +165,7 @@ def _expand(
         & (pp * virtual <= facts.num_units)
     )
     if "schedule" not in pins:
-        keep &= _is_needed(schedule, pp, per_replica // size)
+        keep &= _is_needed(schedule, pp, per_replica // size, facts)
     if "num_microbatches" in pins:
         keep &= per_replica == size * pins["num_microbatches"]
     of_mesh, of_pair, of_size, of_stage = (
@@ -157,7 +173,7 @@ def _expand(
     )
     sequence_parallel = _sequence_parallel(cp, tp, facts, pins).reshape(-1)
     degrees = mesh[of_mesh].T
-    return StrategyTable.from_columns(
+    table = StrategyTable.from_columns(
         **dict(zip(MESH_COLUMNS, degrees, strict=True)),
         zero_stage=stage[of_stage],
         schedule=schedule.reshape(-1)[of_pair],
@@ -167,6 +183,9 @@ def _expand(
         recompute=np.tile(recompute, len(of_mesh) // len(recompute)),
         sequence_parallel=sequence_parallel[of_mesh],
     )
+    if "sequence_parallel" in pins:
+        return table
+    return with_sayable_streams(table, facts)
 
 
 def _sequence_parallel(

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
+from planner.space.layers import LayerRun, find_layers
 
-__all__ = ["Facts", "gather_facts"]
+__all__ = ["OWN_TARGETS", "Facts", "gather_facts"]
+
+#: Targets that are no launcher: what the executors run, and all that is legal.
+OWN_TARGETS = ("meshwright", "any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,13 @@ class Facts:
         precision: Dtypes that were asked for.
         optimizer: Optimizer that was asked for.
         compile: Whether blocks are to be compiled.
+        grad_clip_norm: Largest gradient norm that was asked for.
         target: Who will run the plan: ``meshwright`` keeps to what the executors
-            can run, ``any`` to what is legal at all.
-        refused: Whether the executors refuse a kind of row, for the kinds that were
+            can run, ``any`` to what is legal at all, and a name of
+            :func:`planner.targets.target_names` to what that launcher can say.
+        hosts: Of the cluster, runs of equal ones: (how many, devices in each).
+        layers: Which units are layers, for launchers; None where they are none.
+        refused: Whether the target refuses a kind of row, for the kinds that were
             asked for so far; :func:`planner.space.legal` fills it in.
     """
 
@@ -60,8 +68,11 @@ class Facts:
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
     compile: bool = False
+    grad_clip_norm: float | None = None
     target: str = "meshwright"
-    refused: dict[int, bool] = field(
+    hosts: tuple[tuple[int, int], ...] = ()
+    layers: LayerRun | None = None
+    refused: dict[int | tuple[int, ...], bool] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -75,6 +86,7 @@ def gather_facts(
     precision: Precision,
     optimizer: Optimizer,
     compiled: bool = False,
+    grad_clip_norm: float | None = None,
 ) -> Facts:
     """Facts of a request.
 
@@ -82,11 +94,13 @@ def gather_facts(
         graph: The model.
         cluster: The devices; occupied ones do not count.
         global_batch: Samples per step.
-        target: ``meshwright`` or ``any``; see :class:`Facts`.
+        target: ``meshwright``, ``any`` or a launcher's name; see :class:`Facts`.
         precision: Dtypes.
         optimizer: Optimizer.
         compiled: Whether blocks are to be.
+        grad_clip_norm: Largest gradient norm.
     """
+    launcher = target not in OWN_TARGETS
     backends = {device.backend for device in cluster.device_types}
     return Facts(
         num_devices=cluster.num_free,
@@ -111,5 +125,8 @@ def gather_facts(
         precision=precision,
         optimizer=optimizer,
         compile=compiled,
+        grad_clip_norm=grad_clip_norm,
         target=target,
+        hosts=cluster.reference().hosts if launcher else (),
+        layers=find_layers(graph.unit_names) if launcher else None,
     )

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from planner.errors import StrategyError
 from planner.schema import SCHEDULES, Strategy, TensorSharding
 from planner.schema.limits import batch_norm_limit, stream_limit
-from planner.schema.support import unsupported
 from planner.simulate import why_not
-from planner.space.build import build_strategy
 from planner.space.facts import Facts
 from planner.space.table import StrategyTable, distinct
+from planner.space.target import target_broken, target_reasons
 
 __all__ = ["RULES", "Rule", "broken_rules", "check", "legal"]
 
@@ -187,63 +186,6 @@ def _schedule_why(row: Row, _: Facts) -> str:
     return reason or ""
 
 
-def _target_kinds(table: StrategyTable) -> NDArray[np.int64]:
-    """A small number for what the executors' support table looks at. Shape [n].
-
-    It looks at which axes there are, not at how big they are.
-    """
-    flags = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "virtual_stages")
-    kind = np.zeros(len(table), dtype=np.int64)
-    for name in (*flags, "num_microbatches"):
-        kind = kind * 2 + (getattr(table, name) > 1)
-    kind = kind * 4 + table.zero_stage
-    kind = kind * len(SCHEDULES) + table.schedule
-    return (kind * 3 + table.recompute) * 2 + table.sequence_parallel
-
-
-def _target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
-    """What the executors say of the row, at the smallest size of the same kind.
-
-    Whether an axis, a schedule and a recompute kind go together does not depend on how
-    many stages there are; how many microbatches a schedule wants was checked before.
-    """
-    small = dict(row)
-    if row["pp"] > 1:
-        small["pp"] = 2
-        small["num_microbatches"] = 2 * max(1, row["num_microbatches"] // row["pp"])
-    count = small["pp"] * small["virtual_stages"]
-    strategy = build_strategy(
-        small,
-        unit_names=[str(index) for index in range(count)],
-        bounds=range(count + 1),
-        sharding=facts.sharding,
-        precision=facts.precision,
-        optimizer=facts.optimizer,
-        compiled=facts.compile,
-    )
-    return unsupported(
-        strategy,
-        tied=facts.tied,
-        backend=facts.backend,
-        attention=facts.attention,
-    )
-
-
-def _target_broken(table: StrategyTable, facts: Facts) -> Mask:
-    if facts.target == "any" or not len(table):
-        return np.zeros(len(table), dtype=bool)
-    kinds = _target_kinds(table)
-    example = np.full(int(kinds.max()) + 1, -1, dtype=np.int64)
-    example[kinds] = np.arange(len(table))
-    bad = np.zeros(len(example), dtype=bool)
-    for kind in np.flatnonzero(example >= 0).tolist():
-        if kind not in facts.refused:
-            row = table.row(int(example[kind]))
-            facts.refused[kind] = bool(_target_reasons(row, facts))
-        bad[kind] = facts.refused[kind]
-    return np.asarray(bad[kinds])
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         name="devices",
@@ -302,8 +244,8 @@ RULES: tuple[Rule, ...] = (
     Rule(name="experts", broken=_experts_broken, why=_experts_why),
     Rule(
         name="target",
-        broken=_target_broken,
-        why=lambda r, f: "; ".join(_target_reasons(r, f)),
+        broken=target_broken,
+        why=lambda r, f: "; ".join(target_reasons(r, f)),
     ),
 )
 
@@ -327,7 +269,7 @@ def legal(table: StrategyTable, facts: Facts) -> Mask:
 def broken_rules(strategy: Strategy, facts: Facts) -> tuple[str, ...]:
     """Every sentence that speaks against a strategy; empty if it is legal.
 
-    What the executors say is left to strategies that break no other rule.
+    What the target says is left to strategies that break no other rule.
     """
     table = StrategyTable.from_strategies([strategy])
     row = table.row(0)

@@ -85,6 +85,10 @@ class Target:
         rules: Limits beyond single fields.
         even_layers: Whether it cuts pipelines into stages of equally many layers by
             itself.
+        sizes: Fields of :data:`planner.targets.fields.FIELDS` whose numbers its rules
+            look at, such as ``mesh.tp``. A search asks rules once for all strategies
+            that have the same axes, schedule and kinds; where a rule looks at more
+            than whether a number is above 1, the field must be named here.
         cannot: What it cannot say, one clause each, for people.
         check: How what is written was checked, for people.
     """
@@ -97,11 +101,12 @@ class Target:
     leaves: frozenset[str] = frozenset()
     rules: tuple[Rule, ...] = ()
     even_layers: bool = False
+    sizes: frozenset[str] = frozenset()
     cannot: tuple[str, ...] = ()
     check: str = ""
 
     def __post_init__(self) -> None:
-        unknown = (self.says | self.leaves) - set(FIELDS)
+        unknown = (self.says | self.leaves | self.sizes) - set(FIELDS)
         if unknown or self.says & self.leaves:
             raise ValueError(
                 f"target {self.name} names {sorted(unknown)}, which no strategy has, "

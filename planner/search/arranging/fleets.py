@@ -90,6 +90,16 @@ def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
     return padded
 
 
+def _said(
+    request: Request, groups: DeviceGroups, sequences: Index, count: int
+) -> Index:
+    """Those sequences that the request's launcher can say."""
+    if request.sayable is None:
+        return sequences
+    ids = groups.orders(sequences, count)
+    return np.asarray(sequences[request.sayable.mask(ids)])
+
+
 def _is_smooth(number: int) -> bool:
     for factor in range(2, _SMOOTH + 1):
         while number % factor == 0:
@@ -124,6 +134,8 @@ def _fleets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
         for kind in kinds
         if len(kinds) > 1
     ]
+    if request.sayable is not None:
+        return _of_orders(request, groups)
     if request.devices == "any":
         return [(n, every) for n in _counts(int(groups.sizes.sum()))] + single
     total = int(groups.sizes.sum())
@@ -135,6 +147,16 @@ def _fleets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
         n for n in sorted(counts, reverse=True) if (n not in {c for c, _ in single})
     ]
     return [(n, every) for n in whole] + single
+
+
+def _of_orders(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
+    """Fleets of whole groups, or of the first of them, that a launcher can say."""
+    found: dict[tuple[int, bytes], tuple[int, Mask]] = {}
+    for order in device_orders(request):
+        usable = np.zeros(len(groups), dtype=bool)
+        usable[groups.sequence_of(order)] = True
+        found[len(order), usable.tobytes()] = (len(order), usable)
+    return list(found.values())
 
 
 def list_choices(request: Request, groups: DeviceGroups) -> Choices:
@@ -150,8 +172,11 @@ def list_choices(request: Request, groups: DeviceGroups) -> Choices:
         key = usable.tobytes()
         if key not in known:
             known[key] = _sequences(request, groups, usable)
+        sequences = _said(request, groups, known[key], count)
+        if not len(sequences):
+            continue
         owners.append(np.full(len(mesh), len(fleets), dtype=np.int64))
-        fleets.append(Fleet(count=count, usable=usable, sequences=known[key]))
+        fleets.append(Fleet(count=count, usable=usable, sequences=sequences))
         meshes.append(mesh)
     return Choices(
         fleets=tuple(fleets),
