@@ -24,7 +24,7 @@ from planner.search.moves import (
     refilled,
     resized,
 )
-from planner.search.prices import OVER, REMEMBERED, Prices
+from planner.search.prices import OVER, REMEMBERED, UNSAID, Prices
 from planner.search.refine import candidates_of_row
 from planner.space import StrategyTable, legal
 
@@ -112,6 +112,9 @@ class Campaign(Prices):
             spare = np.setdiff1d(pool, order) if len(pool) > len(order) else pool[:0]
             size = sizes[int(rng.random() * len(sizes))]
             order = moved_order(order, spare, size, rng)
+        sayable = self.request.sayable
+        if sayable is not None and not sayable.allows_order(order):
+            return solution.order
         return order
 
     def _resized(self, solution: Solution) -> Solution:
@@ -160,7 +163,11 @@ class Campaign(Prices):
             return np.inf
         model = CostModel(self.request.setting.reordered(solution.order))
         found = candidates_of_row(
-            model, solution.row, free_recompute=self._free_recompute, most=most
+            model,
+            solution.row,
+            free_recompute=self._free_recompute,
+            most=most,
+            sayable=self.request.sayable,
         )
         self.count(model)
         return self.adopt(solution, found)
@@ -170,12 +177,12 @@ class Campaign(Prices):
 
         Args:
             solution: Must have been priced.
-            found: Its cuts, simulated; at least one.
+            found: Its cuts, simulated; none if the request's launcher can say none.
         Returns:
             As :meth:`simulate`.
         """
         key = self._cut_key(solution)
-        value = min(self._value(candidate) for candidate in found)
+        value = min((self._value(candidate) for candidate in found), default=UNSAID)
         self._simulated[solution.key] = self._cut[key] = value
         self._alike.add(self.alike(solution))
         self._candidates += found

@@ -12,7 +12,7 @@ from planner.search.budget import Budget
 from planner.search.moves import Solution
 from planner.space import StrategyTable
 
-__all__ = ["OVER", "REMEMBERED", "Prices"]
+__all__ = ["OVER", "REMEMBERED", "UNSAID", "Prices"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -21,6 +21,8 @@ Index = NDArray[np.int64]
 OVER = 1e12
 #: Priced solutions that are remembered before the worse half is forgotten.
 REMEMBERED = 4_000
+#: Score of what the request's launcher cannot say.
+UNSAID = 1e30
 
 
 class Prices(Budget):
@@ -95,6 +97,9 @@ class Prices(Budget):
         value = self.objective(costs.step_time_s, costs.memory_bytes, table.num_devices)
         over = OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
         found = np.where(costs.fits, value, over)
+        sayable = self.request.sayable
+        if sayable is not None:
+            found = np.where(sayable.mask(ids)[which], found, UNSAID)
         for one, each in zip(solutions, found.tolist(), strict=True):
             self._scores[one.key] = each
             self._kinds[one.key] = self._kind(one)

@@ -120,6 +120,8 @@ class Arranger:
         ids = self.groups.orders(sequence, count)
         costs = self.model.arranged(table, ids, order)
         score = scores_of(costs, table, self.request.objective)
+        if self.request.sayable is not None:
+            score = np.where(self.request.sayable.mask(ids)[order], score, np.inf)
         best = np.minimum.reduceat(score, first)
         at = np.flatnonzero(score == best[order])
         chosen = np.full(len(layout), -1, dtype=np.int64)
@@ -149,7 +151,11 @@ class Arranger:
             arrangements, order = np.unique(of[mine], return_inverse=True)
             ids = self.groups.orders(priced.sequence[arrangements], count)
             costs = self.model.arranged(table[mine], ids, order.reshape(-1))
-            score[mine] = scores_of(costs, table[mine], self.request.objective)
+            value = scores_of(costs, table[mine], self.request.objective)
+            if self.request.sayable is not None:
+                said = self.request.sayable.mask(ids)[order.reshape(-1)]
+                value = np.where(said, value, np.inf)
+            score[mine] = value
         best = np.argsort(score, kind="stable")
         best = best[np.isfinite(score[best])]
         return Finalists(
@@ -227,8 +233,16 @@ class Arranger:
         local = self.local[key]
         before = local.evaluations["simulated"]
         free = "recompute" not in self.request.pins
-        found = candidates_of_row(local, row, free_recompute=free, most=cuts)
+        found = candidates_of_row(
+            local,
+            row,
+            free_recompute=free,
+            most=cuts,
+            sayable=self.request.sayable,
+        )
         self.model.evaluations["simulated"] += local.evaluations["simulated"] - before
+        if not found:
+            return []
         table = StrategyTable.from_strategies([c.strategy for c in found])
         # The row is legal; with other recomputation than its own it may not be.
         if (table.recompute == row["recompute"]).all():

@@ -120,7 +120,8 @@ def _few(request: Request, mesh: Index) -> StrategyTable:
     if "zero_stage" not in pins:
         # Before stage 3 they differ in memory alone, and not with a pipeline.
         kept &= table.zero_stage != np.where(table.pp > 1, 2, 1)
-    if "sequence_parallel" not in pins and request.facts.whole_stream is None:
+    divided = request.facts.whole_stream is None and request.sayable is None
+    if "sequence_parallel" not in pins and divided:
         kept &= (table.tp == 1) | (table.sequence_parallel == 1)
     return table[np.flatnonzero(kept)]
 

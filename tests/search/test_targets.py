@@ -1,0 +1,206 @@
+"""Plans inside a launcher's limits: every partitioner, every launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner import plan
+from planner.errors import NoFeasiblePlanError, UnknownNameError
+from planner.export.checking import case_of, require_sayable
+from planner.schema import Plan
+from planner.search import Request, get_partitioner, partitioner_names
+from planner.search.orders import device_orders
+from planner.space import enumerate_strategies
+from planner.targets import Case, get_target, may_be_even
+from tests.cost.made import device, hosts, request_for
+from tests.plans import gpt2_graph, tiny_graph
+from tests.search.launchers import LAUNCHERS, installed
+from tests.search.made import cluster_of
+
+#: Launchers in which something can be said.
+SPEAKING = tuple(sorted(set(LAUNCHERS) - {"mute", "bare"}))
+SHIPPED = ("json", "torchrun")
+BUDGET = 4
+#: Clusters on which each launcher is tried: its limits differ on them.
+CLUSTERS = {
+    "even": ("uniform",),
+    "whole": ("mixed", "uneven", "occupied"),
+    "flat": ("uniform", "occupied"),
+    "narrow": ("uniform",),
+    "gpipe": ("matrix",),
+    "json": ("matrix",),
+    "torchrun": ("matrix",),
+}
+
+
+@pytest.fixture(autouse=True)
+def _launchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with installed(monkeypatch):
+        yield
+
+
+def _request(cluster: str, target: str, **pins: int) -> Request:
+    return request_for(
+        tiny_graph(),
+        cluster_of(cluster),
+        24,
+        target=target,
+        pins=pins,
+        evaluation_budget=BUDGET,
+    )
+
+
+def _said(request: Request, candidate: object) -> bool:
+    """Asked of the target, not of what the search makes of it."""
+    facts = request.facts
+    case = Case(
+        strategy=candidate.strategy,  # type: ignore[attr-defined]
+        hosts=request.setting.cluster.reference().hosts,
+        tied=facts.tied,
+        backend=facts.backend,
+        attention=facts.attention,
+    )
+    return not get_target(request.target).refusals(case)
+
+
+@pytest.mark.parametrize("name", partitioner_names())
+@pytest.mark.parametrize("target", [*SPEAKING, *SHIPPED])
+def test_all_that_a_partitioner_returns_can_be_said(name: str, target: str) -> None:
+    for cluster in CLUSTERS[target]:
+        request = _request(cluster, target)
+        found = get_partitioner(name).search(request)
+        assert all(_said(request, c) for c in found.candidates)
+        assert found.candidates, cluster
+
+
+@pytest.mark.parametrize("name", partitioner_names())
+def test_pipelines_are_cut_into_equally_many_layers(name: str) -> None:
+    request = _request("uniform", "even", pp=4)
+    found = get_partitioner(name).search(request)
+    assert found.candidates
+    for candidate in found.candidates:
+        assert may_be_even(candidate.strategy)
+        assert candidate.strategy.mesh.pp == 4
+
+
+@pytest.mark.parametrize("target", SPEAKING)
+def test_no_legal_strategy_that_can_be_said_is_missing(target: str) -> None:
+    """The table under a launcher is the whole table, less what it refuses."""
+    request = _request("uniform", target)
+    legal = next(iter(enumerate_strategies(replace(request, target="any").facts)))
+    within = list(enumerate_strategies(request.facts))
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "zero_stage")
+    names = (*names, "microbatch_size", "recompute")
+
+    def meshes(table: object, kept: list[int] | slice) -> set[tuple[int, ...]]:
+        columns = [getattr(table, name)[kept].tolist() for name in names]
+        return set(zip(*columns, strict=True))
+
+    found = {mesh for table in within for mesh in meshes(table, slice(None))}
+    assert found <= meshes(legal, slice(None))
+    # Without a pipeline, no other choice hides what the launcher says to a row.
+    flat = np.flatnonzero((legal.pp == 1) & (legal.tp == 1)).tolist()
+    for row in meshes(legal, flat):
+        values = dict(zip(names, row, strict=True))
+        said = target != "flat" or values["cp"] == 1
+        run = target != "narrow" or values["cp"] == 1 or row in found
+        said = said and (target != "narrow" or values["dp_shard"] in {1, 4})
+        assert (row in found) == (said and run), values
+
+
+def test_sizes_that_a_launcher_looks_at_are_told_apart() -> None:
+    request = _request("uniform", "narrow")
+    degrees = {
+        int(degree)
+        for table in enumerate_strategies(request.facts)
+        for degree in np.unique(table.dp_shard)
+    }
+    assert degrees == {1, 4}
+
+
+def test_sequence_parallelism_is_left_out_where_it_has_no_word() -> None:
+    tables = list(enumerate_strategies(_request("uniform", "flat", tp=4).facts))
+    assert tables
+    assert not any(table.sequence_parallel.any() for table in tables)
+
+
+def test_a_stand_in_is_tried_where_its_counterpart_cannot_be_said() -> None:
+    request = _request("uniform", "gpipe", pp=2)
+    tables = list(enumerate_strategies(request.facts, pins=request.pins))
+    assert {int(s) for table in tables for s in np.unique(table.schedule)} == {0}
+
+
+@pytest.mark.parametrize("cluster", ["uneven", "occupied"])
+def test_the_same_devices_of_every_host_are_used(cluster: str) -> None:
+    request = _request(cluster, "whole")
+    orders = device_orders(request)
+    assert orders
+    for order in orders:
+        assert request.sayable is not None
+        assert request.sayable.allows_order(order)
+    most = max(map(len, orders))
+    # Two of the hosts with two or more; three of those with the first three free.
+    assert most == 6
+
+
+def test_any_devices_are_those_that_can_be_said() -> None:
+    request = replace(_request("uniform", "whole"), devices="any")
+    counts = sorted(len(order) for order in device_orders(request))
+    assert counts == [1, 2, 3, 4, 8]
+
+
+@pytest.mark.parametrize("target", [*SPEAKING, "torchrun"])
+def test_a_plan_within_limits_can_be_exported(target: str) -> None:
+    made = plan(
+        gpt2_graph(),
+        hosts((2, 4, device())),
+        global_batch=16,
+        partitioner="exhaustive",
+        target=target,
+    )
+    require_sayable(get_target(target), made)
+    assert not get_target(target).refusals(case_of(made))
+
+
+@pytest.mark.parametrize(
+    ("target", "pins", "message"),
+    [
+        ("flat", {"pp": 2}, r"mesh\.pp=2: Flat 9\.1 has no word for it; use 1"),
+        ("even", {"pp": 3}, r"pp=3 x virtual_stages=1 does not divide the model's 8 l"),
+        ("mute", {}, r"grad_clip_norm=1\.0: Mute 9\.1 has no word for it; use None"),
+        ("bare", {}, r"optimizer=.*Bare 9\.1 has no word"),
+    ],
+)
+def test_what_cannot_be_said_at_all_is_the_reason(
+    target: str, pins: dict[str, int], message: str
+) -> None:
+    with pytest.raises(NoFeasiblePlanError, match=message) as caught:
+        plan(
+            tiny_graph(),
+            hosts((3, 4, device())),
+            global_batch=24,
+            pin=pins,
+            partitioner="expert",
+            target=target,
+            grad_clip_norm=1.0,
+        )
+    assert f"for target '{target}'" in str(caught.value)
+    assert caught.value.remedies
+
+
+def test_a_launcher_that_is_not_known_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'torchrun'"):
+        plan(tiny_graph(), "dgx-a100", global_batch=8, target="torch-run")
+
+
+def _plan(target: str) -> Plan:
+    return plan(gpt2_graph(), "dgx-a100:1", global_batch=64, target=target)
+
+
+def test_a_launcher_that_says_everything_gets_the_best_of_all() -> None:
+    assert _plan("json").strategy == _plan("any").strategy
+    assert _plan("torchrun").strategy == _plan("meshwright").strategy
