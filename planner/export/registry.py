@@ -37,6 +37,9 @@ _SHIPPED = {
     "torchtitan": ("torchtitan", "export_torchtitan"),
     "torchtitan-0.2": ("torchtitan_toml", "export_torchtitan_toml"),
     "megatron": ("megatron", "export_megatron"),
+    "accelerate": ("accelerate", "export_accelerate"),
+    "deepspeed": ("deepspeed", "export_deepspeed"),
+    "nanotron": ("nanotron", "export_nanotron"),
 }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.schema import Strategy
@@ -82,6 +82,7 @@ class Target:
             framework trains by its own means (``itself``).
         says: Fields that the written files carry.
         leaves: Fields that the user's training script decides; the files say so.
+        reasons: Field to why it has no word for it, a clause, where that can be told.
         rules: Limits beyond single fields.
         even_layers: Whether it cuts pipelines into stages of equally many layers by
             itself.
@@ -99,6 +100,7 @@ class Target:
     runs: Literal["meshwright", "itself"]
     says: frozenset[str]
     leaves: frozenset[str] = frozenset()
+    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
     rules: tuple[Rule, ...] = ()
     even_layers: bool = False
     sizes: frozenset[str] = frozenset()
@@ -106,7 +108,8 @@ class Target:
     check: str = ""
 
     def __post_init__(self) -> None:
-        unknown = (self.says | self.leaves | self.sizes) - set(FIELDS)
+        named = self.says | self.leaves | self.sizes | set(self.reasons)
+        unknown = named - set(FIELDS)
         if unknown or self.says & self.leaves:
             raise ValueError(
                 f"target {self.name} names {sorted(unknown)}, which no strategy has, "
@@ -118,16 +121,17 @@ class Target:
         return tuple(self._refusals(case))
 
     def _refusals(self, case: Case) -> Iterator[Refusal]:
-        for name, field in FIELDS.items():
-            if name in self.says or name in self.leaves or not field.matters(case):
+        no_word = f"{self.title} {self.version} has no word for it"
+        for name, leaf in FIELDS.items():
+            if name in self.says or name in self.leaves or not leaf.matters(case):
                 continue
             value = value_of(case.strategy, name)
-            if value != field.default:
+            if value != leaf.default:
                 yield Refusal(
                     field=name,
                     value=str(value),
-                    why=f"{self.title} {self.version} has no word for it",
-                    remedy=f"use {field.default}",
+                    why=self.reasons.get(name, no_word),
+                    remedy=f"use {leaf.default}",
                 )
         for rule in self.rules:
             refusal = rule(case)

@@ -27,6 +27,9 @@ _SHIPPED = {
     "torchtitan": "torchtitan",
     "torchtitan-0.2": "torchtitan",
     "megatron": "megatron",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "nanotron": "nanotron",
 }
 
 
