@@ -169,8 +169,9 @@ def _target(batch: Batch, kind: str) -> torch.Tensor | None:
 def _loss(output: Any, target: torch.Tensor | None, kind: str) -> torch.Tensor:
     """Sum over targets; a mean for the other kinds of loss."""
     wanted = "loss" if kind == "model" else "logits"
-    value = getattr(output, wanted, output)
-    value = (value[0] if isinstance(value, tuple) else value).float()
+    found = getattr(output, wanted, output)
+    value: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    value = value.float()
     if target is None:
         return value.mean() if kind == "model" else value.square().mean()
     total: torch.Tensor = functional.cross_entropy(
