@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import ExportError
 from planner.targets import Case, Target, nearest_sayable
+from planner.targets.devices import is_cpu
 
 if TYPE_CHECKING:
     from planner.schema import Plan
@@ -20,6 +21,7 @@ def case_of(plan: Plan) -> Case:
         hosts=plan.cluster.hosts,
         tied=plan.model.tied,
         attention=plan.model.attention,
+        backend="gloo" if any(map(is_cpu, plan.cluster.device_types)) else "nccl",
         device_types=tuple(plan.cluster.device_types),
     )
 

@@ -97,6 +97,7 @@ class Request:
             tied=facts.tied,
             backend=facts.backend,
             attention=facts.attention,
+            device_types=facts.device_types,
         )
 
 

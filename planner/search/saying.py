@@ -37,6 +37,7 @@ class Sayable:
         tied: Groups of parameter names that are one tensor.
         backend: ``gloo`` or ``nccl``.
         attention: As of :class:`planner.schema.ModelReference`.
+        device_types: Of the cluster.
     """
 
     target: Target
@@ -46,6 +47,7 @@ class Sayable:
     tied: tuple[tuple[str, ...], ...]
     backend: str
     attention: str | None
+    device_types: tuple[str, ...] = ()
     _orders: dict[bytes, Refusal | None] = field(default_factory=dict, repr=False)
 
     def refusals(self, strategy: Strategy) -> tuple[Refusal, ...]:
@@ -64,6 +66,7 @@ class Sayable:
                 tied=self.tied,
                 backend=self.backend,
                 attention=self.attention,
+                device_types=self.device_types,
             )
         )
 

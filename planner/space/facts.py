@@ -45,6 +45,7 @@ class Facts:
             can run, ``any`` to what is legal at all, and a name of
             :func:`planner.targets.target_names` to what that launcher can say.
         hosts: Of the cluster, runs of equal ones: (how many, devices in each).
+        device_types: Of the cluster, sorted as it names them.
         layers: Which units are layers, for launchers; None where they are none.
         refused: Whether the target refuses a kind of row, for the kinds that were
             asked for so far; :func:`planner.space.legal` fills it in.
@@ -71,6 +72,7 @@ class Facts:
     grad_clip_norm: float | None = None
     target: str = "meshwright"
     hosts: tuple[tuple[int, int], ...] = ()
+    device_types: tuple[str, ...] = ()
     layers: LayerRun | None = None
     refused: dict[int | tuple[int, ...], bool] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -100,7 +102,8 @@ def gather_facts(
         compiled: Whether blocks are to be.
         grad_clip_norm: Largest gradient norm.
     """
-    launcher = target not in OWN_TARGETS
+    # What only launchers ask of a cluster is not looked up for others.
+    machines = None if target in OWN_TARGETS else cluster.reference()
     backends = {device.backend for device in cluster.device_types}
     return Facts(
         num_devices=cluster.num_free,
@@ -127,6 +130,7 @@ def gather_facts(
         compile=compiled,
         grad_clip_norm=grad_clip_norm,
         target=target,
-        hosts=cluster.reference().hosts if launcher else (),
-        layers=find_layers(graph.unit_names) if launcher else None,
+        hosts=machines.hosts if machines else (),
+        device_types=tuple(machines.device_types) if machines else (),
+        layers=find_layers(graph.unit_names) if machines else None,
     )

@@ -103,6 +103,7 @@ def _refusals(target: Target, row: Row, facts: Facts) -> tuple[object, ...]:
             tied=facts.tied,
             backend=facts.backend,
             attention=facts.attention,
+            device_types=facts.device_types,
         )
     )
 

@@ -167,6 +167,7 @@ TARGETS = (
             }
         ),
         leaves=frozenset({"sharding.patterns", "sharding.loss_parallel"}),
+        sizes=frozenset({"mesh.pp", "num_microbatches"}),
         rules=(
             _whole_layers,
             one_recompute,

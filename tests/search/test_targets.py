@@ -14,8 +14,9 @@ from planner.export.checking import case_of, require_sayable
 from planner.schema import Plan
 from planner.search import Request, get_partitioner, partitioner_names
 from planner.search.orders import device_orders
-from planner.space import enumerate_strategies
-from planner.targets import Case, get_target, may_be_even
+from planner.space import build_strategy, enumerate_strategies
+from planner.space.target import target_broken
+from planner.targets import Case, get_target, may_be_even, target_names
 from tests.cost.made import device, hosts, request_for
 from tests.plans import gpt2_graph, tiny_graph
 from tests.search.launchers import LAUNCHERS, installed
@@ -63,6 +64,7 @@ def _said(request: Request, candidate: object) -> bool:
         tied=facts.tied,
         backend=facts.backend,
         attention=facts.attention,
+        device_types=facts.device_types,
     )
     return not get_target(request.target).refusals(case)
 
@@ -110,6 +112,38 @@ def test_no_legal_strategy_that_can_be_said_is_missing(target: str) -> None:
         run = target != "narrow" or values["cp"] == 1 or row in found
         said = said and (target != "narrow" or values["dp_shard"] in {1, 4})
         assert (row in found) == (said and run), values
+
+
+@pytest.mark.parametrize("target", [*SPEAKING, *target_names()])
+def test_a_kind_of_rows_stands_for_all_of_it(target: str) -> None:
+    """Asked for every row by itself, at its own sizes, the launcher says the same."""
+    request = _request("uniform", target)
+    table = next(iter(enumerate_strategies(replace(request, target="any").facts)))
+    table = table[np.random.default_rng(0).permutation(len(table))[:400]]
+    refused = target_broken(table, replace(request.facts, layers=None))
+    even = get_target(target).even_layers
+    for place in range(len(table)):
+        row = table.row(place)
+        stages = row["pp"] * row["virtual_stages"]
+        case = Case(
+            strategy=build_strategy(
+                row,
+                unit_names=[str(unit) for unit in range(stages)],
+                bounds=range(stages + 1),
+                sharding=request.facts.sharding,
+                precision=request.facts.precision,
+                optimizer=request.facts.optimizer,
+            ),
+            hosts=request.facts.hosts,
+            layers=False,
+            placed=False,
+            tied=request.facts.tied,
+            backend=request.facts.backend,
+            attention=request.facts.attention,
+            device_types=request.facts.device_types,
+        )
+        said = not get_target(target).refusals(case) and not (even and row["pp"] > 1)
+        assert refused[place] == (not said), row
 
 
 def test_sizes_that_a_launcher_looks_at_are_told_apart() -> None:
