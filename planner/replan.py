@@ -1,0 +1,194 @@
+"""A plan once more, within the limits of a launcher that cannot say the first one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from planner.api import plan as make
+from planner.api import read_model
+from planner.assemble import model_reference
+from planner.calibration.choice import CalibrationChoice
+from planner.cluster import Cluster
+from planner.errors import FingerprintError, NoFeasiblePlanError, PlanFileError
+from planner.graph import ModelGraph
+from planner.request import make_request
+from planner.schema import Plan
+from planner.search import partitioner_names
+from planner.search.orders import device_orders
+from planner.space import Pin, enumerate_strategies
+from planner.targets import get_target
+from planner.units import format_seconds
+
+__all__ = ["Replanned", "replan_within"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """Another plan for the same work.
+
+    Attributes:
+        before: The plan that a target could not say.
+        plan: The best that it can.
+        dropped: Pins of the first one that the target does not allow.
+        changes: Where the strategies differ, ``strategy.mesh.pp: 4 -> 1``.
+    """
+
+    before: Plan
+    plan: Plan
+    dropped: tuple[str, ...]
+    changes: tuple[str, ...]
+
+    @property
+    def slowdown(self) -> float:
+        """Step time after by step time before."""
+        return self.plan.prediction.step_time_s / self.before.prediction.step_time_s
+
+    def text(self) -> str:
+        """What changed and what it costs, for people."""
+        before, after = (one.prediction.step_time_s for one in (self.before, self.plan))
+        lines = [
+            f"planned again: {self.before.strategy.label()} -> "
+            f"{self.plan.strategy.label()}",
+            f"step: {format_seconds(before)} -> {format_seconds(after)} "
+            f"({100 * (self.slowdown - 1):+.1f}%)",
+        ]
+        lines += [f"pin left out: {pin}" for pin in self.dropped]
+        return "\n".join([*lines, *(f"  {change}" for change in self.changes)])
+
+
+def replan_within(
+    plan: Plan,
+    target: str,
+    *,
+    model: ModelGraph | str | None = None,
+    cluster: Cluster | str | None = None,
+    calibration: CalibrationChoice = "shipped",
+) -> Replanned:
+    """Plan the same work again within a launcher's limits.
+
+    Batch, sequence length, precision, optimizer, clipping, objective, seed and budgets
+    are the plan's; its pins as far as the target allows them.
+
+    Args:
+        plan: Any.
+        target: A launcher, of :func:`planner.targets.target_names`.
+        model: Where to build the model from, if not from where the plan says.
+        cluster: The machines, if not those that the plan names.
+        calibration: As for :func:`planner.plan`.
+    Raises:
+        FingerprintError: If what the plan names is now another model or cluster.
+        NoFeasiblePlanError: If the target can say nothing that fits.
+        PlanFileError: If the plan does not say which model or cluster it is for.
+        UnknownNameError: If there is no such target.
+    """
+    get_target(target)
+    strategy, work, asked = plan.strategy, plan.workload, plan.provenance
+    machines = _machines(plan, cluster)
+    graph = _graph(plan, model)
+    options: dict[str, Any] = {
+        "global_batch": work.global_batch,
+        "objective": asked.objective,
+        "target": target,
+        "precision": strategy.precision,
+        "optimizer": strategy.optimizer,
+        "grad_clip_norm": strategy.grad_clip_norm,
+        "calibration": calibration if asked.calibration is not None else None,
+        "memory_fraction": asked.memory_fraction,
+        "evaluation_budget": asked.evaluation_budget,
+        "time_budget_s": asked.time_budget_s,
+        "seed": asked.seed,
+    }
+    pins = _allowed_pins(graph, machines, options, asked.pinned)
+    names = [one.partitioner for one in asked.contenders]
+    known = [name for name in names if name in partitioner_names()]
+    made = make(graph, machines, partitioner=known or "auto", pin=pins, **options)
+    return Replanned(
+        before=plan,
+        plan=made,
+        dropped=tuple(f"{k}={v}" for k, v in asked.pinned.items() if k not in pins),
+        changes=tuple(line for line in plan.diff(made) if line.startswith("strategy.")),
+    )
+
+
+def _machines(plan: Plan, named: Cluster | str | None) -> Cluster:
+    given = named if named is not None else plan.cluster.ref
+    if given is None:
+        raise PlanFileError(
+            f"the plan does not say where its cluster {plan.cluster.name!r} comes "
+            f"from; name it with --cluster (cluster=...)"
+        )
+    machines = Cluster.parse(given) if isinstance(given, str) else given
+    if named is None and machines.fingerprint != plan.cluster.fingerprint:
+        raise FingerprintError(
+            f"{given} is not the cluster that the plan was made for "
+            f"({machines.fingerprint} instead of {plan.cluster.fingerprint}); name the "
+            f"one that you mean with --cluster (cluster=...)"
+        )
+    return machines
+
+
+def _graph(plan: Plan, named: ModelGraph | str | None) -> ModelGraph:
+    given = named if named is not None else plan.model.ref
+    if given is None:
+        raise PlanFileError(
+            f"the plan does not say where its model {plan.model.name!r} comes from; "
+            f"name it with --model (model=...)"
+        )
+    compute = plan.strategy.precision.compute
+    graph = read_model(
+        given,
+        None,
+        seq_len=plan.workload.seq_len,
+        dtype="bfloat16" if compute == "float8" else compute,
+    )
+    fingerprint = model_reference(graph).fingerprint
+    if named is None and fingerprint != plan.model.fingerprint:
+        raise FingerprintError(
+            f"{given} is not the model that the plan was made for ({fingerprint} "
+            f"instead of {plan.model.fingerprint}); name the one that you mean with "
+            f"--model (model=...)"
+        )
+    return graph
+
+
+def _allowed_pins(
+    graph: ModelGraph,
+    machines: Cluster,
+    options: dict[str, Any],
+    pins: dict[str, Pin],
+) -> dict[str, Pin]:
+    """One pin after the other, as long as anything is legal with it."""
+    kept: dict[str, Pin] = {}
+    if not _any_legal(graph, machines, options, {}):
+        # The request itself cannot be said; the search says why.
+        return kept
+    for knob, value in pins.items():
+        if _any_legal(graph, machines, options, {**kept, knob: value}):
+            kept[knob] = value
+    return kept
+
+
+def _any_legal(
+    graph: ModelGraph,
+    machines: Cluster,
+    options: dict[str, Any],
+    pins: dict[str, Pin],
+) -> bool:
+    try:
+        request = make_request(graph, machines, pin=pins, **options)
+    except NoFeasiblePlanError:
+        return False
+    return any(
+        next(
+            enumerate_strategies(
+                request.facts,
+                num_devices=len(order),
+                pins=request.pins,
+                rows=50_000,
+            ),
+            None,
+        )
+        is not None
+        for order in device_orders(request)
+    )
