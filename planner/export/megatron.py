@@ -124,8 +124,6 @@ def _optimizer(strategy: Strategy) -> list[list[str]]:
         # torch's own, which Meshwright's executors leave as they are.
         lines += [["--adam-beta1", "0.9"], ["--adam-beta2", "0.999"]]
         lines.append(["--adam-eps", "1e-08"])
-    if optimizer.name == "Adam":
-        lines.append(["--no-decoupled-weight-decay"])
     return lines
 
 

@@ -134,6 +134,18 @@ def _states(case: Case) -> Refusal | None:
     )
 
 
+def _decay(case: Case) -> Refusal | None:
+    optimizer = case.strategy.optimizer
+    if optimizer.name != "Adam" or optimizer.weight_decay == 0:
+        return None
+    return Refusal(
+        field="optimizer.name",
+        value="Adam",
+        why="its adam decays weights as AdamW does, and no argument changes that",
+        remedy="use AdamW, or weight_decay=0, where both are the same",
+    )
+
+
 TARGETS = (
     Target(
         name="megatron",
@@ -179,6 +191,7 @@ TARGETS = (
             no_float8,
             _dtypes,
             _states,
+            _decay,
             same_on_every_host,
         ),
         cannot=(
@@ -189,6 +202,7 @@ TARGETS = (
             "stages cut inside a layer",
             "ep together with tp",
             "weights kept in bfloat16, products in float8, states in bfloat16",
+            "Adam with weight decay (AdamW has it)",
             "torch.compile, compressed gradients, prefetch depths",
             "ranks out of the order of devices",
         ),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.schema import Optimizer, Overlap, Plan, Precision, TensorSharding
-from tests.export.plans import PLANS, make_plan
+from planner.schema import Optimizer, Overlap, Plan, Precision, Stage, TensorSharding
+from tests.export.plans import LLAMA, PLANS, make_plan
 
 __all__ = ["framework_plans", "sharding"]
 
@@ -25,15 +25,19 @@ def sharding(**fields: object) -> TensorSharding:
 
 
 def _experts(zero_stage: int) -> Plan:
+    """Of a model of 48 layers and 128 experts."""
     plan = make_plan(
         ((2, 8),),
         mesh={"dp_replicate": 2, "dp_shard": 8, "ep": 4},
         zero_stage=zero_stage,
         sharding=TensorSharding(patterns={"model.layers.*.mlp.experts": "experts"}),
-        name="mixtral",
+        name="qwen3-30b-a3b",
     )
-    model = plan.model.model_copy(update={"ref": "hf:mixtral"})
-    return plan.model_copy(update={"model": model})
+    layers = tuple(f"model.layers.{index}" for index in range(48))
+    stage = Stage(rank=0, modules=(LLAMA[0], *layers, *LLAMA[-2:]))
+    model = plan.model.model_copy(update={"ref": "qwen3-30b-a3b"})
+    strategy = plan.strategy.model_copy(update={"stages": (stage,)})
+    return plan.model_copy(update={"model": model, "strategy": strategy})
 
 
 def framework_plans(zero_stage: int) -> dict[str, Plan]:
@@ -61,7 +65,7 @@ def framework_plans(zero_stage: int) -> dict[str, Plan]:
             virtual_stages=4,
             layers=(3, 4, 4, 4, 4, 4, 4, 5),
             recompute="selective",
-            optimizer=Optimizer(name="Adam", weight_decay=0.1),
+            optimizer=Optimizer(weight_decay=0.1),
         ),
         "experts": _experts(zero_stage),
         "ring": make_plan(
@@ -73,6 +77,9 @@ def framework_plans(zero_stage: int) -> dict[str, Plan]:
         "one": make_plan(((1, 1),), precision=Precision(compute="float32")),
     }
     if zero_stage == 1:
+        own["half"] = make_plan(
+            mesh={"dp_shard": 8}, zero_stage=1, precision=Precision(compute="float16")
+        )
         own["ulysses"] = make_plan(
             mesh={"dp_shard": 4, "cp": 2},
             zero_stage=1,
@@ -89,5 +96,6 @@ def framework_plans(zero_stage: int) -> dict[str, Plan]:
             virtual_stages=2,
             layers=(4, 4, 4, 4, 4, 4, 3, 5),
             compile=True,
+            optimizer=Optimizer(name="Adam", weight_decay=0.1),
         )
     return {**PLANS, **own}

@@ -153,6 +153,10 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": Optimizer(state_dtype="bfloat16")},
         "optimizer.state_dtype=bfloat16",
     ),
+    "decay": (
+        {"optimizer": Optimizer(name="Adam", weight_decay=0.1)},
+        "optimizer.name=Adam",
+    ),
     "compile": ({"compile": True}, "compile=True"),
     "compression": (
         {

@@ -117,11 +117,13 @@ def test_states_in_bfloat16_are_another_implementation() -> None:
 
 
 def test_a_model_unknown_to_torchtitan_must_be_named() -> None:
-    files = export_files(OURS["experts"], "torchtitan")
+    model = PLANS["zero3"].model.model_copy(update={"ref": "hf:/my/model"})
+    plan = PLANS["zero3"].model_copy(update={"model": model})
+    files = export_files(plan, "torchtitan")
     assert '"TORCHTITAN_BASE", ""' in files["meshwright_recipe.py"]
     assert "Set TORCHTITAN_BASE" in files["run.sh"]
-    model = _toml(OURS["experts"])["model"]
-    assert model == {"name": "set --model.name", "flavor": "set --model.flavor"}
+    said = _toml(plan)["model"]
+    assert said == {"name": "set --model.name", "flavor": "set --model.flavor"}
 
 
 _SHARDED = {"mesh": {"dp_shard": 8}, "zero_stage": 3}

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Starts pretrain_gpt.py of Megatron-LM core 0.19.2 with megatron.args.
-# Model: 'mixtral'
+# Model: 'qwen3-30b-a3b'
 # Cluster: 'h100-80 x 16'
 # Strategy: dp_replicate2 dp_shard8 ep4 zero1 mb1x8
 # Ranks: tp-cp-ep-dp-pp, Megatron's own order, innermost first, as in the plan.

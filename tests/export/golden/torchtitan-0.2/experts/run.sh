@@ -1,9 +1,8 @@
 #!/bin/sh
 # Starts torchtitan.toml in torchtitan 0.2.2. Arguments go on to it.
-# Model: 'mixtral'
+# Model: 'qwen3-30b-a3b'
 # Cluster: 'h100-80 x 16'
 # Strategy: dp_replicate2 dp_shard8 ep4 zero2 mb1x8
-# Give --model.name and --model.flavor of the planned model.
 set -eu
 # Run it once on each of 2 hosts, in order: NODE_RANK is 0 to 1.
 : "${NODE_RANK:?set NODE_RANK, the number of this host}"

@@ -1,6 +1,6 @@
 """Recipe for torchtitan 0.3.0, written by Meshwright; run.sh starts it."""
 
-# Model: 'mixtral'
+# Model: 'qwen3-30b-a3b'
 # Cluster: 'h100-80 x 16'
 # Strategy: dp_replicate2 dp_shard8 ep4 zero2 mb1x8
 
@@ -16,10 +16,10 @@ from torchtitan.trainer import Trainer
 # Where model, data, tokenizer, learning-rate schedule and checkpoints are from: a
 # recipe, module:function.
 BASE = os.environ.get(
-    "TORCHTITAN_BASE", ""
+    "TORCHTITAN_BASE", "torchtitan.models.qwen3.config_registry:qwen3_30b_a3b"
 )
 # Layers of the model that was planned; None if they have no numbers.
-LAYERS = 32
+LAYERS = 48
 
 
 def _base() -> Trainer.Config:
