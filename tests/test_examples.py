@@ -1,0 +1,123 @@
+"""Each program of examples/ does in its short form what it says."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner import plan
+from planner.schema import Precision
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def _run(name: str, *words: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """In this process, which has imported what they need; as ``python NAME`` would."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_a_module_of_ones_own_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _run("plan_your_own_module.py", "--quick", monkeypatch=monkeypatch, folder=tmp_path)
+    said = capsys.readouterr().out
+    assert "8 units that a pipeline could be cut between" in said
+    assert "text.*.qkv: read their features in fixed numbers" in said
+    assert "model      PictureAndText, 10.2M parameters" in said
+    assert "runners-up" in said
+
+
+def test_mixed_gpus_share_a_pipeline(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _run("mixed_gpus.py", "--quick", monkeypatch=monkeypatch, folder=tmp_path)
+    said = capsys.readouterr().out
+    units = re.findall(r"^pp rank \d: GPUs .* \((.*?)\), (\d+) units", said, re.M)
+    assert {kind for kind, _ in units} == {"h100-80", "a100-40", "v100-16"}
+    held = {kind: int(count) for kind, count in units}
+    assert held["v100-16"] < held["h100-80"]
+    gained = re.search(r"takes ([\d.]+) times", said)
+    assert gained is not None
+    assert 0.5 < float(gained[1]) < 3.0
+
+
+def test_no_strategy_by_hand_beats_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _run("compare_strategies.py", "--quick", monkeypatch=monkeypatch, folder=tmp_path)
+    said = capsys.readouterr().out
+    assert len(re.findall(r" ms +[\d.]+ GB  compute", said)) == 6
+    times = re.search(r"the best by hand takes ([\d.]+) times as long", said)
+    assert times is not None
+    assert float(times[1]) >= 1.0
+
+
+def test_processes_train_to_the_losses_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _run("train_by_plan.py", "--quick", monkeypatch=monkeypatch, folder=tmp_path)
+    said = capsys.readouterr().out
+    assert "2 processes: pp2" in said
+    assert len(re.findall(r"^  step \d: ", said, re.M)) == 6
+    fell = re.search(r"fell from ([\d.]+) to ([\d.]+)", said)
+    assert fell is not None
+    assert float(fell[2]) < float(fell[1])
+
+
+def test_jobs_are_placed_by_a_rule_and_by_what_was_learned(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _run("job_stream.py", "--quick", monkeypatch=monkeypatch, folder=tmp_path)
+    said = capsys.readouterr().out
+    counts = [
+        sum(map(int, re.findall(r"^ +(\d+) x ", part, re.M)))
+        for part in said.split("learned:")
+    ]
+    # Both saw the same jobs.
+    assert counts[0] == counts[1] > 20
+    rates = re.findall(r"([\d.]+)% of the jobs|rule ([\d.]+)%", said.splitlines()[-1])
+    assert all(0.0 < float(a or b) < 100.0 for a, b in rates)
+
+
+def test_the_program_for_torchrun_trains(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tiny = EXAMPLES / "tiny-llama"
+    found = plan(
+        f"hf:{tiny}",
+        "local:1",
+        global_batch=4,
+        seq_len=16,
+        precision=Precision(compute="float32"),
+        partitioner="expert",
+    )
+    found.save(tmp_path / "plan.json")
+    with caplog.at_level("INFO"):
+        _run(
+            *("train.py", "plan.json", str(tiny), "--steps", "2"),
+            monkeypatch=monkeypatch,
+            folder=tmp_path,
+        )
+    assert [record.message[:7] for record in caplog.records][-2:] == [
+        "step 1:",
+        "step 2:",
+    ]
