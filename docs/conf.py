@@ -59,7 +59,16 @@ _OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:examples|policies)/[\w/.-]+)/README\.m
 
 
 def _bring_in(app: Any, page: str, source: list[str]) -> None:
-    """Links to those pages lead to their copies, so that the site is whole."""
+    """Links to those pages lead to their copies, so that the site is whole.
+
+    Pages that the index does not name come last in it.
+    """
+    if page == "index":
+        pages = sorted(path.stem for path in Path(__file__).parent.glob("*.md"))
+        listed = source[0].splitlines()
+        more = "\n".join(one for one in pages if one not in {*listed, "index"})
+        if more:
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: More\n\n{more}\n```\n"
     up = "../" * page.count("/")
     source[0] = _OUTSIDE.sub(
         lambda found: f"]({up}beside/{_flat(found[1])}.md)", source[0]

@@ -24,6 +24,7 @@ PUBLIC = (
     "planner.cluster",
     "planner.errors",
     "planner.export",
+    "planner.report",
     "planner.schema",
     "planner.search",
     "planner.targets",
