@@ -63,6 +63,8 @@ def complete_strategy(
 ) -> tuple[Strategy, NDArray[np.int64]]:
     """Fill in stages and sharding, and the device of every rank.
 
+    Stages without modules say what is recomputed, and leave the cut to the planner.
+
     Returns:
         The strategy, and device ids by rank.
     Raises:
@@ -80,7 +82,7 @@ def complete_strategy(
             f"device_ranges name device {taken[0]}, which is occupied or does not "
             f"exist; free devices are {setting.order[0]} to {setting.order[-1]}"
         )
-    if given.stages:
+    if any(stage.modules for stage in given.stages):
         return _with_sharding(given, setting), order
     row = StrategyTable.from_strategies([given]).row(0)
     model = CostModel(replace(setting, order=order))

@@ -15,9 +15,11 @@ import tyro
 from planner import __version__
 from planner.cli.calibrate import CalibrateCommand
 from planner.cli.clusters import ClustersCommand
+from planner.cli.compare import CompareCommand
 from planner.cli.evaluate import EvaluateCommand
 from planner.cli.explain import ExplainCommand
 from planner.cli.export import ExportCommand
+from planner.cli.import_config import ImportCommand
 from planner.cli.learning import WORLDS
 from planner.cli.models import ModelsCommand
 from planner.cli.output import note
@@ -40,6 +42,8 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "calibrate": CalibrateCommand,
     "explain": ExplainCommand,
     "export": ExportCommand,
+    "import": ImportCommand,
+    "compare": CompareCommand,
     "train": TrainCommand,
     "evaluate": EvaluateCommand,
     "models": ModelsCommand,

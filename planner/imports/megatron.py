@@ -1,0 +1,216 @@
+"""Megatron-LM's arguments (core 0.19) as a strategy."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from planner.errors import StrategyError
+from planner.imports.base import Ignored, Imported, Wanted, built, divided
+from planner.imports.megatron_flags import IGNORED, SWITCHES
+from planner.imports.megatron_layout import read_cut
+from planner.schema import Mesh, Optimizer, Overlap, Precision
+
+__all__ = ["megatron_strategy"]
+
+_GRANULARITY = {"full": "full", "selective": "selective", None: "none"}
+_CONTEXT = {"p2p": "ring", "a2a": "all_to_all", "allgather": "ring", "a2a+p2p": "ring"}
+_FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise StrategyError(f"Megatron's arguments: {message}")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+
+    def number(name: str, default: int | None = 1, kind: type = int) -> None:
+        parser.add_argument(f"--{name}", type=kind, default=default)
+
+    for axis in ("tensor-model", "pipeline-model", "context", "expert-model"):
+        number(f"{axis}-parallel-size")
+    for name in (
+        *("expert-tensor-parallel-size", "num-layers", "micro-batch-size"),
+        *("global-batch-size", "num-layers-per-virtual-pipeline-stage"),
+        *("num-virtual-stages-per-pipeline-rank", "ddp-bucket-size"),
+        *("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
+        *("recompute-num-layers", "rampup-batch-size"),
+    ):
+        number(name, None)
+    number("num-distributed-optimizer-instances")
+    for name, default in (
+        ("lr", 3e-4),
+        ("weight-decay", 0.01),
+        ("clip-grad", 1.0),
+        ("sgd-momentum", 0.9),
+    ):
+        parser.add_argument(f"--{name}", type=float, default=default)
+    parser.add_argument("--pipeline-model-parallel-layout")
+    parser.add_argument("--cp-comm-type", nargs="+", choices=_CONTEXT, default=["p2p"])
+    parser.add_argument("--recompute-granularity", choices=("full", "selective"))
+    parser.add_argument("--recompute-method", choices=("uniform", "block"))
+    parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
+    parser.add_argument("--data-parallel-sharding-strategy", choices=_FSDP)
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    for name in IGNORED:
+        parser.add_argument(f"--{name}", nargs="*", default=argparse.SUPPRESS)
+    return parser
+
+
+def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
+    """What arguments of a trainer say; ``--flag value`` and ``--flag=value``.
+
+    Args:
+        words: As a shell splits them.
+        wanted: At least ``world_size``: arguments do not say how many processes
+            there are.
+
+    Raises:
+        StrategyError: If a flag is not known, lacks its value, or contradicts another.
+    """
+    parser = _parser()
+    args, rest = parser.parse_known_args(list(words))
+    unknown = [word for word in rest if word.startswith("--")]
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(name, parser._option_string_actions, n=1)
+        hint = f"did you mean {near[0]}?" if near else "leave it out to price the rest"
+        raise StrategyError(f"Megatron's arguments: {name} is not known; {hint}")
+    if rest:
+        raise StrategyError(
+            f"Megatron's arguments: {rest[0]!r} belongs to no flag; give flags alone"
+        )
+    tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    cp = args.context_parallel_size
+    if wanted.world_size is None:
+        raise StrategyError(
+            "Megatron's arguments do not say how many processes there are; give "
+            "--world-size"
+        )
+    dp = divided(
+        "world_size",
+        wanted.world_size,
+        by=tp * pp * cp,
+        rule=f"tp={tp} x pp={pp} x cp={cp}",
+    )
+    mesh, stage = _data_parallel(args, Mesh(pp=pp, cp=cp, tp=tp), dp)
+    cut, virtual = read_cut(args, pp)
+    size, many = _batch(args, wanted, dp)
+    precision = _precision(args)
+    fields: dict[str, Any] = {
+        "zero_stage": stage,
+        "schedule": "GPipe"
+        if pp == 1
+        else "Interleaved1F1B"
+        if virtual > 1
+        else "1F1B",
+        "virtual_stages": virtual,
+        "microbatch_size": size,
+        "num_microbatches": many,
+        "precision": precision,
+        "optimizer": _optimizer(args),
+        "grad_clip_norm": args.clip_grad or None,
+        "context_algorithm": _CONTEXT[args.cp_comm_type[0]] if cp > 1 else "all_to_all",
+        "sharding": {"sequence_parallel": args.sequence_parallel and tp > 1},
+        "overlap": _overlap(args, precision),
+    }
+    return built(
+        "megatron",
+        fields,
+        mesh=mesh,
+        recompute=_GRANULARITY[args.recompute_granularity],  # type: ignore[arg-type]
+        ignored=_ignored(args),
+        cut=cut,
+    )
+
+
+def _data_parallel(args: argparse.Namespace, inner: Mesh, dp: int) -> tuple[Mesh, int]:
+    stage = 1 if args.use_distributed_optimizer else 0
+    if args.use_megatron_fsdp:
+        stage = _FSDP[args.data_parallel_sharding_strategy or "no_shard"]
+    if args.use_torch_fsdp2:
+        stage = 3
+    copies = args.num_distributed_optimizer_instances
+    shard = divided(
+        "data parallel", dp, by=copies, rule="--num-distributed-optimizer-instances"
+    )
+    if not stage or shard == 1:
+        stage, shard = 0, 1
+    ep = args.expert_model_parallel_size
+    if ep > 1 and (shard * inner.cp) % ep:
+        # Its experts are dealt out over all data-parallel ranks, sharded or not.
+        raise StrategyError(
+            f"--expert-model-parallel-size {ep} does not divide what is sharded, "
+            f"{shard * inner.cp} ranks; Meshwright deals experts out over those: add "
+            f"--use-distributed-optimizer"
+        )
+    sizes = {"dp_replicate": dp // shard, "dp_shard": shard, "ep": ep}
+    return inner.model_copy(update=sizes), stage
+
+
+def _batch(args: argparse.Namespace, wanted: Wanted, dp: int) -> tuple[int, int]:
+    size = args.micro_batch_size or wanted.microbatch_size
+    if size is None:
+        raise StrategyError(
+            "Megatron's arguments lack --micro-batch-size; add it, or --microbatch-size"
+        )
+    batch = args.global_batch_size or wanted.global_batch or size * dp
+    if wanted.global_batch and batch != wanted.global_batch:
+        raise StrategyError(
+            f"--global-batch-size {batch}, but global_batch={wanted.global_batch} is "
+            f"asked for; give what the arguments say"
+        )
+    rule = f"--micro-batch-size {size} x data parallel {dp}"
+    return size, divided("--global-batch-size", batch, by=size * dp, rule=rule)
+
+
+def _precision(args: argparse.Namespace) -> Precision:
+    if args.bf16 and args.fp16:
+        raise StrategyError("--bf16 and --fp16 are both given; keep one")
+    return Precision(
+        compute="bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        reduce="bfloat16" if args.bf16 and args.grad_reduce_in_bf16 else "float32",
+    )
+
+
+def _optimizer(args: argparse.Namespace) -> Optimizer:
+    sgd = args.optimizer == "sgd"
+    coupled = args.no_decoupled_weight_decay
+    return Optimizer(
+        name="SGD" if sgd else "Adam" if coupled else "AdamW",
+        learning_rate=args.lr,
+        weight_decay=args.weight_decay,
+        momentum=args.sgd_momentum if sgd else 0.0,
+    )
+
+
+def _overlap(args: argparse.Namespace, precision: Precision) -> Overlap:
+    if args.ddp_bucket_size is None:
+        return Overlap()
+    # Megatron counts elements, a strategy bytes.
+    each = 2 if precision.reduce == "bfloat16" else 4
+    return Overlap(bucket_bytes=args.ddp_bucket_size * each)
+
+
+def _ignored(args: argparse.Namespace) -> list[Ignored]:
+    given = vars(args)
+    found = [
+        Ignored(key=f"--{name}", why=why)
+        for name, why in IGNORED.items()
+        if name.replace("-", "_") in given
+    ]
+    if args.recompute_granularity == "full" and args.recompute_method == "block":
+        found.append(
+            Ignored(
+                key="--recompute-method",
+                why="block recomputes some layers of a stage; all of them are priced",
+            )
+        )
+    return found
