@@ -8,10 +8,14 @@ from planner.cost import CostModel
 from planner.search import Candidate, Request
 from planner.search.campaign import Campaign
 from planner.search.evolutionary import evolve
+from planner.search.layouts import grid_orders
 from planner.search.moves import Solution
 from planner.search.starts import begin
 
 __all__ = ["Known", "refined"]
+
+#: Of the best so far, this many are laid over their devices in every way.
+_LAID = 24
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -54,8 +58,7 @@ def refined(
     campaign.started = started
     campaign.count(known.model)
     simulated = [(one, cuts) for one, cuts in known.found if cuts]
-    if not any(cut.cost.fits for _, cuts in simulated for cut in cuts):
-        begin(campaign)
+    begin(campaign)
     campaign.price([*known.solutions, *(one for one, _ in simulated)])
     for one, cuts in simulated:
         campaign.adopt(one, cuts)
@@ -63,6 +66,13 @@ def refined(
         if not campaign.may_fit(one):
             # A near miss: only the exact cut can tell whether it fits.
             campaign.simulate(one)
+    campaign.price(
+        [
+            Solution(order=made, row=one.row)
+            for one in campaign.best(_LAID)
+            for made in grid_orders(one.order, one.row)
+        ]
+    )
     evolve(campaign, generations)
     campaign.finish()
     known.model.evaluations.update(campaign.evaluations)
