@@ -64,7 +64,13 @@ def _bring_in(app: Any, page: str, source: list[str]) -> None:
     Pages that the index does not name come last in it.
     """
     if page == "index":
-        pages = sorted(path.stem for path in Path(__file__).parent.glob("*.md"))
+        here = Path(__file__).parent
+        found = (path.relative_to(here) for path in here.rglob("*.md"))
+        pages = sorted(
+            path.with_suffix("").as_posix()
+            for path in found
+            if len(path.parts) == 1 or f"\n{path.parts[0]}/" not in source[0]
+        )
         listed = source[0].splitlines()
         more = "\n".join(one for one in pages if one not in {*listed, "index"})
         if more:
