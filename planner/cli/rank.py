@@ -43,7 +43,8 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Train as one rank.
 
     Args:
-        arguments: JSON values, from ``meshwright run``.
+        arguments: JSON values, from ``meshwright run``; ``plan_text`` goes before the
+            file ``plan``, which other machines may not have.
         emit: Takes messages for the launching process.
     Returns:
         Losses, step times, the step that they begin with and, if asked for, the
@@ -51,7 +52,8 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """
     from executors import run
 
-    plan = Plan.load(arguments["plan"])
+    text = arguments.get("plan_text")
+    plan = Plan.from_json(text) if text else Plan.load(arguments["plan"])
     data = (
         _token_batches(arguments["data"], plan.workload, arguments["seed"])
         if arguments["data"]
@@ -63,6 +65,7 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         data,
         steps=arguments["steps"],
         seed=arguments["seed"],
+        device=arguments.get("device"),
         measure=arguments["measure"],
         force=arguments["force"],
         checkpoint_dir=arguments.get("checkpoint_dir"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from planner.cli.machine import check_machine, on_one_host
 from planner.cli.options import (
     OptionalFile,
     OptionalInt,
@@ -20,12 +23,7 @@ from planner.cli.options import (
     model_of_plan,
 )
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress
-from planner.errors import (
-    CaptureError,
-    ExecutionError,
-    FingerprintError,
-    RankFailedError,
-)
+from planner.errors import CaptureError, ExecutionError, RankFailedError
 from planner.schema import Plan
 from planner.schema.base import require_writable
 
@@ -66,16 +64,32 @@ Resume = Annotated[
     tyro.conf.arg(help_behavior_hint=""),
 ]
 
+OptionalAddress = Annotated[
+    str | None, tyro.conf.arg(metavar="HOST:PORT|local", help_behavior_hint="")
+]
+SbatchOptions = Annotated[
+    tuple[str, ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(
+        metavar="OPTION",
+        help="For --on slurm: an option of sbatch without its dashes, such as "
+        "partition=gpu or time=2:00:00. May be given several times.",
+    ),
+]
+
 #: Where to look when one line is not enough.
 _MORE = "; MESHWRIGHT_LOG=INFO shows the traceback"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand:
-    """Train by a plan: on local processes, or as one rank under torchrun."""
+    """Train by a plan: on local processes, as one rank under torchrun, or elsewhere."""
 
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """A plan file."""
+    on: Literal["local", "ray", "slurm"] = "local"
+    """Where: processes of this machine, workers of Ray Train on the Ray cluster that is
+    there (else a local one), or a job that is submitted to SLURM."""
     steps: int = 10
     """Optimizer steps."""
     model: OtherModelName = None
@@ -101,6 +115,9 @@ class RunCommand:
     """Run Python code that came with the hf:PATH named by --model; read it first."""
     force: bool = False
     """Run although model or cluster are not those of the plan."""
+    ray_address: OptionalAddress = None
+    """Of the Ray cluster for --on ray; local to start one here."""
+    sbatch: SbatchOptions = ()
     json: bool = False
     """Print the result as JSON."""
 
@@ -119,9 +136,12 @@ class RunCommand:
             **self._checkpoints(),
         }
         self._check(plan)
+        if self.on != "local":
+            self._elsewhere(plan, arguments)
+            return
         launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-        if not self.force and (not launched or _on_one_host()):
-            _check_cluster(plan)
+        if not self.force and (not launched or on_one_host()):
+            check_machine(plan)
         if not launched:
             self._report(plan, self._launch(plan, arguments))
             return
@@ -170,6 +190,14 @@ class RunCommand:
 
     def _check(self, plan: Plan) -> None:
         """What can be known to be wrong before a process is started."""
+        for flag, given, place in (
+            ("--ray-address", self.ray_address is not None, "ray"),
+            ("--sbatch", bool(self.sbatch), "slurm"),
+        ):
+            if given and self.on != place:
+                raise ExecutionError(
+                    f"{flag} is for --on {place}; add that, or drop it"
+                )
         if self.steps < 1:
             raise ExecutionError(f"--steps {self.steps}; a run has at least 1 step")
         if plan.not_runnable:
@@ -181,11 +209,34 @@ class RunCommand:
 
             open_tokens(self.data, plan.workload)
 
-    def _launch(self, plan: Plan, arguments: dict[str, Any]) -> dict[str, Any]:
-        from executors.launcher import launch
+    def _elsewhere(self, plan: Plan, arguments: dict[str, Any]) -> None:
+        """Train on Ray, or have SLURM do it."""
+        if self.on == "slurm":
+            from planner.cli.on_slurm import run_words, sbatch_options, submit
 
-        processes = plan.strategy.mesh.num_devices
-        note(f"starting {processes} processes: {plan.strategy.label()}")
+            words = run_words(arguments)
+            if self.measurement is not None:
+                words += ["--measurement", str(Path(self.measurement).absolute())]
+            if self.json:
+                words.append("--json")
+            options = sbatch_options(self.sbatch)
+            job = submit(plan, arguments["plan"], words, options)
+            if self.json:
+                emit_json(asdict(job))
+            else:
+                emit_text(f"submitted job {job.job}: {job.script}")
+            return
+        from planner.cli.on_ray import train_on_ray
+
+        with self._progress() as heard:
+            result = train_on_ray(
+                plan, arguments, address=self.ray_address, on_message=heard
+            )
+        self._report(plan, result)
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Callable[[int, Any], None]]:
+        """Show steps; what is given is to be called with each message of a rank."""
         often = max(1, self.steps // 10)
         with progress(self.steps, "step") as bar:
 
@@ -198,6 +249,14 @@ class RunCommand:
                 if not sys.stderr.isatty() and step % often == 0:
                     note(f"step {step} of {self.steps}: loss {message['loss']:.4f}")
 
+            yield heard
+
+    def _launch(self, plan: Plan, arguments: dict[str, Any]) -> dict[str, Any]:
+        from executors.launcher import launch
+
+        processes = plan.strategy.mesh.num_devices
+        note(f"starting {processes} processes: {plan.strategy.label()}")
+        with self._progress() as heard:
             try:
                 results = launch(
                     "planner.cli.rank:train_rank",
@@ -262,52 +321,3 @@ def _train_as_rank(arguments: dict[str, Any]) -> dict[str, Any]:
             raise own from None
         said = ": ".join(filter(None, (type(error).__name__, explain(error))))
         raise RankFailedError(f"{who} raised {said}{_MORE}") from error
-
-
-def _on_one_host() -> bool:
-    """Whether torchrun started all ranks here; if it does not say, they may not be."""
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-
-
-def _check_cluster(plan: Plan) -> None:
-    """This machine must be the planned one.
-
-    Raises:
-        FingerprintError: With the differences, and what to do.
-    """
-    from planner.cluster import Cluster
-
-    here = Cluster.detect()
-    if here.num_devices != plan.cluster.num_devices and "gloo" in {
-        device.backend for device in here.device_types
-    }:
-        # Any number of processes can be started on CPU cores.
-        here = Cluster.detect(processes=plan.cluster.num_devices)
-    if here.fingerprint == plan.cluster.fingerprint:
-        return
-    found = here.reference()
-    differences = [
-        f"{name} {ours} in the plan, {theirs} here"
-        for name, ours, theirs in (
-            (
-                "devices",
-                _devices(plan.cluster.device_types),
-                _devices(found.device_types),
-            ),
-            ("hosts", _hosts(plan.cluster.hosts), _hosts(found.hosts)),
-        )
-        if ours != theirs
-    ]
-    raise FingerprintError(
-        f"the plan is for {plan.cluster.name}, not for this machine: "
-        f"{', '.join(differences) or 'their networks differ'}; plan for local, use "
-        f"torchrun on those machines, or --force to run all the same"
-    )
-
-
-def _devices(kinds: dict[str, int]) -> str:
-    return " + ".join(f"{count} x {kind}" for kind, count in kinds.items())
-
-
-def _hosts(runs: tuple[tuple[int, int], ...]) -> str:
-    return " + ".join(f"{count} of {devices} devices" for count, devices in runs)

@@ -30,7 +30,7 @@ fi
 _RUN = """set -euo pipefail
 NODE_RANK=$SKYPILOT_NODE_RANK
 MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)
-MASTER_PORT=29500
+MASTER_PORT=${{MASTER_PORT:-29500}}
 export NODE_RANK MASTER_ADDR MASTER_PORT
 arguments=(--steps "$STEPS")
 if [ -n "$MODEL" ]; then arguments+=(--model "$MODEL"); fi

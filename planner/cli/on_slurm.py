@@ -1,0 +1,126 @@
+"""``meshwright run --on slurm``: write a batch script and submit it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from planner.schema import Plan
+
+__all__ = ["Submitted", "run_words", "sbatch_options", "submit"]
+
+#: sbatch answers as soon as the controller has the script.
+_ANSWER_S = 120.0
+_OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What became of it.
+
+    Attributes:
+        job: Its number, as sbatch gave it.
+        script: The file that was submitted.
+        command: What was called.
+    """
+
+    job: str
+    script: str
+    command: tuple[str, ...]
+
+
+def sbatch_options(texts: Sequence[str]) -> tuple[str, ...]:
+    """``partition=gpu`` as ``--partition=gpu``.
+
+    Raises:
+        ExecutionError: If a text is no long option of sbatch.
+    """
+    for text in texts:
+        if not _OPTION.fullmatch(text):
+            raise ExecutionError(
+                f"--sbatch {text!r} is no option of sbatch; write its long name "
+                f"without dashes, for example partition=gpu or exclusive"
+            )
+    return tuple(f"--{text}" for text in texts)
+
+
+def run_words(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of ``train_rank`` as words behind ``meshwright run PLAN``."""
+    words: list[str] = []
+    for name in ("steps", "seed", "model", "data", "checkpoint_dir"):
+        if arguments[name] is not None:
+            words += [f"--{name.replace('_', '-')}", str(arguments[name])]
+    if arguments["checkpoint_every"] is not None:
+        words += ["--checkpoint-every", str(arguments["checkpoint_every"])]
+    if arguments["checkpoint_dir"] is not None:
+        words += ["--keep-checkpoints", str(arguments["keep_checkpoints"])]
+    for flag in ("measure", "background_checkpoints", "allow_remote_code", "force"):
+        if arguments[flag]:
+            words.append(f"--{flag.replace('_', '-')}")
+    if arguments["resume"]:
+        words.append("--resume")
+        if arguments["resume"] is not True:
+            words.append(arguments["resume"])
+    return words
+
+
+def submit(
+    plan: Plan, plan_file: str, words: Sequence[str], options: Sequence[str]
+) -> Submitted:
+    """Write the script beside the plan and hand it to sbatch.
+
+    Args:
+        plan: What SLURM can say.
+        plan_file: Where it is, on every node; the script goes beside it, with the
+            ending ``.sbatch``.
+        words: For ``meshwright run``.
+        options: For sbatch, with their dashes.
+
+    Raises:
+        ExportError: If SLURM cannot say what the plan says.
+        PlanFileError: If the script cannot be written.
+        ExecutionError: If there is no sbatch, or it refuses.
+    """
+    from planner.export.checking import require_sayable
+    from planner.export.slurm import slurm_script
+    from planner.schema import write_atomically
+    from planner.targets import get_target
+
+    require_sayable(get_target("slurm"), plan)
+    sbatch = shutil.which("sbatch")
+    if sbatch is None:
+        raise ExecutionError(
+            "sbatch is not on PATH; run this where jobs are submitted, or write the "
+            "script with meshwright export --to slurm and take it there"
+        )
+    script = Path(plan_file).absolute().with_suffix(".sbatch")
+    write_atomically(script, slurm_script(plan, plan_file).encode())
+    command = (sbatch, "--parsable", *options, str(script), *words)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ExecutionError(
+            f"sbatch did not answer within {_ANSWER_S:g} s; see whether SLURM's "
+            f"controller runs (sinfo), then: sbatch {script}"
+        ) from error
+    except OSError as error:
+        raise ExecutionError(f"{sbatch} does not start: {error.strerror}") from error
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise ExecutionError(
+            f"sbatch refused {script} (exit {done.returncode}): {said}; give what your "
+            f"site wants with --sbatch, for example --sbatch partition=gpu"
+        )
+    # With several clusters: number;cluster.
+    job = done.stdout.strip().partition(";")[0]
+    return Submitted(job=job, script=str(script), command=command)
