@@ -75,7 +75,6 @@ def _job(pods: Pods, script: str) -> dict[str, Any]:
             {"name": "MASTER_ADDR", "value": first},
             {"name": "MASTER_PORT", "value": "29500"},
         ],
-        "ports": [{"containerPort": 29500}],
         "resources": pods.resources,
         "volumeMounts": MOUNTS,
     }
