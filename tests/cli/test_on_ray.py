@@ -28,6 +28,8 @@ pytest.importorskip("ray.train", reason="ray[train] is not installed")
 
 #: Ray's own: of its defaults, and of sockets that it leaves to the collector.
 pytestmark = [
+    # Half a minute on two idle cores; Ray's processes wait long for busy ones.
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."),
     pytest.mark.filterwarnings(r"ignore::FutureWarning:ray\."),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -93,7 +95,7 @@ def test_the_exported_script_trains_to_the_same_loss(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
