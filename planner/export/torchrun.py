@@ -19,7 +19,7 @@ __all__ = ["export_torchrun", "placed", "torchrun_command"]
 _ONE_HOST = """#!/bin/sh
 # Starts plan.json on this host. Arguments go on to meshwright run.
 set -eu
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 {visible}exec {command} "$here/plan.json" "$@"
 """
 
@@ -31,7 +31,7 @@ set -eu
 : "${{NODE_RANK:?set NODE_RANK, 0 to {last}}}"
 : "${{MASTER_ADDR:?set MASTER_ADDR, the name of the first host}}"
 : "${{MASTER_PORT:=29500}}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 {visible}exec {command} "$here/plan.json" "$@"
 """
 

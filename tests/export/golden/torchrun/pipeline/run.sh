@@ -6,5 +6,5 @@ set -eu
 : "${NODE_RANK:?set NODE_RANK, 0 to 3}"
 : "${MASTER_ADDR:?set MASTER_ADDR, the name of the first host}"
 : "${MASTER_PORT:=29500}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec torchrun --nnodes=4 --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --nproc-per-node=8 --no-python meshwright run "$here/plan.json" "$@"
