@@ -29,5 +29,6 @@ fi
 venv/bin/meshwright plan --model core_model:build --cluster local:2 --global-batch 8 \
   --dtype float32 --out plan.json
 venv/bin/meshwright export plan.json --to torchrun --out export
+venv/bin/meshwright report plan.json --model core_model:build --out report.html
 venv/bin/meshwright run plan.json --model core_model:build --steps 3
 echo "== the core stands alone"

@@ -26,6 +26,7 @@ from planner.cli.output import note
 from planner.cli.plan import PlanCommand
 from planner.cli.predict import PredictCommand
 from planner.cli.probe import ProbeCommand
+from planner.cli.report import ReportCommand
 from planner.cli.run import RunCommand
 from planner.cli.train import TrainCommand
 from planner.cli.verify import VerifyCommand
@@ -44,6 +45,7 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {
     "export": ExportCommand,
     "import": ImportCommand,
     "compare": CompareCommand,
+    "report": ReportCommand,
     "train": TrainCommand,
     "evaluate": EvaluateCommand,
     "models": ModelsCommand,

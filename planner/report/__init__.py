@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.report.build import build_report
     from planner.report.data import ReportData
+    from planner.report.page import html_page
+    from planner.report.write import write_report
 
 _HOMES = {
     "ReportData": "planner.report.data",
     "build_report": "planner.report.build",
+    "html_page": "planner.report.page",
+    "write_report": "planner.report.write",
 }
 
-__all__ = ["ReportData", "build_report"]
+__all__ = ["ReportData", "build_report", "html_page", "write_report"]
 
 
 def __getattr__(name: str) -> Any:

@@ -187,7 +187,13 @@ def paragraph(plan: Plan) -> str:
     ]
     if plan.provenance.bound_by:
         told.append(f"The step is bound by {plan.provenance.bound_by}.")
-    told.append(f"Found by {_finder_line(plan)}.")
+    name, counts = _finder_line(plan).split("; ", 1)
+    found = (
+        "It was given, not searched for"
+        if name == "given"
+        else f"The {name} partitioner found it"
+    )
+    told.append(f"{found}: {counts}.")
     if plan.provenance.alternatives:
         nearest = plan.provenance.alternatives[0]
         told.append(f"The next best is {nearest.label}: {nearest.reason}.")

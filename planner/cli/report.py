@@ -1,0 +1,87 @@
+"""The command ``meshwright report``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from planner.cli.options import OptionalFile, OtherModelName
+from planner.cli.output import emit_json, emit_text, working
+from planner.errors import PlanFileError
+from planner.schema.base import require_writable
+
+__all__ = ["ReportCommand"]
+
+OtherClusterName = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="CLUSTER",
+        help="The plan's cluster, if it cannot be read from where the plan says.",
+        help_behavior_hint="",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand:
+    """Write what a plan is, and why, as one HTML file; two plans: side by side."""
+
+    plans: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN [PLAN]")
+    ]
+    """One plan file, or two."""
+    out: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = "report.html"
+    """Where to write the page."""
+    measurement: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint="")
+    ] = ()
+    """What meshwright run --measurement wrote, one file a plan."""
+    model: OtherModelName = None
+    cluster: OtherClusterName = None
+    calibration: OptionalFile = None
+    """Fitted constants that priced the plan, if they are not the shipped ones."""
+    json: bool = False
+    """Print the written paths as JSON."""
+
+    def run(self) -> None:
+        """Read all there is, then write.
+
+        Raises:
+            PlanFileError: If there are no plans or more than two, or files are wrong.
+        """
+        from planner.schema import Plan
+        from planner.schema.measurement import Measurement
+
+        if not 1 <= len(self.plans) <= 2:
+            raise PlanFileError(
+                f"{len(self.plans)} plans; name one, or two to lay side by side"
+            )
+        require_writable(self.out)
+        plans = [Plan.load(path) for path in self.plans]
+        runs = [Measurement.load(path) for path in self.measurement]
+        with working(f"writing {self.out}"):
+            from planner.report import write_report
+
+            write_report(
+                plans[0],
+                self.out,
+                against=plans[1] if len(plans) > 1 else None,
+                names=_names(self.plans),
+                model=self.model,
+                cluster=self.cluster,
+                calibration=self.calibration,
+                measurements=runs,
+            )
+        if self.json:
+            emit_json([self.out])
+        else:
+            emit_text(self.out)
+
+
+def _names(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """File names; with their folders where these are all that differs."""
+    short = tuple(Path(path).name for path in paths)
+    return short if len(set(short)) == len(short) else paths

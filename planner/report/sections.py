@@ -1,0 +1,293 @@
+"""The sections of the page that are tables and bars, one pane a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.report.data import MEMORY_CATEGORIES, MemoryRow, ReportData
+from planner.report.figures import pareto_figure, steps_figure
+from planner.report.markup import (
+    absent,
+    bars,
+    details,
+    escape,
+    figure,
+    legend,
+    note,
+    table,
+)
+from planner.units import format_bytes, format_seconds
+
+__all__ = [
+    "breakdown_pane",
+    "measured_pane",
+    "memory_pane",
+    "others_pane",
+    "pareto_pane",
+]
+
+#: From so many rows on, bars are thin.
+_DENSE = 12
+#: Bars leave the limit out where they would be below this share of it.
+_FAR = 0.1
+#: Part of a step to the swatch of its kind.
+_KINDS = {
+    "compute": "k-forward",
+    "recompute": "k-recompute",
+    "tensor": "k-communication",
+    "context": "k-communication",
+    "expert": "k-communication",
+    "data_parallel": "k-communication",
+    "pipeline_transfer": "k-transfer",
+    "pipeline_bubble": "k-bubble",
+    "shared_cores": "k-bubble",
+    "optimizer": "k-optimizer",
+}
+#: Measured rows that are shown one by one.
+_MOST_RANKS = 64
+
+
+def memory_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
+    """Every pp rank's devices: what fills them, and their limit; one scale for all."""
+    rows = report.memory
+    every = [row for peer in peers for row in peer.memory]
+    limit = max(row.limit_bytes for row in every)
+    fullest = max(row.total_bytes for row in every)
+    near = fullest >= _FAR * limit
+    widest = (max(limit, fullest) if near else fullest) or 1.0
+    kinds = sorted({row.device_type for row in rows})
+    there = [
+        part
+        for part in MEMORY_CATEGORIES
+        if any(row.parts_bytes[part] > 0 for row in rows)
+    ]
+    listed = bars(
+        (_memory_bar(row, widest, kinds) for row in rows),
+        *(("dense",) if len(rows) > _DENSE else ()),
+    )
+    numbers = table(
+        ("pp rank", "device", *there, "total", "limit"),
+        [
+            (
+                f"{row.rank}",
+                escape(row.device_type),
+                *(escape(format_bytes(row.parts_bytes[part])) for part in there),
+                escape(format_bytes(row.total_bytes)),
+                escape(format_bytes(row.limit_bytes)),
+            )
+            for row in rows
+        ],
+        caption="Peak memory of each device, by pp rank",
+        numbers=range(2, 4 + len(there)),
+    )
+    keys = legend((f"m-{part}", _category(part)) for part in there)
+    return figure(
+        keys + listed,
+        (
+            "The line is what may be used of a device"
+            if near
+            else "What may be used of a device is far more than bars have room for"
+        )
+        + (f" ({kinds[0]})" if len(kinds) == 1 else "")
+        + ". All devices of a pp rank hold the same.",
+    ) + details("The numbers", numbers)
+
+
+def _category(part: str) -> str:
+    return {
+        "optimizer": "optimizer states",
+        "reserve": "context, allocator",
+        "buffers": "communication buffers",
+    }.get(part, part)
+
+
+def _memory_bar(row: MemoryRow, widest: float, kinds: Sequence[str]) -> str:
+    spans = "".join(
+        f'<span class="m-{part}" style="width:{100 * size / widest:.3f}%" '
+        f'data-tip="{escape(_category(part))}\n{escape(format_bytes(size))}"></span>'
+        for part, size in row.parts_bytes.items()
+        if size > 0
+    )
+    over = row.total_bytes > row.limit_bytes
+    share = row.total_bytes / row.limit_bytes if row.limit_bytes else float("inf")
+    many = f" <small>× {row.devices:,}</small>" if row.devices > 1 else ""
+    if len(kinds) > 1:
+        many += f" <small>{escape(row.device_type)}</small>"
+    limit = 100 * row.limit_bytes / widest
+    line = f'<b style="left:{limit:.3f}%"></b>' if limit <= 100 else ""
+    return (
+        f'<span class="who">rank {row.rank}{many}</span>'
+        f'<span class="track">{spans}{line}</span>'
+        f'<span class="value">{escape(format_bytes(row.total_bytes))} '
+        f"<small>of {escape(format_bytes(row.limit_bytes))}</small> "
+        f"{_share(share)}{', over' if over else ''}</span>"
+    )
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}" if value >= 0.01 else escape("<1%")
+
+
+def breakdown_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
+    """Parts of the step on its critical path, largest first."""
+    if not report.breakdown:
+        return absent("The plan does not say what its step is made of.")
+    largest = max(part.seconds for peer in peers for part in peer.breakdown)
+    items = (
+        f'<span class="who">{escape(part.name[0].upper() + part.name[1:])}</span>'
+        f'<span class="track"><span class="{_KINDS.get(part.part, "k-forward")}" '
+        f'style="width:{max(100 * part.seconds / largest, 0.4):.3f}%"></span></span>'
+        f'<span class="value">{escape(format_seconds(part.seconds))}</span>'
+        f'<span class="value">{part.share:.1%}</span>'
+        for part in report.breakdown
+    )
+    bound = report.plan.provenance.bound_by
+    return figure(
+        bars(items, "parts"),
+        "Seconds of one step on its critical path; they sum to the step time."
+        + (f" Bound by {bound}." if bound else ""),
+    )
+
+
+def others_pane(report: ReportData) -> str:
+    """Runners-up and why they lost; what each partitioner came to."""
+    plan, head = report.plan, report.header
+    body = ""
+    if report.runners_up:
+        rows = [
+            (
+                f"<code>{escape(head.label)}</code>",
+                escape(format_seconds(head.step_time_s)),
+                "",
+                escape(format_bytes(head.peak_memory_bytes)),
+                "chosen",
+            )
+        ]
+        rows += [
+            (
+                f"<code>{escape(other.label)}</code>",
+                escape(format_seconds(other.step_time_s)),
+                f"{other.ratio - 1:+.1%}",
+                escape(format_bytes(other.peak_memory_bytes)),
+                escape(other.reason),
+            )
+            for other in report.runners_up
+        ]
+        body += table(
+            ("strategy", "step", "slower by", "memory", "why it lost"),
+            rows,
+            caption="Runners-up: the best strategies that were priced and not chosen",
+            numbers=(1, 2, 3),
+            won=0,
+            classes={0: "label", 4: "reason"},
+            cards=True,
+        )
+    else:
+        body += absent("The plan names no other strategies: this one was given.")
+    contenders = plan.provenance.contenders
+    if contenders:
+        body += details(
+            f"What each partitioner came to ({len(contenders)})",
+            table(
+                ("partitioner", "step", "closed form", "simulated", "its best"),
+                [
+                    (
+                        escape(one.partitioner),
+                        "none fits"
+                        if one.step_time_s is None
+                        else escape(format_seconds(one.step_time_s)),
+                        f"{one.evaluations.get('analytic', 0):,}",
+                        f"{one.evaluations.get('simulated', 0):,}",
+                        f"<code>{escape(one.label or '')}</code>",
+                    )
+                    for one in contenders
+                ],
+                caption="Best strategy of each partitioner, and how many it priced",
+                numbers=(1, 2, 3),
+                classes={4: "label reason"},
+                cards=True,
+            ),
+        )
+    return body
+
+
+def pareto_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
+    """What is faster needs more memory or more devices."""
+    points = sorted(
+        report.pareto, key=lambda p: (-p.devices, p.step_time_s, p.peak_memory_bytes)
+    )
+    won = next(i for i, point in enumerate(points) if point.origin == "chosen")
+    numbers = table(
+        ("strategy", "devices", "step", "memory", "priced", "beaten"),
+        [
+            (
+                f"<code>{escape(point.label)}</code>",
+                f"{point.devices:,}",
+                escape(format_seconds(point.step_time_s)),
+                escape(format_bytes(point.peak_memory_bytes)),
+                escape(point.origin),
+                "no" if point.on_front else "yes",
+            )
+            for point in points
+        ],
+        caption="Points of the figure; beaten: another one is at once as fast, as "
+        "small and on as few devices",
+        numbers=(1, 2, 3),
+        won=won,
+        classes={0: "label"},
+        cards=True,
+    )
+    why = report.missing.get("pareto")
+    told = note(f"Only what the plan itself knows is shown. {why}") if why else ""
+    limits = {row.limit_bytes for row in report.memory}
+    limit = limits.pop() if len(limits) == 1 else None
+    return (
+        told
+        + figure(
+            pareto_figure(
+                report.pareto, limit, [p for peer in peers for p in peer.pareto]
+            ),
+            "Every point is a strategy that fits; down and to the left is better. "
+            "Small points are priced by closed forms with stages cut evenly, which is "
+            "within some percent of the simulator.",
+        )
+        + details(f"The points ({len(points)})", numbers)
+    )
+
+
+def measured_pane(report: ReportData) -> str:
+    """A run beside the prediction."""
+    run = report.measured
+    if run is None:
+        return absent(report.missing.get("measured", ""))
+    body = note(run.caveat) if run.caveat else ""
+    rows = []
+    ranks = 0
+    for row in run.rows:
+        ranks += "rank " in row.name
+        if "peak memory" in row.name and ranks > _MOST_RANKS:
+            continue
+        name, predicted, measured, ratio = row.cells()
+        rows.append((escape(name), escape(predicted), escape(measured), escape(ratio)))
+    body += figure(
+        table(
+            ("", "predicted", "measured", "predicted ÷ measured"),
+            rows,
+            caption="Predicted beside measured",
+            numbers=(1, 2, 3),
+        )
+        + steps_figure(report.header.step_time_s, run),
+        "Memory is what tensors hold, without context and allocator. Bars are the "
+        "steps of the run, grey ones warm-up; the line is the prediction.",
+    )
+    if run.environment:
+        listed = "".join(
+            f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+            for name, value in run.environment.items()
+        )
+        body += details(
+            "Where it ran",
+            f'<div class="scroll"><table class="facts"><tbody>{listed}</tbody></table>'
+            "</div>",
+        )
+    return body
