@@ -124,7 +124,7 @@ def test_a_cluster_may_be_named() -> None:
     [
         ({"global_batch": 0}, StrategyError, "global_batch=0 is below 1"),
         ({"objective": "speed"}, UnknownNameError, "objective"),
-        ({"target": "megatron"}, UnknownNameError, "target"),
+        ({"target": "picotron"}, UnknownNameError, "target"),
         ({"devices": "some"}, UnknownNameError, "devices"),
         ({"partitioner": "exhastive"}, UnknownNameError, "'exhaustive'"),
         ({"recipe": "magic"}, UnknownNameError, "recipe"),
