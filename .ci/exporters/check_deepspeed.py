@@ -67,7 +67,7 @@ def _config(folder: Path, mesh: dict[str, int], rank: int) -> Any:
     )
     comm.comm.cdb = None
     # Collectives in shared memory, which would be compiled here; nothing is sent.
-    comm.torch.build_shm_op = lambda: None
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     comm.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
     data = json.loads((folder / "ds_config.json").read_text())
     place, mpu, mesh_device = _place(rank, mesh), None, None

@@ -40,7 +40,7 @@ _SCRIPT = """#!/bin/sh
 # Trains by plan.json with accelerate. Arguments go on to train.py, or to the script
 # that TRAIN names.{once}
 set -eu
-{address}here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+{address}here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec {command} \\
     "${{TRAIN:-$here/train.py}}" "$@"
 """

@@ -28,7 +28,7 @@ _SCRIPT = """#!/bin/sh
 {todo}{once}
 set -eu
 : "${{TRAIN:?set TRAIN, your training script}}"
-{address}here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+{address}here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec deepspeed {where} \\
     "$TRAIN" --deepspeed --deepspeed_config "$here/ds_config.json" "$@"
 """
@@ -56,8 +56,8 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         **_precision(strategy),
         **_optimizer(strategy),
     }
-    if strategy.grad_clip_norm is not None:
-        config["gradient_clipping"] = strategy.grad_clip_norm
+    # Without a word DeepSpeed clips to 1.
+    config["gradient_clipping"] = strategy.grad_clip_norm or 0.0
     if mesh.tp > 1:
         config["tensor_parallel"] = {
             "autotp_size": mesh.tp,

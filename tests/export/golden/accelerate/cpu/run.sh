@@ -4,7 +4,7 @@
 set -eu
 : "${MASTER_ADDR:=127.0.0.1}"
 : "${MASTER_PORT:=29500}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec torchrun --nnodes=1 --nproc-per-node=2 \
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
     --no-python accelerate launch --config_file "$here/accelerate.yaml" \

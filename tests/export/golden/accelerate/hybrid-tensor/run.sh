@@ -7,7 +7,7 @@ set -eu
 : "${NODE_RANK:?set NODE_RANK, 0 to 1}"
 : "${MASTER_ADDR:?set MASTER_ADDR, the name of the first host}"
 : "${MASTER_PORT:=29500}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec accelerate launch --config_file "$here/accelerate.yaml" \
     --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" \
     --main_process_port "$MASTER_PORT" \

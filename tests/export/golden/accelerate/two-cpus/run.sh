@@ -7,7 +7,7 @@ set -eu
 : "${NODE_RANK:?set NODE_RANK, 0 to 1}"
 : "${MASTER_ADDR:?set MASTER_ADDR, the name of the first host}"
 : "${MASTER_PORT:=29500}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec torchrun --nnodes=2 --node-rank="$NODE_RANK" --nproc-per-node=2 \
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
     --no-python accelerate launch --config_file "$here/accelerate.yaml" \

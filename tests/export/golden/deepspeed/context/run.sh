@@ -11,6 +11,6 @@
 #   a model too large for one device made under deepspeed.zero.Init
 set -eu
 : "${TRAIN:?set TRAIN, your training script}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec deepspeed --num_gpus=8 \
     "$TRAIN" --deepspeed --deepspeed_config "$here/ds_config.json" "$@"

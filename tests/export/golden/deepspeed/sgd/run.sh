@@ -8,6 +8,6 @@
 #   engine.compile()
 set -eu
 : "${TRAIN:?set TRAIN, your training script}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec deepspeed --num_gpus=8 \
     "$TRAIN" --deepspeed --deepspeed_config "$here/ds_config.json" "$@"

@@ -14,7 +14,7 @@ set -eu
 : "${NODE_RANK:?set NODE_RANK, 0 to 1}"
 : "${MASTER_ADDR:?set MASTER_ADDR, the name of the first host}"
 : "${MASTER_PORT:=29500}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 exec deepspeed --hostfile="$here/hostfile" --no_ssh --node_rank="$NODE_RANK" \
     --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" \
     --include="host-0:4,5,6,7@host-1:4,5,6,7" \

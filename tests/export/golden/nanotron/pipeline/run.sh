@@ -10,7 +10,7 @@ set -eu
 : "${NODE_RANK:?set NODE_RANK, 0 to 3}"
 : "${MASTER_ADDR:?set MASTER_ADDR, the name of the first host}"
 : "${MASTER_PORT:=29500}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 python "$here/merge.py" "$BASE" "$here/plan.nanotron.yaml" > "$CONFIG"
 # nanotron wants its communication in one order.
 export CUDA_DEVICE_MAX_CONNECTIONS=1

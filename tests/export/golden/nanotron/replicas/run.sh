@@ -5,7 +5,7 @@ set -eu
 : "${BASE:?set BASE, a config of nanotron with your model, tokenizer and data}"
 : "${TRAIN:=run_train.py}"
 : "${CONFIG:=config.yaml}"
-here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 python "$here/merge.py" "$BASE" "$here/plan.nanotron.yaml" > "$CONFIG"
 # nanotron wants its communication in one order.
 export CUDA_DEVICE_MAX_CONNECTIONS=1
