@@ -82,6 +82,7 @@ def test_the_loss_is_that_of_run(
     assert ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_the_exported_script_trains_to_the_same_loss(
     two_cpus: str, plan_file: Path, losses: tuple[float, ...], tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_more_ranks_than_cpus_are_refused(
     assert "ray start" in refusal
 
 
+@pytest.mark.slow
 def test_the_script_does_not_wait_for_cpus_either(
     two_cpus: str, tmp_path: Path
 ) -> None:
