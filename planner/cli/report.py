@@ -27,14 +27,25 @@ OtherClusterName = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
-    """Write what a plan is, and why, as one HTML file; two plans: side by side."""
+    """Write what a plan is, and why, to look at; two plans: side by side."""
 
     plans: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN [PLAN]")
     ]
     """One plan file, or two."""
-    out: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = "report.html"
-    """Where to write the page."""
+    out: Annotated[
+        str | None,
+        tyro.conf.arg(
+            aliases=["-o"],
+            metavar="FILE",
+            help="Write an HTML page; report.html if no other form is asked for.",
+            help_behavior_hint="",
+        ),
+    ] = None
+    md: OptionalFile = None
+    """Write Markdown, for an issue or a pull request."""
+    perfetto: OptionalFile = None
+    """Write the step as a trace for ui.perfetto.dev."""
     measurement: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint="")
     ] = ()
@@ -59,15 +70,17 @@ class ReportCommand:
             raise PlanFileError(
                 f"{len(self.plans)} plans; name one, or two to lay side by side"
             )
-        require_writable(self.out)
+        paths = self._paths()
+        for path in paths.values():
+            require_writable(path)
         plans = [Plan.load(path) for path in self.plans]
         runs = [Measurement.load(path) for path in self.measurement]
-        with working(f"writing {self.out}"):
-            from planner.report import write_report
+        with working(f"writing {', '.join(paths.values())}"):
+            from planner.report import write_reports
 
-            write_report(
+            write_reports(
                 plans[0],
-                self.out,
+                paths,
                 against=plans[1] if len(plans) > 1 else None,
                 names=_names(self.plans),
                 model=self.model,
@@ -76,9 +89,19 @@ class ReportCommand:
                 measurements=runs,
             )
         if self.json:
-            emit_json([self.out])
+            emit_json(list(paths.values()))
         else:
-            emit_text(self.out)
+            emit_text("\n".join(paths.values()))
+
+    def _paths(self) -> dict[str, str]:
+        """Form to file, the page first."""
+        asked = {
+            "html": self.out,
+            "md": self.md,
+            "perfetto": self.perfetto,
+        }
+        paths = {form: path for form, path in asked.items() if path is not None}
+        return paths or {"html": "report.html"}
 
 
 def _names(paths: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A plan to look at: HTML, and the data that figures and text are drawn from.
+"""A plan to look at: HTML, Markdown, a trace, and the data they are drawn from.
 
 Names resolve lazily: ``meshwright run`` lays measurements beside a plan, and needs
 neither the cost model nor the simulator for that.
@@ -12,17 +12,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.report.build import build_report
     from planner.report.data import ReportData
+    from planner.report.markdown import markdown_page
     from planner.report.page import html_page
-    from planner.report.write import write_report
+    from planner.report.trace import chrome_trace
+    from planner.report.write import write_report, write_reports
 
 _HOMES = {
     "ReportData": "planner.report.data",
     "build_report": "planner.report.build",
+    "chrome_trace": "planner.report.trace",
     "html_page": "planner.report.page",
+    "markdown_page": "planner.report.markdown",
     "write_report": "planner.report.write",
+    "write_reports": "planner.report.write",
 }
 
-__all__ = ["ReportData", "build_report", "html_page", "write_report"]
+__all__ = [
+    "ReportData",
+    "build_report",
+    "chrome_trace",
+    "html_page",
+    "markdown_page",
+    "write_report",
+    "write_reports",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
-from planner.errors import PlanFileError
+from planner.errors import PlanFileError, UnknownNameError
 from planner.graph import ModelGraph
 from planner.report.build import build_report
+from planner.report.data import ReportData
+from planner.report.markdown import markdown_page
 from planner.report.page import html_page
+from planner.report.trace import trace_json
 from planner.schema import Plan
-from planner.schema.base import write_atomically
+from planner.schema.base import require_writable, write_atomically
 from planner.schema.measurement import Measurement
 
-__all__ = ["write_report"]
+__all__ = ["FORMATS", "write_report", "write_reports"]
+
+
+def _html(reports: Sequence[ReportData], names: Sequence[str]) -> bytes:
+    return html_page(reports, names).encode()
+
+
+def _markdown(reports: Sequence[ReportData], names: Sequence[str]) -> bytes:
+    return markdown_page(reports, names).encode()
+
+
+def _perfetto(reports: Sequence[ReportData], names: Sequence[str]) -> bytes:
+    return trace_json(reports, names).encode()
+
+
+_MAKERS: dict[str, Callable[[Sequence[ReportData], Sequence[str]], bytes]] = {
+    "html": _html,
+    "md": _markdown,
+    "perfetto": _perfetto,
+}
+#: What a report can be written as.
+FORMATS = tuple(_MAKERS)
 
 
 def write_report(
@@ -46,6 +71,48 @@ def write_report(
             plan's.
         MeshwrightError: If what is named cannot be read.
     """
+    write_reports(
+        plan,
+        {"html": path},
+        against=against,
+        names=names,
+        model=model,
+        cluster=cluster,
+        calibration=calibration,
+        measurements=measurements,
+    )
+
+
+def write_reports(
+    plan: Plan,
+    paths: Mapping[str, str | os.PathLike[str]],
+    *,
+    against: Plan | None = None,
+    names: Sequence[str] = ("first", "second"),
+    model: ModelGraph | str | None = None,
+    cluster: Cluster | str | None = None,
+    calibration: CalibrationChoice = None,
+    measurements: Sequence[Measurement | None] = (),
+) -> None:
+    """Write a report in several forms; none of them unless all of them can be made.
+
+    Args:
+        plan: What to report on.
+        paths: Of each form its file, keys of :data:`FORMATS`.
+        against: A second plan, to be laid beside the first.
+        names: What to call the two.
+        model: As for :func:`planner.report.build_report`, of both plans.
+        cluster: The same.
+        calibration: The same.
+        measurements: Of runs of the plans, in their order.
+
+    Raises:
+        UnknownNameError: If a form is not known.
+        PlanFileError: If a file cannot be written, two are the same, a form cannot
+            show the plan, or what is given is not the plan's.
+        MeshwrightError: If what is named cannot be read.
+    """
+    _require_places(paths)
     plans = [plan] if against is None else [plan, against]
     if len(measurements) > len(plans):
         raise PlanFileError(
@@ -63,4 +130,26 @@ def write_report(
         )
         for each, run in zip(plans, runs, strict=True)
     ]
-    write_atomically(path, html_page(reports, names).encode())
+    made = {form: _MAKERS[form](reports, names) for form in paths}
+    for form, path in paths.items():
+        write_atomically(path, made[form])
+
+
+def _require_places(paths: Mapping[str, str | os.PathLike[str]]) -> None:
+    """Refuse forms and files before the long work.
+
+    Raises:
+        UnknownNameError: If a form is not known.
+        PlanFileError: If a file cannot be written, or is named twice.
+    """
+    taken: dict[Path, str] = {}
+    for form, path in paths.items():
+        if form not in _MAKERS:
+            raise UnknownNameError("form of a report", form, FORMATS)
+        require_writable(path)
+        place = Path(path).resolve()
+        other = taken.setdefault(place, form)
+        if other != form:
+            raise PlanFileError(
+                f"{path} is named for both {other} and {form}; name a file for each"
+            )

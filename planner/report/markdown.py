@@ -1,0 +1,207 @@
+"""The report as Markdown, for an issue or a pull request: GitHub's dialect.
+
+Names come from files that others wrote, so that none of them may end a table, open a
+tag, mention somebody or link an issue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from planner.report.data import ReportData, TimelineRow
+from planner.units import format_bytes, format_seconds
+
+__all__ = ["code_span", "markdown_page", "plain_text"]
+
+_COMPUTE = ("forward", "backward", "backward input", "backward weight")
+_TALK = ("transfer", "communication")
+#: Rows of a table; of longer ones the rest is counted.
+_MOST_ROWS = 64
+
+
+def plain_text(text: object) -> str:
+    """One line of Markdown that reads as the text does."""
+    line = _one_line(text)
+    line = re.sub(r"[\\`*\[\]<>|~$&]", lambda sign: "\\" + sign[0], line)
+    # Between letters an underscore is text already, and labels are easier to read.
+    line = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", line)
+    # An empty comment keeps GitHub from a mention or the link of an issue.
+    line = re.sub(r"([@#])(?=\w)", r"\1<!-- -->", line)
+    line = re.sub(r"^([#+=-])", r"\\\1", line)
+    return re.sub(r"^(\d+)([.)])(?= |$)", r"\1\\\2", line)
+
+
+def code_span(text: object) -> str:
+    """The text as code in a cell of a table."""
+    line = _one_line(text)
+    if not line:
+        return ""
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if longest or line == " " else ""
+    # A row is cut at bars before code is looked for.
+    return f"{fence}{space}{line.replace('|', chr(92) + '|')}{space}{fence}"
+
+
+def _one_line(text: object) -> str:
+    """Without line breaks and characters that cannot be seen."""
+    seen = "".join(sign if sign.isprintable() else " " for sign in str(text))
+    return " ".join(seen.split())
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
+    """A table of Markdown; all columns but the first ``names`` flush right."""
+    listed = list(rows)
+    rule = ["---" if i < names else "--:" for i in range(len(header))]
+    lines = [header, rule, *listed[:_MOST_ROWS]]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    left = len(listed) - _MOST_ROWS
+    return text if left <= 0 else f"{text}\n\n… and {left:,} more"
+
+
+def markdown_page(reports: Sequence[ReportData], names: Sequence[str] = ()) -> str:
+    """The reports of one plan or two, one after the other.
+
+    Args:
+        reports: One or two.
+        names: Of two plans, for people: their files.
+    """
+    if len(reports) == 1:
+        parts = _plan(reports[0], "", "##")
+    else:
+        parts = [_beside(reports, names)]
+        for report, letter, name in zip(reports, "AB", names, strict=True):
+            parts += _plan(report, f"{letter} {plain_text(name)}: ", "##")
+    parts.append(f"<sub>Meshwright {plain_text(reports[0].header.version)}</sub>")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _plan(report: ReportData, before: str, level: str) -> list[str]:
+    head, plan = report.header, report.plan
+    parts = [
+        f"{level} {before}{plain_text(head.model)} on {plain_text(head.cluster)}",
+        code_span(head.label),
+        plain_text(head.paragraph),
+    ]
+    parts += [
+        f"**Meshwright cannot run it itself:** {plain_text(reason)}"
+        for reason in head.not_runnable
+    ]
+    facts = [(name, plain_text(text)) for name, text in head.facts.items()]
+    parts.append(_table(("", ""), facts, names=2))
+    parts += [f"{level}# Time and memory by pp rank", _ranks(report)]
+    if report.breakdown:
+        rows = [
+            (plain_text(part.name), format_seconds(part.seconds), f"{part.share:.1%}")
+            for part in report.breakdown
+        ]
+        total = ("**step**", f"**{format_seconds(head.step_time_s)}**", "")
+        parts += [
+            f"{level}# Where the time goes",
+            _table(("on the critical path", "time", "share"), [*rows, total]),
+        ]
+        if plan.provenance.bound_by:
+            parts.append(f"Bound by {plain_text(plan.provenance.bound_by)}.")
+    if report.runners_up:
+        parts += [f"{level}# Runners-up", _others(report)]
+    if report.measured is not None:
+        compared = [
+            (plain_text(name), predicted, found, ratio)
+            for name, predicted, found, ratio in (
+                row.cells() for row in report.measured.rows
+            )
+        ]
+        columns = ("", "predicted", "measured", "predicted ÷ measured")
+        parts += [f"{level}# Measured", plain_text(report.measured.caveat)]
+        parts.append(_table(columns, compared))
+    if head.assumptions:
+        parts.append(f"{level}# Assumed while reading the model")
+        parts.append("\n".join(f"- {plain_text(text)}" for text in head.assumptions))
+    return parts
+
+
+def _ranks(report: ReportData) -> str:
+    """What each device of a pp rank spends a step on, and what fills it."""
+    times: dict[int, TimelineRow] = {}
+    if report.timeline is not None:
+        times = {row.rank: row for row in report.timeline.rows}
+    spent = ("compute", "communication", "optimizer", "bubble") if times else ()
+    rows = []
+    for row in report.memory:
+        seconds = times[row.rank].seconds() if times else {}
+        groups = (_COMPUTE, _TALK, ("optimizer",), ("bubble",)) if times else ()
+        share = row.total_bytes / row.limit_bytes if row.limit_bytes else float("inf")
+        over = " over" if share > 1 else ""
+        rows.append(
+            (
+                f"{row.rank}",
+                code_span(row.device_type),
+                f"{row.devices:,}",
+                *(format_seconds(sum(seconds[k] for k in kinds)) for kinds in groups),
+                format_bytes(row.total_bytes),
+                format_bytes(row.limit_bytes),
+                f"{share:.1%}{over}",
+            )
+        )
+    header = ("pp rank", "device", "devices", *spent, "memory", "limit", "full")
+    text = _table(header, rows, names=2)
+    if report.timeline is None:
+        return f"{text}\n\nWithout times: {plain_text(report.missing['timeline'])}"
+    caveat = report.timeline.caveat
+    told = "Communication is what no computation hides, between stages included."
+    return f"{text}\n\n{told} {plain_text(caveat)}".rstrip()
+
+
+def _others(report: ReportData) -> str:
+    head = report.header
+    chosen = (
+        f"**{code_span(head.label)}**",
+        "chosen",
+        format_seconds(head.step_time_s),
+        "",
+        format_bytes(head.peak_memory_bytes),
+    )
+    rows = [
+        (
+            code_span(other.label),
+            plain_text(other.reason),
+            format_seconds(other.step_time_s),
+            f"{other.ratio - 1:+.1%}",
+            format_bytes(other.peak_memory_bytes),
+        )
+        for other in report.runners_up
+    ]
+    header = ("strategy", "why it lost", "step", "slower by", "memory")
+    return _table(header, [chosen, *rows], names=2)
+
+
+def _beside(reports: Sequence[ReportData], names: Sequence[str]) -> str:
+    """Figures of both plans, and every field that differs."""
+    first, second = (report.header for report in reports)
+    figures: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("step time", first.step_time_s, second.step_time_s, format_seconds),
+        ("samples/s", first.samples_per_s, second.samples_per_s, "{:,.2f}".format),
+        (
+            "peak memory of a device",
+            first.peak_memory_bytes,
+            second.peak_memory_bytes,
+            format_bytes,
+        ),
+        ("devices", first.devices_used, second.devices_used, "{:,.0f}".format),
+    ]
+    rows = [
+        (name, form(a), form(b), f"{b / a - 1:+.1%}" if a else "")
+        for name, a, b, form in figures
+    ]
+    called = [
+        f"{letter} {plain_text(n)}" for letter, n in zip("AB", names, strict=True)
+    ]
+    text = "## Two plans side by side\n\n" + _table(("", *called, "difference"), rows)
+    changes = reports[0].plan.diff(reports[1].plan)
+    if changes:
+        shown = [f"- {plain_text(change)}" for change in changes[:_MOST_ROWS]]
+        left = len(changes) - len(shown)
+        shown += [f"- … and {left:,} more"] if left else []
+        text += "\n\nFields that differ:\n\n" + "\n".join(shown)
+    return text

@@ -1,0 +1,165 @@
+"""The simulated step as Chrome trace events, which ui.perfetto.dev opens.
+
+A process is a pp rank, whose devices do the same at the same time; its threads are
+what it computes, what it sends and waits to receive, and when it has nothing to do.
+
+Source: Trace Event Format (Google), JSON object format with events of phases X and M;
+times are in microseconds, Perfetto keeps them in whole nanoseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from planner.errors import PlanFileError
+from planner.report.data import ReportData, Span, StageFacts, TimelineRow
+
+__all__ = ["THREADS", "chrome_trace", "trace_json"]
+
+#: Threads of each process in order, and what they hold.
+THREADS = {
+    "compute": (
+        "forward",
+        "backward",
+        "backward input",
+        "backward weight",
+        "optimizer",
+    ),
+    "communication": ("transfer", "communication"),
+    "bubble": ("bubble",),
+}
+_THREAD_OF = {
+    kind: tid for tid, kinds in enumerate(THREADS.values(), start=1) for kind in kinds
+}
+
+
+def chrome_trace(
+    reports: Sequence[ReportData], names: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Processes, threads and complete events of the steps of one plan or two.
+
+    Args:
+        reports: One or two; both steps begin at 0.
+        names: Of two plans, for people: their files.
+
+    Raises:
+        PlanFileError: If a plan's step cannot be timed; says what would let it be.
+    """
+    called = [""]
+    if len(reports) > 1:
+        called = [f"{letter} {n}: " for letter, n in zip("AB", names, strict=True)]
+    events: list[dict[str, Any]] = []
+    pid = 0
+    for report, name in zip(reports, called, strict=True):
+        if report.timeline is None:
+            raise PlanFileError(
+                f"there is no timeline to write as a trace: "
+                f"{report.missing['timeline']}"
+            )
+        for row in report.timeline.rows:
+            # Perfetto takes process 0 for the idle one.
+            pid += 1
+            events += _names(row, pid, name)
+            events += _spans(row, pid, report.stages)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            f"{key} {letter}".strip(): text
+            for letter, report in zip("AB" if called[0] else " ", reports, strict=True)
+            for key, text in _about(report).items()
+        },
+        "traceEvents": events,
+    }
+
+
+def trace_json(reports: Sequence[ReportData], names: Sequence[str] = ()) -> str:
+    """The same as a file, an event a line.
+
+    Raises:
+        PlanFileError: If a plan's step cannot be timed.
+    """
+    trace = chrome_trace(reports, names)
+    events = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
+    return f'{json.dumps(trace)[:-1]}, "traceEvents": [\n{events}\n]}}\n'
+
+
+def _about(report: ReportData) -> dict[str, str]:
+    head = report.header
+    told = {
+        "model": head.model,
+        "cluster": head.cluster,
+        "strategy": head.label,
+        "written by": f"Meshwright {head.version}",
+    }
+    if report.timeline is not None and report.timeline.caveat:
+        told["caveat"] = report.timeline.caveat
+    return told
+
+
+def _names(row: TimelineRow, pid: int, before: str) -> list[dict[str, Any]]:
+    many = f" × {row.devices:,}" if row.devices > 1 else ""
+    label = f"{before}pp rank {row.rank}{many} ({row.device_type})"
+    told: list[tuple[str, int, dict[str, Any]]] = [
+        ("process_name", 0, {"name": label}),
+        ("process_sort_index", 0, {"sort_index": pid}),
+    ]
+    for tid, thread in enumerate(THREADS, start=1):
+        told.append(("thread_name", tid, {"name": thread}))
+        told.append(("thread_sort_index", tid, {"sort_index": tid}))
+    return [
+        {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
+        for name, tid, args in told
+    ]
+
+
+def _spans(
+    row: TimelineRow, pid: int, stages: Sequence[StageFacts]
+) -> list[dict[str, Any]]:
+    """Each begins no earlier than the one before ends, also after rounding."""
+    events = []
+    now_ns = 0
+    for span in row.spans():
+        start_ns = max(round(span.start_s * 1e9), now_ns)
+        now_ns = max(round(span.end_s * 1e9), start_ns)
+        events.append(
+            {
+                "ph": "X",
+                "name": _title(span),
+                "cat": span.kind,
+                "pid": pid,
+                "tid": _THREAD_OF[span.kind],
+                "ts": start_ns / 1e3,
+                "dur": (now_ns - start_ns) / 1e3,
+                "args": _arguments(span, stages),
+            }
+        )
+    return events
+
+
+def _title(span: Span) -> str:
+    if span.microbatch >= 0:
+        return f"{span.kind} {span.microbatch}"
+    return span.kind
+
+
+def _arguments(span: Span, stages: Sequence[StageFacts]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if span.stage >= 0:
+        told["stage"] = span.stage
+    if span.microbatch >= 0:
+        told["microbatch"] = span.microbatch
+    if span.stage < 0 or span.kind not in {"forward", "backward"}:
+        return told
+    facts = stages[span.stage]
+    talk_s = (
+        facts.forward_communication_s
+        if span.kind == "forward"
+        else facts.backward_communication_s
+    )
+    if talk_s:
+        told["exposed_communication_us"] = round(talk_s * 1e6, 3)
+    if span.kind == "backward" and facts.recompute_s:
+        told["recompute_us"] = round(facts.recompute_s * 1e6, 3)
+    return told
