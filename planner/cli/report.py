@@ -46,6 +46,10 @@ class ReportCommand:
     """Write Markdown, for an issue or a pull request."""
     perfetto: OptionalFile = None
     """Write the step as a trace for ui.perfetto.dev."""
+    png: OptionalFile = None
+    """Write a sheet of figures for a paper; needs matplotlib, as does --svg."""
+    svg: OptionalFile = None
+    """Write the same as SVG."""
     measurement: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint="")
     ] = ()
@@ -99,6 +103,8 @@ class ReportCommand:
             "html": self.out,
             "md": self.md,
             "perfetto": self.perfetto,
+            "png": self.png,
+            "svg": self.svg,
         }
         paths = {form: path for form, path in asked.items() if path is not None}
         return paths or {"html": "report.html"}

@@ -14,6 +14,7 @@ from planner.report.build import build_report
 from planner.report.data import ReportData
 from planner.report.markdown import markdown_page
 from planner.report.page import html_page
+from planner.report.sheet import require_matplotlib, sheet_of_one
 from planner.report.trace import trace_json
 from planner.schema import Plan
 from planner.schema.base import require_writable, write_atomically
@@ -38,6 +39,8 @@ _MAKERS: dict[str, Callable[[Sequence[ReportData], Sequence[str]], bytes]] = {
     "html": _html,
     "md": _markdown,
     "perfetto": _perfetto,
+    "png": lambda reports, _: sheet_of_one(reports, "png"),
+    "svg": lambda reports, _: sheet_of_one(reports, "svg"),
 }
 #: What a report can be written as.
 FORMATS = tuple(_MAKERS)
@@ -140,12 +143,15 @@ def _require_places(paths: Mapping[str, str | os.PathLike[str]]) -> None:
 
     Raises:
         UnknownNameError: If a form is not known.
-        PlanFileError: If a file cannot be written, or is named twice.
+        PlanFileError: If a file cannot be written, or is named twice, or if matplotlib
+            is asked for and not there.
     """
     taken: dict[Path, str] = {}
     for form, path in paths.items():
         if form not in _MAKERS:
             raise UnknownNameError("form of a report", form, FORMATS)
+        if form in {"png", "svg"}:
+            require_matplotlib()
         require_writable(path)
         place = Path(path).resolve()
         other = taken.setdefault(place, form)
