@@ -20,7 +20,9 @@ def _drawn() -> dict[str, str]:
     """Name to parent, read from the drawing."""
     parents: dict[str, str] = {}
     path: list[str] = []
+    # Drawn as a literal block, four columns in.
     for line in (errors.__doc__ or "").splitlines():
+        line = line.removeprefix("    ")
         found = re.match(r"^([│├└─ ]*)(\w+Error)\b", line)
         if not found:
             continue

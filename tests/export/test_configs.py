@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_a_config_of_ones_own_gets_the_plan_laid_over(tmp_path: Path) -> None:
         )
     )
     ran = subprocess.run(
-        ["python", "merge.py", "base.yaml", "plan.nanotron.yaml"],
+        [sys.executable, "merge.py", "base.yaml", "plan.nanotron.yaml"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -179,7 +180,7 @@ def test_a_config_of_ones_own_gets_the_plan_laid_over(tmp_path: Path) -> None:
     assert merged["parallelism"]["pp"] == 4
     (tmp_path / "base.yaml").write_text("- no\n- sections\n")
     ran = subprocess.run(
-        ["python", "merge.py", "base.yaml", "plan.nanotron.yaml"],
+        [sys.executable, "merge.py", "base.yaml", "plan.nanotron.yaml"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
