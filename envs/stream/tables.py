@@ -179,7 +179,8 @@ def stream_tables(
     sequential = np.array([book.sequential_step_s(job, device) for job in jobs])
     columns = np.arange(len(shapes))
     reach = np.array([_empty_reach(network, shape) for shape in shapes])
-    empty = steps[:, None] * step_s[:, columns, reach, 0]
+    # In the order of rows, whatever the sizes: another order is another compilation.
+    empty = np.ascontiguousarray(steps[:, None] * step_s[:, columns, reach, 0])
     fastest, degrees = empty.min(axis=1), np.array([s.devices for s in shapes])
     for job, least in zip(jobs, fastest.tolist(), strict=True):
         if not np.isfinite(least):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from envs.stream.book import PriceBook
-from envs.stream.jobs import BUILT_IN, JobType
+from envs.stream.jobs import BUILT_IN, JobType, built_in_jobs
 from envs.stream.network import HostKind, Shape, StreamNetwork, sub_cluster
+from envs.stream.prepare import PRESETS
 from envs.stream.pricing import STRETCHES, PlanPrice, price_plan, sequential_step_s
+from envs.stream.tables import stream_tables
 from planner.cluster import Cluster, device_type
 from planner.cost import CostModel, Setting
 from planner.errors import PlanFileError
@@ -32,10 +34,36 @@ def kind(network: StreamNetwork) -> HostKind:
     return network.kinds[0]
 
 
-def test_shipped_prices_are_those_of_the_planner(
-    network: StreamNetwork, kind: HostKind
+def _no_search(*_: object, **__: object) -> None:
+    pytest.fail("prices that ship are missing: run python -m envs.stream.prepare")
+
+
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch) -> PriceBook:
+    """What ships, and nothing that is worked out anew."""
+    monkeypatch.setattr("envs.stream.book.price_plan", _no_search)
+    monkeypatch.setattr("envs.stream.book.sequential_step_s", _no_search)
+    monkeypatch.setattr("envs.stream.book.model_op_graph", _no_search)
+    return PriceBook()
+
+
+@pytest.mark.parametrize(("preset", "nodes", "degree"), PRESETS)
+def test_prices_of_all_built_in_jobs_ship(
+    preset: str, nodes: int, degree: int, shipped: PriceBook
 ) -> None:
-    book, job, link = PriceBook(), _job("bert-large"), network.levels[0]
+    """They do not once a preset's figures change: an environment then takes minutes."""
+    network = StreamNetwork(Cluster.from_preset(preset, nodes))
+    shapes = network.shapes(degree, spread=1)
+    tables = stream_tables(built_in_jobs(), network, shapes, shipped)
+    assert tables.step_s.shape[:2] == (len(BUILT_IN), len(shapes))
+    for job in BUILT_IN:
+        assert len(shipped.graph(job).nodes) > 0
+
+
+def test_shipped_prices_are_those_of_the_planner(
+    network: StreamNetwork, kind: HostKind, shipped: PriceBook
+) -> None:
+    book, job, link = shipped, _job("bert-large"), network.levels[0]
     for shape in (
         Shape(kind=0, hosts=1, per_host=2),
         Shape(kind=0, hosts=2, per_host=4),
