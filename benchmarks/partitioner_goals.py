@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.partitioner_table import (
+from benchmarks.partitioner_table import KindTable, kind_tables
+from benchmarks.partitioner_times import (
     FirstPlan,
-    KindTable,
     WithoutClock,
     first_plans,
-    kind_tables,
     without_clock,
 )
 from benchmarks.partitioner_worlds import Record

@@ -12,15 +12,9 @@ from typing import Any
 
 from benchmarks.partitioner_figures import draw_curves, draw_ratios
 from benchmarks.partitioner_goals import goals
-from benchmarks.partitioner_table import (
-    Comparison,
-    KindTable,
-    ablations,
-    first_plans,
-    kind_tables,
-    quality_curves,
-    without_clock,
-)
+from benchmarks.partitioner_ratios import Comparison
+from benchmarks.partitioner_table import KindTable, ablations, kind_tables
+from benchmarks.partitioner_times import first_plans, quality_curves, without_clock
 from benchmarks.partitioner_worlds import FIRST, Record
 from benchmarks.tables import aligned, cpu_name, piped, report_name
 from planner.errors import PlanFileError

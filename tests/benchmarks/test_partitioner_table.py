@@ -10,18 +10,11 @@ import numpy as np
 import pytest
 
 from benchmarks.partitioner_goals import goals
+from benchmarks.partitioner_ratios import compare, log_ratio, mean_ratio
 from benchmarks.partitioner_report import Report
 from benchmarks.partitioner_solvers import Answer, latest_s
-from benchmarks.partitioner_table import (
-    ablations,
-    compare,
-    first_plans,
-    kind_tables,
-    log_ratio,
-    mean_ratio,
-    quality_curves,
-    without_clock,
-)
+from benchmarks.partitioner_table import ablations, kind_tables
+from benchmarks.partitioner_times import first_plans, quality_curves, without_clock
 from benchmarks.partitioner_worlds import FIRST, Record
 from planner.errors import PlanFileError
 
