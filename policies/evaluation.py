@@ -17,6 +17,7 @@ from envs.ramp.tables import ramp_tables
 from envs.ramp.vector import RampVecEnv
 from envs.ramp.world import RampJobs
 from planner.errors import StrategyError
+from planner.schema.stream import StreamRecord
 from policies.baselines import Constant, Policy
 
 __all__ = ["Played", "PolicyMaker", "Validation", "play", "validation"]
@@ -34,12 +35,14 @@ class Played:
         throughput_bytes_per_s: Mean over the seeds.
         mean_jct_s: Mean over the seeds with completed jobs; NaN without any.
         decision_s: Wall time of the policy for a decision, side by side.
+        records: Of each seed, if they were asked for.
     """
 
     blocking_rates: tuple[float, ...]
     throughput_bytes_per_s: float
     mean_jct_s: float
     decision_s: float
+    records: tuple[StreamRecord, ...] = ()
 
     @property
     def blocking_rate(self) -> float:
@@ -56,6 +59,7 @@ def play(
     horizon_s: float = 1e6,
     observe: bool = True,
     mask: MaskKind = "possible",
+    record: bool = False,
 ) -> Played:
     """Play one episode of each seed, all side by side.
 
@@ -68,6 +72,7 @@ def play(
         observe: Whether observations are encoded in full, for a policy that looks.
         mask: Which actions are allowed; the fixed policies are defined over that of the
             benchmark.
+        record: Whether to keep what became of every job.
 
     Raises:
         StrategyError: If the seeds are none, or do not count up by one.
@@ -75,12 +80,18 @@ def play(
     if not seeds or list(seeds) != list(range(seeds[0], seeds[0] + len(seeds))):
         raise StrategyError(f"seeds={list(seeds)}; give at least one, counting up by 1")
     config = ReplayConfig(
-        law=law, jobs=jobs, horizon_s=horizon_s, observe=observe, mask=mask
+        law=law,
+        jobs=jobs,
+        horizon_s=horizon_s,
+        observe=observe,
+        mask=mask,
+        record=record,
     )
     env = RampVecEnv(len(seeds), config, seed=seeds[0])
     policy = make(env)
     obs, ended = env.reset(), np.zeros(len(seeds), dtype=np.bool_)
     found: dict[int, dict[str, float]] = {}
+    records: dict[int, StreamRecord] = {}
     spent_s, decisions = 0.0, 0
     while not ended.all():
         begin = perf_counter()
@@ -90,6 +101,11 @@ def play(
         obs, _, over, infos = env.step(actions)
         for row in np.flatnonzero(over & ~ended).tolist():
             found[row] = infos[row]["summary"]
+            if record:
+                called = law if isinstance(law, str) else None
+                records[row] = infos[row]["record"].model_copy(
+                    update={"law": called, "seed": seeds[row]}
+                )
         ended |= over
     every = [found[row] for row in range(len(seeds))]
     jct_s = [one["mean_jct_s"] for one in every if not np.isnan(one["mean_jct_s"])]
@@ -98,6 +114,7 @@ def play(
         throughput_bytes_per_s=fmean(one["throughput_bytes_per_s"] for one in every),
         mean_jct_s=fmean(jct_s) if jct_s else float("nan"),
         decision_s=spent_s / decisions,
+        records=tuple(records[row] for row in sorted(records)),
     )
 
 

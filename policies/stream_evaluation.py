@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 from time import perf_counter
@@ -14,6 +14,7 @@ import numpy as np
 from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
 from planner.errors import StrategyError
+from planner.schema.stream import StreamRecord
 from policies.baselines import Policy, make_baseline
 from policies.scored import ScorerPolicy
 from policies.scorer import Scorer
@@ -47,10 +48,11 @@ class StreamCase:
     load: float
     intervals: float = 1000.0
 
-    def env(self, *, observe: bool) -> JobStreamEnv:
+    def env(self, *, observe: bool, record: bool = False) -> JobStreamEnv:
         """The environment; see :class:`envs.stream.env.JobStreamEnv`."""
         law = StreamLaw(load=self.load)
-        return JobStreamEnv(self.world.config(law, self.intervals, observe=observe))
+        config = self.world.config(law, self.intervals, observe=observe)
+        return JobStreamEnv(replace(config, record=record))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +64,13 @@ class StreamPlayed:
         summaries: Of each seed; the fields of
             :class:`envs.stream.summary.StreamSummary`.
         decision_s: Wall time of the policy for a decision.
+        records: Of each seed, if the environment keeps them.
     """
 
     blocking_rates: tuple[float, ...]
     summaries: tuple[Mapping[str, float], ...]
     decision_s: float
+    records: tuple[StreamRecord, ...] = ()
 
     @property
     def blocking_rate(self) -> float:
@@ -93,6 +97,7 @@ def play_stream(
     """
     if not seeds:
         raise StrategyError("no seeds to play; give at least one")
+    records: list[StreamRecord] = []
     found, spent_s, decisions = [], 0.0, 0
     for seed in seeds:
         obs, info = env.reset(seed=seed)
@@ -104,10 +109,13 @@ def play_stream(
             decisions += 1
             obs, _, ended, _, info = env.step(np.int64(action))
         found.append(info["summary"])
+        if "record" in info:
+            records.append(info["record"].model_copy(update={"seed": seed}))
     return StreamPlayed(
         blocking_rates=tuple(one["blocking_rate"] for one in found),
         summaries=tuple(found),
         decision_s=spent_s / max(decisions, 1),
+        records=tuple(records),
     )
 
 

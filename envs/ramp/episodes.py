@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.ramp.history import NUM_SEEN
+from envs.ramp.log import ReplayLog
 from envs.ramp.steps import (
     OUTCOMES,
     UNKNOWN,
@@ -40,6 +41,7 @@ class RampEpisodes:
         episodes: Arrivals of each, in order of time.
         horizon_s: When episodes end.
         tables: Of the jobs, if they have been laid out already.
+        log: Keeps what becomes of every job, if it is asked to.
 
     Raises:
         ClusterError: As :func:`envs.ramp.tables.ramp_tables`.
@@ -53,8 +55,10 @@ class RampEpisodes:
         episodes: Sequence[Sequence[Arrival]],
         horizon_s: float = 1e6,
         tables: RampTables | None = None,
+        log: ReplayLog | None = None,
     ) -> None:
         self.jobs, self.horizon_s = jobs, horizon_s
+        self.log = log
         self.tables = ramp_tables(jobs) if tables is None else tables
         self._names = list(jobs.jobs)
         self._number = {name: index for index, name in enumerate(self._names)}
@@ -109,6 +113,8 @@ class RampEpisodes:
         for part in (*self.running, *self._totals, self.seen):
             part[row] = 0
         self.known_jct_s[row] = np.nan
+        if self.log is not None:
+            self.log.begin(row, arrivals, self.horizon_s)
 
     def _lengthened(self, count: int) -> Arrivals:
         before = self.arrivals
@@ -194,6 +200,8 @@ class RampEpisodes:
             outcome,
             self.horizon_s,
         )
+        if self.log is not None:
+            self.log.note(self, rows, choice, outcome)
         self._advance(rows)
         return outcome
 

@@ -33,7 +33,9 @@ class RampReplayEnv(gymnasium.Env[dict[str, Any], np.int64]):
     - ``history`` [NUM_HISTORY]: deadlines lately, and the time left.
 
     ``info`` carries ``outcome`` (placed, refused, no_room or late), ``degree``, and at
-    the end ``summary``: the fields of Summary and ``blocking_rate``.
+    the end ``summary``: the fields of Summary and ``blocking_rate``. With
+    ``record=True`` it then has ``record`` too, a
+    :class:`planner.schema.stream.StreamRecord`.
 
     Args:
         config: Of the replay.

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from envs.ramp.arrivals import ArrivalLaw
 from envs.ramp.episodes import RampEpisodes
+from envs.ramp.log import ReplayLog
 from envs.ramp.observation import MaskKind, RampObserver
 from envs.ramp.profiles import MODELS, read_jobs
+from envs.ramp.record import ramp_record
 from envs.ramp.state import RampState, exact_state
 from envs.ramp.steps import OUTCOMES
 from envs.ramp.streams import EpisodeSource
@@ -49,6 +51,8 @@ class ReplayConfig:
         observe: Whether observations are encoded in full; see RampObserver.
         accepted_reward: For a job that is placed and ends by the horizon.
         blocked_reward: For any other.
+        record: Whether what becomes of every job is kept; at the end of an episode
+            ``info["record"]`` then is a :class:`planner.schema.stream.StreamRecord`.
     """
 
     law: str | ArrivalLaw | Sequence[str | ArrivalLaw] = "A"
@@ -63,6 +67,7 @@ class ReplayConfig:
     observe: bool = True
     accepted_reward: float = 1.0
     blocked_reward: float = -1.0
+    record: bool = False
 
     def __post_init__(self) -> None:
         for name in ("accepted_reward", "blocked_reward"):
@@ -129,7 +134,11 @@ class ReplaySession:
             self.tables, observe=config.observe, mask=config.mask
         )
         self.episodes = RampEpisodes(
-            self.jobs, [[]] * count, config.horizon_s, self.tables
+            self.jobs,
+            [[]] * count,
+            config.horizon_s,
+            self.tables,
+            ReplayLog() if config.record else None,
         )
         self.interval_s: Array = np.ones(count)
 
@@ -194,4 +203,7 @@ class ReplaySession:
                 **asdict(summary),
                 "blocking_rate": summary.blocking_rate,
             }
+            if self.config.record:
+                interval_s = float(self.interval_s[row])
+                made[row]["record"] = ramp_record(self.episodes, row, interval_s)
         return made

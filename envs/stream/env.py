@@ -39,7 +39,9 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
     ``info`` carries ``outcome`` (placed, refused, no_room, late or waiting),
     ``degree``, ``hosts``, of a job that is placed the label of its ``plan``, and at the
-    end ``summary``: the fields of StreamSummary and ``blocking_rate``.
+    end ``summary``: the fields of StreamSummary and ``blocking_rate``. With
+    ``record=True`` it then has ``record`` too, a
+    :class:`planner.schema.stream.StreamRecord`.
 
     Args:
         config: Of the stream.

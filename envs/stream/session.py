@@ -14,9 +14,11 @@ from envs.stream.book import PriceBook
 from envs.stream.decisions import OUTCOMES, decide, empty_options, list_options
 from envs.stream.events import Rewards, Stream, proceed
 from envs.stream.jobs import JobType, built_in_jobs
+from envs.stream.log import StreamLog
 from envs.stream.network import StreamNetwork
 from envs.stream.observation import StreamObserver
 from envs.stream.pricing import PlanPrice
+from envs.stream.record import stream_record
 from envs.stream.state import StreamState, new_state, total
 from envs.stream.summary import summarize
 from envs.stream.tables import StreamTables, stream_tables
@@ -58,6 +60,8 @@ class StreamConfig:
         blocked_reward: For any other, and for one that ends too late.
         work_reward: For a job that is placed, times its work over that of the mean
             job: 1 with the other two at 0 is throughput. Taken back likewise.
+        record: Whether what becomes of every job is kept; at the end of an episode
+            ``info["record"]`` then is a :class:`planner.schema.stream.StreamRecord`.
     """
 
     cluster: Cluster | str = "dgx-a100:4"
@@ -76,6 +80,7 @@ class StreamConfig:
     accepted_reward: float = 1.0
     blocked_reward: float = -1.0
     work_reward: float = 0.0
+    record: bool = False
 
     def __post_init__(self) -> None:
         for name in ("accepted_reward", "blocked_reward", "work_reward"):
@@ -155,6 +160,7 @@ class StreamSession:
         self.stream = Stream(*(np.zeros(0, dtype=d) for d in "dldd"))
         self.state: StreamState = new_state(self.tables, 1.0, 1.0, config.max_waiting)
         self.state.counts[3] = 1
+        self.log: StreamLog | None = None
 
     def _read(self, path: str | os.PathLike[str]) -> Stream:
         stream = read_stream(path, self.names)
@@ -208,6 +214,9 @@ class StreamSession:
         self.state = new_state(
             self.tables, horizon_s, interval_s, self.config.max_waiting
         )
+        if self.config.record:
+            places = len(self.state.waiting.model)
+            self.log = StreamLog(self.tables, stream, places)
         self._go_on()
 
     def plan(self, job: int, choice: int, reach: int) -> PlanPrice | None:
@@ -232,6 +241,8 @@ class StreamSession:
 
     def _go_on(self) -> None:
         proceed(self.tables, self.state, self.stream, self.rewards)
+        if self.log is not None:
+            self.log.went_on(self.state)
         if not self.over:
             list_options(self.tables, self.state, self.options)
 
@@ -258,10 +269,10 @@ class StreamSession:
             raise StrategyError("the episode has ended; reset it")
         before = float(self.state.totals[_REWARD])
         job = int(self.state.waiting.model[0])
-        outcome = OUTCOMES[
-            decide(self.tables, self.state, self.options, self.rewards, action)
-        ]
-        info = self._info(job, action - 1, outcome)
+        number = decide(self.tables, self.state, self.options, self.rewards, action)
+        if self.log is not None:
+            self.log.decided(self.state, action - 1, number)
+        info = self._info(job, action - 1, OUTCOMES[number])
         self._go_on()
         if self.state.counts[3]:
             summary = summarize(self.tables, self.state)
@@ -269,6 +280,8 @@ class StreamSession:
                 **asdict(summary),
                 "blocking_rate": summary.blocking_rate,
             }
+            if self.log is not None:
+                info["record"] = stream_record(self)
         return float(self.state.totals[_REWARD]) - before, info
 
     def _info(self, job: int, choice: int, outcome: str) -> dict[str, Any]:

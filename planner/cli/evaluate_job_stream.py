@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from planner.cli.learning import WeightsFolder, read_seeds, require_learning
-from planner.cli.output import emit_json, emit_table, progress
+from planner.cli.output import emit_json, emit_table, note, progress
+
+if TYPE_CHECKING:
+    from planner.schema.stream import StreamRecord
 
 __all__ = ["EvaluateJobStream", "EvaluateJobStreamWorld"]
 
@@ -28,6 +32,18 @@ Seeds = Annotated[
         "on.",
     ),
 ]
+Record = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="FOLDER",
+        help="Keep what became of every job, a file a stream, for meshwright report.",
+        help_behavior_hint="",
+    ),
+]
+Force = Annotated[
+    bool,
+    tyro.conf.arg(help="Write over records of the same names with other contents."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +57,8 @@ class EvaluateJobStream:
     """Of the arrivals."""
     horizon_s: float = 1e6
     """When a stream ends."""
+    record: Record = None
+    force: Force = False
     json: bool = False
     """Print the result as JSON."""
 
@@ -51,6 +69,7 @@ class EvaluateJobStream:
         from policies.by_name import OBSERVING, make_policy
         from policies.evaluation import play
 
+        keep = _Records(self.record, self.force)
         seeds, jobs, found = read_seeds(self.seeds), read_jobs(), {}
         # These look at what is possible, as the fixed policies do not.
         plans = self.policy.startswith(("learned", "rollout"))
@@ -64,8 +83,11 @@ class EvaluateJobStream:
                     horizon_s=self.horizon_s,
                     observe=self.policy in OBSERVING,
                     mask="possible" if plans else "benchmark",
+                    record=self.record is not None,
                 )
+                keep.add(self, found[law].records, "job_stream")
                 bar.update(1)
+        keep.write()
         if self.json:
             emit_json(
                 {
@@ -113,6 +135,8 @@ class EvaluateJobStreamWorld:
     """Mean times between arrivals that a stream lasts."""
     waiting: int = 0
     """Jobs that may wait."""
+    record: Record = None
+    force: Force = False
     json: bool = False
     """Print the result as JSON."""
 
@@ -124,6 +148,7 @@ class EvaluateJobStreamWorld:
         from policies.stream_evaluation import StreamCase, play_stream
         from policies.stream_worlds import StreamWorld
 
+        keep = _Records(self.record, self.force)
         seeds, found = read_seeds(self.seeds), {}
         world = StreamWorld(
             cluster=self.cluster,
@@ -137,10 +162,15 @@ class EvaluateJobStreamWorld:
                     lambda env: make_stream_policy(
                         self.policy, env, folder=self.weights
                     ),
-                    case.env(observe=stream_observes(self.policy)),
+                    case.env(
+                        observe=stream_observes(self.policy),
+                        record=self.record is not None,
+                    ),
                     seeds,
                 )
+                keep.add(self, found[load].records, "job_stream_world", load)
                 bar.update(1)
+        keep.write()
         if self.json:
             emit_json(
                 {
@@ -172,3 +202,52 @@ class EvaluateJobStreamWorld:
             ],
             numbers=True,
         )
+
+
+class _Records:
+    """What is to be kept of streams, written when all are played.
+
+    Raises:
+        PlanFileError: If the place is no folder, before anything is played.
+    """
+
+    def __init__(self, folder: str | None, force: bool) -> None:
+        from policies.recording import require_folder
+
+        self.folder, self.force = folder, force
+        self.records: list[StreamRecord] = []
+        if folder is not None:
+            require_folder(folder)
+
+    def add(
+        self,
+        command: EvaluateJobStream | EvaluateJobStreamWorld,
+        records: Sequence[StreamRecord],
+        world: str,
+        load: float | None = None,
+    ) -> None:
+        """Keep the streams of one law or load."""
+        if self.folder is None:
+            return
+        from policies.by_name import LEARNED
+        from policies.recording import label_record, weights_id
+        from policies.saved import shipped_folder
+
+        weights = None
+        if command.policy in LEARNED:
+            weights = weights_id(command.weights or shipped_folder(world))
+        self.records += [
+            label_record(
+                record, policy=command.policy, weights=weights, offered_load=load
+            )
+            for record in records
+        ]
+
+    def write(self) -> None:
+        """All of them, or none."""
+        if self.folder is None:
+            return
+        from policies.recording import write_records
+
+        paths = write_records(self.records, self.folder, force=self.force)
+        note(f"{len(paths)} records in {self.folder}")

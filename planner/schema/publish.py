@@ -18,6 +18,7 @@ from planner.schema.pages import schema_pages
 from planner.schema.plan import Plan
 from planner.schema.probe import ProbeDocument
 from planner.schema.strategy import Strategy
+from planner.schema.stream import StreamRecord
 from planner.schema.verification import Verification
 
 __all__ = ["DOCUMENTS", "main", "page_texts", "publish", "schema_text"]
@@ -30,6 +31,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "plan": Plan,
     "probe": ProbeDocument,
     "strategy": Strategy,
+    "stream": StreamRecord,
     "verification": Verification,
 }
 

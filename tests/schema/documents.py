@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hypothesis import strategies as st
@@ -44,6 +45,13 @@ from planner.schema.probe import (
     ProbeDocument,
     ProbeEnvironment,
 )
+from planner.schema.stream import (
+    StreamCluster,
+    StreamJobs,
+    StreamModel,
+    StreamPlan,
+    StreamRecord,
+)
 from planner.schema.verification import RankVerification, Verification
 
 __all__ = [
@@ -53,6 +61,7 @@ __all__ = [
     "plans",
     "probes",
     "strategies",
+    "stream_records",
     "verifications",
 ]
 
@@ -397,3 +406,70 @@ verifications = st.builds(
         max_size=3,
     ),
 )
+
+
+@st.composite
+def stream_records(draw: st.DrawFn) -> StreamRecord:
+    """Jobs of all outcomes on a few devices, one of them taken."""
+    models = st.builds(
+        StreamModel, name=names, sequential_s=positives, demand_bytes=amounts
+    )
+    rows = [
+        _stream_row(draw, number, outcome)
+        for number, outcome in enumerate(draw(st.lists(st.sampled_from(_WAYS))))
+    ]
+    ran = any(row["plan"] == 0 for row in rows)
+    plan = st.builds(
+        StreamPlan, model=st.just(0), label=names, degree=counts, alone_s=positives
+    )
+    return StreamRecord(
+        world=draw(st.sampled_from(["job-stream", "job-stream-world"])),
+        cluster=StreamCluster(name=draw(names), hosts=((2, 4),), occupied=((7, 7),)),
+        law=draw(st.none() | names),
+        offered_load=draw(st.none() | positives),
+        seed=draw(st.none() | st.integers(0, 10**6)),
+        policy=draw(st.none() | names),
+        weights=draw(st.none() | names),
+        horizon_s=len(rows) + 1.0,
+        interval_s=1.0,
+        blocked=("refused", "no_room", "late"),
+        models=(draw(models),),
+        plans=(draw(plan),) if ran else (),
+        device_sets=(((0, 2), (5, 6)),) if ran else (),
+        jobs=StreamJobs(
+            **{name: [row[name] for row in rows] for name in StreamJobs.model_fields}
+        ),
+        summary=draw(st.sampled_from([{}, {"arrived": len(rows)}, {"mean": math.inf}])),
+    )
+
+
+#: Outcome of a job, and whether it ran.
+_WAYS = (
+    ("met", True),
+    ("late", True),
+    ("late", False),
+    ("refused", False),
+    ("no_room", False),
+    ("unfinished", True),
+    ("undecided", False),
+)
+
+
+def _stream_row(draw: st.DrawFn, number: int, way: tuple[str, bool]) -> dict[str, Any]:
+    outcome, ran = way
+    ended = ran and outcome != "unfinished"
+    decided = None if outcome == "undecided" else number + 0.25
+    return {
+        "arrival_s": float(number),
+        "model": 0,
+        "beta": draw(positives),
+        "size": draw(positives),
+        "asked": draw(st.integers(0, 8)),
+        "decided_s": decided,
+        "start_s": decided if ran else None,
+        "end_s": number + 0.5 if ended else None,
+        "plan": 0 if ran else -1,
+        "devices": 0 if ran else -1,
+        "done": draw(st.floats(0, 1)),
+        "outcome": outcome,
+    }

@@ -29,6 +29,7 @@ from tests.schema.documents import (
     plans,
     probes,
     strategies,
+    stream_records,
     verifications,
 )
 
@@ -40,6 +41,7 @@ MADE = {
     "plan": plans(),
     "probe": probes,
     "strategy": strategies(),
+    "stream": stream_records(),
     "verification": verifications,
 }
 

@@ -16,7 +16,15 @@ from planner.schema import Document, Plan, Strategy
 from planner.schema.cluster import ClusterDocument
 from planner.schema.measurement import Measurement
 from planner.schema.probe import ProbeDocument
-from tests.schema.documents import clusters, measurements, plans, probes, strategies
+from planner.schema.stream import StreamRecord
+from tests.schema.documents import (
+    clusters,
+    measurements,
+    plans,
+    probes,
+    strategies,
+    stream_records,
+)
 
 KINDS = {
     Plan: plans(),
@@ -24,6 +32,7 @@ KINDS = {
     ClusterDocument: clusters(),
     Measurement: measurements,
     ProbeDocument: probes,
+    StreamRecord: stream_records(),
 }
 
 

@@ -1,0 +1,1 @@
+"""Job streams to look at: pages, Markdown and traces of recorded episodes."""

@@ -1,0 +1,124 @@
+"""Episodes kept as documents: one file a stream and a policy."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from planner.errors import PlanFileError
+from planner.export.folder import write_folder
+from planner.schema.fingerprint import fingerprint_bytes
+from planner.schema.stream import StreamRecord
+
+__all__ = [
+    "label_record",
+    "record_name",
+    "require_folder",
+    "weights_id",
+    "write_records",
+]
+
+
+def label_record(
+    record: StreamRecord,
+    *,
+    policy: str,
+    weights: str | None = None,
+    law: str | None = None,
+    offered_load: float | None = None,
+    seed: int | None = None,
+) -> StreamRecord:
+    """The record with what its world does not know; None keeps what it says.
+
+    Args:
+        record: Of an episode.
+        policy: Name of who decided.
+        weights: As :func:`weights_id`.
+        law: Of the arrivals.
+        offered_load: Work offered over what the cluster can do.
+        seed: Of the arrivals.
+    """
+    told = {
+        "policy": policy,
+        "weights": weights,
+        "law": law,
+        "offered_load": offered_load,
+        "seed": seed,
+    }
+    return record.model_copy(update={k: v for k, v in told.items() if v is not None})
+
+
+def weights_id(folder: str | os.PathLike[str]) -> str:
+    """Names weights by their bytes.
+
+    Args:
+        folder: With ``policy.safetensors``.
+
+    Raises:
+        PlanFileError: If the file cannot be read.
+    """
+    path = Path(folder) / "policy.safetensors"
+    try:
+        return fingerprint_bytes(path.read_bytes())[:12]
+    except OSError as error:
+        raise PlanFileError(
+            f"weights {path} cannot be read ({error.strerror}); give a folder that "
+            f"training wrote"
+        ) from error
+
+
+def record_name(record: StreamRecord) -> str:
+    """File name: the stream, its seed and the policy, with its weights if any."""
+    load = record.offered_load
+    parts = (
+        record.law or ("stream" if load is None else f"load{load:g}"),
+        None if record.seed is None else f"{record.seed}",
+        record.policy or "policy",
+        record.weights,
+    )
+    told = "-".join(part for part in parts if part is not None)
+    return f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', told)[:200]}.json"
+
+
+def require_folder(folder: str | os.PathLike[str]) -> None:
+    """Refuse a place for records before long work.
+
+    Raises:
+        PlanFileError: If it is there and no folder.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise PlanFileError(f"{path} is not a folder; name one for the records")
+
+
+def write_records(
+    records: Iterable[StreamRecord],
+    folder: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> tuple[str, ...]:
+    """Write records into a folder, which is made if it is missing; all or none.
+
+    Args:
+        records: Of different streams or policies.
+        folder: That :func:`planner.report.stream.build.read_streams` can read again.
+        force: Write over files of the same names with other contents.
+    Returns:
+        Paths written, in order.
+
+    Raises:
+        PlanFileError: If two records have one name, a file of the same name has other
+            contents, or the folder cannot be written. Nothing is written then.
+    """
+    require_folder(folder)
+    files: dict[str, str] = {}
+    for record in records:
+        name = record_name(record)
+        if name in files:
+            raise PlanFileError(
+                f"two records would be {name}; give them other policies, laws or seeds"
+            )
+        files[name] = record.to_json()
+    return write_folder(files, folder, force=force)
