@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from planner.errors import MeshwrightError, UnknownNameError
 from planner.export.checking import require_sayable
 from planner.export.folder import write_folder
+from planner.plugins import entry_points
 from planner.targets import get_target, target_names
 
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from planner.errors import MeshwrightError, UnknownNameError
+from planner.plugins import entry_points
 from planner.search.base import Partitioner
 
 __all__ = ["GROUP", "get_partitioner", "partitioner_names"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Protocol, runtime_checkable
 
 from planner.errors import MeshwrightError, UnknownNameError
+from planner.plugins import entry_points
 from planner.split.task import Index, SplitTask
 
 __all__ = ["GROUP", "Solution", "SplitSolver", "get_solver", "solver_names"]

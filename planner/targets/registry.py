@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from planner.errors import MeshwrightError, UnknownNameError
+from planner.plugins import entry_points
 from planner.targets.base import Target
 
 __all__ = ["GROUP", "get_target", "target_names"]
