@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from importlib import resources
+from functools import partial
 
 from planner.report.charts import devices_pane, timeline_body
 from planner.report.data import ReportData
+from planner.report.frame import framed_page
 from planner.report.markup import escape, json_block, section
 from planner.report.overview import (
     beside,
@@ -28,15 +25,16 @@ from planner.report.sections import (
     pareto_pane,
 )
 
-__all__ = ["asset", "html_page"]
+__all__ = ["html_page"]
 
-_SCRIPTS = ("colours.js", "timeline.js", "grid.js", "main.js")
-
-
-@cache
-def asset(name: str) -> str:
-    """A file of ``planner/report/assets``."""
-    return (resources.files("planner.report") / "assets" / name).read_text("utf-8")
+_SCRIPTS = (
+    "colours.js",
+    "view.js",
+    "timeline.js",
+    "grid.js",
+    "main.js",
+    "frame.js",
+)
 
 
 def html_page(
@@ -55,27 +53,20 @@ def html_page(
     called = [""]
     if len(reports) > 1:
         called = [f"{letter} {name}" for letter, name in zip("AB", names, strict=True)]
-    scripts = "\n".join(asset(name) for name in _SCRIPTS)
-    script = f'"use strict";\n(() => {{\n{scripts}\n}})();'
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = [
         payload(report, name, most_spans // len(reports))
         for report, name in zip(reports, called, strict=True)
     ]
-    version = reports[0].header.version
-    parts = {
-        "generator": escape(f"Meshwright {version}"),
-        "hash": f"sha256-{digest}",
-        "title": escape(_title(reports)),
-        "css": asset("report.css"),
-        "header": page_header(reports),
-        "main": _main(reports, called, most_spans // len(reports)),
-        "footer": _footer(reports),
-        "data": json_block("plans", data),
-        "js": script,
-    }
-    # One pass, so that nothing that is filled in is looked at again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], asset("page.html"))
+    return framed_page(
+        version=reports[0].header.version,
+        title=_title(reports),
+        styles=("report.css",),
+        scripts=_SCRIPTS,
+        header=page_header(reports),
+        main=_main(reports, called, most_spans // len(reports)),
+        footer=_footer(reports),
+        data=json_block("plans", data),
+    )
 
 
 def _title(reports: Sequence[ReportData]) -> str:

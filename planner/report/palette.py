@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from planner.report.page import asset
+from planner.report.frame import asset
 
 __all__ = ["palette"]
 

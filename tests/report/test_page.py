@@ -11,7 +11,7 @@ import pytest
 
 from planner.report import build_report, html_page
 from planner.report.figures import ticks
-from planner.report.page import asset
+from planner.report.frame import asset
 from planner.report.payload import payload
 from planner.schema import Plan
 from tests.cli.shell import ask
