@@ -27,12 +27,16 @@ OtherClusterName = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
-    """Write what a plan is, and why, to look at; two plans: side by side."""
+    """Write what a plan is, and why, to look at; two plans: side by side. Of folders of
+    records: what became of streams of jobs.
+    """
 
     plans: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PLAN [PLAN]")
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="PLAN [PLAN] | FOLDER ..."),
     ]
-    """One plan file, or two."""
+    """One plan file, or two; or folders or files that evaluate --record wrote."""
     out: Annotated[
         str | None,
         tyro.conf.arg(
@@ -67,6 +71,37 @@ class ReportCommand:
         Raises:
             PlanFileError: If there are no plans or more than two, or files are wrong.
         """
+        paths = self._paths()
+        for path in paths.values():
+            require_writable(path)
+        with working(f"writing {', '.join(paths.values())}"):
+            if any(map(_is_record, self.plans)):
+                self._report_streams(paths)
+            else:
+                self._report_plans(paths)
+        if self.json:
+            emit_json(list(paths.values()))
+        else:
+            emit_text("\n".join(paths.values()))
+
+    def _report_streams(self, paths: dict[str, str]) -> None:
+        from planner.report.stream import read_streams, write_stream_reports
+
+        given = {
+            "--measurement": self.measurement,
+            "--model": self.model,
+            "--cluster": self.cluster,
+            "--calibration": self.calibration,
+        }
+        for flag, value in given.items():
+            if value:
+                raise PlanFileError(
+                    f"{flag} is for reports of plans; leave it out for job streams"
+                )
+        write_stream_reports(read_streams(self.plans), paths)
+
+    def _report_plans(self, paths: dict[str, str]) -> None:
+        from planner.report import write_reports
         from planner.schema import Plan
         from planner.schema.measurement import Measurement
 
@@ -74,28 +109,18 @@ class ReportCommand:
             raise PlanFileError(
                 f"{len(self.plans)} plans; name one, or two to lay side by side"
             )
-        paths = self._paths()
-        for path in paths.values():
-            require_writable(path)
         plans = [Plan.load(path) for path in self.plans]
         runs = [Measurement.load(path) for path in self.measurement]
-        with working(f"writing {', '.join(paths.values())}"):
-            from planner.report import write_reports
-
-            write_reports(
-                plans[0],
-                paths,
-                against=plans[1] if len(plans) > 1 else None,
-                names=_names(self.plans),
-                model=self.model,
-                cluster=self.cluster,
-                calibration=self.calibration,
-                measurements=runs,
-            )
-        if self.json:
-            emit_json(list(paths.values()))
-        else:
-            emit_text("\n".join(paths.values()))
+        write_reports(
+            plans[0],
+            paths,
+            against=plans[1] if len(plans) > 1 else None,
+            names=_names(self.plans),
+            model=self.model,
+            cluster=self.cluster,
+            calibration=self.calibration,
+            measurements=runs,
+        )
 
     def _paths(self) -> dict[str, str]:
         """Form to file, the page first."""
@@ -114,3 +139,15 @@ def _names(paths: tuple[str, ...]) -> tuple[str, ...]:
     """File names; with their folders where these are all that differs."""
     short = tuple(Path(path).name for path in paths)
     return short if len(set(short)) == len(short) else paths
+
+
+def _is_record(path: str) -> bool:
+    """Whether it is a folder, or a file that calls itself a record of a stream."""
+    place = Path(path)
+    if place.is_dir():
+        return True
+    if not place.is_file():
+        return False
+    with place.open("rb") as stream:
+        # The world is the second field of what evaluate writes.
+        return b'"world": "job-stream' in stream.read(4096)

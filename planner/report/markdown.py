@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from planner.report.data import ReportData, TimelineRow
 from planner.units import format_bytes, format_seconds
 
-__all__ = ["code_span", "markdown_page", "plain_text"]
+__all__ = ["code_span", "markdown_page", "plain_text", "table_text"]
 
 _COMPUTE = ("forward", "backward", "backward input", "backward weight")
 _TALK = ("transfer", "communication")
@@ -50,8 +50,16 @@ def _one_line(text: object) -> str:
     return " ".join(seen.split())
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
-    """A table of Markdown; all columns but the first ``names`` flush right."""
+def table_text(
+    header: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1
+) -> str:
+    """A table of Markdown; all columns but the first ``names`` flush right.
+
+    Args:
+        header: Markdown, as are the cells.
+        rows: Of which the first 64 are shown, and the others counted.
+        names: Columns that are flush left.
+    """
     listed = list(rows)
     rule = ["---" if i < names else "--:" for i in range(len(header))]
     lines = [header, rule, *listed[:_MOST_ROWS]]
@@ -89,7 +97,7 @@ def _plan(report: ReportData, before: str, level: str) -> list[str]:
         for reason in head.not_runnable
     ]
     facts = [(name, plain_text(text)) for name, text in head.facts.items()]
-    parts.append(_table(("", ""), facts, names=2))
+    parts.append(table_text(("", ""), facts, names=2))
     parts += [f"{level}# Time and memory by pp rank", _ranks(report)]
     if report.breakdown:
         rows = [
@@ -99,7 +107,7 @@ def _plan(report: ReportData, before: str, level: str) -> list[str]:
         total = ("**step**", f"**{format_seconds(head.step_time_s)}**", "")
         parts += [
             f"{level}# Where the time goes",
-            _table(("on the critical path", "time", "share"), [*rows, total]),
+            table_text(("on the critical path", "time", "share"), [*rows, total]),
         ]
         if plan.provenance.bound_by:
             parts.append(f"Bound by {plain_text(plan.provenance.bound_by)}.")
@@ -114,7 +122,7 @@ def _plan(report: ReportData, before: str, level: str) -> list[str]:
         ]
         columns = ("", "predicted", "measured", "predicted ÷ measured")
         parts += [f"{level}# Measured", plain_text(report.measured.caveat)]
-        parts.append(_table(columns, compared))
+        parts.append(table_text(columns, compared))
     if head.assumptions:
         parts.append(f"{level}# Assumed while reading the model")
         parts.append("\n".join(f"- {plain_text(text)}" for text in head.assumptions))
@@ -145,7 +153,7 @@ def _ranks(report: ReportData) -> str:
             )
         )
     header = ("pp rank", "device", "devices", *spent, "memory", "limit", "full")
-    text = _table(header, rows, names=2)
+    text = table_text(header, rows, names=2)
     if report.timeline is None:
         return f"{text}\n\nWithout times: {plain_text(report.missing['timeline'])}"
     caveat = report.timeline.caveat
@@ -173,7 +181,7 @@ def _others(report: ReportData) -> str:
         for other in report.runners_up
     ]
     header = ("strategy", "why it lost", "step", "slower by", "memory")
-    return _table(header, [chosen, *rows], names=2)
+    return table_text(header, [chosen, *rows], names=2)
 
 
 def _beside(reports: Sequence[ReportData], names: Sequence[str]) -> str:
@@ -197,7 +205,9 @@ def _beside(reports: Sequence[ReportData], names: Sequence[str]) -> str:
     called = [
         f"{letter} {plain_text(n)}" for letter, n in zip("AB", names, strict=True)
     ]
-    text = "## Two plans side by side\n\n" + _table(("", *called, "difference"), rows)
+    text = "## Two plans side by side\n\n" + table_text(
+        ("", *called, "difference"), rows
+    )
     changes = reports[0].plan.diff(reports[1].plan)
     if changes:
         shown = [f"- {plain_text(change)}" for change in changes[:_MOST_ROWS]]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
-from planner.errors import PlanFileError, UnknownNameError
+from planner.errors import PlanFileError
 from planner.graph import ModelGraph
 from planner.report.build import build_report
 from planner.report.data import ReportData
 from planner.report.markdown import markdown_page
 from planner.report.page import html_page
-from planner.report.sheet import require_matplotlib, sheet_of_one
+from planner.report.places import require_places
+from planner.report.sheet import sheet_of_one
 from planner.report.trace import trace_json
 from planner.schema import Plan
-from planner.schema.base import require_writable, write_atomically
+from planner.schema.base import write_atomically
 from planner.schema.measurement import Measurement
 
 __all__ = ["FORMATS", "write_report", "write_reports"]
@@ -115,7 +115,7 @@ def write_reports(
             show the plan, or what is given is not the plan's.
         MeshwrightError: If what is named cannot be read.
     """
-    _require_places(paths)
+    require_places(paths, FORMATS)
     plans = [plan] if against is None else [plan, against]
     if len(measurements) > len(plans):
         raise PlanFileError(
@@ -136,26 +136,3 @@ def write_reports(
     made = {form: _MAKERS[form](reports, names) for form in paths}
     for form, path in paths.items():
         write_atomically(path, made[form])
-
-
-def _require_places(paths: Mapping[str, str | os.PathLike[str]]) -> None:
-    """Refuse forms and files before the long work.
-
-    Raises:
-        UnknownNameError: If a form is not known.
-        PlanFileError: If a file cannot be written, or is named twice, or if matplotlib
-            is asked for and not there.
-    """
-    taken: dict[Path, str] = {}
-    for form, path in paths.items():
-        if form not in _MAKERS:
-            raise UnknownNameError("form of a report", form, FORMATS)
-        if form in {"png", "svg"}:
-            require_matplotlib()
-        require_writable(path)
-        place = Path(path).resolve()
-        other = taken.setdefault(place, form)
-        if other != form:
-            raise PlanFileError(
-                f"{path} is named for both {other} and {form}; name a file for each"
-            )
