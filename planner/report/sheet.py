@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     _Draw: TypeAlias = Callable[[Axes, ReportData], None]
 
-__all__ = ["draw_sheet", "figure_sheet", "require_matplotlib", "sheet_of_one"]
+__all__ = [
+    "draw_sheet",
+    "figure_sheet",
+    "require_matplotlib",
+    "saved_sheet",
+    "sheet_of_one",
+    "sheet_style",
+]
 
 #: A column of a paper of two columns, in inches.
 _WIDTH = 3.5
@@ -75,10 +82,19 @@ def figure_sheet(report: ReportData, form: Literal["png", "svg"]) -> bytes:
     Raises:
         PlanFileError: If matplotlib is not installed.
     """
-    figure = draw_sheet(report)
+    return saved_sheet(draw_sheet(report), form)
+
+
+def saved_sheet(figure: Figure, form: Literal["png", "svg"]) -> bytes:
+    """A figure as a file; the same figure gives the same bytes.
+
+    Args:
+        figure: Drawn under :func:`sheet_style`.
+        form: Of the file; PNG has 300 dots an inch.
+    """
     stream = io.BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None}
-    with _styled():
+    with sheet_style():
         figure.savefig(stream, format=form, dpi=300, metadata=metadata)
     return stream.getvalue()
 
@@ -93,12 +109,12 @@ def draw_sheet(report: ReportData) -> Figure:
         PlanFileError: If matplotlib is not installed.
     """
     require_matplotlib()
-    with _styled():
+    with sheet_style():
         return _figure(report)
 
 
 @contextlib.contextmanager
-def _styled() -> Iterator[None]:
+def sheet_style() -> Iterator[None]:
     """Matplotlib's settings, whatever somebody's matplotlibrc says."""
     import matplotlib as mpl
 

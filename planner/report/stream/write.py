@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from planner.errors import PlanFileError
 from planner.report.places import require_places
 from planner.report.stream.build import StreamReport, build_stream_report
 from planner.report.stream.markdown import stream_markdown
 from planner.report.stream.page import stream_page
+from planner.report.stream.sheet import stream_sheet
 from planner.report.stream.trace import stream_trace
 from planner.schema.base import write_atomically
 from planner.schema.stream import StreamRecord
 
 __all__ = ["STREAM_FORMATS", "write_stream_reports"]
 
-_MAKERS: dict[str, Callable[[StreamReport], str]] = {
-    "html": stream_page,
-    "md": stream_markdown,
-    "perfetto": stream_trace,
+_MAKERS: dict[str, Callable[[StreamReport], bytes]] = {
+    "html": lambda report: stream_page(report).encode(),
+    "md": lambda report: stream_markdown(report).encode(),
+    "perfetto": lambda report: stream_trace(report).encode(),
+    "png": lambda report: stream_sheet(report, "png"),
+    "svg": lambda report: stream_sheet(report, "svg"),
 }
 #: What a report of job streams can be written as.
 STREAM_FORMATS = tuple(_MAKERS)
@@ -40,14 +42,8 @@ def write_stream_reports(
         PlanFileError: If a file cannot be written, two are the same, a form cannot
             show the records, or they do not go together.
     """
-    for form in ("png", "svg"):
-        if form in paths:
-            raise PlanFileError(
-                f"a report of job streams is no sheet of figures; leave out --{form}, "
-                f"it is written as {', '.join(STREAM_FORMATS)}"
-            )
     require_places(paths, STREAM_FORMATS)
     report = build_stream_report(records)
-    made = {form: _MAKERS[form](report).encode() for form in paths}
+    made = {form: _MAKERS[form](report) for form in paths}
     for form, path in paths.items():
         write_atomically(path, made[form])

@@ -9,6 +9,7 @@ import pytest
 
 from planner.report.stream import write_stream_reports
 from planner.report.stream.page import SECTIONS
+from planner.schema.stream import StreamJobs
 from tests.report.browser import Page, open_browser
 from tests.report.stream.made import made_record
 from tests.report.stream.test_write import HOSTILE
@@ -201,6 +202,29 @@ def test_it_prints_on_white_without_controls(page: Page, folder: Path) -> None:
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert len(page.driver.print_page()) > 20_000
     page.theme("light")
+
+
+def test_a_stream_without_jobs_and_taken_devices_are_drawn(
+    page: Page, tmp_path: Path
+) -> None:
+    record = made_record(1)
+    columns = dict.fromkeys(StreamJobs.model_fields, ())
+    empty = record.model_copy(
+        update={
+            "jobs": StreamJobs.model_validate(columns),
+            "cluster": record.cluster.model_copy(update={"occupied": ((12, 15),)}),
+        }
+    )
+    path = tmp_path / "empty.html"
+    write_stream_reports([empty], {"html": path})
+    page.size(1280)
+    assert page.open(path) == []
+    page.settle()
+    assert page.find('[data-jobs="count"]').text == "0 of 0 jobs"
+    assert "No job arrived" in page.find("#happened").text
+    page.find("#use canvas").send_keys("+")
+    page.settle()
+    assert page.driver.get_log("browser") == []
 
 
 def test_hostile_names_are_text(page: Page, tmp_path: Path) -> None:
