@@ -146,7 +146,7 @@ def analytic_costs(
 
     Args:
         setting: The request.
-        table: Legal rows; each must use as many devices as an order has.
+        table: Legal rows; each must use as many devices as its order has.
         orders: Orders of devices; None for the setting's own.
         order: Which of them each row is priced under; None for the first. Shape [n].
     """

@@ -212,6 +212,7 @@ def _merge(members: Array, bandwidth: Array, latency: Array) -> None:
 def _fill(
     net: LevelTables,
     orders: Index,
+    lengths: Index,
     which: Index,
     degree: Index,
     stride: Index,
@@ -225,7 +226,8 @@ def _fill(
     count = np.zeros(switches, dtype=np.int64)
     low, high = np.full(switches, -1), np.full(switches, -1)
     for row in range(len(which)):
-        ids, each, step = orders[which[row]], degree[row], stride[row]
+        order = which[row]
+        ids, each, step = orders[order, : lengths[order]], degree[row], stride[row]
         if each == 1:
             continue
         even = _common(net.domains, ids, each, step, count, members[row])
@@ -253,7 +255,7 @@ def group_levels(
 
     Args:
         net: The network.
-        orders: Device id of each rank. Shape [orders, ranks].
+        orders: Device id of each rank, -1 after the last. Shape [orders, most ranks].
         which: Order of each axis. Shape [n].
         degree: Ranks in a group, of which one must fit. Shape [n].
         stride: Distance in ranks between its neighbours. Shape [n].
@@ -267,6 +269,7 @@ def group_levels(
     _fill(
         net,
         np.ascontiguousarray(orders, dtype=np.int64),
+        (orders >= 0).sum(axis=1),
         np.ascontiguousarray(which, dtype=np.int64),
         np.ascontiguousarray(degree, dtype=np.int64),
         np.ascontiguousarray(stride, dtype=np.int64),

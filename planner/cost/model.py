@@ -44,13 +44,14 @@ class CostModel:
         """Price many strategies by closed forms, each under an order of its own.
 
         Args:
-            table: Legal rows, all of as many devices as ``ids`` has columns.
-            ids: Device id of each rank. Shape [orders, ranks].
-            order: Row of ``ids`` that each strategy is priced under. Shape [n].
+            table: Legal rows.
+            ids: Device id of each rank, -1 after the last. Shape [orders, most ranks].
+            order: Row of ``ids`` that each strategy is priced under; it has as many
+                devices as the strategy. Shape [n].
         """
         self.evaluations["analytic"] += len(table)
         if len(ids) == 1:
-            return analytic_costs(self.setting.reordered(ids[0]), table)
+            return analytic_costs(self.setting.reordered(ids[0, ids[0] >= 0]), table)
         orders = Orders(setting=self.setting, ids=ids)
         return analytic_costs(self.setting, table, orders, order)
 

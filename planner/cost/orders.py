@@ -50,13 +50,49 @@ class Places:
     slowest: Index
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runs:
+    """Ranks of all places one after the other, in runs: the stages of pipelines.
+
+    Attributes:
+        place: Of each rank. Shape [ranks of all places].
+        rank: In its place. The same shape.
+        starts: First rank of each run. Shape [stages of all places].
+        owner: Place of each run; likewise its ``stage``.
+        heads: First run of each place. Shape [places].
+    """
+
+    place: Index
+    rank: Index
+    starts: Index
+    owner: Index
+    stage: Index
+    heads: Index
+
+    @classmethod
+    def of(cls, pp: Index, length: Index) -> _Runs:
+        """Of pipelines as deep as ``pp`` over as many devices as ``length``."""
+        places = np.arange(len(pp))
+        first, heads = np.cumsum(length) - length, np.cumsum(pp) - pp
+        place, owner = np.repeat(places, length), np.repeat(places, pp)
+        stage = np.arange(len(owner)) - heads[owner]
+        return cls(
+            place=place,
+            rank=np.arange(len(place)) - first[place],
+            starts=first[owner] + stage * (length // pp)[owner],
+            owner=owner,
+            stage=stage,
+            heads=heads,
+        )
+
+
 @dataclass(frozen=True)
 class Orders:
     """Orders that a table's rows refer to by number.
 
     Attributes:
         setting: Everything else; its own order is not read where ``ids`` has several.
-        ids: Device id of each rank. Shape [orders, ranks].
+        ids: Device id of each rank, -1 after the last. Shape [orders, most ranks].
     """
 
     setting: Setting
@@ -67,10 +103,10 @@ class Orders:
         """The one order of a setting."""
         return cls(setting=setting, ids=setting.order[None, :])
 
-    @property
-    def ranks(self) -> int:
-        """Devices in each order."""
-        return int(self.ids.shape[1])
+    @cached_property
+    def lengths(self) -> Index:
+        """Devices in each order. Shape [orders]."""
+        return np.asarray((self.ids >= 0).sum(axis=1))
 
     @cached_property
     def _net(self) -> LevelTables | None:
@@ -78,7 +114,7 @@ class Orders:
 
     def setting_of(self, order: int) -> Setting:
         """The setting with one of the orders."""
-        return self.setting.reordered(self.ids[order])
+        return self.setting.reordered(self.ids[order, : self.lengths[order]])
 
     def groups(self, degree: Index, stride: Index, which: Index) -> Groups:
         """Communication groups of (order, degree, stride). Shapes [n]."""
@@ -103,7 +139,9 @@ class Orders:
         first, index = number_rows(which, degree, stride)
         levels = [
             self.setting.cluster.axis_levels(
-                int(degree[i]), int(stride[i]), self.ids[which[i]].tolist()
+                int(degree[i]),
+                int(stride[i]),
+                self.ids[which[i], : self.lengths[which[i]]].tolist(),
             )
             for i in first
         ]
@@ -131,35 +169,51 @@ class Orders:
             crowding=np.ones((len(first), 2)),
             slowest=np.zeros(len(first), dtype=np.int64),
         )
-        for depth in np.unique(degree).tolist():
-            rows = np.flatnonzero(degree == depth)
-            self._fill(made, rows, self.ids[order[rows]], depth)
+        if len(first):
+            self._fill(made, order)
         return made
 
-    def _fill(self, made: Places, rows: Index, ids: Index, pp: int) -> None:
-        setting = self.setting
-        kinds, memory = setting.types_and_limits(ids.reshape(len(rows), pp, -1))
-        made.types[rows, :pp], made.types[rows, pp:] = kinds, kinds[:, :1]
-        made.limits[rows] = memory[:, [0, min(1, pp - 1), pp - 1]]
-        made.slowest[rows] = setting.types_and_limits(ids[:, None, :])[0][:, 0]
-        if pp > 1:
-            bandwidth, latency = self._boundaries(ids.reshape(len(rows), pp, -1))
-            made.bandwidth[rows, :pp], made.latency[rows, :pp] = bandwidth, latency
+    def _fill(self, made: Places, order: Index) -> None:
+        """All stages of all places side by side, each a run of as many devices."""
+        setting, pp = self.setting, made.pp
+        runs = _Runs.of(pp, self.lengths[order])
+        ids = self.ids[order[runs.place], runs.rank]
+        kinds, memory = setting.types_and_limits_of_runs(ids, runs.starts)
+        made.types[runs.owner, runs.stage] = kinds
+        beyond = np.arange(made.types.shape[1]) >= pp[:, None]
+        made.types[:] = np.where(beyond, made.types[:, :1], made.types)
+        head = runs.heads
+        for column, stage in enumerate((0 * pp, np.minimum(1, pp - 1), pp - 1)):
+            made.limits[:, column] = memory[head + stage]
+        whole = runs.starts[head]
+        made.slowest[:] = setting.types_and_limits_of_runs(ids, whole)[0]
+        bandwidth, latency = self._boundaries(made, order, runs, ids)
+        deep = pp[runs.owner] > 1
+        at = runs.owner[deep], runs.stage[deep]
+        made.bandwidth[at], made.latency[at] = bandwidth[deep], latency[deep]
         if setting.shares_cores:
-            for row, order in zip(rows.tolist(), ids, strict=True):
-                made.crowding[row] = setting.reordered(order).crowding(pp)
+            for row, (one, depth) in enumerate(
+                zip(order.tolist(), pp.tolist(), strict=True)
+            ):
+                made.crowding[row] = self.setting_of(one).crowding(depth)
 
-    def _boundaries(self, stages: Index) -> tuple[Array, Array]:
-        """As :meth:`planner.cost.setting.Setting.boundaries`. [orders, pp] each."""
-        setting, pp = self.setting, stages.shape[1]
+    def _boundaries(
+        self, made: Places, order: Index, runs: _Runs, ids: Index
+    ) -> tuple[Array, Array]:
+        """As :meth:`planner.cost.setting.Setting.boundaries`, of every run."""
+        setting = self.setting
         if len(self.ids) == 1:
-            bandwidth, latency = setting.boundaries(pp)
-            return bandwidth[None], latency[None]
-        links = setting.cluster.topology.links
-        behind = np.roll(stages, -1, axis=1)
-        there, back = links(stages, behind), links(behind, stages)
-        bandwidth = np.minimum(there[0], back[0]).min(axis=2)
-        latency = np.maximum(there[1], back[1]).max(axis=2)
+            found = [setting.boundaries(depth) for depth in made.pp.tolist()]
+            bandwidth, latency = (
+                np.concatenate(part) for part in zip(*found, strict=True)
+            )
+            return bandwidth, latency
+        links, length = setting.cluster.topology.links, self.lengths[order]
+        ahead = (runs.rank + (length // made.pp)[runs.place]) % length[runs.place]
+        behind = self.ids[order[runs.place], ahead]
+        there, back = links(ids, behind), links(behind, ids)
+        bandwidth = np.minimum.reduceat(np.minimum(there[0], back[0]), runs.starts)
+        latency = np.maximum.reduceat(np.maximum(there[1], back[1]), runs.starts)
         return setting.reached(bandwidth), latency + setting.core_wait_s
 
     def pair_lines(self, places: Places) -> Array:

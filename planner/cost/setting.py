@@ -153,6 +153,25 @@ class Setting:
         limits = self._memory[kinds].min(axis=-1) * self.memory_fraction
         return types, np.asarray(limits)
 
+    def types_and_limits_of_runs(
+        self, ids: Index, starts: Index
+    ) -> tuple[Index, Array]:
+        """As :meth:`types_and_limits` of many runs of devices side by side.
+
+        Args:
+            ids: Devices of the cluster. Shape [devices].
+            starts: First of each run; it ends where the next starts. Shape [runs].
+        Returns:
+            Shapes [runs] each.
+        """
+        kinds = np.asarray(self.cluster.type_index)[ids]
+        # The first of the slowest, as argmin has it.
+        rank = np.unique(self._speed, return_inverse=True)[1].reshape(-1)
+        keyed = rank[kinds] * len(ids) + np.arange(len(ids))
+        types = kinds[np.minimum.reduceat(keyed, starts) % len(ids)]
+        limits = np.minimum.reduceat(self._memory[kinds], starts)
+        return types, np.asarray(limits * self.memory_fraction)
+
     def constants(self, device: DeviceType) -> DeviceConstants:
         """What a device type reaches of its datasheet."""
         return constants_of(device, self.recipe, self.calibration)

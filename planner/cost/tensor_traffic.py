@@ -74,7 +74,7 @@ def tensor_traffic(
     """
     setting = orders.setting
     # Where all ranks are of one group they wait for nothing but each other.
-    among = (combos.tp > 1) & (combos.tp < orders.ranks)
+    among = (combos.tp > 1) & (combos.tp < orders.lengths[combos.orders])
     calls = _Calls(
         setting=setting,
         groups=orders.groups(combos.tp, np.ones_like(combos.tp), combos.orders),

@@ -51,12 +51,9 @@ class Prices(Budget):
         """
         if len(self._distinct) > REMEMBERED or len(self._scores) > 8 * REMEMBERED:
             self._forget()
-        fresh: dict[int, dict[object, Solution]] = {}
-        for one in solutions:
-            if one.key not in self._scores:
-                fresh.setdefault(len(one.order), {})[one.key] = one
-        for group in fresh.values():
-            self._price_alike(list(group.values()))
+        fresh = {one.key: one for one in solutions if one.key not in self._scores}
+        if fresh:
+            self._price(list(fresh.values()))
         return np.array([self.corrected(one) for one in solutions])
 
     def corrected(self, solution: Solution) -> float:
@@ -85,11 +82,14 @@ class Prices(Budget):
         shape = row["pp"], row["schedule"], row["virtual_stages"], slowest
         return shape, f"{self._scores[solution.key]:.9g}"
 
-    def _price_alike(self, solutions: list[Solution]) -> None:
-        """Of as many devices each."""
+    def _price(self, solutions: list[Solution]) -> None:
+        """All at once, each under its own order."""
         numbers: dict[bytes, int] = {}
         which = [numbers.setdefault(s.key[0], len(numbers)) for s in solutions]
-        ids = np.stack([np.frombuffer(key, dtype=np.int64) for key in numbers])
+        orders = [np.frombuffer(key, dtype=np.int64) for key in numbers]
+        ids = np.full((len(orders), max(map(len, orders))), -1, dtype=np.int64)
+        for place, order in enumerate(orders):
+            ids[place, : len(order)] = order
         table = StrategyTable.from_columns(
             **{name: [one.row[name] for one in solutions] for name in solutions[0].row}
         )

@@ -122,8 +122,9 @@ class Sayable:
         return self.why_not_order(order) is None
 
     def mask(self, orders: Index) -> NDArray[np.bool_]:
-        """Which of many orders it can say. From shape [n, ranks] to [n]."""
-        return np.array([self.allows_order(order) for order in orders], dtype=bool)
+        """Which of many orders it can say; -1 after the last. [n, ranks] to [n]."""
+        each = (self.allows_order(order[order >= 0]) for order in orders)
+        return np.fromiter(each, dtype=bool, count=len(orders))
 
     def allowed(self, orders: Sequence[Index]) -> list[Index]:
         """Those of some orders that it can say."""

@@ -27,6 +27,8 @@ _ROWS, _PER_MESH = 48, 2
 _TOURS, _TRIALS = 3, 36
 #: Solutions priced at once.
 _BATCH = 400
+#: Rows priced at once, without a clock and between two looks at one.
+_ROWS_AT_ONCE, _ROWS_TIMED = 100_000, 25_000
 #: Shares of the time after which beginning stops, part by part.
 _LOOKED, _LAID, _TOURED = 0.2, 0.35, 0.5
 #: Pools that are looked into: with any number of devices there may be very many.
@@ -106,10 +108,11 @@ def _tables(campaign: Campaign, count: int) -> Iterator[StrategyTable]:
     request, pins = campaign.request, campaign.request.pins
     found = False
     timed = request.time_budget_s is not None
+    rows = _ROWS_TIMED if timed else _ROWS_AT_ONCE
     for recompute in (0, 2) if timed else ():
         few = {"recompute": recompute, "virtual_stages": 1, **pins}
         for table in enumerate_strategies(
-            request.facts, num_devices=count, pins=few, rows=100_000
+            request.facts, num_devices=count, pins=few, rows=rows
         ):
             found = True
             yield table
@@ -118,7 +121,7 @@ def _tables(campaign: Campaign, count: int) -> Iterator[StrategyTable]:
     if found and campaign.is_late(_LOOKED / 2):
         return
     for table in enumerate_strategies(
-        request.facts, num_devices=count, pins=pins, rows=100_000
+        request.facts, num_devices=count, pins=pins, rows=rows
     ):
         yield table
         if campaign.is_late(_LOOKED):

@@ -38,6 +38,8 @@ _MOST_DRAWN = 120_000
 _VARIED = (1, 3, 6)
 #: Share of the time that a glance at all meshes may take.
 _GLANCING = 0.5
+#: Share of the time that is left which pricing meshes with all rows may take.
+_OPENING = 0.4
 #: Of the meshes that are priced with all rows: the network's best, and the glance's.
 _RANKED, _SEEN = 12, 20
 #: Arrangements that evolution starts from, and of one layout.
@@ -171,15 +173,13 @@ class Proposer:
         one, model = self.problem, self.known.model
         if not len(chosen):
             return None
-        return open_arranger(one.request, one.choices, one.groups, chosen, model)
+        until = _share_of(one.until, _OPENING)
+        return open_arranger(one.request, one.choices, one.groups, chosen, model, until)
 
     def _shortlist(self, ranked: Index) -> Index:
         """The network's best, then those that look best by closed forms."""
         problem, known = self.problem, self.known
-        until = problem.until
-        if until is not None:
-            now = time.perf_counter()
-            until = now + _GLANCING * (until - now)
+        until = _share_of(problem.until, _GLANCING)
         asked = (problem.request, known.model, problem.groups, problem.choices)
         found = screen(*asked, ranked, until)
         known.solutions += nearest_misses(*asked, found)
@@ -227,12 +227,9 @@ class Proposer:
         return arranger.price(layout, drawn.sequence)
 
     def _climb(self, arranger: Arranger, start: Priced) -> Priced:
-        until = self.problem.until
-        if until is None:
-            limits = Limits(rounds=self._config.rounds)
-        else:
-            now = time.perf_counter()
-            limits = Limits(until=now + self._config.climbing * (until - now))
+        until = _share_of(self.problem.until, self._config.climbing)
+        rounds = self._config.rounds if until is None else None
+        limits = Limits(until=until, rounds=rounds)
         return joined([climb(arranger, start, self._rng, limits), best_of(start, 8)])
 
     def _settle(self, arranger: Arranger, current: Priced) -> None:
@@ -272,6 +269,14 @@ class Proposer:
                 others = arranger.variants(ranked, _VARIED.index(index))
                 for other in range(len(others)):
                     yield others, other
+
+
+def _share_of(until: float | None, share: float) -> float | None:
+    """When a share of the time that is left is over; None without a clock."""
+    if until is None:
+        return None
+    now = time.perf_counter()
+    return now + share * (until - now)
 
 
 def _solution(arranger: Arranger, rows: Finalists, index: int) -> Solution:

@@ -125,3 +125,36 @@ def test_other_devices_of_the_cluster_may_be_left_out() -> None:
     ids, order = np.stack([fast, slow]), np.repeat([0, 1], count)
     costs = CostModel(setting).arranged(doubled, ids, order)
     assert (costs.step_time_s[:count] < costs.step_time_s[count:]).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_orders_of_unlike_lengths_cost_what_each_costs_alone(name: str) -> None:
+    rng = np.random.default_rng(3)
+    request = request_for(real_graph("llama3-8b"), clusters()[name], global_batch=240)
+    setting = request.setting
+    facts = replace(request, target="any").facts
+    lengths = [4, 6, 1, len(setting.order), 4]
+    ids = np.full((len(lengths), max(lengths)), -1)
+    tables, order = [], []
+    for place, length in enumerate(lengths):
+        ids[place, :length] = rng.permutation(setting.order)[:length]
+        table = StrategyTable.concatenate(
+            list(enumerate_strategies(facts, num_devices=length, pins={}))
+        )
+        tables.append(table[rng.integers(len(table), size=40)])
+        order += [place] * 40
+    shuffled = rng.permutation(len(order))
+    joined = StrategyTable.concatenate(tables)[shuffled]
+    which = np.array(order)[shuffled]
+    found = CostModel(setting).arranged(joined, ids, which)
+    for place, length in enumerate(lengths):
+        mine = which == place
+        alone = CostModel(replace(setting, order=ids[place, :length]))
+        costs = alone.table(joined[mine])
+        for column in ("step_time_s", "memory_bytes", "excess_bytes", "parts_s"):
+            np.testing.assert_allclose(
+                getattr(found, column)[mine],
+                getattr(costs, column),
+                rtol=1e-12,
+                atol=1e-12,
+            )

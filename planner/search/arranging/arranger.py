@@ -100,34 +100,29 @@ class Arranger:
             sequence: Groups in order, -1 after the last; as many as the layout's
                 devices need, of those it may use. Shape [n, groups].
         """
-        score = np.full(len(layout), np.inf)
-        row = self.layouts.starts[layout].copy()
-        for count in np.unique(self.layouts.count[layout]).tolist():
-            mine = np.flatnonzero(self.layouts.count[layout] == count)
-            best, value = self._best_rows(layout[mine], sequence[mine], count)
-            row[mine], score[mine] = best, value
-        return Priced(layout=layout, sequence=sequence, row=row, score=score)
-
-    def _best_rows(
-        self, layout: Index, sequence: Index, count: int
-    ) -> tuple[Index, Array]:
         starts = self.layouts.starts
         many = starts[layout + 1] - starts[layout]
         first = np.cumsum(many) - many
         order = np.repeat(np.arange(len(layout)), many)
         rows = starts[layout][order] + np.arange(len(order)) - first[order]
-        table = self.layouts.rows[rows]
-        ids = self.groups.orders(sequence, count)
+        score = self._scores(self.layouts.rows[rows], layout, sequence, order)
+        best = np.minimum.reduceat(score, first) if len(first) else score
+        at = np.flatnonzero(score == best[order])
+        row = starts[layout].copy()
+        # The earliest of equals: written last.
+        row[order[at[::-1]]] = rows[at[::-1]]
+        return Priced(layout=layout, sequence=sequence, row=row, score=best)
+
+    def _scores(
+        self, table: StrategyTable, layout: Index, sequence: Index, order: Index
+    ) -> Array:
+        """Of rows, each under one of some arrangements. Shape [n]."""
+        ids = self.groups.orders(sequence, self.layouts.count[layout])
         costs = self.model.arranged(table, ids, order)
         score = scores_of(costs, table, self.request.objective)
         if self.request.sayable is not None:
             score = np.where(self.request.sayable.mask(ids)[order], score, np.inf)
-        best = np.minimum.reduceat(score, first)
-        at = np.flatnonzero(score == best[order])
-        chosen = np.full(len(layout), -1, dtype=np.int64)
-        # The earliest of equals: written last.
-        chosen[order[at[::-1]]] = rows[at[::-1]]
-        return chosen, best
+        return score
 
     def finalists(self, priced: Priced) -> Finalists:
         """All rows of some arrangements by closed forms.
@@ -144,18 +139,7 @@ class Arranger:
         table = self.layouts.rows[
             starts[priced.layout][of] + np.arange(len(of)) - first[of]
         ]
-        score = np.full(len(of), np.inf)
-        counts = self.layouts.count[priced.layout]
-        for count in np.unique(counts).tolist():
-            mine = np.flatnonzero(counts[of] == count)
-            arrangements, order = np.unique(of[mine], return_inverse=True)
-            ids = self.groups.orders(priced.sequence[arrangements], count)
-            costs = self.model.arranged(table[mine], ids, order.reshape(-1))
-            value = scores_of(costs, table[mine], self.request.objective)
-            if self.request.sayable is not None:
-                said = self.request.sayable.mask(ids)[order.reshape(-1)]
-                value = np.where(said, value, np.inf)
-            score[mine] = value
+        score = self._scores(table, priced.layout, priced.sequence, of)
         best = np.argsort(score, kind="stable")
         best = best[np.isfinite(score[best])]
         return Finalists(
@@ -257,6 +241,7 @@ def open_arranger(
     groups: DeviceGroups,
     chosen: Index,
     model: CostModel | None = None,
+    until: float | None = None,
 ) -> Arranger | None:
     """What arrangements of some meshes are made of and priced with.
 
@@ -264,13 +249,15 @@ def open_arranger(
         request: The question.
         choices: All meshes of the request.
         groups: Of its devices.
-        chosen: Meshes to look at. Shape [n].
+        chosen: Meshes to look at, the most promising first. Shape [n].
         model: Counts the evaluations; None for one of its own.
+        until: Of :func:`time.perf_counter`, after which the meshes that are left are
+            left out; None for no clock.
     Returns:
         None if none of them has a row that fits under a plain order of the devices.
     """
     model = model or CostModel(request.setting)
-    layouts = find_layouts(request, model, groups, choices, chosen)
+    layouts = find_layouts(request, model, groups, choices, chosen, until)
     if layouts is None:
         return None
     return Arranger(request=request, model=model, groups=groups, layouts=layouts)

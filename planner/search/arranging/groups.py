@@ -18,11 +18,11 @@ Index = NDArray[np.int64]
 
 @compiled
 def _expand(
-    ids: Index, starts: Index, sequences: Index, count: int, orders: Index
+    ids: Index, starts: Index, sequences: Index, counts: Index, orders: Index
 ) -> None:
-    """Devices of each sequence's groups, one after the other, up to ``count``."""
+    """Devices of each sequence's groups, one after the other, up to its count."""
     for row in range(len(sequences)):
-        rank = 0
+        rank, count = 0, counts[row]
         for place in range(sequences.shape[1]):
             group = sequences[row, place]
             if group < 0 or rank == count:
@@ -61,17 +61,21 @@ class DeviceGroups:
         """Devices in each group. Shape [groups]."""
         return np.diff(self.starts)
 
-    def orders(self, sequences: Index, count: int) -> Index:
+    def orders(self, sequences: Index, count: int | Index) -> Index:
         """Device id by rank of sequences of groups.
 
         Args:
             sequences: Groups in order, -1 after the last. Shape [n, most].
             count: Devices that are used: what the last group has beyond is left out.
+                One number, or one for each sequence. Shape [n].
         Returns:
-            Shape [n, count].
+            -1 after the last. Shape [n, largest count].
         """
-        orders = np.full((len(sequences), count), -1, dtype=np.int64)
-        _expand(self.ids, self.starts, np.ascontiguousarray(sequences), count, orders)
+        counts = np.broadcast_to(np.asarray(count, dtype=np.int64), len(sequences))
+        most = int(counts.max(initial=0))
+        orders = np.full((len(sequences), most), -1, dtype=np.int64)
+        flat = np.ascontiguousarray(sequences)
+        _expand(self.ids, self.starts, flat, np.ascontiguousarray(counts), orders)
         return orders
 
     def sequence_of(self, order: Index) -> Index:

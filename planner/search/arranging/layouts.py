@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +17,7 @@ from planner.search.base import Objective, Request
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 from planner.space.table import distinct
 
-__all__ = ["Layouts", "find_layouts", "mesh_of_row", "scores_of"]
+__all__ = ["Layouts", "distinct_meshes", "find_layouts", "mesh_of_row", "scores_of"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -24,6 +26,8 @@ Mask = NDArray[np.bool_]
 #: Rows kept of each mesh, besides the one that needs the least memory: under another
 #: order it may be the only one that fits.
 _ROWS = 4
+#: Prices at once: between two looks at the clock.
+_AT_ONCE = 20_000
 
 
 def scores_of(
@@ -101,12 +105,37 @@ def mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
     return np.asarray(place[number[len(mesh) :]])
 
 
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Cell:
+    """One choice to price: its rows under all plain orders of its fleet."""
+
+    choice: int
+    fleet: Fleet
+    rows: Index
+
+    @property
+    def many(self) -> int:
+        """Prices that it takes."""
+        return len(self.rows) * len(self.fleet.sequences)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Layout:
+    """A mesh with its best rows, the best first."""
+
+    score: float
+    cell: _Cell
+    rows: Index
+    sequence: Index
+
+
 def find_layouts(
     request: Request,
     model: CostModel,
     groups: DeviceGroups,
     choices: Choices,
     chosen: Index,
+    until: float | None = None,
 ) -> Layouts | None:
     """Price chosen meshes with all their rows under the plain orders of their fleets.
 
@@ -115,68 +144,109 @@ def find_layouts(
         model: Counts the evaluations.
         groups: Of the request's devices.
         choices: All meshes.
-        chosen: Those to price. Shape [n].
+        chosen: Those to price, the most promising first. Shape [n].
+        until: Of :func:`time.perf_counter`, after which the meshes that are left are
+            left out; None for no clock. A row takes 5 us on one core.
     Returns:
         Those of which a row fits, best first; None if there are none.
     """
-    parts = []
-    for number in np.unique(choices.fleet[chosen]).tolist():
-        mine = chosen[choices.fleet[chosen] == number]
-        fleet, mesh = choices.fleets[number], choices.mesh[mine]
-        table = expand_meshes(mesh, request.facts, request.pins)
-        if "schedule" not in request.pins:
-            # What stands in for nothing else is simulated among the finalists.
-            table = table[np.flatnonzero(has_textbook_time(table))]
-        if not len(table):
-            continue
-        ids = groups.orders(fleet.sequences, fleet.count)
-        many = len(ids)
-        rows = np.tile(np.arange(len(table)), many)
-        order = np.repeat(np.arange(many), len(table))
-        costs = model.arranged(table[rows], ids, order)
-        score = scores_of(costs, table[rows], request.objective).reshape(many, -1)
-        owner = mesh_of_row(table, mesh)
-        memory = costs.memory_bytes[: len(table)]
-        parts.append((mine, fleet, table, owner, score, memory))
-    return _assembled(parts)
+    mesh, which = distinct_meshes(choices, chosen)
+    table = expand_meshes(mesh, request.facts, request.pins)
+    if "schedule" not in request.pins:
+        # What stands in for nothing else is simulated among the finalists.
+        table = table[np.flatnonzero(has_textbook_time(table))]
+    if not len(table):
+        return None
+    owner = mesh_of_row(table, mesh)
+    cells = [
+        _Cell(choice=choice, fleet=choices.fleets[choices.fleet[choice]], rows=rows)
+        for choice, one in zip(chosen.tolist(), which.tolist(), strict=True)
+        if len(rows := np.flatnonzero(owner == one))
+    ]
+    found: list[_Layout] = []
+    for batch in _batches(cells):
+        if found and until is not None and time.perf_counter() >= until:
+            break
+        found += _priced(request, model, groups, table, batch)
+    return _assembled(table, found)
 
 
-def _assembled(
-    parts: list[tuple[Index, Fleet, StrategyTable, Index, Array, Array]],
-) -> Layouts | None:
-    found: list[tuple[float, int, Fleet, StrategyTable, Index, Index]] = []
-    for mine, fleet, table, owner, score, memory in parts:
-        under = score.argmin(axis=0)
-        best = score[under, np.arange(len(table))]
-        ranked = np.lexsort((best, owner))
+def distinct_meshes(choices: Choices, chosen: Index) -> tuple[Index, Index]:
+    """Meshes of some choices, each once; and which of them each choice has. [n]."""
+    mesh = choices.mesh[chosen]
+    if not len(mesh):
+        return mesh, chosen
+    first, which = distinct(*mesh.T)
+    return mesh[first], which
+
+
+def _batches(cells: Sequence[_Cell]) -> Iterator[list[_Cell]]:
+    """Runs of them that are priced at once."""
+    batch: list[_Cell] = []
+    for cell in cells:
+        if batch and sum(one.many for one in batch) + cell.many > _AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(cell)
+    if batch:
+        yield batch
+
+
+def _priced(
+    request: Request,
+    model: CostModel,
+    groups: DeviceGroups,
+    table: StrategyTable,
+    cells: Sequence[_Cell],
+) -> list[_Layout]:
+    """Those of which a row fits."""
+    sequences = np.concatenate([cell.fleet.sequences for cell in cells])
+    counts = np.concatenate(
+        [np.full(len(c.fleet.sequences), c.fleet.count) for c in cells]
+    )
+    each = [len(cell.rows) for cell in cells for _ in cell.fleet.sequences]
+    order = np.repeat(np.arange(len(sequences)), each)
+    rows = table[
+        np.concatenate([np.tile(c.rows, len(c.fleet.sequences)) for c in cells])
+    ]
+    costs = model.arranged(rows, groups.orders(sequences, counts), order)
+    score = scores_of(costs, rows, request.objective)
+    found, start = [], 0
+    for cell in cells:
+        stop, count = start + cell.many, len(cell.rows)
+        under = score[start:stop].reshape(-1, count)
+        memory = costs.memory_bytes[start : start + count]
+        start = stop
+        best = under.min(axis=0)
+        ranked = np.argsort(best, kind="stable")
         ranked = ranked[np.isfinite(best[ranked])]
-        heads = np.flatnonzero(np.diff(owner[ranked], prepend=-1))
-        ends = [*heads[1:].tolist(), len(ranked)][: len(heads)]
-        for start, stop in zip(heads.tolist(), ends, strict=True):
-            rows = ranked[start : min(stop, start + _ROWS)]
-            least = ranked[start + int(memory[ranked[start:stop]].argmin())]
-            if least not in rows:
-                rows = np.append(rows, least)
-            first = int(rows[0])
-            found.append(
-                (
-                    float(best[first]),
-                    int(mine[owner[first]]),
-                    fleet,
-                    table,
-                    rows,
-                    fleet.sequences[under[first]],
-                )
+        if not len(ranked):
+            continue
+        kept = ranked[:_ROWS]
+        least = ranked[memory[ranked].argmin()]
+        if least not in kept:
+            kept = np.append(kept, least)
+        found.append(
+            _Layout(
+                score=float(best[kept[0]]),
+                cell=cell,
+                rows=cell.rows[kept],
+                sequence=cell.fleet.sequences[under[:, kept[0]].argmin()],
             )
+        )
+    return found
+
+
+def _assembled(table: StrategyTable, found: list[_Layout]) -> Layouts | None:
     if not found:
         return None
-    found.sort(key=lambda entry: entry[:2])
+    found = sorted(found, key=lambda one: (one.score, one.cell.choice))
     return Layouts(
-        choice=np.array([entry[1] for entry in found], dtype=np.int64),
-        rows=StrategyTable.concatenate([e[3][e[4]] for e in found]),
-        starts=np.cumsum([0] + [len(e[4]) for e in found]).astype(np.int64),
-        count=np.array([e[2].count for e in found], dtype=np.int64),
-        usable=np.stack([e[2].usable for e in found]),
-        score=np.array([e[0] for e in found]),
-        sequence=np.stack([e[5] for e in found]),
+        choice=np.array([one.cell.choice for one in found], dtype=np.int64),
+        rows=table[np.concatenate([one.rows for one in found])],
+        starts=np.cumsum([0] + [len(one.rows) for one in found]).astype(np.int64),
+        count=np.array([one.cell.fleet.count for one in found], dtype=np.int64),
+        usable=np.stack([one.cell.fleet.usable for one in found]),
+        score=np.array([one.score for one in found]),
+        sequence=np.stack([one.sequence for one in found]),
     )
