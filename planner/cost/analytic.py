@@ -107,7 +107,7 @@ def _replica_seconds(
         recipe=setting.recipe,
         measured=setting.cluster.document.collectives,
         on_gpu=setting.on_gpu,
-        core_wait_s=setting.core_wait_s,
+        core_wait_s=places.wait_s[rows.place],
     )
     if not memory.tied.any():
         return exposed

@@ -162,9 +162,12 @@ def exposed_seconds(
     recipe: Recipe,
     measured: tuple[MeasuredCollective, ...] = (),
     on_gpu: bool = True,
-    core_wait_s: float = 0.0,
+    core_wait_s: float | Array = 0.0,
 ) -> Array:
-    """The seconds of :func:`replica_traffic` alone, with the same arguments. [n]."""
+    """The seconds of :func:`replica_traffic` alone, with the same arguments. [n].
+
+    ``core_wait_s`` may differ from row to row. Shape [n].
+    """
     calls = 0.0 if on_gpu else recipe.collective_overhead_s
 
     def lines(kind: str, groups: Groups) -> Array:
@@ -173,7 +176,9 @@ def exposed_seconds(
             found[:, :, 1] /= recipe.replica_efficiency
         # A ring passes every rank, twice to reduce and gather.
         hops = (groups.distinct_size - 1) * (2 if kind == "all_reduce" else 1)
-        extra = np.where(hops > 0, calls + core_wait_s * hops, 0.0)
+        wait = np.zeros(len(hops))
+        wait[groups.which] = core_wait_s
+        extra = np.where(hops > 0, calls + wait * hops, 0.0)
         found[:, :, 0] += extra[:, None]
         return found
 

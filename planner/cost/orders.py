@@ -38,6 +38,7 @@ class Places:
         limits: Bytes that ranks 0, 1 and last may use. Shape [places, 3].
         crowding: See :meth:`planner.cost.setting.Setting.crowding`. [places, 2].
         slowest: Slowest device type of all ranks. Shape [places].
+        wait_s: What a message waits for a core at its receiver. Shape [places].
     """
 
     which: Index
@@ -48,6 +49,7 @@ class Places:
     limits: Array
     crowding: Array
     slowest: Index
+    wait_s: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,14 @@ class Orders:
         return np.asarray((self.ids >= 0).sum(axis=1))
 
     @cached_property
+    def core_waits_s(self) -> Array:
+        """As :attr:`planner.cost.setting.Setting.core_wait_s`. Shape [orders]."""
+        if not self.setting.shares_cores:
+            return np.zeros(len(self.ids))
+        every = range(len(self.ids))
+        return np.array([self.setting_of(order).core_wait_s for order in every])
+
+    @cached_property
     def _net(self) -> LevelTables | None:
         return level_tables(self.setting.cluster.topology)
 
@@ -168,6 +178,7 @@ class Orders:
             limits=np.zeros((len(first), 3)),
             crowding=np.ones((len(first), 2)),
             slowest=np.zeros(len(first), dtype=np.int64),
+            wait_s=self.core_waits_s[order],
         )
         if len(first):
             self._fill(made, order)
@@ -214,7 +225,7 @@ class Orders:
         there, back = links(ids, behind), links(behind, ids)
         bandwidth = np.minimum.reduceat(np.minimum(there[0], back[0]), runs.starts)
         latency = np.maximum.reduceat(np.maximum(there[1], back[1]), runs.starts)
-        return setting.reached(bandwidth), latency + setting.core_wait_s
+        return setting.reached(bandwidth), latency + made.wait_s[runs.owner]
 
     def pair_lines(self, places: Places) -> Array:
         """Fixed seconds, and seconds per byte, of an all-reduce between two pp ranks.
@@ -226,11 +237,11 @@ class Orders:
         deep = np.flatnonzero(places.pp > 1)
         if not len(deep):
             return lines
-        setting, wait = self.setting, self.setting.core_wait_s
+        setting, wait = self.setting, places.wait_s[deep]
         pairs = Groups(
             members=np.full((len(deep), 1), 2.0),
             bandwidth=places.bandwidth[deep].min(axis=1, keepdims=True),
-            latency=places.latency[deep].max(axis=1, keepdims=True) - wait,
+            latency=places.latency[deep].max(axis=1, keepdims=True) - wait[:, None],
             which=np.arange(len(deep)),
         )
         both = lines_of("all_reduce", pairs, setting.cluster.document.collectives)

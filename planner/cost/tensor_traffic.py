@@ -75,10 +75,11 @@ def tensor_traffic(
     setting = orders.setting
     # Where all ranks are of one group they wait for nothing but each other.
     among = (combos.tp > 1) & (combos.tp < orders.lengths[combos.orders])
+    hops = 2 * (combos.tp - 1)
     calls = _Calls(
         setting=setting,
         groups=orders.groups(combos.tp, np.ones_like(combos.tp), combos.orders),
-        wait=np.where(among, 2 * (combos.tp - 1) * setting.core_wait_s, 0.0),
+        wait=np.where(among, hops * orders.core_waits_s[combos.orders], 0.0),
     )
     split = combos.sequence_parallel > 0
     seconds, again = _seconds(classes, calls, split, scale)
