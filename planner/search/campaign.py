@@ -172,6 +172,10 @@ class Campaign(Prices):
         self.count(model)
         return self.adopt(solution, found)
 
+    def was_simulated(self, solution: Solution) -> bool:
+        """Whether it, or one that comes to the same cut, was."""
+        return self._cut_key(solution) in self._cut
+
     def adopt(self, solution: Solution, found: Sequence[Candidate]) -> float:
         """Take over what was simulated of a solution.
 

@@ -19,6 +19,10 @@ _GENERATIONS = 40
 _PATIENCE = 25
 #: Of one mesh at most this share of the population, so that it does not become one.
 _OF_A_MESH = 4
+#: Places that are kept for what lacks memory but would be faster, and of one mesh.
+_MISSES, _MISSES_OF_A_MESH = 12, 3
+#: Generations between two simulations of what lacks the least memory.
+_MISS_EVERY = 2
 #: Share of the time that evolution may take; the rest is the finalists'.
 _SHARE = 0.9
 
@@ -60,6 +64,8 @@ def evolve(campaign: Campaign, generations: int | None = None) -> None:
         children = [_child(campaign, people) for _ in range(_CHILDREN)]
         people = _selected(campaign, [*children, *people])
         campaign.simulate_best(campaign.share_of(most))
+        if generation % _MISS_EVERY == 0:
+            _try_a_miss(campaign, people)
         leader = campaign.corrected(people[0])
         idle = 0 if leader < best * (1 - 1e-9) else idle + 1
         best = min(best, leader)
@@ -93,16 +99,46 @@ def _selected(campaign: Campaign, people: list[Solution]) -> list[Solution]:
         alike.setdefault(campaign.alike(one), one)
     unique = list(alike.values())
     scores = [campaign.corrected(one) for one in unique]
+    ranked = [unique[at] for at in np.argsort(scores, kind="stable").tolist()]
+    misses = _few_of_a_mesh(_near_misses(campaign, ranked), _MISSES, _MISSES_OF_A_MESH)
+    kept = _few_of_a_mesh(ranked, _PEOPLE - len(misses), _PEOPLE // _OF_A_MESH)
+    inside = {one.key for one in kept}
+    return [*kept, *(one for one in misses if one.key not in inside)]
+
+
+def _try_a_miss(campaign: Campaign, people: list[Solution]) -> None:
+    """Simulate one that lacks memory by closed forms: exact cuts mind it."""
+    for one in _near_misses(campaign, people):
+        if not campaign.was_simulated(one):
+            campaign.simulate(one)
+            return
+
+
+def _few_of_a_mesh(ranked: list[Solution], count: int, each: int) -> list[Solution]:
+    """The first of some solutions, of one mesh at most so many."""
     kept: list[Solution] = []
     of_mesh: dict[tuple[int, ...], int] = {}
-    for index in np.argsort(scores, kind="stable").tolist():
-        one = unique[index]
-        if of_mesh.get(one.mesh, 0) < _PEOPLE // _OF_A_MESH:
+    for one in ranked:
+        if len(kept) == count:
+            break
+        if of_mesh.get(one.mesh, 0) < each:
             of_mesh[one.mesh] = of_mesh.get(one.mesh, 0) + 1
             kept.append(one)
-        if len(kept) == _PEOPLE:
-            break
     return kept
+
+
+def _near_misses(campaign: Campaign, ranked: list[Solution]) -> list[Solution]:
+    """Those that lack memory but would be faster than all that fit; least lack first.
+
+    Between what fits and something better that does there may be nothing that fits:
+    descendants of these find a way round.
+    """
+    best = campaign.corrected(ranked[0]) if ranked else 0.0
+    return [
+        one
+        for one in ranked
+        if not campaign.may_fit(one) and campaign.hope(one) < best
+    ]
 
 
 def _refreshed(campaign: Campaign, people: list[Solution]) -> list[Solution]:

@@ -39,6 +39,7 @@ class Prices(Budget):
         self._kinds: dict[object, object] = {}
         self._ratios: dict[object, float] = {}
         self._simulated: dict[object, float] = {}
+        self._hopes: dict[object, float] = {}
         self._types = np.asarray(request.setting.cluster.type_index)
 
     def price(self, solutions: Sequence[Solution]) -> Array:
@@ -66,6 +67,10 @@ class Prices(Budget):
     def may_fit(self, solution: Solution) -> bool:
         """Whether a solution that was priced fits, as far as is known."""
         return self.corrected(solution) < OVER
+
+    def hope(self, solution: Solution) -> float:
+        """The score of a solution that was priced, if memory were enough."""
+        return self._hopes.get(solution.key, self.corrected(solution))
 
     def alike(self, solution: Solution) -> object:
         """Equal for solutions that the closed forms cannot tell apart.
@@ -100,6 +105,9 @@ class Prices(Budget):
         sayable = self.request.sayable
         if sayable is not None:
             found = np.where(sayable.mask(ids)[which], found, UNSAID)
+        missed = np.flatnonzero((found >= OVER) & (found < UNSAID))
+        for place in missed.tolist():
+            self._hopes[solutions[place].key] = float(value[place])
         for one, each in zip(solutions, found.tolist(), strict=True):
             self._scores[one.key] = each
             self._kinds[one.key] = self._kind(one)
@@ -118,6 +126,7 @@ class Prices(Budget):
         kept = self.best(REMEMBERED // 2)
         self._scores = {one.key: self._scores[one.key] for one in kept}
         self._kinds = {one.key: self._kinds[one.key] for one in kept}
+        self._hopes = {k: hope for k, hope in self._hopes.items() if k in self._kinds}
         self._distinct = {self._kinds[one.key]: one for one in kept}
 
     def best(self, count: int) -> list[Solution]:
