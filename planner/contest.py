@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 #: orders of the devices.
 AUTO = ("expert", "learned", "exhaustive")
 _UNIFORM = {"expert": 0.1, "learned": 0.4, "exhaustive": 1.0}
-_UNEVEN = {"expert": 0.1, "learned": 0.85, "exhaustive": 1.0}
+_UNEVEN = {"expert": 0.05, "learned": 0.94, "exhaustive": 1.0}
 
 
 @cache
