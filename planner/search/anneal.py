@@ -45,6 +45,7 @@ class AnnealPartitioner:
             step += 1
             done = campaign.elapsed_share(_SHARE) if steps is None else step / steps
             temperature = _HOT * (_COLD / _HOT) ** done
+            campaign.look_around(chains)
             moved = [campaign.moved(one) for one in chains]
             scores = np.log(campaign.price([*chains, *moved]))
             before, after = scores[: len(chains)], scores[len(chains) :]

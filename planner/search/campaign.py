@@ -20,12 +20,12 @@ from planner.search.moves import (
     Solution,
     block_sizes,
     moved_order,
-    neighbours,
     refilled,
-    resized,
+    spare_of,
 )
 from planner.search.prices import OVER, REMEMBERED, UNSAID, Prices
 from planner.search.refine import candidates_of_row
+from planner.search.row_moves import neighbours, neighbours_of, resized
 from planner.space import StrategyTable, legal
 
 __all__ = ["Campaign"]
@@ -73,13 +73,16 @@ class Campaign(Prices):
 
     def neighbours(self, solution: Solution) -> StrategyTable | None:
         """Legal rows next to a solution's; looked up once a row."""
-        key = solution.key[1]
-        if key not in self._neighbours:
+        self.look_around([solution])
+        return self._neighbours[solution.key[1]]
+
+    def look_around(self, solutions: Sequence[Solution]) -> None:
+        """Look up the :meth:`neighbours` of many: the rules judge them all at once."""
+        new = {s.key[1]: s.row for s in solutions if s.key[1] not in self._neighbours}
+        if new:
             request = self.request
-            self._neighbours[key] = neighbours(
-                solution.row, request.facts, request.pins
-            )
-        return self._neighbours[key]
+            found = neighbours_of(list(new.values()), request.facts, request.pins)
+            self._neighbours.update(zip(new, found, strict=True))
 
     # -- Moves -------------------------------------------------------------------
 
@@ -109,7 +112,7 @@ class Campaign(Prices):
         order, rng, pool = solution.order, self.rng, self.pool_of(solution)
         sizes = block_sizes(solution.row, self.host_devices)
         for _ in range(1 + int(rng.random() < 0.3)):
-            spare = np.setdiff1d(pool, order) if len(pool) > len(order) else pool[:0]
+            spare = spare_of(pool, order) if len(pool) > len(order) else pool[:0]
             size = sizes[int(rng.random() * len(sizes))]
             order = moved_order(order, spare, size, rng)
         sayable = self.request.sayable
@@ -128,7 +131,7 @@ class Campaign(Prices):
         if rows is None:
             return Solution(order=self._shuffled(solution), row=solution.row)
         row = rows.row(int(self.rng.random() * len(rows)))
-        spare = np.setdiff1d(free, order)
+        spare = spare_of(free, order)
         made = refilled(order, solution.row, row, spare, self.rng)
         return Solution(order=made, row=row)
 

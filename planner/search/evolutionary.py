@@ -61,6 +61,7 @@ def evolve(campaign: Campaign, generations: int | None = None) -> None:
     best, idle, generation = np.inf, 0, 0
     while people and not campaign.is_over(generation, most, _SHARE):
         generation += 1
+        campaign.look_around(people)
         children = [_child(campaign, people) for _ in range(_CHILDREN)]
         people = _selected(campaign, [*children, *people])
         campaign.simulate_best(campaign.share_of(most))
@@ -135,9 +136,7 @@ def _near_misses(campaign: Campaign, ranked: list[Solution]) -> list[Solution]:
     """
     best = campaign.corrected(ranked[0]) if ranked else 0.0
     return [
-        one
-        for one in ranked
-        if not campaign.may_fit(one) and campaign.hope(one) < best
+        one for one in ranked if not campaign.may_fit(one) and campaign.hope(one) < best
     ]
 
 

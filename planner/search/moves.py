@@ -1,46 +1,37 @@
-"""Small changes of a solution: which devices are which ranks, and a row of the table.
+"""Small changes of a solution's order: which devices are which ranks.
 
-Every row that comes out is legal and keeps the pins; every order that comes out has as
-many devices as went in, each once, of those that may be used.
+Every order that comes out has as many devices as went in, each once, of those that may
+be used. For changes of the row see :mod:`planner.search.row_moves`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schema import SCHEDULES, Schedule
-from planner.search.refine import schedule_variants
-from planner.space import Facts, StrategyTable, legal
-
 __all__ = [
-    "USUAL",
+    "AXES",
+    "Row",
     "Solution",
     "block_sizes",
     "crossed",
     "moved_order",
-    "neighbours",
     "refilled",
-    "resized",
+    "spare_of",
     "swapped",
 ]
 
 Index = NDArray[np.int64]
 Row = Mapping[str, int]
 
-#: Schedules that have textbook formulas.
-USUAL: tuple[Schedule, ...] = ("GPipe", "1F1B", "Interleaved1F1B")
-#: Axes among which a factor of a degree may move.
-_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+#: Axes whose degrees multiply to the devices; a factor may move among them.
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 #: Points at which the orders of two parents change over.
 _POINTS = 5
-_PRIMES = (2, 3, 5, 7, 11, 13)
-#: Largest microbatch and most virtual stages that a row is changed to.
-_MOST_SAMPLES, _MOST_VIRTUAL = 64, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +56,7 @@ class Solution:
     @property
     def mesh(self) -> tuple[int, ...]:
         """Degrees alone."""
-        return tuple(self.row[axis] for axis in (*_AXES, "ep"))
+        return tuple(self.row[axis] for axis in (*AXES, "ep"))
 
 
 # -- Orders ----------------------------------------------------------------------
@@ -81,7 +72,7 @@ def block_sizes(row: Row, host: int) -> tuple[int, ...]:
         host: Devices of a host.
     """
     inner, stage = row["tp"] * row["cp"], 1
-    for axis in _AXES[1:]:
+    for axis in AXES[1:]:
         stage *= row[axis]
     ranks = stage * row["pp"]
     found = {1, inner, inner * row["dp_shard"], stage, host, math.gcd(host, stage)}
@@ -176,76 +167,12 @@ def crossed(one: Index, other: Index, rng: np.random.Generator) -> Index:
     return made
 
 
-# -- Rows ------------------------------------------------------------------------
-
-
-def neighbours(
-    row: Row,
-    facts: Facts,
-    pins: Mapping[str, int],
-    schedules: Sequence[Schedule] = USUAL,
-) -> StrategyTable | None:
-    """Every legal row one change away that keeps the pins and the devices.
-
-    A factor moves from one axis to another, or into ep; another size of microbatches,
-    ZeRO stage, recomputation, schedule or number of virtual stages.
-
-    Args:
-        row: Legal itself.
-        facts: What the rules compare against.
-        pins: Columns that stay.
-        schedules: That may be changed to; those of 1F1B's kind are priced fastest.
-    Returns:
-        None if there is none.
-    """
-    unique: dict[tuple[int, ...], dict[str, int]] = {}
-    for changed in (
-        *_meshes(row),
-        *_batches(row, facts),
-        *_kinds(row, facts, schedules),
-    ):
-        made = _completed(changed, facts)
-        if made is None or made == row:
-            continue
-        if all(made[knob] == value for knob, value in pins.items()):
-            unique[tuple(made.values())] = made
-    return _legal_ones(list(unique.values()), facts)
-
-
-def resized(
-    row: Row, facts: Facts, pins: Mapping[str, int], most: int
-) -> StrategyTable | None:
-    """Every legal row with another degree along one axis, so of more or fewer devices.
-
-    Args:
-        row: Legal itself.
-        facts: What the rules compare against.
-        pins: Columns that stay.
-        most: Devices that there are.
-    Returns:
-        None if there is none.
-    """
-    degrees = math.prod(row[axis] for axis in _AXES)
-    found: list[dict[str, int]] = []
-    for axis in _AXES:
-        here = row[axis]
-        near = {here + step for step in (-2, -1, 1, 2)}
-        for degree in sorted(near | {here * 2, here * 3, here // 2, here // 3}):
-            if degree < 1 or degree == here or degrees // here * degree > most:
-                continue
-            made = _completed({**row, axis: degree}, facts)
-            if made and all(made[knob] == value for knob, value in pins.items()):
-                found.append(made)
-    return _legal_ones(found, facts)
-
-
-def _legal_ones(rows: Sequence[Row], facts: Facts) -> StrategyTable | None:
-    if not rows:
-        return None
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    table = StrategyTable.from_columns(**columns)
-    kept = np.flatnonzero(legal(table, facts))
-    return table[kept] if len(kept) else None
+def spare_of(pool: Index, order: Index) -> Index:
+    """Devices of a pool that an order leaves out, by id. Shape [left out]."""
+    left = np.zeros(1 + max(int(pool.max()), int(order.max())), dtype=bool)
+    left[pool] = True
+    left[order] = False
+    return np.flatnonzero(left)
 
 
 def refilled(
@@ -262,7 +189,7 @@ def refilled(
         spare: Devices that may be added, enough of them.
         rng: Of where devices are taken out.
     """
-    ranks = math.prod(new[axis] for axis in _AXES)
+    ranks = math.prod(new[axis] for axis in AXES)
     stages = new["pp"] if new["pp"] == old["pp"] else 1
     grid, each = order.reshape(stages, -1), ranks // stages
     if each > grid.shape[1]:
@@ -272,66 +199,3 @@ def refilled(
     start = gone * int(rng.random() * (grid.shape[1] // gone)) if gone else 0
     kept = np.delete(grid, slice(start, start + gone), axis=1)
     return np.ascontiguousarray(kept.reshape(-1))
-
-
-def _meshes(row: Row) -> Iterator[dict[str, int]]:
-    for source in _AXES:
-        for target in _AXES:
-            if source == target:
-                continue
-            for prime in _PRIMES:
-                if row[source] % prime == 0:
-                    yield {
-                        **row,
-                        source: row[source] // prime,
-                        target: row[target] * prime,
-                    }
-    for prime in _PRIMES:
-        yield {**row, "ep": row["ep"] * prime}
-        if row["ep"] % prime == 0:
-            yield {**row, "ep": row["ep"] // prime}
-
-
-def _batches(row: Row, facts: Facts) -> Iterator[dict[str, int]]:
-    per_replica = facts.global_batch // (row["dp_replicate"] * row["dp_shard"])
-    for size in range(1, min(per_replica, _MOST_SAMPLES) + 1):
-        if per_replica % size == 0:
-            yield {**row, "microbatch_size": size}
-
-
-def _kinds(
-    row: Row, facts: Facts, schedules: Sequence[Schedule]
-) -> Iterator[dict[str, int]]:
-    for zero in range(4):
-        yield {**row, "zero_stage": zero}
-    for recompute in range(3):
-        yield {**row, "recompute": recompute}
-    yield {**row, "sequence_parallel": 1 - row["sequence_parallel"]}
-    if row["pp"] > 1:
-        yield from schedule_variants(row, facts.num_units, schedules)
-        for virtual in range(2, _MOST_VIRTUAL + 1):
-            yield {**row, "virtual_stages": virtual}
-
-
-def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:
-    """What follows from a change: how many microbatches, and what no longer applies."""
-    per_replica, rest = divmod(
-        facts.global_batch, row["dp_replicate"] * row["dp_shard"]
-    )
-    if rest or not per_replica:
-        return None
-    size = math.gcd(row["microbatch_size"], per_replica)
-    made = {**row, "microbatch_size": size, "num_microbatches": per_replica // size}
-    short = made["num_microbatches"] < row["pp"]
-    if short and SCHEDULES[row["schedule"]] == "1F1B":
-        # torch refuses 1F1B where microbatches do not fill the pipeline.
-        made["schedule"] = SCHEDULES.index("GPipe")
-    if row["pp"] == 1:
-        made["schedule"], made["virtual_stages"] = SCHEDULES.index("GPipe"), 1
-    if row["dp_shard"] == 1:
-        made["zero_stage"] = 0
-    elif row["zero_stage"] == 0:
-        made["zero_stage"] = 1
-    if row["tp"] == 1:
-        made["sequence_parallel"] = 0
-    return made

@@ -9,14 +9,8 @@ import pytest
 
 from planner.schema import SCHEDULES
 from planner.search.campaign import Campaign
-from planner.search.moves import (
-    Solution,
-    block_sizes,
-    crossed,
-    moved_order,
-    neighbours,
-    swapped,
-)
+from planner.search.moves import Solution, block_sizes, crossed, moved_order, swapped
+from planner.search.row_moves import neighbours
 from planner.search.starts import begin
 from planner.space import StrategyTable, legal, normalize_pins
 from tests.cost.made import row
