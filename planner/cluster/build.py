@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from planner.cluster.counts import whole_number
 from planner.cluster.matrix import refuse_holes
 from planner.cluster.topology import FloatArray
 from planner.errors import ClusterError
@@ -37,21 +38,24 @@ def matrix_document(
     source: str = "",
 ) -> ClusterDocument:
     """See :meth:`planner.cluster.Cluster.from_matrices`."""
-    speed = np.array(bandwidth, dtype=float)
-    wait = np.array(latency, dtype=float)
-    count = len(speed)
-    for title, array in (("bandwidth", speed), ("latency", wait)):
-        if array.shape != (count, count) or not count:
-            raise ClusterError(
-                f"{title} has shape {array.shape}; give a square matrix, one row and "
-                f"one column a device, the same for both"
-            )
-    off = ~np.eye(count, dtype=bool)
-    if (speed[off] < 0).any() or (wait[off] < 0).any():
-        raise ClusterError("bandwidth and latency must not be negative")
+    speed = _read_matrix("bandwidth", bandwidth)
+    wait = _read_matrix("latency", latency)
+    if wait.shape != speed.shape:
+        raise ClusterError(
+            f"latency has shape {wait.shape}, bandwidth {speed.shape}; give two "
+            f"matrices with one row and one column a device each"
+        )
+    _refuse_impossible("bandwidth", speed, "bytes/s")
+    _refuse_impossible("latency", wait, "seconds")
     speed[speed == 0] = np.nan
     refuse_holes(speed, wait)
+    count = len(speed)
     devices = [device] * count if isinstance(device, DeviceType) else list(device)
+    for entry in devices:
+        if not isinstance(entry, DeviceType):
+            raise ClusterError(
+                f"device {entry!r} is no DeviceType; give device_type(NAME)"
+            )
     types, groups = _host_groups(devices, _host_list(hosts, count), speed, wait)
     return ClusterDocument(
         name=name,
@@ -61,6 +65,36 @@ def matrix_document(
         matrices=_matrices(speed, wait),
         source=source,
     )
+
+
+def _read_matrix(title: str, values: npt.ArrayLike) -> FloatArray:
+    try:
+        array = np.array(values, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ClusterError(
+            f"{title} is no matrix of numbers ({error}); give one row and one column a "
+            f"device"
+        ) from error
+    if array.ndim != 2 or len(set(array.shape)) > 1 or not array.size:
+        raise ClusterError(
+            f"{title} has shape {array.shape}; give a square matrix, one row and one "
+            f"column a device"
+        )
+    return array
+
+
+def _refuse_impossible(title: str, array: FloatArray, unit: str) -> None:
+    """What no link has; NaN says that there is none, and the diagonal is not read."""
+    wrong = np.isinf(array) | (array < 0)
+    np.fill_diagonal(wrong, False)
+    if wrong.any():
+        first, second = (int(i) for i in np.argwhere(wrong)[0])
+        more = int(wrong.sum()) - 1
+        raise ClusterError(
+            f"{title} from device {first} to device {second} is "
+            f"{float(array[first, second])}{f' (and {more} more)' if more else ''}; it "
+            f"is finite and must not be negative: give it in {unit}"
+        )
 
 
 def _matrices(speed: FloatArray, wait: FloatArray) -> Matrices:
@@ -74,7 +108,8 @@ def _matrices(speed: FloatArray, wait: FloatArray) -> Matrices:
 
 
 def _host_list(hosts: Sequence[int] | None, count: int) -> list[int]:
-    ids = list(range(count)) if hosts is None else [int(host) for host in hosts]
+    given = range(count) if hosts is None else hosts
+    ids = [whole_number("host of a device", host, least=0) for host in given]
     if len(ids) != count:
         raise ClusterError(f"hosts names {len(ids)} devices, the matrices {count}")
     runs = [host for host, _ in itertools.groupby(ids)]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.cluster import build
+from planner.cluster.counts import whole_number
 from planner.cluster.view import ClusterView
 from planner.errors import ClusterError
 from planner.schema.cluster import ClusterDocument, DeviceType, Link
@@ -168,13 +169,13 @@ class Cluster(ClusterView):
         Raises:
             ClusterError: If an id is not that of a device.
         """
-        ids = np.unique(np.fromiter(device_ids, dtype=np.int64))
-        if ids.size and not (ids[0] >= 0 and ids[-1] < self.num_devices):
-            wrong = int(ids[0] if ids[0] < 0 else ids[-1])
+        given = [whole_number("occupied device", i, least=None) for i in device_ids]
+        for wrong in (i for i in given if not 0 <= i < self.num_devices):
             raise ClusterError(
                 f"occupied device {wrong} does not exist; {self.name} has devices 0 to "
                 f"{self.num_devices - 1}"
             )
+        ids = np.unique(np.array(given, dtype=np.int64))
         breaks = np.flatnonzero(np.diff(ids) > 1) + 1
         runs = np.split(ids, breaks) if ids.size else []
         ranges = tuple((int(run[0]), int(run[-1]) + 1) for run in runs)

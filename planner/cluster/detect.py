@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from planner.cluster.counts import whole_number
 from planner.cluster.presets.devices import device_type, device_type_names
 from planner.cluster.presets.links import LINKS
 from planner.errors import ClusterError
@@ -61,8 +62,8 @@ _LOOPBACK = Link(
 
 def detect_document(processes: int | None = None) -> ClusterDocument:
     """See :meth:`planner.cluster.Cluster.detect`."""
-    if processes is not None and processes < 1:
-        raise ClusterError(f"processes={processes}; use at least 1")
+    if processes is not None:
+        processes = whole_number("processes", processes)
     gpus = _nvidia_gpus() or _amd_gpus()
     if gpus:
         if processes is not None and processes > len(gpus):

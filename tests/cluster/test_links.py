@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -50,11 +52,30 @@ def test_missing_latency_is_a_missing_link() -> None:
         Cluster.from_matrices(np.ones((3, 3)), latency, V100)
 
 
+def _with(wrong: float) -> np.ndarray[Any, Any]:
+    """Ones, and a number that no link has; the diagonal is not read."""
+    matrix = np.ones((3, 3))
+    matrix[1, 2] = matrix[0, 0] = wrong
+    return matrix
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"latency": np.zeros((2, 2))}, "latency has shape"),
-        ({"bandwidth": -np.ones((3, 3))}, "must not be negative"),
+        (
+            {"bandwidth": -np.ones((3, 3))},
+            r"bandwidth from device 0 to device 1 is -1\.0 \(and 5 more\).*negative",
+        ),
+        ({"latency": _with(np.inf)}, "latency from device 1 to device 2 is inf; it is"),
+        ({"bandwidth": _with(np.inf)}, "bandwidth from device 1 to device 2 is inf"),
+        ({"latency": _with(-np.inf)}, "is -inf; .* give it in seconds"),
+        ({"bandwidth": [["fast"]]}, "bandwidth is no matrix of numbers"),
+        ({"bandwidth": [[1, 2], [3]]}, "bandwidth is no matrix of numbers"),
+        ({"bandwidth": 3}, r"bandwidth has shape \(\)"),
+        ({"device": ["v100-16"] * 3}, "device 'v100-16' is no DeviceType"),
+        ({"hosts": ["a", "a", "b"]}, "host of a device='a' is no whole number"),
+        ({"hosts": [0, 0.5, 1]}, r"host of a device=0\.5 is no whole number"),
         ({"hosts": [0, 1]}, "hosts names 2 devices"),
         ({"hosts": [0, 1, 0]}, "do not lie side by side"),
         ({"device": [V100]}, "device names 1 types"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.cluster.counts import whole_number
 from planner.cluster.presets.devices import device_type, device_type_names
 from planner.cluster.presets.dtfm import DTFM_NAMES, dtfm_document
 from planner.cluster.presets.systems import (
@@ -33,8 +34,7 @@ def preset_document(name: str, nodes: int) -> ClusterDocument:
     """
     if name not in cluster_names():
         raise UnknownNameError("cluster preset", name, cluster_names())
-    if nodes < 1:
-        raise ClusterError(f"{name}: nodes={nodes}; a cluster has at least 1")
+    nodes = whole_number(f"{name}: nodes", nodes)
     if name in _FIXED:
         if nodes != 1:
             raise ClusterError(
