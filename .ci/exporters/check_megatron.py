@@ -1,8 +1,9 @@
-"""Arguments for Megatron-LM, read by Megatron core 0.19.2.
+"""Arguments for Megatron-LM, read by Megatron core 0.19.2; and the flags we read back.
 
 Its parser takes each file beside a model's sizes, its validate_args judges them, its
 TransformerConfig takes the layout, its rank generator makes the groups: those and the
-layers of every stage must be the plan's.
+layers of every stage must be the plan's. Every flag that ``meshwright import megatron``
+knows must be one of its parser, with as many values and the same default.
 
 The wheel is for Python 3.12 and newer, of which its Python files use one name that 3.11
 lacks (typing.override); its compiled file is not needed. So it is unpacked, not
@@ -11,6 +12,7 @@ installed, and runs on the project's Python.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -51,6 +53,7 @@ _SIZES = {"llama3-8b": _LLAMA, "qwen3-30b-a3b": _QWEN}
 def _unpack(python: Path, folder: Path) -> None:
     """Megatron core's Python files, from the wheel on the package index."""
     target = folder / "megatron-core"
+    _write_flags(folder / "flags.json")
     if target.exists():
         return
     download = [str(python), "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -59,6 +62,31 @@ def _unpack(python: Path, folder: Path) -> None:
     (wheel,) = folder.glob("megatron_core-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target)
+
+
+def _write_flags(path: Path) -> None:
+    """What the importer knows: by flag how many values it takes, and its default."""
+    from planner.imports.megatron import megatron_flags
+
+    path.write_text(json.dumps(megatron_flags()))
+
+
+def _check_flags(path: Path) -> None:
+    import argparse
+
+    from megatron.training import arguments
+
+    parser = arguments.add_megatron_arguments(argparse.ArgumentParser())
+    known = {word: a for a in parser._actions for word in a.option_strings}
+    for flag, (values, default) in json.loads(path.read_text()).items():
+        if flag not in known:
+            raise AssertionError(f"{flag} is no flag of Megatron core {VERSION}")
+        if values != "*":
+            same(f"values of {flag}", known[flag].nargs, values)
+        # What Megatron leaves open, the importer may have to settle; a switch is off.
+        if values not in {"*", 0} and known[flag].default is not None:
+            same(f"default of {flag}", known[flag].default, default)
+    print(f"{len(known)} flags of the parser, those of the importer among them")
 
 
 def _parsed(folder: Path, plan: dict[str, Any]) -> Any:
@@ -201,6 +229,7 @@ def _main() -> int:
         if sys.version_info < (3, 12):
             typing.override = typing_extensions.override
         sys.path.insert(0, str(Path(sys.prefix) / "megatron-core"))
+        _check_flags(Path(sys.prefix) / "flags.json")
         return judge(sys.argv[1], _check)
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from tests.export.framework_plans import framework_plans

@@ -13,7 +13,7 @@ from planner.imports.megatron_flags import IGNORED, SWITCHES
 from planner.imports.megatron_layout import read_cut
 from planner.schema import Mesh, Optimizer, Overlap, Precision
 
-__all__ = ["megatron_strategy"]
+__all__ = ["megatron_flags", "megatron_strategy"]
 
 _GRANULARITY = {"full": "full", "selective": "selective", None: "none"}
 _CONTEXT = {"p2p": "ring", "a2a": "all_to_all", "allgather": "ring", "a2a+p2p": "ring"}
@@ -40,7 +40,7 @@ def _parser() -> _Parser:
         *("global-batch-size", "num-layers-per-virtual-pipeline-stage"),
         *("num-virtual-stages-per-pipeline-rank", "ddp-bucket-size"),
         *("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
-        *("recompute-num-layers", "rampup-batch-size"),
+        "recompute-num-layers",
     ):
         number(name, None)
     number("num-distributed-optimizer-instances")
@@ -56,12 +56,29 @@ def _parser() -> _Parser:
     parser.add_argument("--recompute-granularity", choices=("full", "selective"))
     parser.add_argument("--recompute-method", choices=("uniform", "block"))
     parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
-    parser.add_argument("--data-parallel-sharding-strategy", choices=_FSDP)
+    parser.add_argument(
+        "--data-parallel-sharding-strategy",
+        choices=_FSDP,
+        default="optim_grads_params",
+    )
+    parser.add_argument("--fp8-format", choices=("e4m3", "hybrid"))
     for name in SWITCHES:
         parser.add_argument(f"--{name}", action="store_true")
     for name in IGNORED:
         parser.add_argument(f"--{name}", nargs="*", default=argparse.SUPPRESS)
     return parser
+
+
+def megatron_flags() -> dict[str, tuple[Any, Any]]:
+    """Every flag that is read: how many values it takes, as argparse says, and default.
+
+    ``"*"`` is a flag that means nothing to a strategy, with whatever follows it.
+    """
+    return {
+        flag: (action.nargs, None if action.nargs == "*" else action.default)
+        for action in _parser()._actions
+        for flag in action.option_strings
+    }
 
 
 def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
@@ -125,7 +142,7 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
         "megatron",
         fields,
         mesh=mesh,
-        recompute=_GRANULARITY[args.recompute_granularity],  # type: ignore[arg-type]
+        recompute=_recompute(args),  # type: ignore[arg-type]
         ignored=_ignored(args),
         cut=cut,
     )
@@ -134,9 +151,9 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
 def _data_parallel(args: argparse.Namespace, inner: Mesh, dp: int) -> tuple[Mesh, int]:
     stage = 1 if args.use_distributed_optimizer else 0
     if args.use_megatron_fsdp:
-        stage = _FSDP[args.data_parallel_sharding_strategy or "no_shard"]
+        stage = _FSDP[args.data_parallel_sharding_strategy]
     if args.use_torch_fsdp2:
-        stage = 3
+        stage = 2 if args.torch_fsdp2_no_reshard_after_forward else 3
     copies = args.num_distributed_optimizer_instances
     shard = divided(
         "data parallel", dp, by=copies, rule="--num-distributed-optimizer-instances"
@@ -153,6 +170,13 @@ def _data_parallel(args: argparse.Namespace, inner: Mesh, dp: int) -> tuple[Mesh
         )
     sizes = {"dp_replicate": dp // shard, "dp_shard": shard, "ep": ep}
     return inner.model_copy(update=sizes), stage
+
+
+def _recompute(args: argparse.Namespace) -> str:
+    if args.recompute_activations:
+        # An older name, and Megatron lets it win.
+        return "selective"
+    return _GRANULARITY[args.recompute_granularity]
 
 
 def _batch(args: argparse.Namespace, wanted: Wanted, dp: int) -> tuple[int, int]:
@@ -174,17 +198,22 @@ def _batch(args: argparse.Namespace, wanted: Wanted, dp: int) -> tuple[int, int]
 def _precision(args: argparse.Namespace) -> Precision:
     if args.bf16 and args.fp16:
         raise StrategyError("--bf16 and --fp16 are both given; keep one")
+    if args.fp8_format and not args.bf16:
+        raise StrategyError(
+            f"--fp8-format {args.fp8_format} without --bf16; float8 is priced beside "
+            f"bfloat16: add --bf16"
+        )
+    whole = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
     return Precision(
-        compute="bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        compute="float8" if args.fp8_format else whole,  # type: ignore[arg-type]
         reduce="bfloat16" if args.bf16 and args.grad_reduce_in_bf16 else "float32",
     )
 
 
 def _optimizer(args: argparse.Namespace) -> Optimizer:
     sgd = args.optimizer == "sgd"
-    coupled = args.no_decoupled_weight_decay
     return Optimizer(
-        name="SGD" if sgd else "Adam" if coupled else "AdamW",
+        name="SGD" if sgd else "AdamW",
         learning_rate=args.lr,
         weight_decay=args.weight_decay,
         momentum=args.sgd_momentum if sgd else 0.0,

@@ -1,4 +1,7 @@
-"""Flags of Megatron-LM's trainers that a strategy has a word for, or none."""
+"""Flags of Megatron-LM's trainers that a strategy has a word for, or none.
+
+Every one is a flag of the parser of core 0.19.2 (``.ci/exporters/check_megatron.py``).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ SWITCHES = (
     "bf16",
     "fp16",
     "grad-reduce-in-bf16",
-    "no-decoupled-weight-decay",
+    "recompute-activations",
+    "torch-fsdp2-no-reshard-after-forward",
 )
 
 
@@ -34,7 +38,12 @@ IGNORED: dict[str, str] = {
         "init-method-std num-experts moe-router-topk moe-ffn-hidden-size "
         "moe-layer-freq qk-layernorm rotary-scaling-factor use-rope-scaling "
         "apply-layernorm-1p encoder-num-layers encoder-seq-length "
-        "decoder-seq-length multi-latent-attention spec",
+        "decoder-seq-length multi-latent-attention spec "
+        "moe-shared-expert-intermediate-size moe-shared-expert-gate "
+        "moe-router-score-function moe-router-enable-expert-bias "
+        "moe-router-bias-update-rate moe-router-num-groups moe-router-group-topk "
+        "moe-router-pre-softmax moe-router-topk-scaling-factor q-lora-rank "
+        "kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim window-size",
     ),
     **_because(
         "data and tokenizer",
@@ -61,7 +70,12 @@ IGNORED: dict[str, str] = {
         "log-validation-ppl-to-tensorboard timing-log-level "
         "tensorboard-queue-size tensorboard-log-interval log-progress "
         "dist-ckpt-strictness auto-detect-ckpt-format profile profile-step-start "
-        "profile-step-end profile-ranks",
+        "profile-step-end profile-ranks wandb-entity use-pytorch-profiler "
+        "use-checkpoint-args use-checkpoint-opt-param-scheduler ckpt-step "
+        "ckpt-fully-parallel-load ckpt-fully-parallel-save "
+        "ckpt-assume-constant-structure use-dist-ckpt log-device-memory-used "
+        "log-world-size-to-tensorboard log-energy log-straggler "
+        "moe-per-layer-logging no-one-logger",
     ),
     **_because(
         "kernels; Meshwright prices torch's",
@@ -71,22 +85,29 @@ IGNORED: dict[str, str] = {
         "cross-entropy-loss-fusion use-mcore-models no-persist-layer-norm "
         "cross-entropy-fusion-impl apply-query-key-layer-scaling "
         "attention-softmax-in-fp32 accumulate-allreduce-grads-in-fp32 "
-        "moe-grouped-gemm deterministic-mode manual-gc manual-gc-interval",
+        "moe-grouped-gemm deterministic-mode manual-gc manual-gc-interval "
+        "moe-router-fusion moe-permute-fusion moe-router-padding-for-fp8 "
+        "fp8-recipe fp8-margin fp8-amax-history-len fp8-amax-compute-algo "
+        "no-check-for-nan-in-loss-and-grad",
     ),
     **_because(
         "communication that Meshwright overlaps by itself",
         "overlap-grad-reduce overlap-param-gather tp-comm-overlap "
         "overlap-param-gather-with-optimizer-step no-overlap-p2p-communication "
-        "overlap-p2p-communication-warmup-flush delay-grad-reduce "
-        "align-grad-reduce no-align-grad-reduce moe-token-dispatcher-type "
+        "overlap-p2p-communication-warmup-flush no-align-grad-reduce "
+        "disable-align-grad-reduce no-align-param-gather tp-comm-overlap-cfg "
+        "tp-comm-bootstrap-backend overlap-moe-expert-parallel-comm "
+        "delay-wgrad-compute moe-shared-expert-overlap moe-enable-deepep "
+        "moe-flex-dispatcher-backend use-nccl-ub ddp-average-in-collective "
+        "ddp-pad-buckets-for-high-nccl-busbw moe-token-dispatcher-type "
         "moe-aux-loss-coeff moe-router-load-balancing-type moe-router-dtype "
-        "moe-permute-fusion moe-token-drop-policy moe-expert-capacity-factor "
+        "moe-token-drop-policy moe-expert-capacity-factor "
         "moe-pad-expert-input-to-capacity",
     ),
     **_because(
         "arithmetic of the optimizer",
         "adam-beta1 adam-beta2 adam-eps loss-scale initial-loss-scale "
-        "min-loss-scale loss-scale-window hysteresis decoupled-weight-decay",
+        "min-loss-scale loss-scale-window hysteresis",
     ),
     **_because(
         "how processes are started",
@@ -97,4 +118,8 @@ IGNORED: dict[str, str] = {
     "recompute-modules": "which ops selective recomputes; attention is priced",
     "use-tp-pp-dp-mapping": "another order of ranks; tp-cp-ep-dp-pp is priced",
     "exit-on-missing-checkpoint": "checkpoints and logs",
+    "rampup-batch-size": "the batch that it grows to is priced",
+    "outer-dp-sharding-strategy": "replicas of a shard hold all of it",
+    "use-precision-aware-optimizer": "states and gradients of float32 are priced",
+    "fp8-param-gather": "weights are gathered in what --bf16 or --fp16 says",
 }

@@ -15,6 +15,8 @@ BASE = (
     "--micro-batch-size 1 --global-batch-size 32 --bf16 --use-distributed-optimizer "
 )
 
+NAMES = ("embed", *(f"layers.{i}" for i in range(8)), "norm", "lm_head")
+
 
 def megatron(text: str, world_size: int | None = 8) -> Imported:
     return import_text("megatron", text, Wanted(world_size=world_size), "--args")
@@ -39,6 +41,37 @@ def test_flags_with_and_without_an_equals_sign() -> None:
     assert [entry.key for entry in found.ignored] == ["--hidden-size", "--swiglu"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "stage"),
+    [
+        ("--use-megatron-fsdp", 3),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2),
+        ("--use-torch-fsdp2", 3),
+        ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", 2),
+    ],
+)
+def test_what_fsdp_shards_unless_it_is_said(flags: str, stage: int) -> None:
+    """As the defaults of Megatron's own parser are."""
+    text = "--micro-batch-size 1 --global-batch-size 32 --bf16 " + flags
+    assert megatron(text).strategy.zero_stage == stage
+
+
+def test_older_and_rarer_flags() -> None:
+    found = megatron(
+        f"{BASE} --recompute-activations --recompute-granularity full "
+        "--rampup-batch-size 8 8 1000 --fp8-format hybrid --fp8-recipe delayed"
+    )
+    assert found.strategy.precision.compute == "float8"
+    assert {stage.recompute for stage in name_stages(found, NAMES).stages} == {
+        "selective"
+    }
+    told = {entry.key: entry.why for entry in found.ignored}
+    assert told["--rampup-batch-size"] == "the batch that it grows to is priced"
+    assert "--fp8-recipe" in told
+    with pytest.raises(StrategyError, match="--fp8-format e4m3 without --bf16"):
+        megatron("--micro-batch-size 1 --fp8-format e4m3")
+
+
 def test_a_file_of_flags_may_have_comments() -> None:
     text = f"# mine\n{BASE}\n  # and\n--lr 1e-4\n"
     assert detect_source(text, "x") == "megatron"
@@ -53,11 +86,10 @@ def test_layouts(layout: str, cut: tuple[int, ...], virtual: int) -> None:
     found = megatron(f"{BASE} --pipeline-model-parallel-layout '{layout}'")
     assert found.cut == cut
     assert found.strategy.virtual_stages == virtual
-    names = ("embed", *(f"layers.{i}" for i in range(8)), "norm", "lm_head")
-    stages = name_stages(found, names).stages
-    assert [m for stage in stages for m in stage.modules] == list(names)
+    stages = name_stages(found, NAMES).stages
+    assert [m for stage in stages for m in stage.modules] == list(NAMES)
     with pytest.raises(StrategyError, match="cuts 8 layers, the model has 7"):
-        name_stages(found, names[:8])
+        name_stages(found, NAMES[:8])
 
 
 @pytest.mark.parametrize(
