@@ -202,6 +202,7 @@ def make_plan(
         provenance=Provenance(
             meshwright_version=version,
             partitioner=winner.partitioner,
+            target=request.target,
             objective=request.objective,
             seed=request.seed,
             evaluation_budget=request.evaluation_budget,

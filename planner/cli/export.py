@@ -69,6 +69,8 @@ class ExportCommand:
         from planner.schema import Plan
 
         plan = Plan.load(self.plan)
+        if plan.provenance.target == self.to:
+            note(f"{self.plan} was planned within the limits of {self.to}")
         again = self._replanned(plan, self.plan, self.to) if self.nearest else None
         made = plan if again is None else again.plan
         paths = made.export(self.to, self.out, force=self.force)

@@ -39,9 +39,11 @@ class _Mailbox:
         self._mail: list[tuple[int, str, Any]] = []
 
     def put(self, rank: int, kind: str, value: Any) -> None:
+        """Keep what a rank says."""
         self._mail.append((rank, kind, value))
 
     def take(self) -> list[tuple[int, str, Any]]:
+        """All that was kept since the last call, in order."""
         mail, self._mail = self._mail, []
         return mail
 

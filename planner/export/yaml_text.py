@@ -13,9 +13,11 @@ class _Dumper(yaml.SafeDumper):
     """No anchors, and texts of several lines as literal blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Write equal values out, each time."""
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        """Indent lists below their key, as people do."""
         super().increase_indent(flow, False)
 
 

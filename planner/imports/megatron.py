@@ -24,6 +24,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
+        """Refuse, with argparse's own words."""
         raise StrategyError(f"Megatron's arguments: {message}")
 
 

@@ -218,6 +218,9 @@ class Provenance(Document):
 
     Attributes:
         partitioner: Registered name of the partitioner whose strategy was chosen.
+        target: Within whose limits it was planned: ``meshwright``, ``any``, or a
+            launcher; None in plans that were made before this was kept. What is
+            trained with (dtypes, optimizer, clipping) stands in the strategy.
         evaluations: Strategies priced, by fidelity.
         time_budget_s: Seconds that were given; None for as long as it takes.
         contenders: What each partitioner that was asked got.
@@ -229,6 +232,7 @@ class Provenance(Document):
 
     meshwright_version: str
     partitioner: str
+    target: str | None = None
     objective: str
     seed: int
     evaluation_budget: int | None = None

@@ -50,6 +50,25 @@ def test_every_target_is_listed_with_what_it_cannot_say(capsys: Capsys) -> None:
     assert all(name in table for name in exporter_names())
 
 
+def test_who_it_was_planned_for_is_told(
+    capsys: Capsys, pipeline: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "within.json"
+    made = plan(tiny_graph(), "dgx-a100:1", target="torchrun", **OPTIONS)  # type: ignore[arg-type]
+    assert made.provenance.target == "torchrun"
+    assert Plan.load(pipeline).provenance.target == "meshwright"
+    made.save(path)
+    said = "was planned within the limits of torchrun"
+    for to, told in (("torchrun", True), ("slurm", False)):
+        words = ("export", path, "--to", to, "-o", tmp_path / to)
+        assert (said in ask(capsys, *words).err) == told
+    # As a plan that was made before this was kept.
+    data = json.loads(path.read_text())
+    del data["provenance"]["target"]
+    path.write_text(json.dumps(data))
+    assert Plan.load(path).provenance.target is None
+
+
 def test_without_nearest_nothing_is_written(
     capsys: Capsys, pipeline: Path, tmp_path: Path
 ) -> None:

@@ -202,6 +202,7 @@ def plans(draw: st.DrawFn) -> Plan:
         alternatives=draw(_rows(alternatives, max_size=2)),
         assumptions=draw(_rows(names, max_size=2)),
         calibration=draw(st.none() | names),
+        target=draw(st.none() | names),
     )
     return Plan(
         model=ModelReference(
