@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
+from planner.schema import SCHEDULES
 from planner.search import Request
 from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
 from planner.search.arranging.climb import Limits, best_of, climb, joined
@@ -34,12 +35,21 @@ _HOPELESS = 1.25
 _DRAWING, _STEP_S, _GROUP_S = 0.3, 4e-4, 1.5e-6
 #: Without a clock, orders times groups squared.
 _MOST_DRAWN = 120_000
-#: After these ranks the first, the second and the third are tried under all schedules.
-_VARIED = (1, 3, 6)
+#: Rows that are simulated before other schedules are, and pipelines that are tried
+#: under those; the schedules by how short their bubbles are.
+_PLAIN, _VARIED = 3, 3
+_PREFERRED = {
+    SCHEDULES.index(name): place
+    for place, name in enumerate(
+        ("ZBVZeroBubble", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS")
+    )
+}
 #: Share of the time that a glance at all meshes may take.
 _GLANCING = 0.5
 #: Share of the time that is left which pricing meshes with all rows may take.
 _OPENING = 0.4
+#: Of the network's best as many are glanced at where no order matters.
+_GLANCED = 160
 #: Of the meshes that are priced with all rows: the network's best, and the glance's.
 _RANKED, _SEEN = 12, 20
 #: Arrangements that evolution starts from, and of one layout.
@@ -70,7 +80,7 @@ class SearchConfig:
     draws: int = 8
     rounds: int = 24
     climbing: float = 0.6
-    finalists: int = 10
+    finalists: int = 24
     generations: int = 12
     learned: bool = True
 
@@ -155,7 +165,7 @@ class Proposer:
     def _open(self, ranked: Index) -> Arranger | None:
         """The best meshes that fit; further down the list while none does."""
         problem = self.problem
-        if problem.order_matters and not problem.late:
+        if not problem.late:
             opened = self._opened(self._shortlist(ranked))
             if opened is not None:
                 return opened
@@ -181,8 +191,12 @@ class Proposer:
         problem, known = self.problem, self.known
         until = _share_of(problem.until, _GLANCING)
         asked = (problem.request, known.model, problem.groups, problem.choices)
-        found = screen(*asked, ranked, until)
-        known.solutions += nearest_misses(*asked, found)
+        if problem.order_matters:
+            found = screen(*asked, ranked, until)
+            known.solutions += nearest_misses(*asked, found)
+        else:
+            # The network knows its way about there.
+            found = screen(*asked, ranked[:_GLANCED], until)
         fitting = found.choice[np.isfinite(found.score)]
         best = found.choice[np.argsort(found.score, kind="stable")]
         first = ranked[np.isin(ranked, fitting)][:_RANKED]
@@ -260,15 +274,31 @@ class Proposer:
     def _turns(
         arranger: Arranger, ranked: Finalists
     ) -> Iterator[tuple[Finalists, int]]:
-        """What to simulate: rows by rank; of a few also all other schedules."""
+        """What to simulate, the most promising first.
+
+        A few rows by rank; the best of some pipelines under all other schedules, which
+        may halve their time; the other rows. Of rows of one arrangement that closed
+        forms cannot tell apart, such as those of ZeRO 1 and 2, the first.
+        """
+        first: dict[tuple[int, bytes, str], int] = {}
+        pipelines: dict[int, int] = {}
         for index in range(len(ranked)):
+            layout, sequence = int(ranked.layout[index]), ranked.sequence[index]
+            key = layout, sequence.tobytes(), f"{ranked.score[index]:.9g}"
+            first.setdefault(key, index)
+            if ranked.rows.pp[index] > 1:
+                pipelines.setdefault(layout, index)
+        rows = list(first.values())
+        yield from ((ranked, index) for index in rows[:_PLAIN])
+        for index in list(pipelines.values())[:_VARIED]:
+            others = arranger.variants(ranked, index)
+            known = _PREFERRED.get
+            order = [known(int(code), len(_PREFERRED)) for code in others.rows.schedule]
+            yield from ((others, int(other)) for other in np.argsort(order))
+        for index in rows[_PLAIN:]:
             if ranked.score[index] > _HOPELESS * ranked.score[0]:
                 return
             yield ranked, index
-            if index in _VARIED:
-                others = arranger.variants(ranked, _VARIED.index(index))
-                for other in range(len(others)):
-                    yield others, other
 
 
 def _share_of(until: float | None, share: float) -> float | None:
