@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.report.data import SPAN_KINDS, ReportData
+from planner.report.data import ReportData
 from planner.report.markup import (
     absent,
     details,
@@ -15,6 +15,7 @@ from planner.report.markup import (
     table,
 )
 from planner.report.payload import rows_apart
+from planner.report.timeline import SPAN_KINDS
 from planner.units import format_seconds
 
 __all__ = ["devices_pane", "timeline_body"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from planner.report.data import ReportData, TimelineRow
+from planner.report.data import ReportData
+from planner.report.timeline import TimelineRow
 from planner.units import format_bytes, format_seconds
 
 __all__ = ["code_span", "markdown_page", "plain_text", "table_text"]

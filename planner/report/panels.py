@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.report.data import MEMORY_CATEGORIES, SPAN_KINDS, ReportData, TimelineRow
+from planner.report.data import MEMORY_CATEGORIES, ReportData
 from planner.report.figures import ticks
 from planner.report.palette import palette
+from planner.report.timeline import SPAN_KINDS, TimelineRow
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.report.data import (
-    SPAN_KINDS,
-    DeviceGrid,
-    ReportData,
-    StageFacts,
-    TimelineData,
-    TimelineRow,
-)
+from planner.report.data import DeviceGrid, ReportData
+from planner.report.timeline import SPAN_KINDS, StageFacts, TimelineData, TimelineRow
 
 __all__ = ["MOST_SPANS", "payload", "rows_apart"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import StepTimeline
-from planner.report.data import SPAN_KINDS, StageFacts, TimelineRow
+from planner.report.timeline import SPAN_KINDS, StageFacts, TimelineRow
 from planner.schema import Plan
 from planner.simulate import ActionKind
 

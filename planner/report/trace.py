@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.errors import PlanFileError
-from planner.report.data import ReportData, Span, StageFacts, TimelineRow
+from planner.report.data import ReportData
+from planner.report.timeline import Span, StageFacts, TimelineRow
 
 __all__ = ["THREADS", "chrome_trace", "trace_json"]
 

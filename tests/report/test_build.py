@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import PlanFileError
 from planner.report import build_report
-from planner.report.data import SPAN_KINDS
+from planner.report.timeline import SPAN_KINDS
 from planner.schema import Plan
 from planner.schema.measurement import Measurement
 from tests.plans import gpt2_graph, gpt2_plan, local_plan, tiny_graph
