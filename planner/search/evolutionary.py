@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from planner.search.base import Request, SearchResult
@@ -129,15 +131,19 @@ def _few_of_a_mesh(ranked: list[Solution], count: int, each: int) -> list[Soluti
 
 
 def _near_misses(campaign: Campaign, ranked: list[Solution]) -> list[Solution]:
-    """Those that lack memory but would be faster than all that fit; least lack first.
+    """Those that lack memory but would be faster than all that fit.
 
     Between what fits and something better that does there may be nothing that fits:
-    descendants of these find a way round.
+    descendants of these find a way round. What lacks the least and what would be the
+    fastest come in turn: the first is often hardly faster.
     """
     best = campaign.corrected(ranked[0]) if ranked else 0.0
-    return [
+    least = [
         one for one in ranked if not campaign.may_fit(one) and campaign.hope(one) < best
     ]
+    fastest = sorted(least, key=campaign.hope)
+    turns = itertools.chain.from_iterable(zip(least, fastest, strict=True))
+    return list({one.key: one for one in turns}.values())
 
 
 def _refreshed(campaign: Campaign, people: list[Solution]) -> list[Solution]:
