@@ -1,0 +1,72 @@
+"""Evolution goes round what lacks memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.search import Request
+from planner.search.campaign import Campaign
+from planner.search.evolutionary import evolve
+from planner.search.moves import Solution
+from planner.space import StrategyTable, enumerate_strategies
+from tests.cost.made import device, hosts, request_for, uniform_graph
+
+
+def tight(memory_bytes: float) -> Request:
+    cluster = hosts((2, 4, device(memory_bytes=memory_bytes)))
+    # Rows that differ in recomputation alone would come to one cut.
+    return request_for(uniform_graph(9), cluster, 36, pins={"recompute": 0})
+
+
+def priced(request: Request) -> tuple[Campaign, list[Solution]]:
+    """Every row under the order of the devices, by closed forms."""
+    campaign = Campaign(request)
+    table = StrategyTable.concatenate(
+        list(enumerate_strategies(request.facts, pins=request.pins))
+    )
+    every = [Solution(order=request.setting.order, row=row) for row in table.rows()]
+    campaign.price(every)
+    return campaign, every
+
+
+def faster_misses(campaign: Campaign, every: list[Solution]) -> list[Solution]:
+    """Those that lack memory but would be faster than all that fit."""
+    fits = [campaign.corrected(one) for one in every if campaign.may_fit(one)]
+    return [
+        one
+        for one in every
+        if fits and not campaign.may_fit(one) and campaign.hope(one) < min(fits)
+    ]
+
+
+def memory_that_fast_rows_lack() -> float:
+    for memory in np.geomspace(5e7, 8e10, 16).tolist():
+        if len(faster_misses(*priced(tight(memory)))) > 20:
+            return float(memory)
+    raise AssertionError("there is no such memory")
+
+
+@pytest.fixture(scope="module")
+def short() -> Request:
+    return tight(memory_that_fast_rows_lack())
+
+
+def test_hope_is_the_score_without_regard_to_memory(short: Request) -> None:
+    roomy, every = priced(tight(80e9))
+    campaign, rows = priced(short)
+    missed = [index for index, one in enumerate(rows) if not campaign.may_fit(one)]
+    assert 0 < len(missed) < len(rows)
+    for index, one in enumerate(rows):
+        assert one.row == every[index].row
+        assert campaign.hope(one) == pytest.approx(roomy.corrected(every[index]))
+        if index not in missed:
+            assert campaign.hope(one) == campaign.corrected(one)
+
+
+def test_what_lacks_memory_but_would_be_faster_is_cut_exactly(short: Request) -> None:
+    campaign, rows = priced(short)
+    faster = faster_misses(campaign, rows)
+    assert not any(map(campaign.was_simulated, faster))
+    evolve(campaign, 6)
+    assert any(map(campaign.was_simulated, faster))
