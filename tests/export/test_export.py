@@ -75,7 +75,12 @@ def test_many_hosts_ask_for_rank_and_address(tmp_path: Path) -> None:
 def test_devices_that_are_left_out_are_hidden(tmp_path: Path) -> None:
     plan = _with(
         gpt2_plan("dgx-a100:2"),
-        strategy={"device_ranges": ((4, 8), (12, 16)), "mesh": _mesh(8)},
+        strategy={
+            "device_ranges": ((4, 8), (12, 16)),
+            "mesh": _mesh(8),
+            "virtual_stages": 1,
+            "stages": (),
+        },
     )
     script = _script(plan, tmp_path)
     assert "--nproc-per-node=4 " in script
