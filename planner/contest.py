@@ -29,10 +29,13 @@ _log = logging.getLogger(__name__)
 #: share of the time that is left: rules of thumb have an answer at once. Where all
 #: devices and links are equal the learned one soon has a good one, and the exhaustive
 #: search, close to optimal there, takes what remains; elsewhere it knows but a few
-#: orders of the devices.
+#: orders of the devices, and gets what the learned one leaves.
 AUTO = ("expert", "learned", "exhaustive")
 _UNIFORM = {"expert": 0.1, "learned": 0.4, "exhaustive": 1.0}
-_UNEVEN = {"expert": 0.05, "learned": 0.94, "exhaustive": 1.0}
+_UNEVEN = {"expert": 0.05, "learned": 1.0, "exhaustive": 1.0}
+#: With less than this share of the clock left nobody else is asked: a first look at the
+#: space takes longer.
+_TOO_LITTLE = 0.02
 
 
 @cache
@@ -85,7 +88,8 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
         question = request
         if request.time_budget_s is not None:
             left = request.time_budget_s - (time.perf_counter() - started)
-            if left <= 0 and any(result.candidates for result in results):
+            little = left <= _TOO_LITTLE * request.time_budget_s
+            if little and any(result.candidates for result in results):
                 break
             uniform = request.setting.cluster.is_uniform
             shares = _UNIFORM if uniform else _UNEVEN
