@@ -294,7 +294,9 @@ class Proposer:
             others = arranger.variants(ranked, index)
             known = _PREFERRED.get
             order = [known(int(code), len(_PREFERRED)) for code in others.rows.schedule]
-            yield from ((others, int(other)) for other in np.argsort(order))
+            yield from (
+                (others, int(other)) for other in np.argsort(order, kind="stable")
+            )
         for index in rows[_PLAIN:]:
             if ranked.score[index] > _HOPELESS * ranked.score[0]:
                 return
