@@ -59,6 +59,22 @@ class Page:
         """Run JavaScript in the page."""
         return self.driver.execute_script(script, *arguments)
 
+    def beyond(self, path: Path, width: int) -> list[str]:
+        """Open a page with everything unfolded; what is wider than the window."""
+        self.size(width, 740)
+        self.open(path)
+        self.run("for (const d of document.querySelectorAll('details')) d.open = true")
+        self.settle()
+        found: list[str] = self.run(
+            "return [...document.querySelectorAll('main *')].filter((e) =>"
+            "  !e.closest('.scroll') &&"
+            "  e.getBoundingClientRect().right > arguments[0] + 1"
+            ").map((e) => e.outerHTML.slice(0, 80))",
+            width,
+        )
+        whole = self.run("return document.documentElement.scrollWidth")
+        return found if whole == width else [*found, f"a page of {whole} px"]
+
     def settle(self) -> None:
         """Wait until what was asked for has been drawn."""
         self.driver.execute_async_script(
