@@ -80,9 +80,9 @@ class PartitionTrainConfig:
     first_lessons: int = 24
     lessons: int = 600
     lesson_every: int = 12
-    evaluate_every: int = 200
+    evaluate_every: int = 400
     checkpoint_every: int = 50
-    validation_count: int = 20
+    validation_count: int = 40
     network: NetworkConfig = field(default_factory=NetworkConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
 

@@ -43,8 +43,13 @@ class Judged:
 
     @property
     def value(self) -> float:
-        """By which networks are chosen; more is better."""
-        return self.reward - self.regret[_CHOOSING]
+        """By which networks are chosen; more is better.
+
+        Search draws many orders and goes on from the best. The mean of them says little
+        of that: a few that do not fit outweigh the rest, and a network that draws more
+        boldly finds better ones while its mean falls.
+        """
+        return self.best - self.regret[_CHOOSING]
 
     def as_data(self) -> dict[str, float]:
         """Figures by name, for logs and notes."""
