@@ -77,7 +77,7 @@ DEVICE_CONSTANTS = (
 )
 #: Of recipes; at most four of each, see :func:`recipe_constants`.
 RECIPE_CONSTANTS = (
-    Constant(name="launch", low=0.5, high=15.0, start=3.0),
+    Constant(name="launch", low=0.5, high=60.0, start=6.0),
     Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
     Constant(name="layer_overlap", low=0.0, high=0.95, start=0.1),
     Constant(name="expert_overlap", low=0.0, high=0.95, start=0.2),

@@ -87,14 +87,14 @@ class Groups:
         """Ranks in each strategy's group. Shape [n]."""
         return np.asarray(self.distinct_size[self.which])
 
+    @property
+    def below(self) -> Array:
+        """Members of a group that meet further in than each level. As members."""
+        return np.asarray(np.cumprod(self.members, axis=1) / self.members)
+
 
 #: Fixed seconds and seconds per byte of each distinct group. Shape [distinct] each.
 _Line = tuple[Array, Array]
-
-
-def _below(groups: Groups) -> Array:
-    """Members of a group that meet further in than each level."""
-    return np.asarray(np.cumprod(groups.members, axis=1) / groups.members)
 
 
 def _ring(groups: Groups, passes: float) -> _Line:
@@ -105,11 +105,11 @@ def _ring(groups: Groups, passes: float) -> _Line:
     builds them use one network interface per member inside a host.
     """
     n, used = groups.distinct_size, groups.members > 1
-    rate = np.where(used, groups.bandwidth * _below(groups), np.inf).min(axis=1)
+    rate = np.where(used, groups.bandwidth * groups.below, np.inf).min(axis=1)
     if groups.rings:
         # One message goes all the way round: at a level between the members of each
         # group that meets there.
-        around = (groups.members - 1) * n[:, None] / _below(groups) / groups.members
+        around = (groups.members - 1) * n[:, None] / groups.below / groups.members
     else:
         around = groups.members
     steps = np.where(used, around * groups.latency, 0.0).sum(axis=1)
@@ -122,7 +122,7 @@ def _hierarchical(groups: Groups, passes: float) -> _Line:
     Level l handles size / (members below l); its latency grows with log2 members.
     """
     m = groups.members
-    wire = (m - 1) / m / _below(groups) / groups.bandwidth
+    wire = (m - 1) / m / groups.below / groups.bandwidth
     steps = np.where(m > 1, np.ceil(np.log2(m)) * groups.latency, 0.0)
     return passes * steps.sum(axis=1), passes * wire.sum(axis=1)
 
@@ -133,7 +133,7 @@ def _all_to_all(groups: Groups) -> _Line:
     The share that leaves level l is 1 - (ranks below and at l-1) / n.
     """
     n, used = groups.distinct_size[:, None], groups.members > 1
-    outside = np.where(used, (n - _below(groups)) / n, 0.0)
+    outside = np.where(used, (n - groups.below) / n, 0.0)
     steps = np.where(used, groups.latency, 0.0).max(axis=1)
     return steps, (outside / groups.bandwidth).max(axis=1)
 

@@ -59,12 +59,16 @@ class KernelTimes:
             one where the input needs no gradient; nothing where the weights are frozen.
         selective: Part of ``forward`` that selective recomputation runs again, see
             :attr:`planner.cost.recipes.Recipe.selective`.
+        forward_host: Seconds in which the host of a GPU launches all of it; likewise
+            backward_host. Shapes [1, kernels].
     """
 
     forward: Array
     backward: Array
     weight: Array
     selective: Array
+    forward_host: Array
+    backward_host: Array
 
 
 def _rates(
@@ -140,11 +144,14 @@ def kernel_times(
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
     weighted = _products(table) & table.trained
+    launched = roof.host * table.count[None, :]
     return KernelTimes(
         forward=forward,
         backward=backward,
         weight=np.where(weighted, backward / np.maximum(product, 1), 0.0),
         selective=_repeated(table, recipe, roof.fused) * forward,
+        forward_host=launched,
+        backward_host=launched * product,
     )
 
 
@@ -167,6 +174,7 @@ class _Roof:
         half: FLOPs of a product that reaches half of its rate.
         bandwidth: Bytes/s.
         overhead: Seconds of an op, whatever its size.
+        host: Seconds in which a GPU's host launches an op.
         element: Bytes of an activation over what it had in the trace.
     """
 
@@ -179,6 +187,7 @@ class _Roof:
     half: float
     bandwidth: float
     overhead: float
+    host: float
     element: float
 
     @classmethod
@@ -196,9 +205,10 @@ class _Roof:
         """Of a device, a framework and what a division leaves of each kernel."""
         attention = table.kind[None, :] == KERNEL_KINDS.index("attention")
         fused = attention & recipe.fused_attention
-        # A GPU's queue hides the host's work behind kernels of any size worth planning.
+        # A GPU's queue hides the host's work behind kernels, where they take longer.
         on_cpu = device.backend == "gloo"
-        ops = recipe.op_overhead_factor if on_cpu else recipe.launch
+        ops = recipe.op_overhead_factor if on_cpu else 1.0
+        host = 0.0 if on_cpu else recipe.launch
         return cls(
             table=table,
             part=part,
@@ -209,6 +219,7 @@ class _Roof:
             half=reach.half_efficiency_flops,
             bandwidth=device.memory_bandwidth_bytes_per_s * reach.memory_efficiency,
             overhead=device.kernel_overhead_s * ops,
+            host=device.kernel_overhead_s * host,
             element=element,
         )
 

@@ -136,13 +136,15 @@ class Orders:
         members, bandwidth, latency = group_levels(
             self._net, self.ids, which[first], degree[first], stride[first]
         )
-        return Groups(
+        found = Groups(
             members=members,
             bandwidth=self.setting.reached(bandwidth),
             latency=latency,
             which=index,
             rings=self.setting.calibration is not None and self.setting.on_gpu,
         )
+        rails = self.setting.rails(found, stride[first])
+        return replace(found, bandwidth=found.bandwidth * rails)
 
     def _one_by_one(self, degree: Index, stride: Index, which: Index) -> Groups:
         """For networks whose arrays are not known."""
@@ -157,7 +159,9 @@ class Orders:
         ]
         rings = self.setting.calibration is not None and self.setting.on_gpu
         found = Groups.from_levels(levels, index, rings=rings)
-        return replace(found, bandwidth=self.setting.reached(found.bandwidth))
+        reached = self.setting.reached(found.bandwidth)
+        rails = self.setting.rails(found, stride[first])
+        return replace(found, bandwidth=reached * rails)
 
     def places(self, which: Index, pp: Index) -> Places:
         """What pipelines see of their orders.

@@ -39,6 +39,8 @@ class Recipe:
         expert_overlap: Share of the exchanges of ep that hides under compute.
         replica_efficiency: Share of what the links reach that gathers and reductions of
             data parallelism do, in pieces and beside compute.
+        partial_rails: Share of their hosts' network interfaces that the groups of an
+            axis drive of which a host holds several members, but other groups the rest.
         pieces: Collectives that gather or reduce one unit.
         routed_share: Share of the bytes routed to experts that crosses the slower
             links outside a host: less than 1 where a token goes to a host once.
@@ -90,6 +92,7 @@ class Recipe:
     layer_overlap: float = 0.0
     expert_overlap: float = 0.0
     replica_efficiency: float = 1.0
+    partial_rails: float = 1.0
     pieces: float = 1.0
     routed_share: float = 1.0
     loss_parallel: bool = False

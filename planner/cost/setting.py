@@ -213,7 +213,23 @@ class Setting:
         ]
         rings = self.calibration is not None and self.on_gpu
         found = Groups.from_levels(levels, which, rings=rings)
-        return replace(found, bandwidth=self.reached(found.bandwidth))
+        reached = self.reached(found.bandwidth)
+        return replace(found, bandwidth=reached * self.rails(found, stride[first]))
+
+    def rails(self, groups: Groups, stride: Index) -> Array:
+        """Share of its interfaces that each distinct group drives by level.
+
+        Args:
+            groups: Of one axis each.
+            stride: Distance in ranks between neighbours of each. Shape [distinct].
+        Returns:
+            Shape [distinct, levels].
+        """
+        if self.recipe.partial_rails == 1.0:
+            return np.ones_like(groups.members)
+        # Between neighbours are ranks of other groups, that drive the rest.
+        shared = (stride[:, None] > 1) & (groups.below > 1)
+        return np.where(shared, self.recipe.partial_rails, 1.0)
 
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""

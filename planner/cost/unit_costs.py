@@ -115,6 +115,12 @@ def _compute(
     table = classes.kernels
     member = np.zeros((len(table.owner), len(classes.blocks)))
     member[np.arange(len(table.owner)), table.owner] = 1.0
+    routed = np.array([block.kind == "expert" for block in classes.blocks])
+
+    def launched(busy: Array, host: Array) -> Array:
+        # Which tokens go where must be known on the host before experts are launched.
+        return np.where(routed, busy + host, np.maximum(busy, host))
+
     parts = []
     for device in setting.cluster.device_types:
         times = kernel_times(
@@ -136,8 +142,10 @@ def _compute(
         extra = np.where(combos.tp[:, None] > 1, sharded, 0.0) * slower
         parts.append(
             (
-                (times.forward + extra) @ member,
-                (times.backward + extra) @ member,
+                launched((times.forward + extra) @ member, times.forward_host @ member),
+                launched(
+                    (times.backward + extra) @ member, times.backward_host @ member
+                ),
                 times.weight @ member,
                 times.selective @ member,
             )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cost import Setting
+from planner.cost.recipes import RECIPES
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
 from planner.graph import ModelGraph
 from planner.schema import Precision
@@ -194,6 +195,57 @@ def test_a_profile_of_times_counts_on_any_device() -> None:
     assert (costs.backward_s == 2.0).all()
     assert (costs.weight_s == 1.0).all()
     assert (costs.full_s == 1.0).all()
+
+
+def test_a_host_hides_behind_kernels_that_take_longer() -> None:
+    graph = uniform_graph(2)
+    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
+    times = {
+        launch: priced(
+            graph,
+            setting_for(
+                graph, cluster, recipe=replace(RECIPES["torch"], launch=launch)
+            ),
+        )
+        for launch in (1.0, 4.0, 1000.0)
+    }
+    # Three kernels a unit: two products and one of memory; backward has two a product.
+    assert (times[4.0].forward_s == times[1.0].forward_s).all()
+    assert times[1000.0].forward_s == pytest.approx(np.full((1, 1, 2), 3e-3))
+    assert times[1000.0].backward_s == pytest.approx(np.full((1, 1, 2), 5e-3))
+
+
+def test_experts_wait_for_the_host() -> None:
+    graph = with_blocks(uniform_graph(2), kind="expert")
+    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
+    once, often = (
+        priced(
+            graph,
+            setting_for(
+                graph, cluster, recipe=replace(RECIPES["torch"], launch=launch)
+            ),
+        )
+        for launch in (1.0, 5.0)
+    )
+    assert often.forward_s == pytest.approx(once.forward_s + 3 * 4e-6)
+
+
+def test_groups_that_share_hosts_drive_a_part_of_the_interfaces() -> None:
+    graph = uniform_graph(2)
+    whole = setting_for(graph, CLUSTER)
+    part = setting_for(
+        graph, CLUSTER, recipe=replace(RECIPES["torch"], partial_rails=0.5)
+    )
+    degree = np.array([16, 8, 2, 8])
+    stride = np.array([1, 2, 8, 1])
+    ours, theirs = (one.groups(degree, stride) for one in (part, whole))
+    used = np.isfinite(theirs.bandwidth)
+    share = np.divide(ours.bandwidth, theirs.bandwidth, where=used, out=used * 1.0)
+    share[~used] = 1.0
+    # All of a host; half of it; one member a host; inside a host.
+    assert share[ours.which].min(axis=1) == pytest.approx([1.0, 0.5, 1.0, 1.0])
+    # Links inside a host are nobody else's.
+    assert share[ours.which][1] == pytest.approx([1.0, 0.5])
 
 
 def test_times_of_a_profile_do_not_replace_known_flops() -> None:
