@@ -294,6 +294,7 @@ def _amd_type(properties: Any) -> DeviceType:
         peak_flops_per_s={"float32": peak, "bfloat16": 2 * peak, "float16": 2 * peak},
         memory_bytes=memory,
         memory_bandwidth_bytes_per_s=1e12,
+        processors=int(properties.multi_processor_count),
         backend="rccl",
         source="estimate; measure it with meshwright probe",
     )

@@ -101,6 +101,7 @@ def _device(probe: ProbeDocument) -> DeviceType:
         matmul_efficiency=efficiency,
         half_efficiency_flops=probe.half_efficiency_flops,
         kernel_overhead_s=probe.kernel_overhead_s,
+        processors=known.processors if known else None,
         backend=probe.backend,
         measured=True,
         source=f"measured by probe {probe.name}",

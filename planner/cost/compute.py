@@ -4,7 +4,8 @@ t(op) = max(FLOPs / (peak x efficiency), bytes / memory bandwidth) + overhead
 
 with efficiency = e FLOPs' / (FLOPs' + h), where e is what very large products reach, h
 the FLOPs at which half of that is reached, and FLOPs' counts the tile padding that the
-hardware computes anyway, and, under fitted constants, the ramp of the inner length
+hardware computes anyway, and, under fitted constants, waves of tiles
+(:mod:`planner.cost.tiles`) and the ramp of the inner length
 (:mod:`planner.cost.efficiency`).
 """
 
@@ -17,14 +18,11 @@ from numpy.typing import NDArray
 
 from planner.cost.constants import DeviceConstants, constants_of
 from planner.cost.division import Division, divide
-from planner.cost.efficiency import (
-    head_share,
-    inner_factors,
-    score_elements,
-)
+from planner.cost.efficiency import head_share, inner_factors, score_elements
 from planner.cost.kernel_table import KERNEL_KINDS, KernelTable
 from planner.cost.peaks import peak_flops_per_s
 from planner.cost.recipes import Recipe
+from planner.cost.tiles import padding, tile_factors
 from planner.schema.cluster import DeviceType
 
 __all__ = [
@@ -118,11 +116,11 @@ def kernel_times(
         causal: Whether attention is, so that kernels skip the recipe's share of it.
     """
     reach = constants or constants_of(device, recipe)
-    part = divide(table, device, tokens, tp, cp, ep, sequence_parallel)
+    part = divide(table, tokens, tp, cp, ep, sequence_parallel)
     roof = _Roof.over(table, device, recipe, reach, part, dtype, element, causal)
     one, product = np.ones(len(table.count)), _backward_ops(table)
     share = _attention_share(table, device, recipe, reach)
-    inner = inner_factors(table, reach.inner_ramp, part.rows, tp[:, None])
+    inner = _shape_factors(table, device, reach, part.rows, tp[:, None], ep[:, None])
     forward = roof.seconds(
         table.forward_flops, table.forward_bytes, one, share, inner[0], one
     )
@@ -153,6 +151,27 @@ def kernel_times(
         forward_host=launched,
         backward_host=launched * product,
     )
+
+
+def _shape_factors(
+    table: KernelTable,
+    device: DeviceType,
+    reach: DeviceConstants,
+    rows: Array,
+    tp: Array,
+    ep: Array,
+) -> tuple[Array, Array]:
+    """Time of products over that of endless ones. Shapes [combinations, kernels].
+
+    Waves are for fitted constants: what documents say of products that reach half of
+    their rate has them in it.
+    """
+    if not reach.inner_ramp:
+        padded = padding(table, device, rows, tp)
+        return padded, padded
+    long = inner_factors(table, reach.inner_ramp, rows, tp)
+    tiles = tile_factors(table, device, rows, tp, ep)
+    return long[0] * tiles[0], long[1] * tiles[1]
 
 
 def _products(table: KernelTable) -> NDArray[np.bool_]:
@@ -239,12 +258,12 @@ class _Roof:
             moved: Bytes of activations.
             ops: Kernels that are launched.
             efficiency: Share of the rate, of fused attention.
-            inner: Time over that of endless inner lengths. [combinations, kernels].
+            inner: Time over that of products of endless size. [combinations, kernels].
             held: How often weights are read or made. Shape [kernels].
         """
         part = self.part
         speed = np.where(self.fused, self.rate * efficiency, self.rate)
-        busy = flops * self.skipped * part.scale / part.work * part.padding
+        busy = flops * self.skipped * part.scale / part.work
         ramp = np.where(_products(self.table) & (flops > 0), self.half * ops, 0.0)
         activations = moved * self.light * part.scale * part.share
         size = (activations + part.weights * held) * self.element

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.efficiency import padding, rows_of
+from planner.cost.efficiency import rows_of
 from planner.cost.kernel_table import KernelTable
-from planner.schema.cluster import DeviceType
 
 __all__ = ["Division", "divide"]
 
@@ -49,7 +48,6 @@ class Division:
         share: Of the activation bytes.
         weights: Bytes of weights on one device.
         rows: Length of a product's first dimension, m.
-        padding: Computed over useful FLOPs.
     """
 
     scale: Array
@@ -57,12 +55,10 @@ class Division:
     share: Array
     weights: Array
     rows: Array
-    padding: Array
 
 
 def divide(
     table: KernelTable,
-    device: DeviceType,
     tokens: Array,
     tp: Array,
     cp: Array,
@@ -73,7 +69,6 @@ def divide(
 
     Args:
         table: Kernels at the traced batch.
-        device: On which they run.
         tokens: Microbatch size over the traced batch. Shape [combinations].
         tp: Shape [combinations]; likewise cp, ep.
         sequence_parallel: 0 or 1. Shape [combinations].
@@ -90,5 +85,4 @@ def divide(
         * (1 - table.expert_share + table.expert_share / ep)
         / np.where(style <= 1, tp, 1.0),
         rows=rows_of(table, scale, ep),
-        padding=padding(table, device, rows_of(table, scale, ep), tp),
     )

@@ -7,43 +7,13 @@ from numpy.typing import NDArray
 
 from planner.cost.constants import DeviceConstants
 from planner.cost.kernel_table import KernelTable
-from planner.schema.cluster import DeviceType
 
-__all__ = ["head_share", "inner_factors", "padding", "rows_of", "score_elements"]
+__all__ = ["head_share", "inner_factors", "rows_of", "score_elements"]
 
 Array = NDArray[np.float64]
 
 #: Head size at which attention would reach half of what endless heads would.
 _HEAD_RAMP = 32.0
-
-
-def _padded(size: Array, tile: int) -> Array:
-    """Size rounded up to whole tiles; small sizes to the next multiple of 16."""
-    small = np.ceil(size / 16) * 16
-    large = np.ceil(size / tile) * tile
-    return np.where(size < tile, small, large)
-
-
-def padding(table: KernelTable, device: DeviceType, rows: Array, tp: Array) -> Array:
-    """Computed over useful FLOPs, from output tiles of 128 x 128 on GPUs.
-
-    Source: NVIDIA, Matrix Multiplication Background User's Guide, section "Tile
-    quantization". CPUs show no such steps at the sizes that matter.
-
-    Args:
-        table: Kernels at the traced batch.
-        device: On which they run.
-        rows: Length of m. Shape [combinations, kernels].
-        tp: Shape [combinations, 1].
-    Returns:
-        Shape [combinations, kernels].
-    """
-    if device.backend == "gloo":
-        return np.ones((len(rows), len(table.k)))
-    m = np.maximum(rows, 1.0)
-    n = np.maximum(np.where(table.style[None, :] == 0, table.n / tp, table.n), 1.0)
-    padded = _padded(m, 128) * _padded(n, 128) / (m * n)
-    return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))
 
 
 def rows_of(table: KernelTable, scale: Array, ep: Array) -> Array:

@@ -51,6 +51,8 @@ class DeviceType(Document):
         matmul_efficiency: Share of the peak that a very large matrix product reaches.
         half_efficiency_flops: FLOPs of a single product that reaches half of that.
         kernel_overhead_s: Time that one op costs whatever its size, forward.
+        processors: Streaming multiprocessors or compute units, which make one tile of
+            a product each at a time; None if not known.
         backend: Communication backend.
         measured: Whether the numbers were measured on these very devices; no fitted
             constants of that type go before them then.
@@ -64,6 +66,7 @@ class DeviceType(Document):
     matmul_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.75
     half_efficiency_flops: Annotated[float, Field(ge=0)] = 2e9
     kernel_overhead_s: Annotated[float, Field(ge=0)] = 4e-6
+    processors: Annotated[int, Field(ge=1)] | None = None
     backend: Literal["nccl", "gloo", "rccl"] = "nccl"
     measured: bool = False
     source: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from planner.cluster.presets.processors import PROCESSORS
 from planner.schema.cluster import DeviceType
 
 __all__ = ["MIB", "of_datasheet"]
@@ -46,6 +47,7 @@ def of_datasheet(
         matmul_efficiency=efficiency,
         half_efficiency_flops=best * efficiency * _FILL_S,
         kernel_overhead_s=kernel_overhead_s,
+        processors=PROCESSORS.get(name.rpartition("-")[0]),
         backend=backend,
         source=source,
     )

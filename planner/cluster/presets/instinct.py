@@ -7,6 +7,7 @@ is one of them.
 from __future__ import annotations
 
 from planner.cluster.presets.datasheet import MIB, of_datasheet
+from planner.cluster.presets.processors import PROCESSORS
 from planner.schema.cluster import DeviceType
 
 __all__ = ["INSTINCT"]
@@ -42,6 +43,7 @@ _MI250 = of_datasheet(
 _MI250X = _MI250.model_copy(
     update={
         "name": "mi250x-64",
+        "processors": PROCESSORS["mi250x"],
         "peak_flops_per_s": {
             "float64": 47.9e12,  # AMD MI250X data sheet 2022, matrix: 95.7 both
             "float32": 47.9e12,  # AMD MI250X data sheet 2022, matrix: 95.7 both
@@ -99,6 +101,7 @@ _MI350X = of_datasheet(
 _MI355X = _MI350X.model_copy(
     update={
         "name": "mi355x-288",
+        "processors": PROCESSORS["mi355x"],
         "peak_flops_per_s": {
             "float64": 78.6e12,  # AMD MI355X data sheet 2025, matrix
             "float32": 157.3e12,  # AMD MI355X data sheet 2025, vector
