@@ -32,7 +32,9 @@ __all__ = ["SHIPPED", "PriceBook"]
 SHIPPED = Path(__file__).parent / "data" / "prices.json.gz"
 
 _VERSION = 1
-_WORDS = {"name", "source"}
+#: What prices do not depend on: words, and what fitted constants alone look at, which
+#: these prices are without (:mod:`planner.cost.tiles`).
+_IGNORED = {"name", "source", "processors"}
 
 
 def _key(*parts: Any) -> str:
@@ -41,7 +43,7 @@ def _key(*parts: Any) -> str:
 
 def _numbers(document: DeviceType | Link | None) -> dict[str, Any] | None:
     """What of a document a price depends on."""
-    return None if document is None else document.model_dump(exclude=_WORDS)
+    return None if document is None else document.model_dump(exclude=_IGNORED)
 
 
 class PriceBook:
