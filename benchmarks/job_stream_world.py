@@ -1,11 +1,11 @@
 """Policies of the job stream on any cluster: what each blocks, on the same arrivals.
 
-    python -m benchmarks.job_stream_world [--quick] [--workers 2] [--out FOLDER]
+    python -m benchmarks.job_stream_world [--quick] [--waiting 8] [--out FOLDER]
 
 Four worlds: the training's own cluster and jobs; jobs that no training has seen; a
 cluster of a shape that none has seen; and both. Loads from 0.5 to 1.5 of what the
 cluster can do. Seeds are of no training or validation. Every policy that plans ahead is
-told nothing of the law.
+told nothing of the law. With ``--waiting`` jobs may wait, as they do on real clusters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -45,8 +45,8 @@ LOADS = (0.5, 0.75, 1.0, 1.25, 1.5)
 _CONSTANTS = tuple(f"constant_{2**power}" for power in range(6))
 FIXED = ("para_max", "para_min", "random", "min_feasible", *_CONSTANTS)
 POLICIES = (*FIXED, "rollout", "learned", "learned+lookahead")
-#: First seed, apart from those of training (none) and validation (from 5000 on).
-_FIRST_SEED = 9200
+#: First seed, apart from those of validation (from 5000 on) and of earlier tables.
+_FIRST_SEED = 9300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,7 @@ class _Task:
     policy: str
     seeds: tuple[int, ...]
     intervals: float
+    waiting: int
     folder: str | None
 
 
@@ -90,9 +91,8 @@ def _play(task: _Task) -> Cell:
     import torch
 
     torch.set_num_threads(1)
-    case = StreamCase(
-        world=WORLDS[task.world], load=task.load, intervals=task.intervals
-    )
+    world = replace(WORLDS[task.world], max_waiting=task.waiting)
+    case = StreamCase(world=world, load=task.load, intervals=task.intervals)
     env = case.env(observe=stream_observes(task.policy))
     played = play_stream(
         lambda env: make_stream_policy(task.policy, env, folder=task.folder),
@@ -118,7 +118,9 @@ def job_stream_world(
     intervals: float,
     *,
     policies: Sequence[str] = POLICIES,
+    worlds: Sequence[str] = tuple(WORLDS),
     loads: Sequence[float] = LOADS,
+    waiting: int = 0,
     folder: str | None = None,
     workers: int = 1,
     watch: Callable[[Cell], None] = lambda _: None,
@@ -129,7 +131,9 @@ def job_stream_world(
         seeds: Of the arrivals.
         intervals: Mean times between arrivals that an episode lasts.
         policies: Names.
+        worlds: Names.
         loads: Work offered over what the cluster can do.
+        waiting: Jobs that may wait.
         folder: Of weights; those that ship by default.
         workers: Processes.
         watch: Told of each cell.
@@ -141,10 +145,11 @@ def job_stream_world(
             policy=policy,
             seeds=tuple(seeds),
             intervals=intervals,
+            waiting=waiting,
             folder=folder,
         )
         for policy in reversed(policies)
-        for world in WORLDS
+        for world in worlds
         for load in loads
     ]
     cells = []
@@ -235,7 +240,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--intervals", type=float, default=500.0)
     parser.add_argument("--policies", nargs="+", default=POLICIES, choices=POLICIES)
+    parser.add_argument("--worlds", nargs="+", default=WORLDS, choices=WORLDS)
     parser.add_argument("--loads", nargs="+", type=float, default=LOADS)
+    parser.add_argument("--waiting", type=int, default=0, help="jobs that may wait")
     parser.add_argument("--weights", help="folder of a policy, instead of the shipped")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="2 seeds, 2 loads, 200")
@@ -244,13 +251,15 @@ def main() -> None:
     given = parser.parse_args()
     if given.quick:
         given.seeds, given.intervals, given.loads = 2, 200.0, (0.75, 1.25)
-    count = len(given.policies) * len(WORLDS) * len(given.loads)
+    count = len(given.policies) * len(given.worlds) * len(given.loads)
     with tqdm(total=count, file=sys.stderr, disable=None) as bar:
         cells = job_stream_world(
             range(_FIRST_SEED, _FIRST_SEED + given.seeds),
             given.intervals,
             policies=given.policies,
+            worlds=tuple(given.worlds),
             loads=given.loads,
+            waiting=given.waiting,
             folder=given.weights,
             workers=given.workers,
             watch=lambda _: bar.update(1) and None,
@@ -261,7 +270,8 @@ def main() -> None:
     text = table(cells)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / report_name("job_stream_world")).write_text(_about(given) + text)
+        name = "job_stream_world_waiting" if given.waiting else "job_stream_world"
+        (given.out / report_name(name)).write_text(_about(given) + text)
     print(text)
 
 
@@ -269,11 +279,12 @@ def _about(given: argparse.Namespace) -> str:
     """What the file's reader must know."""
     today = datetime.date.today().isoformat()
     last = _FIRST_SEED + given.seeds - 1
+    waiting = f"up to {given.waiting} jobs wait" if given.waiting else "no job waits"
     return (
         f"# Policies of the job stream on any cluster\n\n{cpu_name()}, {today}, "
         f"{given.workers} processes. Seeds {_FIRST_SEED} to {last}, Poisson arrivals, "
         f"{given.intervals:g} mean intervals an episode, deadlines uniform from 0.1 to "
-        f"1 of the time on one device. Planners are not told the law.\n\n"
+        f"1 of the time on one device, {waiting}. Planners are not told the law.\n\n"
     )
 
 

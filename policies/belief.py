@@ -20,20 +20,23 @@ _FAR = 0.6
 _DOUBT = 0.02
 
 
-def near(believed: Array) -> Flags:
+def near(believed: Array, far: float = _FAR) -> Flags:
     """Candidates that are worth following.
 
     Args:
         believed: Jobs that each is believed to block, infinite if it is not possible.
             Shape [a].
+        far: How many more than the best one are too many.
     Returns:
         Shape [a].
     """
-    found: Flags = believed <= believed.min() + _FAR
+    found: Flags = believed <= believed.min() + far
     return found
 
 
-def combined(believed: Array, costs: Array, variances: Array) -> Array:
+def combined(
+    believed: Array, costs: Array, variances: Array, doubt: float = _DOUBT
+) -> Array:
     """Two estimates of the candidates' differences as one, weighted by variances.
 
     Args:
@@ -41,10 +44,11 @@ def combined(believed: Array, costs: Array, variances: Array) -> Array:
             scorer says. Shape [a].
         costs: The same as rollouts say. Shape [a].
         variances: Of what rollouts say about the differences. Shape [a].
+        doubt: Variance of the scorer's error about them.
     Returns:
         Counted from the mean of the candidates. Shape [a].
     """
-    weight = _DOUBT / (_DOUBT + np.maximum(variances, 1e-12))
+    weight = doubt / (doubt + np.maximum(variances, 1e-12))
     rolled, thought = costs - costs.mean(), believed - believed.mean()
     found: Array = weight * rolled + (1.0 - weight) * thought
     return found

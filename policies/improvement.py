@@ -23,7 +23,7 @@ import numpy as np
 from planner.errors import StrategyError
 from policies.fitting import FitConfig, fit
 from policies.labels import LabelConfig, Labels, LabelWorld
-from policies.scorer import Scorer, check_scorer
+from policies.scorer import Scorer, averaged, check_scorer
 
 __all__ = [
     "ImprovementConfig",
@@ -54,6 +54,8 @@ class ImprovementConfig:
         last: How one more is fitted after the rounds, to all labels but those of the
             first rounds, from where the last round has come to, and returned whatever
             validation says of others; none if None.
+        last_fits: How many fits ``last`` is for. The others begin from random weights;
+            the mean of all of them is returned, with the units of all.
     """
 
     first_rounds: int = 4
@@ -68,17 +70,26 @@ class ImprovementConfig:
     )
     fit: FitConfig = field(default_factory=FitConfig)
     last: FitConfig | None = None
+    last_fits: int = 1
 
     def __post_init__(self) -> None:
         if (
             not 1 <= self.first_rounds <= self.rounds
-            or min(self.episodes, self.kept) < 1
+            or min(self.episodes, self.kept, self.last_fits) < 1
         ):
             raise StrategyError(
                 f"first_rounds={self.first_rounds} of rounds={self.rounds}, "
-                f"episodes={self.episodes} and kept={self.kept} are at least 1, and "
-                f"the first rounds at most all"
+                f"episodes={self.episodes}, kept={self.kept} and "
+                f"last_fits={self.last_fits} are at least 1, and the first rounds at "
+                f"most all"
             )
+
+    @property
+    def hidden(self) -> int:
+        """Hidden units of the scorer that is returned."""
+        if self.last is None:
+            return self.fit.hidden
+        return self.fit.hidden + (self.last_fits - 1) * self.last.hidden
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -213,12 +224,17 @@ def _last(config: ImprovementConfig, judge: Judge, done: Sequence[Round]) -> Rou
     how = config.last or config.fit
     first = min(config.first_rounds, len(done) - 1)
     labels = Labels.joined([one.labels for one in done[first:]])
-    scorer, loss = fit(labels, how, done[-1].scorer, len(done))
+    found = [
+        fit(labels, how, None if number else done[-1].scorer, len(done) + number)
+        for number in range(config.last_fits)
+    ]
+    # The mean of one is itself, to the bit.
+    scorer = averaged([one for one, _ in found])
     return Round(
         number=len(done),
         scorer=scorer,
         labels=Labels._make(part[:0] for part in labels),
-        loss=loss,
+        loss=float(np.mean([loss for _, loss in found])),
         gains=judge(scorer),
     )
 

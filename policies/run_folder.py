@@ -43,7 +43,7 @@ def check_training(network: int, fit: int, validation: range) -> None:
     """
     if network != fit:
         raise StrategyError(
-            f"network.hidden={network} and improvement.fit.hidden={fit} differ; the "
+            f"network.hidden={network} and the {fit} units of improvement differ; the "
             f"network begins as the scorer that was fitted"
         )
     if not validation or validation.start < 0:

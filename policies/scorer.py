@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,15 @@ from envs.ramp.history import NUM_HISTORY
 from planner.errors import StrategyError
 from planner.simulate.compiled import compiled, inlined
 
-__all__ = ["Scorer", "check_scorer", "decide", "no_scorer", "score", "scores"]
+__all__ = [
+    "Scorer",
+    "averaged",
+    "check_scorer",
+    "decide",
+    "no_scorer",
+    "score",
+    "scores",
+]
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -52,6 +61,32 @@ def no_scorer(inputs: int = _INPUTS) -> Scorer:
         second=np.zeros((0, 0), dtype=np.float32),
         second_bias=none,
         last=none,
+    )
+
+
+def averaged(scorers: Sequence[Scorer]) -> Scorer:
+    """A scorer of all their units whose output is the mean of theirs.
+
+    What fits to the same labels have wrong by chance is then less.
+
+    Args:
+        scorers: Of the same inputs.
+    """
+    hidden = sum(len(one.first_bias) for one in scorers)
+    last = sum(len(one.second_bias) for one in scorers)
+    # Units of one do not hear those of another.
+    second = np.zeros((hidden, last), dtype=np.float32)
+    row = column = 0
+    for one in scorers:
+        rows, columns = one.second.shape
+        second[row : row + rows, column : column + columns] = one.second
+        row, column = row + rows, column + columns
+    return Scorer(
+        first=np.concatenate([one.first for one in scorers], axis=1),
+        first_bias=np.concatenate([one.first_bias for one in scorers]),
+        second=second,
+        second_bias=np.concatenate([one.second_bias for one in scorers]),
+        last=np.concatenate([one.last / np.float32(len(scorers)) for one in scorers]),
     )
 
 

@@ -15,7 +15,7 @@ __all__ = ["make_stream_policy", "stream_observes"]
 
 #: Futures, and arrivals of each, of rollouts by what was learned and by the rule.
 #: Source: benchmarks/job_stream_world.py, within 50 ms a decision on one core.
-_LOOKED_AT, _ROLLED_OUT = (16, 24), (24, 16)
+_LOOKED_AT, _ROLLED_OUT = (24, 24), (24, 16)
 
 
 def stream_observes(name: str) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "StreamRoom",
     "base_action",
     "follow",
+    "play_out",
     "rule",
     "stream_room",
 ]
@@ -194,6 +195,29 @@ def base_action(tables: StreamTables, base: StreamBase, room: StreamRoom) -> int
     if len(base.scorer.first_bias) > 0:
         return _by_score(tables, base.scorer, room)
     return _by_rule(tables, base.least, room)
+
+
+@compiled
+def play_out(
+    tables: StreamTables,
+    stream: Stream,
+    rewards: Rewards,
+    base: StreamBase,
+    room: StreamRoom,
+) -> None:
+    """Let a base decide until the room's episode is over.
+
+    Args:
+        tables: Of jobs and network.
+        stream: Who arrives.
+        rewards: What jobs are worth.
+        base: Who decides.
+        room: For this base; its state is at a decision, or over.
+    """
+    while room.state.counts[3] == 0:
+        chosen = base_action(tables, base, room)
+        decide(tables, room.state, room.options, rewards, chosen)
+        proceed(tables, room.state, stream, rewards)
 
 
 @compiled

@@ -38,13 +38,14 @@ __all__ = ["StreamTrainConfig", "read_stream_config", "train_stream"]
 def _improvement() -> ImprovementConfig:
     return ImprovementConfig(
         first_rounds=1,
-        rounds=12,
+        rounds=7,
         episodes=160,
         kept=8,
-        first=LabelConfig(futures=8, arrivals=24, labelled=0.1),
-        later=LabelConfig(futures=8, arrivals=24, labelled=0.1),
-        fit=FitConfig(),
-        last=FitConfig(steps=8000),
+        first=LabelConfig(futures=8, arrivals=32, labelled=0.1),
+        later=LabelConfig(futures=8, arrivals=32, labelled=0.1),
+        fit=FitConfig(steps=800, noise=0.01),
+        last=FitConfig(steps=6000, weight_decay=0.1, noise=0.01),
+        last_fits=2,
     )
 
 
@@ -59,8 +60,9 @@ class StreamTrainConfig:
         validation_loads: Of the validation streams.
         validation_first: First of the validation seeds; judge a policy on others.
         validation_count: How many there are, of each world and load.
+        validation_intervals: Mean times between arrivals that each lasts.
         improvement: Of policy iteration.
-        network: Sizes; ``hidden`` is that of ``improvement.fit``.
+        network: Sizes; ``hidden`` is what ``improvement`` ends with.
     """
 
     seed: int = 0
@@ -68,14 +70,15 @@ class StreamTrainConfig:
     intervals: float = 400.0
     validation_loads: tuple[float, ...] = (0.5, 1.0, 1.5)
     validation_first: int = 5000
-    validation_count: int = 2
+    validation_count: int = 4
+    validation_intervals: float = 500.0
     improvement: ImprovementConfig = field(default_factory=_improvement)
-    network: PointerConfig = field(default_factory=PointerConfig)
+    network: PointerConfig = field(default_factory=lambda: PointerConfig(hidden=64))
 
     def __post_init__(self) -> None:
         check_training(
             self.network.hidden,
-            self.improvement.fit.hidden,
+            self.improvement.hidden,
             range(self.validation_first, self.validation_first + self.validation_count),
         )
         if not self.worlds or not self.validation_loads:
@@ -88,7 +91,7 @@ class StreamTrainConfig:
     def cases(self) -> tuple[StreamCase, ...]:
         """What rounds are judged by."""
         return tuple(
-            StreamCase(world=world, load=load)
+            StreamCase(world=world, load=load, intervals=self.validation_intervals)
             for world in self.worlds
             for load in self.validation_loads
         )
@@ -172,7 +175,11 @@ def _notes(
     return {
         "trained_on": {
             "worlds": [
-                {"cluster": world.cluster, "models": list(world.models)}
+                {
+                    "cluster": world.cluster,
+                    "models": list(world.models),
+                    "max_waiting": world.max_waiting,
+                }
                 for world in config.worlds
             ],
             "seed": config.seed,
@@ -183,6 +190,7 @@ def _notes(
                 {
                     "cluster": case.world.cluster,
                     "models": len(case.world.models),
+                    "max_waiting": case.world.max_waiting,
                     "load": case.load,
                     "best_baseline": name,
                     "blocked": least,

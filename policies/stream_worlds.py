@@ -34,6 +34,9 @@ HELD_OUT = (
 _KNOWN = tuple(name for name in (*_CAPTURED, *_PROFILED) if name not in HELD_OUT)
 _KNOWN_CAPTURED = tuple(name for name in _KNOWN if name in _CAPTURED)
 
+#: Least and most load that a policy is trained at.
+_LOADS = (0.35, 1.8)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWorld:
@@ -98,6 +101,8 @@ TRAINED_ON = (
     StreamWorld(cluster="dgx-a100:4", models=_KNOWN_CAPTURED),
     StreamWorld(cluster="dgx-h100:3", models=_KNOWN_CAPTURED),
     StreamWorld(cluster="a40-pcie:4", models=_KNOWN_CAPTURED),
+    StreamWorld(cluster="dgx-a100:4", models=_KNOWN, max_waiting=8),
+    StreamWorld(cluster="dgx-h100:3", models=_KNOWN_CAPTURED, max_waiting=8),
 )
 
 
@@ -126,13 +131,15 @@ def world_jobs(models: Sequence[str]) -> tuple[JobType, ...]:
 def draw_stream_law(generator: np.random.Generator) -> StreamLaw:
     """Anything from half to one and a half of what the cluster can do, and beyond.
 
-    Half of the deadlines are uniform, the others skewed to short or long ones; a
-    quarter of the streams come in bursts.
+    Loads are drawn by their logarithms: where less is offered, a decision makes less of
+    a difference, and more of them are needed to see it. Half of the deadlines are
+    uniform, the others skewed to short or long ones; a quarter of the streams come in
+    bursts.
 
     Args:
         generator: To draw with.
     """
-    load = float(generator.uniform(0.4, 1.7))
+    load = float(np.exp(generator.uniform(*np.log(_LOADS))))
     bursty = generator.random() < 0.25
     law = StreamLaw(load=load, process="bursty" if bursty else "poisson")
     if generator.random() < 0.5:

@@ -29,10 +29,14 @@ Floats = NDArray[np.float32]
 #: Of the job at the head: the time left to its deadline over its time on one reference
 #: device (its beta, if it has not waited), the same in mean intervals, its time on one
 #: device likewise, its work over the most of the usual sizes, how long it has waited,
-#: and how many jobs wait behind it over the most that can.
-JOB_FEATURES = ("beta", "deadline", "sequential", "demand", "waited", "queue")
+#: how many jobs wait behind it over the most that can, and for how many more there is
+#: a place: where a queue is, to leave room matters less than where none is.
+JOB_FEATURES = ("beta", "deadline", "sequential", "demand", "waited", "queue", "places")
 #: What all candidates of a decision share.
 NUM_SHARED = NUM_HISTORY + len(JOB_FEATURES)
+
+#: Places to wait that are told apart.
+_MOST_PLACES = 8
 
 
 @compiled
@@ -59,7 +63,9 @@ def write_shared(tables: StreamTables, state: StreamState, out: Floats) -> None:
     job[2] = _capped(work, interval)
     job[3] = min(work / tables.sequential_jct_s.max(), 1.0)
     job[4] = _capped(now - waiting.arrived_s[0], interval)
-    job[5] = (state.counts[0] - 1) / len(waiting.model)
+    places = len(waiting.model)
+    job[5] = (state.counts[0] - 1) / places
+    job[6] = min(places - state.counts[0], _MOST_PLACES) / _MOST_PLACES
 
 
 @compiled

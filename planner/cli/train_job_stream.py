@@ -62,7 +62,9 @@ class TrainJobStreamWorld:
         if self.config is not None:
             config = read_stream_config(self.config)
         names = tuple(
-            f"{case.world.cluster}, {len(case.world.models)} jobs, load {case.load:g}"
+            f"{case.world.cluster}, {len(case.world.models)} jobs, "
+            + (f"{case.world.max_waiting} may wait, " if case.world.max_waiting else "")
+            + f"load {case.load:g}"
             for case in config.cases
         )
         last = config.improvement.last is not None

@@ -19,7 +19,7 @@ from policies.improvement import ImprovementConfig, improve, read_round
 from policies.labels import LabelConfig, Labels
 from policies.replay_labels import ReplayWorld, draw_labels, draw_law
 from policies.scored import ScorerPolicy
-from policies.scorer import Scorer
+from policies.scorer import Scorer, averaged, check_scorer, score
 
 FEW = LabelConfig(futures=4, arrivals=8, labelled=0.5, other_laws=0.5)
 HORIZON_S = 5e4
@@ -60,6 +60,26 @@ def test_a_scorer_decides_and_rolls_out(jobs: RampJobs, labels: Labels) -> None:
         assert np.isfinite(made.costs).all()
     with pytest.raises(StrategyError, match="no decision was labelled"):
         draw_labels(jobs, scorer, scorer, replace(FEW, labelled=0.0), 1, 0, HORIZON_S)
+
+
+def test_an_averaged_scorer_says_the_mean_of_what_its_parts_say() -> None:
+    generator = np.random.default_rng(0)
+
+    def drawn(hidden: int, last: int) -> Scorer:
+        shapes = ((7, hidden), (hidden,), (hidden, last), (last,), (last,))
+        return Scorer(*(generator.normal(size=s).astype(np.float32) for s in shapes))
+
+    def said(scorer: Scorer) -> float:
+        room = (np.zeros_like(scorer.first_bias), np.zeros_like(scorer.second_bias))
+        return float(score(scorer, seen[:5], seen[5:], *room))
+
+    parts = [drawn(4, 3), drawn(6, 6), drawn(2, 5)]
+    for _ in range(20):
+        seen = generator.normal(size=7).astype(np.float32)
+        mean = np.mean([said(part) for part in parts])
+        assert said(check_scorer(averaged(parts), 7)) == pytest.approx(mean, rel=1e-4)
+    for part, same in zip(parts[0], averaged(parts[:1]), strict=True):
+        np.testing.assert_array_equal(part, same)
 
 
 def test_settings_of_labels_are_checked() -> None:
@@ -187,6 +207,15 @@ def test_rounds_go_on_where_they_stopped(
         np.testing.assert_array_equal(one.scorer.first, other.scorer.first)
         assert one.gains == other.gains
     assert best.gains == pytest.approx(judge(best.scorer))
+    ended = replace(config, last=FitConfig(hidden=4, steps=20), last_fits=2)
+    last = improve(ended, world, judge, tmp_path / "b", seed=5)
+    assert last.number == 2
+    # The first of the two goes on from the last round, and has its size.
+    assert len(last.scorer.first_bias) == ended.hidden == 12
+    alone = replace(config, last=FitConfig(hidden=4, steps=20))
+    first = improve(alone, world, judge, tmp_path / "a", seed=5).scorer
+    np.testing.assert_array_equal(last.scorer.first[:, :8], first.first)
+    (tmp_path / "b" / "round_002.npz").unlink()
     (tmp_path / "b" / "round_001.npz").write_bytes(b"half")
     with pytest.raises(StrategyError, match=r"round_001\.npz is no round"):
         improve(config, world, judge, tmp_path / "b", seed=5)

@@ -20,6 +20,7 @@ from envs.ramp.arrivals import BetaLaw
 from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
 from envs.stream.jobs import BUILT_IN
+from envs.stream.observation import JOB_FEATURES
 from planner.cluster import Cluster
 from planner.errors import ClusterError, StrategyError, UnknownNameError
 from planner.schema.cluster import Link
@@ -223,3 +224,22 @@ def test_sizes_change_the_job_and_not_its_share(tmp_path: Path) -> None:
     usual, _ = JobStreamEnv(law=replace(law, sizes=(1.0,)), horizon_s=2e4).reset(seed=0)
     assert obs["job"][0] == usual["job"][0] == 0.5
     assert obs["job"][2] == pytest.approx(2 * usual["job"][2])
+
+
+def test_the_queue_and_the_places_in_it_are_seen() -> None:
+    law = StreamLaw(load=20.0, models=("vit-h",))
+    env = JobStreamEnv(law=law, horizon_s=3e4, max_waiting=4)
+    obs, _ = env.reset(seed=0)
+    assert len(obs["job"]) == len(JOB_FEATURES) == 7
+    assert obs["job"][-2:].tolist() == [0.0, 3 / 8]
+    seen, ended = set(), False
+    while not ended:
+        mask = env.action_masks()
+        obs, _, ended, *_ = env.step(np.int64(np.flatnonzero(mask)[-1]))
+        behind, places = obs["job"][-2:].tolist()
+        if not ended:
+            assert 4 * behind + 8 * places == 3
+            seen.add(behind)
+    assert seen == {0.0, 0.25, 0.5, 0.75}
+    without, _ = JobStreamEnv(law=law, horizon_s=3e4).reset(seed=0)
+    assert without["job"][-2:].tolist() == [0.0, 0.0]

@@ -111,9 +111,11 @@ def test_a_job_that_has_waited_has_less_time(make_tables: MakeTables) -> None:
     observer = StreamObserver(tables, max_waiting=4)
     episode.decide(episode.choice(4, 2))
     obs, mask = observer.see(episode.state, episode.options)
-    assert obs["job"].tolist() == pytest.approx([0.5, 2 / 40, 4 / 40, 1, 0, 0])
+    assert obs["job"].tolist() == pytest.approx([0.5, 2 / 40, 4 / 40, 1, 0, 0, 3 / 8])
     # The running job ends at 100 s, and 100 s more are in time.
     assert mask.tolist() == [True, *[False] * len(tables.degrees), True]
     episode.wait()
     obs, _ = observer.see(episode.state, episode.options)
-    assert obs["job"].tolist() == pytest.approx([0.25, 1 / 40, 4 / 40, 1, 1 / 40, 0])
+    assert obs["job"].tolist() == pytest.approx(
+        [0.25, 1 / 40, 4 / 40, 1, 1 / 40, 0, 3 / 8]
+    )
