@@ -43,8 +43,9 @@ def check_training(network: int, fit: int, validation: range) -> None:
     """
     if network != fit:
         raise StrategyError(
-            f"network.hidden={network} and the {fit} units of improvement differ; the "
-            f"network begins as the scorer that was fitted"
+            f"network.hidden={network}, but improvement ends with {fit} units "
+            f"(fit.hidden, and last.hidden for each of last_fits but the first); give "
+            f"the same, the network begins as the scorer that was fitted"
         )
     if not validation or validation.start < 0:
         raise StrategyError(

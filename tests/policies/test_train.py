@@ -128,7 +128,9 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
         with pytest.raises(StrategyError, match=message):
             read_config(path)
     path.write_text('{"network": {"hidden": 8}}')
-    with pytest.raises(StrategyError, match=r"hidden=8 and improvement\.fit\.hidden"):
+    with pytest.raises(
+        StrategyError, match="hidden=8, but improvement ends with 32 units"
+    ):
         read_config(path)
     with pytest.raises(StrategyError, match="cannot be read"):
         read_config(tmp_path / "none.json")
