@@ -62,6 +62,8 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
     schedule, virtual = _schedule(point, graph, framework, pp, count, why)
     split = _sequence_parallel(point, framework, tp)
     strategy = Strategy(
+        # Megatron-LM's default (p2p) and torchtitan's.
+        context_algorithm="ring",
         mesh=Mesh(
             pp=pp,
             dp_replicate=1 if zero else ways,

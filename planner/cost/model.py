@@ -15,6 +15,7 @@ from planner.cost.setting import Setting
 from planner.cost.timed import StepTimeline, step_timeline
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
 from planner.schema import Strategy
+from planner.schema.strategy import ContextAlgorithm
 from planner.space.table import StrategyTable
 
 __all__ = ["CostModel"]
@@ -31,7 +32,7 @@ class CostModel:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.evaluations = {"analytic": 0, "simulated": 0}
-        self._units: dict[tuple[int, ...], UnitCosts] = {}
+        self._units: dict[tuple[int | str, ...], UnitCosts] = {}
 
     def table(self, table: StrategyTable) -> CostTable:
         """Price many strategies by closed forms; stages are cut evenly by time."""
@@ -56,7 +57,14 @@ class CostModel:
         return analytic_costs(self.setting, table, orders, order)
 
     def unit_costs(
-        self, *, tp: int, cp: int, ep: int, microbatch: int, sequence_parallel: bool
+        self,
+        *,
+        tp: int,
+        cp: int,
+        ep: int,
+        microbatch: int,
+        sequence_parallel: bool,
+        context: ContextAlgorithm = "ring",
     ) -> UnitCosts:
         """Every unit under one combination (C = 1); kept, as finalists share a few.
 
@@ -66,8 +74,9 @@ class CostModel:
             ep: Expert parallel degree.
             microbatch: Samples per microbatch.
             sequence_parallel: Whether tp also splits the stream between layers.
+            context: How attention sees a sequence that cp divides.
         """
-        key = (tp, cp, ep, microbatch, int(sequence_parallel))
+        key = (tp, cp, ep, microbatch, int(sequence_parallel), context)
         if key not in self._units:
 
             def one(value: int) -> NDArray[np.int64]:
@@ -82,6 +91,7 @@ class CostModel:
                     microbatch=one(microbatch),
                     sequence_parallel=one(int(sequence_parallel)),
                 ),
+                context=context,
             )
         return self._units[key]
 
@@ -129,4 +139,5 @@ class CostModel:
             ep=strategy.mesh.ep,
             microbatch=strategy.microbatch_size,
             sequence_parallel=strategy.sharding.sequence_parallel,
+            context=strategy.context_algorithm if strategy.mesh.cp > 1 else "ring",
         )

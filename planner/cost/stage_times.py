@@ -137,9 +137,10 @@ def stage_times(
         codes, [np.zeros(len(rank)), typed(costs.selective_s), typed(costs.full_s)]
     )
     tp, cp, ep = plain(costs.tp_s), plain(costs.cp_s), plain(costs.ep_s)
+    cp_forward = cp * costs.cp_forward
     full = codes == 2
     tp_again = np.where(codes > 0, plain(costs.tp_again_s), 0.0)
-    repeated = tp_again + np.where(full, ep + cp / 3, 0.0)
+    repeated = tp_again + np.where(full, ep + cp_forward, 0.0)
     send = np.zeros(max(len(rank) - 1, 0))
     if pp > 1:
         bandwidth, latency = setting.boundaries(pp)
@@ -148,14 +149,14 @@ def stage_times(
         cut = costs.sent_bytes[0, bounds[1:-1] - 1]
         send = np.where(before == after, 0.0, latency[edge] + cut / bandwidth[edge])
     return StageTimes(
-        forward=forward + tp + ep + cp / 3,
-        backward=backward + tp + ep + 2 * cp / 3 + kernels_again + repeated,
+        forward=forward + tp + ep + cp_forward,
+        backward=backward + tp + ep + (cp - cp_forward) + kernels_again + repeated,
         weight=typed(costs.weight_s),
         again=kernels_again,
         tensor=2 * tp + tp_again,
-        context=cp * np.where(full, 4 / 3, 1.0),
+        context=cp + np.where(full, cp_forward, 0.0),
         expert=ep * np.where(full, 3.0, 2.0),
-        forward_talk=tp + ep + cp / 3,
-        backward_talk=tp + ep + 2 * cp / 3 + repeated,
+        forward_talk=tp + ep + cp_forward,
+        backward_talk=tp + ep + (cp - cp_forward) + repeated,
         send=send,
     )

@@ -15,6 +15,7 @@ from planner.cost.classes import BlockClasses
 from planner.cost.collectives import Groups, time_of
 from planner.cost.combinations import Combinations
 from planner.cost.compute import kernel_times
+from planner.cost.context_traffic import FORWARD_SHARE, context_traffic
 from planner.cost.orders import Orders
 from planner.cost.parameters import Ties
 from planner.cost.recipes import Recipe
@@ -28,6 +29,7 @@ from planner.cost.unit_memory import (
     sent_bytes,
     transient_bytes,
 )
+from planner.schema.strategy import ContextAlgorithm
 
 __all__ = ["Combinations", "UnitCosts", "price_units"]
 
@@ -46,7 +48,7 @@ class UnitCosts:
         full_s: The same under full recomputation (all of forward).
         tp_s: Exposed tp communication of one forward; backward has as much. [C, U].
         tp_again_s: What recomputation of either kind adds to it. Shape [C, U].
-        cp_s: Exposed key/value exchange of one forward and backward. [C, U].
+        cp_s: Exposed traffic of cp of one forward and backward. Shape [C, U].
         ep_s: Exposed all-to-all of one forward; backward has as much. [C, U].
         saved_bytes: Kept per microbatch in flight, by recompute kind. [3, C, U].
         transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
@@ -73,6 +75,8 @@ class UnitCosts:
         summed_parameters: Trained scalars, whole on every tp rank, whose gradients tp
             sums up once a step. Shape [C, U].
         ep_payload: Payload of one of a forward's two all-to-alls. Shape [C, U].
+        cp_payload: Payload of all of a forward's all-to-alls of cp. Shape [C, U].
+        cp_forward: Share of cp_s that is the forward's.
     """
 
     forward_s: Array
@@ -105,6 +109,8 @@ class UnitCosts:
     tp_payload: Array
     summed_parameters: Array
     ep_payload: Array
+    cp_payload: Array
+    cp_forward: float
 
 
 def _compute(
@@ -186,35 +192,6 @@ class _Traffic:
     payload: Array
 
 
-def _cp_traffic(
-    orders: Orders,
-    classes: BlockClasses,
-    combos: Combinations,
-    scale: Array,
-    attention_s: Array,
-) -> _Traffic:
-    """Keys and values passed round the ring, hidden under attention where it lasts.
-
-    Each of cp - 1 hops sends 1/cp of keys and values; backward also sends gradients
-    back, twice the bytes. Source: Liu et al. 2023, Ring Attention, section 3.
-    """
-    groups = orders.groups(combos.cp, combos.tp, combos.orders)
-    # ``scale`` is of one rank's part of the sequence; the ring passes on all of it.
-    ring = scale * combos.cp / combos.tp
-    whole = classes.column("sequence_bytes") * ring[:, None]
-    share = (combos.cp - 1) / combos.cp
-    wire = np.zeros_like(whole)
-    measured = orders.setting.cluster.document.collectives
-    for index, block in enumerate(classes.blocks):
-        if not block.sequence_bytes:
-            continue
-        wire[:, index] = 3 * time_of("all_gather", whole[:, index], groups, measured)
-    exposed = np.maximum(0.0, wire - attention_s)
-    return _Traffic(
-        seconds=exposed, sent=3 * whole * share[:, None], payload=np.zeros_like(whole)
-    )
-
-
 #: Links that carry less than this share of what those inside a host do are outside.
 _OUTSIDE = 0.5
 
@@ -261,7 +238,11 @@ def _recomputed(setting: Setting) -> NDArray[np.bool_]:
 
 
 def price_units(
-    setting: Setting, combos: Combinations, orders: Orders | None = None
+    setting: Setting,
+    combos: Combinations,
+    orders: Orders | None = None,
+    *,
+    context: ContextAlgorithm = "ring",
 ) -> UnitCosts:
     """Price every unit under every combination.
 
@@ -269,6 +250,7 @@ def price_units(
         setting: The request.
         combos: Degrees and microbatches.
         orders: What ``combos.order`` refers to; None for the setting's own.
+        context: How attention sees a sequence that cp divides.
     """
     graph = setting.graph
     orders = orders or Orders.of(setting)
@@ -279,7 +261,7 @@ def price_units(
     forward, backward, weight, selective = _compute(setting, classes, combos)
     hidden = (forward.min(axis=0) + backward.min(axis=0)) * classes.has_attention
     tp = tensor_traffic(orders, classes, combos, scale)
-    cp = _cp_traffic(orders, classes, combos, scale, hidden)
+    cp = context_traffic(context, orders, classes, combos, scale, hidden)
     ep = _ep_traffic(orders, classes, combos, scale)
     kept, working = saved_bytes(setting, classes, combos, scale)
     saved = kept @ to_units
@@ -323,4 +305,6 @@ def price_units(
         tp_payload=tp.payload,
         summed_parameters=_summed_parameters(setting, classes, combos),
         ep_payload=ep.payload @ to_units,
+        cp_payload=cp.payload @ to_units,
+        cp_forward=FORWARD_SHARE[context],
     )

@@ -89,7 +89,8 @@ def collective_bytes(
         + per_rank(costs.summed_parameters) * size,
         "all_gather": traffic.gathered_bytes + tensor["all_gather"],
         "reduce_scatter": traffic.scattered_bytes + tensor["reduce_scatter"],
-        "all_to_all": 2 * many * per_rank(costs.ep_payload, 2.0 + everything),
+        "all_to_all": many
+        * per_rank(2 * costs.ep_payload + costs.cp_payload, 2.0 + everything),
         "send": _sent_by_rank(strategy, costs, bounds) * many,
     }
     return {k: float(np.max(v)) for k, v in payload.items() if np.max(v) > 0}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
 from planner.cost import CostModel, Setting
+from planner.cost.context_traffic import context_algorithms
 from planner.cost.partition import balanced_bounds
 from planner.cost.unit_costs import UnitCosts
 from planner.schema import (
@@ -100,13 +102,15 @@ def candidates_of_row(
 ) -> list[Candidate]:
     """Price a row with its exact cut and, if different, the evenly timed one.
 
-    For a launcher the cut into equally many layers comes after them, or alone.
+    For a launcher the cut into equally many layers comes after them, or alone. Where cp
+    divides the sequence, each cut comes with a ring and, if there are heads for it,
+    with all-to-alls.
 
     Args:
         model: Counts the evaluations.
         row: Of a :class:`planner.space.StrategyTable`.
         free_recompute: Whether each stage may choose its own recomputation.
-        most: Cuts to price.
+        most: Candidates to price.
         sayable: Of the request: cuts that its launcher cannot say are left out.
 
     Returns:
@@ -115,8 +119,17 @@ def candidates_of_row(
     setting = model.setting
     if sayable is not None and not sayable.allows_order(setting.order):
         return []
-    result: list[Candidate] = []
-    for cut in _cuts(model, row, free_recompute=free_recompute, sayable=sayable):
+    cuts = _cuts(model, row, free_recompute=free_recompute, sayable=sayable)
+    found = (one for cut in cuts for one in _of_cut(model, row, cut, sayable))
+    return list(islice(found, most))
+
+
+def _of_cut(
+    model: CostModel, row: Mapping[str, int], cut: Cut, sayable: Sayable | None
+) -> Iterator[Candidate]:
+    """One cut, under each algorithm that a divided sequence can attend by."""
+    setting = model.setting
+    for context in context_algorithms(setting.graph, cp=row["cp"], tp=row["tp"]):
         strategy = build_strategy(
             row,
             unit_names=setting.graph.unit_names,
@@ -128,13 +141,10 @@ def candidates_of_row(
             grad_clip_norm=setting.grad_clip_norm,
             compiled=setting.compile,
             device_ranges=rank_ranges(setting.order),
+            context=context,
         )
-        if sayable is not None and sayable.refusals(strategy):
-            continue
-        result.append(Candidate(strategy=strategy, cost=model.cost(strategy)))
-        if len(result) >= most:
-            break
-    return result
+        if sayable is None or not sayable.refusals(strategy):
+            yield Candidate(strategy=strategy, cost=model.cost(strategy))
 
 
 def schedule_variants(

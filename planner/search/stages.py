@@ -111,7 +111,7 @@ def _interval_times(costs: UnitCosts) -> Array:
     """Forward and backward of units i .. j - 1. Shape [T, kinds, U, U + 1]."""
     shared = 2 * costs.tp_s[0] + costs.cp_s[0] + 2 * costs.ep_s[0]
     work = costs.forward_s[:, 0] + costs.backward_s[:, 0] + shared
-    again = costs.tp_again_s[0] + costs.ep_s[0] + costs.cp_s[0] / 3
+    again = costs.tp_again_s[0] + costs.ep_s[0] + costs.cp_s[0] * costs.cp_forward
     kinds = np.stack(
         [
             work,

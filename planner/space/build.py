@@ -14,6 +14,7 @@ from planner.schema import (
     Strategy,
     TensorSharding,
 )
+from planner.schema.strategy import ContextAlgorithm
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["build_strategy", "patterns_for", "skeleton"]
@@ -65,6 +66,7 @@ def build_strategy(
     grad_clip_norm: float | None = None,
     compiled: bool = False,
     device_ranges: tuple[tuple[int, int], ...] = (),
+    context: ContextAlgorithm = "ring",
 ) -> Strategy:
     """The strategy of a row with its stages.
 
@@ -79,6 +81,7 @@ def build_strategy(
         grad_clip_norm: Largest gradient norm; None for no clipping.
         compiled: Whether each block is.
         device_ranges: Device ids by rank.
+        context: How attention sees a sequence that cp divides.
     """
     bare = skeleton(row)
     count = len(bounds) - 1
@@ -100,7 +103,7 @@ def build_strategy(
         microbatch_size=bare.microbatch_size,
         num_microbatches=bare.num_microbatches,
         stages=stages,
-        context_algorithm="ring" if row["cp"] > 1 else "all_to_all",
+        context_algorithm=context if row["cp"] > 1 else "all_to_all",
         sharding=TensorSharding(
             patterns=patterns,  # type: ignore[arg-type]
             sequence_parallel=bare.sharding.sequence_parallel,

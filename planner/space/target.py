@@ -93,20 +93,31 @@ def _sizes(target: Target) -> frozenset[str]:
 
 
 def _refusals(target: Target, row: Row, facts: Facts) -> tuple[object, ...]:
+    """What a launcher says against a row, however a divided sequence attends."""
     small = _smallest(row, facts, _sizes(target))
-    strategy = small.model_copy(update={"grad_clip_norm": facts.grad_clip_norm})
-    return target.refusals(
-        Case(
-            strategy=strategy,
-            hosts=facts.hosts,
-            layers=False,
-            placed=False,
-            tied=facts.tied,
-            backend=facts.backend,
-            attention=facts.attention,
-            device_types=facts.device_types,
+    first: tuple[object, ...] = ()
+    algorithms = ("ring", "all_to_all") if row["cp"] > 1 else ("all_to_all",)
+    for algorithm in algorithms:
+        changes = {
+            "grad_clip_norm": facts.grad_clip_norm,
+            "context_algorithm": algorithm,
+        }
+        found = target.refusals(
+            Case(
+                strategy=small.model_copy(update=changes),
+                hosts=facts.hosts,
+                layers=False,
+                placed=False,
+                tied=facts.tied,
+                backend=facts.backend,
+                attention=facts.attention,
+                device_types=facts.device_types,
+            )
         )
-    )
+        if not found:
+            return ()
+        first = first or found
+    return first
 
 
 def _uneven(target: Target, table: StrategyTable, facts: Facts) -> Mask:

@@ -49,6 +49,7 @@ def random_costs(types: int) -> UnitCosts:
             "ep_bytes",
             "summed_parameters",
             "ep_payload",
+            "cp_payload",
         )
     }
     names = ("forward_s", "backward_s", "weight_s", "selective_s", "full_s")
@@ -63,6 +64,7 @@ def random_costs(types: int) -> UnitCosts:
         output_bytes=draw(COMBOS),
         shared_bytes=draw(COMBOS, UNITS - 1),
         tp_payload=draw(3, 2, COMBOS, UNITS),
+        cp_forward=1 / 3,
         ties=TIES,
         tied_parameters=draw(COMBOS, len(TIES)),
         tied_trained=draw(COMBOS, len(TIES)),

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from planner.cost import Setting
+from planner.cost.context_traffic import context_algorithms
 from planner.cost.recipes import RECIPES
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
-from planner.graph import ModelGraph
+from planner.graph import Kernel, ModelGraph
 from planner.schema import Precision
 from tests.cost.made import HIDDEN, TOKENS, device, hosts, setting_for, uniform_graph
 
@@ -154,6 +155,50 @@ def test_context_parallelism_passes_all_keys_and_values_round_the_ring() -> None
     assert costs.cp_bytes[0] == pytest.approx([3 * keys * 3 / 4] * 2)
     assert priced(graph, cp=4, tp=2).cp_s[0] == pytest.approx(costs.cp_s[0] / 2)
     assert (priced(graph).cp_s == 0).all()
+
+
+def attending(heads: int, shared: int, size: int = 64) -> ModelGraph:
+    """Units of one attention kernel, ``shared`` heads of keys and values."""
+    kernel = Kernel(
+        kind="attention", batch=heads, m=TOKENS, n=TOKENS, k=size, style="local"
+    )
+    keys = 2 * 2.0 * TOKENS * shared * size
+    return with_blocks(uniform_graph(2), kernels=(kernel,), sequence_bytes=keys)
+
+
+@pytest.mark.parametrize(
+    ("shared", "cp", "tp", "each"),
+    [
+        (8, 4, 1, 8),  # as many keys as queries
+        (4, 4, 1, 4),  # one head of keys a rank
+        (2, 4, 1, 8),  # fewer than ranks: repeated for every query
+        (4, 2, 2, 4),  # tp has divided the heads before
+    ],
+)
+def test_a_sequence_traded_for_heads_goes_there_and_back(
+    shared: int, cp: int, tp: int, each: int
+) -> None:
+    names = {"tp": tp, "cp": cp, "ep": 1, "microbatch": 1, "sequence_parallel": 0}
+    costs = price_units(
+        setting_for(attending(8, shared), CLUSTER),
+        Combinations(**{name: np.array([value]) for name, value in names.items()}),
+        context="all_to_all",
+    )
+    # Queries and outputs of 8 heads, keys and values of some, in bfloat16.
+    once = 2.0 * TOKENS * 64 * (2 * 8 + 2 * each) / cp / tp
+    assert costs.cp_payload[0] == pytest.approx([once] * 2)
+    away = (cp - 1) / cp
+    assert costs.cp_s[0] == pytest.approx([2 * once * away / 1e11] * 2)
+    assert costs.cp_bytes[0] == pytest.approx([2 * once * away] * 2)
+    assert costs.cp_forward == 0.5
+
+
+def test_heads_must_be_enough_to_trade() -> None:
+    graph = attending(8, 8)
+    assert context_algorithms(graph, cp=1, tp=1) == ("ring",)
+    assert context_algorithms(graph, cp=4, tp=2) == ("ring", "all_to_all")
+    assert context_algorithms(graph, cp=4, tp=4) == ("ring",)
+    assert context_algorithms(uniform_graph(2), cp=2, tp=1) == ("ring",)
 
 
 def test_context_parallelism_divides_work_and_activations() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from planner import plan
 from planner.errors import NoFeasiblePlanError, UnknownNameError
 from planner.export.checking import case_of, require_sayable
 from planner.schema import Plan
+from planner.schema.strategy import ContextAlgorithm
 from planner.search import Request, get_partitioner, partitioner_names
 from planner.search.orders import device_orders
 from planner.space import build_strategy, enumerate_strategies
 from planner.space.target import target_broken
 from planner.targets import Case, get_target, may_be_even, target_names
-from tests.cost.made import device, hosts, request_for
+from tests.cost.made import device, hosts, real_graph, request_for
 from tests.plans import gpt2_graph, tiny_graph
 from tests.search.launchers import LAUNCHERS, installed
 from tests.search.made import cluster_of
@@ -125,24 +127,28 @@ def test_a_kind_of_rows_stands_for_all_of_it(target: str) -> None:
     for place in range(len(table)):
         row = table.row(place)
         stages = row["pp"] * row["virtual_stages"]
-        case = Case(
-            strategy=build_strategy(
-                row,
-                unit_names=[str(unit) for unit in range(stages)],
-                bounds=range(stages + 1),
-                sharding=request.facts.sharding,
-                precision=request.facts.precision,
-                optimizer=request.facts.optimizer,
-            ),
-            hosts=request.facts.hosts,
-            layers=False,
-            placed=False,
-            tied=request.facts.tied,
-            backend=request.facts.backend,
-            attention=request.facts.attention,
-            device_types=request.facts.device_types,
-        )
-        said = not get_target(target).refusals(case) and not (even and row["pp"] > 1)
+        said = False
+        for context in get_args(ContextAlgorithm):
+            case = Case(
+                strategy=build_strategy(
+                    row,
+                    unit_names=[str(unit) for unit in range(stages)],
+                    bounds=range(stages + 1),
+                    sharding=request.facts.sharding,
+                    precision=request.facts.precision,
+                    optimizer=request.facts.optimizer,
+                    context=context,
+                ),
+                hosts=request.facts.hosts,
+                layers=False,
+                placed=False,
+                tied=request.facts.tied,
+                backend=request.facts.backend,
+                attention=request.facts.attention,
+                device_types=request.facts.device_types,
+            )
+            said = said or not get_target(target).refusals(case)
+        said = said and not (even and row["pp"] > 1)
         assert refused[place] == (not said), row
 
 
@@ -224,6 +230,28 @@ def test_what_cannot_be_said_at_all_is_the_reason(
         )
     assert f"for target '{target}'" in str(caught.value)
     assert caught.value.remedies
+
+
+@pytest.mark.parametrize(
+    ("target", "algorithm"),
+    [("deepspeed", "all_to_all"), ("torchtitan", "ring")],
+)
+@pytest.mark.parametrize("name", ["exhaustive", "expert", "evolutionary"])
+def test_sequences_are_divided_as_the_launcher_can(
+    name: str, target: str, algorithm: str
+) -> None:
+    made = plan(
+        real_graph("llama3-8b"),
+        "dgx-a100:1",
+        global_batch=8,
+        pin={"cp": 2, "zero_stage": 2},
+        partitioner=name,
+        target=target,
+        evaluation_budget=6,
+    )
+    assert made.strategy.mesh.cp == 2
+    assert made.strategy.context_algorithm == algorithm
+    require_sayable(get_target(target), made)
 
 
 def test_a_launcher_that_is_not_known_suggests_the_nearest() -> None:
