@@ -187,9 +187,9 @@ def _ring(
             f"ring attention has no dropout, the model asks for {dropout}; set its "
             f"attention dropout to 0, or use the all-to-all"
         )
-    # transformers repeats keys itself where it makes a mask, which it does on ranks whose
-    # two chunks do not touch and not on the others: heads that queries share would go
-    # round as two on one rank and as four on the next.
+    # transformers repeats keys itself where it makes a mask: on ranks whose two chunks
+    # do not touch, and not on the others. Heads that queries share would go round as
+    # two on one rank and as four on the next.
     times = query.shape[_HEADS] // key.shape[_HEADS]
     return ring_attention(
         query,
