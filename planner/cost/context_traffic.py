@@ -56,13 +56,15 @@ def context_algorithms(
     Returns:
         A ring first, and alone where cp is 1.
     """
+    if cp == 1:
+        return ("ring",)
     heads = {
         kernel.batch // graph.batch
         for block in graph.blocks
         for kernel in block.kernels
         if kernel.kind == "attention"
     }
-    if cp == 1 or not heads or any(count % (cp * tp) for count in heads):
+    if not heads or any(count % (cp * tp) for count in heads):
         return ("ring",)
     return ("ring", "all_to_all")
 
