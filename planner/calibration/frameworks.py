@@ -54,7 +54,8 @@ _ONCE = 0.45
 
 
 #: Kernels a framework launches for one of a reference model's: norms, activations and
-#: residuals are one op there. A start for the fit.
+#: residuals are one op there, and each takes its host about an overhead. A fit begins
+#: no nearer to its bounds than a tenth of their distance, which is above this.
 _LAUNCH = 3.0
 
 

@@ -65,8 +65,9 @@ class Recipe:
             weights before the first layer, and below it reduces gradients last.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
-        launch: Kernels of a GPU that stand for one of the graph's: what is one op
-            there is several where nothing fuses it.
+        launch: Time in which a GPU's host launches what stands for one of the graph's
+            kernels, over the device's kernel_overhead_s. Hidden under kernels that take
+            longer, but for experts', which wait for their routing.
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
             which is the device's kernel_overhead_s: autograd nodes, views, modules.
             On CPU devices, where nothing hides it.

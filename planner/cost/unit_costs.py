@@ -237,6 +237,27 @@ def _recomputed(setting: Setting) -> NDArray[np.bool_]:
     )
 
 
+def _parameters(
+    setting: Setting, classes: BlockClasses, combos: Combinations
+) -> dict[str, Array]:
+    """Fields of :class:`UnitCosts` that count scalars of weights."""
+    parameters = setting.parameter_counts
+    dense, expert = parameters_of(parameters.scalars, combos)
+    trained_dense, trained_experts = parameters_of(parameters.trained, combos)
+    ties = parameters.ties
+    ways = np.where(ties.split[None, :] > 0, combos.tp[:, None], 1)
+    return {
+        "dense_parameters": dense,
+        "expert_parameters": expert,
+        "trained_dense": trained_dense,
+        "trained_experts": trained_experts,
+        "tied_parameters": ties.scalars / ways,
+        "tied_trained": ties.trained / ways,
+        "tensors": parameters.tensors,
+        "summed_parameters": _summed_parameters(setting, classes, combos),
+    }
+
+
 def price_units(
     setting: Setting,
     combos: Combinations,
@@ -267,11 +288,6 @@ def price_units(
     saved = kept @ to_units
     repeated = _recomputed(setting)
     saved[2] = np.where(repeated, saved[2], saved[0])
-    parameters = setting.parameter_counts
-    dense, expert = parameters_of(parameters.scalars, combos)
-    trained_dense, trained_experts = parameters_of(parameters.trained, combos)
-    ties = parameters.ties
-    ways = np.where(ties.split[None, :] > 0, combos.tp[:, None], 1)
     halves, output = between_halves(setting, classes, combos, scale)
     cut, shared = cut_bytes(setting, classes, combos, scale)
     return UnitCosts(
@@ -286,14 +302,6 @@ def price_units(
         ep_s=ep.seconds @ to_units,
         saved_bytes=saved,
         transient_bytes=transient_bytes(saved, working, to_units, repeated),
-        dense_parameters=dense,
-        expert_parameters=expert,
-        trained_dense=trained_dense,
-        trained_experts=trained_experts,
-        ties=ties,
-        tied_parameters=ties.scalars / ways,
-        tied_trained=ties.trained / ways,
-        tensors=parameters.tensors,
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=cut,
@@ -303,8 +311,9 @@ def price_units(
         cp_bytes=cp.sent @ to_units,
         ep_bytes=ep.sent @ to_units,
         tp_payload=tp.payload,
-        summed_parameters=_summed_parameters(setting, classes, combos),
         ep_payload=ep.payload @ to_units,
         cp_payload=cp.payload @ to_units,
         cp_forward=FORWARD_SHARE[context],
+        ties=setting.parameter_counts.ties,
+        **_parameters(setting, classes, combos),
     )
