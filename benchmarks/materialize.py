@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executors.deferred import record
+from executors.deferred.model import record
 from executors.fake import fake_group
 from executors.mesh import arrange
 from executors.trainer import Trainer

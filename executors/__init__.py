@@ -11,14 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from executors.deferred.materialize import build_model
     from executors.launcher import launch
-    from executors.materialize import build_model
     from executors.runner import RunResult, StepReport, run
 
 _HOMES = {
     "RunResult": "executors.runner",
     "StepReport": "executors.runner",
-    "build_model": "executors.materialize",
+    "build_model": "executors.deferred.materialize",
     "launch": "executors.launcher",
     "run": "executors.runner",
 }

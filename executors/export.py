@@ -21,7 +21,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from executors.causes import explain
-from executors.held import held_tensors
+from executors.deferred.held import held_tensors
 from executors.losses import LossKind, select_output
 from executors.masks import fixed_shapes, whole_sequences
 from planner.errors import ExecutionError

@@ -17,7 +17,7 @@ from torch import nn
 
 from executors.checkpoint import CheckpointOptions, Checkpoints
 from executors.data import Batch, Data, global_batches
-from executors.deferred import record
+from executors.deferred.model import record
 from executors.measure import measure_step, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters

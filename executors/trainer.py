@@ -14,15 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executors.context import local_positions, slice_sequence
 from executors.data import Batch, slice_batch, synthetic_batch
+from executors.deferred.materialize import compute_attributes
+from executors.deferred.recording import Recording
 from executors.gradients import clip_gradients, gradient_norm, sum_over_tp
 from executors.losses import LossFunction, target_of
-from executors.materialize import compute_attributes
 from executors.mesh import ProcessMesh
 from executors.names import units_of_model
 from executors.optimizer import build_optimizer
 from executors.parallelize import ParallelPart, parallelize
 from executors.pipeline import Pipeline
-from executors.recording import Recording
 from executors.stages import lower
 from executors.stream import cuts_inside_stream
 from executors.tied import TiedSync, find_copies, untie
@@ -54,7 +54,7 @@ class Trainer:
         model: Built equally on all ranks. It is taken apart: do not use it after.
         place: Where this process stands.
         recording: What the model's tensors without values get theirs from, see
-            :func:`executors.deferred.record`; None if the model is real.
+            :func:`executors.deferred.model.record`; None if the model is real.
 
     Raises:
         FingerprintError: If the model lacks a module that the plan names.

@@ -9,7 +9,7 @@ from torch import nn
 
 from executors import build_model
 from executors.data import synthetic_batch
-from executors.deferred import record
+from executors.deferred.model import record
 from executors.losses import LossFunction, target_of
 from executors.mesh import arrange
 from executors.state import full_gradients, full_parameters

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from executors import build_model, run
-from executors.deferred import record
+from executors.deferred.model import record
 from executors.mesh import arrange
 from executors.state import full_parameters
 from executors.trainer import Trainer

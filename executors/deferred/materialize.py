@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executors.deferred import record
-from executors.held import replace_plain
-from executors.recording import Recording
+from executors.deferred.held import replace_plain
+from executors.deferred.model import record
+from executors.deferred.recording import Recording
 from planner.errors import ExecutionError
 
 __all__ = ["Shards", "build_model", "compute_attributes"]

@@ -23,9 +23,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from executors.past_dispatcher import past_dispatcher
-from executors.seeds import draw_seed, seeded
-from executors.tape import SMALL_BYTES, Tape
+from executors.deferred.past_dispatcher import past_dispatcher
+from executors.deferred.seeds import draw_seed, seeded
+from executors.deferred.tape import SMALL_BYTES, Tape
 from planner.errors import ExecutionError
 
 __all__ = ["Recording"]

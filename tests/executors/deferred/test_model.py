@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from executors import build_model
-from executors.deferred import record
-from executors.held import held_tensors
+from executors.deferred.held import held_tensors
+from executors.deferred.model import record
 from planner.errors import ExecutionError
 from tests.models.tiny import TINY
 
@@ -299,7 +299,7 @@ def test_what_modules_do_not_show_is_built_whole(
         return model
 
     torch.manual_seed(3)
-    with caplog.at_level(logging.WARNING, "executors.deferred"):
+    with caplog.at_level(logging.WARNING, "executors.deferred.model"):
         model, recording = record(factory)
     torch.manual_seed(3)
     assert recording is None
@@ -315,7 +315,7 @@ def test_what_cannot_be_recorded_is_built_whole_and_the_log_says_why(
         weight.resize_(100, 400)
         return _Bare(weight=nn.Parameter(weight))
 
-    with caplog.at_level(logging.WARNING, "executors.deferred"):
+    with caplog.at_level(logging.WARNING, "executors.deferred.model"):
         model, recording = record(factory)
     assert recording is None
     assert model.weight.shape == (100, 400)

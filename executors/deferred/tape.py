@@ -18,8 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from executors.seeds import seeded
-from executors.storages import Memory, Place
+from executors.deferred.seeds import seeded
+from executors.deferred.storages import Memory, Place
 from planner.errors import ExecutionError
 
 __all__ = ["SMALL_BYTES", "Tape"]

@@ -1,8 +1,9 @@
 """Deferred initialisation: a model whose parameters are recorded, not computed.
 
-``model_fn`` is run under a recording (:mod:`executors.recording`), from which any one
-tensor is computed later (:mod:`executors.materialize`). Every random operation has a
-seed of its own, so that a tensor has the same values whatever else is computed.
+``model_fn`` is run under a recording (:mod:`executors.deferred.recording`), from which
+any one tensor is computed later (:mod:`executors.deferred.materialize`). Every random
+operation has a seed of its own, so that a tensor has the same values whatever else is
+computed.
 
 Source: the idea is torchdistX's ``deferred_init``.
 """
@@ -16,9 +17,9 @@ import torch
 from torch import nn
 
 from executors.causes import explain
-from executors.held import held_tensors
-from executors.recording import Recording
-from executors.tape import SMALL_BYTES
+from executors.deferred.held import held_tensors
+from executors.deferred.recording import Recording
+from executors.deferred.tape import SMALL_BYTES
 
 __all__ = ["record"]
 

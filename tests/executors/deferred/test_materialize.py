@@ -8,9 +8,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from executors import build_model
-from executors.deferred import record
-from executors.held import held_tensors
-from executors.materialize import Shards, compute_attributes
+from executors.deferred.held import held_tensors
+from executors.deferred.materialize import Shards, compute_attributes
+from executors.deferred.model import record
 from executors.stages import lower
 from planner.schema import Stage
 from tests.distributed.cases import SEQ, UNITS, VOCAB, build
