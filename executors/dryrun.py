@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import (
 )
 
 from executors.causes import chain, explain
-from executors.context import local_positions
 from executors.data import synthetic_batch
 from executors.fake import fake_group, fake_tensors
 from executors.fake_replicas import FakeReplicas
@@ -32,6 +31,7 @@ from executors.mesh import ProcessMesh, arrange
 from executors.names import tied_parameters
 from executors.replay import UnsettledError
 from executors.runner import check_model
+from executors.strategies.context import local_positions
 from executors.trace import StepTrace
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError

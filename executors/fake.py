@@ -30,9 +30,10 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.optim import adam
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from executors import experts, parallelize
+from executors import parallelize
 from executors.fake_replicas import FakeReplicas
 from executors.fake_routing import balanced_counts
+from executors.strategies import experts
 from planner.errors import ExecutionError
 
 __all__ = ["fake_group", "fake_tensors"]

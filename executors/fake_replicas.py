@@ -83,7 +83,7 @@ class FakeReplicas(DistributedDataParallel):
             self._sync = True
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
-        """Send gradients rounded, as :mod:`executors.compression` asks.
+        """Send gradients rounded, as :mod:`executors.strategies.compression` asks.
 
         Args:
             state: The group, and the dtype to round to.

@@ -15,7 +15,9 @@ __all__ = ["balanced_counts"]
 def balanced_counts(
     expert: torch.Tensor, held: int, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, list[int], list[int]]:
-    """What :func:`executors.experts.exchange_counts` tells if routing is balanced.
+    """What ``exchange_counts`` tells if routing is balanced.
+
+    It stands in for that of :mod:`executors.strategies.experts`.
 
     Rows that do not divide go to the first experts, on every rank alike.
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from executors.vocabulary import sharded_cross_entropy
+from executors.strategies.vocabulary import sharded_cross_entropy
 from planner.errors import ExecutionError
 
 __all__ = ["LossFunction", "select_output", "target_of"]

@@ -18,17 +18,17 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from executors.compile import compile_blocks, require_compiler
-from executors.compression import ONE_BUCKET_MB, compress_gradients
-from executors.context import apply_context_parallel
 from executors.deferred.materialize import Shards
 from executors.deferred.recording import Recording
-from executors.experts import shard_experts
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
-from executors.overlap import set_prefetch
-from executors.recompute import apply_recompute
-from executors.tensor_parallel import apply_tensor_parallel, styles_of_model
+from executors.strategies.compile import compile_blocks, require_compiler
+from executors.strategies.compression import ONE_BUCKET_MB, compress_gradients
+from executors.strategies.context import apply_context_parallel
+from executors.strategies.experts import shard_experts
+from executors.strategies.overlap import set_prefetch
+from executors.strategies.recompute import apply_recompute
+from executors.strategies.tensor_parallel import apply_tensor_parallel, styles_of_model
 from planner.schema import Precision, Recompute, Strategy
 
 __all__ = ["ParallelPart", "parallelize"]

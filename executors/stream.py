@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from executors.names import unit_of
-from executors.tensor_parallel import styles_of_model
+from executors.strategies.tensor_parallel import styles_of_model
 from planner.schema import Strategy
 
 __all__ = ["cuts_inside_stream"]

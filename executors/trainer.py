@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from executors.context import local_positions, slice_sequence
 from executors.data import Batch, slice_batch, synthetic_batch
 from executors.deferred.materialize import compute_attributes
 from executors.deferred.recording import Recording
@@ -24,6 +23,7 @@ from executors.optimizer import build_optimizer
 from executors.parallelize import ParallelPart, parallelize
 from executors.pipeline import Pipeline
 from executors.stages import lower
+from executors.strategies.context import local_positions, slice_sequence
 from executors.stream import cuts_inside_stream
 from executors.tied import TiedSync, find_copies, untie
 from planner.schema import Plan, Recompute

@@ -6,7 +6,7 @@ scatter of the same bytes, and the stream is scattered before the first region (
 gathers) and gathered after the last. An embedding's rows are summed in forward alone; a
 head gathers logits in forward and sums its input's gradient in backward. Recomputation
 enters all regions again, and leaves those after which the unit saves something.
-Source: executors/tensor_parallel.py; Korthikanti et al. 2022, section 4.2.2.
+Source: executors/strategies/tensor_parallel.py; Korthikanti et al. 2022, section 4.2.2.
 """
 
 from __future__ import annotations

@@ -238,8 +238,8 @@ def ring_attention(
 
     Args:
         query: This rank's tokens, in the order of
-            :func:`executors.context.local_positions`. Shape [batch, heads, local
-            sequence, features].
+            :func:`executors.strategies.context.local_positions`. Shape [batch,
+            heads, local sequence, features].
         key: Likewise, with as many heads.
         value: Likewise.
         group: Ranks that share the sequence.

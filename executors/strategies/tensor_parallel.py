@@ -23,7 +23,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from executors.collectives import (
+from executors.names import inside, unit_of
+from executors.strategies.collectives import (
     copy_in,
     gather,
     gather_parts,
@@ -31,8 +32,7 @@ from executors.collectives import (
     reduce_scatter,
     scatter,
 )
-from executors.names import inside, unit_of
-from executors.sharded import Memo, shard_embedding, shard_linear
+from executors.strategies.sharded import Memo, shard_embedding, shard_linear
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import TensorSharding
 from planner.schema.patterns import matches_pattern

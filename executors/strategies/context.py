@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from executors.collectives import all_to_all
-from executors.ring import ring_attention
+from executors.strategies.collectives import all_to_all
+from executors.strategies.ring import ring_attention
 from planner.errors import ExecutionError
 from planner.schema import ContextAlgorithm
 

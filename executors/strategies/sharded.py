@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
-from executors.collectives import reduce_out
+from executors.strategies.collectives import reduce_out
 from planner.errors import StrategyError
 
 __all__ = ["Leave", "Memo", "shard_embedding", "shard_linear"]

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from executors.collectives import exchange_rows
+from executors.strategies.collectives import exchange_rows
 from planner.errors import StrategyError
 
 __all__ = ["exchange_counts", "shard_experts"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from executors.context import local_positions, slice_sequence
+from executors.strategies.context import local_positions, slice_sequence
 from planner.errors import ExecutionError
 
 
