@@ -26,9 +26,9 @@ from executors.fake_replicas import FakeReplicas
 from executors.fake_source import ModelSource
 from executors.fake_step import replayed_step
 from executors.ledger import Ledger
-from executors.masks import whole_sequences
 from executors.mesh import ProcessMesh, arrange
 from executors.names import tied_parameters
+from executors.pipelines.masks import whole_sequences
 from executors.replay import UnsettledError
 from executors.runner import check_model
 from executors.strategies.context import local_positions

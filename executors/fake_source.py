@@ -14,8 +14,8 @@ from torch.utils._pytree import TreeSpec
 
 from executors import trainer
 from executors.deferred.held import held_tensors
-from executors.stages import LoweredStage, lower
-from executors.tied import TiedCopies, find_copies
+from executors.pipelines.stages import LoweredStage, lower
+from executors.pipelines.tied import TiedCopies, find_copies
 
 __all__ = ["ModelSource"]
 

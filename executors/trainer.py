@@ -21,11 +21,11 @@ from executors.mesh import ProcessMesh
 from executors.names import units_of_model
 from executors.optimizer import build_optimizer
 from executors.parallelize import ParallelPart, parallelize
-from executors.pipeline import Pipeline
-from executors.stages import lower
+from executors.pipelines.pipeline import Pipeline
+from executors.pipelines.stages import lower
+from executors.pipelines.stream import cuts_inside_stream
+from executors.pipelines.tied import TiedSync, find_copies, untie
 from executors.strategies.context import local_positions, slice_sequence
-from executors.stream import cuts_inside_stream
-from executors.tied import TiedSync, find_copies, untie
 from planner.schema import Plan, Recompute
 
 __all__ = ["StepResult", "Trainer"]

@@ -11,7 +11,7 @@ from executors import build_model
 from executors.deferred.held import held_tensors
 from executors.deferred.materialize import Shards, compute_attributes
 from executors.deferred.model import record
-from executors.stages import lower
+from executors.pipelines.stages import lower
 from planner.schema import Stage
 from tests.distributed.cases import SEQ, UNITS, VOCAB, build
 

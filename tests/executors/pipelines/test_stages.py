@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from executors.stages import LoweredStage, lower
-from executors.tied import find_copies, untie
+from executors.pipelines.stages import LoweredStage, lower
+from executors.pipelines.tied import find_copies, untie
 from planner.errors import ExecutionError
 from planner.schema import Stage
 from tests.distributed.cases import SEQ, UNITS, VOCAB, build

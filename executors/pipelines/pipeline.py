@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import (
 
 from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
-from executors.stages import LoweredStage
+from executors.pipelines.stages import LoweredStage
 from planner.schema import Strategy
 
 __all__ = ["Pipeline"]

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from executors.export import ExportedModel, export_model
 from executors.losses import LossKind
 from executors.names import units_of_model
-from executors.placement import Placement
-from executors.relay import receive, send
+from executors.pipelines.export import ExportedModel, export_model
+from executors.pipelines.placement import Placement
+from executors.pipelines.relay import receive, send
 from planner.errors import ExecutionError
 from planner.schema import Stage
 

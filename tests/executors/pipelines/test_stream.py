@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from executors.stages import LoweredStage, lower
-from executors.stream import cuts_inside_stream
+from executors.pipelines.stages import LoweredStage, lower
+from executors.pipelines.stream import cuts_inside_stream
 from planner.schema import Plan, Stage
 from tests.distributed.cases import SEQ, UNITS, VOCAB, build, make_plan
 

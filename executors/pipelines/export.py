@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from executors.causes import explain
 from executors.deferred.held import held_tensors
 from executors.losses import LossKind, select_output
-from executors.masks import fixed_shapes, whole_sequences
+from executors.pipelines.masks import fixed_shapes, whole_sequences
 from planner.errors import ExecutionError
 
 __all__ = ["ExportedModel", "export_model"]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence, Set
 from torch import fx, nn
 from torch.utils._pytree import tree_unflatten
 
-from executors.aliases import Aliases, keeps_state
-from executors.export import ExportedModel
+from executors.pipelines.aliases import Aliases, keeps_state
+from executors.pipelines.export import ExportedModel
 from planner.errors import ExecutionError
 from planner.schema import Stage
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from executors.data import synthetic_batch
-from executors.masks import fixed_shapes
-from executors.stages import lower
+from executors.pipelines.masks import fixed_shapes
+from executors.pipelines.stages import lower
 from tests.distributed.cases import build, make_plan
 
 
