@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from executors.checkpoint import CheckpointOptions, Checkpoints
+from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
+from executors.checkpoints.snapshot import Inventory
 from executors.data import Batch, Data, global_batches
 from executors.deferred.model import record
 from executors.measure import measure_step, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters
-from executors.snapshot import Inventory
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan

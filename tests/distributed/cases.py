@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from executors import build_model
+from executors.checkpoints.state import full_gradients, full_parameters
 from executors.data import synthetic_batch
 from executors.deferred.model import record
 from executors.losses import LossFunction, target_of
 from executors.mesh import arrange
-from executors.state import full_gradients, full_parameters
 from executors.trainer import Trainer
 from planner.schema import (
     ClusterReference,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from executors import run
-from executors.checkpoint_folder import CheckpointFolder
+from executors.checkpoints.dcp import read_saved
+from executors.checkpoints.folder import CheckpointFolder
 from executors.data import synthetic_batch
-from executors.dcp import read_saved
 from planner.errors import MeshwrightError
 from planner.schema import Optimizer, Plan
 from tests.distributed.cases import build, make_plan

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from executors import launch, run
-from executors.checkpoint_folder import CheckpointFolder, damage
+from executors.checkpoints.folder import CheckpointFolder, damage
 from executors.data import synthetic_batch
 from planner.errors import RankFailedError
 from planner.schema import Optimizer, Plan

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from executors import build_model, run
+from executors.checkpoints.state import full_parameters
 from executors.deferred.model import record
 from executors.mesh import arrange
-from executors.state import full_parameters
 from executors.trainer import Trainer
 from planner.schema import Plan, Precision
 from tests.distributed.cases import build, make_plan

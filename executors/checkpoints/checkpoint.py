@@ -14,9 +14,9 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from executors import dcp
-from executors.checkpoint_folder import CheckpointFolder, damage, is_checkpoint_name
-from executors.snapshot import (
+from executors.checkpoints import dcp
+from executors.checkpoints.folder import CheckpointFolder, damage, is_checkpoint_name
+from executors.checkpoints.snapshot import (
     Inventory,
     collect,
     difference,

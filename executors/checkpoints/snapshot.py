@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executors.dcp import SavedTensor
+from executors.checkpoints.dcp import SavedTensor
 from executors.names import tied_parameters
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
-from executors.checkpoint import CheckpointOptions
-from executors.checkpoint_folder import CheckpointFolder, damage, inspect_file
-from executors.dcp import SavedTensor, _unpickle, read_saved
-from executors.snapshot import Inventory, difference
+from executors.checkpoints.checkpoint import CheckpointOptions
+from executors.checkpoints.dcp import SavedTensor, _unpickle, read_saved
+from executors.checkpoints.folder import CheckpointFolder, damage, inspect_file
+from executors.checkpoints.snapshot import Inventory, difference
 from planner.errors import ExecutionError, PlanFileError
 from planner.schema import Mesh
 from planner.schema.checkpoint import CheckpointRecord

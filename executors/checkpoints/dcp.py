@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
 from executors.causes import explain
-from executors.checkpoint_folder import inspect_file
+from executors.checkpoints.folder import inspect_file
 from planner.errors import ExecutionError
 from planner.schema.checkpoint import FileRecord
 
