@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from executors.launcher import launch
+from executors import launch
 from planner.capture import capture
 
 _LAYERS, _VOCABULARY = 4, 64

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from executors import run
-from executors.launcher import launch
+from executors import launch, run
 from executors.mesh import choose_device, process_group
 from planner import plan
 from planner.capture import capture, load_model

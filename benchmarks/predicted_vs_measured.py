@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr
 
-from executors.launcher import launch
+from executors import launch
 from planner import plan
 from planner.capture import capture, load_model
 from planner.cluster import Cluster

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from executors.deferred.materialize import build_model
-    from executors.launcher import launch
+    from executors.launching.launcher import launch
     from executors.runner import RunResult, StepReport, run
 
 _HOMES = {
     "RunResult": "executors.runner",
     "StepReport": "executors.runner",
     "build_model": "executors.deferred.materialize",
-    "launch": "executors.launcher",
+    "launch": "executors.launching.launcher",
     "run": "executors.runner",
 }
 

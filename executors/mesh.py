@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from executors.rendezvous import fresh_store
+from executors.launching.rendezvous import fresh_store
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import AXES, Mesh, Strategy
 

@@ -64,7 +64,7 @@ class ProbeCommand:
         self._report(self._launch(arguments))
 
     def _launch(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        from executors.launcher import launch
+        from executors import launch
         from planner.cluster import Cluster
 
         processes = self.processes or Cluster.detect().num_devices

@@ -252,7 +252,7 @@ class RunCommand:
             yield heard
 
     def _launch(self, plan: Plan, arguments: dict[str, Any]) -> dict[str, Any]:
-        from executors.launcher import launch
+        from executors import launch
 
         processes = plan.strategy.mesh.num_devices
         note(f"starting {processes} processes: {plan.strategy.label()}")

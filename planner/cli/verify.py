@@ -76,7 +76,7 @@ class VerifyCommand:
     def _verify(
         self, plan: Plan, ref: str, ranks: tuple[int, ...]
     ) -> tuple[RankVerification, ...]:
-        from executors.launcher import launch
+        from executors import launch
 
         world = plan.strategy.mesh.num_devices
         listed = ", ".join(str(rank) for rank in ranks)

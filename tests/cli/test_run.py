@@ -31,7 +31,7 @@ from tests.cli.shell import ask, meshwright, start
 from tests.plans import TINY, gpt2_plan, local_plan
 
 TOKENS = TINY / "genesis.npy"
-LAUNCHER = importlib.import_module("executors.launcher")
+LAUNCHER = importlib.import_module("executors.launching.launcher")
 
 
 @pytest.fixture

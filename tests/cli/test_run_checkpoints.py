@@ -33,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         result = {"first_step": first, "losses": losses, "measurement": None}
         return [result] * 2
 
-    monkeypatch.setattr("executors.launcher.launch", launch)
+    monkeypatch.setattr("executors.launching.launcher.launch", launch)
     return given
 
 

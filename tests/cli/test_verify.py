@@ -13,7 +13,7 @@ from planner.schema import Plan
 from tests.cli.shell import ask, meshwright
 from tests.plans import local_plan
 
-LAUNCHER = importlib.import_module("executors.launcher")
+LAUNCHER = importlib.import_module("executors.launching.launcher")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from executors.launcher import launch
+from executors.launching.launcher import launch
 from executors.mesh import process_group
 from planner.schema import Plan, Precision
 from tests.distributed.cases import make_plan, reference, train

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from executors.attend import Attendant, Rank
+from executors.launching.attend import Attendant, Rank
 from planner.errors import ExecutionError
 
 __all__ = ["launch"]
@@ -130,7 +130,7 @@ def _start(
         file.write(json.dumps({**job, "ranks": ends, "control": control_end}).encode())
         file.seek(0)
         nursery = subprocess.Popen(
-            [sys.executable, "-m", "executors.worker", str(os.getpid())],
+            [sys.executable, "-m", "executors.launching.worker", str(os.getpid())],
             stdin=file,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -16,7 +16,7 @@ import pytest
 from executors import launch
 from planner.errors import ExecutionError, FingerprintError, RankFailedError
 
-ENTRIES = "tests.executors.entries"
+ENTRIES = "tests.executors.launching.entries"
 
 
 def _gone(pids: list[int], within_s: float = 10.0) -> bool:

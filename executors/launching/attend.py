@@ -21,7 +21,8 @@ from planner.errors import ExecutionError, MeshwrightError, RankFailedError
 
 __all__ = ["Attendant", "Rank"]
 
-_LOG = logging.getLogger(__name__)
+# The name that docs/executors.md gives: users filter by it, wherever this file lies.
+_LOG = logging.getLogger("executors.attend")
 
 #: Output lines of each rank kept for the message, should it die.
 _KEPT_LINES = 40

@@ -1,8 +1,8 @@
 """The processes that ``launch`` starts: a nursery, and the ranks that it forks.
 
-``python -m executors.worker`` reads a job from stdin and forks. Nobody outlives its
-parent. Imports nothing heavy before the fork: threads that an import starts do not live
-on in a forked process.
+``python -m executors.launching.worker`` reads a job from stdin and forks. Nobody
+outlives its parent. Imports nothing heavy before the fork: threads that an import
+starts do not live on in a forked process.
 """
 
 from __future__ import annotations
