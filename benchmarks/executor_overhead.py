@@ -28,7 +28,7 @@ import torch.distributed as dist
 from benchmarks.hand_written import HandWritten, Recipe
 from executors import launch
 from executors.data import synthetic_batch
-from executors.memory import LiveMemory
+from executors.measuring.memory import LiveMemory
 from executors.mesh import arrange, choose_device, process_group
 from executors.trainer import Trainer
 from planner import plan

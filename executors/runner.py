@@ -19,7 +19,7 @@ from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
 from executors.checkpoints.snapshot import Inventory
 from executors.data import Batch, Data, global_batches
 from executors.deferred.model import record
-from executors.measure import measure_step, summarize
+from executors.measuring.measure import measure_step, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters
 from executors.trainer import Trainer

@@ -19,8 +19,8 @@ from torch.utils.flop_counter import (
 )
 
 from executors.ledger import Ledger
-from executors.resizes import watched_resizes
-from executors.traffic import Tally
+from executors.measuring.resizes import watched_resizes
+from executors.measuring.traffic import Tally
 
 __all__ = ["StepTrace"]
 

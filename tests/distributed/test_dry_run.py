@@ -10,8 +10,8 @@ import torch
 
 from executors.data import synthetic_batch
 from executors.dryrun import dry_run
-from executors.measure import measure_step
-from executors.memory import LiveMemory
+from executors.measuring.measure import measure_step
+from executors.measuring.memory import LiveMemory
 from executors.mesh import arrange
 from executors.trainer import Trainer
 from planner.schema import Optimizer, Plan

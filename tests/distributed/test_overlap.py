@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import arrange
-from executors.traffic import CollectiveCounter
 from executors.trainer import Trainer
 from planner.schema import Overlap, Plan
 from tests.distributed.cases import build, make_plan, reference, train

@@ -8,7 +8,7 @@ import torch
 
 from executors import run
 from executors.data import synthetic_batch
-from executors.traffic import CollectiveCounter
+from executors.measuring.traffic import CollectiveCounter
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
 from tests.distributed.cases import BATCH, SEQ, build, make_plan

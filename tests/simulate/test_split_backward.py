@@ -20,7 +20,7 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from executors.memory import LiveMemory
+from executors.measuring.memory import LiveMemory
 from planner.simulate import actions, peak_held_bytes
 
 WIDTH = 64

@@ -7,7 +7,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from executors.memory import LiveMemory
+from executors.measuring.memory import LiveMemory
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from executors.resizes import watched_resizes
+from executors.measuring.resizes import watched_resizes
 
 __all__ = ["LiveMemory"]
 

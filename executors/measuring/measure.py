@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from executors.data import Batch
-from executors.memory import LiveMemory
+from executors.measuring.memory import LiveMemory
+from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import ProcessMesh
-from executors.traffic import CollectiveCounter
 from executors.trainer import Trainer
 from planner.schema import Plan
 from planner.schema.measurement import Measurement, Traffic

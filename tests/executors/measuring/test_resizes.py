@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from executors.resizes import watched_resizes
+from executors.measuring.resizes import watched_resizes
 
 
 def _sizes(*, before: bool) -> list[int]:
