@@ -29,7 +29,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from executors.deferred.model import record
-from executors.fake import fake_group
+from executors.dryrun.world import fake_group
 from executors.mesh import arrange
 from executors.trainer import Trainer
 from planner import Cluster, plan

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from executors.fake import fake_group
+from executors.dryrun.world import fake_group
 from executors.mesh import arrange
 from executors.parallelize import parallelize
 from planner.schema import Overlap

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from executors.replay import Action, Replay, UnsettledError
-from executors.trace import StepTrace
+from executors.dryrun.replay import Action, Replay, UnsettledError
+from executors.dryrun.trace import StepTrace
 
 FORCED = {0: frozenset({0, 1, 2})}
 

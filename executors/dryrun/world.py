@@ -31,8 +31,8 @@ from torch.optim import adam
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executors import parallelize
-from executors.fake_replicas import FakeReplicas
-from executors.fake_routing import balanced_counts
+from executors.dryrun.replicas import FakeReplicas
+from executors.dryrun.routing import balanced_counts
 from executors.strategies import experts
 from planner.errors import ExecutionError
 

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import (
     sdpa_flop,
 )
 
-from executors.ledger import Ledger
+from executors.dryrun.ledger import Ledger
 from executors.measuring.resizes import watched_resizes
 from executors.measuring.traffic import Tally
 

@@ -21,18 +21,18 @@ from torch._subclasses.fake_tensor import (
 
 from executors.causes import chain, explain
 from executors.data import synthetic_batch
-from executors.fake import fake_group, fake_tensors
-from executors.fake_replicas import FakeReplicas
-from executors.fake_source import ModelSource
-from executors.fake_step import replayed_step
-from executors.ledger import Ledger
+from executors.dryrun.ledger import Ledger
+from executors.dryrun.replay import UnsettledError
+from executors.dryrun.replicas import FakeReplicas
+from executors.dryrun.source import ModelSource
+from executors.dryrun.step import replayed_step
+from executors.dryrun.trace import StepTrace
+from executors.dryrun.world import fake_group, fake_tensors
 from executors.mesh import ProcessMesh, arrange
 from executors.names import tied_parameters
 from executors.pipelines.masks import whole_sequences
-from executors.replay import UnsettledError
 from executors.runner import check_model
 from executors.strategies.context import local_positions
-from executors.trace import StepTrace
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
@@ -79,7 +79,8 @@ def dry_runs(
     To be called in a process without a process group; torch is adapted for the time
     of the call, so that other threads must leave it alone. What is counted is a step
     with optimizer states in place, as every step but the first. Microbatches that do
-    the same are run until that is seen, then counted; see :mod:`executors.replay`.
+    the same are run until that is seen, then counted; see
+    :mod:`executors.dryrun.replay`.
 
     Args:
         plan: What to do.

@@ -9,10 +9,10 @@ from unittest import mock
 
 import torch
 
-from executors.fake_pipeline import first_of_each_kind, replayed_pipeline
-from executors.fake_shards import enter_state, sharding_state
-from executors.replay import Action, Replay
-from executors.trace import StepTrace
+from executors.dryrun.pipeline import first_of_each_kind, replayed_pipeline
+from executors.dryrun.replay import Action, Replay
+from executors.dryrun.shards import enter_state, sharding_state
+from executors.dryrun.trace import StepTrace
 from executors.trainer import Trainer
 
 __all__ = ["replayed_step"]
@@ -31,7 +31,7 @@ def replayed_step(
     Args:
         trainer: On fake tensors; its optimizer has its states.
         trace: Has been entered.
-        patient: See :class:`executors.replay.Replay`.
+        patient: See :class:`executors.dryrun.replay.Replay`.
     """
     modules = {index: part.module for index, part in trainer.parts.items()}
 

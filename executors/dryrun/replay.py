@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from executors.effects import (
+from executors.dryrun.effects import (
     Effect,
     Event,
     Origin,
@@ -28,7 +28,7 @@ from executors.effects import (
     product_of,
     traffic_between,
 )
-from executors.trace import StepTrace
+from executors.dryrun.trace import StepTrace
 
 __all__ = ["Action", "Replay", "UnsettledError"]
 

@@ -19,7 +19,7 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import flatten_args
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from executors.replay import Action, Replay
+from executors.dryrun.replay import Action, Replay
 
 __all__ = ["first_of_each_kind", "replayed_pipeline"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from executors.trace import StepTrace
+from executors.dryrun.trace import StepTrace
 
 __all__ = ["enter_state", "sharding_state"]
 
