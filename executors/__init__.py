@@ -3,6 +3,20 @@
 Needs of planner only :mod:`planner.schema`, :mod:`planner.errors` and
 :mod:`planner.units`. Names resolve lazily: a launched process must be tied to its
 parent before it spends seconds on importing torch.
+
+Each room, and each file beside them, imports those below alone, neighbours not at all
+(import-linter holds it)::
+
+    dryrun                         a step of any rank, on no devices
+    runner                         train by a plan
+    checkpoints, measuring         what is kept of a run; what a step takes
+    trainer                        one step, on this process's part of the model
+    parallelize, pipelines         one part made parallel; a model cut into parts
+    gradients, losses, optimizer   what a step does outside of the model
+    deferred, strategies           parameters without values; what is done to modules
+    data, mesh, names              batches, processes, modules, as a plan means them
+    launching                      processes: started, watched, ended
+    causes                         what went wrong, in one line
 """
 
 from __future__ import annotations
