@@ -170,10 +170,11 @@ def measure(case: Case) -> dict[str, Any]:
 
     from planner.api import plan
     from planner.capture import capture, load_model
+    from planner.contest import AUTO
     from planner.search import get_partitioner
 
     # Registered partitioners and transformers' classes are imported when looked up.
-    for name in ("expert", "exhaustive"):
+    for name in AUTO:
         get_partitioner(name)
     for name in ("AutoConfig", "LlamaForCausalLM"):
         getattr(transformers, name)

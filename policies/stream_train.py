@@ -38,14 +38,14 @@ __all__ = ["StreamTrainConfig", "read_stream_config", "train_stream"]
 def _improvement() -> ImprovementConfig:
     return ImprovementConfig(
         first_rounds=1,
-        rounds=7,
+        rounds=9,
         episodes=160,
         kept=8,
         first=LabelConfig(futures=8, arrivals=32, labelled=0.1),
         later=LabelConfig(futures=8, arrivals=32, labelled=0.1),
         fit=FitConfig(steps=800, noise=0.01),
         last=FitConfig(steps=6000, weight_decay=0.1, noise=0.01),
-        last_fits=2,
+        last_fits=4,
     )
 
 
@@ -73,7 +73,7 @@ class StreamTrainConfig:
     validation_count: int = 4
     validation_intervals: float = 500.0
     improvement: ImprovementConfig = field(default_factory=_improvement)
-    network: PointerConfig = field(default_factory=lambda: PointerConfig(hidden=64))
+    network: PointerConfig = field(default_factory=lambda: PointerConfig(hidden=128))
 
     def __post_init__(self) -> None:
         check_training(

@@ -98,11 +98,15 @@ def _session(world: StreamWorld) -> StreamSession:
 TRAINED_ON = (
     StreamWorld(cluster="dgx-a100:2", models=_KNOWN),
     StreamWorld(cluster="dgx-a100:4", models=_KNOWN),
+    StreamWorld(cluster="dgx-a100:8", models=_KNOWN),
     StreamWorld(cluster="dgx-a100:4", models=_KNOWN_CAPTURED),
+    StreamWorld(cluster="dgx-a100:10", models=_KNOWN_CAPTURED),
     StreamWorld(cluster="dgx-h100:3", models=_KNOWN_CAPTURED),
+    StreamWorld(cluster="dgx-h100:7", models=_KNOWN_CAPTURED),
     StreamWorld(cluster="a40-pcie:4", models=_KNOWN_CAPTURED),
     StreamWorld(cluster="dgx-a100:4", models=_KNOWN, max_waiting=8),
     StreamWorld(cluster="dgx-h100:3", models=_KNOWN_CAPTURED, max_waiting=8),
+    StreamWorld(cluster="dgx-a100:8", models=_KNOWN, max_waiting=8),
 )
 
 
