@@ -26,7 +26,7 @@ from envs.ramp.vector import RampVecEnv
 from envs.ramp.world import RampWorld
 from envs.stream.env import JobStreamEnv
 from policies.baselines import Constant, ParaMin, make_baseline
-from policies.lookahead import RolloutPolicy
+from policies.ramp.lookahead import RolloutPolicy
 
 __all__ = ["Rate", "job_stream_speed"]
 

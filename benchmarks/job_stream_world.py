@@ -28,9 +28,9 @@ from scipy import stats
 from tqdm import tqdm
 
 from benchmarks.tables import cpu_name, report_name
-from policies.stream_by_name import make_stream_policy, stream_observes
-from policies.stream_evaluation import StreamCase, play_stream
-from policies.stream_worlds import HELD_OUT, TRAINED_ON, StreamWorld
+from policies.stream.by_name import make_stream_policy, stream_observes
+from policies.stream.evaluation import StreamCase, play_stream
+from policies.stream.worlds import HELD_OUT, TRAINED_ON, StreamWorld
 
 __all__ = ["LOADS", "WORLDS", "Cell", "job_stream_world", "table"]
 

@@ -20,7 +20,7 @@ from planner.schema import write_atomically
 from policies.improvement import Round
 
 if TYPE_CHECKING:
-    from policies.reinforcement import Progress
+    from policies.ramp.reinforcement import Progress
 
 __all__ = ["RunLog", "Watch", "check_training", "describe_run", "read_settings"]
 

@@ -66,8 +66,8 @@ class EvaluateJobStream:
         """Play, and print."""
         require_learning()
         from envs.ramp.profiles import read_jobs
-        from policies.by_name import OBSERVING, make_policy
-        from policies.evaluation import play
+        from policies.ramp.by_name import OBSERVING, make_policy
+        from policies.ramp.evaluation import play
 
         keep = _Records(self.record, self.force)
         seeds, jobs, found = read_seeds(self.seeds), read_jobs(), {}
@@ -144,9 +144,9 @@ class EvaluateJobStreamWorld:
         """Play, and print."""
         require_learning()
         from envs.stream.jobs import built_in_jobs
-        from policies.stream_by_name import make_stream_policy, stream_observes
-        from policies.stream_evaluation import StreamCase, play_stream
-        from policies.stream_worlds import StreamWorld
+        from policies.stream.by_name import make_stream_policy, stream_observes
+        from policies.stream.evaluation import StreamCase, play_stream
+        from policies.stream.worlds import StreamWorld
 
         keep = _Records(self.record, self.force)
         seeds, found = read_seeds(self.seeds), {}
@@ -229,7 +229,7 @@ class _Records:
         """Keep the streams of one law or load."""
         if self.folder is None:
             return
-        from policies.by_name import LEARNED
+        from policies.ramp.by_name import LEARNED
         from policies.recording import label_record, weights_id
         from policies.saved import shipped_folder
 

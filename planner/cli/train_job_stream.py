@@ -28,7 +28,7 @@ class TrainJobStream:
         """Train, and say how the policy does on the validation streams."""
         require_learning()
         workers = processes(self.workers)
-        from policies.train import TrainConfig, read_config, train
+        from policies.ramp.training import TrainConfig, read_config, train
 
         config = TrainConfig() if self.config is None else read_config(self.config)
         with _Watched(config.laws) as watched:
@@ -52,7 +52,7 @@ class TrainJobStreamWorld:
         """Train, and say how the policy does on the validation streams."""
         require_learning()
         workers = processes(self.workers)
-        from policies.stream_train import (
+        from policies.stream.training import (
             StreamTrainConfig,
             read_stream_config,
             train_stream,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.job_stream_world import FIXED, POLICIES, WORLDS, Cell, table
-from policies.stream_worlds import HELD_OUT, TRAINED_ON
+from policies.stream.worlds import HELD_OUT, TRAINED_ON
 
 
 def _cell(policy: str, rates: tuple[float, ...], load: float = 1.0) -> Cell:

@@ -149,7 +149,7 @@ def test_names_that_are_no_policy(tables: RampTables) -> None:
 def test_baselines_load_nothing_that_learns() -> None:
     names = ("stable_baselines3", "torch_geometric")
     loaded = f"[name for name in {names} if name in sys.modules]"
-    code = f"import policies.lookahead, sys; print({loaded})"
+    code = f"import policies.ramp.lookahead, sys; print({loaded})"
     ran = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

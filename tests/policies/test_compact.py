@@ -16,8 +16,8 @@ from policies.actor import widths_of
 from policies.compact import CompactPointer
 from policies.learned import PointerDecider
 from policies.pointer import PointerConfig, PointerNetwork
-from policies.stream_evaluation import StreamCase
-from policies.stream_worlds import StreamWorld
+from policies.stream.evaluation import StreamCase
+from policies.stream.worlds import StreamWorld
 
 #: A queue, so that the last action lets a job wait.
 WORLD = StreamWorld(

@@ -15,10 +15,10 @@ from envs.ramp.vector import RampVecEnv
 from envs.ramp.world import RampJobs
 from planner.errors import StrategyError, UnknownNameError
 from policies.actor import widths_of
-from policies.by_name import POLICIES, make_policy
-from policies.evaluation import play
 from policies.learned import PointerDecider
 from policies.pointer import PointerConfig, PointerNetwork
+from policies.ramp.by_name import POLICIES, make_policy
+from policies.ramp.evaluation import play
 from policies.saved import SavedPolicy, load_policy, save_policy
 from policies.scored import ScorerPolicy
 from policies.scorer import Scorer

@@ -20,7 +20,7 @@ from planner.errors import StrategyError
 from planner.report.stream.data import StreamData, stream_sums
 from planner.schema.stream import StreamRecord
 from policies.baselines import make_baseline
-from policies.stream_worlds import world_jobs
+from policies.stream.worlds import world_jobs
 from tests.envs.stream.conftest import Episode, MakeTables, job
 
 MODELS = ("bert-large", "vit-h")

@@ -19,9 +19,9 @@ from torch import nn
 from envs.ramp.vector import RampVecEnv
 from planner.errors import StrategyError
 from policies.actor import PointerPolicy
-from policies.evaluation import Validation
 from policies.learned import PointerDecider
 from policies.pointer import PointerConfig, PointerNetwork
+from policies.ramp.evaluation import Validation
 from policies.scorer import Scorer
 
 __all__ = ["PPOConfig", "Progress", "reinforce"]

@@ -8,8 +8,8 @@ from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
 from planner.errors import StrategyError, UnknownNameError
 from policies.baselines import Policy, make_baseline
-from policies.by_name import LEARNED, OBSERVING, POLICIES
-from policies.stream_lookahead import StreamRolloutPolicy
+from policies.ramp.by_name import LEARNED, OBSERVING, POLICIES
+from policies.stream.lookahead import StreamRolloutPolicy
 
 __all__ = ["make_stream_policy", "stream_observes"]
 
@@ -34,7 +34,7 @@ def make_stream_policy(
     """A policy for an environment.
 
     Args:
-        name: In :data:`policies.by_name.POLICIES`.
+        name: In :data:`policies.ramp.by_name.POLICIES`.
         env: That it decides for.
         seed: For policies that draw.
         law: Told to policies that draw futures; else they go by what they see.

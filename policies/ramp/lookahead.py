@@ -20,7 +20,7 @@ from planner.errors import StrategyError
 from policies.baselines import Constant, Flags, Index, Observation
 from policies.belief import combined, near
 from policies.futures import Futures, FutureSource, LawFutures, SeenFutures
-from policies.rollouts import Base, base_action, make_room, rollout_costs
+from policies.ramp.rollouts import Base, base_action, make_room, rollout_costs
 from policies.scorer import Scorer, check_scorer, no_scorer, scores
 
 __all__ = ["ExactWorld", "RolloutPolicy", "constant_base"]

@@ -16,11 +16,11 @@ from policies.labels import LabelConfig, Labels
 from policies.pointer import PointerConfig, PointerNetwork
 from policies.scored import ScorerPolicy
 from policies.scorer import Scorer
-from policies.stream_by_name import make_stream_policy
-from policies.stream_evaluation import StreamCase, play_stream, stream_validation
-from policies.stream_labels import StreamWorlds
-from policies.stream_lookahead import costs_of
-from policies.stream_worlds import (
+from policies.stream.by_name import make_stream_policy
+from policies.stream.evaluation import StreamCase, play_stream, stream_validation
+from policies.stream.labels import StreamWorlds
+from policies.stream.lookahead import costs_of
+from policies.stream.worlds import (
     HELD_OUT,
     TRAINED_ON,
     StreamWorld,

@@ -18,8 +18,8 @@ from planner.errors import StrategyError
 from planner.schema.stream import StreamRecord
 from policies.baselines import Policy, make_baseline
 from policies.scorer import Scorer
-from policies.stream_rollouts import StreamBase, play_out, stream_room
-from policies.stream_worlds import StreamWorld
+from policies.stream.rollouts import StreamBase, play_out, stream_room
+from policies.stream.worlds import StreamWorld
 
 __all__ = [
     "StreamCase",

@@ -1,6 +1,6 @@
 """Train a policy of the job stream on any cluster.
 
-A run is a folder as that of :mod:`policies.train`, without ``ppo/``.
+A run is a folder as that of :mod:`policies.ramp.training`, without ``ppo/``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from policies.run_folder import (
 )
 from policies.saved import SavedPolicy, save_policy
 from policies.scorer import Scorer
-from policies.stream_evaluation import StreamCase, StreamValidation, stream_validation
-from policies.stream_labels import StreamWorlds
-from policies.stream_worlds import TRAINED_ON, StreamWorld
+from policies.stream.evaluation import StreamCase, StreamValidation, stream_validation
+from policies.stream.labels import StreamWorlds
+from policies.stream.worlds import TRAINED_ON, StreamWorld
 
 __all__ = ["StreamTrainConfig", "read_stream_config", "train_stream"]
 

@@ -16,11 +16,11 @@ import torch
 from envs.ramp.profiles import MODELS, read_jobs
 from envs.ramp.session import ReplayConfig
 from envs.ramp.vector import RampVecEnv
-from policies.evaluation import Validation, validation
 from policies.improvement import ImprovementConfig, improve
 from policies.pointer import PointerConfig
-from policies.reinforcement import PPOConfig, reinforce
-from policies.replay_labels import ReplayWorld
+from policies.ramp.evaluation import Validation, validation
+from policies.ramp.labels import ReplayWorld
+from policies.ramp.reinforcement import PPOConfig, reinforce
 from policies.run_folder import (
     RunLog,
     Watch,

@@ -13,11 +13,11 @@ from envs.ramp.features import NUM_FEATURES
 from envs.ramp.history import NUM_HISTORY
 from envs.ramp.world import RampJobs
 from planner.errors import StrategyError
-from policies.evaluation import Validation, play, validation
 from policies.fitting import FitConfig, ScorerNetwork, fit, fit_loss
 from policies.improvement import ImprovementConfig, improve, read_round
 from policies.labels import LabelConfig, Labels
-from policies.replay_labels import ReplayWorld, draw_labels, draw_law
+from policies.ramp.evaluation import Validation, play, validation
+from policies.ramp.labels import ReplayWorld, draw_labels, draw_law
 from policies.scored import ScorerPolicy
 from policies.scorer import Scorer, averaged, check_scorer, score
 
@@ -160,7 +160,7 @@ def test_rounds_go_on_where_they_stopped(
 ) -> None:
     """Killed after one round of two, and then once more from the start."""
     import policies.improvement
-    import policies.replay_labels
+    import policies.ramp.labels
 
     class Here:
         """In this process: the profiles of the test are not in a folder."""
@@ -175,7 +175,7 @@ def test_rounds_go_on_where_they_stopped(
         map = staticmethod(map)
 
     monkeypatch.setattr(policies.improvement, "ProcessPoolExecutor", Here)
-    monkeypatch.setattr(policies.replay_labels, "read_jobs", lambda *args: jobs)
+    monkeypatch.setattr(policies.ramp.labels, "read_jobs", lambda *args: jobs)
     world = ReplayWorld(profiles=None, models=(), horizon_s=HORIZON_S)
 
     def judge(scorer: Scorer) -> tuple[float, ...]:

@@ -19,8 +19,8 @@ from envs.ramp.world import RampJobs
 from planner.simulate.compiled import compiled
 from policies.futures import LawFutures
 from policies.labels import LabelConfig, Labels, MadeLabels
-from policies.lookahead import constant_base
-from policies.rollouts import Base, Room, base_action, make_room, rollout_costs
+from policies.ramp.lookahead import constant_base
+from policies.ramp.rollouts import Base, Room, base_action, make_room, rollout_costs
 from policies.scorer import Scorer, decide, no_scorer
 
 __all__ = ["ReplayWorld", "draw_labels", "draw_law", "histories"]

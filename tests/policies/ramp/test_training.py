@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import policies.improvement
-import policies.replay_labels
-import policies.train
+import policies.ramp.labels
+import policies.ramp.training
 from envs.ramp.world import RampJobs
 from planner.errors import StrategyError
 from policies.fitting import FitConfig
 from policies.improvement import ImprovementConfig
 from policies.labels import LabelConfig
 from policies.pointer import PointerConfig
-from policies.reinforcement import PPOConfig
-from policies.train import TrainConfig, read_config, train
+from policies.ramp.reinforcement import PPOConfig
+from policies.ramp.training import TrainConfig, read_config, train
 
 FEW = LabelConfig(futures=4, arrivals=8, labelled=0.5)
 CONFIG = TrainConfig(
@@ -63,7 +63,7 @@ class _Here:
 @pytest.fixture(autouse=True)
 def _jobs_of_the_tests(jobs: RampJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies.improvement, "ProcessPoolExecutor", _Here)
-    for module in (policies.replay_labels, policies.train):
+    for module in (policies.ramp.labels, policies.ramp.training):
         monkeypatch.setattr(module, "read_jobs", lambda *args: jobs)
 
 

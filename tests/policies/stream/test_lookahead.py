@@ -13,7 +13,7 @@ from envs.stream.features import NUM_CANDIDATE_FEATURES
 from envs.stream.observation import NUM_SHARED
 from planner.errors import StrategyError, UnknownNameError
 from policies.scorer import Scorer
-from policies.stream_lookahead import StreamRolloutPolicy
+from policies.stream.lookahead import StreamRolloutPolicy
 
 #: Deadlines that take at least eight devices, far more often than there is room.
 BUSY = StreamLaw(load=3.0, beta=BetaLaw(values=(0.2,)), models=("vit-h",))

@@ -23,7 +23,7 @@ from policies.belief import combined, near
 from policies.futures import FutureSource, LawFutures, SeenFutures
 from policies.scored import candidates_of
 from policies.scorer import Scorer, check_scorer, scores
-from policies.stream_rollouts import StreamBase, follow, rule, stream_room
+from policies.stream.rollouts import StreamBase, follow, rule, stream_room
 
 __all__ = ["StreamRolloutPolicy", "costs_of", "draw_stream", "rewards_after"]
 

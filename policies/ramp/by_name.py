@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from envs.ramp.arrivals import ArrivalLaw
 from planner.errors import UnknownNameError
 from policies.baselines import BASELINES, Policy, make_baseline
-from policies.lookahead import RolloutPolicy
+from policies.ramp.lookahead import RolloutPolicy
 from policies.scorer import Scorer
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Labels of decisions in the job stream on any cluster.
 
-The first rollouts are by the rule of :mod:`policies.stream_rollouts`: the smallest
+The first rollouts are by the rule of :mod:`policies.stream.rollouts`: the smallest
 degree that meets the deadline.
 """
 
@@ -22,9 +22,9 @@ from planner.errors import StrategyError
 from policies.futures import LawFutures
 from policies.labels import LabelConfig, Labels, MadeLabels
 from policies.scorer import Scorer
-from policies.stream_lookahead import costs_of, draw_stream, rewards_after
-from policies.stream_rollouts import StreamBase, base_action, rule, stream_room
-from policies.stream_worlds import StreamWorld, draw_stream_law
+from policies.stream.lookahead import costs_of, draw_stream, rewards_after
+from policies.stream.rollouts import StreamBase, base_action, rule, stream_room
+from policies.stream.worlds import StreamWorld, draw_stream_law
 
 __all__ = ["StreamWorlds"]
 

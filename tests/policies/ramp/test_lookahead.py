@@ -18,7 +18,7 @@ from planner.errors import StrategyError
 from policies.baselines import Constant
 from policies.belief import combined
 from policies.futures import Futures
-from policies.lookahead import RolloutPolicy
+from policies.ramp.lookahead import RolloutPolicy
 from policies.scored import ScorerPolicy
 from policies.scorer import Scorer, check_scorer, score
 from tests.envs.ramp.conftest import MODELS
