@@ -20,6 +20,7 @@ from planner.search import (
     preference,
     said,
 )
+from planner.search.expert import ExpertPartitioner
 
 __all__ = ["AUTO", "ask", "best_answer", "names_of"]
 
@@ -80,8 +81,11 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
         NoFeasiblePlanError: If none found anything that fits.
         UnknownNameError: If none of that name is installed.
     """
-    names = names_of(partitioner)
-    asked = [get_partitioner(name) for name in names]
+    asked = [get_partitioner(name) for name in names_of(partitioner)]
+    if partitioner == "auto" and request.time_budget_s is not None:
+        # Where no rule of thumb fits, looking for the least departure from them would
+        # eat the others' time, and both of them look through the whole space.
+        asked[0] = ExpertPartitioner(widen=False)
     started = time.perf_counter()
     results: list[SearchResult] = []
     for waiting, one in zip(range(len(asked), 0, -1), asked, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +26,7 @@ _OVER = 4
 _WIDENED = 32
 
 Index = NDArray[np.int64]
+_RowsOf = Callable[[Request, CostModel], StrategyTable | None]
 
 
 class ExpertPartitioner:
@@ -37,12 +38,15 @@ class ExpertPartitioner:
 
     Args:
         keep: Fitting strategies to price before stopping.
+        widen: False leaves the whole space, which takes up to seconds and has no
+            answer half-way, to others that are asked as well.
     """
 
     name = "expert"
 
-    def __init__(self, keep: int = 3) -> None:
+    def __init__(self, keep: int = 3, *, widen: bool = True) -> None:
         self._keep = keep
+        self._sources = (_by_the_rules, _widened) if widen else (_by_the_rules,)
 
     def search(self, request: Request) -> SearchResult:
         """Answer a request; see :class:`planner.search.base.Partitioner`."""
@@ -53,7 +57,8 @@ class ExpertPartitioner:
         for order in device_orders(request):
             model = CostModel(replace(request.setting, order=order))
             models.append(model)
-            for rows in _rounds(replace(request, setting=model.setting), model):
+            asked = replace(request, setting=model.setting)
+            for rows in _rounds(asked, model, self._sources):
                 keep = self._keep
                 if request.time_budget_s is not None:
                     spent = time.perf_counter() - started
@@ -83,10 +88,12 @@ def _price(
     return priced
 
 
-def _rounds(request: Request, model: CostModel) -> Iterator[list[dict[str, int]]]:
+def _rounds(
+    request: Request, model: CostModel, sources: Sequence[_RowsOf]
+) -> Iterator[list[dict[str, int]]]:
     """Rows worth a price: by the rules, else near to them, else the closest misses."""
     near_misses: list[dict[str, int]] = []
-    for rows_of in (_by_the_rules, _widened):
+    for rows_of in sources:
         table = rows_of(request, model)
         if table is None or not len(table):
             continue

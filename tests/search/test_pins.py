@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from planner import plan
-from planner.contest import AUTO
+from planner.contest import AUTO, ask
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.schema import SCHEDULES, Plan
 from planner.search import Request, get_partitioner, partitioner_names
+from planner.search.expert import ExpertPartitioner
 from planner.search.ladder import ladder
 from planner.search.refusal import why_nothing_is_legal
 from planner.space import (
@@ -171,6 +173,19 @@ def test_expert_leaves_its_rules_where_they_lead_nowhere() -> None:
     assert set(table.tp.tolist()) == {1, 2, 4}
     found = get_partitioner("expert").search(request).candidates
     assert {c.strategy.mesh.tp for c in found} == {8}
+
+
+def test_on_a_clock_auto_leaves_the_whole_space_to_others() -> None:
+    # Without ZeRO, a pipeline or more recomputation, only tp over both hosts is left.
+    pins = {"pp": 1, "zero_stage": 0, "recompute": "selective"}
+    request = with_room_for(0.0, pins)
+    assert ExpertPartitioner(widen=False).search(request).candidates == ()
+    for limited, expected in ((request, 8), (replace(request, time_budget_s=9.0), 0)):
+        answers = {one.partitioner: one for one in ask(limited, "auto")}
+        by_rules = answers["expert"].candidates
+        assert {c.strategy.mesh.tp for c in by_rules} == ({expected} - {0})
+        others = [name for name in answers if name != "expert"]
+        assert any(answers[name].candidates for name in others)
 
 
 def test_the_rules_of_thumb_come_first() -> None:
