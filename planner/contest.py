@@ -82,9 +82,10 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
         UnknownNameError: If none of that name is installed.
     """
     asked = [get_partitioner(name) for name in names_of(partitioner)]
-    if partitioner == "auto" and request.time_budget_s is not None:
+    hurried = partitioner == "auto" and request.time_budget_s is not None
+    if hurried:
         # Where no rule of thumb fits, looking for the least departure from them would
-        # eat the others' time, and both of them look through the whole space.
+        # eat the others' time.
         asked[0] = ExpertPartitioner(widen=False)
     started = time.perf_counter()
     results: list[SearchResult] = []
@@ -105,6 +106,9 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
             kept = said(request.sayable, answer.candidates)
             answer = replace(answer, candidates=kept)
         results.append(answer)
+    if hurried and not any(result.candidates for result in results):
+        # A late plan is better than the claim that there is none.
+        results[0] = ExpertPartitioner().search(request)
     if not any(result.candidates for result in results):
         raise no_feasible_plan(request, results)
     return results

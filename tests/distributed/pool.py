@@ -139,7 +139,9 @@ class Pool:
                 raise PoolError(f"rank {failed[0][1]}:\n{failed[0][3]}")
         return [answer[3] for answer in answers]
 
-    def _ask(self, work: tuple[Any, int, tuple[Any, ...]], timeout_s: float) -> Any:
+    def _ask(
+        self, work: tuple[Any, int, tuple[Any, ...]], timeout_s: float
+    ) -> list[Any]:
         """Answers of all ranks, failed ones too."""
         function, world, args = work
         if not self._processes:

@@ -188,6 +188,17 @@ def test_on_a_clock_auto_leaves_the_whole_space_to_others() -> None:
         assert any(answers[name].candidates for name in others)
 
 
+def test_on_a_clock_auto_has_a_late_plan_rather_than_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if those that are asked after the rules had found nothing in their time.
+    monkeypatch.setattr("planner.contest.AUTO", ("expert",))
+    pins = {"pp": 1, "zero_stage": 0, "recompute": "selective"}
+    request = with_room_for(0.0, pins, time_budget_s=0.1)
+    (answer,) = ask(request, "auto")
+    assert {c.strategy.mesh.tp for c in answer.candidates} == {8}
+
+
 def test_the_rules_of_thumb_come_first() -> None:
     request = request_for(uniform_graph(12), EIGHT, 64, evaluation_budget=1)
     found = get_partitioner("expert").search(request)
