@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from planner.cost.columns import Columns
 from planner.cost.result import PARTS
-from planner.cost.summaries import TIMES, Summaries
-from planner.schema import SCHEDULES, V_SCHEDULES
+from planner.cost.summaries import SENDS, TIMES, Summaries
+from planner.schema import FORWARDS_FIRST_SCHEDULES, SCHEDULES, V_SCHEDULES
 from planner.simulate import closed_form_makespan
 from planner.simulate.compiled import compiled
 from planner.space.table import StrategyTable
@@ -27,6 +27,7 @@ _FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
 _TEXTBOOK = np.array(
     [name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES]
 )
+_FORWARDS_FIRST = np.array([name in FORWARDS_FIRST_SCHEDULES for name in SCHEDULES])
 # Compiled code is kept as long as this file is unchanged: what it takes for granted
 # about the order of columns must be said in here.
 _TIMES = (
@@ -42,6 +43,8 @@ _TIMES = (
 )
 _FORWARD, _BACKWARD, _WEIGHT, _SELECTIVE, _FULL = range(5)
 _TP, _TP_AGAIN, _CP, _EP = range(5, len(_TIMES))
+_SENDS = ("way", "edge", "link", "tail", "depth")
+_WAY, _EDGE, _LINK, _TAIL, _DEPTH = range(len(_SENDS))
 
 
 def has_textbook_time(table: StrategyTable) -> NDArray[np.bool_]:
@@ -116,7 +119,7 @@ def _by_chains(
     rows: Columns,
     load: Array,
     whole: Array,
-    send_s: Array,
+    sends: Array,
     found: Index,
     place: Index,
     times: Array,
@@ -127,7 +130,7 @@ def _by_chains(
         rows: The table.
         load: Times of the slowest rank. Shape [pairs, _TIMES].
         whole: Times of the model. Shape [pairs, _TIMES].
-        send_s: Of all boundaries, one way. Shape [pairs].
+        sends: Of transfers. Shape [pairs, _SENDS].
         found: Filled in with these rows. Shape [n].
         place: Filled in with where in ``found`` each row is, or -1. Shape [n].
         times: Filled in for these rows with forward, backward and weight seconds of
@@ -150,7 +153,7 @@ def _by_chains(
         times[0, count] = all_of.forward_total / stages
         times[2, count] = all_of.weight / stages
         times[1, count] = all_of.total / stages - times[0, count] - times[2, count]
-        times[3, count] = send_s[pair] / boundaries
+        times[3, count] = sends[pair, _WAY] / boundaries
         times[4, count] = _work(load[pair], recompute).total
         found[count], place[row] = row, count
         count += 1
@@ -190,11 +193,48 @@ def _waits(
 
 
 @compiled
+def _slow_links(
+    schedule: int,
+    pp: int,
+    virtual: int,
+    many: int,
+    load: _Work,
+    whole: _Work,
+    sends: Array,
+) -> float:
+    """The least seconds of a pipeline whose links are what is slow.
+
+    What is sent over a link queues. Where all forwards come before all backwards, each
+    half takes as long as its rank or its link. Of 1F1B, each round of ``depth``
+    microbatches makes a trip over some boundaries and back: a rank is one forward ahead
+    of the next; see :func:`planner.simulate.uneven.one_by_one_makespan`.
+    """
+    if pp == 1:
+        return 0.0
+    if _FORWARDS_FIRST[schedule]:
+        there = max(load.forward_total, sends[_EDGE])
+        back = max(load.total - load.forward_total, sends[_EDGE])
+        fill = whole.total + 2 * sends[_WAY] - there - back
+        return float(many * (there + back) + fill / virtual)
+    # Before the first transfer and after the last: with one stage a rank and backwards
+    # in one piece all of a microbatch, else a stage at least.
+    all_of_it = virtual == 1 and _TEXTBOOK[schedule]
+    once = whole.total if all_of_it else whole.total / (pp * virtual)
+    found = once + many * sends[_LINK]
+    if schedule == _ONE_BY_ONE:
+        trips = 1 + (many - 1) // int(sends[_DEPTH])
+        before = sends[_WAY] - sends[_TAIL]
+        ways = 2 * (before + trips * sends[_TAIL])
+        found = max(found, whole.total + (many - 1) * whole.total / pp + ways)
+    return float(found)
+
+
+@compiled
 def _fill_parts(
     rows: Columns,
     load: Array,
     whole: Array,
-    send_s: Array,
+    sends: Array,
     crowding: Array,
     place: Index,
     by_chains: Array,
@@ -219,10 +259,12 @@ def _fill_parts(
         if place[row] >= 0:
             plain, sent = by_chains[0, place[row]], by_chains[1, place[row]]
         else:
-            send = send_s[pair]
+            send = sends[pair, _WAY]
             plain = many * own.total + (all_of.total - own.total) / virtual
             waits = _waits(schedule, pp, virtual, many, own, all_of, send)
             sent = plain + 2 * send + waits
+        slow = _slow_links(schedule, pp, virtual, many, own, all_of, sends[pair])
+        sent = max(sent, slow)
         crowd = crowding[rows.place[row], 0]
         # Processes that share cores can at best keep all cores busy all the time.
         cores = many * all_of.total / pp * crowding[rows.place[row], 1]
@@ -273,7 +315,7 @@ def row_times(rows: Columns, summaries: Summaries, crowding: Array) -> RowTimes:
     of_pairs = (
         np.ascontiguousarray(load),
         np.ascontiguousarray(whole),
-        summaries.send_s,
+        np.ascontiguousarray(summaries.sends[:, [SENDS.index(n) for n in _SENDS]]),
     )
     chained = _by_chains(rows, *of_pairs, found, place, times)
     result = RowTimes(

@@ -41,6 +41,7 @@ class StageTimes:
         forward_talk: Exposed communication in ``forward``.
         backward_talk: The same in ``backward``.
         send: One boundary's transfer in one direction. Shape [stages - 1].
+        latency: Part of it that does not hold the link. Shape [stages - 1].
     """
 
     forward: Array
@@ -53,6 +54,7 @@ class StageTimes:
     forward_talk: Array
     backward_talk: Array
     send: Array
+    latency: Array
 
     def halves(self, strategy: Strategy) -> tuple[Array, Array]:
         """Seconds of input and weight gradients. Shapes [stages] each.
@@ -141,12 +143,13 @@ def stage_times(
     full = codes == 2
     tp_again = np.where(codes > 0, plain(costs.tp_again_s), 0.0)
     repeated = tp_again + np.where(full, ep + cp_forward, 0.0)
-    send = np.zeros(max(len(rank) - 1, 0))
+    send, late = np.zeros((2, max(len(rank) - 1, 0)))
     if pp > 1:
         bandwidth, latency = setting.boundaries(pp)
         before, after = rank[:-1], rank[1:]
         edge = np.where((before - after) == pp - 1, pp - 1, np.minimum(before, after))
         cut = costs.sent_bytes[0, bounds[1:-1] - 1]
+        late = np.where(before == after, 0.0, latency[edge])
         send = np.where(before == after, 0.0, latency[edge] + cut / bandwidth[edge])
     return StageTimes(
         forward=forward + tp + ep + cp_forward,
@@ -159,4 +162,5 @@ def stage_times(
         forward_talk=tp + ep + cp_forward,
         backward_talk=tp + ep + (cp - cp_forward) + repeated,
         send=send,
+        latency=late,
     )

@@ -14,6 +14,7 @@ from planner.cost.data_parallel import (
     replica_traffic,
 )
 from planner.cost.owned import owned_scalars
+from planner.cost.pipelined import Pipeline, time_pipeline
 from planner.cost.setting import Setting
 from planner.cost.stage_times import (
     StageTimes,
@@ -24,11 +25,10 @@ from planner.cost.stage_times import (
 )
 from planner.cost.tied import TiedTraffic, tied_traffic
 from planner.cost.unit_costs import UnitCosts
-from planner.errors import StrategyError
 from planner.schema import Strategy
-from planner.simulate import ActionTable, actions, closed_form_of_stages, evaluate
+from planner.simulate import ActionTable, actions
 
-__all__ = ["Pipeline", "Step", "Tail", "is_compressed", "schedule_of", "time_step"]
+__all__ = ["Step", "Tail", "is_compressed", "schedule_of", "time_step"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -126,56 +126,6 @@ def _tail(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """End of the pipeline, without and with transfers, and per rank. [pp]."""
-
-    plain_s: float
-    sent_s: float
-    done_s: Array
-    busy_s: Array
-
-
-def _pipeline(
-    strategy: Strategy, times: StageTimes, table: ActionTable | None, fidelity: str
-) -> Pipeline:
-    """``table`` is wanted by simulation alone."""
-    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
-    work = times.forward + times.backward
-    busy = strategy.num_microbatches * by_rank(work, rank, pp)
-    if pp == 1:
-        total = float(busy[0])
-        return Pipeline(plain_s=total, sent_s=total, done_s=busy, busy_s=busy)
-    backward, weight = times.halves(strategy)
-    if fidelity == "analytic":
-        key = (
-            strategy.schedule,
-            pp,
-            strategy.virtual_stages,
-            strategy.num_microbatches,
-        )
-        # Of equal stages: the mean is of those that do split their backward.
-        parts = (times.forward, times.backward - times.weight, times.weight)
-        plain = float(closed_form_of_stages(*key, *parts))
-        sent = float(closed_form_of_stages(*key, *parts, times.send, times.send))
-        return Pipeline(
-            plain_s=plain, sent_s=sent, done_s=np.full(pp, sent), busy_s=busy
-        )
-    if table is None:
-        raise StrategyError(f"schedule {strategy.schedule!r} has no order to simulate")
-    # Both at once: without transfers, and with them.
-    sends = np.stack([np.zeros_like(times.send), times.send])
-    timed = evaluate(table, times.forward, backward, weight, sends, sends)
-    done = np.zeros(pp)
-    np.maximum.at(done, rank, timed.backward_done_s[1])
-    return Pipeline(
-        plain_s=float(timed.makespan_s[0]),
-        sent_s=float(timed.makespan_s[1]),
-        done_s=done,
-        busy_s=busy,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A step's parts, and what its end is made of.
 
@@ -221,7 +171,7 @@ def time_step(
     """
     times = stage_times(setting, strategy, costs, bounds)
     pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
-    run = _pipeline(strategy, times, table, fidelity)
+    run = time_pipeline(strategy, times, table, fidelity)
     crowd, everyone = setting.crowding(pp)
     forward = by_rank(times.forward, rank, pp) * crowd
     backward = by_rank(times.backward, rank, pp) * crowd

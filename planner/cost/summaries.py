@@ -25,7 +25,7 @@ from planner.cost.rank_memory import (
 from planner.cost.unit_costs import UnitCosts
 from planner.simulate.compiled import compiled
 
-__all__ = ["TIMES", "Pairs", "Summaries", "summarize"]
+__all__ = ["SENDS", "TIMES", "Pairs", "Summaries", "summarize"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -42,6 +42,14 @@ TIMES = (
     "cp",
     "ep",
 )
+
+#: Seconds of one microbatch's transfers in one direction, order of the last axis of
+#: ``sends``. ``way``: over all boundaries. ``edge``: over those between two neighbours,
+#: the busiest two, without latency; ``link``: all that one rank sends another,
+#: gradients too. ``tail``: over one boundary, or over the last so many, whichever take
+#: longest for the number of microbatches that 1F1B has under way behind their first
+#: rank and their last one, which is ``depth``.
+SENDS = ("way", "edge", "link", "tail", "depth")
 
 #: What one forward and backward of a unit costs, as weights of TIMES.
 _WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 2.0])
@@ -83,13 +91,13 @@ class Summaries:
     Attributes:
         load: Times of the slowest rank, one microbatch. Shape [pairs, TIMES].
         whole: Times of the whole model. Shape [pairs, TIMES].
-        send_s: One microbatch's way through all boundaries, one direction. [pairs].
+        sends: Of transfers, see :data:`SENDS`. Shape [pairs, SENDS].
         memory: Of ranks 0, 1 and last.
     """
 
     load: Array
     whole: Array
-    send_s: Array
+    sends: Array
     memory: RankMemory
 
 
@@ -129,12 +137,22 @@ def _times(
 
 
 @compiled
-def _send(
-    cut: Array, bounds: Index, pp: int, folded: int, bandwidth: Array, latency: Array
-) -> float:
-    """Seconds of one microbatch through all boundaries between ranks, one way."""
-    total = 0.0
-    for stage in range(len(bounds) - 2):
+def _sends(
+    cut: Array,
+    bounds: Index,
+    pp: int,
+    folded: int,
+    bandwidth: Array,
+    latency: Array,
+    held: Array,
+    found: Array,
+) -> None:
+    """Fill in SENDS; ``held`` is room for what each edge is busy. Shape [>= pp]."""
+    way = tail = 0.0
+    depth = 1
+    held[:pp] = 0.0
+    # From the last boundary on, so that those behind a rank are known there.
+    for stage in range(len(bounds) - 3, -1, -1):
         edge = stage % pp
         if folded:
             if stage == pp - 1:
@@ -143,8 +161,17 @@ def _send(
             edge = min(stage, 2 * pp - 2 - stage)
         elif pp == 1:
             continue
-        total += latency[edge] + cut[bounds[stage + 1]] / bandwidth[edge]
-    return total
+        busy = cut[bounds[stage + 1]] / bandwidth[edge]
+        held[edge] += busy
+        way += latency[edge] + busy
+        if stage < pp and way * depth > tail * (pp - stage):
+            tail, depth = way, pp - stage
+        if (latency[edge] + busy) * depth > tail * 2:
+            tail, depth = latency[edge] + busy, 2
+    edge_s = held[:pp].max()
+    found[0], found[1], found[3], found[4] = way, edge_s, tail, depth
+    # Two ranks in a loop: what goes round goes back over the link of gradients.
+    found[2] = held[0] + held[1] if pp == 2 and not folded else edge_s
 
 
 @compiled
@@ -164,13 +191,14 @@ def _summarize(
     work: Array,
     load: Array,
     whole: Array,
-    send: Array,
+    sends: Array,
 ) -> None:
+    held = np.zeros(bandwidth.shape[1])
     for row in range(len(combo)):
         c, d, p, v = combo[row], place[row], pp[row], folded[row]
         edges = bounds[problem[row], : p * virtual[row] + 1]
         _times(sums, c, edges, types[d], p, v, work, load[row], whole[row])
-        send[row] = _send(cut[c], edges, p, v, bandwidth[d], latency[d])
+        _sends(cut[c], edges, p, v, bandwidth[d], latency[d], held, sends[row])
 
 
 def _stacked_times(costs: UnitCosts) -> Array:
@@ -228,7 +256,7 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
     bounds, problem = _cuts(times @ _WORK, pairs)
     count = len(pairs.combo)
     load, whole = np.zeros((2, count, len(TIMES)))
-    send = np.zeros(count)
+    sends = np.zeros((count, len(SENDS)))
     _summarize(
         prefix_sums(times),
         cuts_between(costs.sent_bytes),
@@ -245,9 +273,9 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         _WORK,
         load,
         whole,
-        send,
+        sends,
     )
     memory = rank_memory(
         costs, pairs.combo, pairs.pp, pairs.virtual, pairs.folded, bounds, problem
     )
-    return Summaries(load=load, whole=whole, send_s=send, memory=memory)
+    return Summaries(load=load, whole=whole, sends=sends, memory=memory)

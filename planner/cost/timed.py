@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.pipelined import queues
 from planner.cost.setting import Setting
 from planner.cost.stage_times import StageTimes, unit_ranges
 from planner.cost.step import Step, schedule_of, time_step
@@ -96,7 +97,15 @@ def _stretched(step: Step) -> StageTimes:
 
 def _pipeline(strategy: Strategy, times: StageTimes, table: ActionTable) -> Timeline:
     backward, weight = times.halves(strategy)
-    return timeline(table, times.forward, backward, weight, times.send, times.send)
+    return timeline(
+        table,
+        times.forward,
+        backward,
+        weight,
+        times.send,
+        times.send,
+        sharing=queues(strategy, times, table),
+    )
 
 
 def _accumulation(strategy: Strategy, times: StageTimes) -> Timeline:

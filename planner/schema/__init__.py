@@ -15,6 +15,7 @@ from planner.schema.plan import (
 )
 from planner.schema.strategy import (
     AXES,
+    FORWARDS_FIRST_SCHEDULES,
     SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,
     V_SCHEDULES,
@@ -33,6 +34,7 @@ from planner.schema.strategy import (
 
 __all__ = [
     "AXES",
+    "FORWARDS_FIRST_SCHEDULES",
     "SCHEDULES",
     "SPLIT_BACKWARD_SCHEDULES",
     "V_SCHEDULES",

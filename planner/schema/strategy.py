@@ -11,6 +11,7 @@ from planner.schema.base import Document
 
 __all__ = [
     "AXES",
+    "FORWARDS_FIRST_SCHEDULES",
     "SCHEDULES",
     "SPLIT_BACKWARD_SCHEDULES",
     "V_SCHEDULES",
@@ -54,6 +55,8 @@ SCHEDULES: tuple[Schedule, ...] = (
 SPLIT_BACKWARD_SCHEDULES = frozenset(
     {"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
 )
+#: Schedules that begin no backward before all forwards are done.
+FORWARDS_FIRST_SCHEDULES = frozenset({"GPipe", "LoopedBFS"})
 #: Schedules in which rank r holds virtual stages r and 2*pp - 1 - r.
 V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
 

@@ -1,7 +1,8 @@
 """Times of a schedule whose transfers share links and whose ranks may share cores.
 
 Event by event: an action that ends puts what it sends on a link, where transfers go one
-after the other in the order in which they became ready (ties: lower rank first).
+after the other in the order in which they became ready (ties: lower rank first). A
+transfer holds its link for as long as its bytes take; its latency passes beside others.
 Where more ranks compute on a host than it has slots, all of them slow down alike.
 """
 
@@ -30,6 +31,8 @@ class Sharing:
     Attributes:
         link_of: Per row of ``Durations.transfer_s``, -1 for a link of its own.
             Shape [2 * stages - 1].
+        latency_s: Part of each transfer that does not hold its link.
+            Shape [2 * stages - 1].
         num_links: Links.
         host_of: Host of each rank. Shape [pp].
         slots: Ranks of each host that can compute at full rate; empty if nothing is
@@ -37,6 +40,7 @@ class Sharing:
     """
 
     link_of: IntArray
+    latency_s: FloatArray
     num_links: int
     host_of: IntArray
     slots: FloatArray
@@ -52,13 +56,14 @@ def simulate_shared(
     *,
     link_of_forward: ArrayLike | None = None,
     link_of_backward: ArrayLike | None = None,
+    latency_s: ArrayLike = 0.0,
     host_of_rank: ArrayLike | None = None,
     slots_of_host: ArrayLike | None = None,
 ) -> Evaluation:
     """Makespan, busy time and end of each stage's backward, with links shared.
 
     Computing overlaps transfers. Durations and batch as in
-    :func:`planner.simulate.makespan`; a transfer holds its link for its whole duration.
+    :func:`planner.simulate.makespan`; a transfer holds its link but for its latency.
 
     Args:
         table: The schedule.
@@ -70,6 +75,8 @@ def simulate_shared(
         link_of_forward: Link that the activations of each boundary use; equal numbers
             share one, -1 shares with none. -1 for all if left out. Shape [stages - 1].
         link_of_backward: The same for gradients. Shape [stages - 1].
+        latency_s: Part of the transfers over each boundary, both ways, that does not
+            hold their link. Shape [stages - 1], or one number.
         host_of_rank: Host of each rank; all on host 0 if left out. Shape [pp].
         slots_of_host: Ranks that compute at full rate at the same time on each host;
             with more, each runs at slots / ranks of its rate. Not limited if left out.
@@ -85,7 +92,12 @@ def simulate_shared(
         table, forward_s, backward_s, weight_s, send_forward_s, send_backward_s
     )
     sharing = check_sharing(
-        table, link_of_forward, link_of_backward, host_of_rank, slots_of_host
+        table,
+        link_of_forward,
+        link_of_backward,
+        host_of_rank,
+        slots_of_host,
+        latency_s=latency_s,
     )
     flow = flow_of(table)
     if len(sharing.slots):
@@ -132,6 +144,7 @@ def shared_op_times(
         times.compute_s[candidate],
         times.transfer_s[candidate],
         *_links(sharing),
+        sharing.latency_s,
         sharing.host_of,
         sharing.slots,
         starts,
@@ -155,6 +168,7 @@ def _last_ends(
         times.compute_s,
         times.transfer_s,
         *_links(sharing),
+        sharing.latency_s,
         ends,
         last,
     )
@@ -178,6 +192,8 @@ def check_sharing(
     link_of_backward: ArrayLike | None = None,
     host_of_rank: ArrayLike | None = None,
     slots_of_host: ArrayLike | None = None,
+    *,
+    latency_s: ArrayLike = 0.0,
 ) -> Sharing:
     """Check who shares what; see :func:`simulate_shared`.
 
@@ -188,6 +204,13 @@ def check_sharing(
     forward = _numbers("link_of_forward", link_of_forward, boundaries, -1)
     backward = _numbers("link_of_backward", link_of_backward, boundaries, -1)
     links = np.concatenate([np.array([-1], dtype=np.int32), forward, backward])
+    delay = np.asarray(latency_s, dtype=np.float64)
+    if delay.shape not in ((), (boundaries,)) or not (delay >= 0).all():
+        raise StrategyError(
+            f"latency_s has shape {list(delay.shape)}; give seconds of 0 or more, one "
+            f"number or one for each of {boundaries} boundaries"
+        )
+    once = np.broadcast_to(delay, (boundaries,))
     hosts = _numbers("host_of_rank", host_of_rank, table.pp, 0)
     slots = np.zeros(0) if slots_of_host is None else np.asarray(slots_of_host, float)
     if len(slots):
@@ -201,7 +224,11 @@ def check_sharing(
                 f"slots_of_host has {slots.min():g}; each host needs more than 0"
             )
     return Sharing(
-        link_of=links, num_links=int(links.max()) + 1, host_of=hosts, slots=slots
+        link_of=links,
+        latency_s=np.concatenate([np.zeros(1), once, once]),
+        num_links=int(links.max()) + 1,
+        host_of=hosts,
+        slots=slots,
     )
 
 

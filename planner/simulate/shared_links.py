@@ -132,6 +132,7 @@ def _send(
     sent: int,
     link_in: Indices,
     link_out: Indices,
+    latency: FloatArray,
 ) -> None:
     """Put a transfer on its link; a rank that waits for it can tell its end now.
 
@@ -139,8 +140,10 @@ def _send(
     """
     taker, rank, row = rows[sent], rows[sent + 1], rows[sent + 2]
     idle = state.free[link_in[row], lane]
-    arrival = (now if now > idle else idle) + state.move[row, lane]
-    state.free[link_out[row], lane] = arrival
+    begin, move = (now if now > idle else idle), state.move[row, lane]
+    arrival = begin + move
+    held = move - latency[row]
+    state.free[link_out[row], lane] = begin + (held if held > 0.0 else 0.0)
     state.arrival[taker, lane] = arrival
     there = state.arrival[state.current[rank, lane], lane]
     before, work = state.ready[rank, lane], state.work[rank, lane]
@@ -167,6 +170,7 @@ def time_with_links(
     transfer: FloatArray,
     link_in: Indices,
     link_out: Indices,
+    latency: FloatArray,
     end: FloatArray,
     last: FloatArray,
 ) -> None:
@@ -184,6 +188,7 @@ def time_with_links(
         link_in: Link that each transfer row waits for. Shape [2 * stages - 1].
         link_out: Link that it holds; another one where it shares with none, so that
             the one it waits for stays free. Shape [2 * stages - 1].
+        latency: As ``Sharing.latency_s``. Shape [2 * stages - 1].
         end: Filled in with the end of each op of the last candidate, if it has a place
             for them. Shape [ops] or [0].
         last: Filled in with the end of the last op of each duration row.
@@ -206,9 +211,9 @@ def time_with_links(
                 state.last[rows[at], lane] = now
                 if len(end):
                     end[op] = now
-                _send(state, lane, now, rows, at + 1, link_in, link_out)
+                _send(state, lane, now, rows, at + 1, link_in, link_out, latency)
                 if rows[at + 4] != NONE:
-                    _send(state, lane, now, rows, at + 4, link_in, link_out)
+                    _send(state, lane, now, rows, at + 4, link_in, link_out, latency)
                 _turn(state, lane, rank, now, rows[at + 7], rows)
         for lane in range(stop - start):
             last[start + lane] = state.last[:, lane]

@@ -40,6 +40,7 @@ def time_with_slots(
     transfer: FloatArray,
     link_in: Indices,
     link_out: Indices,
+    latency: FloatArray,
     host_of: IntArray,
     slots: FloatArray,
     starts: FloatArray,
@@ -58,6 +59,7 @@ def time_with_slots(
         transfer: Of this candidate. Shape [2 * stages - 1].
         link_in: Link that each transfer row waits for. Shape [2 * stages - 1].
         link_out: Link that it holds. Shape [2 * stages - 1].
+        latency: As ``Sharing.latency_s``. Shape [2 * stages - 1].
         host_of: Host of each rank. Shape [pp].
         slots: Of each host. Shape [hosts].
         starts: Filled in. Shape [ops].
@@ -94,8 +96,9 @@ def time_with_slots(
             taker = rows[column]
             if taker != NONE:
                 q, row = rows[column + 1], rows[column + 2]
-                arrival[taker] = max(now, free[link_in[row]]) + transfer[row]
-                free[link_out[row]] = arrival[taker]
+                leaves = max(now, free[link_in[row]])
+                arrival[taker] = leaves + transfer[row]
+                free[link_out[row]] = leaves + max(transfer[row] - latency[row], 0.0)
                 if current[q] == taker:
                     begin[q] = max(ready[q], arrival[taker])
         following = rows[at + 7]

@@ -206,7 +206,7 @@ def test_what_crosses_the_cuts_is_sent_and_received(row: int) -> None:
     turn = {pp - 1} if folded else set()
     crossing = [c for s, c in enumerate(inner) if s not in turn and pp > 1]
     sent = sum(0.5 + c / 4.0 for c in crossing)
-    assert found.send_s[row] == pytest.approx(sent)
+    assert found.sends[row, 0] == pytest.approx(sent)
     last = pp * virtual - 1
     local = {pp - 1} if folded else set()
     for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
@@ -228,4 +228,4 @@ def test_on_one_device_type_a_cut_depends_on_the_number_of_stages_alone() -> Non
     # Six stages each: the model's sums agree, and so does what ranks of one stage send.
     looped, flat = (CUTS.index(cut) for cut in ((2, 3, 0, 0), (6, 1, 0, 0)))
     assert found.whole[looped] == pytest.approx(found.whole[flat])
-    assert found.send_s[looped] == pytest.approx(found.send_s[flat])
+    assert found.sends[looped, 0] == pytest.approx(found.sends[flat, 0])

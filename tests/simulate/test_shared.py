@@ -160,3 +160,31 @@ def test_slots_bound_the_work_that_is_done(
 def test_sharing_must_fit(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         simulate_shared(actions("GPipe", 4, 1, 4), 1.0, 1.0, **arguments)
+
+
+@pytest.mark.parametrize("slots", [None, [8.0]])
+def test_a_latency_holds_no_link(slots: list[float] | None) -> None:
+    """GPipe on two ranks, each transfer 3 s, of which 1 s is latency."""
+    many, forward, backward, send, latency = 5, 0.5, 1.0, 3.0, 1.0
+    table = actions("GPipe", 2, 1, many)
+    found = simulate_shared(
+        table,
+        [forward] * 2,
+        [backward] * 2,
+        send_forward_s=send,
+        send_backward_s=send,
+        link_of_forward=[0],
+        link_of_backward=[1],
+        latency_s=latency,
+        slots_of_host=slots,
+    )
+    # What is sent queues: each transfer ends 2 s after the one before.
+    there = forward + send + (many - 1) * (send - latency) + forward
+    back = backward + send + (many - 1) * (send - latency) + backward
+    assert found.makespan_s == pytest.approx(there + back)
+
+
+@pytest.mark.parametrize("latency", [-1.0, [0.1, 0.2]])
+def test_a_latency_is_a_duration_of_each_boundary(latency: object) -> None:
+    with pytest.raises(StrategyError, match="latency_s"):
+        simulate_shared(actions("GPipe", 2, 1, 2), [1] * 2, [1] * 2, latency_s=latency)
