@@ -120,7 +120,7 @@ def _by_formula(strategy: Strategy, times: StageTimes) -> tuple[float, float]:
 
 
 def _slow_links(strategy: Strategy, times: StageTimes) -> float:
-    """As :func:`planner.cost.row_times._slow_links`, of given stages."""
+    """As :func:`planner.cost.row_waits.slow_links`, of given stages."""
     rank, pp, virtual = (
         ranks_of_stages(strategy),
         strategy.mesh.pp,
@@ -135,6 +135,8 @@ def _slow_links(strategy: Strategy, times: StageTimes) -> float:
     many = strategy.num_microbatches
     whole = float((times.forward + times.backward).sum())
     if strategy.schedule in FORWARDS_FIRST_SCHEDULES:
+        if all(busy <= own.max() for own, busy in halves):
+            return 0.0
         each = sum(max(float(own.max()), float(busy)) for own, busy in halves)
         fill = whole + 2 * float(times.send.sum()) - each
         return many * each + fill / virtual

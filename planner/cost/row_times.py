@@ -10,8 +10,17 @@ from numpy.typing import NDArray
 
 from planner.cost.columns import Columns
 from planner.cost.result import PARTS
-from planner.cost.summaries import SENDS, TIMES, Summaries
-from planner.schema import FORWARDS_FIRST_SCHEDULES, SCHEDULES, V_SCHEDULES
+from planner.cost.row_waits import (
+    SENDS,
+    TEXTBOOK,
+    WAY,
+    Work,
+    slow_links,
+    transfer_waits,
+)
+from planner.cost.summaries import SENDS as FOUND_SENDS
+from planner.cost.summaries import TIMES, Summaries
+from planner.schema import SCHEDULES, V_SCHEDULES
 from planner.simulate import closed_form_makespan
 from planner.simulate.compiled import compiled
 from planner.space.table import StrategyTable
@@ -21,13 +30,7 @@ __all__ = ["RowTimes", "has_textbook_time", "row_times"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-_ONE_BY_ONE, _INTERLEAVED = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
 _FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
-#: Schedules whose makespan is M x slowest rank + fill.
-_TEXTBOOK = np.array(
-    [name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES]
-)
-_FORWARDS_FIRST = np.array([name in FORWARDS_FIRST_SCHEDULES for name in SCHEDULES])
 # Compiled code is kept as long as this file is unchanged: what it takes for granted
 # about the order of columns must be said in here.
 _TIMES = (
@@ -43,8 +46,6 @@ _TIMES = (
 )
 _FORWARD, _BACKWARD, _WEIGHT, _SELECTIVE, _FULL = range(5)
 _TP, _TP_AGAIN, _CP, _EP = range(5, len(_TIMES))
-_SENDS = ("way", "edge", "link", "tail", "depth")
-_WAY, _EDGE, _LINK, _TAIL, _DEPTH = range(len(_SENDS))
 
 
 def has_textbook_time(table: StrategyTable) -> NDArray[np.bool_]:
@@ -55,7 +56,7 @@ def has_textbook_time(table: StrategyTable) -> NDArray[np.bool_]:
     row had before.
     """
     odd = (table.virtual_stages > 1) & (table.num_microbatches % table.pp > 0)
-    return np.asarray(_TEXTBOOK[table.schedule] & ~odd)
+    return np.asarray(TEXTBOOK[table.schedule] & ~odd)
 
 
 class _Parts(NamedTuple):
@@ -71,22 +72,8 @@ class _Parts(NamedTuple):
     shared_cores: Array
 
 
-class _Work(NamedTuple):
-    """Seconds of one microbatch by cause, and two sums of them."""
-
-    forward: float
-    backward: float
-    weight: float
-    again: float
-    tensor: float
-    context: float
-    expert: float
-    total: float
-    forward_total: float
-
-
 @compiled
-def _work(times: Array, recompute: int) -> _Work:
+def _work(times: Array, recompute: int) -> Work:
     """From the times of a rank or of the model, under one recompute kind.
 
     The forward has its share of communication: a half, of context a third.
@@ -101,7 +88,7 @@ def _work(times: Array, recompute: int) -> _Work:
         again, expert, context = times[_FULL], 1.5 * expert, context * (4 / 3)
     elif recompute == 1:
         again = times[_SELECTIVE]
-    return _Work(
+    return Work(
         forward,
         backward,
         times[_WEIGHT],
@@ -130,7 +117,7 @@ def _by_chains(
         rows: The table.
         load: Times of the slowest rank. Shape [pairs, _TIMES].
         whole: Times of the model. Shape [pairs, _TIMES].
-        sends: Of transfers. Shape [pairs, _SENDS].
+        sends: Of transfers. Shape [pairs, SENDS].
         found: Filled in with these rows. Shape [n].
         place: Filled in with where in ``found`` each row is, or -1. Shape [n].
         times: Filled in for these rows with forward, backward and weight seconds of
@@ -144,7 +131,7 @@ def _by_chains(
         pp, virtual = rows.pp[row], rows.virtual_stages[row]
         odd = virtual > 1 and rows.num_microbatches[row] % pp > 0
         place[row] = -1
-        if _TEXTBOOK[schedule] and not odd:
+        if TEXTBOOK[schedule] and not odd:
             continue
         pair, stages = rows.pair[row], pp * virtual
         all_of = _work(whole[pair], recompute)
@@ -153,80 +140,11 @@ def _by_chains(
         times[0, count] = all_of.forward_total / stages
         times[2, count] = all_of.weight / stages
         times[1, count] = all_of.total / stages - times[0, count] - times[2, count]
-        times[3, count] = sends[pair, _WAY] / boundaries
+        times[3, count] = sends[pair, WAY] / boundaries
         times[4, count] = _work(load[pair], recompute).total
         found[count], place[row] = row, count
         count += 1
     return count
-
-
-@compiled
-def _waits(
-    schedule: int,
-    pp: int,
-    virtual: int,
-    many: int,
-    load: _Work,
-    whole: _Work,
-    send: float,
-) -> float:
-    """What transfers add beyond one way down the pipeline and back.
-
-    1F1B lets pp microbatches in, so that each round of pp waits for the first of them
-    to come back: (all + 2 send) / pp is the least time of a microbatch. Interleaved
-    stages hide transfers under a forward or a backward unless those are shorter. Counts
-    of hops are those of :func:`planner.simulate.bubble_coefficients` for equal stages.
-    """
-    if pp == 1:
-        return 0.0
-    if schedule == _ONE_BY_ONE:
-        rounds = (pp - 1) * many // pp - 1 + (many % pp == 1)
-        late = max((whole.total + 2 * send) / pp - load.total, 0.0)
-        return max(late * pp / (pp - 1) * rounds, 0.0)
-    if schedule == _INTERLEAVED:
-        stages = pp * virtual
-        forward = whole.forward_total / stages
-        shorter = min(forward, whole.total / stages - forward)
-        longer = max(send / max(stages - 1, 1) - shorter, 0.0)
-        return max((many - pp) * (virtual - 1) * longer, 0.0)
-    return 0.0
-
-
-@compiled
-def _slow_links(
-    schedule: int,
-    pp: int,
-    virtual: int,
-    many: int,
-    load: _Work,
-    whole: _Work,
-    sends: Array,
-) -> float:
-    """The least seconds of a pipeline whose links are what is slow.
-
-    What is sent over a link queues. Where all forwards come before all backwards, each
-    half takes as long as its rank or its link. Of 1F1B, each round of ``depth``
-    microbatches makes a trip over some boundaries and back: a rank is one forward ahead
-    of the next; see :func:`planner.simulate.uneven.one_by_one_makespan`.
-    """
-    if pp == 1:
-        return 0.0
-    if _FORWARDS_FIRST[schedule]:
-        there = max(load.forward_total, sends[_EDGE])
-        back = max(load.total - load.forward_total, sends[_EDGE])
-        fill = whole.total + 2 * sends[_WAY] - there - back
-        return float(many * (there + back) + fill / virtual)
-    # Before the first transfer and after the last: with one stage a rank and backwards
-    # in one piece all of a microbatch, else a stage at least.
-    all_of_it = virtual == 1 and _TEXTBOOK[schedule]
-    once = whole.total if all_of_it else whole.total / (pp * virtual)
-    found = once + many * sends[_LINK]
-    if schedule == _ONE_BY_ONE:
-        trips = 1 + (many - 1) // int(sends[_DEPTH])
-        before = sends[_WAY] - sends[_TAIL]
-        ways = 2 * (before + trips * sends[_TAIL])
-        found = max(found, whole.total + (many - 1) * whole.total / pp + ways)
-    return float(found)
 
 
 @compiled
@@ -259,11 +177,11 @@ def _fill_parts(
         if place[row] >= 0:
             plain, sent = by_chains[0, place[row]], by_chains[1, place[row]]
         else:
-            send = sends[pair, _WAY]
+            send = sends[pair, WAY]
             plain = many * own.total + (all_of.total - own.total) / virtual
-            waits = _waits(schedule, pp, virtual, many, own, all_of, send)
+            waits = transfer_waits(schedule, pp, virtual, many, own, all_of, send)
             sent = plain + 2 * send + waits
-        slow = _slow_links(schedule, pp, virtual, many, own, all_of, sends[pair])
+        slow = slow_links(schedule, pp, virtual, many, own, all_of, sends[pair])
         sent = max(sent, slow)
         crowd = crowding[rows.place[row], 0]
         # Processes that share cores can at best keep all cores busy all the time.
@@ -312,10 +230,11 @@ def row_times(rows: Columns, summaries: Summaries, crowding: Array) -> RowTimes:
     times = np.empty((5, count))
     order = [TIMES.index(name) for name in _TIMES]
     load, whole = summaries.load[:, order], summaries.whole[:, order]
+    sends = summaries.sends[:, [FOUND_SENDS.index(name) for name in SENDS]]
     of_pairs = (
         np.ascontiguousarray(load),
         np.ascontiguousarray(whole),
-        np.ascontiguousarray(summaries.sends[:, [SENDS.index(n) for n in _SENDS]]),
+        np.ascontiguousarray(sends),
     )
     chained = _by_chains(rows, *of_pairs, found, place, times)
     result = RowTimes(
