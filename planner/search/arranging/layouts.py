@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel, CostTable
 from planner.cost.row_times import has_textbook_time
+from planner.schema import SCHEDULES
 from planner.search.arranging.fleets import Choices, Fleet
 from planner.search.arranging.groups import DeviceGroups
 from planner.search.base import Objective, Request
@@ -155,6 +156,8 @@ def find_layouts(
     if "schedule" not in request.pins:
         # What stands in for nothing else is simulated among the finalists.
         table = table[np.flatnonzero(has_textbook_time(table))]
+        if "virtual_stages" not in request.pins:
+            table = StrategyTable.concatenate([table, _eager(request, mesh)])
     if not len(table):
         return None
     owner = mesh_of_row(table, mesh)
@@ -169,6 +172,19 @@ def find_layouts(
             break
         found += _priced(request, model, groups, table, batch)
     return _assembled(table, found)
+
+
+def _eager(request: Request, mesh: Index) -> StrategyTable:
+    """Rows of Interleaved1F1B with one stage a rank.
+
+    It is 1F1B with twice as many microbatches under way, which hide what takes long
+    to send. Source: Zhuang et al. 2023, On Optimizing the Communication of Model
+    Parallelism (eager 1F1B).
+    """
+    code = SCHEDULES.index("Interleaved1F1B")
+    pins = {**request.pins, "schedule": code, "virtual_stages": 1}
+    table = expand_meshes(mesh[mesh[:, 0] > 1], request.facts, pins)
+    return table[np.flatnonzero(has_textbook_time(table))]
 
 
 def distinct_meshes(choices: Choices, chosen: Index) -> tuple[Index, Index]:
