@@ -45,7 +45,12 @@ def _alone(
 
 
 def _mesh_rows(choices: Choices, request: Request, choice: int) -> StrategyTable:
-    table = expand_meshes(choices.mesh[[choice]], request.facts, request.pins)
+    mesh = choices.mesh[[choice]]
+    table = expand_meshes(mesh, request.facts, request.pins)
+    if mesh[0, 0] > 1:
+        eager = {"schedule": SCHEDULES.index("Interleaved1F1B"), "virtual_stages": 1}
+        more = expand_meshes(mesh, request.facts, {**request.pins, **eager})
+        table = StrategyTable.concatenate([table, more])
     return table[np.flatnonzero(has_textbook_time(table))]
 
 

@@ -102,7 +102,7 @@ SMALL: tuple[tuple[Cluster, dict[str, Any], bool], ...] = (
     (
         hosts((1, 1, _slow()), (1, 2, device()), (1, 2, _slow()), (2, 1, device())),
         {"objective": "throughput"},
-        True,
+        False,
     ),
     (
         hosts((1, 2, _slow()), (1, 3, device()), (1, 1, device()), (1, 2, _slow())),
