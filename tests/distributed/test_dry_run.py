@@ -82,7 +82,17 @@ def _measured(plan_json: str) -> tuple[int, int, dict[str, tuple[int, int]]]:
 
 
 #: Left to the whole suite.
-SLOW = {"three axes", "interleaved", "zero bubble", "hybrid", "accumulated replicas"}
+SLOW = {
+    "three axes",
+    "interleaved",
+    "zero bubble",
+    "hybrid",
+    "accumulated replicas",
+    "zero2",
+    "clipped zero3",
+    "loss parallel",
+    "recomputed",
+}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ MESHES: dict[str, dict[str, Any]] = {
         "num_microbatches": 4,
         "schedule": "Interleaved1F1B",
     },
+    # 1F1B with twice as many microbatches under way.
+    "eager": {"pp": 2, "num_microbatches": 4, "schedule": "Interleaved1F1B"},
     "pp-zero2-tp": {
         "pp": 2,
         "dp_shard": 2,
@@ -51,7 +53,17 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+#: Left to the whole suite: others run what they are made of.
+SLOW = {"pp-zero2-tp", "tp-ddp", "gpipe", "zero2"}
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in MESHES
+    ],
+)
 def test_every_mesh_trains_as_one_process_does(pool: Pool, mesh: str) -> None:
     assert distance(pool, "llama", **MESHES[mesh]).largest <= EXACT
 

@@ -42,7 +42,7 @@ def train_and_die(args: dict[str, Any], emit: Callable[[Any], None]) -> list[flo
     return list(result.losses)
 
 
-@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("steps", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_rank_killed_in_training_is_named_and_nobody_stays(steps: int) -> None:
     plan = make_plan("gpt2", dp_shard=2, zero_stage=3)
     pids: list[int] = []
