@@ -98,7 +98,7 @@ STEPS = (
     ("finalists: order of actions", "planner.search.refine", "actions"),
     ("finalists: exact cuts", "planner.search.refine", "best_cut"),
     ("finalists: build strategies", "planner.search.refine", "build_strategy"),
-    ("finalists: simulate", "planner.cost.step", "evaluate"),
+    ("finalists: simulate", "planner.cost.pipelined", "evaluate"),
     ("finalists: price", "planner.cost.model", "detailed_cost"),
     ("assemble: fingerprint", "planner.assemble", "fingerprint_parameters"),
     ("assemble: plan", "planner.api", "make_plan"),
