@@ -13,7 +13,7 @@ from planner.schema import SCHEDULES
 from planner.search.base import Candidate, Request, SearchResult, finish
 from planner.search.budget import Budget
 from planner.search.orders import device_orders
-from planner.search.refine import candidates_of_row, schedule_variants
+from planner.search.refine import candidates_of_row, eager_variants, schedule_variants
 from planner.space import StrategyTable, enumerate_strategies, legal
 
 __all__ = ["ExhaustivePartitioner", "search_order"]
@@ -116,7 +116,10 @@ def _variants(request: Request, rows: list[dict[str, int]]) -> list[dict[str, in
         variant
         for row in rows
         if row["pp"] > 1
-        for variant in schedule_variants(row, request.facts.num_units, SCHEDULES)
+        for variant in (
+            *schedule_variants(row, request.facts.num_units, SCHEDULES),
+            *eager_variants(row),
+        )
         if virtual in {None, variant["virtual_stages"]}
     ]
     if not found:

@@ -25,7 +25,7 @@ from planner.search.stages import Cut, best_cut
 from planner.simulate import actions, why_not
 from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
 
-__all__ = ["candidates_of_row", "schedule_variants"]
+__all__ = ["candidates_of_row", "eager_variants", "schedule_variants"]
 
 
 #: Units up to which cuts are exact: the tables of all runs of units grow with their
@@ -166,3 +166,16 @@ def schedule_variants(
         if why_not(name, row["pp"], virtual, row["num_microbatches"]) is None:
             variants.append({**row, "schedule": code, "virtual_stages": virtual})
     return variants
+
+
+def eager_variants(row: Mapping[str, int]) -> list[dict[str, int]]:
+    """The row as Interleaved1F1B with one stage a rank, if torch accepts that.
+
+    It is 1F1B with twice as many microbatches under way, which hide what takes long to
+    send. Source: Zhuang et al. 2023, On Optimizing the Communication of Model
+    Parallelism (eager 1F1B).
+    """
+    if why_not("Interleaved1F1B", row["pp"], 1, row["num_microbatches"]) is not None:
+        return []
+    code = SCHEDULES.index("Interleaved1F1B")
+    return [{**row, "schedule": code, "virtual_stages": 1}]

@@ -175,11 +175,9 @@ def find_layouts(
 
 
 def _eager(request: Request, mesh: Index) -> StrategyTable:
-    """Rows of Interleaved1F1B with one stage a rank.
+    """Rows of Interleaved1F1B with one stage a rank, which hides slow transfers.
 
-    It is 1F1B with twice as many microbatches under way, which hide what takes long
-    to send. Source: Zhuang et al. 2023, On Optimizing the Communication of Model
-    Parallelism (eager 1F1B).
+    See :func:`planner.search.refine.eager_variants`.
     """
     code = SCHEDULES.index("Interleaved1F1B")
     pins = {**request.pins, "schedule": code, "virtual_stages": 1}
