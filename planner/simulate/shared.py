@@ -207,8 +207,8 @@ def check_sharing(
     delay = np.asarray(latency_s, dtype=np.float64)
     if delay.shape not in ((), (boundaries,)) or not (delay >= 0).all():
         raise StrategyError(
-            f"latency_s has shape {list(delay.shape)}; give seconds of 0 or more, one "
-            f"number or one for each of {boundaries} boundaries"
+            f"latency_s={delay.tolist()} has shape {list(delay.shape)}; give seconds "
+            f"of 0 or more, one number or one for each of {boundaries} boundaries"
         )
     once = np.broadcast_to(delay, (boundaries,))
     hosts = _numbers("host_of_rank", host_of_rank, table.pp, 0)
