@@ -129,24 +129,22 @@ class HierarchicalTopology:
 
     def links(self, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
         """Bandwidth and latency at the innermost level that a and b share."""
-        last = len(self._domains) - 1
-        level = np.full(np.broadcast(a, b).shape, last, dtype=np.int64)
-        for index in range(last - 1, -1, -1):
+        bandwidth = np.asarray(
+            np.minimum(self._nic_bandwidth[a], self._nic_bandwidth[b])
+        )
+        latency = np.asarray(np.maximum(self._nic_latency[a], self._nic_latency[b]))
+        level = np.full(bandwidth.shape, len(self._domains) - 1, dtype=np.int8)
+        for index in range(len(self._domains) - 2, -1, -1):
             domain = self._domains[index]
-            level[domain[a] == domain[b]] = index
-        nic = np.minimum(self._nic_bandwidth[a], self._nic_bandwidth[b])
-        wait = np.maximum(self._nic_latency[a], self._nic_latency[b])
-        inside = level == 0
-        bandwidth = np.where(
-            inside,
-            self._host_bandwidth[a],
-            np.minimum(nic, self._level_bandwidth[level]),
-        )
-        latency = np.where(
-            inside, self._host_latency[a], np.maximum(wait, self._level_latency[level])
-        )
-        same = a == b
-        return np.where(same, np.inf, bandwidth), np.where(same, 0.0, latency)
+            np.copyto(level, index, where=domain[a] == domain[b])
+        np.minimum(bandwidth, self._level_bandwidth.take(level), out=bandwidth)
+        np.maximum(latency, self._level_latency.take(level), out=latency)
+        inside, same = level == 0, a == b
+        np.copyto(bandwidth, self._host_bandwidth[a], where=inside)
+        np.copyto(latency, self._host_latency[a], where=inside)
+        np.copyto(bandwidth, np.inf, where=same)
+        np.copyto(latency, 0.0, where=same)
+        return bandwidth, latency
 
     def slowest_by_level(
         self, groups: IntArray, in_host: int

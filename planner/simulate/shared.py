@@ -17,7 +17,8 @@ from planner.errors import StrategyError
 from planner.simulate.actions import ActionTable, IntArray
 from planner.simulate.durations import Durations, FloatArray, stage_durations
 from planner.simulate.engine import Evaluation, busy_seconds
-from planner.simulate.flow import Flow, Indices, flow_of
+from planner.simulate.flow import Indices, flow_of
+from planner.simulate.ordered_links import has_one_sender, time_in_order
 from planner.simulate.shared_links import time_with_links
 from planner.simulate.shared_slots import time_with_slots
 
@@ -106,7 +107,7 @@ def simulate_shared(
             _, ends = shared_op_times(table, times, sharing, candidate)
             np.maximum.at(last[candidate], flow.program.duration_row, ends)
     else:
-        last = _last_ends(flow, times, sharing, np.empty(0))
+        last = _last_ends(table, times, sharing, np.empty(0))
     # A stage's gradient is complete at the last end of what completes it.
     done = last[:, flow.program.duration_row[flow.program.last_backward - 1]]
     return Evaluation(
@@ -132,7 +133,7 @@ def shared_op_times(
             compute_s=times.compute_s[candidate : candidate + 1],
             transfer_s=times.transfer_s[candidate : candidate + 1],
         )
-        _last_ends(flow, one, sharing, ends)
+        _last_ends(table, one, sharing, ends)
         ends = ends[flow.place]
         starts = ends - one.compute_s[0, flow.program.duration_row]
         return np.maximum(starts, 0.0), ends
@@ -154,17 +155,14 @@ def shared_op_times(
 
 
 def _last_ends(
-    flow: Flow, times: Durations, sharing: Sharing, ends: FloatArray
+    table: ActionTable, times: Durations, sharing: Sharing, ends: FloatArray
 ) -> FloatArray:
     """End of the last op of each duration row. Shape [batch, 4 * stages].
 
     Fills in ``ends`` of all ops if it has a place for them. Shape [ops] or [0].
     """
-    last = np.empty(times.compute_s.shape)
-    time_with_links(
-        flow.rows,
-        flow.arrival,
-        flow.first,
+    flow, last = flow_of(table), np.empty(times.compute_s.shape)
+    rest = (
         times.compute_s,
         times.transfer_s,
         *_links(sharing),
@@ -172,6 +170,11 @@ def _last_ends(
         ends,
         last,
     )
+    if has_one_sender(table.rank_of_stage, sharing.link_of):
+        ranks = flow.program.rank
+        time_in_order(flow.rows, flow.arrival, flow.place, ranks, *rest)
+    else:
+        time_with_links(flow.rows, flow.arrival, flow.first, *rest)
     return last
 
 

@@ -50,6 +50,32 @@ def test_shared_links_as_in_a_plain_simulation(
         assert found.makespan_s[index] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_links_of_one_sender_as_in_a_plain_simulation(
+    case: tuple[str, int, int, int],
+) -> None:
+    table, times = actions(*case), _random(case, 2)
+    rank = table.rank_of_stage
+    links = rank[:-1] * table.pp + rank[1:], rank[1:] * table.pp + rank[:-1]
+    found = simulate_shared(
+        table, *times, link_of_forward=links[0], link_of_backward=links[1]
+    )
+    # Cores that nobody waits for: the same by an event loop.
+    looped = simulate_shared(
+        table,
+        *times,
+        link_of_forward=links[0],
+        link_of_backward=links[1],
+        slots_of_host=[64.0],
+    )
+    np.testing.assert_allclose(
+        found.backward_done_s, looped.backward_done_s, rtol=1e-12
+    )
+    for index in range(2):
+        expected = reference.simulate(table, *(part[index] for part in times), *links)
+        assert found.makespan_s[index] == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("case", CASES[::2])
 @pytest.mark.parametrize("batch", [1, LANES - 1, LANES, 2 * LANES + 3])
 def test_candidates_side_by_side_as_alone(

@@ -122,13 +122,10 @@ def group_devices(setting: Setting) -> DeviceGroups:
     starts = np.append(np.flatnonzero(np.diff(hosts, prepend=-1)), len(ids))
     first, last = ids[starts[:-1]], ids[starts[1:] - 1]
     # Both directions count, as collectives and pipelines use both.
-    pairs = [
-        cluster.topology.links(a[:, None], b[None, :])
-        for a, b in ((first, first), (first, last), (last, first))
-    ]
-    off = ~np.eye(len(first), dtype=bool)
-    bandwidth = np.where(off, pairs[0][0], np.minimum(pairs[1][0], pairs[2][0]))
-    latency = np.where(off, pairs[0][1], np.maximum(pairs[1][1], pairs[2][1]))
+    bandwidth, latency = cluster.topology.links(first[:, None], first[None, :])
+    inside = [cluster.topology.links(*ends) for ends in ((first, last), (last, first))]
+    np.fill_diagonal(bandwidth, np.minimum(inside[0][0], inside[1][0]))
+    np.fill_diagonal(latency, np.maximum(inside[0][1], inside[1][1]))
     bandwidth, latency = (
         np.minimum(bandwidth, bandwidth.T),
         np.maximum(latency, latency.T),
