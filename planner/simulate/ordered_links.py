@@ -28,7 +28,7 @@ def has_one_sender(rank_of_stage: IntArray, link_of: IntArray) -> bool:
     links = link_of[1:]
     shared = links >= 0
     pairs = np.unique(np.stack([links[shared], senders[shared]]), axis=1)
-    return len(np.unique(pairs[0])) == pairs.shape[1]
+    return bool(len(np.unique(pairs[0])) == pairs.shape[1])
 
 
 @compiled
