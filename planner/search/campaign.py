@@ -190,12 +190,10 @@ class Campaign(Prices):
         """
         key = self._cut_key(solution)
         value = min((self._value(candidate) for candidate in found), default=UNSAID)
-        self._simulated[solution.key] = self._cut[key] = value
+        self._cut[key] = value
+        self.learn(solution, value)
         self._alike.add(self.alike(solution))
         self._candidates += found
-        closed = self._scores[solution.key]
-        if value < OVER and closed < OVER:
-            self._ratios[solution.key[1]] = value / closed
         if value < min(self.best_score, OVER):
             self.best_score, self._leader = value, solution
         return value

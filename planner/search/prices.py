@@ -38,6 +38,7 @@ class Prices(Budget):
         self._distinct: dict[object, Solution] = {}
         self._kinds: dict[object, object] = {}
         self._ratios: dict[object, float] = {}
+        self._mended: dict[object, tuple[float, float]] = {}
         self._simulated: dict[object, float] = {}
         self._hopes: dict[object, float] = {}
         self._types = np.asarray(request.setting.cluster.type_index)
@@ -58,11 +59,37 @@ class Prices(Budget):
         return np.array([self.corrected(one) for one in solutions])
 
     def corrected(self, solution: Solution) -> float:
-        """The score of a solution that was priced."""
+        """The score of a solution that was priced.
+
+        A row that lacked memory and fitted when it was cut by memory is taken to fit
+        under other orders that lack no more.
+        """
         simulated = self._simulated.get(solution.key)
         if simulated is not None:
             return simulated
-        return self._scores[solution.key] * self._ratios.get(solution.key[1], 1.0)
+        row, closed = solution.key[1], self._scores[solution.key]
+        if closed < OVER:
+            return closed * self._ratios.get(row, 1.0)
+        lacked, ratio = self._mended.get(row, (0.0, 1.0))
+        return self._hopes[solution.key] * ratio if closed <= lacked else closed
+
+    def learn(self, solution: Solution, value: float) -> None:
+        """Correct what closed forms say of a row by one that was simulated.
+
+        Args:
+            solution: Was priced.
+            value: Its score, ``1e12`` and more if it does not fit.
+        """
+        row, closed = solution.key[1], self._scores[solution.key]
+        self._simulated[solution.key] = value
+        if value >= OVER:
+            return
+        if closed < OVER:
+            self._ratios[row] = value / closed
+        elif closed < UNSAID:
+            lacked, _ = self._mended.get(row, (0.0, 1.0))
+            ratio = value / self._hopes[solution.key]
+            self._mended[row] = max(lacked, closed), ratio
 
     def may_fit(self, solution: Solution) -> bool:
         """Whether a solution that was priced fits, as far as is known."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.schema import SCHEDULES, Schedule
 from planner.search.moves import AXES, Row
-from planner.search.refine import schedule_variants
+from planner.search.refine import eager_variants, schedule_variants
 from planner.space import Facts, StrategyTable, legal
 
 __all__ = ["USUAL", "neighbours", "neighbours_of", "resized"]
@@ -155,6 +155,7 @@ def _kinds(
     yield {**row, "sequence_parallel": 1 - row["sequence_parallel"]}
     if row["pp"] > 1:
         yield from schedule_variants(row, facts.num_units, schedules)
+        yield from eager_variants(row)
         for virtual in range(2, _MOST_VIRTUAL + 1):
             yield {**row, "virtual_stages": virtual}
 

@@ -19,7 +19,13 @@ from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_
 from planner.search.arranging.climb import Limits, best_of, climb, joined
 from planner.search.arranging.fleets import Choices
 from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.screening import nearest_misses, screen
+from planner.search.arranging.misses import (
+    best_score,
+    nearest_misses,
+    settle_misses,
+)
+from planner.search.arranging.screening import Screened, screen
+from planner.search.arranging.settling import Settler
 from planner.search.moves import Solution
 from policies.partition.decoding import draw_orders
 from policies.partition.network import Encoded
@@ -44,8 +50,13 @@ _PREFERRED = {
         ("ZBVZeroBubble", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS")
     )
 }
-#: Share of the time that a glance at all meshes may take.
-_GLANCING = 0.5
+#: Share of the time that a glance at all meshes may take; of what is left then, that
+#: cutting near misses may, and that it may where all that fits is far from what they
+#: promise; and of a number of simulations.
+_GLANCING, _MENDING, _MENDED = 0.5, (0.4, 0.8), 1 / 8
+#: Meshes that look this much worse than a near miss that fits are not opened. (All
+#: their rows are better than the few that were glanced at, up to threefold.)
+_FAR = 3.0
 #: Share of the time that is left which pricing meshes with all rows may take.
 _OPENING = 0.4
 #: Of the network's best as many are glanced at where no order matters.
@@ -129,6 +140,7 @@ class Proposer:
     ) -> None:
         self.problem, self.known = problem, known
         self._saved, self._config = saved, config
+        self._settler = Settler(request=problem.request, model=known.model)
         self._rng = np.random.default_rng(problem.request.seed)
 
     def propose(self) -> None:
@@ -167,7 +179,7 @@ class Proposer:
         problem = self.problem
         if not problem.late:
             opened = self._opened(self._shortlist(ranked))
-            if opened is not None:
+            if opened is not None or np.isfinite(self._best()):
                 return opened
         step = self._config.meshes
         for start in range(0, len(ranked), step):
@@ -184,7 +196,8 @@ class Proposer:
         if not len(chosen):
             return None
         until = _share_of(one.until, _OPENING)
-        return open_arranger(one.request, one.choices, one.groups, chosen, model, until)
+        asked = one.request, one.choices, one.groups
+        return open_arranger(*asked, chosen, model, until, self._settler)
 
     def _shortlist(self, ranked: Index) -> Index:
         """The network's best, then those that look best by closed forms."""
@@ -193,15 +206,29 @@ class Proposer:
         asked = (problem.request, known.model, problem.groups, problem.choices)
         if problem.order_matters:
             found = screen(*asked, ranked, until)
-            known.solutions += nearest_misses(*asked, found)
+            self._mend(nearest_misses(*asked, found), found)
         else:
             # The network knows its way about there.
             found = screen(*asked, ranked[:_GLANCED], until)
-        fitting = found.choice[np.isfinite(found.score)]
+        near = np.isfinite(found.score) & (found.score <= _FAR * self._best())
+        fitting = found.choice[near]
         best = found.choice[np.argsort(found.score, kind="stable")]
         first = ranked[np.isin(ranked, fitting)][:_RANKED]
         both = [*first.tolist(), *best[: min(_SEEN, len(fitting))].tolist()]
         return np.array(list(dict.fromkeys(both)), dtype=np.int64)
+
+    def _mend(self, misses: list[Solution], seen: Screened) -> None:
+        """Find out which of those that lack memory fit once they are cut by it."""
+        far = seen.hope.min(initial=np.inf) * _FAR < seen.score.min(initial=np.inf)
+        budget = self.problem.request.evaluation_budget
+        most = 2 * len(misses) if budget is None else max(1, int(_MENDED * budget))
+        until = _share_of(self.problem.until, _MENDING[int(far)])
+        self.known.found += settle_misses(self._settler, misses, until, most)
+
+    def _best(self) -> float:
+        """Score of the best that was simulated; infinite if nothing fits so far."""
+        request, found = self.problem.request, self.known.found
+        return min((best_score(request, cuts) for _, cuts in found), default=np.inf)
 
     def _affordable(self) -> int:
         """Orders to draw, so that on a clock they take a share of it; 0 for none."""
@@ -255,8 +282,11 @@ class Proposer:
             most = -(-budget // 2)
         few = best_of(current, max(12, self._config.finalists), of_layout=3)
         ranked = arranger.finalists(few)
-        fits = False
+        fits = bool(np.isfinite(self._best()))
         for entered, index in self._turns(arranger, ranked):
+            hopeless = entered.score[index] > _HOPELESS * self._best()
+            if hopeless and np.isfinite(entered.score[index]):
+                break
             spent = known.model.evaluations["simulated"]
             full = spent >= most and (problem.until is None or budget is not None)
             if known.found and (full or (problem.late and fits)):

@@ -62,10 +62,6 @@ def refined(
     campaign.price([*known.solutions, *(one for one, _ in simulated)])
     for one, cuts in simulated:
         campaign.adopt(one, cuts)
-    for one in known.solutions:
-        if not campaign.may_fit(one):
-            # A near miss: only the exact cut can tell whether it fits.
-            campaign.simulate(one)
     campaign.price(
         [
             Solution(order=made, row=one.row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,9 @@ from planner.schema import SCHEDULES
 from planner.search.arranging.fleets import Choices
 from planner.search.arranging.groups import DeviceGroups
 from planner.search.arranging.layouts import Layouts, find_layouts, scores_of
+from planner.search.arranging.settling import Settler
 from planner.search.base import Candidate, Request
-from planner.search.refine import candidates_of_row, schedule_variants
+from planner.search.refine import schedule_variants
 from planner.space import StrategyTable, legal
 
 __all__ = ["Arranger", "Finalists", "Priced", "open_arranger"]
@@ -79,14 +80,14 @@ class Arranger:
         model: Counts the evaluations.
         groups: Devices that stay together.
         layouts: Meshes and their rows.
-        local: Cost models of the orders that were simulated, by their bytes.
+        settler: Cuts and simulates.
     """
 
     request: Request
     model: CostModel
     groups: DeviceGroups
     layouts: Layouts
-    local: dict[bytes, CostModel] = field(default_factory=dict)
+    settler: Settler
 
     def with_best(self, count: int) -> Arranger:
         """The same with the best of its layouts alone."""
@@ -207,32 +208,9 @@ class Arranger:
             index: Which of them.
             cuts: Most cuts to try, the exact one first.
         """
-        row = finalists.rows.row(index)
         count = int(self.layouts.count[finalists.layout[index]])
         ids = self.groups.orders(finalists.sequence[index : index + 1], count)[0]
-        # Finalists share few orders, and those of one order the prices of units.
-        key = ids.tobytes()
-        if key not in self.local:
-            self.local[key] = CostModel(self.request.setting.reordered(ids))
-        local = self.local[key]
-        before = local.evaluations["simulated"]
-        free = "recompute" not in self.request.pins
-        found = candidates_of_row(
-            local,
-            row,
-            free_recompute=free,
-            most=cuts,
-            sayable=self.request.sayable,
-        )
-        self.model.evaluations["simulated"] += local.evaluations["simulated"] - before
-        if not found:
-            return []
-        table = StrategyTable.from_strategies([c.strategy for c in found])
-        # The row is legal; with other recomputation than its own it may not be.
-        if (table.recompute == row["recompute"]).all():
-            return found
-        kept = np.flatnonzero(legal(table, self.request.facts))
-        return [found[at] for at in kept.tolist()]
+        return self.settler.settled(finalists.rows.row(index), ids, cuts=cuts)
 
 
 def open_arranger(
@@ -242,6 +220,7 @@ def open_arranger(
     chosen: Index,
     model: CostModel | None = None,
     until: float | None = None,
+    settler: Settler | None = None,
 ) -> Arranger | None:
     """What arrangements of some meshes are made of and priced with.
 
@@ -253,6 +232,7 @@ def open_arranger(
         model: Counts the evaluations; None for one of its own.
         until: Of :func:`time.perf_counter`, after which the meshes that are left are
             left out; None for no clock.
+        settler: Knows what is known of orders; None for one of its own.
     Returns:
         None if none of them has a row that fits under a plain order of the devices.
     """
@@ -260,4 +240,10 @@ def open_arranger(
     layouts = find_layouts(request, model, groups, choices, chosen, until)
     if layouts is None:
         return None
-    return Arranger(request=request, model=model, groups=groups, layouts=layouts)
+    return Arranger(
+        request=request,
+        model=model,
+        groups=groups,
+        layouts=layouts,
+        settler=settler or Settler(request=request, model=model),
+    )

@@ -18,16 +18,13 @@ from planner.search.arranging.layouts import (
     scores_of,
 )
 from planner.search.base import Request
-from planner.search.moves import Solution
 from planner.space import StrategyTable, expand_meshes
 
-__all__ = ["Screened", "nearest_misses", "screen"]
+__all__ = ["Screened", "few_rows", "screen"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Meshes that do not fit by closed forms but are given a chance.
-_MISSES = 4
 #: Rows priced at once: between two looks at the clock.
 _AT_ONCE = 8_000
 #: Samples of the microbatches that are looked at, and pins that say it otherwise.
@@ -71,7 +68,7 @@ def screen(
             left out; None for no clock. A row takes 4 us on one core.
     """
     mesh, which = distinct_meshes(choices, among)
-    table = _few(request, mesh)
+    table = few_rows(request, mesh)
     if not len(table):
         return _joined([])
     owner = mesh_of_row(table, mesh)
@@ -122,8 +119,13 @@ def _joined(found: list[tuple[Index, Array]]) -> Screened:
     )
 
 
-def _few(request: Request, mesh: Index) -> StrategyTable:
-    """Rows that stand for some meshes: few stages a rank, few sizes of microbatches."""
+def few_rows(request: Request, mesh: Index) -> StrategyTable:
+    """Rows that stand for some meshes: few stages a rank, few sizes of microbatches.
+
+    Args:
+        request: Its pins hold in every row.
+        mesh: Degrees in the order of the table's axes. Shape [n, 6].
+    """
     pins = dict(request.pins)
     pins.setdefault("virtual_stages", 1)
     sizes = [{}] if _BATCHING & set(pins) else [{"microbatch_size": n} for n in _SIZES]
@@ -137,38 +139,3 @@ def _few(request: Request, mesh: Index) -> StrategyTable:
     if "sequence_parallel" not in pins and divided:
         kept &= (table.tp == 1) | (table.sequence_parallel == 1)
     return table[np.flatnonzero(kept)]
-
-
-def nearest_misses(
-    request: Request,
-    model: CostModel,
-    groups: DeviceGroups,
-    choices: Choices,
-    seen: Screened,
-) -> list[Solution]:
-    """Of meshes that lack the least memory and would be the fastest, a row each.
-
-    Closed forms cut by time alone and recompute the same everywhere. With cuts that
-    mind the memory, and recomputation stage by stage, such a row may fit.
-
-    Args:
-        request: The question.
-        model: Counts the evaluations.
-        groups: Of the request's devices.
-        choices: All meshes.
-        seen: What :func:`screen` found.
-    """
-    best = seen.score.min(initial=np.inf)
-    missed = np.flatnonzero((seen.excess_bytes > 0) & (seen.hope < best))
-    nearest = missed[np.argsort(seen.excess_bytes[missed], kind="stable")[:_MISSES]]
-    found = []
-    for choice in seen.choice[nearest].tolist():
-        fleet = choices.fleets[choices.fleet[choice]]
-        table = _few(request, choices.mesh[[choice]])
-        ids = groups.orders(fleet.sequences, fleet.count)
-        rows = np.tile(np.arange(len(table)), len(ids))
-        order = np.repeat(np.arange(len(ids)), len(table))
-        excess = model.arranged(table[rows], ids, order).excess_bytes
-        at = int(excess.argmin())
-        found.append(Solution(order=ids[order[at]], row=table.row(int(rows[at]))))
-    return found
