@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.schema import SCHEDULES
 from planner.search import Request
 from planner.search.campaign import Campaign
 from planner.search.evolutionary import evolve
@@ -65,3 +66,36 @@ def test_what_lacks_memory_but_would_be_faster_is_cut_exactly(short: Request) ->
     assert not any(map(campaign.was_simulated, faster))
     evolve(campaign, 6)
     assert any(map(campaign.was_simulated, faster))
+
+
+def test_a_row_that_a_cut_let_fit_is_taken_to_fit_elsewhere() -> None:
+    request = tight(1.72e9)
+    campaign, every = priced(request)
+    order = request.setting.order
+    one = max(faster_misses(campaign, every), key=lambda each: each.row["pp"])
+    alike = Solution(order=order[::-1].copy(), row=one.row)
+    campaign.price([alike])
+    assert not campaign.may_fit(alike)
+    campaign.learn(one, 3 * campaign.hope(one))
+    # All devices are alike, so that under the other order it lacks the same.
+    assert campaign.corrected(alike) == pytest.approx(3 * campaign.hope(alike))
+    # What did not fit says nothing of other orders.
+    campaign.learn(alike, 2e12)
+    assert not campaign.may_fit(alike)
+    assert campaign.may_fit(one)
+
+
+def test_eager_pipelines_are_a_move_away() -> None:
+    request = tight(80e9)
+    campaign, every = priced(request)
+    plain = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
+    one = next(
+        each
+        for each in every
+        if (each.row["schedule"], each.row["pp"]) == (plain[0], 4)
+        and each.row["num_microbatches"] % 4 == 0
+    )
+    rows = campaign.neighbours(one)
+    assert rows is not None
+    eager = (rows.schedule == plain[1]) & (rows.virtual_stages == 1)
+    assert eager.sum() == 1

@@ -14,6 +14,7 @@ from envs.partition.features import (
     UNIT_FEATURES,
     WHOLE_FEATURES,
     Observed,
+    _nearest,
     observe,
 )
 from envs.partition.padding import Sizes, pad
@@ -79,6 +80,19 @@ def test_edges_of_groups_are_those_that_are_nearest() -> None:
     for group in range(30):
         near = seen.group_edges[0][seen.group_edges[1] == group]
         assert set(near.tolist()) == set(np.argsort(seconds[group])[:12].tolist())
+
+
+@pytest.mark.parametrize("groups", [40, 600])
+def test_of_many_groups_the_nearest_are_picked_as_of_few(groups: int) -> None:
+    rng = np.random.default_rng(groups)
+    seconds = rng.permutation(groups * groups).reshape(groups, groups) / 1e3
+    alone = seconds + np.where(np.eye(groups, dtype=bool), np.inf, 0.0)
+    found = _nearest(seconds.copy(), 12)
+    assert (found == np.argsort(alone, axis=1)[:, :12]).all()
+    # The earliest of those that are equally near.
+    equal = _nearest(np.ones((600, 600)), 3)
+    assert equal[0].tolist() == [1, 2, 3]
+    assert equal[2].tolist() == [0, 1, 3]
 
 
 def test_faster_links_are_higher_and_slower_ones_take_longer() -> None:
