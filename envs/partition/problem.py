@@ -25,7 +25,8 @@ from planner.search import Candidate, Request, get_partitioner, preference, scor
 from planner.search.arranging.arranger import Arranger, open_arranger
 from planner.search.arranging.fleets import Choices, list_choices
 from planner.search.arranging.groups import DeviceGroups, group_devices
-from planner.search.arranging.layouts import Layouts, scores_of
+from planner.search.arranging.layouts import Layouts
+from planner.search.arranging.mended import scores_of
 from planner.search.refusal import why_nothing_is_legal
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 

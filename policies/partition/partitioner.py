@@ -28,7 +28,8 @@ from planner.search.arranging.fleets import list_choices
 from planner.search.arranging.groups import group_devices
 from planner.search.base import finish
 from planner.search.expert import ExpertPartitioner
-from policies.partition.proposing import Problem, Proposer, SearchConfig
+from policies.partition.problem import Problem
+from policies.partition.proposing import Proposer, SearchConfig
 from policies.partition.refining import Known, refined
 from policies.partition.saved import load_network
 

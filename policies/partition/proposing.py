@@ -14,25 +14,20 @@ from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
 from planner.schema import SCHEDULES
-from planner.search import Request
 from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
 from planner.search.arranging.climb import Limits, best_of, climb, joined
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.misses import (
-    best_score,
-    nearest_misses,
-    settle_misses,
-)
-from planner.search.arranging.screening import Screened, screen
+from planner.search.arranging.mended import Mended
+from planner.search.arranging.misses import best_score
 from planner.search.arranging.settling import Settler
 from planner.search.moves import Solution
 from policies.partition.decoding import draw_orders
 from policies.partition.network import Encoded
+from policies.partition.problem import Problem, share_of
 from policies.partition.refining import Known
 from policies.partition.saved import SavedNetwork
+from policies.partition.shortlist import shortlist
 
-__all__ = ["Problem", "Proposer", "SearchConfig"]
+__all__ = ["Proposer", "SearchConfig"]
 
 #: What is this much worse than the best by closed forms is not simulated any more.
 _HOPELESS = 1.25
@@ -50,19 +45,8 @@ _PREFERRED = {
         ("ZBVZeroBubble", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS")
     )
 }
-#: Share of the time that a glance at all meshes may take; of what is left then, that
-#: cutting near misses may, and that it may where all that fits is far from what they
-#: promise; and of a number of simulations.
-_GLANCING, _MENDING, _MENDED = 0.5, (0.4, 0.8), 1 / 8
-#: Meshes that look this much worse than a near miss that fits are not opened. (All
-#: their rows are better than the few that were glanced at, up to threefold.)
-_FAR = 3.0
 #: Share of the time that is left which pricing meshes with all rows may take.
 _OPENING = 0.4
-#: Of the network's best as many are glanced at where no order matters.
-_GLANCED = 160
-#: Of the meshes that are priced with all rows: the network's best, and the glance's.
-_RANKED, _SEEN = 12, 20
 #: Arrangements that evolution starts from, and of one layout.
 _SEEDS, _OF_LAYOUT = 48, 6
 
@@ -96,35 +80,6 @@ class SearchConfig:
     learned: bool = True
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Problem:
-    """One search.
-
-    Attributes:
-        request: The question.
-        groups: Of its devices.
-        choices: All meshes.
-        until: When proposing should be over, by ``time.perf_counter``; None without a
-            clock.
-    """
-
-    request: Request
-    groups: DeviceGroups
-    choices: Choices
-    until: float | None
-
-    @property
-    def order_matters(self) -> bool:
-        """Whether it makes a difference which devices are which ranks."""
-        many = any(len(fleet.sequences) > 1 for fleet in self.choices.fleets)
-        return many or len(np.unique(self.groups.sizes)) > 1
-
-    @property
-    def late(self) -> bool:
-        """Whether it should be over."""
-        return self.until is not None and time.perf_counter() >= self.until
-
-
 class Proposer:
     """Proposes for one problem.
 
@@ -141,6 +96,7 @@ class Proposer:
         self.problem, self.known = problem, known
         self._saved, self._config = saved, config
         self._settler = Settler(request=problem.request, model=known.model)
+        self._mended = Mended()
         self._rng = np.random.default_rng(problem.request.seed)
 
     def propose(self) -> None:
@@ -178,7 +134,11 @@ class Proposer:
         """The best meshes that fit; further down the list while none does."""
         problem = self.problem
         if not problem.late:
-            opened = self._opened(self._shortlist(ranked))
+            short = shortlist(problem, self._settler, ranked)
+            if short.settled is not None:
+                self.known.found += short.settled.found
+                self._mended = short.settled.mended
+            opened = self._opened(short.chosen)
             if opened is not None or np.isfinite(self._best()):
                 return opened
         step = self._config.meshes
@@ -195,35 +155,9 @@ class Proposer:
         one, model = self.problem, self.known.model
         if not len(chosen):
             return None
-        until = _share_of(one.until, _OPENING)
+        until = share_of(one.until, _OPENING)
         asked = one.request, one.choices, one.groups
-        return open_arranger(*asked, chosen, model, until, self._settler)
-
-    def _shortlist(self, ranked: Index) -> Index:
-        """The network's best, then those that look best by closed forms."""
-        problem, known = self.problem, self.known
-        until = _share_of(problem.until, _GLANCING)
-        asked = (problem.request, known.model, problem.groups, problem.choices)
-        if problem.order_matters:
-            found = screen(*asked, ranked, until)
-            self._mend(nearest_misses(*asked, found), found)
-        else:
-            # The network knows its way about there.
-            found = screen(*asked, ranked[:_GLANCED], until)
-        near = np.isfinite(found.score) & (found.score <= _FAR * self._best())
-        fitting = found.choice[near]
-        best = found.choice[np.argsort(found.score, kind="stable")]
-        first = ranked[np.isin(ranked, fitting)][:_RANKED]
-        both = [*first.tolist(), *best[: min(_SEEN, len(fitting))].tolist()]
-        return np.array(list(dict.fromkeys(both)), dtype=np.int64)
-
-    def _mend(self, misses: list[Solution], seen: Screened) -> None:
-        """Find out which of those that lack memory fit once they are cut by it."""
-        far = seen.hope.min(initial=np.inf) * _FAR < seen.score.min(initial=np.inf)
-        budget = self.problem.request.evaluation_budget
-        most = 2 * len(misses) if budget is None else max(1, int(_MENDED * budget))
-        until = _share_of(self.problem.until, _MENDING[int(far)])
-        self.known.found += settle_misses(self._settler, misses, until, most)
+        return open_arranger(*asked, chosen, model, until, self._settler, self._mended)
 
     def _best(self) -> float:
         """Score of the best that was simulated; infinite if nothing fits so far."""
@@ -268,7 +202,7 @@ class Proposer:
         return arranger.price(layout, drawn.sequence)
 
     def _climb(self, arranger: Arranger, start: Priced) -> Priced:
-        until = _share_of(self.problem.until, self._config.climbing)
+        until = share_of(self.problem.until, self._config.climbing)
         rounds = self._config.rounds if until is None else None
         limits = Limits(until=until, rounds=rounds)
         return joined([climb(arranger, start, self._rng, limits), best_of(start, 8)])
@@ -331,14 +265,6 @@ class Proposer:
             if ranked.score[index] > _HOPELESS * ranked.score[0]:
                 return
             yield ranked, index
-
-
-def _share_of(until: float | None, share: float) -> float | None:
-    """When a share of the time that is left is over; None without a clock."""
-    if until is None:
-        return None
-    now = time.perf_counter()
-    return now + share * (until - now)
 
 
 def _solution(arranger: Arranger, rows: Finalists, index: int) -> Solution:

@@ -11,7 +11,8 @@ from planner.cost import CostModel
 from planner.schema import SCHEDULES
 from planner.search.arranging.fleets import Choices
 from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.layouts import Layouts, find_layouts, scores_of
+from planner.search.arranging.layouts import Layouts, find_layouts
+from planner.search.arranging.mended import Mended
 from planner.search.arranging.settling import Settler
 from planner.search.base import Candidate, Request
 from planner.search.refine import schedule_variants
@@ -81,6 +82,7 @@ class Arranger:
         groups: Devices that stay together.
         layouts: Meshes and their rows.
         settler: Cuts and simulates.
+        mended: What fits without seeming to.
     """
 
     request: Request
@@ -88,6 +90,7 @@ class Arranger:
     groups: DeviceGroups
     layouts: Layouts
     settler: Settler
+    mended: Mended
 
     def with_best(self, count: int) -> Arranger:
         """The same with the best of its layouts alone."""
@@ -120,7 +123,7 @@ class Arranger:
         """Of rows, each under one of some arrangements. Shape [n]."""
         ids = self.groups.orders(sequence, self.layouts.count[layout])
         costs = self.model.arranged(table, ids, order)
-        score = scores_of(costs, table, self.request.objective)
+        score = self.mended.scores(costs, table, self.request.objective)
         if self.request.sayable is not None:
             score = np.where(self.request.sayable.mask(ids)[order], score, np.inf)
         return score
@@ -221,6 +224,7 @@ def open_arranger(
     model: CostModel | None = None,
     until: float | None = None,
     settler: Settler | None = None,
+    mended: Mended | None = None,
 ) -> Arranger | None:
     """What arrangements of some meshes are made of and priced with.
 
@@ -233,11 +237,13 @@ def open_arranger(
         until: Of :func:`time.perf_counter`, after which the meshes that are left are
             left out; None for no clock.
         settler: Knows what is known of orders; None for one of its own.
+        mended: What fits without seeming to; None for nothing.
     Returns:
         None if none of them has a row that fits under a plain order of the devices.
     """
     model = model or CostModel(request.setting)
-    layouts = find_layouts(request, model, groups, choices, chosen, until)
+    mended = mended or Mended()
+    layouts = find_layouts(request, model, groups, choices, chosen, until, mended)
     if layouts is None:
         return None
     return Arranger(
@@ -246,4 +252,5 @@ def open_arranger(
         groups=groups,
         layouts=layouts,
         settler=settler or Settler(request=request, model=model),
+        mended=mended,
     )

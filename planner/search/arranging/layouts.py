@@ -9,16 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import CostModel, CostTable
+from planner.cost import CostModel
 from planner.cost.row_times import has_textbook_time
 from planner.schema import SCHEDULES
 from planner.search.arranging.fleets import Choices, Fleet
 from planner.search.arranging.groups import DeviceGroups
-from planner.search.base import Objective, Request
+from planner.search.arranging.mended import Mended
+from planner.search.base import Request
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 from planner.space.table import distinct
 
-__all__ = ["Layouts", "distinct_meshes", "find_layouts", "mesh_of_row", "scores_of"]
+__all__ = ["Layouts", "distinct_meshes", "find_layouts", "mesh_of_row"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -29,30 +30,6 @@ Mask = NDArray[np.bool_]
 _ROWS = 4
 #: Prices at once: between two looks at the clock.
 _AT_ONCE = 20_000
-
-
-def scores_of(
-    costs: CostTable,
-    table: StrategyTable,
-    objective: Objective,
-    *,
-    fitting: bool = True,
-) -> Array:
-    """What the objective makes small, infinite where memory does not suffice. [n].
-
-    Args:
-        costs: Of the rows.
-        table: The rows.
-        objective: Of the request.
-        fitting: False takes memory as enough.
-    """
-    if objective == "memory":
-        value = costs.memory_bytes
-    elif objective == "throughput_per_device":
-        value = costs.step_time_s * table.num_devices
-    else:
-        value = costs.step_time_s
-    return np.where(costs.fits, value, np.inf) if fitting else value
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -137,6 +114,7 @@ def find_layouts(
     choices: Choices,
     chosen: Index,
     until: float | None = None,
+    mended: Mended | None = None,
 ) -> Layouts | None:
     """Price chosen meshes with all their rows under the plain orders of their fleets.
 
@@ -148,6 +126,7 @@ def find_layouts(
         chosen: Those to price, the most promising first. Shape [n].
         until: Of :func:`time.perf_counter`, after which the meshes that are left are
             left out; None for no clock. A row takes 5 us on one core.
+        mended: What fits without seeming to.
     Returns:
         Those of which a row fits, best first; None if there are none.
     """
@@ -170,7 +149,7 @@ def find_layouts(
     for batch in _batches(cells):
         if found and until is not None and time.perf_counter() >= until:
             break
-        found += _priced(request, model, groups, table, batch)
+        found += _priced(request, model, groups, table, batch, mended or Mended())
     return _assembled(table, found)
 
 
@@ -212,6 +191,7 @@ def _priced(
     groups: DeviceGroups,
     table: StrategyTable,
     cells: Sequence[_Cell],
+    mended: Mended,
 ) -> list[_Layout]:
     """Those of which a row fits."""
     sequences = np.concatenate([cell.fleet.sequences for cell in cells])
@@ -224,7 +204,7 @@ def _priced(
         np.concatenate([np.tile(c.rows, len(c.fleet.sequences)) for c in cells])
     ]
     costs = model.arranged(rows, groups.orders(sequences, counts), order)
-    score = scores_of(costs, rows, request.objective)
+    score = mended.scores(costs, rows, request.objective)
     found, start = [], 0
     for cell in cells:
         stop, count = start + cell.many, len(cell.rows)

@@ -8,6 +8,7 @@ the best of those. An exact cut, with recomputation stage by stage, tells which 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,15 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.search.arranging.fleets import Choices
 from planner.search.arranging.groups import DeviceGroups
+from planner.search.arranging.mended import Mended, scores_of
 from planner.search.arranging.screening import Screened, few_rows
 from planner.search.arranging.settling import Settler
 from planner.search.base import Candidate, Request, score
-from planner.search.moves import Row, Solution
+from planner.search.moves import Solution
 from planner.search.refine import eager_variants
 from planner.space import StrategyTable, legal
 
-__all__ = ["best_score", "nearest_misses", "settle_misses"]
+__all__ = ["Miss", "Settled", "best_score", "nearest_misses", "settle_misses"]
 
 Index = NDArray[np.int64]
 
@@ -31,7 +33,25 @@ Index = NDArray[np.int64]
 #: place 246 by the time they would take alone.
 _MISSES = 12
 #: What fits and is at most this much worse than the best so far is tried as eager 1F1B.
-_VARIED = 1.25
+_VARIED = 1.4
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Miss:
+    """A row under an order of devices that lacks memory.
+
+    Attributes:
+        choice: Its mesh, as an index into the
+            :class:`~planner.search.arranging.fleets.Choices`.
+        solution: Row and order.
+        lacks_bytes: On the rank that lacks the most, by closed forms.
+        hope: Its score by closed forms, if memory were enough.
+    """
+
+    choice: int
+    solution: Solution
+    lacks_bytes: float
+    hope: float
 
 
 def nearest_misses(
@@ -40,7 +60,7 @@ def nearest_misses(
     groups: DeviceGroups,
     choices: Choices,
     seen: Screened,
-) -> list[Solution]:
+) -> list[Miss]:
     """Of meshes that lack little memory and would be fast, a row each.
 
     Args:
@@ -64,15 +84,42 @@ def nearest_misses(
         ids = groups.orders(fleet.sequences, fleet.count)
         rows = np.tile(np.arange(len(table)), len(ids))
         order = np.repeat(np.arange(len(ids)), len(table))
-        excess = model.arranged(table[rows], ids, order).excess_bytes
-        at = int(excess.argmin())
-        found.append(Solution(order=ids[order[at]], row=table.row(int(rows[at]))))
+        every = table[rows]
+        costs = model.arranged(every, ids, order)
+        hope = scores_of(costs, every, request.objective, fitting=False)
+        at = int(costs.excess_bytes.argmin())
+        found.append(
+            Miss(
+                choice=choice,
+                solution=Solution(order=ids[order[at]], row=every.row(at)),
+                lacks_bytes=float(costs.excess_bytes[at]),
+                hope=float(hope[at]),
+            )
+        )
     return found
 
 
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Settled:
+    """What cutting near misses found.
+
+    Attributes:
+        found: Solutions with their cuts, whether they fit or not.
+        choices: Meshes of which a row fits, the best first, as indices into the
+            :class:`~planner.search.arranging.fleets.Choices`.
+        mended: What is known of those meshes.
+        best: Score of the best that fits; infinite if none does.
+    """
+
+    found: list[tuple[Solution, list[Candidate]]]
+    choices: list[int]
+    mended: Mended
+    best: float
+
+
 def settle_misses(
-    settler: Settler, misses: list[Solution], until: float | None, most: int
-) -> list[tuple[Solution, list[Candidate]]]:
+    settler: Settler, misses: list[Miss], until: float | None, most: int
+) -> Settled:
     """Cut near misses exactly; those that turn out well as eager 1F1B, too.
 
     Args:
@@ -81,26 +128,29 @@ def settle_misses(
         until: Of :func:`time.perf_counter`, after which the rest is left out; the first
             is cut in any case. None for no clock.
         most: Simulations.
-    Returns:
-        Each with its cuts, whether they fit or not.
     """
-    request = settler.request
+    request, mended = settler.request, Mended()
     found: list[tuple[Solution, list[Candidate]]] = []
+    fitted: dict[int, float] = {}
     best = np.inf
     waiting = misses[::-1]
     while waiting and len(found) < most:
         if found and until is not None and time.perf_counter() >= until:
             break
-        one = waiting.pop()
+        miss = waiting.pop()
+        one = miss.solution
         cuts = settler.settled(one.row, one.order)
         found.append((one, cuts))
         value = best_score(request, cuts)
+        if np.isinf(value):
+            continue
+        mended.learn(one.mesh, miss.lacks_bytes, miss.hope, value)
+        fitted[miss.choice] = min(value, fitted.get(miss.choice, np.inf))
         best = min(best, value)
-        if value <= _VARIED * best < np.inf:
-            waiting += [
-                Solution(order=one.order, row=row) for row in _eager(request, one.row)
-            ]
-    return found
+        if value <= _VARIED * best:
+            waiting += _eager(settler, miss)
+    ranked = sorted(fitted, key=fitted.__getitem__)
+    return Settled(found=found, choices=ranked, mended=mended, best=best)
 
 
 def best_score(request: Request, cuts: list[Candidate]) -> float:
@@ -115,20 +165,30 @@ def best_score(request: Request, cuts: list[Candidate]) -> float:
     )
 
 
-def _eager(request: Request, row: Row) -> list[dict[str, int]]:
+def _eager(settler: Settler, miss: Miss) -> list[Miss]:
     """A pipeline's row as eager 1F1B, if pins and rules allow that."""
-    pins = request.pins
-    if row["pp"] == 1:
-        return []
+    request, one = settler.request, miss.solution
     found = [
         other
-        for other in eager_variants(row)
-        if other != row and all(other[knob] == value for knob, value in pins.items())
+        for other in (eager_variants(one.row) if one.row["pp"] > 1 else [])
+        if other != one.row
+        and all(other[knob] == value for knob, value in request.pins.items())
     ]
     if not found:
         return []
     table = StrategyTable.from_columns(
-        **{name: [one[name] for one in found] for name in row}
+        **{name: [each[name] for each in found] for name in one.row}
     )
-    kept = np.flatnonzero(legal(table, request.facts))
-    return [table.row(at) for at in kept.tolist()]
+    table = table[np.flatnonzero(legal(table, request.facts))]
+    none = np.zeros(len(table), dtype=np.int64)
+    costs = settler.model.arranged(table, one.order[None, :], none)
+    hope = scores_of(costs, table, request.objective, fitting=False)
+    return [
+        Miss(
+            choice=miss.choice,
+            solution=Solution(order=one.order, row=table.row(at)),
+            lacks_bytes=float(costs.excess_bytes[at]),
+            hope=float(hope[at]),
+        )
+        for at in range(len(table))
+    ]

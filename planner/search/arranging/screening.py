@@ -15,8 +15,8 @@ from planner.search.arranging.groups import DeviceGroups
 from planner.search.arranging.layouts import (
     distinct_meshes,
     mesh_of_row,
-    scores_of,
 )
+from planner.search.arranging.mended import scores_of
 from planner.search.base import Request
 from planner.space import StrategyTable, expand_meshes
 

@@ -27,7 +27,7 @@ from planner.errors import (
     UnknownNameError,
 )
 from planner.search import get_partitioner, score
-from planner.search.arranging.layouts import scores_of
+from planner.search.arranging.mended import scores_of
 from planner.space import StrategyTable, expand_meshes, legal
 from tests.cost.made import device, hosts
 from tests.envs.partition.small import TINY, small_world, uneven_machines

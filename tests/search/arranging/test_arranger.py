@@ -15,7 +15,8 @@ from planner.schema import SCHEDULES
 from planner.search import Request
 from planner.search.arranging.arranger import Arranger, open_arranger
 from planner.search.arranging.fleets import Choices
-from planner.search.arranging.layouts import find_layouts, scores_of
+from planner.search.arranging.layouts import find_layouts
+from planner.search.arranging.mended import scores_of
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes, legal
 from tests.cost.made import device, hosts, uniform_graph
 from tests.search.arranging.made import arranged, far_sites, mixed_hosts, opened

@@ -11,16 +11,18 @@ from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.schema import SCHEDULES
 from planner.search import Request
+from planner.search.arranging.arranger import open_arranger
 from planner.search.arranging.fleets import Choices
 from planner.search.arranging.groups import DeviceGroups
+from planner.search.arranging.mended import Mended
 from planner.search.arranging.misses import (
+    Miss,
     best_score,
     nearest_misses,
     settle_misses,
 )
 from planner.search.arranging.screening import Screened, screen
 from planner.search.arranging.settling import Settler
-from planner.search.moves import Solution
 from planner.space import StrategyTable
 from tests.cost.made import device, hosts
 from tests.search.arranging.made import arranged
@@ -46,7 +48,7 @@ def seen() -> _Seen:
     return request, groups, choices, found
 
 
-def _misses(seen: _Seen) -> tuple[Request, list[Solution]]:
+def _misses(seen: _Seen) -> tuple[Request, list[Miss]]:
     request, groups, choices, found = seen
     model = CostModel(request.setting)
     return request, nearest_misses(request, model, groups, choices, found)
@@ -64,22 +66,28 @@ def test_misses_are_the_least_products_of_time_and_lack(seen: _Seen) -> None:
         if lack > 0 and hope < best
     }
     expected = sorted(promise.values())[: len(misses)]
-    assert [promise[one.mesh] for one in misses] == pytest.approx(expected)
+    met = [one.solution for one in misses]
+    assert [promise[one.mesh] for one in met] == pytest.approx(expected)
     assert len(misses) == min(12, len(promise))
-    for one in misses:
+    for miss, one in zip(misses, met, strict=True):
+        assert tuple(choices.mesh[miss.choice].tolist()) == one.mesh
         model = CostModel(request.setting.reordered(one.order))
         row = StrategyTable.from_columns(**{k: [v] for k, v in one.row.items()})
-        assert model.table(row).excess_bytes[0] > 0
+        costs = model.table(row)
+        assert costs.excess_bytes[0] == pytest.approx(miss.lacks_bytes)
+        assert costs.step_time_s[0] == pytest.approx(miss.hope)
+        assert miss.lacks_bytes > 0
 
 
 def test_a_miss_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> None:
     request, misses = _misses(seen)
     settler = Settler(request=request, model=CostModel(request.setting))
-    found = settle_misses(settler, misses, None, 99)
-    asked = [one.key for one in misses]
+    settled = settle_misses(settler, misses, None, 99)
+    found = settled.found
+    asked = [one.solution.key for one in misses]
     assert [one.key for one, _ in found if one.key in asked] == asked
     values = [best_score(request, cuts) for _, cuts in found]
-    assert min(values) < 0.9 * seen[-1].score.min()
+    assert settled.best == min(values) < 0.9 * seen[-1].score.min()
     assert settler.model.evaluations["simulated"] == len(
         [cut for _, cuts in found for cut in cuts]
     )
@@ -89,15 +97,47 @@ def test_a_miss_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> None:
     after = found[first + 1][0].row
     assert after["virtual_stages"] == 1
     assert {**found[first][0].row, "schedule": eager} == after
+    # The best mesh comes first.
+    meshes = [tuple(seen[2].mesh[choice].tolist()) for choice in settled.choices]
+    assert meshes[0] == found[values.index(settled.best)][0].mesh
+    assert set(meshes) == set(settled.mended.meshes)
+
+
+def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -> None:
+    request, groups, choices, _ = seen
+    settler = Settler(request=request, model=CostModel(request.setting))
+    settled = settle_misses(settler, _misses(seen)[1], None, 99)
+    chosen = np.array(settled.choices[:1])
+    asked = (request, choices, groups, chosen)
+    assert open_arranger(*asked) is None
+    arranger = open_arranger(*asked, mended=settled.mended)
+    assert arranger is not None
+    layouts = arranger.layouts
+    lacked, ratio = settled.mended.meshes[tuple(choices.mesh[chosen[0]].tolist())]
+    ids = groups.orders(layouts.sequence[:1], layouts.count[:1])
+    none = np.zeros(len(layouts.rows), dtype=np.int64)
+    costs = CostModel(request.setting).arranged(layouts.rows, ids, none)
+    assert 0 < costs.excess_bytes.max() <= lacked
+    score = arranger.price(np.array([0]), layouts.sequence[:1]).score[0]
+    fits = costs.excess_bytes <= lacked
+    assert score == pytest.approx(costs.step_time_s[fits].min() * ratio)
+    # Of several rows that fitted, the most that was lacked and the best ratio count.
+    known = Mended()
+    known.learn((2,), 3.0, 1.0, 2.0)
+    known.learn((2,), 2.0, 1.0, 1.5)
+    assert known.meshes == {(2,): (3.0, 1.5)}
 
 
 def test_time_and_simulations_are_kept_to(seen: _Seen) -> None:
     request, misses = _misses(seen)
     settler = Settler(request=request, model=CostModel(request.setting))
-    assert len(settle_misses(settler, misses, time.perf_counter() - 1, 99)) == 1
-    assert len(settle_misses(settler, misses, None, 2)) == 2
-    assert settle_misses(settler, misses, None, 0) == []
-    assert settle_misses(settler, [], None, 5) == []
+    past = time.perf_counter() - 1
+    assert len(settle_misses(settler, misses, past, 99).found) == 1
+    assert len(settle_misses(settler, misses, None, 2).found) == 2
+    for nothing in (misses, None, 0), ([], None, 5):
+        settled = settle_misses(settler, *nothing)
+        assert settled.found == settled.choices == []
+        assert np.isinf(settled.best)
 
 
 def test_pins_hold_in_what_is_tried_besides() -> None:
@@ -107,4 +147,4 @@ def test_pins_hold_in_what_is_tried_besides() -> None:
     found = screen(pinned, model, groups, choices, np.arange(len(choices)))
     misses = nearest_misses(pinned, model, groups, choices, found)
     settled = settle_misses(Settler(request=pinned, model=model), misses, None, 99)
-    assert len(settled) == len(misses) > 0
+    assert len(settled.found) == len(misses) > 0
