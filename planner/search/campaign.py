@@ -148,7 +148,8 @@ class Campaign(Prices):
         """Cut a solution exactly and simulate it, unless that was done.
 
         With several virtual stages on a rank the evenly timed cut is tried, too: the
-        exact one makes the slowest of them small, not the slowest rank.
+        exact one makes the slowest of them small, not the slowest rank. So it is where
+        the exact one, which counts memory a little differently, turns out not to fit.
 
         Args:
             solution: Must have been priced.
@@ -170,6 +171,7 @@ class Campaign(Prices):
             solution.row,
             free_recompute=self._free_recompute,
             most=most,
+            spare=left is None or left > most,
             sayable=self.request.sayable,
         )
         self.count(model)

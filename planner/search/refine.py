@@ -98,6 +98,7 @@ def candidates_of_row(
     *,
     free_recompute: bool = True,
     most: int = 2,
+    spare: int = 0,
     sayable: Sayable | None = None,
 ) -> list[Candidate]:
     """Price a row with its exact cut and, if different, the evenly timed one.
@@ -111,6 +112,7 @@ def candidates_of_row(
         row: Of a :class:`planner.space.StrategyTable`.
         free_recompute: Whether each stage may choose its own recomputation.
         most: Candidates to price.
+        spare: As many more while none of them fits.
         sayable: Of the request: cuts that its launcher cannot say are left out.
 
     Returns:
@@ -120,8 +122,13 @@ def candidates_of_row(
     if sayable is not None and not sayable.allows_order(setting.order):
         return []
     cuts = _cuts(model, row, free_recompute=free_recompute, sayable=sayable)
-    found = (one for cut in cuts for one in _of_cut(model, row, cut, sayable))
-    return list(islice(found, most))
+    every = (one for cut in cuts for one in _of_cut(model, row, cut, sayable))
+    found = list(islice(every, most))
+    for _ in range(spare):
+        if any(one.cost.fits for one in found):
+            break
+        found += islice(every, 1)
+    return found
 
 
 def _of_cut(

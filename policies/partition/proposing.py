@@ -220,7 +220,7 @@ class Proposer:
         for entered, index in self._turns(arranger, ranked):
             hopeless = entered.score[index] > _HOPELESS * self._best()
             if hopeless and np.isfinite(entered.score[index]):
-                break
+                continue
             spent = known.model.evaluations["simulated"]
             full = spent >= most and (problem.until is None or budget is not None)
             if known.found and (full or (problem.late and fits)):
@@ -230,7 +230,7 @@ class Proposer:
             looped = entered.rows.virtual_stages[index] > 1
             left = 2 if budget is None else max(1, most - spent)
             cuts = min(left, 2 if looped else 1)
-            cut = arranger.settled(entered, index, cuts=cuts)
+            cut = arranger.settled(entered, index, cuts=cuts, spare=left > cuts)
             fits = fits or any(one.cost.fits for one in cut)
             known.found.append((_solution(arranger, entered, index), cut))
 

@@ -59,17 +59,14 @@ def shortlist(problem: Problem, settler: Settler, ranked: Index) -> Shortlist:
     """
     until = share_of(problem.until, _GLANCING)
     asked = (problem.request, settler.model, problem.groups, problem.choices)
-    settled, mended, limit = None, list[int](), np.inf
-    if problem.order_matters:
-        found = screen(*asked, ranked, until)
-        settled = _mend(problem, settler, nearest_misses(*asked, found), found)
-        mended, limit = settled.choices[:_OPENED], _FAR * settled.best
-    else:
-        # The network knows its way about there.
-        found = screen(*asked, ranked[:_GLANCED], until)
+    # Where no order matters the network knows its way about.
+    found = screen(*asked, ranked[: None if problem.order_matters else _GLANCED], until)
+    settled = _mend(problem, settler, nearest_misses(*asked, found), found)
+    limit = _FAR * settled.best
     fitting = found.choice[np.isfinite(found.score) & (found.score <= limit)]
     best = found.choice[np.argsort(found.score, kind="stable")]
     first = ranked[np.isin(ranked, fitting)][:_RANKED]
+    mended = settled.choices[:_OPENED]
     both = [*mended, *first.tolist(), *best[: min(_SEEN, len(fitting))].tolist()]
     chosen = np.array(list(dict.fromkeys(both)), dtype=np.int64)
     return Shortlist(chosen=chosen, settled=settled)

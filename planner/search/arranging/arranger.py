@@ -202,7 +202,7 @@ class Arranger:
         return found
 
     def settled(
-        self, finalists: Finalists, index: int, *, cuts: int = 1
+        self, finalists: Finalists, index: int, *, cuts: int = 1, spare: int = 0
     ) -> list[Candidate]:
         """Cut a finalist exactly and simulate it.
 
@@ -210,10 +210,12 @@ class Arranger:
             finalists: Rows with their orders.
             index: Which of them.
             cuts: Most cuts to try, the exact one first.
+            spare: As many more while none of them fits.
         """
         count = int(self.layouts.count[finalists.layout[index]])
         ids = self.groups.orders(finalists.sequence[index : index + 1], count)[0]
-        return self.settler.settled(finalists.rows.row(index), ids, cuts=cuts)
+        row = finalists.rows.row(index)
+        return self.settler.settled(row, ids, cuts=cuts, spare=spare)
 
 
 def open_arranger(

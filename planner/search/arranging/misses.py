@@ -80,7 +80,9 @@ def nearest_misses(
     found = []
     for choice in seen.choice[nearest].tolist():
         fleet = choices.fleets[choices.fleet[choice]]
-        table = few_rows(request, choices.mesh[[choice]])
+        table = StrategyTable.concatenate(
+            [few_rows(request, choices.mesh[[choice]], many) for many in (1, 2)]
+        )
         ids = groups.orders(fleet.sequences, fleet.count)
         rows = np.tile(np.arange(len(table)), len(ids))
         order = np.repeat(np.arange(len(ids)), len(table))

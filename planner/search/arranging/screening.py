@@ -119,15 +119,16 @@ def _joined(found: list[tuple[Index, Array]]) -> Screened:
     )
 
 
-def few_rows(request: Request, mesh: Index) -> StrategyTable:
+def few_rows(request: Request, mesh: Index, virtual_stages: int = 1) -> StrategyTable:
     """Rows that stand for some meshes: few stages a rank, few sizes of microbatches.
 
     Args:
         request: Its pins hold in every row.
         mesh: Degrees in the order of the table's axes. Shape [n, 6].
+        virtual_stages: Stages a rank, unless a pin says it.
     """
     pins = dict(request.pins)
-    pins.setdefault("virtual_stages", 1)
+    pins.setdefault("virtual_stages", virtual_stages)
     sizes = [{}] if _BATCHING & set(pins) else [{"microbatch_size": n} for n in _SIZES]
     parts = [expand_meshes(mesh, request.facts, {**pins, **size}) for size in sizes]
     table = StrategyTable.concatenate(parts)

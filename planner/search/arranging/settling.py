@@ -33,7 +33,7 @@ class Settler:
     local: dict[bytes, CostModel] = field(default_factory=dict)
 
     def settled(
-        self, row: Mapping[str, int], ids: Index, *, cuts: int = 1
+        self, row: Mapping[str, int], ids: Index, *, cuts: int = 1, spare: int = 0
     ) -> list[Candidate]:
         """A row's cuts, simulated.
 
@@ -41,6 +41,7 @@ class Settler:
             row: Of the strategy table; legal.
             ids: Device id by rank. Shape [devices].
             cuts: Most cuts to try, the exact one first.
+            spare: As many more while none of them fits.
         Returns:
             Those that are legal, whether they fit or not.
         """
@@ -55,6 +56,7 @@ class Settler:
             row,
             free_recompute="recompute" not in self.request.pins,
             most=cuts,
+            spare=spare,
             sayable=self.request.sayable,
         )
         self.model.evaluations["simulated"] += local.evaluations["simulated"] - before
