@@ -15,7 +15,7 @@ from planner.search.arranging.layouts import Layouts, find_layouts
 from planner.search.arranging.mended import Mended
 from planner.search.arranging.settling import Settler
 from planner.search.base import Candidate, Request
-from planner.search.refine import schedule_variants
+from planner.search.refine import eager_variants, schedule_variants
 from planner.space import StrategyTable, legal
 
 __all__ = ["Arranger", "Finalists", "Priced", "open_arranger"]
@@ -162,7 +162,10 @@ class Arranger:
         row, virtual = finalists.rows.row(index), pins.get("virtual_stages")
         found = [
             other
-            for other in schedule_variants(row, facts.num_units, SCHEDULES)
+            for other in (
+                *schedule_variants(row, facts.num_units, SCHEDULES),
+                *(one for one in eager_variants(row) if one != row),
+            )
             if row["pp"] > 1
             and "schedule" not in pins
             and virtual in {None, other["virtual_stages"]}
