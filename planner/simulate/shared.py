@@ -4,6 +4,9 @@ Event by event: an action that ends puts what it sends on a link, where transfer
 after the other in the order in which they became ready (ties: lower rank first). A
 transfer holds its link for as long as its bytes take; its latency passes beside others.
 Where more ranks compute on a host than it has slots, all of them slow down alike.
+
+Transfers over a link that only one rank sends over go in the order of its actions: if
+all links are like that and nobody shares a host's slots, one pass over the ops does.
 """
 
 from __future__ import annotations
