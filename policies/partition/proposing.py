@@ -211,7 +211,8 @@ class Proposer:
         """Simulate the best until time or the number of simulations is up."""
         problem, known = self.problem, self.known
         budget = problem.request.evaluation_budget
-        most = self._config.finalists if budget is None else budget
+        before = known.model.evaluations["simulated"]
+        most = before + self._config.finalists if budget is None else budget
         if budget is not None and self._config.generations and problem.order_matters:
             most = -(-budget // 2)
         few = best_of(current, max(12, self._config.finalists), of_layout=3)

@@ -78,6 +78,6 @@ def _mend(
     """Find out which of those that lack memory fit once they are cut by it."""
     far = seen.hope.min(initial=np.inf) * _FAR < seen.score.min(initial=np.inf)
     budget = problem.request.evaluation_budget
-    most = 2 * len(misses) if budget is None else max(1, int(_MENDED * budget))
+    most = 2 * len(misses) if budget is None else int(_MENDED * budget)
     until = share_of(problem.until, _MENDING[int(far)])
     return settle_misses(settler, misses, until, most)
