@@ -171,7 +171,7 @@ class Campaign(Prices):
             solution.row,
             free_recompute=self._free_recompute,
             most=most,
-            spare=left is None or left > most,
+            spare=int(left is None or left > most),
             sayable=self.request.sayable,
         )
         self.count(model)

@@ -231,7 +231,7 @@ class Proposer:
             looped = entered.rows.virtual_stages[index] > 1
             left = 2 if budget is None else max(1, most - spent)
             cuts = min(left, 2 if looped else 1)
-            cut = arranger.settled(entered, index, cuts=cuts, spare=left > cuts)
+            cut = arranger.settled(entered, index, cuts=cuts, spare=int(left > cuts))
             fits = fits or any(one.cost.fits for one in cut)
             known.found.append((_solution(arranger, entered, index), cut))
 

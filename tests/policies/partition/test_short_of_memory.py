@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.cost import CostModel
-from planner.search import Request
+from planner.search import Request, SearchResult
 from planner.search.arranging.screening import screen
 from planner.search.base import score
 from policies.partition.partitioner import LearnedPartitioner, SearchConfig
@@ -21,24 +21,25 @@ CLUSTER = hosts(
 )
 
 
-def _answer(request: Request, config: SearchConfig | None = None) -> float:
+def _found(request: Request, config: SearchConfig | None = None) -> SearchResult:
     found = LearnedPartitioner(config=config).search(request)
-    best = found.candidates[0]
-    assert best.cost.fits
-    if request.evaluation_budget is not None:
-        assert found.evaluations["simulated"] <= request.evaluation_budget
-    return score(best.cost, best.strategy.mesh.num_devices, request.objective)
+    assert found.candidates
+    return found
 
 
 def test_what_fits_once_it_is_cut_is_found_without_evolution() -> None:
     request, groups, choices = arranged(CLUSTER, units=12, global_batch=48)
     every = np.arange(len(choices))
     seen = screen(request, CostModel(request.setting), groups, choices, every)
-    proposed = _answer(request, SearchConfig(generations=0))
+    best = _found(request, SearchConfig(generations=0)).candidates[0]
+    assert best.cost.fits
+    proposed = score(best.cost, best.strategy.mesh.num_devices, request.objective)
     assert proposed < 0.8 * seen.score.min()
 
 
 @pytest.mark.parametrize("budget", [1, 3, 9])
 def test_few_simulations_are_kept_for_what_fits(budget: int) -> None:
     request, _, _ = arranged(CLUSTER, units=12, global_batch=48)
-    _answer(replace(request, evaluation_budget=budget))
+    found = _found(replace(request, evaluation_budget=budget))
+    assert found.candidates[0].cost.fits
+    assert found.evaluations["simulated"] <= budget
