@@ -66,9 +66,14 @@ class LearnedPartitioner:
         saved = load_network(self._folder)
         budget = request.time_budget_s
         share = _PROPOSING if self._config.generations else 1.0
-        until = None if budget is None else started + share * budget
         groups = group_devices(request.setting)
-        problem = Problem(request, groups, list_choices(request, groups), until)
+        problem = Problem(
+            request=request,
+            groups=groups,
+            choices=list_choices(request, groups),
+            until=None if budget is None else started + share * budget,
+            ends=None if budget is None else started + budget,
+        )
         known = Known(model=CostModel(request.setting))
         with torch.inference_mode():
             Proposer(problem, saved, self._config, known).propose()

@@ -24,12 +24,14 @@ class Problem:
         choices: All meshes.
         until: When proposing should be over, by ``time.perf_counter``; None without a
             clock.
+        ends: When the search should be, likewise.
     """
 
     request: Request
     groups: DeviceGroups
     choices: Choices
     until: float | None
+    ends: float | None
 
     @property
     def order_matters(self) -> bool:

@@ -17,7 +17,8 @@ from planner.schema import SCHEDULES
 from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
 from planner.search.arranging.climb import Limits, best_of, climb, joined
 from planner.search.arranging.mended import Mended
-from planner.search.arranging.misses import best_score
+from planner.search.arranging.misses import best_score, roomiest
+from planner.search.arranging.screening import Screened
 from planner.search.arranging.settling import Settler
 from planner.search.moves import Solution
 from policies.partition.decoding import draw_orders
@@ -97,11 +98,12 @@ class Proposer:
         self._saved, self._config = saved, config
         self._settler = Settler(request=problem.request, model=known.model)
         self._mended = Mended()
+        self._seen: Screened | None = None
         self._rng = np.random.default_rng(problem.request.seed)
 
     def propose(self) -> None:
         """Fill in what is known: solutions, some of them simulated."""
-        problem, saved, known = self.problem, self._saved, self.known
+        problem, saved = self.problem, self._saved
         if not len(problem.choices):
             return
         seen = observe(problem.request, problem.groups, problem.choices)
@@ -110,8 +112,14 @@ class Proposer:
         if not self._config.learned:
             logits = self._rng.random(len(logits))
         arranger = self._open(np.argsort(-logits, kind="stable"))
-        if arranger is None:
-            return
+        if arranger is not None:
+            self._arrange(seen, encoded, arranger)
+        if not np.isfinite(self._best()):
+            self._settle_roomiest()
+
+    def _arrange(self, seen: Observed, encoded: Encoded, arranger: Arranger) -> None:
+        """Draw and climb where order matters; simulate the best."""
+        problem, known = self.problem, self.known
         layouts = arranger.layouts
         current = Priced(
             layout=np.arange(len(layouts)),
@@ -135,9 +143,8 @@ class Proposer:
         problem = self.problem
         if not problem.late:
             short = shortlist(problem, self._settler, ranked)
-            if short.settled is not None:
-                self.known.found += short.settled.found
-                self._mended = short.settled.mended
+            self.known.found += short.settled.found
+            self._mended, self._seen = short.settled.mended, short.seen
             opened = self._opened(short.chosen)
             if opened is not None or np.isfinite(self._best()):
                 return opened
@@ -234,6 +241,22 @@ class Proposer:
             cut = arranger.settled(entered, index, cuts=cuts, spare=int(left > cuts))
             fits = fits or any(one.cost.fits for one in cut)
             known.found.append((_solution(arranger, entered, index), cut))
+
+    def _settle_roomiest(self) -> None:
+        """Simulate what has most memory to spare, until something fits."""
+        problem, known = self.problem, self.known
+        if self._seen is None:
+            return
+        asked = problem.request, known.model, problem.groups, problem.choices
+        for miss in roomiest(*asked, self._seen):
+            budget = problem.request.evaluation_budget
+            if budget is not None and known.model.evaluations["simulated"] >= budget:
+                return
+            cuts = self._settler.settled(miss.solution.row, miss.solution.order)
+            known.found.append((miss.solution, cuts))
+            over = problem.ends is not None and time.perf_counter() >= problem.ends
+            if over or np.isfinite(self._best()):
+                return
 
     @staticmethod
     def _turns(

@@ -42,11 +42,13 @@ class Shortlist:
 
     Attributes:
         chosen: Indices into the problem's choices. Shape [n].
-        settled: What cutting near misses found; None where no order matters.
+        seen: What a glance at all meshes found.
+        settled: What cutting near misses found.
     """
 
     chosen: Index
-    settled: Settled | None
+    seen: Screened
+    settled: Settled
 
 
 def shortlist(problem: Problem, settler: Settler, ranked: Index) -> Shortlist:
@@ -69,7 +71,7 @@ def shortlist(problem: Problem, settler: Settler, ranked: Index) -> Shortlist:
     mended = settled.choices[:_OPENED]
     both = [*mended, *first.tolist(), *best[: min(_SEEN, len(fitting))].tolist()]
     chosen = np.array(list(dict.fromkeys(both)), dtype=np.int64)
-    return Shortlist(chosen=chosen, settled=settled)
+    return Shortlist(chosen=chosen, seen=found, settled=settled)
 
 
 def _mend(

@@ -24,7 +24,14 @@ from planner.search.moves import Solution
 from planner.search.refine import eager_variants
 from planner.space import StrategyTable, legal
 
-__all__ = ["Miss", "Settled", "best_score", "nearest_misses", "settle_misses"]
+__all__ = [
+    "Miss",
+    "Settled",
+    "best_score",
+    "nearest_misses",
+    "roomiest",
+    "settle_misses",
+]
 
 Index = NDArray[np.int64]
 
@@ -44,7 +51,8 @@ class Miss:
         choice: Its mesh, as an index into the
             :class:`~planner.search.arranging.fleets.Choices`.
         solution: Row and order.
-        lacks_bytes: On the rank that lacks the most, by closed forms.
+        lacks_bytes: On the rank that lacks the most, by closed forms; below 0 if
+            memory suffices.
         hope: Its score by closed forms, if memory were enough.
     """
 
@@ -77,28 +85,56 @@ def nearest_misses(
     missed = np.flatnonzero((seen.excess_bytes > 0) & (seen.hope < best))
     promise = seen.hope[missed] * seen.excess_bytes[missed]
     nearest = missed[np.argsort(promise, kind="stable")[:_MISSES]]
-    found = []
-    for choice in seen.choice[nearest].tolist():
-        fleet = choices.fleets[choices.fleet[choice]]
-        table = StrategyTable.concatenate(
-            [few_rows(request, choices.mesh[[choice]], many) for many in (1, 2)]
-        )
-        ids = groups.orders(fleet.sequences, fleet.count)
-        rows = np.tile(np.arange(len(table)), len(ids))
-        order = np.repeat(np.arange(len(ids)), len(table))
-        every = table[rows]
-        costs = model.arranged(every, ids, order)
-        hope = scores_of(costs, every, request.objective, fitting=False)
-        at = int(costs.excess_bytes.argmin())
-        found.append(
-            Miss(
-                choice=choice,
-                solution=Solution(order=ids[order[at]], row=every.row(at)),
-                lacks_bytes=float(costs.excess_bytes[at]),
-                hope=float(hope[at]),
-            )
-        )
-    return found
+    return [
+        _least_lacking(request, model, groups, choices, choice)
+        for choice in seen.choice[nearest].tolist()
+    ]
+
+
+def roomiest(
+    request: Request,
+    model: CostModel,
+    groups: DeviceGroups,
+    choices: Choices,
+    seen: Screened,
+) -> list[Miss]:
+    """Of meshes with the most memory to spare, or that lack least, a row each.
+
+    What is left to try where nothing that looked fast fits; takes what
+    :func:`nearest_misses` does.
+    """
+    most = np.argsort(seen.excess_bytes, kind="stable")[:_MISSES]
+    return [
+        _least_lacking(request, model, groups, choices, choice)
+        for choice in seen.choice[most].tolist()
+    ]
+
+
+def _least_lacking(
+    request: Request,
+    model: CostModel,
+    groups: DeviceGroups,
+    choices: Choices,
+    choice: int,
+) -> Miss:
+    """Of a mesh's rows under its plain orders the one that lacks least memory."""
+    fleet = choices.fleets[choices.fleet[choice]]
+    table = StrategyTable.concatenate(
+        [few_rows(request, choices.mesh[[choice]], many) for many in (1, 2)]
+    )
+    ids = groups.orders(fleet.sequences, fleet.count)
+    rows = np.tile(np.arange(len(table)), len(ids))
+    order = np.repeat(np.arange(len(ids)), len(table))
+    every = table[rows]
+    costs = model.arranged(every, ids, order)
+    hope = scores_of(costs, every, request.objective, fitting=False)
+    at = int(costs.excess_bytes.argmin())
+    return Miss(
+        choice=choice,
+        solution=Solution(order=ids[order[at]], row=every.row(at)),
+        lacks_bytes=float(costs.excess_bytes[at]),
+        hope=float(hope[at]),
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
