@@ -23,6 +23,7 @@ from planner.search.arranging.settling import Settler
 from planner.search.moves import Solution
 from policies.partition.decoding import draw_orders
 from policies.partition.network import Encoded
+from policies.partition.polishing import polish
 from policies.partition.problem import Problem, share_of
 from policies.partition.refining import Known
 from policies.partition.saved import SavedNetwork
@@ -133,6 +134,8 @@ class Proposer:
                 current = joined([current, drawn])
             current = self._climb(arranger, current)
         self._settle(arranger, current)
+        if not problem.order_matters:
+            polish(problem.request, self._settler, known, problem.until)
         seeds = arranger.finalists(best_of(current, _SEEDS, of_layout=_OF_LAYOUT))
         known.solutions += [
             _solution(arranger, seeds, index) for index in range(len(seeds))
@@ -219,7 +222,10 @@ class Proposer:
         problem, known = self.problem, self.known
         budget = problem.request.evaluation_budget
         before = known.model.evaluations["simulated"]
-        most = before + self._config.finalists if budget is None else budget
+        finalists = self._config.finalists
+        # Where no order matters polishing finds out about the rest.
+        finalists = finalists if problem.order_matters else -(-finalists // 2)
+        most = before + finalists if budget is None else budget
         if budget is not None and self._config.generations and problem.order_matters:
             most = -(-budget // 2)
         few = best_of(current, max(12, self._config.finalists), of_layout=3)
