@@ -119,9 +119,7 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
     return results
 
 
-def _asked(
-    request: Request, hurried: bool, names: Sequence[str]
-) -> list[Partitioner]:
+def _asked(request: Request, hurried: bool, names: Sequence[str]) -> list[Partitioner]:
     """Those that were named; in ``auto`` on a clock those that are worth their time."""
     if not hurried:
         return [get_partitioner(name) for name in names]

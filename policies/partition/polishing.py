@@ -17,7 +17,7 @@ from planner.search import Request
 from planner.search.arranging.mended import scores_of
 from planner.search.arranging.misses import best_score
 from planner.search.arranging.settling import Settler
-from planner.search.moves import Solution
+from planner.search.moves import Row, Solution
 from planner.search.row_moves import neighbours
 from planner.space import StrategyTable
 from policies.partition.refining import Known
@@ -47,34 +47,34 @@ def polish(
     }
     for _ in range(_CHANGES):
         values = [best_score(request, cuts) for _, cuts in known.found]
-        if not np.isfinite(min(values, default=np.inf)):
+        best = min(values, default=np.inf)
+        if not np.isfinite(best) or _left(settler, until) < 1:
             return
-        best, leader = min(values), known.found[int(np.argmin(values))][0]
+        leader = known.found[int(np.argmin(values))][0]
         for row in _near(request, settler.model, leader):
             key = leader.order.tobytes(), tuple(row.values())
             if key in tried:
                 continue
-            if _is_over(settler, until):
+            cuts = min(_left(settler, until), 2 if row["pp"] > 1 else 1)
+            if cuts < 1:
                 return
             tried.add(key)
             one = Solution(order=leader.order, row=row)
-            cuts = 2 if row["pp"] > 1 else 1
             known.found.append((one, settler.settled(row, one.order, cuts=cuts)))
         if min(best_score(request, cuts) for _, cuts in known.found) >= best:
             return
 
 
-def _is_over(settler: Settler, until: float | None) -> bool:
-    budget = settler.request.evaluation_budget
-    if budget is not None and settler.model.evaluations["simulated"] >= budget:
-        return True
-    return until is not None and time.perf_counter() >= until
+def _left(settler: Settler, until: float | None) -> int:
+    """Simulations that may still be run, if they are few; 0 when the time is up."""
+    if until is not None and time.perf_counter() >= until:
+        return 0
+    budget, spent = settler.request.evaluation_budget, settler.model.evaluations
+    return 2 if budget is None else budget - spent["simulated"]
 
 
-def _near(
-    request: Request, model: CostModel, leader: Solution
-) -> list[dict[str, int]]:
-    """The most promising legal rows one change away."""
+def _near(request: Request, model: CostModel, leader: Solution) -> list[Row]:
+    """The row itself, to be cut in two ways, and its most promising neighbours."""
     table = neighbours(leader.row, request.facts, request.pins, SCHEDULES)
     here = StrategyTable.from_columns(**leader.row)
     if table is None:

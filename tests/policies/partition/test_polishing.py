@@ -1,0 +1,116 @@
+"""What follows what the network proposed: neighbours, and what has memory to spare."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from planner.cost import CostModel
+from planner.schema import SCHEDULES
+from planner.search import Request
+from planner.search.arranging.misses import best_score
+from planner.search.arranging.settling import Settler
+from planner.search.moves import Solution
+from planner.space import enumerate_strategies, legal
+from planner.space.table import StrategyTable
+from policies.partition.partitioner import LearnedPartitioner
+from policies.partition.polishing import polish
+from policies.partition.proposing import Proposer
+from policies.partition.refining import Known
+from tests.cost.made import device, hosts
+from tests.search.arranging.made import arranged
+
+EVEN = hosts((2, 4, device(memory_bytes=6e9)))
+
+
+def _request(**changes: object) -> Request:
+    return arranged(EVEN, units=16, global_batch=48, **changes)[0]
+
+
+def _known(request: Request, **wanted: int) -> tuple[Settler, Known]:
+    """A search that has simulated one row so far: the first with some values."""
+    rows = StrategyTable.concatenate(
+        list(enumerate_strategies(request.facts, pins=request.pins))
+    ).rows()
+    row = next(
+        row for row in rows if all(row[name] == value for name, value in wanted.items())
+    )
+    settler = Settler(request=request, model=CostModel(request.setting))
+    one = Solution(order=request.setting.order, row=row)
+    cuts = settler.settled(row, one.order)
+    assert any(cut.cost.fits for cut in cuts)
+    return settler, Known(model=settler.model, found=[(one, cuts)])
+
+
+def _best(request: Request, known: Known) -> float:
+    return min(best_score(request, cuts) for _, cuts in known.found)
+
+
+START = {"pp": 4, "schedule": SCHEDULES.index("1F1B"), "recompute": 2}
+
+
+def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
+    request = _request()
+    settler, known = _known(request, **START)
+    before = _best(request, known)
+    polish(request, settler, known, None)
+    assert _best(request, known) < 0.9 * before
+    # More than one change: the neighbours of what was better, too.
+    first, best = (
+        known.found[0][0].row,
+        min(known.found, key=lambda found: best_score(request, found[1]))[0].row,
+    )
+    assert sum(first[name] != best[name] for name in first) > 1
+    rows = StrategyTable.from_columns(
+        **{name: [one.row[name] for one, _ in known.found] for name in first}
+    )
+    assert legal(rows, request.facts).all()
+    # Nothing is left to find out.
+    many = len(known.found)
+    polish(request, settler, known, None)
+    assert len(known.found) - many <= 7
+    values = [best_score(request, cuts) for _, cuts in known.found]
+    assert min(values[many:], default=min(values)) >= min(values)
+
+
+def test_pins_simulations_and_time_are_kept_to() -> None:
+    pins = {"schedule": SCHEDULES.index("1F1B"), "dp_shard": 2}
+    request = _request(pins=pins)
+    settler, known = _known(request, pp=4)
+    polish(request, settler, known, None)
+    assert len(known.found) > 1
+    for one, _ in known.found:
+        assert all(one.row[name] == value for name, value in pins.items())
+    for budget in 3, 4:
+        few = replace(_request(), evaluation_budget=budget)
+        settler, known = _known(few, **START)
+        polish(few, settler, known, None)
+        assert settler.model.evaluations["simulated"] == budget
+    settler, known = _known(_request(), **START)
+    polish(_request(), settler, known, time.perf_counter() - 1)
+    assert len(known.found) == 1
+
+
+def test_without_anything_that_fits_there_is_nothing_to_polish() -> None:
+    request = _request()
+    settler = Settler(request=request, model=CostModel(request.setting))
+    known = Known(model=settler.model)
+    polish(request, settler, known, None)
+    assert known.found == []
+
+
+def test_what_has_memory_to_spare_is_tried_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if nothing that was arranged had turned out to fit.
+    monkeypatch.setattr(Proposer, "_arrange", lambda *_: None)
+    monkeypatch.setattr("policies.partition.partitioner.refined", lambda *_: None)
+    monkeypatch.setattr("policies.partition.partitioner.ExpertPartitioner", None)
+    request = _request()
+    found = LearnedPartitioner().search(request)
+    assert found.candidates
+    assert found.evaluations["simulated"] < 6
+    none_left = replace(request, evaluation_budget=1)
+    assert LearnedPartitioner().search(none_left).evaluations["simulated"] == 1

@@ -1,0 +1,109 @@
+"""Who is asked in ``auto``, and for how long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from planner.cluster import Cluster
+from planner.contest import ask
+from planner.errors import NoFeasiblePlanError
+from planner.search import Candidate, Request, SearchResult, get_partitioner
+from tests.cost.made import device, hosts, request_for, uniform_graph
+
+EVEN = hosts((2, 4, device()))
+MIXED = hosts((1, 4, device()), (1, 4, device("other", memory_bytes=9e9)))
+_Asked = list[tuple[str, float | None]]
+
+
+class _Timed:
+    """Takes the time it is given and answers with what it was made with."""
+
+    def __init__(
+        self, name: str, asked: _Asked, candidates: tuple[Candidate, ...]
+    ) -> None:
+        self.name, self._asked, self._candidates = name, asked, candidates
+
+    def search(self, request: Request) -> SearchResult:
+        budget = request.time_budget_s
+        self._asked.append((self.name, budget))
+        time.sleep(budget or 0.0)
+        return SearchResult(
+            partitioner=self.name,
+            candidates=self._candidates,
+            nearest=None,
+            evaluations={},
+            seconds=budget or 0.0,
+        )
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., _Asked]:
+    """Ask ``auto`` and say who was asked, with how many seconds each."""
+
+    def who(cluster: Cluster, seconds: float | None, *, found: bool = True) -> _Asked:
+        request = request_for(uniform_graph(12), cluster, 16, time_budget_s=seconds)
+        some = get_partitioner("expert").search(request).candidates if found else ()
+        seen: _Asked = []
+        monkeypatch.setattr(
+            "planner.contest.get_partitioner", lambda name: _Timed(name, seen, some)
+        )
+        monkeypatch.setattr(
+            "planner.contest.ExpertPartitioner",
+            lambda widen=True: _Timed("expert" if not widen else "widened", seen, some),
+        )
+        ask(request, "auto")
+        return seen
+
+    return who
+
+
+def test_where_devices_differ_the_learned_one_gets_all_of_the_time(
+    asked: Callable[..., _Asked],
+) -> None:
+    ((name, seconds),) = asked(MIXED, 0.4)
+    assert name == "learned"
+    assert seconds == pytest.approx(0.4, rel=0.02)
+
+
+def test_in_a_hurry_rules_of_thumb_come_first(asked: Callable[..., _Asked]) -> None:
+    (first, short), (second, rest) = asked(MIXED, 0.2)
+    assert (first, second) == ("expert", "learned")
+    assert short == pytest.approx(0.01, rel=0.02)
+    assert rest is not None
+    assert 0.1 < rest <= 0.19
+
+
+def test_where_devices_are_alike_exhaustive_search_gets_the_rest(
+    asked: Callable[..., _Asked],
+) -> None:
+    names, seconds = zip(*asked(EVEN, 0.4), strict=True)
+    assert names == ("expert", "learned", "exhaustive")
+    assert seconds[0] == pytest.approx(0.04, rel=0.02)
+    assert seconds[1] == pytest.approx(0.4 * 0.9 * 0.4, rel=0.05)
+
+
+def test_without_a_clock_everybody_is_asked(asked: Callable[..., _Asked]) -> None:
+    everybody = [("expert", None), ("learned", None), ("exhaustive", None)]
+    assert asked(MIXED, None) == everybody
+
+
+def test_who_has_looked_everywhere_is_believed(
+    asked: Callable[..., _Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The error names those that answered.
+    monkeypatch.setattr(
+        "planner.contest.no_feasible_plan",
+        lambda _request, results: NoFeasiblePlanError(
+            [" and ".join(one.partitioner for one in results)], []
+        ),
+    )
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        asked(MIXED, 0.4, found=False)
+    assert caught.value.reasons == ("learned",)
+    monkeypatch.setattr("planner.contest.AUTO", ("expert", "exhaustive"))
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        asked(MIXED, 0.4, found=False)
+    assert caught.value.reasons == ("exhaustive and widened",)
