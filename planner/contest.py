@@ -27,13 +27,14 @@ __all__ = ["AUTO", "ask", "best_answer", "names_of"]
 
 _log = logging.getLogger(__name__)
 
-#: What ``partitioner="auto"`` asks; the best answer wins. On a clock each gets its
-#: share of the time that is left. Where all devices and links are equal the learned one
-#: soon has a good answer, and the exhaustive search, close to optimal there, takes what
-#: remains; elsewhere it knows but a few orders of the devices, and gets what the
-#: learned one leaves.
+#: What ``partitioner="auto"`` asks; the best answer wins.
 AUTO = ("expert", "learned", "exhaustive")
-_UNIFORM = {"expert": 0.1, "learned": 0.4, "exhaustive": 1.0}
+#: On a clock each gets its share of the time that is left. Where all devices and links
+#: are equal the exhaustive search, exact there, soon ends in small spaces; elsewhere it
+#: knows but a few orders of the devices. (On 50 uniform validation worlds the best of
+#: four tenths of a second of the learned one and six of the exhaustive one was 0.8 %
+#: above the exhaustive one without a clock, of nine and one 0.1 % below it.)
+_UNIFORM = {"expert": 0.05, "learned": 0.9, "exhaustive": 1.0}
 _UNEVEN = {"expert": 0.05, "learned": 1.0, "exhaustive": 1.0}
 #: Rules of thumb have an answer within some 0.05 s, and within up to a second where
 #: memory is short, which is when the learned one needs all of the time. With more
@@ -123,8 +124,7 @@ def _asked(request: Request, hurried: bool, names: Sequence[str]) -> list[Partit
     """Those that were named; in ``auto`` on a clock those that are worth their time."""
     if not hurried:
         return [get_partitioner(name) for name in names]
-    uneven = not request.setting.cluster.is_uniform
-    if uneven and "learned" in names and (request.time_budget_s or 0) >= _LONG_S:
+    if "learned" in names and (request.time_budget_s or 0.0) >= _LONG_S:
         names = [name for name in names if name != "expert"]
     # Where no rule of thumb fits, looking for the least departure from them would
     # eat the others' time.

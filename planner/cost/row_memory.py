@@ -151,11 +151,9 @@ class _Order(NamedTuple):
         virtual: Stages of each rank.
         many: Microbatches in a step.
         chunks: Of all microbatches on one rank.
-        flying: In flight on rank 0, and how many fewer on each rank after it.
-        fewer: See ``flying``.
-        waiting: Between the halves of a backward on rank 0, and how many more on each
-            rank after it; -1 and 0 if the schedule does not split it.
-        more: See ``waiting``.
+        flying, fewer: In flight on rank 0, and how many fewer on each rank after it.
+        waiting, more: Between the halves of a backward on rank 0, and how many more on
+            each rank after it; -1 and 0 if the schedule does not split it.
         last: Rank of the last stage.
         keeps: Whether what is sent is kept up to the end of the step.
     """

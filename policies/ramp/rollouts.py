@@ -65,8 +65,7 @@ class Room(NamedTuple):
         squares: Likewise. Shape [a].
         seen: Shape [NUM_SEEN].
         history: Shape [NUM_HISTORY].
-        first: Shape [h] of the scorer.
-        second: Shape [g] of the scorer.
+        first, second: Shapes [h] and [g] of the scorer.
         candidates: Of one decision.
         memo: Of the topology.
     """
