@@ -28,7 +28,8 @@ pytest.importorskip("ray.train", reason="ray[train] is not installed")
 
 #: Ray's own: of its defaults, and of sockets that it leaves to the collector.
 pytestmark = [
-    # Half a minute on two idle cores; Ray's processes wait long for busy ones.
+    # Half a minute on two idle cores; Ray's processes wait long for busy ones, which is
+    # why what trains under Ray is left to make test-all.
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."),
     pytest.mark.filterwarnings(r"ignore::FutureWarning:ray\."),
@@ -67,6 +68,7 @@ def losses(plan_file: Path) -> tuple[float, ...]:
     return tuple(done.json["losses"])
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_run(
     two_cpus: str,
     plan_file: Path,
