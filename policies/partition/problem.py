@@ -44,6 +44,11 @@ class Problem:
         """Whether it should be over."""
         return self.until is not None and time.perf_counter() >= self.until
 
+    @property
+    def over(self) -> bool:
+        """Whether there is no time left at all."""
+        return self.ends is not None and time.perf_counter() >= self.ends
+
 
 def share_of(until: float | None, share: float) -> float | None:
     """When a share of the time that is left is over; None without a clock."""

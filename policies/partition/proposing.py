@@ -136,6 +136,8 @@ class Proposer:
         self._settle(arranger, current)
         if not problem.order_matters:
             polish(problem.request, self._settler, known, problem.until)
+        if problem.over:
+            return
         seeds = arranger.finalists(best_of(current, _SEEDS, of_layout=_OF_LAYOUT))
         known.solutions += [
             _solution(arranger, seeds, index) for index in range(len(seeds))
@@ -260,8 +262,7 @@ class Proposer:
                 return
             cuts = self._settler.settled(miss.solution.row, miss.solution.order)
             known.found.append((miss.solution, cuts))
-            over = problem.ends is not None and time.perf_counter() >= problem.ends
-            if over or np.isfinite(self._best()):
+            if problem.over or np.isfinite(self._best()):
                 return
 
     @staticmethod
