@@ -46,7 +46,9 @@ def refined(
     """Let orders and rows evolve from what is known, until time or budget is up.
 
     Where nothing that was simulated fits, evolution begins as without a policy: from
-    rules of thumb and the best rows of the whole space.
+    rules of thumb and the best rows of the whole space. (Annealing instead from six
+    tenths of ten seconds on was 0.8 % worse on 6 mixed validation worlds and 3.6 % on 5
+    of several sites.)
 
     Args:
         request: The question.
