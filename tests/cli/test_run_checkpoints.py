@@ -9,16 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.shell import ask
-from tests.plans import local_plan
 
 Run = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def plan_file(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.json"
-    local_plan(2, dp_shard=2).save(path)
-    return path
 
 
 @pytest.fixture

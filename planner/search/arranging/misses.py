@@ -8,6 +8,7 @@ the best of those. An exact cut, with recomputation stage by stage, tells which 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,17 +98,15 @@ def roomiest(
     groups: DeviceGroups,
     choices: Choices,
     seen: Screened,
-) -> list[Miss]:
+) -> Iterator[Miss]:
     """Of meshes with the most memory to spare, or that lack least, a row each.
 
     What is left to try where nothing that looked fast fits; takes what
-    :func:`nearest_misses` does.
+    :func:`nearest_misses` does, and prices one at a time: the first most often fits.
     """
     most = np.argsort(seen.excess_bytes, kind="stable")[:_MISSES]
-    return [
-        _least_lacking(request, model, groups, choices, choice)
-        for choice in seen.choice[most].tolist()
-    ]
+    for choice in seen.choice[most].tolist():
+        yield _least_lacking(request, model, groups, choices, choice)
 
 
 def _least_lacking(

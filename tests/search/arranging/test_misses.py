@@ -19,6 +19,7 @@ from planner.search.arranging.misses import (
     Miss,
     best_score,
     nearest_misses,
+    roomiest,
     settle_misses,
 )
 from planner.search.arranging.screening import Screened, screen
@@ -126,6 +127,23 @@ def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -
     known.learn((2,), 3.0, 1.0, 2.0)
     known.learn((2,), 2.0, 1.0, 1.5)
     assert known.meshes == {(2,): (3.0, 1.5)}
+
+
+def test_the_roomiest_come_in_the_order_of_what_they_have_to_spare(
+    seen: _Seen,
+) -> None:
+    request, groups, choices, found = seen
+    model = CostModel(request.setting)
+    few = list(roomiest(request, model, groups, choices, found))
+    assert len(few) == 12
+    least = np.sort(found.excess_bytes)[:12]
+    # Of a mesh's rows under all plain orders, so at least as much as was glanced at.
+    assert all(
+        one.lacks_bytes <= lack + 1 for one, lack in zip(few, least, strict=True)
+    )
+    settler = Settler(request=request, model=model)
+    first = few[0].solution
+    assert np.isfinite(best_score(request, settler.settled(first.row, first.order)))
 
 
 def test_time_and_simulations_are_kept_to(seen: _Seen) -> None:
