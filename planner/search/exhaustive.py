@@ -26,6 +26,8 @@ _PER_MESH = 3
 _OVER = 4
 
 Index = NDArray[np.int64]
+#: Rows looked at in one go, and between two looks at a clock.
+_ROWS_AT_ONCE, _ROWS_TIMED = 500_000, 100_000
 
 
 class ExhaustivePartitioner:
@@ -80,8 +82,9 @@ def search_order(
 
     count = len(model.setting.order)
     finalists = _Finalists(request)
+    size = _ROWS_AT_ONCE if until is None else _ROWS_TIMED
     for table in enumerate_strategies(
-        request.facts, num_devices=count, pins=request.pins
+        request.facts, num_devices=count, pins=request.pins, rows=size
     ):
         finalists.add(table, model.table(table))
         if late() and finalists.any_fits:
