@@ -29,17 +29,15 @@ __all__ = ["polish"]
 _NEIGHBOURS, _WORSE, _CHANGES = 6, 1.1, 4
 
 
-def polish(
-    request: Request, settler: Settler, known: Known, until: float | None
-) -> None:
+def polish(settler: Settler, known: Known, until: float | None) -> None:
     """Simulate the neighbours of the best that fits, and of what is better than it.
 
     Args:
-        request: The question.
-        settler: Cuts and simulates.
+        settler: Cuts and simulates; has the question.
         known: Gets what is found.
         until: When to stop, by ``time.perf_counter``; None for no clock.
     """
+    request = settler.request
     tried = {
         (one.order.tobytes(), tuple(one.row.values()))
         for one, cuts in known.found

@@ -135,7 +135,7 @@ class Proposer:
             current = self._climb(arranger, current)
         self._settle(arranger, current)
         if not problem.order_matters:
-            polish(problem.request, self._settler, known, problem.until)
+            polish(self._settler, known, problem.until)
         if problem.over:
             return
         seeds = arranger.finalists(best_of(current, _SEEDS, of_layout=_OF_LAYOUT))

@@ -55,7 +55,7 @@ def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
     request = _request()
     settler, known = _known(request, **START)
     before = _best(request, known)
-    polish(request, settler, known, None)
+    polish(settler, known, None)
     assert _best(request, known) < 0.9 * before
     # More than one change: the neighbours of what was better, too.
     first, best = (
@@ -69,7 +69,7 @@ def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
     assert legal(rows, request.facts).all()
     # Nothing is left to find out.
     after, many = _best(request, known), len(known.found)
-    polish(request, settler, known, None)
+    polish(settler, known, None)
     assert _best(request, known) == after
     assert len(known.found) - many <= 7
 
@@ -78,17 +78,17 @@ def test_pins_simulations_and_time_are_kept_to() -> None:
     pins = {"schedule": SCHEDULES.index("1F1B"), "dp_shard": 2}
     request = _request(pins=pins)
     settler, known = _known(request, pp=4)
-    polish(request, settler, known, None)
+    polish(settler, known, None)
     assert len(known.found) > 1
     for one, _ in known.found:
         assert all(one.row[name] == value for name, value in pins.items())
     for budget in 3, 4:
         few = replace(_request(), evaluation_budget=budget)
         settler, known = _known(few, **START)
-        polish(few, settler, known, None)
+        polish(settler, known, None)
         assert settler.model.evaluations["simulated"] == budget
     settler, known = _known(_request(), **START)
-    polish(_request(), settler, known, time.perf_counter() - 1)
+    polish(settler, known, time.perf_counter() - 1)
     assert len(known.found) == 1
 
 
@@ -96,7 +96,7 @@ def test_without_anything_that_fits_there_is_nothing_to_polish() -> None:
     request = _request()
     settler = Settler(request=request, model=CostModel(request.setting))
     known = Known(model=settler.model)
-    polish(request, settler, known, None)
+    polish(settler, known, None)
     assert known.found == []
 
 
