@@ -29,6 +29,10 @@ _KEPT_LINES = 40
 #: After a first failure, how long others may fail too, in seconds: the culprit is
 #: not always the first to be seen.
 _GRACE_S = 0.5
+#: The same while none has failed but by what another's death does to it: on a busy
+#: machine the culprit may be seconds behind.
+_CONSEQUENCE_S = 5.0
+_NO_CAUSE = 2  # of :attr:`Rank.blame`
 #: What a rank says whose peer died: a consequence, not a cause.
 _CONSEQUENCE = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Connection refused|DistNetworkError"
@@ -71,7 +75,7 @@ class Rank:
         if self.code is not None and self.code < 0 and self.error is None:
             return 0
         text = self.error["text"] if self.error else "\n".join(self.lines)
-        return 2 if _CONSEQUENCE.search(text) else 1
+        return _NO_CAUSE if _CONSEQUENCE.search(text) else 1
 
 
 class Attendant:
@@ -128,7 +132,7 @@ class Attendant:
                 now = time.monotonic()
                 if failed_at is None and any(rank.failed for rank in self._ranks):
                     failed_at = now
-                if failed_at is not None and now - failed_at > _GRACE_S:
+                if failed_at is not None and now - failed_at > self._patience():
                     self._blame()
                 if gone and failed_at is None:
                     self._missed()
@@ -191,6 +195,12 @@ class Attendant:
             _LOG.debug("rank %d: %s", rank.index, line)
 
         return read
+
+    def _patience(self) -> float:
+        """How long after the first failure others may fail too, in seconds."""
+        found = [rank.blame for rank in self._ranks if rank.failed]
+        waited_for = len(found) < len(self._ranks) and min(found) == _NO_CAUSE
+        return _CONSEQUENCE_S if waited_for else _GRACE_S
 
     def _blame(self) -> NoReturn:
         """Raise for the rank that is most likely the cause."""

@@ -64,6 +64,6 @@ def wrap(args: dict[str, Any], emit: Emit) -> None:
 
 def blame_the_peer(args: dict[str, Any], emit: Emit) -> None:
     if os.environ["RANK"] == "1":
-        time.sleep(0.2)
+        time.sleep(1.0)  # longer than others are waited for whose own fault it is
         raise MemoryError("no room")
     raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
