@@ -12,8 +12,17 @@ from planner.split.linear import (
     standard_orders,
 )
 from planner.split.loads import breaches, loads_ms, max_load_ms, one_device
-from planner.split.piper import GIB, PiperTask, parse_piper, read_piper
-from planner.split.piper_solve import PiperPlan, PiperStage, solve_piper
+from planner.split.piper import (
+    GIB,
+    PIPER_GROUP,
+    PiperPlan,
+    PiperStage,
+    PiperTask,
+    parse_piper,
+    piper_solver_names,
+    read_piper,
+    solve_piper,
+)
 from planner.split.read import TaskFolder, load_tasks, parse_task, read_task
 from planner.split.refine import refine
 from planner.split.solve import solve
@@ -23,6 +32,7 @@ from planner.split.task import SplitTask
 __all__ = [
     "GIB",
     "GROUP",
+    "PIPER_GROUP",
     "Groups",
     "Outcome",
     "PiperPlan",
@@ -45,6 +55,7 @@ __all__ = [
     "order_by_priority",
     "parse_piper",
     "parse_task",
+    "piper_solver_names",
     "read_piper",
     "read_task",
     "refine",

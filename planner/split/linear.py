@@ -15,12 +15,13 @@ import numpy as np
 from planner.simulate.compiled import compiled, inlined
 from planner.split.groups import Groups
 from planner.split.loads import max_load_ms
-from planner.split.task import Array, Index, Mask
+from planner.split.task import Array, Index, Mask, Precedence
 
 __all__ = [
     "Split",
     "best_along",
     "best_linear",
+    "depth_first",
     "order_by_priority",
     "standard_orders",
 ]
@@ -256,7 +257,7 @@ def _by_priority(
                 count += 1
 
 
-def order_by_priority(groups: Groups, priority: Array) -> Index:
+def order_by_priority(groups: Precedence, priority: Array) -> Index:
     """The order in which, of all groups that may come next, the first in priority does.
 
     Args:
@@ -274,7 +275,7 @@ def order_by_priority(groups: Groups, priority: Array) -> Index:
     return order
 
 
-def _depth_first(groups: Groups, reverse: bool) -> Index:
+def depth_first(groups: Precedence, reverse: bool) -> Index:
     """Producers first, going on from what was placed last."""
     m = len(groups)
     waits = np.diff(groups.before_start)
@@ -308,7 +309,7 @@ def _levels(
 def standard_orders(groups: Groups) -> Iterator[Index]:
     """Orders that often do well, without chance: depth first and by longest paths."""
     for reverse in (False, True):
-        yield _depth_first(groups, reverse)
+        yield depth_first(groups, reverse)
     first = order_by_priority(groups, np.zeros(len(groups)))
     ones, work = np.ones(len(groups)), groups.accelerator_ms
     for weight in (ones, work):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from typing import Protocol, runtime_checkable
 
-from planner.errors import MeshwrightError, UnknownNameError
-from planner.plugins import entry_points
+from planner.split.registry import Registry
 from planner.split.task import Index, SplitTask
 
 __all__ = ["GROUP", "Solution", "SplitSolver", "get_solver", "solver_names"]
@@ -55,36 +53,14 @@ class SplitSolver(Protocol):
         ...
 
 
-def _registered() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+_SOLVERS: Registry[SplitSolver] = Registry(GROUP, "split solver", SplitSolver)  # type: ignore[type-abstract]
 
 
 def solver_names() -> tuple[str, ...]:
     """Names of all installed solvers, sorted."""
-    return tuple(sorted(_registered()))
+    return _SOLVERS.names()
 
 
 def get_solver(name: str) -> SplitSolver:
-    """Load a solver; its module is imported now, not before.
-
-    Raises:
-        UnknownNameError: If none of that name is installed.
-        MeshwrightError: If its package needs something that is not installed, or it
-            cannot be called.
-    """
-    points = _registered()
-    if name not in points:
-        raise UnknownNameError("split solver", name, points)
-    try:
-        solver = points[name].load()
-    except ImportError as error:
-        raise MeshwrightError(
-            f"split solver {name!r} needs {error.name!r}, which is not installed; "
-            f"pip install 'meshwright[learn]' or choose another solver"
-        ) from error
-    if not isinstance(solver, SplitSolver):
-        raise MeshwrightError(
-            f"split solver {name!r} ({points[name].value}) cannot be called; see "
-            f"planner.split.solver.SplitSolver"
-        )
-    return solver
+    """Load a solver; see :meth:`planner.split.registry.Registry.get`."""
+    return _SOLVERS.get(name)

@@ -10,13 +10,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import StrategyError
 
-__all__ = ["Array", "Index", "Mask", "NodeId", "SplitTask", "neighbours", "summed"]
+__all__ = [
+    "Array",
+    "Graph",
+    "Index",
+    "Mask",
+    "NodeId",
+    "Precedence",
+    "SplitTask",
+    "neighbours",
+    "precedence",
+    "summed",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -38,6 +50,57 @@ def neighbours(keys: Index, values: Index, size: int) -> tuple[Index, Index]:
     start = np.zeros(size + 1, dtype=np.int64)
     np.cumsum(np.bincount(keys, minlength=size), out=start[1:])
     return start, values[np.argsort(keys, kind="stable")]
+
+
+class Precedence(Protocol):
+    """What is put in an order: things, and those that come before and after each."""
+
+    @property
+    def before_start(self) -> Index:
+        """Starts of those that must not come later. Shape [m + 1]."""
+
+    @property
+    def before(self) -> Index:
+        """Those, one thing's after the other's."""
+
+    @property
+    def after_start(self) -> Index:
+        """Starts of those that must not come earlier. Shape [m + 1]."""
+
+    @property
+    def after(self) -> Index:
+        """Those, one thing's after the other's."""
+
+    def __len__(self) -> int:
+        """How many things there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """A :class:`Precedence` and nothing else."""
+
+    before_start: Index
+    before: Index
+    after_start: Index
+    after: Index
+
+    def __len__(self) -> int:
+        return len(self.after_start) - 1
+
+
+def precedence(source: Index, target: Index, size: int) -> Graph:
+    """The order that edges ask for.
+
+    Args:
+        source: Producers. Shape [e].
+        target: Consumers. Shape [e].
+        size: Number of nodes.
+    """
+    before_start, before = neighbours(target, source, size)
+    after_start, after = neighbours(source, target, size)
+    return Graph(
+        before_start=before_start, before=before, after_start=after_start, after=after
+    )
 
 
 def summed(keys: Index, values: Array, size: int) -> Array:

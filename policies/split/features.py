@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from planner.simulate.compiled import compiled
 from planner.split import Groups, order_by_priority
 from planner.split.ideals import followers
-from planner.split.task import Array, Index, summed
+from planner.split.task import Array, Index, Precedence, summed
 
-__all__ = ["FEATURES", "PRIORS", "Observation", "observe"]
+__all__ = ["FEATURES", "PRIORS", "Observation", "both_ways", "observe", "walks"]
 
 #: Names of the numbers of a group, in their order.
 FEATURES = (
@@ -130,7 +130,7 @@ def _relative(values: Array, whole: float) -> Array:
     return values / whole if whole > 0 else np.zeros_like(values)
 
 
-def _both_ways(groups: Groups, first: Index, weight: Array) -> tuple[Array, Array]:
+def both_ways(groups: Precedence, first: Index, weight: Array) -> tuple[Array, Array]:
     """Longest paths up to each group and from it on, relative to the longest of all."""
     m = len(groups)
     down, up = np.zeros(m), np.zeros(m)
@@ -140,21 +140,21 @@ def _both_ways(groups: Groups, first: Index, weight: Array) -> tuple[Array, Arra
     return _relative(down, whole), _relative(up, whole)
 
 
-def _walks(groups: Groups, first: Index) -> tuple[Array, Array, Array]:
+def walks(groups: Precedence, first: Index) -> tuple[Array, Array, Array]:
     """Places of the groups depth first, the same with turns swapped, first come."""
     m = len(groups)
-    walks = np.zeros((3, m))
+    places = np.zeros((3, m))
     for back in (False, True):
         _depth_first(
             groups.before_start,
             groups.after_start,
             groups.after,
             back,
-            walks[int(back)],
+            places[int(back)],
         )
-    walks[2, first] = np.arange(m)
-    walks /= max(m, 1)
-    return walks[0], walks[1], walks[2]
+    places[2, first] = np.arange(m)
+    places /= max(m, 1)
+    return places[0], places[1], places[2]
 
 
 def observe(groups: Groups) -> Observation:
@@ -173,9 +173,9 @@ def observe(groups: Groups) -> Observation:
     before, behind = np.zeros(m), np.zeros(m)
     _around(followers(groups, first), work, before, behind)
     before, behind = _relative(before, total), _relative(behind, total)
-    level_down, level_up = _both_ways(groups, first, np.ones(m))
-    path_down, path_up = _both_ways(groups, first, work)
-    walk, back, come = _walks(groups, first)
+    level_down, level_up = both_ways(groups, first, np.ones(m))
+    path_down, path_up = both_ways(groups, first, work)
+    walk, back, come = walks(groups, first)
     many = max(task.accelerators, 1)
     longest = float(np.max(before + behind, initial=0.0))
     ones = np.ones(m)

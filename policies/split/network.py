@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv, global_mean_pool
+from torch_geometric.nn import SAGEConv
 
 from planner.errors import StrategyError
 from policies.split.features import FEATURES, PRIORS, Observation
+from policies.split.reader import GraphReader
 from policies.split.standing import STANDING
 
 __all__ = ["Batch", "NetworkConfig", "SplitNetwork", "batch_of"]
@@ -84,7 +85,7 @@ def batch_of(observations: Sequence[Observation]) -> Batch:
     )
 
 
-class SplitNetwork(nn.Module):
+class SplitNetwork(GraphReader):
     """Scores of groups to come next, and of moves.
 
     Args:
@@ -92,17 +93,10 @@ class SplitNetwork(nn.Module):
     """
 
     def __init__(self, config: NetworkConfig | None = None) -> None:
-        super().__init__()
-        self.config = config = config or NetworkConfig()
+        config = config or NetworkConfig()
         width = config.width
-        self.first = nn.Linear(len(FEATURES), width)
-        self.down = nn.ModuleList(SAGEConv(width, width) for _ in range(config.layers))
-        self.up = nn.ModuleList(
-            SAGEConv(width, width, root_weight=False) for _ in range(config.layers)
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(config.layers))
-        self.whole = nn.Linear(width, width)
-        self.hidden = nn.Linear(width, width)
+        super().__init__(len(FEATURES), width, config.layers)
+        self.config = config
         self.last = nn.Linear(width, config.heads)
         heads = torch.arange(config.heads) % len(PRIORS)
         self.steep = nn.Parameter(
@@ -120,14 +114,8 @@ class SplitNetwork(nn.Module):
 
     def encode(self, batch: Batch) -> Tensor:
         """Read tasks: what the other methods need of each group. Shape [n, width]."""
-        hidden = torch.relu(self.first(batch.nodes))
-        against = batch.edges.flip(0)
-        for down, up, norm in zip(self.down, self.up, self.norms, strict=True):
-            read = down(hidden, batch.edges) + up(hidden, against)
-            hidden = hidden + torch.relu(norm(read))
-        means = global_mean_pool(hidden, batch.owner, len(batch.sizes))
-        read = self.hidden(hidden) + self.whole(means)[batch.owner]
-        return torch.relu(read)
+        sizes = len(batch.sizes)
+        return self.read(batch.nodes, batch.edges, batch.owner, sizes)
 
     def orders(self, batch: Batch, encoded: Tensor) -> Tensor:
         """Log odds of each group to come next, by head.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulate.compiled import compiled
-from planner.split import Groups
-from planner.split.task import Array, Index
+from planner.split.task import Array, Index, Precedence
 
 __all__ = ["sample_orders"]
 
@@ -65,7 +64,7 @@ def _sample(
 
 
 def sample_orders(
-    groups: Groups, scores: Array, rng: np.random.Generator
+    groups: Precedence, scores: Array, rng: np.random.Generator
 ) -> tuple[Index, Array]:
     """Draw an order for each row of scores.
 

@@ -9,7 +9,6 @@ depends on its number alone, so that a run that was stopped ends as one that was
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
-from planner.errors import MeshwrightError, StrategyError
-from planner.schema import write_atomically
-from policies.run_folder import describe_run, read_settings
+from planner.errors import StrategyError
+from policies.run_folder import describe_run
 from policies.split.features import Observation
 from policies.split.hits import Hits
 from policies.split.learning import (
@@ -36,6 +33,7 @@ from policies.split.network import NetworkConfig, SplitNetwork, batch_of
 from policies.split.saved import SavedSplitPolicy, save_policy
 from policies.split.solver import SearchConfig, best_by_network
 from policies.split.worlds import WorldConfig
+from policies.stepwise import Steps, StepwiseRun, drawn, run_from_shell
 
 __all__ = ["TrainConfig", "Validation", "main", "train"]
 
@@ -126,71 +124,23 @@ class Validation:
         return float(np.mean(gains))
 
 
-@dataclass(slots=True, kw_only=True)
-class _Run:
-    """Where a run stands."""
-
-    network: SplitNetwork
-    optimiser: torch.optim.Optimizer
-    best: dict[str, torch.Tensor]
-    best_gain: float = -np.inf
-    done: int = 0
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "next.pt"
-        torch.save(
-            {
-                "network": self.network.state_dict(),
-                "optimiser": self.optimiser.state_dict(),
-                "best": self.best,
-                "best_gain": self.best_gain,
-                "done": self.done,
-            },
-            path,
-        )
-        write_atomically(folder / "run.pt", path.read_bytes())
-        path.unlink()
-
-    def load(self, folder: Path) -> None:
-        held: dict[str, Any] = torch.load(folder / "run.pt", weights_only=True)
-        self.network.load_state_dict(held["network"])
-        self.optimiser.load_state_dict(held["optimiser"])
-        self.best, self.best_gain = held["best"], float(held["best_gain"])
-        self.done = int(held["done"])
-
-    def judge(self, gain: float) -> None:
-        if gain > self.best_gain:
-            self.best_gain = gain
-            state = self.network.state_dict()
-            self.best = {name: part.clone() for name, part in state.items()}
-
-
-def _rate(step: int, config: TrainConfig) -> float:
-    return config.rate * 0.5 * (1 + float(np.cos(np.pi * step / config.steps)))
-
-
 def _examples(lessons: Sequence[Lesson]) -> list[tuple[Observation, Hits]]:
     return [(lesson.seen, hits) for lesson in lessons for hits in lesson.hits]
 
 
-def _drawn(count: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Some of the numbers below ``count``, each once."""
-    found: list[int] = rng.choice(count, min(count, most), replace=False).tolist()
-    return found
-
-
 def _step(
-    run: _Run, lessons: Sequence[Lesson], config: TrainConfig
-) -> tuple[float, float]:
-    """One step; returns the mean reward of orders, and the loss by hits."""
+    run: StepwiseRun,
+    network: SplitNetwork,
+    lessons: Sequence[Lesson],
+    config: TrainConfig,
+) -> dict[str, float]:
+    """The slopes of one step; the mean reward of orders, and the loss by hits."""
     rng = np.random.default_rng([config.seed, run.done])
-    network = run.network
-    chosen = [lessons[i] for i in _drawn(len(lessons), config.tasks, rng)]
+    chosen = [lessons[i] for i in drawn(len(lessons), config.tasks, rng)]
     batch = batch_of([lesson.seen for lesson in chosen])
     scores = network.orders(batch, network.encode(batch))
     parts = batch.each(scores.detach().double())
-    drawn = [
+    found = [
         order_slopes(
             lesson,
             part.numpy().T,
@@ -200,20 +150,16 @@ def _step(
         )
         for lesson, part in zip(chosen, parts, strict=True)
     ]
-    slopes = np.concatenate([slope.T for slope, _ in drawn]) / len(chosen)
+    slopes = np.concatenate([slope.T for slope, _ in found]) / len(chosen)
     wanted = torch.from_numpy(-config.order_weight * slopes).float()
-    run.optimiser.zero_grad()
     torch.autograd.backward(scores, wanted)
     loss, examples = 0.0, _examples(lessons)
     if examples:
-        picked = [examples[i] for i in _drawn(len(examples), config.examples, rng)]
+        picked = [examples[i] for i in drawn(len(examples), config.examples, rng)]
         missed = hits_loss(network, picked)
         torch.autograd.backward(missed)
         loss = float(missed.detach())
-    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-    run.optimiser.step()
-    run.done += 1
-    return float(np.mean([reward for _, reward in drawn])), loss
+    return {"reward": float(np.mean([r for _, r in found])), "hits_loss": loss}
 
 
 def train(
@@ -245,12 +191,9 @@ def train(
     optimiser = torch.optim.AdamW(
         network.parameters(), lr=config.rate, weight_decay=config.decay
     )
-    state = _Run(network=network, optimiser=optimiser, best={})
+    state = StepwiseRun(network=network, optimiser=optimiser)
     validation = Validation(config.validation, config.world)
-    if (run / "checkpoint" / "run.pt").exists():
-        state.load(run / "checkpoint")
-    else:
-        state.judge(validation.gain(network))
+    state.begin(run, lambda: validation.gain(network))
     lessons = draw_lessons(
         config.pool,
         "train",
@@ -259,31 +202,24 @@ def train(
         splits=config.splits,
         tries=config.tries,
     )
-    told: list[tuple[float, float]] = []
-    with SummaryWriter(str(run / "events")) as events:
-        while state.done < min(config.steps, stop_after or config.steps):
-            for part in optimiser.param_groups:
-                part["lr"] = _rate(state.done, config)
-            told.append(_step(state, lessons, config))
-            if state.done % config.every and state.done < config.steps:
-                continue
-            gain = validation.gain(network)
-            reward, loss = np.mean(told, axis=0).tolist()
-            told.clear()
-            state.judge(gain)
-            state.save(run / "checkpoint")
-            events.add_scalar("train/reward", reward, state.done)
-            events.add_scalar("train/hits_loss", loss, state.done)
-            events.add_scalar("validation/gain", gain, state.done)
-            if watch is not None:
-                watch(state.done, reward, loss, gain)
-    network.load_state_dict(state.best)
+    state.go(
+        run,
+        Steps(
+            count=config.steps,
+            every=config.every,
+            rate=config.rate,
+            stop_after=stop_after,
+        ),
+        step=lambda: _step(state, network, lessons, config),
+        gain=lambda: validation.gain(network),
+        watch=watch,
+    )
     made = SavedSplitPolicy(network=network.eval(), notes=_notes(config, state))
     save_policy(made, run / "policy")
     return made
 
 
-def _notes(config: TrainConfig, state: _Run) -> dict[str, Any]:
+def _notes(config: TrainConfig, state: StepwiseRun) -> dict[str, Any]:
     """What the weights' own description says of the run."""
     return {
         "trained_on": {"seed": config.seed, "tasks": config.pool, "steps": state.done},
@@ -296,21 +232,13 @@ def _notes(config: TrainConfig, state: _Run) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train from the command line; the exit code of the error if an input is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--settings", metavar="FILE.json")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    torch.set_num_threads(1)
-    try:
-        config = TrainConfig()
-        if options.settings:
-            config = read_settings(options.settings, config)
-        train(config, options.out, watch=_tell)
-    except MeshwrightError as error:
-        _log.error("%s", error)
-        return error.exit_code
-    return 0
+    return run_from_shell(
+        arguments,
+        __doc__,
+        TrainConfig(),
+        lambda config, out: train(config, out, watch=_tell),
+        _log,
+    )
 
 
 def _tell(done: int, reward: float, loss: float, gain: float) -> None:

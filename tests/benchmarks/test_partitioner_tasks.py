@@ -12,7 +12,7 @@ from benchmarks.partitioner_tasks import run_tasks, table_of_tasks
 from benchmarks.partitioners import main
 from planner.split import breaches, max_load_ms, read_task
 from tests.split.cases import document
-from tests.split.conftest import solvers  # noqa: F401 a fixture
+from tests.split.conftest import registered, solvers  # noqa: F401 fixtures
 
 
 @pytest.fixture

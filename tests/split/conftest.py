@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.split import GROUP, SplitTask, load_tasks, solver
+from planner.split import GROUP, PIPER_GROUP, SplitTask, load_tasks, registry
 
 _DATA = Path(os.environ.get("MESHWRIGHT_DATA", "none"))
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -38,13 +38,25 @@ def golden() -> dict[tuple[str, str], float]:
 
 
 @pytest.fixture
-def solvers(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What is registered; a test may add to it."""
+def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """What the project registers, by group."""
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))
-    points: dict[str, str] = dict(project["project"]["entry-points"][GROUP])
+    groups: dict[str, dict[str, str]] = project["project"]["entry-points"]
 
     def found(group: str) -> list[EntryPoint]:
-        return [EntryPoint(name, value, group) for name, value in points.items()]
+        return [EntryPoint(name, value, group) for name, value in groups[group].items()]
 
-    monkeypatch.setattr(solver, "entry_points", found)
-    return points
+    monkeypatch.setattr(registry, "entry_points", found)
+    return groups
+
+
+@pytest.fixture
+def solvers(registered: dict[str, dict[str, str]]) -> dict[str, str]:
+    """What splits tasks; a test may add to it."""
+    return registered[GROUP]
+
+
+@pytest.fixture
+def piper_solvers(registered: dict[str, dict[str, str]]) -> dict[str, str]:
+    """What plans Piper tasks; a test may add to it."""
+    return registered[PIPER_GROUP]

@@ -15,6 +15,8 @@ import pytest
 
 from planner.errors import PlanFileError
 from planner.split import GIB, PiperTask, parse_piper, read_piper, solve_piper
+from planner.split.piper import pipelines
+from planner.split.piper.solve import exact
 
 _DATA = Path(os.environ.get("MESHWRIGHT_DATA", "none")) / "piper"
 
@@ -102,7 +104,7 @@ def fastest(made: Document) -> float:
     degrees = [
         (t, d)
         for t in (1, 2)
-        for d in range(1, 5)
+        for d in range(1, made["maxDevices"] + 1)
         if made["mbsInBatch"] % d == 0 and t * d <= made["maxDevices"]
     ]
     for stages in cuts(len(made["nodes"])):
@@ -119,10 +121,12 @@ def fastest(made: Document) -> float:
     return best
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(40))
 def test_no_pipeline_is_faster(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    made = layers(rng, 4, memory=float(rng.choice([16, 25, 1000])))
+    memory, devices = float(rng.choice([12, 16, 25, 1000])), int(rng.integers(3, 8))
+    made = layers(rng, 4, memory=memory, devices=devices)
+    made["mbsInBatch"] = int(rng.choice([2, 4, 6, 12]))
     plan = solve_piper(parse_piper(made, "made"))
     wanted = fastest(made)
     assert plan.exact
@@ -132,6 +136,76 @@ def test_no_pipeline_is_faster(seed: int) -> None:
         assert plan.time_per_sample == pytest.approx(wanted)
     assert math.isinf(plan.time_per_sample) == math.isinf(wanted)
     assert plan.time_per_sample <= wanted * 1.05
+
+
+def test_there_is_room_for_all_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of ways that are too small at first change nothing."""
+    tasks = [
+        parse_piper(
+            layers(np.random.default_rng(seed), 7, memory=20, devices=12), "made"
+        )
+        for seed in range(8)
+    ]
+    roomy = [exact(task) for task in tasks]
+    monkeypatch.setattr(pipelines, "_FEW_WAYS", 1)
+    assert [exact(task) for task in tasks] == roomy
+
+
+def test_layers_without_time_take_what_they_move() -> None:
+    made = layers(np.random.default_rng(0), 5, memory=6)
+    for node in made["nodes"]:
+        for options in node["TMPCs"].values():
+            for option in options:
+                option["timePerSample"] = 0.0
+    plan = solve_piper(parse_piper(made, "made"), "exact")
+    assert 0 < plan.time_per_sample < math.inf
+    for edge in made["edges"]:
+        edge["communicationCost"] = 0.0
+    alone = solve_piper(parse_piper({**made, "maxMemoryPerDevice": 1e9}, "made"))
+    assert alone.time_per_sample == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 70, 130])
+def test_layers_of_any_number_share_the_devices(nodes: int) -> None:
+    """Chains of equal layers without weights or transfers are split evenly."""
+    option = {
+        "id": "vanilla",
+        "timePerSample": 2.0,
+        "parameterSize": 0.0,
+        "memoryUsageA": 0.0,
+        "memoryUsageB": 1.0,
+    }
+    made = {
+        "maxDevices": 1 if nodes == 1 else nodes // 10,
+        "maxMemoryPerDevice": 10.0,
+        "bandwidth": 1.0,
+        "mbsInBatch": nodes,
+        "nodes": [
+            {
+                "id": v,
+                "TMPCs": {
+                    "1": [
+                        {
+                            **option,
+                            "syncTimeFw": {str(v - 1): 0.0},
+                            "syncTimeBw": {str(v + 1): 0.0},
+                        }
+                    ]
+                },
+            }
+            for v in range(nodes)
+        ],
+        "edges": [
+            {"sourceId": v, "destId": v + 1, "communicationCost": 0.0}
+            for v in range(nodes - 1)
+        ],
+    }
+    plan = solve_piper(parse_piper(made, "chain"), "exact")
+    assert plan.time_per_sample == pytest.approx(2.0 * min(nodes, 10))
+    apart = parse_piper({**made, "edges": [], "mbsInBatch": 1}, "apart")
+    assert solve_piper(apart.on(devices=1, memory_bytes=nodes), "auto").exact is (
+        nodes == 1
+    )
 
 
 def test_a_plan_says_what_it_takes() -> None:
@@ -176,7 +250,7 @@ def test_what_does_not_fit_has_no_stages() -> None:
 def test_wide_graphs_are_planned_along_some_orders() -> None:
     made = layers(np.random.default_rng(1), 8)
     task = parse_piper(made, "made")
-    every, along = solve_piper(task), solve_piper(task, most_suffixes=3)
+    every, along = solve_piper(task, "exact"), exact(task, most_suffixes=3)
     assert every.exact
     assert not along.exact
     assert along.time_per_sample >= every.time_per_sample
@@ -206,6 +280,7 @@ def _change(path: tuple[Any, ...], value: Any) -> Document:
         (("bandwidth",), 0.0, "bandwidth=0.0; must be above 0"),
         (("maxDevices",), None, "made has no field 'maxDevices'"),
         (("nodes",), [], "nodes is empty"),
+        (("nodes", 1, "TMPCs", "1", 0, "id"), "again", "has an option id twice"),
         (
             ("nodes", 1, "TMPCs", "1", 0, "timePerSample"),
             math.nan,

@@ -20,9 +20,9 @@ from policies.split.saved import (
 )
 from policies.split.solver import SearchConfig, best_by_network, learned
 from tests.split.cases import document, legal_splits, task_of, training
-from tests.split.conftest import golden, published, solvers
+from tests.split.conftest import golden, published, registered, solvers
 
-__all__ = ["golden", "published", "solvers"]
+__all__ = ["golden", "published", "registered", "solvers"]
 
 
 def random_task(seed: int) -> SplitTask:

@@ -197,6 +197,11 @@ def parse_piper(document: Mapping[str, Any], name: str) -> PiperTask:
     for v, (found, where) in enumerate(zip(options, wheres, strict=True)):
         names.append(tuple(_names(found.get(t, []), where) for t in degrees))
         for t, degree in enumerate(degrees):
+            if len(set(names[v][t])) < len(names[v][t]):
+                raise PlanFileError(
+                    f"{where}: degree {degree} has an option id twice; ids of options "
+                    f"must be unique"
+                )
             for o, option in enumerate(found.get(degree, [])):
                 place_of = f"{where}: degree {degree}, option {o}"
                 for key, column in columns.items():

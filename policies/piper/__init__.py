@@ -1,0 +1,1 @@
+"""A learned solver of layers that choose a parallelism each."""
