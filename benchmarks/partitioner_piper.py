@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.tables import aligned
-from planner.errors import PlanFileError
+from planner.errors import PlanFileError, StrategyError
 from planner.split import (
     GIB,
     PiperPlan,
@@ -63,7 +63,12 @@ def drawn_tasks(count: int) -> Iterator[PiperTask]:
 
     Args:
         count: How many. Something fits each.
+
+    Raises:
+        StrategyError: If it is not above 0.
     """
+    if count < 1:
+        raise StrategyError(f"{count} drawn tasks; ask for 1 or more")
     from policies.piper.worlds import draw_tasks
 
     found = (t for t in draw_tasks(0, "test") if solve_piper(t, "exact").stages)
@@ -98,7 +103,7 @@ def tasks_of(folder: str | Path, grid: PiperGrid | None = None) -> Iterator[Pipe
 
 
 def _is_task(path: Path) -> bool:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         return '"TMPCs"' in file.read()
 
 

@@ -90,6 +90,8 @@ def test_a_folder_without_tasks_is_an_error(
 ) -> None:
     assert main(["--piper", str(tmp_path)]) == 1
     assert "holds no Piper task" in capsys.readouterr().err
+    assert main(["--piper-drawn", "0"]) == 1
+    assert "0 drawn tasks" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("piper_solvers")
