@@ -134,7 +134,9 @@ class Attendant:
                     failed_at = now
                 if failed_at is not None and now - failed_at > self._patience():
                     self._blame()
-                if gone and failed_at is None:
+                # It may have told of the last end just before it went.
+                ended = all(rank.code is not None for rank in self._ranks)
+                if gone and not ended and failed_at is None:
                     self._missed()
                 if deadline is not None and now > deadline:
                     raise ExecutionError(

@@ -1,0 +1,51 @@
+"""What the launcher makes of ranks that end while it looks elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from executors.launching.attend import Attendant, Rank
+from planner.errors import RankFailedError
+
+
+def _attend(ends: list[dict[str, object]]) -> None:
+    """Attend to a nursery that has told of its ranks' ends and is gone already."""
+    control, control_end = os.pipe()
+    ranks, open_ends = [], [control_end]
+    for index in range(2):
+        messages, messages_end = os.pipe()
+        output, output_end = os.pipe()
+        ranks.append(Rank(index=index, messages=messages, output=output))
+        open_ends += [messages_end, output_end]
+    for end in ends:
+        os.write(control_end, json.dumps({"kind": "ended", "value": end}).encode())
+        os.write(control_end, b"\n")
+    nursery = subprocess.Popen(
+        [sys.executable, "-c", ""], stdout=subprocess.PIPE, start_new_session=True
+    )
+    nursery.wait()
+    for end in open_ends:
+        os.close(end)
+    try:
+        Attendant(nursery, ranks, control, None).attend(10.0)
+    finally:
+        assert nursery.stdout is not None
+        nursery.stdout.close()
+        for rank in ranks:
+            os.close(rank.messages)
+            os.close(rank.output)
+        os.close(control)
+
+
+def test_a_nursery_that_went_right_after_its_ranks_is_no_failure() -> None:
+    _attend([{"rank": 0, "code": 0}, {"rank": 1, "code": 0}])
+
+
+def test_a_nursery_that_went_before_a_rank_is() -> None:
+    with pytest.raises(RankFailedError, match="lost their parent"):
+        _attend([{"rank": 0, "code": 0}])
