@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=1024)
     parser.add_argument("--global-batch", type=int, default=192)
     parser.add_argument("--network", type=float, default=3e9, help="bytes/s a GPU")
-    parser.add_argument("--quick", action="store_true", help="gpt2, a short search")
+    parser.add_argument("--quick", action="store_true", help="gpt2-medium, less search")
     options = parser.parse_args()
     cluster = laboratory(options.network)
     wanted = {
@@ -92,7 +92,7 @@ def main() -> None:
         "seq_len": options.seq_len,
         "evaluation_budget": 6 if options.quick else None,
     }
-    model = "gpt2" if options.quick else options.model
+    model = "gpt2-medium" if options.quick else options.model
 
     everyone = plan(model, cluster, **wanted)
     print(everyone.summary(), end="\n\n")

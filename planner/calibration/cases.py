@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from pydantic import ValidationError
 
 from planner.calibration.frameworks import FRAMEWORKS, framework_of
 from planner.calibration.known_plans import known_plan, optimizer_of
@@ -18,7 +19,7 @@ from planner.calibration.plans import assume_plan
 from planner.calibration.points import Point
 from planner.cost import Cost, CostModel, Recipe, Setting
 from planner.cost.constants import Calibration
-from planner.errors import MeshwrightError
+from planner.errors import CalibrationError, MeshwrightError
 from planner.schema import Strategy
 from planner.schema.cluster import DeviceType
 
@@ -106,7 +107,11 @@ def prepare(point: Point) -> Case:
     shape = shape_of(point)
     machine = machine_of(point)
     graph = graph_of(shape)
-    plan = assume_plan(point, graph, FRAMEWORKS[name])
+    try:
+        plan = assume_plan(point, graph, FRAMEWORKS[name])
+    except ValidationError as error:
+        said = "; ".join(one["msg"] for one in error.errors())
+        raise CalibrationError(f"point {point.point_id}: {said}") from error
     counted = ""
     if point.metric in ("tflops_per_gpu", "mfu_pct"):
         counted = convention_of(point)[1]

@@ -2,10 +2,13 @@
 
 What is made small, over runs i of devices d and frameworks f, is
 
-    sum_i w_i huber(log t_i(c) - log T_i)  +  sum_c ((c - start) / spread)^2
+    sum_i w_i huber(log t_i(c) - log T_i)  +  (c - start)' C^-1 (c - start)
 
 where t is the predicted and T the measured time of a step, c the logits of the
 constants, and w makes a source of many runs count as much as the root of their number.
+C lets a constant differ between devices (or frameworks) by ``spread``, and lie away
+from its start on all of them by ``shared``: what many devices show, the others are
+taken to do, too.
 Runs of one group (same model, machines and batch) are also compared with their mean:
 what a planner needs is their order. A run depends on the constants of its own device
 and framework alone, so that one evaluation of all runs gives the derivative for one
@@ -275,18 +278,20 @@ class _Problem:
         """Where to go from here. Shape [vector.size]."""
         rows, derivative = self.mixing @ errors, self.mixing @ slope
         weight = np.minimum(1.0, self.config.huber / np.maximum(np.abs(rows), 1e-12))
-        pull = self.config.prior / self.vector.spread() ** 2
+        pull = self.config.prior * self.vector.precision()
         away = places - self.centre
-        normal = derivative.T @ (weight[:, None] * derivative) + np.diag(pull + damping)
-        gradient = derivative.T @ (weight * rows) + pull * away
+        normal = derivative.T @ (weight[:, None] * derivative) + pull
+        normal += damping * np.eye(len(places))
+        gradient = derivative.T @ (weight * rows) + pull @ away
         return np.clip(-np.linalg.solve(normal, gradient), -1.0, 1.0)
 
     def loss(self, errors: Array, places: Array) -> float:
         """What is made small."""
         rows, width = np.abs(self.mixing @ errors), self.config.huber
         cost = np.where(rows < width, rows**2 / 2, width * (rows - width / 2)).sum()
-        away = (places - self.centre) / self.vector.spread()
-        return float(cost + self.config.prior / 2 * (away**2).sum())
+        away = places - self.centre
+        pulled = away @ self.vector.precision() @ away
+        return float(cost + self.config.prior / 2 * pulled)
 
 
 def _mixing(cases: Sequence[Case], order: float) -> Array:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from planner.calibration.frameworks import framework_of
 from planner.calibration.points import Point
 from planner.cost.peaks import peak_flops_per_s
 from planner.errors import CalibrationError
@@ -62,28 +64,38 @@ class FlopCount:
         return (passes * layers + 3.0 * head) * samples / graph.batch
 
 
-#: Words of a source and its convention. Megatron-LM's formula of 2021 counts
-#: recomputation: 96 B s l h^2 (1 + s / 6h + V / 16lh), Narayanan et al. 2021, section
-#: 5.1; its README's tables of 2020 agree with it to 0.1 %. Alpa takes the same.
-#: NVIDIA's tables of 2025 and 2026 print tokens and FLOPs: 449.4 GFLOP a token of
-#: Llama-3 70B at 8,192 is 6 N without embedding + half of the scores.
-_CONVENTIONS = (
-    (("bridge", "dgxc"), FlopCount(attention=0.5)),
-    (("nemo", "mosaic", "internevo", "nnscaler"), FlopCount()),
-    (
-        ("megatron", "alpa", "bloom", "sc21", "korthikanti"),
-        FlopCount(recompute=True),
-    ),
+#: Words of a source and what it counts of attention. NVIDIA's tables of 2025 and 2026
+#: print tokens and FLOPs: 449.4 GFLOP a token of Llama-3 70B at 8,192 is 6 N without
+#: embedding + half of the scores.
+_ATTENTION = (("bridge", 0.5), ("dgxc", 0.5))
+#: Frameworks whose logs count what full recomputation does again. Megatron-LM's formula
+#: of 2021 is 96 B s l h^2 (1 + s / 6h + V / 16lh), Narayanan et al. 2021, section 5.1;
+#: its README's tables of 2020 agree with it to 0.1 %. Megatron-DeepSpeed and Alpa take
+#: the same, Megatron-LM of 2023 and later does not.
+_RECOMPUTING = ("megatron-2021", "megatron-deepspeed", "deepspeed", "alpa")
+_SAYS_WITH = re.compile(
+    r"\bhfu\b|hardware flop|(?:counts?|with|incl\w*)\W+(?:\w+\W+)?recomput"
 )
+_SAYS_WITHOUT = re.compile(r"\bmfu\b|model (?:t?flop)|(?:no|without|not) recomput")
 
 
 def convention_of(point: Point) -> tuple[FlopCount, str]:
-    """How the row's source counts FLOPs, and what was assumed of it."""
-    source = point.source.lower()
-    for words, count in _CONVENTIONS:
-        if any(word in source for word in words):
-            return count, ""
-    return FlopCount(), "FLOPs counted without recomputation, attention in full"
+    """How the row's source counts FLOPs, and what was assumed of it.
+
+    What the notes say goes first; model FLOP/s utilisation has no recomputation by its
+    definition (Chowdhery et al. 2022, PaLM, appendix B); else the framework's formula.
+    """
+    source, notes = point.source.lower(), point.notes.lower()
+    share = next((share for word, share in _ATTENTION if word in source), 1.0)
+    name, doubt = framework_of(point)
+    counted = name in _RECOMPUTING and point.metric != "mfu_pct"
+    if _SAYS_WITH.search(notes) or _SAYS_WITHOUT.search(notes):
+        counted = _SAYS_WITH.search(notes) is not None
+    said = f"FLOPs counted {'with' if counted else 'without'} recomputation"
+    return (
+        FlopCount(attention=share, recompute=counted),
+        f"{said}, as {name} does, attention in full" if doubt else "",
+    )
 
 
 def _flops_per_device(

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.calibration.frameworks import FRAMEWORKS
+from planner.cost import Recipe
 from planner.cost.constants import Calibration, DeviceConstants
 
 __all__ = [
     "DEVICE_CONSTANTS",
+    "INNER_RAMP",
     "MEMORY_REACHED",
     "RECIPE_CONSTANTS",
     "Constant",
@@ -41,14 +43,16 @@ class Constant:
         low: Bound.
         high: Bound.
         start: Where a fit begins; for recipes the framework's own value counts.
-        spread: How far, in logits, a device or recipe lies from the start.
+        spread: How far, in logits, one device or recipe lies from the others.
+        shared: How far all of them lie from the start.
     """
 
     name: str
     low: float
     high: float
     start: float
-    spread: float = 0.5
+    spread: float = 0.3
+    shared: float = 0.5
 
     def to_logit(self, value: float) -> float:
         """Place between the bounds on an endless scale."""
@@ -66,35 +70,57 @@ class Constant:
 #: triad on V100, A100 and H100, 0.8 to 0.93 of the datasheet.
 MEMORY_REACHED = 0.8
 
+#: Inner length at which a product reaches half of its rate. Fitted for each device, it
+#: came out as 293 to 331 on all ten.
+INNER_RAMP = 310.0
+
+_FIXED = {"memory_efficiency": MEMORY_REACHED, "inner_ramp": INNER_RAMP}
+
 #: At most six of a device.
 DEVICE_CONSTANTS = (
     Constant(name="matmul_efficiency", low=0.3, high=1.0, start=0.75),
-    Constant(name="inner_ramp", low=10.0, high=1500.0, start=250.0),
     Constant(name="attention_efficiency", low=0.15, high=1.0, start=0.6),
     Constant(name="link_efficiency", low=0.2, high=1.0, start=0.75),
-    Constant(name="network_efficiency", low=0.1, high=1.0, start=0.65),
-    Constant(name="float8_efficiency", low=0.3, high=1.0, start=0.7),
+    Constant(name="network_efficiency", low=0.1, high=1.0, start=0.65, spread=0.15),
+    Constant(name="float8_efficiency", low=0.3, high=1.0, start=0.85),
+    Constant(name="host_overhead", low=0.25, high=4.0, start=1.0, shared=0.05),
 )
 #: Of recipes; at most four of each, see :func:`recipe_constants`.
 RECIPE_CONSTANTS = (
-    Constant(name="launch", low=0.5, high=60.0, start=6.0),
+    Constant(name="launch", low=0.5, high=60.0, start=6.0, spread=0.8, shared=1.5),
     Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
     Constant(name="layer_overlap", low=0.0, high=0.95, start=0.1),
     Constant(name="expert_overlap", low=0.0, high=0.95, start=0.2),
-    Constant(name="replica_efficiency", low=0.05, high=1.0, start=0.8),
+    Constant(name="overlap_cost", low=0.0, high=0.8, start=0.4),
+    Constant(
+        name="replica_efficiency", low=0.05, high=1.0, start=0.9, spread=1.0, shared=0.1
+    ),
+    Constant(name="newer_products", low=0.6, high=1.0, start=0.9),
 )
 #: Frameworks whose measurements have experts on several devices.
 _WITH_EXPERTS = frozenset({"megatron", "megatron-2025"})
+#: Those that have none of tp, on devices older and newer than they are.
+_WITHOUT_TP = frozenset({"fsdp"})
 
 
 def recipe_constants(name: str) -> tuple[Constant, ...]:
-    """What is fitted of a framework: four constants.
+    """What is fitted of a framework: four constants, the first two the same for all.
 
-    Those that have measurements of experts hide collectives of data parallelism well,
-    and what the others would do with experts cannot be seen.
+    The others are what its measurements tell: of those with tp how much of its
+    collectives hides, of those with experts the same of exchanges, of others what
+    hiding collectives of data parallelism costs, of those that hide none what the links
+    give them, and of one that has no tp what it makes of devices newer than itself.
     """
-    left = "replica_efficiency" if name in _WITH_EXPERTS else "expert_overlap"
-    return tuple(one for one in RECIPE_CONSTANTS if one.name != left)
+    chosen = {"launch", "elementwise", "layer_overlap"}
+    if name in _WITH_EXPERTS:
+        chosen |= {"expert_overlap"}
+    elif FRAMEWORKS[name].recipe.overlap:
+        chosen |= {"overlap_cost"}
+    else:
+        chosen |= {"replica_efficiency"}
+    if name in _WITHOUT_TP:
+        chosen = chosen - {"layer_overlap"} | {"newer_products"}
+    return tuple(one for one in RECIPE_CONSTANTS if one.name in chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,25 +162,34 @@ class Vector:
             places.append(constant.to_logit(value))
         return np.array(places)
 
-    def spread(self) -> Array:
-        """Prior deviation of each. Shape [size]."""
-        return np.array([constant.spread for _, _, constant in self.columns()])
+    def precision(self) -> Array:
+        """Inverse of the covariance of deviations from the start. [size, size]."""
+        columns = self.columns()
+        covariance = np.diag([constant.spread**2 for _, _, constant in columns])
+        names = np.array([f"{kind} {constant.name}" for kind, _, constant in columns])
+        for kind, _, constant in {c[2].name: c for c in columns}.values():
+            same = names == f"{kind} {constant.name}"
+            covariance[np.ix_(same, same)] += constant.shared**2
+        return np.asarray(np.linalg.inv(covariance))
 
     def calibration(self, places: Array, name: str) -> Calibration:
         """Constants of a vector. Shape [size].
 
-        Devices without measurements of their own get the mean of those that have.
+        Devices and frameworks without measurements of their own get what those that
+        have some make likely.
         """
         values: dict[tuple[str, str], dict[str, float]] = {}
-        logits: dict[str, list[float]] = {}
-        for (kind, of, constant), place in zip(self.columns(), places, strict=True):
-            values.setdefault((kind, of), {})[constant.name] = constant.from_logit(
-                float(place)
-            )
-            if kind == "device":
-                logits.setdefault(constant.name, []).append(float(place))
+        away: dict[tuple[str, str], list[float]] = {}
+        moved = places - self.start()
+        for (kind, of, constant), place, far in zip(
+            self.columns(), places, moved, strict=True
+        ):
+            found = constant.from_logit(float(place))
+            values.setdefault((kind, of), {})[constant.name] = found
+            away.setdefault((kind, constant.name), []).append(float(far))
+        others = {one: _unseen_recipe(one, away) for one in FRAMEWORKS}
         devices = {
-            of: DeviceConstants(memory_efficiency=MEMORY_REACHED, **found)
+            of: DeviceConstants(**_FIXED, **found)
             for (kind, of), found in values.items()
             if kind == "device"
         }
@@ -166,18 +201,34 @@ class Vector:
         return Calibration(
             name=name,
             devices=devices,
-            recipes=recipes,
-            default=_mean(logits),
+            recipes=others | recipes,
+            default=_unseen_device(away),
         )
 
 
-def _mean(logits: Mapping[str, Sequence[float]]) -> DeviceConstants:
+def _likely(constant: Constant, start: float, away: Sequence[float]) -> float:
+    """A constant that nothing was measured of, as others lie away from their starts."""
+    ratio = (constant.spread / constant.shared) ** 2
+    mean = sum(away) / (len(away) + ratio)
+    return constant.from_logit(constant.to_logit(start) + mean)
+
+
+def _unseen_device(away: Mapping[tuple[str, str], Sequence[float]]) -> DeviceConstants:
     found = {
-        constant.name: constant.from_logit(
-            float(np.mean(logits[constant.name]))
-            if logits.get(constant.name)
-            else constant.to_logit(constant.start)
-        )
-        for constant in DEVICE_CONSTANTS
+        one.name: _likely(one, one.start, away.get(("device", one.name), ()))
+        for one in DEVICE_CONSTANTS
     }
-    return DeviceConstants(memory_efficiency=MEMORY_REACHED, **found)
+    return DeviceConstants(**_FIXED, **found)
+
+
+def _unseen_recipe(
+    name: str, away: Mapping[tuple[str, str], Sequence[float]]
+) -> Recipe:
+    recipe = FRAMEWORKS[name].recipe
+    found = {
+        one.name: _likely(
+            one, getattr(recipe, one.name), away.get(("recipe", one.name), ())
+        )
+        for one in recipe_constants(name)
+    }
+    return replace(recipe, **found)  # type: ignore[arg-type]

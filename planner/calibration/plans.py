@@ -13,6 +13,7 @@ from planner.cost import Recipe
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
 from planner.schema import Mesh, Precision, Stage, Strategy, TensorSharding
+from planner.schema.strategy import V_SCHEDULES
 
 __all__ = ["AssumedPlan", "assume_plan"]
 
@@ -60,6 +61,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
         why.append(f"ZeRO {zero}")
     ep = _expert_degree(point, ways * cp, why)
     schedule, virtual = _schedule(point, graph, framework, pp, count, why)
+    recompute = _recompute(point, framework, why)
     split = _sequence_parallel(point, framework, tp)
     strategy = Strategy(
         # Megatron-LM's default (p2p) and torchtitan's.
@@ -77,7 +79,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
         virtual_stages=virtual,
         microbatch_size=microbatch,
         num_microbatches=count,
-        stages=_stages(graph, pp, virtual, _recompute(point, framework, why)),
+        stages=_stages(graph, pp, virtual, schedule, recompute),
         sharding=TensorSharding(
             patterns=graph.sharding if tp > 1 else {},  # type: ignore[arg-type]
             sequence_parallel=split,
@@ -85,7 +87,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
     )
     return AssumedPlan(
         strategy=strategy,
-        precision=_precision(point),
+        precision=_precision(point, framework),
         product_dtype="float4" if _is_float4(point) else None,
         recipe=_as_run(point, framework.recipe),
         why=tuple(why),
@@ -164,12 +166,16 @@ def _schedule(
     if virtual is None and found:
         virtual = int(found[1])
     most = max(1, len(graph.units) // pp)
+    if most > 1 and re.search(r"dual-?pipe", text):
+        return "DualPipeV", 2
+    if most > 1 and re.search(r"zb-?v|\bv-", text):
+        return "ZBVZeroBubble", 2
     if "zero" in text or "zb" in text:
-        return "InterleavedZeroBubble", min(max(2, virtual or 2), most)
+        return "InterleavedZeroBubble", min(virtual or 1, most)
     if "gpipe" in text:
         return "GPipe", 1
     if virtual is None and "interleav" in text:
-        virtual = min(framework.virtual_stages, most)
+        virtual = min(_even_stages(graph, pp, framework.virtual_stages), most)
         why.append(f"{virtual} virtual stages, not given")
     if not text or text == "none":
         why.append("schedule 1F1B")
@@ -180,6 +186,18 @@ def _schedule(
     if virtual > 1:
         why.append(f"1F1B: {count} microbatches are no whole rounds of pp={pp}")
     return "1F1B", 1
+
+
+def _even_stages(graph: ModelGraph, pp: int, fewest: int) -> int:
+    """Virtual stages of a rank, so that all have as many layers, as Megatron-LM asks.
+
+    Source: megatron/arguments.py: num_layers divides by pp times virtual stages.
+    """
+    ends = _ends(graph)
+    each, rest = divmod(len(graph.units) - sum(ends), pp)
+    if rest or not each:
+        return fewest
+    return next((v for v in range(fewest, each + 1) if each % v == 0), 1)
 
 
 def _sequence_parallel(point: Point, framework: Framework, tp: int) -> bool:
@@ -208,12 +226,12 @@ def _recompute(point: Point, framework: Framework, why: list[str]) -> str:
     return "full"
 
 
-def _precision(point: Point) -> Precision:
+def _precision(point: Point, framework: Framework) -> Precision:
     text = point.precision.lower()
     if any(word in text for word in ("fp8", "float8", "mxfp8", "fp4", "float4")):
-        return Precision(compute="float8")
+        return Precision(compute="float8", reduce=framework.reduce)
     if "bf16" in text or "bfloat16" in text or not text:
-        return Precision(compute="bfloat16")
+        return Precision(compute="bfloat16", reduce=framework.reduce)
     if "16" in text:
         # Gradients of half precision are reduced in two bytes.
         return Precision(compute="float16", reduce="bfloat16")
@@ -230,12 +248,19 @@ def _is_float4(point: Point) -> bool:
 _ASYNC_TP = 0.6
 
 
+#: Runs whose host waits for every kernel. BLOOM's were, to keep them from hanging:
+#: bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm, 2022.
+_BLOCKING = re.compile(r"cuda_launch_blocking=1|\bbloom\b|tr11")
+
+
 def _as_run(point: Point, recipe: Recipe) -> Recipe:
     text = f"{point.precision} {point.notes}".lower()
     if "eager" in text:
         recipe = replace(recipe, elementwise=1.0)
     if "async tp" in text or "asynctp" in text:
         recipe = replace(recipe, layer_overlap=_ASYNC_TP)
+    if _BLOCKING.search(f"{point.source} {point.notes}".lower()):
+        recipe = replace(recipe, blocking=True)
     dated = re.search(r"\b(20\d\d)\b", point.source)
     # It compiles the loss, too: torchtitan/components/loss.py, from 2025 on.
     if recipe.name == "torchtitan" and dated and int(dated[1]) >= 2025:
@@ -257,18 +282,25 @@ def _dealt(layers: tuple[str, ...], number: int) -> list[list[str]]:
     ]
 
 
-def _stages(
-    graph: ModelGraph, pp: int, virtual: int, recompute: str
-) -> tuple[Stage, ...]:
-    """Layers dealt out evenly; what comes before joins the first, behind the last."""
-    names = graph.unit_names
-    number = pp * virtual
+def _ends(graph: ModelGraph) -> tuple[int, int]:
+    """Units before the first and behind the last layer."""
     kinds = [
         {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
         for a, b in graph.units
     ]
     before = next((i for i, kind in enumerate(kinds) if not kind), 0)
     after = next((i for i, kind in enumerate(kinds[::-1]) if not kind), 0)
+    return before, after
+
+
+def _stages(
+    graph: ModelGraph, pp: int, virtual: int, schedule: str, recompute: str
+) -> tuple[Stage, ...]:
+    """Layers dealt out evenly; what comes before joins the first, behind the last."""
+    folded = schedule in V_SCHEDULES
+    names = graph.unit_names
+    number = pp * virtual
+    before, after = _ends(graph)
     layers = names[before : len(names) - after]
     if number > len(names):
         raise CalibrationError(
@@ -283,7 +315,7 @@ def _stages(
         parts[-1] = [*parts[-1], *names[len(names) - after :]]
     return tuple(
         Stage(
-            rank=index % pp,
+            rank=2 * pp - 1 - index if folded and index >= pp else index % pp,
             modules=tuple(str(name) for name in part),
             recompute=recompute,  # type: ignore[arg-type]
         )

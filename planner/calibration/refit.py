@@ -178,7 +178,11 @@ def refit(
     merged = Calibration(
         name=name,
         devices={**known.devices, **found.devices},
-        recipes={**known.recipes, **found.recipes},
+        # A fit says something of all frameworks; runs of one say it of that one.
+        recipes={
+            **known.recipes,
+            **{name: found.recipes[name] for name in vector.recipes},
+        },
         default=known.default or found.default,
     )
     return Refit(

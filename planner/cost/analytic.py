@@ -99,6 +99,7 @@ def _replica_seconds(
         zero_stage=rows.zero_stage,
         pp=rows.pp,
         num_microbatches=rows.num_microbatches,
+        virtual_stages=rows.virtual_stages,
         forward_s=times.forward_s,
         backward_s=times.backward_s,
         shard=shard,

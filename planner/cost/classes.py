@@ -90,7 +90,8 @@ def group_blocks(
                 (owner, block.expert_parameter_count / max(block.parameter_count, 1), k)
                 for owner, block in enumerate(blocks)
                 for k in block.kernels
-            ]
+            ],
+            heads=[owner for owner, block in enumerate(blocks) if block.kind == "head"],
         ),
         has_attention=np.array(attention, dtype=bool),
         streamed=np.array(streamed, dtype=bool),

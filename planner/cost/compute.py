@@ -18,9 +18,14 @@ from numpy.typing import NDArray
 
 from planner.cost.constants import DeviceConstants, constants_of
 from planner.cost.division import Division, divide
-from planner.cost.efficiency import head_share, inner_factors, score_elements
+from planner.cost.efficiency import (
+    head_share,
+    inner_factors,
+    score_elements,
+    unaligned_factors,
+)
 from planner.cost.kernel_table import KERNEL_KINDS, KernelTable
-from planner.cost.peaks import peak_flops_per_s
+from planner.cost.narrow import cast_bytes, narrow_rates
 from planner.cost.recipes import Recipe
 from planner.cost.tiles import padding, tile_factors
 from planner.schema.cluster import DeviceType
@@ -69,23 +74,6 @@ class KernelTimes:
     backward_host: Array
 
 
-def _rates(
-    table: KernelTable, device: DeviceType, dtype: str, constants: DeviceConstants
-) -> Array:
-    """FLOP/s that very large kernels reach. Shape [1, kernels]."""
-    # Recipes for float8 convert products alone; attention stays in bfloat16.
-    around = "bfloat16" if dtype in ("float8", "float4") else dtype
-    # Each halving of the width loses the same share to casts and scales.
-    narrowed = {"float8": 1, "float4": 2}.get(dtype, 0)
-    share = constants.float8_efficiency**narrowed
-    peak = np.where(
-        table.kind[None, :] == 1,
-        peak_flops_per_s(device, around),
-        peak_flops_per_s(device, dtype) * share,
-    )
-    return np.asarray(peak * constants.matmul_efficiency)
-
-
 def kernel_times(
     table: KernelTable,
     device: DeviceType,
@@ -120,7 +108,9 @@ def kernel_times(
     roof = _Roof.over(table, device, recipe, reach, part, dtype, element, causal)
     one, product = np.ones(len(table.count)), _backward_ops(table)
     share = _attention_share(table, device, recipe, reach)
-    inner = _shape_factors(table, device, reach, part.rows, tp[:, None], ep[:, None])
+    inner = _shape_factors(
+        table, device, recipe, reach, part.rows, tp[:, None], ep[:, None]
+    )
     forward = roof.seconds(
         table.forward_flops, table.forward_bytes, one, share, inner[0], one
     )
@@ -141,6 +131,8 @@ def kernel_times(
         written = 2 * scores / roof.bandwidth
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
+    casts = roof.passes(cast_bytes(table, dtype))
+    forward, backward = forward + casts[0], backward + casts[1]
     weighted = _products(table) & table.trained
     launched = roof.host * table.count[None, :]
     return KernelTimes(
@@ -156,6 +148,7 @@ def kernel_times(
 def _shape_factors(
     table: KernelTable,
     device: DeviceType,
+    recipe: Recipe,
     reach: DeviceConstants,
     rows: Array,
     tp: Array,
@@ -171,7 +164,8 @@ def _shape_factors(
         return padded, padded
     long = inner_factors(table, reach.inner_ramp, rows, tp)
     tiles = tile_factors(table, device, rows, tp, ep)
-    return long[0] * tiles[0], long[1] * tiles[1]
+    odd = unaligned_factors(table, tp, not recipe.fused_attention)
+    return odd * long[0] * tiles[0], odd * long[1] * tiles[1]
 
 
 def _products(table: KernelTable) -> NDArray[np.bool_]:
@@ -195,6 +189,7 @@ class _Roof:
         overhead: Seconds of an op, whatever its size.
         host: Seconds in which a GPU's host launches an op.
         element: Bytes of an activation over what it had in the trace.
+        elementwise: Share of their bytes that elementwise kernels move.
     """
 
     table: KernelTable
@@ -208,6 +203,7 @@ class _Roof:
     overhead: float
     host: float
     element: float
+    elementwise: float
 
     @classmethod
     def over(
@@ -227,11 +223,12 @@ class _Roof:
         # A GPU's queue hides the host's work behind kernels, where they take longer.
         on_cpu = device.backend == "gloo"
         ops = recipe.op_overhead_factor if on_cpu else 1.0
-        host = 0.0 if on_cpu else recipe.launch
+        host = 0.0 if on_cpu else recipe.launch * reach.host_overhead
         return cls(
             table=table,
             part=part,
-            rate=_rates(table, device, dtype, reach),
+            rate=narrow_rates(table, device, dtype, reach)
+            * (recipe.newer_products if _after_ampere(device) else 1.0),
             fused=fused,
             skipped=np.where(fused & causal, recipe.causal_share, 1.0),
             light=np.where(_products(table), 1.0, recipe.elementwise),
@@ -240,6 +237,7 @@ class _Roof:
             overhead=device.kernel_overhead_s * ops,
             host=device.kernel_overhead_s * host,
             element=element,
+            elementwise=recipe.elementwise,
         )
 
     def seconds(
@@ -270,13 +268,30 @@ class _Roof:
         roof = np.maximum((busy * inner + ramp) / speed, size / self.bandwidth)
         return np.asarray(self.table.count * (roof + self.overhead * ops))
 
+    def passes(self, moved: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Seconds of elementwise kernels beside products, as far as none is fused.
+
+        Args:
+            moved: Bytes at the traced batch, forward and backward. Shapes [kernels].
+        Returns:
+            Likewise. Shapes [combinations, kernels].
+        """
+        part = self.part
+        rate = self.bandwidth / (self.elementwise * self.element)
+        times = self.table.count * part.scale * part.share / rate
+        return np.asarray(moved[0] * times), np.asarray(moved[1] * times)
+
+
+def _after_ampere(device: DeviceType) -> bool:
+    return "float8_e4m3fn" in device.peak_flops_per_s
+
 
 def _attention_share(
     table: KernelTable, device: DeviceType, recipe: Recipe, reach: DeviceConstants
 ) -> Array:
     """Share of a product's rate that fused attention reaches forward. [kernels]."""
     share = reach.attention_efficiency * head_share(table, reach)
-    if recipe.ampere_attention and "float8_e4m3fn" in device.peak_flops_per_s:
+    if recipe.ampere_attention and _after_ampere(device):
         share = share * _AMPERE_ON_NEWER
     return share
 

@@ -31,7 +31,8 @@ class DeviceConstants:
             the same links, that collectives and transfers reach.
         network_efficiency: The same of slower links, between hosts.
         float8_efficiency: Share of ``matmul_efficiency`` that float8 products reach of
-            the float8 peak, casts and scales included.
+            the float8 peak, scales included.
+        host_overhead: What a launch takes its hosts, over the recipe's.
     """
 
     matmul_efficiency: float
@@ -42,6 +43,7 @@ class DeviceConstants:
     link_efficiency: float = 1.0
     network_efficiency: float = 1.0
     float8_efficiency: float = 1.0
+    host_overhead: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,12 @@ once before its first forward and reduces once after its last backward, and noth
 hides that on the rank that finishes last; under ZeRO 3 every forward frees the stage
 again, so that each microbatch gathers it once more.
 Source: torch.distributed.pipelining.stage, backward_maybe_with_nosync, torch 2.13.
+Frameworks whose pipelines hide it (``pipeline_overlap``) reduce once a step, too: a
+chunk of several that a rank has while the others still compute.
+
+What hides is not free: a collective's kernels take multiprocessors, and products whose
+tiles filled the device in whole waves need one more. ``overlap_cost`` of the hidden
+time comes on top.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from planner.cost.columns import plain
 from planner.cost.recipes import Recipe
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType, MeasuredCollective
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inlined
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -44,7 +50,7 @@ class ReplicaTraffic:
     """What one device spends and moves per step; arrays of shape [n].
 
     Attributes:
-        exposed_s: Seconds not hidden under compute.
+        exposed_s: Seconds added to those of compute.
         gathered_bytes: Payload of all all-gathers of weights.
         scattered_bytes: Payload of all reduce-scatters of gradients.
         reduced_bytes: Payload of the all-reduce over replicas.
@@ -58,6 +64,13 @@ class ReplicaTraffic:
     sent_bytes: Array
 
 
+@inlined
+def _beside(seconds: float, room: float, cost: float) -> float:
+    """What a collective adds to compute that has ``room`` to hide it under."""
+    added: float = max(seconds - room, 0.0) + cost * min(seconds, room)
+    return added
+
+
 @compiled
 def _exposed(
     zero: int,
@@ -68,24 +81,26 @@ def _exposed(
     mirror: float,
     under_forward: float,
     under_backward: float,
+    cost: float,
     behind_pipeline: bool,
     each: bool,
 ) -> float:
-    """Seconds of a step's gathers, scatters and all-reduces that nothing hides.
+    """Seconds that a step's gathers, scatters and all-reduces add to it.
 
-    ``gather`` and the next two are the seconds of one of each, the last two what a
-    microbatch's forward and backward can hide.
+    ``gather`` and the next two are the seconds of one of each, then what a microbatch's
+    forward and backward can hide, and what a hidden second costs compute.
     """
     if pp > 1 and not behind_pipeline:
-        again = many * max(gather - under_backward, 0.0) if zero == 3 else 0.0
+        again = many * _beside(gather, under_backward, cost) if zero == 3 else 0.0
         return gather + again + scatter + mirror
     # Gathers and reductions of one backward share its links and its compute.
     behind = scatter + (gather if zero == 3 else 0.0)
-    gathers = (many if zero == 3 else 1) * max(gather - under_forward, 0.0)
-    # Without a reduction of its own, a backward has ZeRO 3's gathers to hide alone.
-    own = behind if each else behind - scatter
-    early = (many - 1) * max(own - under_backward, 0.0) if zero >= 2 else 0.0
-    return gathers + early + max(behind + mirror - under_backward, 0.0)
+    gathers = (many if zero == 3 else 1) * _beside(gather, under_forward, cost)
+    # Without a reduction of its own, a backward has ZeRO 3's gathers to hide alone. A
+    # pipeline adds up the gradients of its microbatches before it reduces any.
+    own = behind if each and pp == 1 else behind - scatter
+    early = (many - 1) * _beside(own, under_backward, cost) if zero >= 2 else 0.0
+    return gathers + early + _beside(behind + mirror, under_backward, cost)
 
 
 @compiled
@@ -116,6 +131,7 @@ def _fill_exposed(
     mirror_lines: Array,
     bytes_each: tuple[int, int],
     hidden: float,
+    cost: float,
     behind_pipeline: bool,
     each: bool,
     exposed: Array,
@@ -135,6 +151,7 @@ def _fill_exposed(
             _wire(mirror_lines[replicate[i]], reduced / shard_size[group], buckets),
             hidden * forward_s[i],
             hidden * backward_s[i],
+            cost,
             behind_pipeline,
             each,
         )
@@ -154,6 +171,7 @@ def exposed_seconds(
     zero_stage: Index,
     pp: Index,
     num_microbatches: Index,
+    virtual_stages: Index,
     forward_s: Array,
     backward_s: Array,
     shard: Groups,
@@ -182,6 +200,8 @@ def exposed_seconds(
         found[:, :, 0] += extra[:, None]
         return found
 
+    rounds = _rounds_in_a_row(zero_stage, pp, num_microbatches, virtual_stages)
+    room = rounds if recipe.pipeline_overlap else np.ones(len(rounds))
     exposed = np.empty(len(scalars))
     _fill_exposed(
         plain(zero_stage),
@@ -190,8 +210,8 @@ def exposed_seconds(
         np.ascontiguousarray(scalars),
         np.ascontiguousarray(trained),
         np.ascontiguousarray(units * recipe.pieces),
-        np.ascontiguousarray(forward_s),
-        np.ascontiguousarray(backward_s),
+        np.ascontiguousarray(forward_s * room),
+        np.ascontiguousarray(backward_s * room),
         plain(shard.which),
         shard.distinct_size,
         plain(replicate.which),
@@ -201,11 +221,23 @@ def exposed_seconds(
         _payload_bytes(precision),
         # One process computes and communicates on CPU: there is nothing to hide under.
         recipe.overlap if on_gpu else 0.0,
+        recipe.overlap_cost,
         recipe.pipeline_overlap and on_gpu,
         recipe.reduces_each,
         exposed,
     )
     return exposed
+
+
+def _rounds_in_a_row(zero_stage: Index, pp: Index, many: Index, chunks: Index) -> Array:
+    """Microbatches under whose compute a rank's weights are gathered, or reduced. [n].
+
+    One, where it has one chunk. Interleaved chunks take pp microbatches one after the
+    other, so that a chunk's turn comes while those before it (behind it, backward) have
+    theirs: Narayanan et al. 2021, section 2.2.2. ZeRO 3 gathers for each of them.
+    """
+    row = 1 + (np.minimum(pp, many) - 1) * (1 - 1 / np.maximum(chunks, 1))
+    return np.asarray(np.where(zero_stage < 3, row, 1.0))
 
 
 def replica_traffic(
@@ -216,6 +248,7 @@ def replica_traffic(
     zero_stage: Index,
     pp: Index,
     num_microbatches: Index,
+    virtual_stages: Index,
     forward_s: Array,
     backward_s: Array,
     shard: Groups,
@@ -235,6 +268,7 @@ def replica_traffic(
         zero_stage: 0 to 3.
         pp: Pipeline degree.
         num_microbatches: Per step.
+        virtual_stages: Chunks of a rank.
         forward_s: Forward of one microbatch on this device.
         backward_s: Its backward.
         shard: Devices that share one copy (ZeRO).
@@ -252,6 +286,7 @@ def replica_traffic(
         zero_stage=zero_stage,
         pp=pp,
         num_microbatches=num_microbatches,
+        virtual_stages=virtual_stages,
         forward_s=forward_s,
         backward_s=backward_s,
         shard=shard,

@@ -8,12 +8,29 @@ from numpy.typing import NDArray
 from planner.cost.constants import DeviceConstants
 from planner.cost.kernel_table import KernelTable
 
-__all__ = ["head_share", "inner_factors", "rows_of", "score_elements"]
+__all__ = [
+    "head_share",
+    "inner_factors",
+    "rows_of",
+    "score_elements",
+    "unaligned_factors",
+]
 
 Array = NDArray[np.float64]
 
 #: Head size at which attention would reach half of what endless heads would.
 _HEAD_RAMP = 32.0
+
+
+#: Numbers of 2 bytes in 16.
+_ALIGNED = 8
+#: nanoGPT's step is 25 % shorter with a vocabulary of 50,304 than of 50,257 on A100
+#: (its README and train log, 2023): the head's products, a third of GPT-2's, take about
+#: three times as long.
+_UNALIGNED = 3.0
+#: BLOOM's trials with heads of 150 take 221 s, those of 216 and 7 % fewer weights 160 s
+#: (bigscience, chronicles-prequel.md, 2022): scores, which are 2.4 % of the FLOPs.
+_UNALIGNED_SCORES = 10.0
 
 
 def rows_of(table: KernelTable, scale: Array, ep: Array) -> Array:
@@ -67,6 +84,31 @@ def inner_factors(
         np.asarray(np.where(product, 1 + ramp / k, 1.0)),
         np.asarray(np.where(product, 1 + ramp * backward, 1.0)),
     )
+
+
+def unaligned_factors(table: KernelTable, tp: Array, scores: bool) -> Array:
+    """Time of products whose rows do not begin at 16 bytes, over that of others.
+
+    Tensor cores read 8 numbers of 2 bytes at once; rows of other lengths take slower
+    kernels. Fused attention pads its heads itself.
+    Sources: NVIDIA, Matrix Multiplication Background, section 2; the factors: see
+    :data:`_UNALIGNED`.
+
+    Args:
+        table: Kernels at the traced batch.
+        tp: Shape [combinations, 1].
+        scores: Whether attention is made of products.
+    Returns:
+        Shape [combinations, kernels].
+    """
+    style = table.style[None, :]
+    k = np.where(style == 1, table.k / tp, table.k)
+    n = np.where(style == 0, table.n / tp, table.n)
+    odd = (k % _ALIGNED != 0) | (n % _ALIGNED != 0)
+    product = np.where(table.kind[None, :] == 0, _UNALIGNED, 1.0)
+    if scores:
+        product = np.where(table.kind[None, :] == 1, _UNALIGNED_SCORES, product)
+    return np.asarray(np.where(odd, product, 1.0))
 
 
 def score_elements(table: KernelTable, scale: Array, tp: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,10 @@ class KernelTable:
         kind: Index into matmul, attention, conv, embedding, memory.
         expert_share: Share of the weights that ep divides.
         trained: Whether there are weights that get a gradient.
+        narrow: Whether recipes for float8 and float4 convert it: products with weights
+            but those of heads. Sources: torchtitan, docs/float8.md, which filters
+            ``output``; Megatron-Core, GPTModel.output_layer, which is no module of
+            Transformer Engine.
     """
 
     owner: NDArray[np.int64]
@@ -47,10 +51,15 @@ class KernelTable:
     weight_bytes: Array
     expert_share: Array
     trained: NDArray[np.bool_]
+    narrow: NDArray[np.bool_]
 
     @classmethod
-    def build(cls, kernels: Sequence[tuple[int, float, Kernel]]) -> KernelTable:
-        """From (owner, expert share, kernel) triples."""
+    def build(
+        cls,
+        kernels: Sequence[tuple[int, float, Kernel]],
+        heads: Collection[int] = (),
+    ) -> KernelTable:
+        """From (owner, expert share, kernel) triples; ``heads`` are owners."""
 
         def column(name: str) -> Array:
             return np.array([float(getattr(kernel, name)) for _, _, kernel in kernels])
@@ -66,6 +75,13 @@ class KernelTable:
             expert_share=np.array([share for _, share, _ in kernels]),
             trained=np.array(
                 [k.trained and k.weight_bytes > 0 for _, _, k in kernels], dtype=bool
+            ),
+            narrow=np.array(
+                [
+                    k.kind == "matmul" and k.weight_bytes > 0 and owner not in heads
+                    for owner, _, k in kernels
+                ],
+                dtype=bool,
             ),
             **{
                 name: column(name)

@@ -18,6 +18,7 @@ class Recipe:
         name: Registered name.
         overlap: Share of a stage's compute under which collectives of data
             parallelism (ZeRO gathers, gradient reductions) can hide.
+        overlap_cost: Share of the time that those are hidden for which compute loses.
         attention_forward: Share of the matmul rate that fused attention reaches.
         attention_backward: The same in backward.
         fused_attention: Whether scores stay on the chip; else they are written and
@@ -27,6 +28,8 @@ class Recipe:
             ``attention``, the scores alone, as Megatron-LM does.
         ampere_attention: Whether fused attention is FlashAttention-2 or older, which
             was written for Ampere and leaves newer devices idle.
+        newer_products: Share that products reach, on devices newer than Ampere, of what
+            libraries written for these do.
         recompute_ends: Whether recomputation covers embedding and head, too.
         causal_share: Share of the scores of causal attention that fused kernels
             compute; 1 where they skip nothing.
@@ -68,6 +71,8 @@ class Recipe:
         launch: Time in which a GPU's host launches what stands for one of the graph's
             kernels, over the device's kernel_overhead_s. Hidden under kernels that take
             longer, but for experts', which wait for their routing.
+        blocking: Whether a GPU's host waits for each kernel before it launches the
+            next (CUDA_LAUNCH_BLOCKING).
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
             which is the device's kernel_overhead_s: autograd nodes, views, modules.
             On CPU devices, where nothing hides it.
@@ -81,15 +86,18 @@ class Recipe:
 
     name: str
     overlap: float = 0.9
+    overlap_cost: float = 0.0
     attention_forward: float = 0.8
     attention_backward: float = 0.7
     fused_attention: bool = True
     selective: Literal["light", "alternate", "attention"] = "light"
     ampere_attention: bool = False
+    newer_products: float = 1.0
     recompute_ends: bool = True
     causal_share: float = 1.0
     elementwise: float = 1.0
     launch: float = 1.0
+    blocking: bool = False
     layer_overlap: float = 0.0
     expert_overlap: float = 0.0
     replica_efficiency: float = 1.0

@@ -97,6 +97,7 @@ def _tail(
             zero_stage=full(strategy.zero_stage),
             pp=full(pp),
             num_microbatches=full(strategy.num_microbatches),
+            virtual_stages=full(strategy.virtual_stages),
             forward_s=busy[0],
             backward_s=busy[1],
             shard=shard,

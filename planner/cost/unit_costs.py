@@ -125,7 +125,8 @@ def _compute(
 
     def launched(busy: Array, host: Array) -> Array:
         # Which tokens go where must be known on the host before experts are launched.
-        return np.where(routed, busy + host, np.maximum(busy, host))
+        waits = routed | setting.recipe.blocking
+        return np.where(waits, busy + host, np.maximum(busy, host))
 
     parts = []
     for device in setting.cluster.device_types:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.calibration import cases
 from planner.calibration.cases import prepare, prepare_all, recipe_under
 from planner.calibration.frameworks import FRAMEWORKS
 from planner.calibration.parameters import (
@@ -17,6 +18,7 @@ from planner.calibration.parameters import (
 from planner.cost import CostModel, Setting
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError
+from planner.schema import Mesh
 from tests.calibration.rows import DEVICE, FRAMEWORK, small
 
 VECTOR = Vector(devices=(DEVICE,), recipes=(FRAMEWORK,))
@@ -93,7 +95,18 @@ def test_recipes_under_a_calibration() -> None:
         expected = getattr(fitted.recipes[FRAMEWORK], constant.name)
         assert getattr(made, constant.name) == expected
     other = next(name for name in FRAMEWORKS if name != FRAMEWORK)
-    assert recipe_under(fitted, other, facts) == facts
+    assert recipe_under(replace(fitted, recipes={}), other, facts) == facts
+
+
+def test_what_nothing_was_measured_of_follows_what_was() -> None:
+    usual, higher = _calibration(0.0), _calibration(0.8)
+    other = next(name for name in FRAMEWORKS if name != FRAMEWORK)
+    assert higher.recipes[other].launch > usual.recipes[other].launch
+    assert higher.recipes[other].launch < higher.recipes[FRAMEWORK].launch
+    assert higher.default is not None
+    assert usual.default is not None
+    own = higher.devices[DEVICE].matmul_efficiency
+    assert usual.default.matmul_efficiency < higher.default.matmul_efficiency < own
 
 
 def test_what_a_run_fixed_itself_is_not_fitted() -> None:
@@ -123,3 +136,10 @@ def test_rows_that_say_too_little_fail_by_themselves() -> None:
 def test_constants_are_few() -> None:
     assert len(DEVICE_CONSTANTS) <= 6
     assert all(len(recipe_constants(name)) == 4 for name in FRAMEWORKS)
+
+
+def test_a_plan_that_cannot_be_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "assume_plan", lambda *_: Mesh(pp=0))
+    found, failed = prepare_all([small()])
+    assert not found
+    assert f"point {small().point_id}" in failed[0]

@@ -89,7 +89,7 @@ def test_recipes_of_a_calibration_go_first() -> None:
     assert calibrated_recipe("torch", fitted) is fitted.recipes["torch"]
     bare = replace(fitted, recipes={})
     assert calibrated_recipe("torch", bare) == FRAMEWORKS["torch"].recipe
-    assert calibrated_recipe("alpa", fitted) == FRAMEWORKS["alpa"].recipe
+    assert calibrated_recipe("alpa", bare) == FRAMEWORKS["alpa"].recipe
     with pytest.raises(UnknownNameError):
         calibrated_recipe("magic", fitted)
     with pytest.raises(UnknownNameError):

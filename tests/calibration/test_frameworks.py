@@ -37,6 +37,9 @@ def test_every_recipe_that_plans_are_priced_with_is_a_framework() -> None:
         ("InternEvo", "internevo"),
         ("MaxText", "jax"),
         ("DeepSpeed autotuning", "deepspeed"),
+        ("BigScience tr11-176B", "megatron-deepspeed"),
+        # Has nothing to do with ZeRO.
+        ("Zero Bubble Pipeline Parallelism 2024", "megatron-2021"),
         ("nnScaler", "torch"),
         ("own runs (PyTorch)", "torch"),
     ],
@@ -59,6 +62,18 @@ def test_sources_name_their_framework(source: str, name: str) -> None:
 def test_megatron_of_an_age(gpu: str, name: str) -> None:
     found, _ = framework_of(point(source="Megatron-LM", gpu=gpu))
     assert found == name
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("Megatron-LM 2022", "megatron-2021"),
+        ("Megatron-LM 2024", "megatron"),
+        ("Scalable training with Megatron Core 2026", "megatron"),
+    ],
+)
+def test_megatron_of_a_year(source: str, name: str) -> None:
+    assert framework_of(point(source=source, gpu="A100-80GB"))[0] == name
 
 
 def test_notes_count_where_the_source_says_nothing() -> None:

@@ -125,6 +125,23 @@ def test_a_source_without_a_known_convention_says_so() -> None:
     assert "without recomputation" in assumed
 
 
+@pytest.mark.parametrize(
+    ("source", "row", "recompute"),
+    [
+        ("BigScience 104B", {}, True),
+        ("Megatron-LM 2024", {}, False),
+        ("BigScience 104B", {"metric": "mfu_pct"}, False),
+        ("Megatron-LM 2024", {"notes": "HFU, as printed"}, True),
+        ("a blog", {"notes": "TFLOP/s counts recompute"}, True),
+        ("Megatron-LM SC21", {"notes": "without recomputation"}, False),
+    ],
+)
+def test_notes_and_frameworks_say_what_counts(
+    source: str, row: dict[str, str], recompute: bool
+) -> None:
+    assert convention_of(small(source=source, **row))[0].recompute is recompute
+
+
 def test_memory_is_no_time() -> None:
     with pytest.raises(CalibrationError, match="peak_mem_gb"):
         _value(1.0, metric="peak_mem_gb")

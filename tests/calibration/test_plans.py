@@ -100,10 +100,13 @@ def test_ep_that_does_not_fit_is_lowered(graph: ModelGraph) -> None:
         ("", None, 64, "1F1B", 1),
         ("1f1b", 3, 64, "Interleaved1F1B", 3),
         ("interleaved vp=3", None, 64, "Interleaved1F1B", 3),
-        ("interleaved", None, 64, "Interleaved1F1B", 2),
+        ("interleaved", None, 64, "Interleaved1F1B", 3),
         # 6 microbatches are no whole rounds of 4 stages.
         ("interleaved", 2, 24, "1F1B", 1),
-        ("zero bubble", None, 64, "InterleavedZeroBubble", 2),
+        ("zero bubble", None, 64, "InterleavedZeroBubble", 1),
+        ("zero bubble", 2, 64, "InterleavedZeroBubble", 2),
+        ("ZB-V", None, 64, "ZBVZeroBubble", 2),
+        ("DualPipe", None, 64, "DualPipeV", 2),
     ],
 )
 def test_schedules(
@@ -118,6 +121,14 @@ def test_schedules(
     strategy = _plan(graph, **row, global_batch=batch).strategy
     assert (strategy.schedule, strategy.virtual_stages) == (schedule, virtual)
     assert len(strategy.stages) == 4 * virtual
+
+
+def test_interleaving_that_is_not_given_deals_out_layers_evenly() -> None:
+    for layers, virtual in ((9, 3), (6, 2), (7, 2), (3, 1)):
+        made = graph_of(shape_of(small(layers=layers, hidden=128, heads=2, seq=64)))
+        row = {"pp": 3, "n_gpus": 12, "global_batch": 72, "microbatch": 1}
+        found = _plan(made, schedule="interleaved", **row).strategy
+        assert found.virtual_stages == virtual, layers
 
 
 @pytest.mark.parametrize(
@@ -203,3 +214,15 @@ def test_a_framework_s_own_defaults_count(graph: ModelGraph) -> None:
     strategy = assume_plan(_row(recompute=""), graph, framework).strategy
     assert strategy.zero_stage == 2
     assert strategy.stages[0].recompute == "selective"
+
+
+def test_a_run_whose_host_waited_for_each_kernel(graph: ModelGraph) -> None:
+    assert not _plan(graph, notes="").recipe.blocking
+    assert _plan(graph, notes="CUDA_LAUNCH_BLOCKING=1").recipe.blocking
+    assert _plan(graph, source="BLOOM 176B").recipe.blocking
+
+
+def test_gradients_are_reduced_in_the_dtype_of_the_framework(graph: ModelGraph) -> None:
+    row = {"precision": "bf16"}
+    assert _plan(graph, "megatron", **row).precision.reduce == "bfloat16"
+    assert _plan(graph, "torchtitan", **row).precision.reduce == "float32"

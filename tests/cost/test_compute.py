@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.compute import kernel_times
+from planner.cost.constants import DeviceConstants
+from planner.cost.efficiency import unaligned_factors
 from planner.cost.kernel_table import KernelTable
-from planner.cost.recipes import RECIPES, get_recipe
+from planner.cost.recipes import RECIPES, Recipe, get_recipe
 from planner.errors import UnknownNameError
 from planner.graph import Kernel
 from planner.schema.cluster import DeviceType
@@ -30,6 +33,8 @@ def times(
     ep: int = 1,
     sequence_parallel: int = 0,
     expert_share: float = 0.0,
+    head: bool = False,
+    recipe: Recipe = RECIPE,
     **options: Any,
 ) -> tuple[float, float, float, float]:
     """Forward, backward, weight and selective seconds of one kernel."""
@@ -38,9 +43,9 @@ def times(
         return np.array([float(value)])
 
     found = kernel_times(
-        KernelTable.build([(0, expert_share, kernel)]),
+        KernelTable.build([(0, expert_share, kernel)], heads=[0] if head else []),
         kind or device(),
-        RECIPE,
+        recipe,
         dtype=options.pop("dtype", "bfloat16"),
         tokens=one(tokens),
         tp=one(tp),
@@ -157,8 +162,65 @@ def test_fused_attention_reaches_its_own_share_and_stays_out_of_float8() -> None
     peaks = {"bfloat16": 1e14, "float8_e4m3fn": 2e14}
     kind = device(peak_flops_per_s=peaks)
     assert times(kernel, kind, dtype="float8")[0] == pytest.approx(forward)
-    half = times(product(), kind, dtype="float8")[0]
-    assert half == pytest.approx(times(product(), kind)[0] / 2)
+
+
+def test_float8_halves_products_and_casts_their_operands() -> None:
+    kind = device(peak_flops_per_s={"bfloat16": 1e14, "float8_e4m3fn": 2e14})
+    forward, backward, *_ = times(product(), kind)
+    found = times(product(), kind, dtype="float8")
+    # The input forward and the output's gradient backward: two bytes of each scalar are
+    # read, one is written, and one more of its transpose.
+    cast = 4 * 4096 * 4096 / kind.memory_bandwidth_bytes_per_s
+    assert found[0] == pytest.approx(forward / 2 + cast)
+    assert found[1] == pytest.approx(backward / 2 + cast)
+
+
+def test_heads_stay_out_of_float8() -> None:
+    kind = device(peak_flops_per_s={"bfloat16": 1e14, "float8_e4m3fn": 2e14})
+    assert times(product(), kind, head=True, dtype="float8") == times(product(), kind)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "factor"),
+    [
+        ({"n": 4097}, 1, 3.0),
+        ({"k": 4100}, 1, 3.0),
+        ({"n": 4104}, 1, 1.0),
+        # A shard of 513 columns, or rows of the weight, begins anywhere.
+        ({"n": 4104, "style": "colwise"}, 8, 3.0),
+        ({"n": 4104, "style": "rowwise"}, 8, 1.0),
+        ({"k": 4104, "style": "rowwise"}, 8, 3.0),
+    ],
+)
+def test_rows_that_begin_anywhere_take_slower_kernels(
+    changes: dict[str, Any], tp: int, factor: float
+) -> None:
+    table = KernelTable.build([(0, 0.0, product(**changes))])
+    assert unaligned_factors(table, np.array([[float(tp)]]), scores=True) == factor
+
+
+def test_heads_of_an_odd_size_are_slow_where_they_are_not_fused() -> None:
+    fitted = DeviceConstants(
+        matmul_efficiency=1.0, attention_efficiency=1.0, inner_ramp=1e-6
+    )
+
+    def forward(size: int, fused: bool) -> float:
+        kernel = Kernel(
+            kind="attention", batch=8, m=512, n=512, k=size, forward_flops=1e12
+        )
+        recipe = replace(RECIPE, fused_attention=fused)
+        return times(kernel, constants=fitted, recipe=recipe)[0]
+
+    assert forward(150, False) > 5 * forward(152, False)
+    assert forward(150, True) == pytest.approx(forward(152, True), rel=0.01)
+
+
+def test_libraries_written_for_ampere_leave_newer_devices_idle() -> None:
+    old = replace(RECIPE, newer_products=0.8)
+    newer = device(peak_flops_per_s={"bfloat16": 1e14, "float8_e4m3fn": 2e14})
+    assert times(product(), recipe=old) == times(product())
+    found, usual = times(product(), newer, recipe=old), times(product(), newer)
+    assert found[0] == pytest.approx(usual[0] / 0.8)
 
 
 @settings(deadline=None, max_examples=60)

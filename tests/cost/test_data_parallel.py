@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ def traffic(
         "zero_stage": np.array([zero]),
         "pp": np.array([pp]),
         "num_microbatches": np.array([many]),
+        "virtual_stages": np.array([1]),
         "forward_s": np.array([0.01]),
         "backward_s": np.array([0.02]),
         "shard": groups(4 if zero else 1),
@@ -81,6 +83,30 @@ def test_backward_hides_its_gathers_and_reductions_together() -> None:
     assert found.exposed_s == pytest.approx(GATHER - 0.01 + GATHER + SCATTER - 0.02)
     ample = traffic(3, recipe=HIDDEN, backward_s=np.array([1.0]))
     assert ample.exposed_s == pytest.approx(GATHER - 0.01)
+
+
+def test_what_hides_costs_compute() -> None:
+    costly = replace(HIDDEN, overlap_cost=0.5)
+    # 10 of the 15 ms of the gather hide, and 20 of the 45 ms behind it.
+    free, found = traffic(3, recipe=HIDDEN), traffic(3, recipe=costly)
+    assert found.exposed_s == pytest.approx(free.exposed_s + 0.5 * (0.01 + 0.02))
+
+
+@pytest.mark.parametrize(("chunks", "room"), [(1, 1.0), (2, 2.5), (4, 3.25)])
+def test_interleaved_chunks_hide_under_the_others(chunks: int, room: float) -> None:
+    recipe = replace(HIDDEN, pipeline_overlap=True)
+    found = traffic(
+        1, many=8, pp=4, recipe=recipe, virtual_stages=np.array([chunks])
+    ).exposed_s
+    forward, backward = 0.01 * room, 0.02 * room
+    exposed = max(GATHER - forward, 0) + max(SCATTER - backward, 0)
+    assert found == pytest.approx(exposed)
+
+
+def test_a_pipeline_that_hides_reductions_has_one_a_step() -> None:
+    recipe = replace(HIDDEN, pipeline_overlap=True)
+    one, two = (traffic(z, many=8, pp=4, recipe=recipe).exposed_s for z in (1, 2))
+    assert one == two
 
 
 def test_replicas_reduce_their_shard() -> None:

@@ -31,7 +31,9 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _INFINIBAND = re.compile(r"\b(fdr|edr|hdr100|hdr|ndr200|ndr|xdr)\b", re.IGNORECASE)
-_PER_DEVICE = re.compile(r"^\W*(?:per|a|/)\s*(?:gpu|device|chip)", re.IGNORECASE)
+_PER_DEVICE = re.compile(
+    r"^[\w\s]{0,16}?(?:per |/|a )\s*(?:gpu|device|chip)", re.IGNORECASE
+)
 _PER_HOST = re.compile(r"^[\w\s]{0,16}?(?:per |/|a )\s*(?:node|host)", re.IGNORECASE)
 _RDMA = re.compile(r"roce|rdma|infiniband|\bib\b|\befa\b|slingshot", re.IGNORECASE)
 _TCP = re.compile(r"\btcp\b|ethernet|\bgbe\b|\d\s*gbe\b", re.IGNORECASE)

@@ -257,6 +257,7 @@ def test_a_slice_of_tpus_is_one_domain() -> None:
     [
         ("H100 3.2Tbps", "", 3200),
         ("H100 400 Gb/s per GPU", "", 3200),
+        ("B200 (8 a node, 400 Gb/s IB per GPU)", "", 3200),
         ("H100, 4x200Gb/s RoCE", "", 800),
         ("H100 8x400Gb IB", "", 3200),
         ("H100 50 GB/s per GPU", "", 3200),
