@@ -185,6 +185,10 @@ def _schedule(
         return "Interleaved1F1B", virtual
     if virtual > 1:
         why.append(f"1F1B: {count} microbatches are no whole rounds of pp={pp}")
+    if count < pp:
+        # A rank has forwards for all of them before its first backward comes.
+        why.append(f"GPipe, which 1F1B of {count} microbatches on {pp} stages is")
+        return "GPipe", 1
     return "1F1B", 1
 
 
