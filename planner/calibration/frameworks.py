@@ -319,11 +319,15 @@ _RECENT = re.compile(r"(?<!\d)20(?:2[3-9]|[3-9]\d)(?!\d)")
 
 
 def _of_age(name: str, point: Point) -> str:
-    """Megatron-LM with ZeRO 3 is DeepSpeed's; of 2023 and newer, or on GPUs of then."""
+    """Megatron-LM of 2021, of 2023 and newer (or on GPUs of then), or not alone.
+
+    ZeRO 3 beside it is DeepSpeed's, or FSDP's where that is said.
+    """
     if name != "megatron-2021":
         return name
     if point.zero == 3:
-        return "deepspeed"
+        said = f"{point.source} {point.notes}".lower()
+        return "torch" if re.search(r"fsdp|fully.sharded", said) else "deepspeed"
     recent = ("h100", "h200", "h800", "b200", "b300", "mi3")
     if any(word in point.gpu.lower() for word in recent):
         return "megatron"

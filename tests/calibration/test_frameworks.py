@@ -93,3 +93,9 @@ def test_who_names_none_is_told_what_was_taken(pp: int | None, name: str) -> Non
 def test_every_published_source_has_a_framework() -> None:
     for row in read_points(POINTS):
         assert framework_of(row)[0] in FRAMEWORKS
+
+
+def test_zero_3_beside_megatron_is_somebody_s() -> None:
+    row = {"source": "Megatron-LM 2022", "gpu": "A100-80GB", "zero": 3}
+    assert framework_of(point(**row))[0] == "deepspeed"
+    assert framework_of(point(**row, notes="FSDP, tp 8"))[0] == "torch"
