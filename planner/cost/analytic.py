@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from planner.cost.collectives import Groups
 from planner.cost.columns import Columns, columns_of
-from planner.cost.data_parallel import exposed_seconds, optimizer_seconds
+from planner.cost.data_parallel import exposed_seconds
 from planner.cost.fullest import fullest_ranks
 from planner.cost.numbering import number_rows
 from planner.cost.orders import Orders, Places
@@ -17,6 +17,7 @@ from planner.cost.row_times import RowTimes, row_times
 from planner.cost.setting import Setting
 from planner.cost.summaries import Pairs, Summaries, summarize
 from planner.cost.unit_costs import Combinations, price_units
+from planner.cost.update import optimizer_seconds
 from planner.schema import SCHEDULES, V_SCHEDULES
 from planner.space.table import StrategyTable
 from planner.units import dtype_bytes

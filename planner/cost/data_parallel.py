@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 from planner.cost.collectives import Groups, lines_of
 from planner.cost.columns import plain
 from planner.cost.recipes import Recipe
-from planner.schema import Optimizer, Precision
-from planner.schema.cluster import DeviceType, MeasuredCollective
+from planner.schema import Precision
+from planner.schema.cluster import MeasuredCollective
 from planner.simulate.compiled import compiled, inlined
 from planner.units import dtype_bytes
 
 __all__ = [
     "ReplicaTraffic",
     "exposed_seconds",
-    "optimizer_seconds",
     "replica_traffic",
 ]
 
@@ -319,41 +318,3 @@ def _rounds(zero_stage: Index, pp: Index, many: Index) -> tuple[Array, Array]:
     gathers = np.where(zero3, np.where(pp > 1, many + 1, 2 * many), 1)
     scatters = np.where((pp == 1) & (zero_stage >= 2), many, 1)
     return gathers.astype(float), scatters.astype(float)
-
-
-#: Passes over memory of one update: (reads + writes of 4-byte scalars, host ops).
-#: Counted in torch/optim/adam.py and sgd.py, single-tensor paths.
-_UPDATE = {"AdamW": (7.0, 12.0), "Adam": (7.0, 12.0), "SGD": (3.0, 1.0)}
-#: Unfused on CPU, each op is a pass of two reads and a write.
-_UNFUSED_PASS = 3.0
-
-
-def optimizer_seconds(
-    scalars: Array,
-    tensors: Array,
-    device: DeviceType,
-    optimizer: Optimizer,
-    *,
-    clip: bool,
-) -> Array:
-    """Time of one update: bound by memory, fused on GPUs, op by op on CPUs.
-
-    Args:
-        scalars: Parameters that the device updates.
-        tensors: Tensors they are in.
-        device: On which.
-        optimizer: Which update.
-        clip: Whether gradients are normed and scaled before.
-    """
-    passes, ops = _UPDATE[optimizer.name]
-    if optimizer.name == "SGD" and optimizer.momentum:
-        passes, ops = passes + 2, ops + 2
-    ops += 3 if clip else 0
-    passes += 3 if clip else 0
-    if device.backend == "gloo":
-        moved = scalars * 4 * ops * _UNFUSED_PASS
-        return np.asarray(
-            moved / device.memory_bandwidth_bytes_per_s
-            + tensors * ops * device.kernel_overhead_s
-        )
-    return np.asarray(scalars * 4 * passes / device.memory_bandwidth_bytes_per_s)

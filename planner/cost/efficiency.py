@@ -24,12 +24,14 @@ _HEAD_RAMP = 32.0
 
 #: Numbers of 2 bytes in 16.
 _ALIGNED = 8
-#: nanoGPT's step is 25 % shorter with a vocabulary of 50,304 than of 50,257 on A100
-#: (its README and train log, 2023): the head's products, a third of GPT-2's, take about
-#: three times as long.
+#: An assumption: a vocabulary of 50,304 instead of 50,257 is said to have made nanoGPT
+#: about 25 % faster on A100 (A. Karpathy, 2023, not opened again), of whose FLOPs the
+#: head's products are a quarter.
 _UNALIGNED = 3.0
-#: BLOOM's trials with heads of 150 take 221 s, those of 216 and 7 % fewer weights 160 s
-#: (bigscience, chronicles-prequel.md, 2022): scores, which are 2.4 % of the FLOPs.
+#: BLOOM's trials on 40 hosts with heads of 150 take 221 s, those with heads of 216 and
+#: 7 % fewer weights 160 s (bigscience, chronicles-prequel.md, 2022): scores, which are
+#: 2.4 % of the FLOPs. Its 104B with heads of 145, which the figure was not taken from,
+#: goes from 32 % too fast to 7 % too slow.
 _UNALIGNED_SCORES = 10.0
 
 

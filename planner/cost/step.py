@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from planner.cost.compression import compressed_traffic
 from planner.cost.data_parallel import (
     ReplicaTraffic,
-    optimizer_seconds,
     replica_traffic,
 )
 from planner.cost.owned import owned_scalars
@@ -25,6 +24,7 @@ from planner.cost.stage_times import (
 )
 from planner.cost.tied import TiedTraffic, tied_traffic
 from planner.cost.unit_costs import UnitCosts
+from planner.cost.update import optimizer_seconds
 from planner.schema import Strategy
 from planner.simulate import ActionTable, actions
 

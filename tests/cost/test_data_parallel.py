@@ -12,11 +12,10 @@ from planner.cluster import AxisLevel
 from planner.cost.collectives import Groups
 from planner.cost.data_parallel import (
     ReplicaTraffic,
-    optimizer_seconds,
     replica_traffic,
 )
 from planner.cost.recipes import Recipe
-from planner.schema import Optimizer, Precision
+from planner.schema import Precision
 from tests.cost.made import device, hosts, setting_for, uniform_graph
 
 #: 1e9 scalars: 2 GB gathered, 4 GB reduced; 4 ways at 100 GB/s take 3/4 of S/B.
@@ -122,22 +121,6 @@ def test_cpu_processes_hide_nothing_and_pay_for_each_call() -> None:
     recipe = Recipe(name="cpu", overlap=1.0, collective_overhead_s=1e-3)
     found = traffic(2, recipe=recipe, on_gpu=False)
     assert found.exposed_s == pytest.approx(GATHER + SCATTER + 2 * 10 * 1e-3)
-
-
-def test_an_update_is_bound_by_memory() -> None:
-    scalars, tensors = np.array([1e9]), np.array([100.0])
-    adam, sgd = (
-        float(optimizer_seconds(scalars, tensors, device(), o, clip=False)[0])
-        for o in (Optimizer(), Optimizer(name="SGD"))
-    )
-    # AdamW reads weight, gradient and two states and writes all but the gradient.
-    assert adam == pytest.approx(7 * 4e9 / 1e12)
-    assert sgd == pytest.approx(3 * 4e9 / 1e12)
-    clipped = optimizer_seconds(scalars, tensors, device(), Optimizer(), clip=True)
-    assert clipped[0] > adam
-    on_cpu = device(backend="gloo", kernel_overhead_s=1e-5)
-    slow = optimizer_seconds(scalars, tensors, on_cpu, Optimizer(), clip=False)
-    assert slow[0] > adam
 
 
 def test_processes_on_shared_cores_crowd_each_other() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from planner.cost import Setting
-from planner.cost.constants import Calibration, DeviceConstants
 from planner.cost.context_traffic import context_algorithms
 from planner.cost.recipes import RECIPES
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
@@ -241,66 +240,6 @@ def test_a_profile_of_times_counts_on_any_device() -> None:
     assert (costs.backward_s == 2.0).all()
     assert (costs.weight_s == 1.0).all()
     assert (costs.full_s == 1.0).all()
-
-
-def test_a_host_hides_behind_kernels_that_take_longer() -> None:
-    graph = uniform_graph(2)
-    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
-    times = {
-        launch: priced(
-            graph,
-            setting_for(
-                graph, cluster, recipe=replace(RECIPES["torch"], launch=launch)
-            ),
-        )
-        for launch in (1.0, 4.0, 1000.0)
-    }
-    # Three kernels a unit: two products and one of memory; backward has two a product.
-    assert (times[4.0].forward_s == times[1.0].forward_s).all()
-    assert times[1000.0].forward_s == pytest.approx(np.full((1, 1, 2), 3e-3))
-    assert times[1000.0].backward_s == pytest.approx(np.full((1, 1, 2), 5e-3))
-
-
-def test_experts_wait_for_the_host() -> None:
-    graph = with_blocks(uniform_graph(2), kind="expert")
-    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
-    once, often = (
-        priced(
-            graph,
-            setting_for(
-                graph, cluster, recipe=replace(RECIPES["torch"], launch=launch)
-            ),
-        )
-        for launch in (1.0, 5.0)
-    )
-    assert often.forward_s == pytest.approx(once.forward_s + 3 * 4e-6)
-
-
-def test_a_blocking_host_waits_for_every_kernel() -> None:
-    graph, recipe = uniform_graph(2), replace(RECIPES["torch"], launch=2.0)
-    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
-    free, blocked = (
-        priced(graph, setting_for(graph, cluster, recipe=replace(recipe, blocking=b)))
-        for b in (False, True)
-    )
-    assert blocked.forward_s == pytest.approx(free.forward_s + 3 * 2e-6)
-    assert blocked.backward_s == pytest.approx(free.backward_s + 5 * 2e-6)
-
-
-def test_some_devices_stand_in_slower_hosts() -> None:
-    graph = with_blocks(uniform_graph(2), kind="expert")
-    cluster = hosts((1, 8, device(kernel_overhead_s=1e-6)))
-    recipe = replace(RECIPES["torch"], launch=2.0)
-
-    def forward_s(overhead: float) -> np.ndarray:
-        constants = DeviceConstants(
-            matmul_efficiency=1.0, attention_efficiency=1.0, host_overhead=overhead
-        )
-        fitted = Calibration(name="made", default=constants)
-        setting = setting_for(graph, cluster, recipe=recipe, calibration=fitted)
-        return priced(graph, setting).forward_s
-
-    assert forward_s(3.0) == pytest.approx(forward_s(1.0) + 2 * 3 * 2e-6)
 
 
 def test_groups_that_share_hosts_drive_a_part_of_the_interfaces() -> None:

@@ -13,8 +13,8 @@ from executors.launching.attend import Attendant, Rank
 from planner.errors import RankFailedError
 
 
-def _attend(ends: list[dict[str, object]]) -> None:
-    """Attend to a nursery that has told of its ranks' ends and is gone already."""
+def _attend(ends: list[dict[str, object]]) -> list[int | None]:
+    """Exit codes of ranks whose nursery told of their ends and is gone already."""
     control, control_end = os.pipe()
     ranks, open_ends = [], [control_end]
     for index in range(2):
@@ -40,10 +40,11 @@ def _attend(ends: list[dict[str, object]]) -> None:
             os.close(rank.messages)
             os.close(rank.output)
         os.close(control)
+    return [rank.code for rank in ranks]
 
 
 def test_a_nursery_that_went_right_after_its_ranks_is_no_failure() -> None:
-    _attend([{"rank": 0, "code": 0}, {"rank": 1, "code": 0}])
+    assert _attend([{"rank": 0, "code": 0}, {"rank": 1, "code": 0}]) == [0, 0]
 
 
 def test_a_nursery_that_went_before_a_rank_is() -> None:
