@@ -78,8 +78,8 @@ _FIXED = {"memory_efficiency": MEMORY_REACHED, "inner_ramp": INNER_RAMP}
 
 #: At most six of a device. The network between hosts is NCCL's and a machine's more
 #: than a device type's, so that it may hardly differ: left free, six runs of ZeRO 3 of
-#: 2021 set that of all A100s to .34. Hosts are compared with a framework's, whose ``launch``
-#: has what they share.
+#: 2021 set that of all A100s to .34. Hosts are compared with a framework's, whose
+#: ``launch`` has what they share.
 DEVICE_CONSTANTS = (
     Constant(name="matmul_efficiency", low=0.3, high=1.0, start=0.75),
     Constant(name="attention_efficiency", low=0.15, high=1.0, start=0.6),
@@ -89,8 +89,8 @@ DEVICE_CONSTANTS = (
     Constant(name="host_overhead", low=0.25, high=4.0, start=1.0, shared=0.05),
 )
 #: Of recipes; at most four of each, see :func:`recipe_constants`. How long a launch
-#: takes nobody knows beforehand, but what one framework takes is likely for the others; what
-#: links give collectives that nothing hides differs from DeepSpeed to the rest.
+#: takes nobody knows beforehand, but what one framework takes is likely for the others;
+#: what links give collectives that nothing hides differs from DeepSpeed to the rest.
 RECIPE_CONSTANTS = (
     Constant(name="launch", low=0.5, high=60.0, start=6.0, spread=0.8, shared=1.5),
     Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
