@@ -9,11 +9,13 @@ from functools import cached_property
 import numpy as np
 from pydantic import ValidationError
 
-from planner.calibration.frameworks import FRAMEWORKS, framework_of
+from planner.calibration.framework_names import framework_of
+from planner.calibration.frameworks import FRAMEWORKS
 from planner.calibration.known_plans import known_plan, optimizer_of
 from planner.calibration.machines.machines import machine_of
 from planner.calibration.metrics import TIME_METRICS, convention_of, step_seconds
 from planner.calibration.models.published import graph_of, shape_of
+from planner.calibration.nvidia_recipes import as_nvidia_ran, nvidia_recipe, recomputed
 from planner.calibration.parameters import RECIPE_CONSTANTS
 from planner.calibration.plans import assume_plan
 from planner.calibration.points import Point
@@ -106,12 +108,22 @@ def prepare(point: Point) -> Case:
     name, doubt = framework_of(point)
     shape = shape_of(point)
     machine = machine_of(point)
+    known = nvidia_recipe(point, machine.device, name)
+    if known is not None and not point.recompute:
+        point = replace(point, recompute=recomputed(known[0]))
     graph = graph_of(shape)
     try:
         plan = assume_plan(point, graph, FRAMEWORKS[name])
     except ValidationError as error:
         said = "; ".join(one["msg"] for one in error.errors())
         raise CalibrationError(f"point {point.point_id}: {said}") from error
+    recipe, as_set = plan.recipe, ""
+    if known is not None:
+        hosts = -(-(point.ep or 1) // machine.domain)
+        recipe = as_nvidia_ran(
+            recipe, known[0], hosts=hosts, chosen=shape.experts_per_token
+        )
+        as_set = known[1]
     counted = ""
     if point.metric in ("tflops_per_gpu", "mfu_pct"):
         counted = convention_of(point)[1]
@@ -120,12 +132,12 @@ def prepare(point: Point) -> Case:
         cluster=machine.cluster,
         order=np.arange(machine.cluster.num_devices),
         precision=plan.precision,
-        recipe=plan.recipe,
+        recipe=recipe,
         optimizer=optimizer_of(point),
         memory_fraction=FRAMEWORKS[name].memory_share,
         product_dtype=plan.product_dtype,
     )
-    why = (doubt, *stated, *shape.assumed, *machine.assumed, *plan.why, counted)
+    why = (doubt, *stated, *shape.assumed, *machine.assumed, *plan.why, as_set, counted)
     return Case(
         point=point,
         setting=setting,

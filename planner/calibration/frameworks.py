@@ -1,4 +1,4 @@
-"""Which framework a measurement was taken with, and what that framework does.
+"""What each framework does that measurements were taken with.
 
 What a framework does at a given plan (fused attention, when replicas average, who takes
 the loss) is a fact about it and stands here with its source. How well it does it
@@ -7,14 +7,12 @@ the loss) is a fact about it and stands here with its source. How well it does i
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.calibration.points import Point
 from planner.cost import RECIPES, Recipe
 
-__all__ = ["FRAMEWORKS", "Framework", "framework_of"]
+__all__ = ["FRAMEWORKS", "Framework"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +72,13 @@ _LAUNCH = 3.0
 #: states the share: the runs of vTrain and SC21 with tp below 8 are 5 to 10 % slower
 #: than with all interfaces, those of later frameworks are not.
 _PARTIAL = 0.5
+
+
+#: What links give one reduction of all gradients behind the last backward, over what
+#: they give exchanges and groups that reduce activations (``network_efficiency``, .6):
+#: rings of gigabytes, in which all devices of a host take part at once, reach about
+#: nine tenths of the line. An assumption; fitted from here it comes out at 1.2 to 1.4.
+_RINGS = 1.4
 
 
 #: NeMo's and Megatron-Bridge's recipes for performance set grad_reduce_in_fp32=False
@@ -150,6 +155,7 @@ FRAMEWORKS: dict[str, Framework] = {
         recipe=_megatron(
             "megatron-2021",
             overlap=0.0,
+            replica_efficiency=_RINGS,
             partial_rails=_PARTIAL,
             elementwise=0.6,
             fused_attention=False,
@@ -164,6 +170,7 @@ FRAMEWORKS: dict[str, Framework] = {
         recipe=_megatron(
             "megatron-deepspeed",
             overlap=0.0,
+            replica_efficiency=_RINGS,
             partial_rails=_PARTIAL,
             elementwise=0.6,
             fused_attention=False,
@@ -208,6 +215,7 @@ FRAMEWORKS: dict[str, Framework] = {
         recipe=_megatron(
             "alpa",
             overlap=0.0,
+            replica_efficiency=_RINGS,
             elementwise=0.4,
             fused_attention=False,
             # XLA: one program with all gathers and reductions, softmax and cross
@@ -273,63 +281,3 @@ FRAMEWORKS: dict[str, Framework] = {
         why="DeepSpeed: parameters gathered one by one, 12 tensors a layer",
     ),
 }
-
-#: Words of a source (lower case) and the framework they stand for; the first found.
-_WORDS = (
-    (("torchtitan", "fms-fsdp"), "torchtitan"),
-    (("mosaic", "llm-foundry", "composer"), "fsdp"),
-    (("vtrain", "bigscience", "bloom", "megatron-deepspeed"), "megatron-deepspeed"),
-    (("dgxc", "25.09", "25.07", "25.05"), "megatron-2025"),
-    (
-        ("bridge", "nemo", "mlperf", "megatron-core", "megatron core", "mcore"),
-        "megatron",
-    ),
-    (("primus", "megascale"), "megatron"),
-    (("alpa",), "alpa"),
-    (("internevo", "internlm"), "internevo"),
-    (("maxtext", "jax", "levanter", "tpu", "praxis"), "jax"),
-    (("megatron-lm", "korthikanti", "megatron"), "megatron-2021"),
-    # Its peaks have scores in them: tables 4 and 10 of Qi et al. 2024.
-    (("zero bubble", "zero-bubble"), "megatron-2021"),
-    (("deepspeed", "zero-infinity", "zero-offload", "zero-3"), "deepspeed"),
-    (("nnscaler", "fsdp", "pytorch", "meshwright"), "torch"),
-)
-
-
-def framework_of(point: Point) -> tuple[str, str]:
-    """Name of the framework, and what was assumed if the source does not say.
-
-    Later Megatron-LM (from 2023 on, or on H100 and newer) has flash attention and
-    overlap; earlier has not.
-    """
-    text = f"{point.source} {point.notes}".lower()
-    for words, name in _WORDS:
-        if any(word in point.source.lower() for word in words):
-            return _of_age(name, point), ""
-    for words, name in _WORDS:
-        if any(word in text for word in words):
-            name = _of_age(name, point)
-            return name, f"framework {name} by the notes"
-    name = "megatron" if (point.pp or 1) > 1 else "torchtitan"
-    return name, f"framework not named: constants of {name}"
-
-
-#: A year from 2023 on in a source's name.
-_RECENT = re.compile(r"(?<!\d)20(?:2[3-9]|[3-9]\d)(?!\d)")
-
-
-def _of_age(name: str, point: Point) -> str:
-    """Megatron-LM of 2021, of 2023 and newer (or on GPUs of then), or not alone.
-
-    ZeRO 3 beside it is DeepSpeed's, or FSDP's where that is said.
-    """
-    if name != "megatron-2021":
-        return name
-    if point.zero == 3:
-        said = f"{point.source} {point.notes}".lower()
-        return "torch" if re.search(r"fsdp|fully.sharded", said) else "deepspeed"
-    recent = ("h100", "h200", "h800", "b200", "b300", "mi3")
-    if any(word in point.gpu.lower() for word in recent):
-        return "megatron"
-    named = "megatron" in point.source.lower()
-    return "megatron" if named and _RECENT.search(point.source) else name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from planner.calibration.frameworks import framework_of
+from planner.calibration.framework_names import framework_of
 from planner.calibration.points import Point
 from planner.cost.peaks import peak_flops_per_s
 from planner.errors import CalibrationError

@@ -88,7 +88,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
     return AssumedPlan(
         strategy=strategy,
         precision=_precision(point, framework),
-        product_dtype="float4" if _is_float4(point) else None,
+        product_dtype=_product_dtype(point),
         recipe=_as_run(point, framework.recipe),
         why=tuple(why),
     )
@@ -242,8 +242,12 @@ def _precision(point: Point, framework: Framework) -> Precision:
     return Precision(compute="float32")
 
 
-def _is_float4(point: Point) -> bool:
-    return any(word in point.precision.lower() for word in ("fp4", "float4"))
+def _product_dtype(point: Point) -> str | None:
+    """What no precision can say: narrower products, or scales a row."""
+    text = point.precision.lower()
+    if "fp4" in text or "float4" in text:
+        return "float4"
+    return "float8_rowwise" if re.search(r"row-?wise", text) else None
 
 
 #: Share of tp's collectives behind products with torch's async tensor parallelism,

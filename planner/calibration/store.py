@@ -76,6 +76,7 @@ def document_of(
         else _rounded(asdict(calibration.default)),
         "recipes": {
             key: _rounded({name: getattr(recipe, name) for name in names})
+            | ({"imbalance": recipe.imbalance} if recipe.imbalance != 1 else {})
             for key, recipe in calibration.recipes.items()
         },
         "origin": asdict(origin or Origin()),
@@ -198,7 +199,12 @@ _BOUNDS_OF_DEVICES = {
     **{one.name: (0.0, math.inf) for one in fields(DeviceConstants)},
     **{one.name: (one.low, one.high) for one in DEVICE_CONSTANTS},
 }
-_BOUNDS_OF_RECIPES = {one.name: (one.low, one.high) for one in RECIPE_CONSTANTS}
+#: How uneven routers of one's own are can be written into a file, 1 to this.
+_MOST_UNEVEN = 64.0
+_BOUNDS_OF_RECIPES = {
+    **{one.name: (one.low, one.high) for one in RECIPE_CONSTANTS},
+    "imbalance": (1.0, _MOST_UNEVEN),
+}
 
 
 def _check(

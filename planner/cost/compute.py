@@ -139,7 +139,7 @@ def kernel_times(
         forward=forward,
         backward=backward,
         weight=np.where(weighted, backward / np.maximum(product, 1), 0.0),
-        selective=_repeated(table, recipe, roof.fused) * forward,
+        selective=_repeated(table, recipe) * forward,
         forward_host=launched,
         backward_host=launched * product,
     )
@@ -223,7 +223,7 @@ class _Roof:
         # A GPU's queue hides the host's work behind kernels, where they take longer.
         on_cpu = device.backend == "gloo"
         ops = recipe.op_overhead_factor if on_cpu else 1.0
-        host = 0.0 if on_cpu else recipe.launch * reach.host_overhead
+        host = 0.0 if on_cpu else recipe.launch * recipe.launches * reach.host_overhead
         return cls(
             table=table,
             part=part,
@@ -296,11 +296,11 @@ def _attention_share(
     return share
 
 
-def _repeated(table: KernelTable, recipe: Recipe, fused: NDArray[np.bool_]) -> Array:
+def _repeated(table: KernelTable, recipe: Recipe) -> Array:
     """Share of forward that selective recomputation runs again. [1, kernels]."""
     attention = table.kind[None, :] == KERNEL_KINDS.index("attention")
     if recipe.selective == "attention":
-        return np.where(attention & ~fused, 1.0, 0.0)
+        return np.where(attention, 1.0, 0.0)
     light = np.where(_products(table), 0.0, 1.0)
     if recipe.selective == "alternate":
         weighted = (table.kind == KERNEL_KINDS.index("matmul")) & (

@@ -40,13 +40,19 @@ class Recipe:
             ``in_flight``: of one microbatch.
         layer_overlap: Share of tp's collectives that hides under products.
         expert_overlap: Share of the exchanges of ep that hides under compute.
-        replica_efficiency: Share of what the links reach that gathers and reductions of
-            data parallelism do, in pieces and beside compute.
+        replica_efficiency: What gathers and reductions of data parallelism reach over
+            what the links do otherwise: less in pieces and beside compute, more where
+            long rings of all devices run by themselves.
         partial_rails: Share of their hosts' network interfaces that the groups of an
             axis drive of which a host holds several members, but other groups the rest.
         pieces: Collectives that gather or reduce one unit.
         routed_share: Share of the bytes routed to experts that crosses the slower
             links outside a host: less than 1 where a token goes to a host once.
+        imbalance: Tokens that the busiest rank's experts get over the mean: for so much
+            longer do exchanges and blocks with experts take, while all others wait. 1
+            in published runs, which force routers to balance; what a router of one's
+            own does is to be measured (1 + MaxVio of Wang et al. 2024,
+            arXiv:2408.15664).
         loss_parallel: Whether tp ranks take the loss of their part of the vocabulary;
             else they gather the logits.
         experts_on_shards: Whether, under sequence parallelism, each tp rank routes the
@@ -71,6 +77,12 @@ class Recipe:
         launch: Time in which a GPU's host launches what stands for one of the graph's
             kernels, over the device's kernel_overhead_s. Hidden under kernels that take
             longer, but for experts', which wait for their routing.
+        launches: Launches over those that ``launch`` stands for: more where layers are
+            cut into pieces that take turns.
+        captured: Share of the launches of blocks without experts that a CUDA graph
+            plays back, which takes its host no time.
+        captured_routing: The same of blocks with experts; where it is all of them, no
+            host waits for their routing.
         blocking: Whether a GPU's host waits for each kernel before it launches the
             next (CUDA_LAUNCH_BLOCKING).
         op_overhead_factor: Host work of a kernel in training over that of a bare op,
@@ -97,6 +109,9 @@ class Recipe:
     causal_share: float = 1.0
     elementwise: float = 1.0
     launch: float = 1.0
+    launches: float = 1.0
+    captured: float = 0.0
+    captured_routing: float = 0.0
     blocking: bool = False
     layer_overlap: float = 0.0
     expert_overlap: float = 0.0
@@ -104,6 +119,7 @@ class Recipe:
     partial_rails: float = 1.0
     pieces: float = 1.0
     routed_share: float = 1.0
+    imbalance: float = 1.0
     loss_parallel: bool = False
     experts_on_shards: bool = False
     scattered_transfers: bool = False

@@ -6,21 +6,20 @@ up. Expensive work is done per distinct block, of which a deep model has a handf
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.classes import BlockClasses
-from planner.cost.collectives import Groups, time_of
 from planner.cost.combinations import Combinations
-from planner.cost.compute import kernel_times
 from planner.cost.context_traffic import FORWARD_SHARE, context_traffic
+from planner.cost.expert_traffic import expert_traffic, exposed_exchanges
 from planner.cost.orders import Orders
 from planner.cost.parameters import Ties
-from planner.cost.recipes import Recipe
 from planner.cost.setting import Setting
 from planner.cost.tensor_traffic import tensor_traffic
+from planner.cost.unit_compute import unit_compute
 from planner.cost.unit_memory import (
     between_halves,
     cut_bytes,
@@ -113,69 +112,6 @@ class UnitCosts:
     cp_forward: float
 
 
-def _compute(
-    setting: Setting, classes: BlockClasses, combos: Combinations
-) -> tuple[Array, ...]:
-    """Forward, backward, weight and selective seconds. Shapes [T, C, classes]."""
-    combos, which = combos.without_order()
-    table = classes.kernels
-    member = np.zeros((len(table.owner), len(classes.blocks)))
-    member[np.arange(len(table.owner)), table.owner] = 1.0
-    routed = np.array([block.kind == "expert" for block in classes.blocks])
-
-    def launched(busy: Array, host: Array) -> Array:
-        # Which tokens go where must be known on the host before experts are launched.
-        waits = routed | setting.recipe.blocking
-        return np.where(waits, busy + host, np.maximum(busy, host))
-
-    parts = []
-    for device in setting.cluster.device_types:
-        times = kernel_times(
-            table,
-            device,
-            setting.recipe,
-            dtype=setting.product_dtype or setting.precision.compute,
-            element=setting.element_ratio,
-            tokens=combos.microbatch / setting.graph.batch,
-            tp=combos.tp.astype(float),
-            cp=combos.cp.astype(float),
-            ep=combos.ep.astype(float),
-            sequence_parallel=combos.sequence_parallel.astype(float),
-            constants=setting.constants(device),
-            causal=setting.graph.attention == "causal",
-        )
-        sharded = (table.style <= 2) * table.count
-        slower = setting.recipe.sharded_op_overhead_s * (device.backend == "gloo")
-        extra = np.where(combos.tp[:, None] > 1, sharded, 0.0) * slower
-        parts.append(
-            (
-                launched((times.forward + extra) @ member, times.forward_host @ member),
-                launched(
-                    (times.backward + extra) @ member, times.backward_host @ member
-                ),
-                times.weight @ member,
-                times.selective @ member,
-            )
-        )
-    found = tuple(np.stack(part) for part in zip(*parts, strict=True))
-    _put_measured(found, classes, combos.microbatch / setting.graph.batch)
-    return tuple(part[:, which] for part in found)
-
-
-def _put_measured(
-    found: tuple[Array, ...], classes: BlockClasses, tokens: Array
-) -> None:
-    """Blocks of unknown FLOPs take the times that a profile gave, on any device."""
-    for index, block in enumerate(classes.blocks):
-        if block.forward_flops or block.measured_forward_s is None:
-            continue
-        backward = block.measured_backward_s or 0.0
-        weight = backward / 2 if block.parameter_count else 0.0
-        times = (block.measured_forward_s, backward, weight, 0.0)
-        for part, seconds in zip(found, times, strict=True):
-            part[:, :, index] = seconds * tokens
-
-
 def _summed_parameters(
     setting: Setting, classes: BlockClasses, combos: Combinations
 ) -> Array:
@@ -184,46 +120,6 @@ def _summed_parameters(
     inside = np.isin(np.arange(len(whole)), classes.region)
     split = (combos.sequence_parallel > 0) & (combos.tp > 1)
     return np.asarray(np.where(inside, whole, 0.0) * split[:, None])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Traffic:
-    seconds: Array
-    sent: Array
-    payload: Array
-
-
-#: Links that carry less than this share of what those inside a host do are outside.
-_OUTSIDE = 0.5
-
-
-def _once_a_host(groups: Groups, recipe: Recipe) -> Groups:
-    """Groups whose slower levels carry the recipe's share of what is routed."""
-    inner = groups.bandwidth[:, :1]
-    slower = (groups.bandwidth < _OUTSIDE * inner) & (groups.members > 1)
-    share = np.where(slower, recipe.routed_share, 1.0)
-    return replace(groups, bandwidth=groups.bandwidth / share)
-
-
-def _ep_traffic(
-    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
-) -> _Traffic:
-    """Tokens sent to their experts and back: two all-to-alls a forward."""
-    setting = orders.setting
-    found = orders.groups(combos.ep, combos.tp, combos.orders)
-    groups = _once_a_host(found, setting.recipe)
-    exposed = 1 - setting.recipe.expert_overlap
-    routed = classes.column("expert_bytes")
-    seconds = np.zeros((len(combos), len(routed)))
-    measured = setting.cluster.document.collectives
-    stream = np.where(combos.sequence_parallel > 0, combos.tp, 1)
-    for index, total in enumerate(routed):
-        if total:
-            one = time_of("all_to_all", total * scale / stream, groups, measured)
-            seconds[:, index] = 2 * one * exposed
-    share = (combos.ep - 1) / combos.ep
-    payload = routed * (scale / stream * (combos.ep > 1))[:, None]
-    return _Traffic(seconds=seconds, sent=4 * payload * share[:, None], payload=payload)
 
 
 def _recomputed(setting: Setting) -> NDArray[np.bool_]:
@@ -280,11 +176,11 @@ def price_units(
     to_units = classes.count
     scale = combos.microbatch / graph.batch / combos.cp
     scale = scale * setting.element_ratio
-    forward, backward, weight, selective = _compute(setting, classes, combos)
-    hidden = (forward.min(axis=0) + backward.min(axis=0)) * classes.has_attention
+    compute = unit_compute(setting, classes, combos)
+    hidden = compute.busy * classes.has_attention
     tp = tensor_traffic(orders, classes, combos, scale)
     cp = context_traffic(context, orders, classes, combos, scale, hidden)
-    ep = _ep_traffic(orders, classes, combos, scale)
+    ep = expert_traffic(orders, classes, combos, scale)
     kept, working = saved_bytes(setting, classes, combos, scale)
     saved = kept @ to_units
     repeated = _recomputed(setting)
@@ -292,15 +188,20 @@ def price_units(
     halves, output = between_halves(setting, classes, combos, scale)
     cut, shared = cut_bytes(setting, classes, combos, scale)
     return UnitCosts(
-        forward_s=forward @ to_units,
-        backward_s=backward @ to_units,
-        weight_s=weight @ to_units,
-        selective_s=selective @ to_units * repeated,
-        full_s=forward @ to_units * repeated,
+        forward_s=compute.forward,
+        backward_s=compute.backward,
+        weight_s=compute.weight,
+        selective_s=compute.selective * repeated,
+        full_s=compute.forward * repeated,
         tp_s=tp.seconds,
         tp_again_s=tp.again_s,
         cp_s=cp.seconds @ to_units,
-        ep_s=ep.seconds @ to_units,
+        ep_s=exposed_exchanges(
+            setting.recipe,
+            ep.seconds @ to_units,
+            compute.forward.min(axis=0),
+            compute.backward.min(axis=0),
+        ),
         saved_bytes=saved,
         transient_bytes=transient_bytes(saved, working, to_units, repeated),
         weight_grad_bytes=halves,

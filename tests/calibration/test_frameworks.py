@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.frameworks import FRAMEWORKS, framework_of
+from planner.calibration.framework_names import framework_of
+from planner.calibration.frameworks import FRAMEWORKS
 from planner.calibration.points import read_points
 from planner.cost import RECIPES
 from tests.calibration.rows import point
@@ -74,6 +75,30 @@ def test_megatron_of_an_age(gpu: str, name: str) -> None:
 )
 def test_megatron_of_a_year(source: str, name: str) -> None:
     assert framework_of(point(source=source, gpu="A100-80GB"))[0] == name
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("NeMo-Framework-Launcher examples/README", "megatron-2025"),
+        ("NVIDIA NeMo performance_summary 24.07", "megatron-2025"),
+        ("NVIDIA Megatron-Bridge perf summary 25.09 NeMo Container", "megatron-2025"),
+        ("NVIDIA DGXC benchmarking 25.05", "megatron-2025"),
+        ("NVIDIA Megatron-Bridge perf summary 25.11 NeMo Container", "megatron"),
+        ("NVIDIA Megatron-Bridge perf summary 26.04.01", "megatron"),
+    ],
+)
+def test_nemo_of_a_release(source: str, name: str) -> None:
+    assert framework_of(point(source=source, gpu="H100"))[0] == name
+
+
+def test_recipes_that_notes_name_are_of_the_source_s_year() -> None:
+    notes = "run with the recipes of dgxc-benchmarking"
+    old, new = (
+        framework_of(point(source=f"a cloud's results ({year})", notes=notes))[0]
+        for year in ("2025-03", "2026-04")
+    )
+    assert (old, new) == ("megatron-2025", "megatron")
 
 
 def test_notes_count_where_the_source_says_nothing() -> None:

@@ -169,3 +169,24 @@ def test_what_is_shipped_can_be_read() -> None:
     """Where this copy came with constants; without, plans go by datasheets."""
     if store.has_shipped():
         assert store.shipped().devices
+
+
+def _with_imbalance(path: Path, value: float) -> Path:
+    document = json.loads(path.read_text())
+    document["recipes"]["torch"]["imbalance"] = value
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_how_uneven_routers_are_can_be_written_in(path: Path) -> None:
+    assert load_calibration(path).recipes["torch"].imbalance == 1.0
+    again = load_calibration(_with_imbalance(path, 1.3))
+    assert again.recipes["torch"].imbalance == 1.3
+    save_calibration(again, path)
+    assert load_calibration(path) == again
+
+
+@pytest.mark.parametrize("value", [0.5, 1000.0])
+def test_routers_have_a_mean(path: Path, value: float) -> None:
+    with pytest.raises(CalibrationError, match=r"imbalance=.* from 1 to 64"):
+        load_calibration(_with_imbalance(path, value))

@@ -9,6 +9,7 @@ import pytest
 
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.cost.recipes import RECIPES
+from planner.graph import Block, ModelGraph
 from tests.cost.made import device, hosts, setting_for, uniform_graph
 from tests.cost.test_unit_costs import priced, with_blocks
 
@@ -44,6 +45,61 @@ def test_experts_wait_for_the_host() -> None:
         for launch in (1.0, 5.0)
     )
     assert often.forward_s == pytest.approx(once.forward_s + 3 * 4e-6)
+
+
+def test_a_queue_hides_a_host_behind_kernels_of_other_blocks() -> None:
+    many = uniform_graph(2)
+    first, second = many.blocks
+    longer = tuple(
+        replace(k, forward_flops=1e3 * k.forward_flops) for k in second.kernels
+    )
+    blocks = (first, replace(second, kernels=longer, repeat="long"))
+    joined = tuple(replace(block, layer=first.layer) for block in blocks)
+    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
+
+    def forward_s(blocks: tuple[Block, ...], launch: float) -> float:
+        recipe = replace(RECIPES["torch"], launch=launch)
+        graph = replace(many, blocks=blocks)
+        costs = priced(graph, setting_for(graph, cluster, recipe=recipe))
+        return float(costs.forward_s.sum())
+
+    # A launch takes longer than the first block's kernels, not than the second's.
+    assert forward_s(blocks, 500.0) > forward_s(blocks, 1.0) + 1e-3
+    assert forward_s(joined, 500.0) == forward_s(joined, 1.0)
+
+
+def test_graphs_play_launches_back() -> None:
+    plain, routed = uniform_graph(2), with_blocks(uniform_graph(2), kind="expert")
+    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
+
+    def forward_s(graph: ModelGraph, **facts: float) -> np.ndarray:
+        recipe = replace(RECIPES["torch"], **{"launch": 1000.0, **facts})
+        return priced(graph, setting_for(graph, cluster, recipe=recipe)).forward_s
+
+    device_s = forward_s(plain, launch=0.0)
+    assert (forward_s(plain, captured=1.0) == device_s).all()
+    assert (forward_s(routed, captured=1.0) == forward_s(routed)).all()
+    half = forward_s(routed, captured_routing=0.5)
+    assert half == pytest.approx(forward_s(routed) - 1.5e-3)
+    # Nobody waits for routing once all of it is in a graph.
+    assert (forward_s(routed, captured_routing=1.0) == device_s).all()
+
+
+def test_layers_in_pieces_have_more_launches() -> None:
+    graph = with_blocks(uniform_graph(2), kind="expert")
+    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
+    once, more = (
+        priced(
+            graph,
+            setting_for(
+                graph,
+                cluster,
+                recipe=replace(RECIPES["torch"], launch=10.0, launches=launches),
+            ),
+        )
+        for launches in (1.0, 1.5)
+    )
+    assert more.forward_s == pytest.approx(once.forward_s + 3 * 5e-6)
 
 
 def test_a_blocking_host_waits_for_every_kernel() -> None:

@@ -1,0 +1,230 @@
+"""What NVIDIA's recipes for performance set that its tables of results leave out.
+
+The tables of Megatron-Bridge (docs/performance-summary.md) and of NVIDIA's
+dgxc-benchmarking give layouts and rates. Which launches CUDA graphs play back, how
+tokens go to their experts, whether that hides behind another microbatch and what is
+computed again stand in the recipes, which were read release by release:
+``data/nvidia_recipes.csv``, one line for recipes that agree, with the file and commit.
+``known_by`` says how a line was matched to a release: ``exact``, by the file of that
+release; ``layout``, by a file whose layout is the table's; ``guess``, in part by
+neighbouring releases.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+
+from planner.calibration.points import Point
+from planner.cost import Recipe
+
+__all__ = ["NvidiaRecipe", "as_nvidia_ran", "nvidia_recipe", "recomputed"]
+
+#: Share of the launches of a block with experts that its router and the sorting of
+#: tokens are, which graphs of these two play back: of the reference model's kernels
+#: about half are before or behind the experts' own.
+_ROUTING = 0.5
+#: What a graph leaves to the host, blocks without experts and with.
+_CAPTURED = {
+    "none": (0.0, 0.0),
+    "mamba": (0.0, 0.0),
+    "router": (0.0, _ROUTING),
+    "attention+router": (1.0, _ROUTING),
+    "layers": (1.0, 1.0),
+    "step": (1.0, 1.0),
+}
+#: Share of exchanges that hides behind another microbatch (overlap_moe_expert_parallel_
+#: comm), as far as it computes long enough. An assumption: no source states it.
+_BEHIND_OTHERS = 0.9
+#: Launches over those without that overlap, for which layers are cut into pieces and
+#: weight gradients made apart. An assumption: runs of one layout that hosts bound took
+#: 1.2 (Qwen3 235B on B200, 25.11 and 26.02) to 2.0 times (Qwen3 30B on H100, 25.11 and
+#: 25.09) as long with it as without.
+_PIECES = 1.5
+#: Words that a token's experts lie on no more than four hosts: DeepSeek-AI 2024
+#: (arXiv:2412.19437), section 2.1.2.
+_AT_MOST_FOUR = re.compile(r"deepseekv3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvidiaRecipe:
+    """One line of the file.
+
+    Attributes:
+        table: ``bridge`` or ``dgxc``.
+        model: As in the tables, letters and digits alone.
+        device: First part of a device type's name.
+        precision: ``bf16``, ``fp8`` (one scale a tensor), ``mxfp8`` or ``fp4``.
+        releases: Containers' versions.
+        graphs: What CUDA graphs play back, a key of what they leave to the host.
+        exchange: ``alltoall``: a copy of a token for each of its experts; ``deepep``,
+            ``hybridep``: one for each host; ``""`` without experts.
+        overlapped: Whether exchanges hide behind another microbatch.
+        padded: Whether every expert gets as many tokens, by dropping and padding.
+        recompute: Modules, joined by ``+``.
+    """
+
+    table: str
+    model: str
+    device: str
+    precision: str
+    releases: tuple[str, ...]
+    graphs: str
+    exchange: str
+    overlapped: bool
+    padded: bool
+    recompute: str
+
+
+@cache
+def _recipes() -> tuple[NvidiaRecipe, ...]:
+    text = files("planner.calibration").joinpath("data", "nvidia_recipes.csv")
+    rows = csv.DictReader(text.read_text(encoding="utf-8").splitlines())
+    return tuple(
+        NvidiaRecipe(
+            releases=tuple(row["releases"].split()),
+            overlapped=row["overlapped"] == "yes",
+            padded=row["padded"] == "yes",
+            **{
+                name: row[name]
+                for name in (
+                    "table",
+                    "model",
+                    "device",
+                    "precision",
+                    "graphs",
+                    "exchange",
+                    "recompute",
+                )
+            },
+        )
+        for row in rows
+    )
+
+
+def nvidia_recipe(
+    point: Point, device: str, framework: str
+) -> tuple[NvidiaRecipe, str] | None:
+    """The recipe of a run, and what was taken for granted about it.
+
+    Args:
+        point: The row.
+        device: Name of the device type, ``gb200-186``.
+        framework: Name. Others' runs with Megatron-Core of a known year are taken to
+            use NVIDIA's recipe of that time for the model and the device.
+    Returns:
+        None where no recipe for the model on that device is known.
+    """
+    place = _place(point, framework)
+    if place is None:
+        return None
+    table, release, stated = place
+    text = re.sub(r"[^a-z0-9]", "", point.model.lower())
+    kind = _precision(point)
+    fits = [
+        one
+        for one in _recipes()
+        if one.table == table
+        and text.startswith(one.model)
+        and device.startswith(f"{one.device}-")
+    ]
+    if not fits:
+        return None
+    found = min(fits, key=lambda one: (_away(one, release), one.precision != kind))
+    away = _away(found, release)
+    which = "" if stated and not any(away) else f" of {found.releases[0]}"
+    said = (
+        f"CUDA graphs ({found.graphs}), exchanges and what is computed again as in "
+        f"NVIDIA's recipe{which}"
+    )
+    return found, said
+
+
+def _place(point: Point, framework: str) -> tuple[str, str, bool] | None:
+    """Table, release, and whether the source states them."""
+    source = point.source.lower()
+    found = re.search(r"\b(2[4-9]\.[01]\d(?:\.\d\d)?)\b", source)
+    if found and "dgxc" in source:
+        return "dgxc", found[1], True
+    if found and "bridge" in source:
+        return "bridge", found[1], True
+    dated = re.search(r"\b20(2[5-9])(?:-([01]\d))?\b", source)
+    if framework != "megatron" or not dated or found:
+        return None
+    return "bridge", f"{dated[1]}.{dated[2] or '02'}", False
+
+
+def _away(one: NvidiaRecipe, release: str) -> tuple[int, float]:
+    """How far from a recipe's releases: later ones after all before. (0, 0) is in."""
+    if release in one.releases:
+        return 0, 0.0
+    here = _number(release)
+    before = [_number(name) for name in one.releases if _number(name) < here]
+    if before:
+        return 0, here - max(before)
+    return 1, min(_number(name) for name in one.releases) - here
+
+
+def _number(release: str) -> float:
+    """Months from 2000 on, a hundredth for each patch."""
+    year, month, *patch = release.split(".")
+    return 12 * int(year) + int(month) + int(patch[0] if patch else 0) / 100
+
+
+def _precision(point: Point) -> str:
+    text = point.precision.lower()
+    if "fp4" in text:
+        return "fp4"
+    if "fp8" not in text:
+        return "bf16"
+    return "mxfp8" if "mx" in text else "fp8"
+
+
+def recomputed(found: NvidiaRecipe) -> str:
+    """What a recipe computes again, as ``none``, ``selective`` or ``full``.
+
+    Up-projections of latent attention and the few dense MLPs of DeepSeek's models are a
+    twentieth of a forward: none.
+    """
+    modules = set(found.recompute.split("+"))
+    if "moe" in modules:
+        return "full"
+    light = {"moe_act", "layernorm", "core_attn"}
+    return "selective" if modules & light else "none"
+
+
+def as_nvidia_ran(
+    recipe: Recipe, found: NvidiaRecipe, *, hosts: int, chosen: int
+) -> Recipe:
+    """A framework's recipe with what NVIDIA's sets.
+
+    Args:
+        recipe: Of the framework.
+        found: What NVIDIA set.
+        hosts: Over which the experts of a layer lie.
+        chosen: Experts that see a token; 0 of a model without.
+    """
+    others, routing = _CAPTURED[found.graphs]
+    recipe = replace(recipe, captured=others, captured_routing=routing)
+    if "core_attn" in found.recompute:
+        recipe = replace(recipe, selective="attention")
+    if not chosen:
+        return recipe
+    once = found.exchange != "alltoall"
+    share = _once_a_host(found, hosts, chosen) if once else 1.0
+    recipe = replace(recipe, routed_share=share)
+    if not found.overlapped:
+        return recipe
+    return replace(recipe, expert_overlap=_BEHIND_OTHERS, launches=_PIECES)
+
+
+def _once_a_host(found: NvidiaRecipe, hosts: int, chosen: int) -> float:
+    """Copies of a token that are sent, over one for each of its experts.
+
+    Of h hosts, k experts drawn at random lie on h (1 - (1 - 1 / h)^k).
+    """
+    most = min(hosts, 4) if _AT_MOST_FOUR.search(found.model) else hosts
+    return most * (1 - (1 - 1 / most) ** chosen) / chosen
