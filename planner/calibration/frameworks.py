@@ -74,13 +74,6 @@ _LAUNCH = 3.0
 _PARTIAL = 0.5
 
 
-#: What links give one reduction of all gradients behind the last backward, over what
-#: they give exchanges and groups that reduce activations (``network_efficiency``, .6):
-#: rings of gigabytes, in which all devices of a host take part at once, reach about
-#: nine tenths of the line. An assumption; fitted from here it comes out at 1.2 to 1.4.
-_RINGS = 1.4
-
-
 #: NeMo's and Megatron-Bridge's recipes for performance set grad_reduce_in_fp32=False
 #: (scripts/performance).
 _NEMO_REDUCE: Literal["bfloat16"] = "bfloat16"
@@ -155,7 +148,6 @@ FRAMEWORKS: dict[str, Framework] = {
         recipe=_megatron(
             "megatron-2021",
             overlap=0.0,
-            replica_efficiency=_RINGS,
             partial_rails=_PARTIAL,
             elementwise=0.6,
             fused_attention=False,
@@ -170,7 +162,6 @@ FRAMEWORKS: dict[str, Framework] = {
         recipe=_megatron(
             "megatron-deepspeed",
             overlap=0.0,
-            replica_efficiency=_RINGS,
             partial_rails=_PARTIAL,
             elementwise=0.6,
             fused_attention=False,
@@ -215,7 +206,6 @@ FRAMEWORKS: dict[str, Framework] = {
         recipe=_megatron(
             "alpa",
             overlap=0.0,
-            replica_efficiency=_RINGS,
             elementwise=0.4,
             fused_attention=False,
             # XLA: one program with all gathers and reductions, softmax and cross

@@ -63,7 +63,6 @@ class NvidiaRecipe:
         exchange: ``alltoall``: a copy of a token for each of its experts; ``deepep``,
             ``hybridep``: one for each host; ``""`` without experts.
         overlapped: Whether exchanges hide behind another microbatch.
-        padded: Whether every expert gets as many tokens, by dropping and padding.
         recompute: Modules, joined by ``+``.
     """
 
@@ -75,7 +74,6 @@ class NvidiaRecipe:
     graphs: str
     exchange: str
     overlapped: bool
-    padded: bool
     recompute: str
 
 
@@ -87,7 +85,6 @@ def _recipes() -> tuple[NvidiaRecipe, ...]:
         NvidiaRecipe(
             releases=tuple(row["releases"].split()),
             overlapped=row["overlapped"] == "yes",
-            padded=row["padded"] == "yes",
             **{
                 name: row[name]
                 for name in (

@@ -98,7 +98,7 @@ RECIPE_CONSTANTS = (
     Constant(name="expert_overlap", low=0.0, high=0.95, start=0.2),
     Constant(name="overlap_cost", low=0.0, high=0.8, start=0.4),
     Constant(
-        name="replica_efficiency", low=0.05, high=1.7, start=1.4, spread=1.0, shared=0.1
+        name="replica_efficiency", low=0.05, high=1.0, start=0.9, spread=1.0, shared=0.1
     ),
     Constant(name="newer_products", low=0.6, high=1.0, start=0.9),
 )

@@ -247,7 +247,8 @@ def _product_dtype(point: Point) -> str | None:
     text = point.precision.lower()
     if "fp4" in text or "float4" in text:
         return "float4"
-    return "float8_rowwise" if re.search(r"row-?wise", text) else None
+    narrow = "fp8" in text or "float8" in text
+    return "float8_rowwise" if narrow and re.search(r"row-?wise", text) else None
 
 
 #: Share of tp's collectives behind products with torch's async tensor parallelism,

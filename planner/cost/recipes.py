@@ -40,9 +40,8 @@ class Recipe:
             ``in_flight``: of one microbatch.
         layer_overlap: Share of tp's collectives that hides under products.
         expert_overlap: Share of the exchanges of ep that hides under compute.
-        replica_efficiency: What gathers and reductions of data parallelism reach over
-            what the links do otherwise: less in pieces and beside compute, more where
-            long rings of all devices run by themselves.
+        replica_efficiency: Share of what the links reach that gathers and reductions of
+            data parallelism do, in pieces and beside compute.
         partial_rails: Share of their hosts' network interfaces that the groups of an
             axis drive of which a host holds several members, but other groups the rest.
         pieces: Collectives that gather or reduce one unit.
