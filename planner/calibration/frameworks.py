@@ -86,6 +86,8 @@ def _megatron(name: str, **facts: object) -> Recipe:
         overlap_cost=_OVERLAP_COST,
         loss_parallel=True,
         experts_on_shards=True,
+        # TransformerEngine's layers: pytorch/module/linear.py.
+        narrow_gathers=True,
         scattered_transfers=True,
         launch=_LAUNCH,
         recompute_ends=False,
@@ -117,6 +119,8 @@ FRAMEWORKS: dict[str, Framework] = {
             elementwise=0.5,
             causal_share=_CAUSAL,
             loss_parallel=True,
+            # torchao/float8/float8_tensor_parallel.py.
+            narrow_gathers=True,
             recompute_ends=False,
             selective="alternate",
         ),

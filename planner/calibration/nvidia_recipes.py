@@ -64,6 +64,10 @@ class NvidiaRecipe:
             ``hybridep``: one for each host; ``""`` without experts.
         overlapped: Whether exchanges hide behind another microbatch.
         recompute: Modules, joined by ``+``.
+        attention: ``fused``, or ``scores`` where no fused kernel trained heads of that
+            shape on that device yet: queries of 192 with values of 128 on Blackwell
+            before cuDNN 9.11, of summer 2025. Source: TransformerEngine,
+            common/fused_attn/fused_attn.cpp, and its issue 2285.
     """
 
     table: str
@@ -75,6 +79,7 @@ class NvidiaRecipe:
     exchange: str
     overlapped: bool
     recompute: str
+    attention: str
 
 
 @cache
@@ -95,6 +100,7 @@ def _recipes() -> tuple[NvidiaRecipe, ...]:
                     "graphs",
                     "exchange",
                     "recompute",
+                    "attention",
                 )
             },
         )
@@ -208,6 +214,8 @@ def as_nvidia_ran(
     recipe = replace(recipe, captured=others, captured_routing=routing)
     if "core_attn" in found.recompute:
         recipe = replace(recipe, selective="attention")
+    if found.attention == "scores":
+        recipe = replace(recipe, fused_attention=False)
     if not chosen:
         return recipe
     once = found.exchange != "alltoall"

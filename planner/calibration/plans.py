@@ -243,10 +243,12 @@ def _precision(point: Point, framework: Framework) -> Precision:
 
 
 def _product_dtype(point: Point) -> str | None:
-    """What no precision can say: narrower products, or scales a row."""
+    """What no precision can say: narrower products, scales of blocks or of rows."""
     text = point.precision.lower()
     if "fp4" in text or "float4" in text:
         return "float4"
+    if re.search(r"mx-?fp8|fp8-?mx", text):
+        return "mxfp8"
     narrow = "fp8" in text or "float8" in text
     return "float8_rowwise" if narrow and re.search(r"row-?wise", text) else None
 

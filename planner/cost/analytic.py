@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 from planner.cost.collectives import Groups
 from planner.cost.columns import Columns, columns_of
-from planner.cost.data_parallel import exposed_seconds
+from planner.cost.data_parallel import ReplicaRows, exposed_seconds
 from planner.cost.fullest import fullest_ranks
 from planner.cost.numbering import number_rows
 from planner.cost.orders import Orders, Places
 from planner.cost.rank_memory import KEPT
+from planner.cost.replica_groups import replica_groups
 from planner.cost.result import PARTS, CostTable
 from planner.cost.row_times import RowTimes, row_times
 from planner.cost.setting import Setting
@@ -87,13 +88,12 @@ def _replica_seconds(
     times: RowTimes,
 ) -> Array:
     """Exposed seconds of data parallelism on the first rank. Shape [n]."""
-    setting, (shard, replicate) = orders.setting, replicas
-    memory = summaries.memory
+    setting, memory = orders.setting, summaries.memory
     dense, expert, trained, trained_experts = (
         memory.kept[:, 0, KEPT.index(name)]
         for name in ("dense", "expert", "trained_dense", "trained_experts")
     )
-    exposed = exposed_seconds(
+    owed = ReplicaRows(
         scalars=(dense + expert)[rows.pair],
         trained=(trained + trained_experts)[rows.pair],
         units=np.maximum(1.0, len(setting.graph.units) / rows.pp),
@@ -103,13 +103,16 @@ def _replica_seconds(
         virtual_stages=rows.virtual_stages,
         forward_s=times.forward_s,
         backward_s=times.backward_s,
-        shard=shard,
-        replicate=replicate,
-        precision=setting.precision,
-        recipe=setting.recipe,
+    )
+    groups = replica_groups(
+        *replicas,
+        setting.recipe,
         measured=setting.cluster.document.collectives,
         on_gpu=setting.on_gpu,
         core_wait_s=places.wait_s[rows.place],
+    )
+    exposed = exposed_seconds(
+        owed, groups, setting.precision, setting.recipe, on_gpu=setting.on_gpu
     )
     if not memory.tied.any():
         return exposed

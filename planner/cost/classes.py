@@ -42,6 +42,13 @@ class BlockClasses:
     logit_bytes: Array
     entered_bytes: Array
 
+    @property
+    def narrow(self) -> NDArray[np.bool_]:
+        """Blocks with products that recipes for float8 and float4 convert. [blocks]."""
+        found = np.zeros(len(self.blocks), dtype=bool)
+        found[self.kernels.owner[self.kernels.narrow]] = True
+        return found
+
     def column(self, name: str) -> Array:
         """A number of every class's block. Shape [classes]."""
         return np.array([float(getattr(block, name)) for block in self.blocks])

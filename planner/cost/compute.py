@@ -131,7 +131,8 @@ def kernel_times(
         written = 2 * scores / roof.bandwidth
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
-    casts = roof.passes(cast_bytes(table, dtype))
+    moved = cast_bytes(table, dtype, part, before=recipe.narrow_gathers)
+    casts = roof.passes(moved)
     forward, backward = forward + casts[0], backward + casts[1]
     weighted = _products(table) & table.trained
     launched = roof.host * table.count[None, :]
@@ -272,13 +273,14 @@ class _Roof:
         """Seconds of elementwise kernels beside products, as far as none is fused.
 
         Args:
-            moved: Bytes at the traced batch, forward and backward. Shapes [kernels].
+            moved: Bytes of this rank at the traced batch, forward and backward.
+                Shapes [combinations, kernels].
         Returns:
-            Likewise. Shapes [combinations, kernels].
+            Likewise.
         """
         part = self.part
         rate = self.bandwidth / (self.elementwise * self.element)
-        times = self.table.count * part.scale * part.share / rate
+        times = self.table.count * part.scale / rate
         return np.asarray(moved[0] * times), np.asarray(moved[1] * times)
 
 

@@ -22,15 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.collectives import Groups, lines_of
 from planner.cost.columns import plain
 from planner.cost.recipes import Recipe
+from planner.cost.replica_groups import ReplicaGroups
 from planner.schema import Precision
-from planner.schema.cluster import MeasuredCollective
 from planner.simulate.compiled import compiled, inlined
 from planner.units import dtype_bytes
 
 __all__ = [
+    "ReplicaRows",
     "ReplicaTraffic",
     "exposed_seconds",
     "replica_traffic",
@@ -162,61 +162,61 @@ def _payload_bytes(precision: Precision) -> tuple[int, int]:
     return dtype_bytes(name), dtype_bytes(precision.reduce)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRows:
+    """What keeping copies alike depends on, for n devices. Shapes [n].
+
+    Attributes:
+        scalars: Parameters on the device before ZeRO, after tp and ep.
+        trained: Those of them that have a gradient.
+        units: Groups of parameters that are gathered or reduced together.
+        zero_stage: 0 to 3.
+        pp: Pipeline degree.
+        num_microbatches: Per step.
+        virtual_stages: Chunks of a rank.
+        forward_s: Forward of one microbatch on this device.
+        backward_s: Its backward.
+    """
+
+    scalars: Array
+    trained: Array
+    units: Array
+    zero_stage: Index
+    pp: Index
+    num_microbatches: Index
+    virtual_stages: Index
+    forward_s: Array
+    backward_s: Array
+
+
 def exposed_seconds(
-    *,
-    scalars: Array,
-    trained: Array,
-    units: Array,
-    zero_stage: Index,
-    pp: Index,
-    num_microbatches: Index,
-    virtual_stages: Index,
-    forward_s: Array,
-    backward_s: Array,
-    shard: Groups,
-    replicate: Groups,
+    rows: ReplicaRows,
+    groups: ReplicaGroups,
     precision: Precision,
     recipe: Recipe,
-    measured: tuple[MeasuredCollective, ...] = (),
+    *,
     on_gpu: bool = True,
-    core_wait_s: float | Array = 0.0,
 ) -> Array:
-    """The seconds of :func:`replica_traffic` alone, with the same arguments. [n].
-
-    ``core_wait_s`` may differ from row to row. Shape [n].
-    """
-    calls = 0.0 if on_gpu else recipe.collective_overhead_s
-
-    def lines(kind: str, groups: Groups) -> Array:
-        found = lines_of(kind, groups, measured)
-        if on_gpu and not measured:
-            found[:, :, 1] /= recipe.replica_efficiency
-        # A ring passes every rank, twice to reduce and gather.
-        hops = (groups.distinct_size - 1) * (2 if kind == "all_reduce" else 1)
-        wait = np.zeros(len(hops))
-        wait[groups.which] = core_wait_s
-        extra = np.where(hops > 0, calls + wait * hops, 0.0)
-        found[:, :, 0] += extra[:, None]
-        return found
-
-    rounds = _rounds_in_a_row(zero_stage, pp, num_microbatches, virtual_stages)
-    room = rounds if recipe.pipeline_overlap else np.ones(len(rounds))
-    exposed = np.empty(len(scalars))
+    """The seconds of :func:`replica_traffic` alone, with the same arguments. [n]."""
+    room = np.ones(len(rows.pp))
+    if recipe.pipeline_overlap:
+        room = _rounds_in_a_row(rows)
+    exposed = np.empty(len(rows.scalars))
     _fill_exposed(
-        plain(zero_stage),
-        plain(pp),
-        plain(num_microbatches),
-        np.ascontiguousarray(scalars),
-        np.ascontiguousarray(trained),
-        np.ascontiguousarray(units * recipe.pieces),
-        np.ascontiguousarray(forward_s * room),
-        np.ascontiguousarray(backward_s * room),
-        plain(shard.which),
-        shard.distinct_size,
-        plain(replicate.which),
-        lines("all_gather", shard),
-        lines("reduce_scatter", shard),
-        lines("all_reduce", replicate),
+        plain(rows.zero_stage),
+        plain(rows.pp),
+        plain(rows.num_microbatches),
+        np.ascontiguousarray(rows.scalars),
+        np.ascontiguousarray(rows.trained),
+        np.ascontiguousarray(rows.units * recipe.pieces),
+        np.ascontiguousarray(rows.forward_s * room),
+        np.ascontiguousarray(rows.backward_s * room),
+        plain(groups.shard.which),
+        groups.shard.distinct_size,
+        plain(groups.replicate.which),
+        groups.gather,
+        groups.scatter,
+        groups.mirror,
         _payload_bytes(precision),
         # One process computes and communicates on CPU: there is nothing to hide under.
         recipe.overlap if on_gpu else 0.0,
@@ -228,78 +228,40 @@ def exposed_seconds(
     return exposed
 
 
-def _rounds_in_a_row(zero_stage: Index, pp: Index, many: Index, chunks: Index) -> Array:
+def _rounds_in_a_row(rows: ReplicaRows) -> Array:
     """Microbatches under whose compute a rank's weights are gathered, or reduced. [n].
 
     One, where it has one chunk. Interleaved chunks take pp microbatches one after the
     other, so that a chunk's turn comes while those before it (behind it, backward) have
     theirs: Narayanan et al. 2021, section 2.2.2. ZeRO 3 gathers for each of them.
     """
-    row = 1 + (np.minimum(pp, many) - 1) * (1 - 1 / np.maximum(chunks, 1))
-    return np.asarray(np.where(zero_stage < 3, row, 1.0))
+    turns = np.minimum(rows.pp, rows.num_microbatches) - 1
+    row = 1 + turns * (1 - 1 / np.maximum(rows.virtual_stages, 1))
+    return np.asarray(np.where(rows.zero_stage < 3, row, 1.0))
 
 
 def replica_traffic(
-    *,
-    scalars: Array,
-    trained: Array,
-    units: Array,
-    zero_stage: Index,
-    pp: Index,
-    num_microbatches: Index,
-    virtual_stages: Index,
-    forward_s: Array,
-    backward_s: Array,
-    shard: Groups,
-    replicate: Groups,
+    rows: ReplicaRows,
+    groups: ReplicaGroups,
     precision: Precision,
     recipe: Recipe,
-    measured: tuple[MeasuredCollective, ...] = (),
+    *,
     on_gpu: bool = True,
-    core_wait_s: float = 0.0,
 ) -> ReplicaTraffic:
-    """Exposed time of gathers and reductions.
+    """Exposed time of gathers and reductions, and the bytes that they move.
 
     Args:
-        scalars: Parameters on the device before ZeRO, after tp and ep.
-        trained: Those of them that have a gradient.
-        units: Groups of parameters that are gathered or reduced together.
-        zero_stage: 0 to 3.
-        pp: Pipeline degree.
-        num_microbatches: Per step.
-        virtual_stages: Chunks of a rank.
-        forward_s: Forward of one microbatch on this device.
-        backward_s: Its backward.
-        shard: Devices that share one copy (ZeRO).
-        replicate: Devices that hold the same shard.
+        rows: Of n devices.
+        groups: Of the same.
         precision: Dtypes of gathers and reductions.
-        recipe: Overlap and host overhead.
-        measured: Probed collectives.
-        on_gpu: False adds the host's time per collective.
-        core_wait_s: What each message waits for its receiver's turn on a core.
+        recipe: What of them hides, and how often gradients are reduced.
+        on_gpu: False lets nothing hide.
     """
-    exposed = exposed_seconds(
-        scalars=scalars,
-        trained=trained,
-        units=units,
-        zero_stage=zero_stage,
-        pp=pp,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        shard=shard,
-        replicate=replicate,
-        precision=precision,
-        recipe=recipe,
-        measured=measured,
-        on_gpu=on_gpu,
-        core_wait_s=core_wait_s,
-    )
+    exposed = exposed_seconds(rows, groups, precision, recipe, on_gpu=on_gpu)
     each = _payload_bytes(precision)
-    gathered, reduced = scalars * each[0], trained * each[1]
-    n, r = shard.size, replicate.size
-    gathers, scatters = _rounds(zero_stage, pp, num_microbatches)
+    gathered, reduced = rows.scalars * each[0], rows.trained * each[1]
+    n, r = groups.shard.size, groups.replicate.size
+    gathers, scatters = _rounds(rows)
     scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
     gathered, scattered = gathered * gathers * (n > 1), reduced * scatters * (n > 1)
     mirrored = np.where(r > 1, reduced / n, 0.0)
@@ -312,9 +274,10 @@ def replica_traffic(
     )
 
 
-def _rounds(zero_stage: Index, pp: Index, many: Index) -> tuple[Array, Array]:
+def _rounds(rows: ReplicaRows) -> tuple[Array, Array]:
     """Gathers and reduce-scatters of every scalar in a step. Shapes [n]."""
-    zero3 = zero_stage == 3
-    gathers = np.where(zero3, np.where(pp > 1, many + 1, 2 * many), 1)
-    scatters = np.where((pp == 1) & (zero_stage >= 2), many, 1)
+    many, piped = rows.num_microbatches, rows.pp > 1
+    zero3 = rows.zero_stage == 3
+    gathers = np.where(zero3, np.where(piped, many + 1, 2 * many), 1)
+    scatters = np.where(~piped & (rows.zero_stage >= 2), many, 1)
     return gathers.astype(float), scatters.astype(float)

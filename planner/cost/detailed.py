@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from planner.cost.compression import compress
 from planner.cost.held import held_bytes
 from planner.cost.memory import MemoryParts, memory_parts
-from planner.cost.owned import owned_scalars
+from planner.cost.owned import OwnedScalars
 from planner.cost.result import Cost
 from planner.cost.setting import Setting
 from planner.cost.stage_times import ranks_of_stages, recompute_codes, unit_ranges
@@ -32,6 +32,7 @@ def _memory(
     strategy: Strategy,
     costs: UnitCosts,
     bounds: Index,
+    owned: OwnedScalars,
     table: ActionTable | None,
 ) -> MemoryParts:
     """Peak memory of one device of each pp rank. Shapes [pp]."""
@@ -44,14 +45,13 @@ def _memory(
     np.maximum.at(transient, rank, working[codes, np.arange(len(rank))])
     np.maximum.at(largest, rank, np.maximum.reduceat(scalars, bounds[:-1]))
     np.maximum.at(most_trained, rank, np.maximum.reduceat(trained, bounds[:-1]))
-    owns = owned_scalars(strategy, costs, bounds)
     held = held_bytes(strategy, costs, bounds, table, keeps_sent=not setting.on_gpu)
     parts = memory_parts(
-        parameters=owns.whole,
-        sharded=owns.shard,
+        parameters=owned.whole,
+        sharded=owned.shard,
         largest_unit=largest,
-        trained=owns.trained,
-        trained_sharded=owns.trained_shard,
+        trained=owned.trained,
+        trained_sharded=owned.trained_shard,
         largest_trained=most_trained,
         zero_stage=strategy.zero_stage,
         pp=pp,
@@ -107,7 +107,7 @@ def detailed_cost(
     return Cost(
         step_time_s=float(sum(step.breakdown_s.values())),
         breakdown_s=step.breakdown_s,
-        memory=_memory(setting, strategy, costs, bounds, table),
+        memory=_memory(setting, strategy, costs, bounds, tail.owned, table),
         limit_bytes=setting.limits_of_ranks(pp),
         device_type=setting.types_of_ranks(pp),
         link_bytes=link_bytes(strategy, costs, bounds, tail.traffic, tail.tied),

@@ -44,6 +44,8 @@ class Division:
 
     Attributes:
         scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        tp: Shape [combinations, 1].
+        stream: Ranks that share the stream between tp's layers. Likewise.
         work: Ranks that share the FLOPs.
         share: Of the activation bytes.
         weights: Bytes of weights on one device.
@@ -51,6 +53,8 @@ class Division:
     """
 
     scale: Array
+    tp: Array
+    stream: Array
     work: Array
     share: Array
     weights: Array
@@ -79,6 +83,8 @@ def divide(
     style = table.style[None, :]
     return Division(
         scale=scale,
+        tp=tp,
+        stream=stream,
         work=np.where(style <= 2, tp, np.where(style == 3, stream, 1.0)),
         share=_byte_shares(table, tp, stream),
         weights=table.weight_bytes

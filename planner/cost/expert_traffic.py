@@ -50,7 +50,11 @@ def expert_traffic(
         scale: Activation bytes over those of the trace. Shape [combinations].
     """
     setting = orders.setting
-    found = orders.groups(combos.ep, combos.tp, combos.orders)
+    stride = combos.tp
+    if setting.recipe.experts_on_shards:
+        # Shards of one sequence and replicas alike have experts of their own.
+        stride = np.where(combos.sequence_parallel > 0, 1, combos.tp)
+    found = orders.groups(combos.ep, stride, combos.orders)
     groups = _once_a_host(found, setting.recipe)
     routed = classes.column("expert_bytes")
     seconds = np.zeros((len(combos), len(routed)))

@@ -2,55 +2,119 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.constants import DeviceConstants
+from planner.cost.division import Division
 from planner.cost.kernel_table import KernelTable
 from planner.cost.peaks import peak_flops_per_s
 from planner.schema.cluster import DeviceType
 
-__all__ = ["cast_bytes", "narrow_rates"]
+__all__ = ["cast_bytes", "gathered_share", "narrow_rates"]
 
 Array = NDArray[np.float64]
 
-#: Times that a dtype is half as wide as bfloat16, of those that recipes cast products
-#: to as they run.
-_HALVINGS = {"float8": 1, "float8_rowwise": 1, "float4": 2}
-#: Rate of products whose rows have scales of their own over those with one a tensor:
-#: torchao's table for Llama 3 8B on 8 H100 (torchao/float8/README.md, 0.10) gains 10 %
-#: over bfloat16 where one scale gains 25 %; with products that take three fifths of a
-#: step, .4 of it left of them under one scale and .51 under many.
-_ROWWISE = 0.78
-#: Bytes moved to cast an operand over its own: two read, two written, of two.
-_CAST_PASSES = 2.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Format:
+    """How operands are kept that recipes cast as products run.
+
+    Attributes:
+        halvings: Times that it is half as wide as bfloat16.
+        cast: Bytes moved to make an operand as it is and transposed, over its own.
+        gathered: Bytes of a gather, over those of the operand in bfloat16: mean of one
+            forward and one backward.
+        rate: Of products, over those with one scale a tensor.
+    """
+
+    halvings: int
+    cast: float = 2.0
+    gathered: float = 1.0
+    rate: float = 1.0
+
+
+#: To float8 two bytes are read, two written, of two; one that is gathered is transposed
+#: there. To float4 an operand is read three times, for the largest value as it is and
+#: rotated, for its rows, and for its rotated columns; half a byte and a sixteenth of a
+#: scale are written of each. ``mxfp8`` and float4 have scales of blocks along each of
+#: two directions: forward gathers an operand for its rows alone, backward for both.
+#: Source: TransformerEngine, pytorch/csrc/quantizer.cpp (NVFP4Quantizer::quantize_impl)
+#: and pytorch/module/linear.py (set_usage before gather_along_first_dim), 2.8.
+#:
+#: Scales a row are torchao's: its table for Llama 3 8B on 8 H100
+#: (torchao/float8/README.md, 0.10) gains 10 % over bfloat16 where one scale gains 25 %;
+#: with products that take three fifths of a step, .4 of it left of them under one scale
+#: and .51 under many.
+_FORMATS = {
+    "float8": _Format(halvings=1, gathered=0.5),
+    "mxfp8": _Format(halvings=1, gathered=0.75),
+    "float8_rowwise": _Format(halvings=1, rate=0.78),
+    "float4": _Format(halvings=2, cast=3.5625, gathered=0.421875),
+}
+#: Formats whose operands are cast where they are needed, behind the gather: torchao's
+#: tensor parallelism casts before it under one scale a tensor alone
+#: (torchao/float8/float8_tensor_parallel.py).
+_CAST_BEHIND = frozenset({"float8_rowwise"})
+#: Peaks of a datasheet that formats go by.
+_PEAKS = {"mxfp8": "float8", "float8_rowwise": "float8"}
 
 
 def narrow_rates(
     table: KernelTable, device: DeviceType, dtype: str, constants: DeviceConstants
 ) -> Array:
     """FLOP/s that very large kernels reach. Shape [1, kernels]."""
-    halvings = _HALVINGS.get(dtype, 0)
-    wide = dtype.removesuffix("_rowwise")
-    peak = np.full(table.narrow[None, :].shape, peak_flops_per_s(device, wide))
-    if wide != dtype:
-        peak *= _ROWWISE
-    if halvings:
+    found = _FORMATS.get(dtype)
+    wide = peak_flops_per_s(device, _PEAKS.get(dtype, dtype))
+    peak = np.full(table.narrow[None, :].shape, wide)
+    if found:
         # Each halving of the width loses the same share to scales.
-        peak *= constants.float8_efficiency**halvings
+        peak *= found.rate * constants.float8_efficiency**found.halvings
         peak[:, ~table.narrow] = peak_flops_per_s(device, "bfloat16")
     return peak * constants.matmul_efficiency
 
 
-def cast_bytes(table: KernelTable, dtype: str) -> tuple[Array, Array]:
-    """Moved to make narrow operands, forward and backward. Shapes [kernels].
+def cast_bytes(
+    table: KernelTable, dtype: str, part: Division, *, before: bool
+) -> tuple[Array, Array]:
+    """Moved to make narrow operands, forward and backward. [combinations, kernels].
 
-    Of a product's input forward and of its output's gradient backward, over the bytes
-    of either: read once, and written as it is and transposed, in one byte each.
-    Weights are cast once a step, which is next to nothing.
+    Of a product's input forward and of its output's gradient backward, each as it is
+    and transposed. Weights are cast once a step, which is next to nothing. What the
+    ranks of tp gather, inputs of colwise products and gradients of rowwise ones, each
+    casts its part of before, or all of behind.
+
+    Args:
+        table: Kernels at the traced batch.
+        dtype: Of products.
+        part: What combinations of degrees leave of kernels.
+        before: Whether the recipe casts before it gathers.
     """
-    if dtype not in _HALVINGS:
-        return np.zeros(len(table.k)), np.zeros(len(table.k))
+    found, tp, stream = _FORMATS.get(dtype), part.tp, part.stream
+    if found is None:
+        none = np.zeros((len(tp), len(table.k)))
+        return none, none
+    own = 1 / (stream if before and dtype not in _CAST_BEHIND else np.ones_like(tp))
+    style = table.style[None, :]
+    colwise, rowwise = style == 0, style == 1
+    # Inputs of rowwise products and outputs of colwise ones lie on one rank each.
+    given = np.where(colwise, own, np.where(rowwise, 1 / tp, 1.0))
+    made = np.where(rowwise, own, np.where(colwise, 1 / tp, 1.0))
+    given = np.where(style == 2, 1 / tp, np.where(style == 3, 1 / stream, given))
+    made = np.where(style == 2, 1 / tp, np.where(style == 3, 1 / stream, made))
     into = table.k / np.maximum(table.k + table.n, 1)
-    moved = np.where(table.narrow, _CAST_PASSES * table.forward_bytes, 0.0)
-    return moved * into, moved * (1 - into) * table.trained
+    moved = np.where(table.narrow, found.cast * table.forward_bytes, 0.0)
+    return moved * into * given, moved * (1 - into) * table.trained * made
+
+
+def gathered_share(dtype: str, *, before: bool) -> float:
+    """Bytes of tp's gathers of a product's operand, over those in bfloat16.
+
+    Args:
+        dtype: Of products.
+        before: Whether the recipe casts before it gathers.
+    """
+    found = _FORMATS.get(dtype)
+    return found.gathered if found and before else 1.0

@@ -56,6 +56,8 @@ class Recipe:
             else they gather the logits.
         experts_on_shards: Whether, under sequence parallelism, each tp rank routes the
             tokens of its shard; else experts see the whole stream on every tp rank.
+        narrow_gathers: Whether tp ranks cast what narrow products take before they
+            gather it, where the format allows.
         scattered_transfers: Whether tp ranks share what goes from stage to stage, and
             gather it behind.
         reduces_each: Whether ZeRO 2 and 3 reduce gradients after every microbatch; else
@@ -121,6 +123,7 @@ class Recipe:
     imbalance: float = 1.0
     loss_parallel: bool = False
     experts_on_shards: bool = False
+    narrow_gathers: bool = False
     scattered_transfers: bool = False
     reduces_each: bool = True
     pipeline_overlap: bool = False

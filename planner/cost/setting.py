@@ -12,10 +12,12 @@ from planner.cluster import AxisLevel, Cluster
 from planner.cost.classes import BlockClasses, group_blocks
 from planner.cost.collectives import Groups, lines_of
 from planner.cost.constants import Calibration, DeviceConstants, constants_of
+from planner.cost.narrow import gathered_share
 from planner.cost.numbering import number_rows
 from planner.cost.parameters import ParameterCounts, count_parameters
 from planner.cost.peaks import peak_flops_per_s
 from planner.cost.recipes import RECIPES, Recipe
+from planner.cost.replica_groups import ReplicaGroups, replica_groups
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
@@ -68,6 +70,16 @@ class Setting:
     def element_ratio(self) -> float:
         """Bytes of an activation over what it had in the trace."""
         return dtype_bytes(self.activation_dtype) / dtype_bytes(self.graph.dtype)
+
+    @property
+    def operand_dtype(self) -> str:
+        """Of matrix products."""
+        return self.product_dtype or self.precision.compute
+
+    @property
+    def gathered_share(self) -> float:
+        """Bytes of tp's gathers of what narrow products take, over bfloat16's."""
+        return gathered_share(self.operand_dtype, before=self.recipe.narrow_gathers)
 
     @cached_property
     def on_gpu(self) -> bool:
@@ -131,13 +143,22 @@ class Setting:
             made.__dict__[name] = getattr(self, name)
         return made
 
+    @cached_property
+    def _by_pp(self) -> dict[int, tuple[Index, Array]]:
+        return {}
+
+    def _of_ranks(self, pp: int) -> tuple[Index, Array]:
+        if pp not in self._by_pp:
+            self._by_pp[pp] = self.types_and_limits(self.order.reshape(pp, -1))
+        return self._by_pp[pp]
+
     def types_of_ranks(self, pp: int) -> Index:
         """Slowest device type among the devices of each pp rank. Shape [pp]."""
-        return self.types_and_limits(self.order.reshape(pp, -1))[0]
+        return self._of_ranks(pp)[0]
 
     def limits_of_ranks(self, pp: int) -> Array:
         """Bytes that a device of each pp rank may use, the smallest counts. [pp]."""
-        return self.types_and_limits(self.order.reshape(pp, -1))[1]
+        return self._of_ranks(pp)[1]
 
     def types_and_limits(self, ids: Index) -> tuple[Index, Array]:
         """Slowest device type, and least bytes that may be used, among some devices.
@@ -215,6 +236,35 @@ class Setting:
         found = Groups.from_levels(levels, which, rings=rings)
         reached = self.reached(found.bandwidth)
         return replace(found, bandwidth=reached * self.rails(found, stride[first]))
+
+    @cached_property
+    def _replicas(self) -> dict[tuple[int, ...], ReplicaGroups]:
+        return {}
+
+    def replicas(self, pp: int, ways: int, copies: int, tp: int) -> ReplicaGroups:
+        """Groups of data parallelism, the same for each of a strategy's pp ranks.
+
+        Args:
+            pp: Pipeline degree.
+            ways: Devices that share one copy of the weights.
+            copies: Devices that hold the same shard.
+            tp: Devices between neighbours of the former.
+        """
+        key = (pp, ways, copies, tp)
+        if key not in self._replicas:
+
+            def of_ranks(degree: int, stride: int) -> Groups:
+                return self.groups(np.full(pp, degree), np.full(pp, stride))
+
+            self._replicas[key] = replica_groups(
+                of_ranks(ways, tp),
+                of_ranks(copies, tp * ways),
+                self.recipe,
+                measured=self.cluster.document.collectives,
+                on_gpu=self.on_gpu,
+                core_wait_s=self.core_wait_s,
+            )
+        return self._replicas[key]
 
     def rails(self, groups: Groups, stride: Index) -> Array:
         """Share of its interfaces that each distinct group drives by level.

@@ -127,21 +127,24 @@ def stage_times(
     kind = setting.types_of_ranks(pp)[rank]
     column = np.arange(len(rank))
 
-    def typed(values: Array) -> Array:
-        return np.asarray(stage_sums(values[:, 0], bounds)[kind, column])
-
-    def plain(values: Array) -> Array:
-        return np.asarray(stage_sums(values[0], bounds))
-
     codes = recompute_codes(strategy)
-    forward, backward = typed(costs.forward_s), typed(costs.backward_s)
-    kernels_again = np.choose(
-        codes, [np.zeros(len(rank)), typed(costs.selective_s), typed(costs.full_s)]
+    kernels = np.stack(
+        [
+            costs.forward_s[:, 0],
+            costs.backward_s[:, 0],
+            costs.weight_s[:, 0],
+            costs.selective_s[:, 0],
+            costs.full_s[:, 0],
+        ]
     )
-    tp, cp, ep = plain(costs.tp_s), plain(costs.cp_s), plain(costs.ep_s)
+    typed = stage_sums(kernels, bounds)[:, kind, column]
+    forward, backward, weight, selective, whole = typed
+    kernels_again = np.choose(codes, [np.zeros(len(rank)), selective, whole])
+    talk = np.stack([costs.tp_s[0], costs.cp_s[0], costs.ep_s[0], costs.tp_again_s[0]])
+    tp, cp, ep, tp_repeated = stage_sums(talk, bounds)
     cp_forward = cp * costs.cp_forward
     full = codes == 2
-    tp_again = np.where(codes > 0, plain(costs.tp_again_s), 0.0)
+    tp_again = np.where(codes > 0, tp_repeated, 0.0)
     repeated = tp_again + np.where(full, ep + cp_forward, 0.0)
     send, late = np.zeros((2, max(len(rank) - 1, 0)))
     if pp > 1:
@@ -154,7 +157,7 @@ def stage_times(
     return StageTimes(
         forward=forward + tp + ep + cp_forward,
         backward=backward + tp + ep + (cp - cp_forward) + kernels_again + repeated,
-        weight=typed(costs.weight_s),
+        weight=weight,
         again=kernels_again,
         tensor=2 * tp + tp_again,
         context=cp + np.where(full, cp_forward, 0.0),

@@ -8,11 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.compression import compressed_traffic
-from planner.cost.data_parallel import (
-    ReplicaTraffic,
-    replica_traffic,
-)
-from planner.cost.owned import owned_scalars
+from planner.cost.data_parallel import ReplicaRows, ReplicaTraffic, replica_traffic
+from planner.cost.owned import OwnedScalars, owned_scalars
 from planner.cost.pipelined import Pipeline, time_pipeline
 from planner.cost.setting import Setting
 from planner.cost.stage_times import (
@@ -55,8 +52,16 @@ def is_compressed(strategy: Strategy) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """After (or beside) the pipeline: copies made alike, weights updated. [pp]."""
+    """After (or beside) the pipeline: copies made alike, weights updated.
 
+    Attributes:
+        owned: Scalars that each rank has.
+        traffic: Gathers and reductions over replicas.
+        tied: Sums of tied weights' gradients.
+        update: Seconds of the optimizer on cores of its own. Shape [pp].
+    """
+
+    owned: OwnedScalars
     traffic: ReplicaTraffic
     tied: TiedTraffic
     update: Array
@@ -74,25 +79,25 @@ def _tail(
     bounds: Index,
     busy: tuple[Array, Array],
 ) -> Tail:
+    """Of each pp rank; ``busy`` are seconds of a microbatch, forward and backward."""
     mesh, pp = strategy.mesh, strategy.mesh.pp
     rank = ranks_of_stages(strategy)
-    owns = owned_scalars(strategy, costs, bounds)
+    owned = owned_scalars(strategy, costs, bounds)
     units = by_rank(np.diff(bounds).astype(float), rank, pp)
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)
-
-    def full(value: int) -> Index:
-        return np.full(pp, value, dtype=np.int64)
-
-    shard = setting.groups(full(ways), full(mesh.tp))
-    replicate = setting.groups(full(copies), full(mesh.tp * ways))
+    groups = setting.replicas(pp, ways, copies, mesh.tp)
     if is_compressed(strategy):
         how = strategy.gradient_compression
-        traffic = compressed_traffic(setting, how, replicate, units, busy[1])
+        traffic = compressed_traffic(setting, how, groups.replicate, units, busy[1])
     else:
-        traffic = replica_traffic(
-            scalars=owns.whole,
-            trained=owns.trained,
+
+        def full(value: int) -> Index:
+            return np.full(pp, value, dtype=np.int64)
+
+        rows = ReplicaRows(
+            scalars=owned.whole,
+            trained=owned.trained,
             units=units,
             zero_stage=full(strategy.zero_stage),
             pp=full(pp),
@@ -100,20 +105,16 @@ def _tail(
             virtual_stages=full(strategy.virtual_stages),
             forward_s=busy[0],
             backward_s=busy[1],
-            shard=shard,
-            replicate=replicate,
-            precision=setting.precision,
-            recipe=setting.recipe,
-            measured=setting.cluster.document.collectives,
-            on_gpu=setting.on_gpu,
-            core_wait_s=setting.core_wait_s,
+        )
+        traffic = replica_traffic(
+            rows, groups, setting.precision, setting.recipe, on_gpu=setting.on_gpu
         )
     kinds = setting.types_of_ranks(pp)
     tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)
     update = np.array(
         [
             optimizer_seconds(
-                owns.trained_shard[r],
+                owned.trained_shard[r],
                 tensors[r],
                 setting.cluster.device_types[kinds[r]],
                 setting.optimizer,
@@ -123,7 +124,7 @@ def _tail(
         ]
     )
     tied = tied_traffic(setting, strategy, costs, bounds)
-    return Tail(traffic=traffic, tied=tied, update=update)
+    return Tail(owned=owned, traffic=traffic, tied=tied, update=update)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

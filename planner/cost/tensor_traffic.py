@@ -82,8 +82,9 @@ def tensor_traffic(
         wait=np.where(among, hops * orders.core_waits_s[combos.orders], 0.0),
     )
     split = combos.sequence_parallel > 0
-    seconds, again = _seconds(classes, calls, split, scale)
-    payload = _payload(classes, split) * (scale * (combos.tp > 1))[:, None]
+    narrow = np.where(classes.narrow, setting.gathered_share, 1.0)
+    seconds, again = _seconds(classes, calls, split, scale, narrow)
+    payload = _payload(classes, split, narrow) * (scale * (combos.tp > 1))[:, None]
     exposed = 1 - setting.recipe.layer_overlap
     seconds, again = (part * exposed @ classes.count for part in (seconds, again))
     payload = payload @ classes.count
@@ -101,15 +102,23 @@ def tensor_traffic(
 
 
 def _seconds(
-    classes: BlockClasses, calls: _Calls, split: NDArray[np.bool_], scale: Array
+    classes: BlockClasses,
+    calls: _Calls,
+    split: NDArray[np.bool_],
+    scale: Array,
+    narrow: Array,
 ) -> tuple[Array, Array]:
-    """Seconds and those of recomputation. Shapes [C, classes]."""
+    """Seconds and those of recomputation. Shapes [C, classes].
+
+    ``narrow`` is what gathers move of the bytes of a block's stream. Shape [classes].
+    """
     seconds, again = np.zeros((2, len(scale), len(classes.blocks)))
     for index, block in enumerate(classes.blocks):
         number = block.tp_collectives
         if number:
             each = block.tp_collective_bytes / number
-            plain, gather, scatter = (calls.of(k, each * scale) for k in TP_KINDS)
+            plain, scatter = (calls.of(k, each * scale) for k in TP_KINDS[::2])
+            gather = calls.of("all_gather", each * scale * narrow[index])
             repeated = block.tp_again_bytes / each
             if block.kind == "embedding":
                 seconds[:, index] = number * plain / 2
@@ -126,7 +135,7 @@ def _seconds(
     return seconds, again
 
 
-def _payload(classes: BlockClasses, split: NDArray[np.bool_]) -> Array:
+def _payload(classes: BlockClasses, split: NDArray[np.bool_], narrow: Array) -> Array:
     """Bytes at the traced batch, by kind. Shape [3, 2, C, classes]."""
     embedding = np.array([block.kind == "embedding" for block in classes.blocks])
     total = classes.column("tp_collective_bytes")
@@ -135,11 +144,11 @@ def _payload(classes: BlockClasses, split: NDArray[np.bool_]) -> Array:
     rows = np.where(embedding, total, 0.0)
     divided = split[:, None].astype(float)
     first = rows + classes.entered_bytes + (1 - divided) * 2 * layers
-    gathers = classes.gathered_bytes + divided * 2 * layers
+    gathers = classes.gathered_bytes + divided * 2 * layers * narrow
     return np.array(
         [
             [first, np.where(embedding, repeated, (1 - divided) * again)],
-            [gathers, divided * layers],
+            [gathers, divided * layers * narrow],
             [divided * 2 * layers, divided * again],
         ]
     )

@@ -80,7 +80,7 @@ def _by_block(
         table,
         device,
         setting.recipe,
-        dtype=setting.product_dtype or setting.precision.compute,
+        dtype=setting.operand_dtype,
         element=setting.element_ratio,
         tokens=combos.microbatch / setting.graph.batch,
         tp=combos.tp.astype(float),

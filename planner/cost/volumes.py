@@ -24,6 +24,12 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
+def _by_rank(strategy: Strategy, stages: Array) -> Array:
+    """Sum [k, stages] within pp ranks. Shape [k, pp]."""
+    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
+    return np.stack([by_rank(row, rank, pp) for row in stages])
+
+
 def _sent_by_rank(strategy: Strategy, costs: UnitCosts, bounds: Index) -> Array:
     """Activations and gradients that each pp rank sends for a microbatch. [pp]."""
     rank = ranks_of_stages(strategy)
@@ -42,21 +48,16 @@ def link_bytes(
     tied: TiedTraffic,
 ) -> dict[str, float]:
     """Bytes that the busiest sender of each axis sends per step."""
-    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
-    many = strategy.num_microbatches
-
-    def most(values: Array) -> float:
-        return float(by_rank(stage_sums(values[0], bounds), rank, pp).max() * many)
-
+    many, axes = strategy.num_microbatches, ("cp", "tp", "ep")
+    units = np.stack([costs.cp_bytes[0], costs.tp_bytes[0], costs.ep_bytes[0]])
+    sums = _by_rank(strategy, stage_sums(units, bounds))
     sent = {
         # Of two ranks that sum, each sends as much as there is.
         "pp": float(
             (_sent_by_rank(strategy, costs, bounds) * many + tied.reduced_bytes).max()
         ),
         "dp": float(traffic.sent_bytes.max()),
-        "cp": most(costs.cp_bytes),
-        "tp": most(costs.tp_bytes),
-        "ep": most(costs.ep_bytes),
+        **dict(zip(axes, (sums.max(axis=1) * many).tolist(), strict=True)),
     }
     return {axis: value for axis, value in sent.items() if value > 0}
 
@@ -69,28 +70,36 @@ def collective_bytes(
     tied: TiedTraffic,
 ) -> dict[str, float]:
     """Payload per step by kind of call, each kind on its busiest rank."""
-    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
     many, codes = strategy.num_microbatches, recompute_codes(strategy)
     anything, everything = (codes > 0).astype(float), (codes == 2).astype(float)
-
-    def per_rank(payload: Array, times: Array | float = 1.0) -> Array:
-        return by_rank(stage_sums(payload[0], bounds) * times, rank, pp)
-
-    tensor = {
-        kind: (per_rank(once) + per_rank(again, anything)) * many
-        for kind, (once, again) in zip(TP_KINDS, costs.tp_payload, strict=True)
+    exchanged = 2 * costs.ep_payload[0] + costs.cp_payload[0]
+    units = np.stack(
+        [
+            *costs.tp_payload[:, :, 0].reshape(-1, exchanged.shape[-1]),
+            costs.summed_parameters[0],
+            exchanged,
+        ]
+    )
+    sums = stage_sums(units, bounds)
+    # Of tp's calls by kind: what every step has, and what recomputing repeats.
+    sums[1:-2:2] *= anything
+    sums[-1] *= 2.0 + everything
+    *tensor, summed, exchanged = _by_rank(strategy, sums)
+    by_kind = {
+        kind: (tensor[2 * i] + tensor[2 * i + 1]) * many
+        for i, kind in enumerate(TP_KINDS)
     }
     ways = strategy.mesh.dp_shard * strategy.mesh.cp if strategy.zero_stage else 1
     size = dtype_bytes(strategy.precision.parameter) / ways
     payload = {
         "all_reduce": traffic.reduced_bytes
         + tied.reduced_bytes
-        + tensor["all_reduce"]
-        + per_rank(costs.summed_parameters) * size,
-        "all_gather": traffic.gathered_bytes + tensor["all_gather"],
-        "reduce_scatter": traffic.scattered_bytes + tensor["reduce_scatter"],
-        "all_to_all": many
-        * per_rank(2 * costs.ep_payload + costs.cp_payload, 2.0 + everything),
+        + by_kind["all_reduce"]
+        + summed * size,
+        "all_gather": traffic.gathered_bytes + by_kind["all_gather"],
+        "reduce_scatter": traffic.scattered_bytes + by_kind["reduce_scatter"],
+        "all_to_all": many * exchanged,
         "send": _sent_by_rank(strategy, costs, bounds) * many,
     }
-    return {k: float(np.max(v)) for k, v in payload.items() if np.max(v) > 0}
+    most = {kind: float(values.max()) for kind, values in payload.items()}
+    return {kind: value for kind, value in most.items() if value > 0}

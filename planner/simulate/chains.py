@@ -140,11 +140,8 @@ def _growth(
 
 def _undominated(chains: FloatArray) -> FloatArray:
     rows = np.unique(chains, axis=0)
-    kept = [
-        row
-        for index, row in enumerate(rows)
-        if not any((other >= row).all() for j, other in enumerate(rows) if j != index)
-    ]
-    result = np.stack(kept)
+    # No two rows are equal: one that is nowhere less than another is more somewhere.
+    above = (rows[:, None] >= rows[None]).all(axis=2).sum(axis=0) > 1
+    result = np.asarray(rows[~above])
     result.setflags(write=False)
     return result

@@ -17,6 +17,9 @@ class _Clock:
     def process_time(self) -> float:
         return self.now
 
+    def perf_counter(self) -> float:
+        return 3.0 * self.now
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
@@ -41,6 +44,7 @@ def test_a_step_inside_another_counts_only_itself(clock: _Clock) -> None:
     watch.watched("outer", both)()
     spend(0.5)
     assert list(watch.stop().items()) == [("inner", 5.0), ("outer", 2.0), (_REST, 0.5)]
+    assert watch.wall == {"inner": 15.0, "outer": 6.0, _REST: 1.5}
 
 
 def test_turns_of_a_generator_are_timed(clock: _Clock) -> None:

@@ -54,6 +54,7 @@ def test_the_file_is_whole() -> None:
         assert row["table"] in {"bridge", "dgxc"}
         assert row["exchange"] in {"", "alltoall", "deepep", "hybridep"}
         assert {row["overlapped"], row["padded"]} <= {"yes", "no"}
+        assert row["attention"] in {"fused", "scores"}
         assert row["known_by"] in {"exact", "layout", "guess"}
         assert row["read_in"]
 
@@ -149,3 +150,27 @@ def test_a_case_has_what_its_recipe_set() -> None:
     assert any("CUDA graphs (step)" in why for why in case.why)
     stated = prepare(run("26.04", model="GPT OSS 120B", recompute="none"))
     assert {stage.recompute for stage in stated.strategy.stages} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("source", "gpu", "fused"),
+    [
+        ("NVIDIA DGXC benchmarking 25.05", "GB200", False),
+        ("NVIDIA DGXC benchmarking 25.05", "H100-80GB", True),
+        (BRIDGE.format("25.11"), "DGX-GB200", True),
+    ],
+)
+def test_latent_attention_has_no_kernel_on_early_blackwell(
+    source: str, gpu: str, fused: bool
+) -> None:
+    facts = {"n_gpus": 128, "tp": 2, "dp": 16, "pp": 4, "ep": 32, "microbatch": 1}
+    made = run(
+        "",
+        source=source,
+        model="DeepSeek-V3-671B",
+        gpu=gpu,
+        precision="bf16",
+        global_batch=1024,
+        **facts,
+    )
+    assert prepare(made).setting.recipe.fused_attention is fused

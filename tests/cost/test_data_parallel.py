@@ -10,11 +10,9 @@ import pytest
 
 from planner.cluster import AxisLevel
 from planner.cost.collectives import Groups
-from planner.cost.data_parallel import (
-    ReplicaTraffic,
-    replica_traffic,
-)
+from planner.cost.data_parallel import ReplicaRows, ReplicaTraffic, replica_traffic
 from planner.cost.recipes import Recipe
+from planner.cost.replica_groups import replica_groups
 from planner.schema import Precision
 from tests.cost.made import device, hosts, setting_for, uniform_graph
 
@@ -32,9 +30,15 @@ def groups(members: int) -> Groups:
 
 
 def traffic(
-    zero: int, many: int = 1, pp: int = 1, replicas: int = 1, **changes: Any
+    zero: int,
+    many: int = 1,
+    pp: int = 1,
+    replicas: int = 1,
+    recipe: Recipe = NEVER,
+    on_gpu: bool = True,
+    **changes: Any,
 ) -> ReplicaTraffic:
-    arguments: dict[str, Any] = {
+    rows: dict[str, Any] = {
         "scalars": np.array([1e9]),
         "trained": np.array([1e9]),
         "units": np.array([10.0]),
@@ -44,12 +48,13 @@ def traffic(
         "virtual_stages": np.array([1]),
         "forward_s": np.array([0.01]),
         "backward_s": np.array([0.02]),
-        "shard": groups(4 if zero else 1),
-        "replicate": groups(replicas),
-        "precision": Precision(),
-        "recipe": NEVER,
     }
-    return replica_traffic(**{**arguments, **changes})
+    shared = replica_groups(
+        groups(4 if zero else 1), groups(replicas), recipe, on_gpu=on_gpu
+    )
+    return replica_traffic(
+        ReplicaRows(**{**rows, **changes}), shared, Precision(), recipe, on_gpu=on_gpu
+    )
 
 
 @pytest.mark.parametrize(

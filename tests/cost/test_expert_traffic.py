@@ -65,3 +65,18 @@ def test_all_wait_for_the_busiest_experts() -> None:
     assert uneven.ep_s == pytest.approx(1.5 * even.ep_s)
     assert uneven.forward_s == pytest.approx(1.5 * even.forward_s)
     assert (uneven.ep_bytes == even.ep_bytes).all()
+
+
+def test_shards_of_a_sequence_have_experts_of_their_own() -> None:
+    """Megatron-LM: ep counts ranks side by side, those of one tp group among them."""
+    graph = _routed()
+    seconds = {}
+    for on_shards in (False, True):
+        recipe = replace(RECIPES["torch"], experts_on_shards=on_shards)
+        setting = setting_for(graph, hosts((4, 8, device())), recipe=recipe)
+        for split in (0, 1):
+            found = priced(graph, setting, tp=2, ep=8, sequence_parallel=split)
+            seconds[on_shards, split] = found.ep_s.sum()
+    # Eight ranks side by side share a host, eight every other rank do not.
+    assert seconds[True, 1] < seconds[False, 1] / 2
+    assert seconds[True, 0] == seconds[False, 0]
