@@ -43,9 +43,9 @@ Times = Callable[[Calibration], Array]
 class FitConfig:
     """How a fit goes.
 
-    The published rows chose these: with a prior of .0025 to .0004 beside them, runs of
-    sources that were left out are predicted as well (8.3 to 8.7 %), with the weakest
-    the worst, and those fitted to 6.4 to 6.0 %.
+    The published rows chose these. Priors of .0025 to .0004 with widths of .03 to .05
+    gave 8.3 to 8.7 % for sources that were left out, the weakest the worst, and 6.4 to
+    5.9 % for those fitted to.
 
     Attributes:
         iterations: At most.

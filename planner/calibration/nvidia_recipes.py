@@ -5,6 +5,7 @@ dgxc-benchmarking give layouts and rates. Which launches CUDA graphs play back, 
 tokens go to their experts, whether that hides behind another microbatch and what is
 computed again stand in the recipes, which were read release by release:
 ``data/nvidia_recipes.csv``, one line for recipes that agree, with the file and commit.
+Whether attention had a fused kernel is not theirs to set: see :class:`NvidiaRecipe`.
 ``known_by`` says how a line was matched to a release: ``exact``, by the file of that
 release; ``layout``, by a file whose layout is the table's; ``guess``, in part by
 neighbouring releases.
@@ -142,6 +143,7 @@ def nvidia_recipe(
     said = (
         f"CUDA graphs ({found.graphs}), exchanges and what is computed again as in "
         f"NVIDIA's recipe{which}"
+        + ("; attention not fused" if found.attention == "scores" else "")
     )
     return found, said
 

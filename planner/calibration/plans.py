@@ -146,7 +146,10 @@ def _expert_degree(point: Point, ways: int, why: list[str]) -> int:
         return 1
     fits = [d for d in range(1, ep + 1) if ways % d == 0 and ep % d == 0]
     if fits[-1] != ep:
-        why.append(f"ep={ep} priced as {fits[-1]}: it does not divide dp x cp={ways}")
+        why.append(
+            f"ep={ep} priced as {fits[-1]}: dp x cp={ways}, and plans spread experts "
+            f"over no tp"
+        )
     return fits[-1]
 
 

@@ -95,7 +95,7 @@ def kernel_times(
         table: Kernels at the traced batch.
         device: On which they run.
         recipe: Of the framework.
-        dtype: Of products; ``float4`` where a run has them, beside the compute dtypes.
+        dtype: Of products: a compute dtype, or a format of ``narrow.py``.
         element: Bytes of an activation over what it had in the trace.
         tokens: Microbatch size over the traced batch. Shape [combinations].
         tp: Shape [combinations]; likewise cp, ep.

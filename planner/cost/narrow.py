@@ -25,14 +25,14 @@ class _Format:
     Attributes:
         halvings: Times that it is half as wide as bfloat16.
         cast: Bytes moved to make an operand as it is and transposed, over its own.
-        gathered: Bytes of a gather, over those of the operand in bfloat16: mean of one
-            forward and one backward.
+        gathered: Bytes of a gather over those of the operand in bfloat16, forward and
+            backward.
         rate: Of products, over those with one scale a tensor.
     """
 
     halvings: int
     cast: float = 2.0
-    gathered: float = 1.0
+    gathered: tuple[float, float] = (1.0, 1.0)
     rate: float = 1.0
 
 
@@ -49,14 +49,14 @@ class _Format:
 #: with products that take three fifths of a step, .4 of it left of them under one scale
 #: and .51 under many.
 _FORMATS = {
-    "float8": _Format(halvings=1, gathered=0.5),
-    "mxfp8": _Format(halvings=1, gathered=0.75),
+    "float8": _Format(halvings=1, gathered=(0.5, 0.5)),
+    "mxfp8": _Format(halvings=1, gathered=(0.5, 1.0)),
     "float8_rowwise": _Format(halvings=1, rate=0.78),
-    "float4": _Format(halvings=2, cast=3.5625, gathered=0.421875),
+    "float4": _Format(halvings=2, cast=3.5625, gathered=(0.28125, 0.5625)),
 }
-#: Formats whose operands are cast where they are needed, behind the gather: torchao's
-#: tensor parallelism casts before it under one scale a tensor alone
-#: (torchao/float8/float8_tensor_parallel.py).
+#: Formats whose operands are cast where they are needed, behind the gather, whatever
+#: the recipe: torchao's layers that cast before it take one scale a tensor
+#: (torchao/float8/float8_tensor_parallel.py). The others are TransformerEngine's.
 _CAST_BEHIND = frozenset({"float8_rowwise"})
 #: Peaks of a datasheet that formats go by.
 _PEAKS = {"mxfp8": "float8", "float8_rowwise": "float8"}
@@ -109,12 +109,12 @@ def cast_bytes(
     return moved * into * given, moved * (1 - into) * table.trained * made
 
 
-def gathered_share(dtype: str, *, before: bool) -> float:
-    """Bytes of tp's gathers of a product's operand, over those in bfloat16.
+def gathered_share(dtype: str, *, before: bool) -> tuple[float, float]:
+    """Bytes of tp's gathers over those in bfloat16: forward's, and backward's.
 
     Args:
         dtype: Of products.
         before: Whether the recipe casts before it gathers.
     """
     found = _FORMATS.get(dtype)
-    return found.gathered if found and before else 1.0
+    return found.gathered if found and before else (1.0, 1.0)

@@ -55,7 +55,8 @@ class Recipe:
         loss_parallel: Whether tp ranks take the loss of their part of the vocabulary;
             else they gather the logits.
         experts_on_shards: Whether, under sequence parallelism, each tp rank routes the
-            tokens of its shard; else experts see the whole stream on every tp rank.
+            tokens of its shard, and ep counts neighbouring ranks, those of one tp group
+            among them; else experts see the whole stream on every tp rank.
         narrow_gathers: Whether tp ranks cast what narrow products take before they
             gather it, where the format allows.
         scattered_transfers: Whether tp ranks share what goes from stage to stage, and

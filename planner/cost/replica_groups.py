@@ -52,7 +52,7 @@ def replica_groups(
     Args:
         shard: Of n strategies.
         replicate: Of the same.
-        recipe: What reductions reach of links, and the host's time per collective.
+        recipe: What gathers and reductions reach of links, and a call's host time.
         measured: Probed collectives.
         on_gpu: False adds the host's time per collective.
         core_wait_s: What each message waits for its receiver's turn on a core; one

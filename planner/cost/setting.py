@@ -77,8 +77,8 @@ class Setting:
         return self.product_dtype or self.precision.compute
 
     @property
-    def gathered_share(self) -> float:
-        """Bytes of tp's gathers of what narrow products take, over bfloat16's."""
+    def gathered_share(self) -> tuple[float, float]:
+        """Bytes of what tp gathers for narrow products over bfloat16's, each way."""
         return gathered_share(self.operand_dtype, before=self.recipe.narrow_gathers)
 
     @cached_property
@@ -150,6 +150,8 @@ class Setting:
     def _of_ranks(self, pp: int) -> tuple[Index, Array]:
         if pp not in self._by_pp:
             self._by_pp[pp] = self.types_and_limits(self.order.reshape(pp, -1))
+            for found in self._by_pp[pp]:
+                found.setflags(write=False)
         return self._by_pp[pp]
 
     def types_of_ranks(self, pp: int) -> Index:

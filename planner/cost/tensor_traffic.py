@@ -82,7 +82,7 @@ def tensor_traffic(
         wait=np.where(among, hops * orders.core_waits_s[combos.orders], 0.0),
     )
     split = combos.sequence_parallel > 0
-    narrow = np.where(classes.narrow, setting.gathered_share, 1.0)
+    narrow = np.where(classes.narrow[:, None], setting.gathered_share, 1.0).T
     seconds, again = _seconds(classes, calls, split, scale, narrow)
     payload = _payload(classes, split, narrow) * (scale * (combos.tp > 1))[:, None]
     exposed = 1 - setting.recipe.layer_overlap
@@ -110,7 +110,8 @@ def _seconds(
 ) -> tuple[Array, Array]:
     """Seconds and those of recomputation. Shapes [C, classes].
 
-    ``narrow`` is what gathers move of the bytes of a block's stream. Shape [classes].
+    ``narrow`` is what gathers move of the bytes of a block's stream, forward and
+    backward. Shape [2, classes].
     """
     seconds, again = np.zeros((2, len(scale), len(classes.blocks)))
     for index, block in enumerate(classes.blocks):
@@ -118,13 +119,18 @@ def _seconds(
         if number:
             each = block.tp_collective_bytes / number
             plain, scatter = (calls.of(k, each * scale) for k in TP_KINDS[::2])
-            gather = calls.of("all_gather", each * scale * narrow[index])
+            gather, back = (
+                calls.of("all_gather", each * scale * share)
+                for share in narrow[:, index]
+            )
             repeated = block.tp_again_bytes / each
             if block.kind == "embedding":
                 seconds[:, index] = number * plain / 2
                 again[:, index] = repeated * plain
             else:
-                seconds[:, index] = number * np.where(split, gather + scatter, plain)
+                seconds[:, index] = number * np.where(
+                    split, (gather + back) / 2 + scatter, plain
+                )
                 twice = number * gather + repeated * scatter
                 again[:, index] = np.where(split, twice, repeated * plain)
         logits, entered = classes.gathered_bytes[index], classes.entered_bytes[index]
@@ -144,11 +150,11 @@ def _payload(classes: BlockClasses, split: NDArray[np.bool_], narrow: Array) -> 
     rows = np.where(embedding, total, 0.0)
     divided = split[:, None].astype(float)
     first = rows + classes.entered_bytes + (1 - divided) * 2 * layers
-    gathers = classes.gathered_bytes + divided * 2 * layers * narrow
+    gathers = classes.gathered_bytes + divided * layers * narrow.sum(axis=0)
     return np.array(
         [
             [first, np.where(embedding, repeated, (1 - divided) * again)],
-            [gathers, divided * layers * narrow],
+            [gathers, divided * layers * narrow[0]],
             [divided * 2 * layers, divided * again],
         ]
     )

@@ -87,19 +87,24 @@ def test_what_is_gathered_is_cast_before_or_behind(
 @pytest.mark.parametrize(
     ("dtype", "share"),
     [
-        ("float8", 0.5),
-        ("mxfp8", 0.75),
-        ("float8_rowwise", 1.0),
-        ("float4", 0.75 * 0.5625),
+        ("float8", (0.5, 0.5)),
+        ("mxfp8", (0.5, 1.0)),
+        ("float8_rowwise", (1.0, 1.0)),
+        ("float4", (0.5 * 0.5625, 0.5625)),
     ],
 )
-def test_gathers_move_what_is_cast(dtype: str, share: float) -> None:
+def test_gathers_move_what_is_cast(dtype: str, share: tuple[float, float]) -> None:
     assert gathered_share(dtype, before=True) == share
-    assert gathered_share(dtype, before=False) == 1.0
-    assert gathered_share("bfloat16", before=True) == 1.0
+    assert gathered_share(dtype, before=False) == (1.0, 1.0)
+    assert gathered_share("bfloat16", before=True) == (1.0, 1.0)
 
 
-def test_layers_gather_narrow_operands_and_scatter_wide_results() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "saved", "again"), [("float8", 1.0, 0.5), ("mxfp8", 0.5, 0.5)]
+)
+def test_layers_gather_narrow_operands_and_scatter_wide_results(
+    dtype: str, saved: float, again: float
+) -> None:
     graph = uniform_graph(2)
     wide, narrow = (
         setting_for(
@@ -107,14 +112,18 @@ def test_layers_gather_narrow_operands_and_scatter_wide_results() -> None:
             hosts((1, 8, GPU)),
             recipe=replace(RECIPES["torch"], narrow_gathers=gathers),
             precision=Precision(compute="float8"),
+            product_dtype=dtype,
         )
         for gathers in (False, True)
     )
     one, other = (priced(graph, s, tp=4, sequence_parallel=1) for s in (wide, narrow))
     # Gathers of the two layers, beside those of the region's two ends.
-    moved = one.tp_payload[1, 0, 0] - other.tp_payload[1, 0, 0]
     stream = 2.0 * TOKENS * HIDDEN
-    assert moved == pytest.approx([stream] * 2)
+    moved = (one.tp_payload[1, :, 0] - other.tp_payload[1, :, 0]) / stream
+    assert moved[0] == pytest.approx([saved] * 2)
+    # Recomputation gathers as forward does.
+    assert moved[1] == pytest.approx([again] * 2)
+    assert (other.tp_again_s < one.tp_again_s).all()
     assert (one.tp_payload[2] == other.tp_payload[2]).all()
     assert (other.tp_s < one.tp_s).all()
     whole = [priced(graph, s, tp=4) for s in (wide, narrow)]
