@@ -57,6 +57,7 @@ class _Calls:
     wait: Array
 
     def of(self, kind: str, size: Array) -> Array:
+        """Seconds of one call of ``size`` bytes. Shape [C]."""
         measured = self.setting.cluster.document.collectives
         return self.wait + time_of(kind, size, self.groups, measured)
 

@@ -9,9 +9,17 @@ import pytest
 
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.cost.recipes import RECIPES
+from planner.cost.unit_costs import UnitCosts
 from planner.graph import Block, ModelGraph
 from tests.cost.made import device, hosts, setting_for, uniform_graph
 from tests.cost.test_unit_costs import priced, with_blocks
+
+
+def _under(graph: ModelGraph, **facts: float) -> UnitCosts:
+    """Its units where a launch takes a microsecond, under a recipe's facts."""
+    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
+    recipe = replace(RECIPES["torch"], **facts)
+    return priced(graph, setting_for(graph, cluster, recipe=recipe))
 
 
 def test_a_host_hides_behind_kernels_that_take_longer() -> None:
@@ -34,16 +42,7 @@ def test_a_host_hides_behind_kernels_that_take_longer() -> None:
 
 def test_experts_wait_for_the_host() -> None:
     graph = with_blocks(uniform_graph(2), kind="expert")
-    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
-    once, often = (
-        priced(
-            graph,
-            setting_for(
-                graph, cluster, recipe=replace(RECIPES["torch"], launch=launch)
-            ),
-        )
-        for launch in (1.0, 5.0)
-    )
+    once, often = (_under(graph, launch=launch) for launch in (1.0, 5.0))
     assert often.forward_s == pytest.approx(once.forward_s + 3 * 4e-6)
 
 
@@ -87,17 +86,8 @@ def test_graphs_play_launches_back() -> None:
 
 def test_layers_in_pieces_have_more_launches() -> None:
     graph = with_blocks(uniform_graph(2), kind="expert")
-    cluster = hosts((2, 8, device(kernel_overhead_s=1e-6)))
     once, more = (
-        priced(
-            graph,
-            setting_for(
-                graph,
-                cluster,
-                recipe=replace(RECIPES["torch"], launch=10.0, launches=launches),
-            ),
-        )
-        for launches in (1.0, 1.5)
+        _under(graph, launch=10.0, launches=launches) for launches in (1.0, 1.5)
     )
     assert more.forward_s == pytest.approx(once.forward_s + 3 * 5e-6)
 
