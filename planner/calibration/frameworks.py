@@ -29,6 +29,7 @@ class Framework:
         reduce: Dtype of gradient reductions, of runs in bfloat16 and narrower.
         microbatches: ``stages``: where a row infers the microbatch, a pipeline cuts
             its batch into as many as it has ranks.
+        bfloat16_passes: ``gradient_passes`` of runs in bfloat16, if others.
         why: What these stand on.
     """
 
@@ -40,6 +41,7 @@ class Framework:
     memory_share: float = 1.0
     reduce: Literal["float32", "bfloat16"] = "float32"
     microbatches: Literal["given", "stages"] = "given"
+    bfloat16_passes: float | None = None
     why: str = ""
 
 
@@ -72,6 +74,11 @@ _LAUNCH = 3.0
 #: states the share: the runs of vTrain and SC21 with tp below 8 are 5 to 10 % slower
 #: than with all interfaces, those of later frameworks are not.
 _PARTIAL = 0.5
+
+
+#: What adds a gradient to those of other microbatches reads both and writes the sum,
+#: all in half precision: torch.autograd's AccumulateGrad, and XLA's.
+_SUMMED = 3.0
 
 
 #: NeMo's and Megatron-Bridge's recipes for performance set grad_reduce_in_fp32=False
@@ -153,12 +160,15 @@ FRAMEWORKS: dict[str, Framework] = {
             "megatron-2021",
             overlap=0.0,
             partial_rails=_PARTIAL,
+            gradient_passes=_SUMMED,
             elementwise=0.6,
             fused_attention=False,
             selective="attention",
             dropout=True,
         ),
         recompute="full",
+        # Into a buffer in float32 (megatron/model/distributed.py, 2021).
+        bfloat16_passes=5.0,
         why="Megatron-LM before flash attention: scores in memory, gradients "
         "all-reduced after the last backward",
     ),
@@ -167,12 +177,16 @@ FRAMEWORKS: dict[str, Framework] = {
             "megatron-deepspeed",
             overlap=0.0,
             partial_rails=_PARTIAL,
+            gradient_passes=_SUMMED,
             elementwise=0.6,
             fused_attention=False,
             selective="attention",
             dropout=True,
         ),
         recompute="full",
+        # Cast to float32, then added to a sum in float32, after each microbatch of a
+        # pipeline: update_hp_grads in DeepSpeed's runtime/bf16_optimizer.py.
+        bfloat16_passes=9.0,
         why="Megatron-DeepSpeed: as Megatron-LM of 2021",
     ),
     "megatron": Framework(
@@ -218,6 +232,7 @@ FRAMEWORKS: dict[str, Framework] = {
             fused_loss=True,
             gradients="computed",
             gathers_whole=True,
+            gradient_passes=_SUMMED,
             # Gradients are summed up where they are and reduced once: Zheng et al. 2022
             # (Alpa), section 8.1, "gradient accumulation".
             reduces_each=False,
@@ -238,6 +253,7 @@ FRAMEWORKS: dict[str, Framework] = {
             ampere_attention=True,
             elementwise=0.6,
             causal_share=_CAUSAL,
+            gradient_passes=_SUMMED,
             loss_parallel=True,
             recompute_ends=False,
         ),

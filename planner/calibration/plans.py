@@ -85,11 +85,12 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
             sequence_parallel=split,
         ),
     )
+    precision = _precision(point, framework)
     return AssumedPlan(
         strategy=strategy,
-        precision=_precision(point, framework),
+        precision=precision,
         product_dtype=_product_dtype(point),
-        recipe=_as_run(point, framework.recipe),
+        recipe=_as_run(point, framework, precision),
         why=tuple(why),
     )
 
@@ -267,8 +268,12 @@ _ASYNC_TP = 0.6
 _BLOCKING = re.compile(r"cuda_launch_blocking=1|\bbloom\b|tr11")
 
 
-def _as_run(point: Point, recipe: Recipe) -> Recipe:
-    text = f"{point.precision} {point.notes}".lower()
+def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
+    recipe, text = framework.recipe, f"{point.precision} {point.notes}".lower()
+    # A row that names both, such as those of BLOOM's trials, says neither.
+    wide = precision.compute == "bfloat16" and "fp16" not in point.precision.lower()
+    if wide and framework.bfloat16_passes is not None:
+        recipe = replace(recipe, gradient_passes=framework.bfloat16_passes)
     if "eager" in text:
         recipe = replace(recipe, elementwise=1.0)
     if "async tp" in text or "asynctp" in text:
@@ -276,6 +281,10 @@ def _as_run(point: Point, recipe: Recipe) -> Recipe:
     if _BLOCKING.search(f"{point.source} {point.notes}".lower()):
         recipe = replace(recipe, blocking=True)
     dated = re.search(r"\b(20\d\d)\b", point.source)
+    # Weight gradients are added up by the products that make them since the spring of
+    # 2022 (fused_weight_gradient_mlp_cuda: NVIDIA/apex, pull request 1317).
+    if recipe.name == "megatron-2021" and dated and int(dated[1]) >= 2022:
+        recipe = replace(recipe, gradient_passes=0.0)
     # It compiles the loss, too: torchtitan/components/loss.py, from 2025 on.
     if recipe.name == "torchtitan" and dated and int(dated[1]) >= 2025:
         recipe = replace(recipe, fused_loss="compile" in text)

@@ -28,12 +28,12 @@ from planner.cost.kernel_table import KERNEL_KINDS, KernelTable
 from planner.cost.narrow import cast_bytes, narrow_rates
 from planner.cost.recipes import Recipe
 from planner.cost.tiles import padding, tile_factors
+from planner.cost.weight_gradients import summed_bytes
 from planner.schema.cluster import DeviceType
 
 __all__ = [
     "KernelTimes",
     "kernel_times",
-    "weight_gradient_bytes",
 ]
 
 Array = NDArray[np.float64]
@@ -135,11 +135,13 @@ def kernel_times(
     casts = roof.passes(moved)
     forward, backward = forward + casts[0], backward + casts[1]
     weighted = _products(table) & table.trained
+    weight = np.where(weighted, backward / np.maximum(product, 1), 0.0)
+    summed = roof.moves(summed_bytes(table, part, recipe.gradient_passes))
     launched = roof.host * table.count[None, :]
     return KernelTimes(
         forward=forward,
-        backward=backward,
-        weight=np.where(weighted, backward / np.maximum(product, 1), 0.0),
+        backward=backward + summed,
+        weight=weight + np.where(weighted, summed, 0.0),
         selective=_repeated(table, recipe) * forward,
         forward_host=launched,
         backward_host=launched * product,
@@ -278,10 +280,16 @@ class _Roof:
         Returns:
             Likewise.
         """
-        part = self.part
-        rate = self.bandwidth / (self.elementwise * self.element)
-        times = self.table.count * part.scale / rate
-        return np.asarray(moved[0] * times), np.asarray(moved[1] * times)
+        share = self.part.scale * self.elementwise
+        return self.moves(moved[0] * share), self.moves(moved[1] * share)
+
+    def moves(self, moved: Array) -> Array:
+        """Seconds of kernels of their own that move bytes, in the dtype of the trace.
+
+        Args:
+            moved: Of one op of each kernel. Shape [combinations, kernels].
+        """
+        return np.asarray(moved * (self.table.count * self.element / self.bandwidth))
 
 
 def _after_ampere(device: DeviceType) -> bool:
@@ -324,27 +332,3 @@ def _backward_ops(table: KernelTable) -> Array:
     products = np.where(table.kind <= 2, products, 1.0 + table.trained)
     moves = table.trained | (table.backward_flops + table.backward_bytes > 0)
     return np.where(moves | (table.weight_bytes == 0), products, 0.0)
-
-
-def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Array:
-    """Gradients from which weight gradients are made. Shape [combinations, kernels].
-
-    Of everything that reads trained weights: the gradient of its output, which is
-    what torch keeps between the two halves of a split backward.
-    Source: torch.distributed.pipelining._backward, stage_backward_input, torch 2.13.
-
-    Args:
-        table: Kernels at the traced batch.
-        element: Bytes of an activation as traced.
-        tp: Shape [combinations].
-    """
-    product = (table.kind != KERNEL_KINDS.index("attention")) & (
-        table.kind != KERNEL_KINDS.index("memory")
-    )
-    # What is no product writes as much as it reads.
-    output = np.where(
-        product, table.batch * table.m * table.n * element, table.forward_bytes / 2
-    )
-    kept = np.where(table.trained, table.count * output, 0.0)
-    divided = (table.style == 0) | (table.style == 2)
-    return np.asarray(np.where(divided, kept / tp[:, None], kept))

@@ -72,6 +72,9 @@ class Recipe:
         dropout: Whether attention and MLP end in dropout, whose masks are kept.
         gradients: ``kept``: in the dtype of the parameters, sharded as ZeRO says;
             ``computed``: in the dtype that backward makes them in, without a copy.
+        gradient_passes: How often the bytes of a gradient in the compute dtype are
+            moved to add a microbatch's to the sum: 3 where a kernel reads both and
+            writes the sum; 0 where the product that makes it adds to the sum itself.
         gathers_whole: Whether a step is one program, which under ZeRO 3 gathers all
             weights before the first layer, and below it reduces gradients last.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
@@ -133,6 +136,7 @@ class Recipe:
     regathers: bool = False
     dropout: bool = False
     gradients: Literal["kept", "computed"] = "kept"
+    gradient_passes: float = 0.0
     gathers_whole: bool = False
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from planner.cost.classes import BlockClasses
 from planner.cost.combinations import Combinations
-from planner.cost.compute import weight_gradient_bytes
 from planner.cost.efficiency import score_elements
 from planner.cost.setting import Setting
+from planner.cost.weight_gradients import weight_gradient_bytes
 from planner.units import dtype_bytes
 
 __all__ = [

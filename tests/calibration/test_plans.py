@@ -183,6 +183,20 @@ def test_precisions(graph: ModelGraph, words: str, compute: str) -> None:
     assert _plan(graph, precision=words).precision.compute == compute
 
 
+@pytest.mark.parametrize(
+    ("framework", "half", "bfloat16"),
+    [("megatron-2021", 3, 5), ("megatron-deepspeed", 3, 9), ("megatron", 0, 0)],
+)
+def test_sums_of_gradients_follow_framework_and_precision(
+    graph: ModelGraph, framework: str, half: int, bfloat16: int
+) -> None:
+    found = [
+        _plan(graph, framework, precision=one).recipe.gradient_passes
+        for one in ("fp16", "bf16", "fp16/bf16")
+    ]
+    assert found == [half, bfloat16, half]
+
+
 def test_eager_runs_fuse_nothing(graph: ModelGraph) -> None:
     framework = FRAMEWORKS["torchtitan"]
     plan = assume_plan(_row(precision="eager bf16"), graph, framework)
@@ -228,3 +242,10 @@ def test_gradients_are_reduced_in_the_dtype_of_the_framework(graph: ModelGraph) 
     row = {"precision": "bf16"}
     assert _plan(graph, "megatron", **row).precision.reduce == "bfloat16"
     assert _plan(graph, "torchtitan", **row).precision.reduce == "float32"
+
+
+def test_products_add_gradients_up_themselves_since_2022(graph: ModelGraph) -> None:
+    old = _plan(graph, "megatron-2021", source="Megatron-LM SC21", precision="fp16")
+    new = _plan(graph, "megatron-2021", source="Megatron-LM 2022", precision="fp16")
+    assert old.recipe.gradient_passes == 3
+    assert new.recipe.gradient_passes == 0

@@ -105,6 +105,26 @@ def test_every_op_pays_its_launch() -> None:
     assert selective == forward
 
 
+@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_every_microbatch_adds_its_gradients_to_the_sum(tokens: int, tp: int) -> None:
+    recipe = replace(RECIPE, gradient_passes=3.0)
+    kernel = product(style="colwise")
+    forward, backward, weight, _ = times(kernel, tokens=tokens, tp=tp)
+    summed = times(kernel, tokens=tokens, tp=tp, recipe=recipe)
+    # Both are read and the sum is written, two bytes each, however many tokens.
+    longer = 3 * kernel.weight_bytes / tp / 1e12
+    assert summed[0] == forward
+    assert summed[1] - backward == pytest.approx(longer)
+    assert summed[2] - weight == pytest.approx(longer)
+
+
+def test_what_is_not_trained_has_no_gradients_to_sum() -> None:
+    recipe = replace(RECIPE, gradient_passes=3.0)
+    frozen = product(trained=False)
+    assert times(frozen, recipe=recipe) == times(frozen)
+
+
 @pytest.mark.parametrize("style", ["colwise", "rowwise", "local"])
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_tp_divides_the_work(style: Any, tp: int) -> None:
