@@ -13,7 +13,8 @@ from planner.calibration.framework_names import framework_of
 from planner.calibration.frameworks import FRAMEWORKS
 from planner.calibration.known_plans import known_plan, optimizer_of
 from planner.calibration.machines.machines import machine_of
-from planner.calibration.metrics import TIME_METRICS, convention_of, step_seconds
+from planner.calibration.metric_names import time_metric_named
+from planner.calibration.metrics import convention_of, step_seconds
 from planner.calibration.models.published import graph_of, shape_of
 from planner.calibration.nvidia_recipes import as_nvidia_ran, nvidia_recipe, recomputed
 from planner.calibration.parameters import RECIPE_CONSTANTS
@@ -57,7 +58,7 @@ class Case:
     @cached_property
     def measured_step_s(self) -> float | None:
         """The measured figure as seconds of a step; None for memory."""
-        if self.point.metric not in TIME_METRICS or self.point.value <= 0:
+        if time_metric_named(self.point.metric) is None or self.point.value <= 0:
             return None
         return step_seconds(
             self.point.value,
@@ -125,7 +126,8 @@ def prepare(point: Point) -> Case:
         )
         as_set = known[1]
     counted = ""
-    if point.metric in ("tflops_per_gpu", "mfu_pct"):
+    metric = time_metric_named(point.metric)
+    if metric is not None and metric.counts in ("flops", "peak"):
         counted = convention_of(point)[1]
     setting = Setting(
         graph=graph,

@@ -6,6 +6,11 @@ import re
 from dataclasses import dataclass
 
 from planner.calibration.framework_names import framework_of
+from planner.calibration.metric_names import (
+    TIME_METRICS,
+    TimeMetric,
+    time_metric_named,
+)
 from planner.calibration.points import Point
 from planner.cost.peaks import peak_flops_per_s
 from planner.errors import CalibrationError
@@ -13,21 +18,7 @@ from planner.graph import ModelGraph
 from planner.schema import Strategy
 from planner.schema.cluster import DeviceType
 
-__all__ = ["TIME_METRICS", "FlopCount", "convention_of", "step_seconds", "time_metric"]
-
-#: Metrics that follow from the seconds of a step.
-TIME_METRICS = frozenset(
-    {
-        "iter_time_s",
-        "tokens_per_s_per_gpu",
-        "samples_per_s",
-        "tflops_per_gpu",
-        "tflops_per_gpu_best_without_cp",
-        "mfu_pct",
-        "days_for_300B_tokens",
-    }
-)
-_DAY_S, _TOKENS_OF_DAYS = 86_400.0, 300e9
+__all__ = ["FlopCount", "convention_of", "step_seconds", "time_metric"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +74,16 @@ def convention_of(point: Point) -> tuple[FlopCount, str]:
     """How the row's source counts FLOPs, and what was assumed of it.
 
     What the notes say goes first; model FLOP/s utilisation has no recomputation by its
-    definition (Chowdhery et al. 2022, PaLM, appendix B); else the framework's formula.
+    definition, hardware FLOP/s utilisation has (Chowdhery et al. 2022, PaLM, appendix
+    B); else the framework's formula.
     """
     source, notes = point.source.lower(), point.notes.lower()
     share = next((share for word, share in _ATTENTION if word in source), 1.0)
     name, doubt = framework_of(point)
-    counted = name in _RECOMPUTING and point.metric != "mfu_pct"
-    if _SAYS_WITH.search(notes) or _SAYS_WITHOUT.search(notes):
+    metric = time_metric_named(point.metric)
+    stated = metric.recompute if metric is not None else None
+    counted = name in _RECOMPUTING if stated is None else stated
+    if not stated and (_SAYS_WITH.search(notes) or _SAYS_WITHOUT.search(notes)):
         counted = _SAYS_WITH.search(notes) is not None
     said = f"FLOPs counted {'with' if counted else 'without'} recomputation"
     return (
@@ -98,43 +92,37 @@ def convention_of(point: Point) -> tuple[FlopCount, str]:
     )
 
 
-def _flops_per_device(
-    point: Point, graph: ModelGraph, strategy: Strategy, samples: float
-) -> float:
-    count, _ = convention_of(point)
-    flops = count.of(graph, samples, strategy.stages[0].recompute)
-    return flops / point.n_gpus
-
-
-def _figure(
+def _done(
     point: Point,
     graph: ModelGraph,
     strategy: Strategy,
     device: DeviceType,
-) -> float:
-    """What the metric times the seconds of a step is; for days, divided by them."""
-    mesh = strategy.mesh
-    samples = float(
-        point.global_batch
-        or strategy.microbatch_size * strategy.num_microbatches * mesh.data_parallel
-    )
-    tokens = samples * (graph.seq_len or 1)
-    flops = _flops_per_device(point, graph, strategy, samples)
-    figures = {
-        "iter_time_s": 1.0,
-        "tokens_per_s_per_gpu": tokens / point.n_gpus,
-        "samples_per_s": samples,
-        "tflops_per_gpu": flops / 1e12,
-        "tflops_per_gpu_best_without_cp": flops / 1e12,
-        "mfu_pct": 100 * flops / peak_flops_per_s(device, "bfloat16"),
-        "days_for_300B_tokens": _TOKENS_OF_DAYS / tokens / _DAY_S,
-    }
-    if point.metric not in figures:
+) -> tuple[float, TimeMetric]:
+    """What a rate is in a step of a second, or a duration the other way round."""
+    metric = time_metric_named(point.metric)
+    if metric is None:
         raise CalibrationError(
             f"point {point.point_id}: metric {point.metric!r} does not follow from the "
             f"seconds of a step; those that do are {', '.join(sorted(TIME_METRICS))}"
         )
-    return figures[point.metric]
+    samples = float(
+        point.global_batch
+        or strategy.microbatch_size
+        * strategy.num_microbatches
+        * strategy.mesh.data_parallel
+    )
+    count, _ = convention_of(point)
+    flops = count.of(graph, samples, strategy.stages[0].recompute)
+    done = {
+        "step": 1.0,
+        "samples": samples,
+        "tokens": samples * (graph.seq_len or 1),
+        "flops": flops,
+        "peak": flops / peak_flops_per_s(device, "bfloat16"),
+    }[metric.counts]
+    each = point.n_gpus if metric.of_device else 1
+    unit = 1 / metric.unit if metric.lasts else metric.unit
+    return done / each / unit, metric
 
 
 def time_metric(
@@ -145,10 +133,8 @@ def time_metric(
     device: DeviceType,
 ) -> float:
     """The row's metric where a step takes ``step_s`` seconds."""
-    figure = _figure(point, graph, strategy, device)
-    if point.metric in ("iter_time_s", "days_for_300B_tokens"):
-        return step_s * figure
-    return figure / step_s
+    done, metric = _done(point, graph, strategy, device)
+    return step_s / done if metric.lasts else done / step_s
 
 
 def step_seconds(
@@ -159,7 +145,5 @@ def step_seconds(
     device: DeviceType,
 ) -> float:
     """Seconds of a step at which the row's metric is ``value``."""
-    figure = _figure(point, graph, strategy, device)
-    if point.metric in ("iter_time_s", "days_for_300B_tokens"):
-        return value / figure
-    return figure / value
+    done, metric = _done(point, graph, strategy, device)
+    return value * done if metric.lasts else done / value

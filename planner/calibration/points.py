@@ -14,24 +14,7 @@ from pathlib import Path
 
 from planner.errors import CalibrationError
 
-__all__ = ["METRICS", "Point", "parse_points", "read_points"]
-
-#: Metrics that can be predicted, and what they count.
-METRICS = {
-    "iter_time_s": "seconds of a step",
-    "tokens_per_s_per_gpu": "tokens per second and device",
-    "samples_per_s": "samples per second, all devices",
-    "tflops_per_gpu": "10^12 FLOP per second and device, by the source's convention",
-    "tflops_per_gpu_best_without_cp": "the same, under the best plan without cp",
-    "mfu_pct": "per cent of the device's peak, by the source's convention",
-    "days_for_300B_tokens": "days that 300e9 tokens take",
-    "peak_mem_gb": "peak memory of a device, 10^9 bytes",
-    "peak_mem_gib": "peak memory of a device, 2^30 bytes",
-    "mem_params_opt_gib": "parameters, gradients, optimizer of a device, 2^30 bytes",
-    "mem_activations_gib": "activations of a device, 2^30 bytes",
-    "oom_or_failed": "1 where the run did not fit",
-    "feasible": "1 where the run fitted, 0 where not",
-}
+__all__ = ["Point", "parse_points", "read_points"]
 
 _ABSENT = {"", "n/a", "na", "none", "-", "nan"}
 _INTEGERS = (
@@ -75,7 +58,8 @@ class Point:
         schedule: Of the pipeline, in the source's words.
         recompute: ``none``, ``selective`` or ``full``; in JAX words at times.
         precision: In the source's words.
-        metric: One of :data:`METRICS`, if it can be predicted.
+        metric: A name of :mod:`planner.calibration.metric_names`, if it can be
+            predicted.
         value: Measured.
         flag: What is doubtful about the row.
         inferred_fields: Columns that the source does not print.

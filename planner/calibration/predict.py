@@ -10,7 +10,12 @@ import numpy as np
 from planner.calibration.cases import Case, prepare_all
 from planner.calibration.judging.groups import doubtful_reason, group_of
 from planner.calibration.judging.predictions import Prediction
-from planner.calibration.metrics import TIME_METRICS, time_metric
+from planner.calibration.metric_names import (
+    MEMORY_METRICS,
+    TIME_METRICS,
+    time_metric_named,
+)
+from planner.calibration.metrics import time_metric
 from planner.calibration.points import Point
 from planner.cost import Cost
 from planner.cost.constants import Calibration
@@ -87,7 +92,7 @@ def _predict(
     if case is not None and cost is not None:
         predicted, more = _figure(point, case, cost)
         why = "; ".join(part for part in (why, more) if part)
-    timed = point.metric in TIME_METRICS
+    timed = time_metric_named(point.metric) is not None
     fits = None
     if cost is not None:
         fits = bool((cost.memory.total <= cost.limit_bytes).all())
@@ -112,7 +117,7 @@ def _predict(
 
 def _figure(point: Point, case: Case, cost: Cost) -> tuple[float | None, str]:
     """The row's metric, and what of it is assumed."""
-    if point.metric in TIME_METRICS:
+    if time_metric_named(point.metric) is not None:
         return (
             time_metric(
                 cost.step_time_s,
@@ -139,7 +144,11 @@ def _figure(point: Point, case: Case, cost: Cost) -> tuple[float | None, str]:
         "mem_activations_gib": (memory.activations, _GIB),
     }
     if point.metric not in first:
-        return None, f"metric {point.metric!r} is not predicted"
+        known = ", ".join(sorted({**TIME_METRICS, **MEMORY_METRICS}))
+        return (
+            None,
+            f"metric {point.metric!r} is not predicted; those that are: {known}",
+        )
     size, unit = first[point.metric]
     return float(np.max(size) / unit), ""
 

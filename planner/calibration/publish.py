@@ -17,7 +17,7 @@ import numpy as np
 from planner.calibration.cases import Case, prepare_all
 from planner.calibration.fit import FitResult, fit
 from planner.calibration.judging.groups import doubtful_reason
-from planner.calibration.judging.scores import TIME_ORDER
+from planner.calibration.metric_names import time_rank
 from planner.calibration.points import Point, read_points
 from planner.calibration.store import Origin, save_calibration
 from planner.errors import MeshwrightError
@@ -35,9 +35,10 @@ def fitted_places(points: Sequence[Point]) -> list[int]:
     """
     chosen: dict[tuple[str, str], tuple[int, int]] = {}
     for place, row in enumerate(points):
-        if not row.complete or row.metric not in TIME_ORDER or doubtful_reason(row):
+        rank = time_rank(row.metric)
+        if not row.complete or rank is None or doubtful_reason(row):
             continue
-        key, order = (row.source, row.point_id), (TIME_ORDER.index(row.metric), place)
+        key, order = (row.source, row.point_id), (rank, place)
         chosen[key] = min(chosen.get(key, order), order)
     return sorted(place for _, place in chosen.values())
 

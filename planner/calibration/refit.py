@@ -16,7 +16,7 @@ from planner.calibration.cases import Case, prepare_all
 from planner.calibration.fit import FitConfig, fit
 from planner.calibration.frameworks import FRAMEWORKS
 from planner.calibration.judging.groups import doubtful_reason
-from planner.calibration.metrics import TIME_METRICS
+from planner.calibration.metric_names import time_metric_named
 from planner.calibration.parameters import Vector
 from planner.calibration.points import Point
 from planner.calibration.store import Origin
@@ -195,7 +195,7 @@ def refit(
 
 def _reason(point: Point, seen: set[tuple[str, str]]) -> str:
     """Why a run is not fitted to, or "" if it is."""
-    if point.metric not in TIME_METRICS:
+    if time_metric_named(point.metric) is None:
         return f"{point.metric} does not tell the time of a step"
     doubt = doubtful_reason(point)
     if doubt:

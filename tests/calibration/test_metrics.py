@@ -9,14 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.calibration.cases import Case, prepare
-from planner.calibration.metrics import (
+from planner.calibration.metric_names import (
+    MEMORY_METRICS,
     TIME_METRICS,
+    time_metric_named,
+    time_rank,
+)
+from planner.calibration.metrics import (
     FlopCount,
     convention_of,
     step_seconds,
     time_metric,
 )
-from planner.calibration.points import METRICS, Point
+from planner.calibration.points import Point
 from planner.cost.peaks import peak_flops_per_s
 from planner.errors import CalibrationError
 from tests.calibration.rows import small
@@ -38,7 +43,7 @@ def _value(step_s: float, **row: object) -> float:
 
 @settings(deadline=None)
 @given(
-    metric=st.sampled_from(sorted(TIME_METRICS)),
+    metric=st.sampled_from([*sorted(TIME_METRICS), "days_for_2T_tokens"]),
     seconds=st.floats(1e-4, 1e4),
     source=st.sampled_from(["NeMo", "Megatron-LM", "a blog", "Megatron-Bridge"]),
 )
@@ -51,8 +56,30 @@ def test_metrics_and_seconds_are_each_other_s_inverse(
     assert again == pytest.approx(seconds, rel=1e-9)
 
 
-def test_every_metric_of_time_is_one_that_is_predicted() -> None:
-    assert METRICS.keys() >= TIME_METRICS
+def test_every_metric_is_explained_once() -> None:
+    assert all(metric.about for metric in TIME_METRICS.values())
+    assert all(MEMORY_METRICS.values())
+    assert not TIME_METRICS.keys() & MEMORY_METRICS.keys()
+
+
+def test_the_most_direct_figure_speaks_for_a_run() -> None:
+    names = ["days_for_300B_tokens", "tflops_per_gpu", "mfu_pct"]
+    names += ["tokens_per_s", "sequences_per_s", "step_time_ms"]
+    ranks = [time_rank(name) for name in names]
+    assert ranks == [5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "peak_mem_gb", "days_for_0B_tokens", "days_for_B_tokens"]
+)
+def test_names_that_tell_nothing_of_time(name: str) -> None:
+    assert time_metric_named(name) is None
+    assert time_rank(name) is None
+
+
+def test_a_figure_of_another_plan_speaks_for_no_run() -> None:
+    assert time_metric_named("tflops_per_gpu_best_without_cp") is not None
+    assert time_rank("tflops_per_gpu_best_without_cp") is None
 
 
 def test_rates_by_hand() -> None:
@@ -62,6 +89,36 @@ def test_rates_by_hand() -> None:
     assert _value(2.0, metric="tokens_per_s_per_gpu") == 64 * 512 / 8 / 2
     days = 300e9 / (64 * 512) * 2 / 86_400
     assert _value(2.0, metric="days_for_300B_tokens") == pytest.approx(days)
+    assert _value(2.0, metric="days_for_1.5T_tokens") == pytest.approx(5 * days)
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "ratio"),
+    [
+        ("step_time_s", "iter_time_s", 1),
+        ("step_time_ms", "iter_time_s", 1000),
+        ("iter_time_ms", "iter_time_s", 1000),
+        ("sequences_per_s", "samples_per_s", 1),
+        ("samples_per_s", "samples_per_s_per_gpu", 8),
+        ("tokens_per_s", "tokens_per_s_per_gpu", 8),
+        ("tflops_total", "tflops_per_gpu", 8),
+        ("tflops_total", "pflops_total", 1000),
+    ],
+)
+def test_other_units_of_the_same(name: str, other: str, ratio: float) -> None:
+    found = _value(2.0, metric=name) / _value(2.0, metric=other)
+    assert found == pytest.approx(ratio)
+
+
+def test_hardware_utilisation_counts_what_is_computed_again() -> None:
+    # Three passes of layers and head, and the layers' forward once more.
+    graph = _case().setting.graph
+    passes = [
+        FlopCount(recompute=again).of(graph, 64, "full") for again in (True, False)
+    ]
+    hfu, mfu = (_value(2.0, metric=name) for name in ("hfu_pct", "mfu_pct"))
+    assert hfu / mfu == pytest.approx(passes[0] / passes[1])
+    assert hfu / mfu > 1.1
 
 
 def test_mfu_is_flops_over_the_peak() -> None:

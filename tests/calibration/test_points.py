@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.points import METRICS, Point, parse_points, read_points
+from planner.calibration.points import Point, parse_points, read_points
 from planner.errors import CalibrationError
 from tests.calibration.rows import point
 
@@ -115,7 +115,3 @@ def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> Non
 def test_an_empty_file_lacks_its_columns() -> None:
     with pytest.raises(CalibrationError, match="no column"):
         _read()
-
-
-def test_metrics_are_explained() -> None:
-    assert all(METRICS.values())

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from planner.calibration.judging.groups import family_of
 from planner.calibration.judging.predictions import Prediction
 from planner.calibration.judging.scores import runs_of
+from planner.calibration.metric_names import time_metric_named
 from planner.calibration.points import Point
 from planner.errors import CalibrationError
 
@@ -23,9 +24,6 @@ __all__ = ["Figure", "Fit", "bubble_only", "constant_mfu"]
 Fit = Literal["fitted", "source", "device"]
 #: A figure of a row; None where it is not known.
 Figure = Callable[[Point], float | None]
-
-#: Metrics that grow with the time; others shrink.
-_DURATIONS = ("iter_time_s", "days_for_300B_tokens")
 
 
 def constant_mfu(
@@ -110,7 +108,8 @@ def _scaled(
             found.append(replace(one, step_s=None, predicted=None, why=f"{what}: no"))
             continue
         ratio = step / one.measured_step_s
-        if one.metric not in _DURATIONS:
+        metric = time_metric_named(one.metric)
+        if metric is None or not metric.lasts:
             ratio = 1 / ratio
         found.append(
             replace(one, step_s=step, predicted=one.measured * ratio, why=what)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from planner.calibration.points import METRICS, Point
+from planner.calibration.metric_names import MEMORY_METRICS, time_metric_named
+from planner.calibration.points import Point
 
 __all__ = [
     "DOUBTFUL_RULE",
@@ -26,8 +27,6 @@ DOUBTFUL_RULE = (
 
 #: Metrics that may be 0.
 _YES_OR_NO = ("oom_or_failed", "feasible")
-#: Metrics that tell of a plan that the row does not give.
-_OTHER_PLAN = ("tflops_per_gpu_best_without_cp",)
 #: Widths of numbers, narrowest first; a row that trains in several says the narrowest.
 _FAMILIES = (
     ("4 bit", r"fp4"),
@@ -112,9 +111,10 @@ def doubtful_reason(point: Point) -> str:
     """Why a row is left out of scores, or "" if it is not; see DOUBTFUL_RULE."""
     if point.flag:
         return f"flag: {point.flag}"
-    if point.metric not in METRICS:
+    timed = time_metric_named(point.metric)
+    if timed is None and point.metric not in MEMORY_METRICS:
         return f"metric {point.metric} is not predicted"
-    if point.metric in _OTHER_PLAN:
+    if timed is not None and timed.rank is None:
         return f"{point.metric} is of another plan than the row's"
     if point.value <= 0 and point.metric not in _YES_OR_NO:
         return f"{point.metric}={point.value:g} is not positive"

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from planner.calibration.judging.intervals import Estimate, bootstrap
 from planner.calibration.judging.predictions import Prediction
+from planner.calibration.metric_names import time_rank
 
 __all__ = [
-    "TIME_ORDER",
     "Coverage",
     "MemoryScores",
     "Run",
@@ -29,15 +29,6 @@ __all__ = [
     "time_scores",
 ]
 
-#: Metrics of time, the most direct first: the first one that a run has speaks for it.
-TIME_ORDER = (
-    "iter_time_s",
-    "samples_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu_pct",
-    "tflops_per_gpu",
-    "days_for_300B_tokens",
-)
 _PEAK = ("peak_mem_gb", "peak_mem_gib")
 _FITS = ("feasible", "oom_or_failed")
 _PARTS = ("mem_params_opt_gib", "mem_activations_gib")
@@ -179,9 +170,10 @@ def runs_of(
     """
     chosen: dict[tuple[str, str], tuple[tuple[bool, int], Prediction]] = {}
     for one in judged(predictions, complete=complete):
-        if one.metric not in TIME_ORDER or not one.measured_step_s:
+        rank = time_rank(one.metric)
+        if rank is None or not one.measured_step_s:
             continue
-        order = (one.step_s is None, TIME_ORDER.index(one.metric))
+        order = (one.step_s is None, rank)
         key = (one.source, one.point_id)
         if key not in chosen or order < chosen[key][0]:
             chosen[key] = (order, one)
@@ -236,7 +228,7 @@ def time_scores(
     timed = {
         (one.source, one.point_id)
         for one in judged(predictions, complete=complete)
-        if one.metric in TIME_ORDER
+        if time_rank(one.metric) is not None
     }
     errors = _relative([r.step_s for r in known], [r.measured_s for r in known])
     strata = _strata([run.source for run in known])
