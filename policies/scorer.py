@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from envs.ramp.features import NUM_FEATURES, Candidates
 from envs.ramp.history import NUM_HISTORY
 from planner.errors import StrategyError
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, copy_into, inlined
 
 __all__ = [
     "Scorer",
@@ -125,7 +125,7 @@ def score(
         first: Room for the first hidden layer. Shape [h].
         second: Room for the second. Shape [g].
     """
-    first[:] = scorer.first_bias
+    copy_into(first, scorer.first_bias)
     count = len(features)
     # Most features are 0 most of the time, and cost nothing that way.
     for index in range(count + len(history)):
@@ -133,7 +133,7 @@ def score(
         if value != 0.0:
             for unit in range(len(first)):
                 first[unit] += value * scorer.first[index, unit]
-    second[:] = scorer.second_bias
+    copy_into(second, scorer.second_bias)
     for index in range(len(first)):
         value = first[index]
         if value > 0.0:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from envs.ramp.job import RampJob
 from envs.ramp.topology import RampTopology
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, copy_into
 
 __all__ = ["SplitJob", "place", "split_job"]
 
@@ -87,7 +87,7 @@ def _beside_parent(job: SplitJob, op: int, free: Array, servers: Index) -> bool:
         for piece in range(size):
             room += free[servers[parent, piece]]
         if room >= job.memory[op]:
-            servers[op, :size] = servers[parent, :size]
+            copy_into(servers[op], servers[parent, :size])
             return True
     return False
 
@@ -131,7 +131,7 @@ def place(
                 block = _in_block(job, op, busy, free)
                 if block < 0:
                     return False
-                servers[op, :size] = job.blocks[block, :size]
+                copy_into(servers[op], job.blocks[block, :size])
             else:
                 found = -1
                 for server in range(len(busy)):

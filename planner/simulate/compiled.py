@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["compiled", "inlined"]
+__all__ = ["compiled", "copy_into", "inlined"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -33,3 +35,18 @@ def inlined(function: _Function) -> _Function:
     """
     part: _Function = numba.njit(nogil=True, forceinline=True)(function)
     return part
+
+
+@inlined
+def copy_into(row: NDArray[np.generic], values: NDArray[np.generic]) -> None:
+    """Make the first values of a row those of another.
+
+    Assigned as a slice they could be of another shape, and the text of that error takes
+    two to three seconds to compile, in each function that assigns one.
+
+    Args:
+        row: At least as long as ``values``; a longer one keeps what is behind.
+        values: Shape [n].
+    """
+    for index in range(len(values)):
+        row[index] = values[index]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.simulate.actions import ActionTable, IntArray
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, copy_into
 from planner.simulate.durations import FloatArray
 from planner.simulate.program import compile_table
 
@@ -147,8 +147,8 @@ def time_batch(
     for first in range(0, batch, LANES):
         lanes = min(LANES, batch - first)
         for lane in range(lanes):
-            own[:, lane] = compute[first + lane]
-            move[:, lane] = transfer[first + lane]
+            copy_into(own[:, lane], compute[first + lane])
+            copy_into(move[:, lane], transfer[first + lane])
         for op in range(len(previous)):
             before, sender, own_row = previous[op], producer[op], duration_row[op]
             move_row, end = delay_row[op], result[op]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.simulate.actions import IntArray
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, copy_into, inlined
 from planner.simulate.durations import FloatArray
 from planner.simulate.flow import COLUMNS, MAX_RANKS, NONE, Indices
 
@@ -98,8 +98,8 @@ def _begin(
 ) -> None:
     """Put candidates at the start of the step, one a lane."""
     for lane in range(len(compute)):
-        state.own[:, lane] = compute[lane]
-        state.move[:, lane] = transfer[lane]
+        copy_into(state.own[:, lane], compute[lane])
+        copy_into(state.move[:, lane], transfer[lane])
     state.free[:] = 0.0
     for op in range(len(arrival)):
         state.arrival[op] = arrival[op]

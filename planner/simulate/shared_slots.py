@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulate.actions import IntArray
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, copy_into
 from planner.simulate.durations import FloatArray
 from planner.simulate.flow import COLUMNS, NONE, Indices
 
@@ -69,7 +69,7 @@ def time_with_slots(
     arrival = arrives.copy()
     free = np.zeros(link_out.max() + 1)
     current = np.full(ranks + 1, len(ends), dtype=np.uint32)
-    current[:ranks] = first
+    copy_into(current, first)
     ready = np.zeros(ranks + 1)
     begin = np.full(ranks + 1, np.inf)
     left = np.full(ranks, np.inf)

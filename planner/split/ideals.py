@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, copy_into, inlined
 from planner.split.groups import Groups
 from planner.split.task import Array, Index
 
@@ -105,7 +105,7 @@ def put(reached: Reached, row: Words, state: int, value: float, parent: int) -> 
         return -1
     reached.used[0] = at + 1
     reached.slots[slot] = at
-    reached.bits[at] = row
+    copy_into(reached.bits[at], row)
     reached.state[at] = state
     reached.value[at] = value
     reached.parent[at] = parent
@@ -138,7 +138,8 @@ def _gather(order: Index, start: Index, flat: Index, bits: Words) -> None:
         at = order[k]
         bits[at, at >> 6] |= np.uint64(1) << np.uint64(at & 63)
         for i in range(start[at], start[at + 1]):
-            bits[at] |= bits[flat[i]]
+            for word in range(bits.shape[1]):
+                bits[at, word] |= bits[flat[i], word]
 
 
 def followers(groups: Groups, order: Index) -> Words:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, copy_into, inlined
 from planner.split.groups import Groups
 from planner.split.linear import Split, best_along, best_linear, order_by_priority
 from planner.split.task import Array, Index, Mask, summed
@@ -124,7 +124,7 @@ def _anneal(b: _Board, memory: float, warm: float, chance: Array, best: Index) -
     """
     moves, m = len(chance), len(b.work)
     now, least = _worth(b), b.load.max()
-    best[:] = b.level
+    copy_into(best, b.level)
     for i in range(moves):
         g = int(chance[i, 0] * m)
         low, high = _range(b, g)
@@ -143,7 +143,7 @@ def _anneal(b: _Board, memory: float, warm: float, chance: Array, best: Index) -
             now = then
             if b.load.max() < least * (1 - 1e-9):
                 least = b.load.max()
-                best[:] = b.level
+                copy_into(best, b.level)
         else:
             _move(b, g, old)
 

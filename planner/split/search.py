@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, copy_into, inlined
 from planner.split.board import (
     BARRED,
     BUSY,
@@ -93,11 +93,11 @@ def _start(p: Problem, b: Board, ideal: Words) -> None:
 @inlined
 def _take(p: Problem, b: Board, at: int, depth: int, on_cpu: bool) -> None:
     """Put a group into the device's set: what depth + 1 stands for."""
-    b.ideal[depth + 1] = b.ideal[depth]
+    copy_into(b.ideal[depth + 1], b.ideal[depth])
     b.ideal[depth + 1, at >> 6] |= np.uint64(1) << np.uint64(at & 63)
-    b.barred[depth + 1] = b.barred[depth]
+    copy_into(b.barred[depth + 1], b.barred[depth])
     sums = b.sums[depth + 1]
-    sums[:] = b.sums[depth]
+    copy_into(sums, b.sums[depth])
     sums[BUSY] += p.cpu[at] if on_cpu else p.work[at]
     sums[HELD] += p.size[at]
     sums[PLACED] += p.work[at]

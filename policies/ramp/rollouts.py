@@ -25,7 +25,7 @@ from envs.ramp.requests import servers_given
 from envs.ramp.state import Moment
 from envs.ramp.steps import leave
 from envs.ramp.tables import RampTables
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, copy_into, inlined
 from policies.futures import Futures
 from policies.scorer import Scorer, score
 
@@ -227,8 +227,8 @@ def _begin(moment: Moment, candidates: Candidates, room: Room) -> int:
         if not candidates.possible[one]:
             continue
         count += 1
-        room.ends_s[one, :number] = moment.ends_s[:number]
-        room.masks[one, :number] = moment.masks[:number]
+        copy_into(room.ends_s[one], moment.ends_s[:number])
+        copy_into(room.masks[one], moment.masks[:number])
         room.number[one], room.blocked[one] = number, 1.0
         if one > 0:
             end_s = moment.now_s + candidates.jct_s[one]
@@ -254,7 +254,7 @@ def _follow(
 ) -> None:
     """Fill ``blocked`` in with one stream's jobs, up to what all candidates share."""
     count = _begin(moment, candidates, room)
-    room.seen[:] = seen
+    copy_into(room.seen, seen)
     remember(room.seen, beta)
     now = moment.now_s
     for job in range(futures.beta.shape[1]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, copy_into
 from planner.split import Groups
 from planner.split.task import Array, Index, Mask
 
@@ -61,7 +61,7 @@ def _shift(
             if goes[order[i]] == ((turn == 0) != back):
                 line[fill] = order[i]
                 fill += 1
-    order[first : last + 1] = line[:fill]
+    copy_into(order[first : last + 1], line[:fill])
 
 
 @compiled

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.dtfm.cost import Communication, Placement, place, seconds_of
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, copy_into
 
 __all__ = ["MemeticResult", "memetic_search"]
 
@@ -136,7 +136,7 @@ def _improve_by_cycle(
         back, last, _ = _best_move(pp_s, trial, sizes, added, moved, source, home)
         if last >= 0 and total + back > best:
             best = total + back
-            kept[:] = trial
+            copy_into(kept, trial)
             kept[last] = start
     if best <= least:
         return False
