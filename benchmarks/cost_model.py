@@ -12,7 +12,7 @@ and two figures. The second takes one fit alone.
 The third predicts any file with the columns of points.csv by the calibration that is
 shipped and prints {"points": [...]}: point_id, source, group (what is comparable),
 metric, measured, predicted (null if it cannot be) and why. Rows that ran out of memory
-come back as metric feasible.
+come back as metric feasible; rows that cannot be read come last, with what is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if not __package__:
 from benchmarks import cost_model_rows
 from benchmarks.cost_model_fits import FITS, judge, predict_by
 from planner.calibration.judging.predictions import Prediction
-from planner.calibration.points import Point, read_points
+from planner.calibration.points import RefusedRow, read_points, read_readable
 from planner.errors import CalibrationError, MeshwrightError
 
 __all__ = ["main"]
@@ -81,14 +81,32 @@ def _row(one: Prediction) -> dict[str, object]:
     return row
 
 
-def _print_json(fits: Sequence[str], points: Sequence[Point]) -> None:
+def _refused(row: RefusedRow) -> dict[str, object]:
+    shown: dict[str, object] = dict.fromkeys(_SHOWN)
+    for name in ("point_id", "source", "metric"):
+        shown[name] = (row.cells.get(name) or "").strip()
+    shown["group"] = ""
+    try:
+        measured = float(row.cells["value"])
+    except (TypeError, ValueError):
+        measured = math.nan
+    shown["measured"] = measured if math.isfinite(measured) else None
+    shown["why"] = row.why
+    return shown
+
+
+def _print_json(fits: Sequence[str], file: Path) -> None:
     if len(fits) != 1:
         raise CalibrationError(
             f"--json prints the predictions of one fit, {' '.join(fits)} are "
             f"{len(fits)}; give one of {', '.join(FITS)}"
         )
+    points, refused = read_readable(file)
+    if refused and not points:
+        raise CalibrationError(refused[0].why)
     found = predict_by(fits[0], points, cost_model_rows.Rows(points))
-    print(json.dumps({"points": [_row(one) for one in found]}, allow_nan=False))
+    rows = [*map(_row, found), *map(_refused, refused)]
+    print(json.dumps({"points": rows}, allow_nan=False))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,18 +114,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         file = _file(options.points)
-        points = read_points(file)
         alone = options.json or options.points is not None
         fits = options.fits or (["shipped"] if alone else ["fitted", "loso", "lodo"])
         fits = list(dict.fromkeys(fits))
         if options.json and options.out is None:
-            _print_json(fits, points)
+            _print_json(fits, file)
             return 0
         if options.json:
             raise CalibrationError("--json writes no report; leave --out away")
         # Needs matplotlib, which predicting does without.
         from benchmarks.cost_model_report import Report, write_report
 
+        points = read_points(file)
         rows = cost_model_rows.Rows(points)
         judged = tuple(judge(fit, points, rows) for fit in fits)
         report = Report(points=file.name, judged=judged)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from planner.errors import CalibrationError
 
-__all__ = ["Point", "parse_points", "read_points"]
+__all__ = ["Point", "RefusedRow", "parse_points", "read_points", "read_readable"]
 
 _ABSENT = {"", "n/a", "na", "none", "-", "nan"}
 _INTEGERS = (
@@ -110,6 +110,19 @@ class Point:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow:
+    """A row that holds a value that is none.
+
+    Attributes:
+        cells: By column, as text.
+        why: File, line, value, rule and remedy.
+    """
+
+    cells: Mapping[str, str]
+    why: str
+
+
 def _number(row: Mapping[str, str], name: str, where: str) -> float | None:
     text = (row.get(name) or "").strip()
     if text.lower() in _ABSENT:
@@ -168,18 +181,44 @@ def read_points(path: str | Path) -> tuple[Point, ...]:
         CalibrationError: If it cannot be read, lacks a column that every row needs, or
             a row holds a value that is none.
     """
-    where = Path(path)
-    try:
-        text = where.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(
-            f"{where} cannot be read ({error}); give a CSV file in UTF-8"
-        ) from error
-    return parse_points(text.splitlines(keepends=True), str(where))
+    return parse_points(_lines(path), str(path))
+
+
+def read_readable(path: str | Path) -> tuple[tuple[Point, ...], tuple[RefusedRow, ...]]:
+    """Read measurements, rows that hold a value that is none apart.
+
+    Args:
+        path: As for :func:`read_points`.
+    Raises:
+        CalibrationError: If it cannot be read or lacks a column that every row needs.
+    """
+    points: list[Point] = []
+    refused: list[RefusedRow] = []
+    for cells, where in _rows(_lines(path), str(path)):
+        try:
+            points.append(_point(cells, where))
+        except CalibrationError as error:
+            refused.append(RefusedRow(cells=cells, why=str(error)))
+    return tuple(points), tuple(refused)
 
 
 def parse_points(lines: Iterable[str], name: str) -> tuple[Point, ...]:
-    """The same from lines of text; ``name`` is for errors."""
+    """:func:`read_points` from lines of text; ``name`` is for errors."""
+    return tuple(_point(cells, where) for cells, where in _rows(lines, name))
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationError(
+            f"{path} cannot be read ({error}); give a CSV file in UTF-8"
+        ) from error
+    return text.splitlines(keepends=True)
+
+
+def _rows(lines: Iterable[str], name: str) -> Iterator[tuple[dict[str, str], str]]:
+    """Rows by column, and what to call them."""
     reader = csv.DictReader(lines)
     missing = sorted(set(_NEEDED) - set(reader.fieldnames or ()))
     if missing:
@@ -187,4 +226,5 @@ def parse_points(lines: Iterable[str], name: str) -> tuple[Point, ...]:
             f"{name} has no column {missing[0]!r}; the header needs "
             f"{', '.join(_NEEDED)}"
         )
-    return tuple(_point(row, f"{name}, line {reader.line_num}") for row in reader)
+    for row in reader:
+        yield row, f"{name}, line {reader.line_num}"

@@ -200,6 +200,37 @@ def test_json_of_what_cannot_be_predicted(
     assert {row["predicted"] for row in rows} == {None}
 
 
+def test_json_of_rows_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One wrong cell costs its own row, and is named there."""
+    path = _write(_points(), tmp_path / "points.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        written = list(csv.DictReader(file))
+    written[3]["tp"] = "two"
+    written[5]["value"] = "fast"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(written[0]))
+        writer.writeheader()
+        writer.writerows(written)
+    assert main(["--points", str(path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["points"]
+    assert len(rows) == 12
+    assert all(row["predicted"] is not None for row in rows[:10])
+    for row, place, measured in (
+        (rows[10], 3, float(written[3]["value"])),
+        (rows[11], 5, None),
+    ):
+        assert row["point_id"] == written[place]["point_id"]
+        assert (row["predicted"], row["measured"]) == (None, measured)
+    assert "line 5: tp='two' is not a number" in rows[10]["why"]
+    assert "line 7: value='fast' is not a number" in rows[11]["why"]
+    assert set(rows[11]) == set(rows[0])
+    # A report has no place for them.
+    assert main(["--points", str(path)]) == 1
+    assert "tp='two'" in capsys.readouterr().err
+
+
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(_points(), tmp_path / "points.csv")
     given = ["--points", str(path), "--fits", "fitted", "loso", "lodo"]
