@@ -152,7 +152,9 @@ def _remedies(request: Request, memory: bool) -> Iterator[str]:
         yield from _first(((text, change(request)) for text, change in _LIGHTER))
         if request.setting.graph.seq_len:
             yield from _shorter(request)
-    yield from _more_devices(request)
+    if memory or request.pins:
+        # Fewer devices were tried: what is not legal on them without a pin never is.
+        yield from _more_devices(request)
 
 
 def _first(changes: Iterator[tuple[str, Request]]) -> Iterator[str]:
