@@ -16,11 +16,12 @@ endif
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup demo test test-all lint format docs bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean
+.PHONY: help setup demo test test-further test-all lint format docs bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean
 
 help:
 	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
 	@echo "make test   run the tests"
+	@echo "make test-further  more cases of what make test runs; CI runs both"
 	@echo "make test-all  also the slow ones (an hour on 2 cores): every pair of the composition table"
 	@echo "make lint   ruff, mypy, import contracts"
 	@echo "make docs   the documentation as a site, in site/"
@@ -58,6 +59,10 @@ demo: setup
 test: setup
 	@echo "== running the tests"
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-further: setup
+	@echo "== running further cases"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "further and not slow and not gpu"
 
 test-all: setup
 	@echo "== running all tests, slow ones too"

@@ -68,6 +68,7 @@ def test_golden_rows(
     assert refused <= {"0"}
 
 
+@pytest.mark.further
 def test_a_horizon_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--arrivals", str(_DATA / "pacml" / "arrivals_A_0.csv"))
     words += ("--horizon-s", "60000", "--policy")

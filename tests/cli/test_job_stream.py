@@ -69,6 +69,7 @@ def test_training_writes_a_policy_that_can_be_evaluated(
     assert "other settings (seed differ)" in capsys.readouterr().err
 
 
+@pytest.mark.further
 def test_a_policy_for_any_cluster_is_trained_and_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

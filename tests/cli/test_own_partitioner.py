@@ -56,6 +56,7 @@ def test_it_plans_by_name(installed: dict[str, str]) -> None:
     assert all(one["parameters_bytes"] < one["limit_bytes"] for one in memory)
 
 
+@pytest.mark.further
 def test_it_stands_beside_the_others(installed: dict[str, str]) -> None:
     made = json.loads(
         _meshwright(installed, *SMALL, "--compare", "--time-budget-s", "0.5")

@@ -61,6 +61,7 @@ def test_a_run_measures_and_reports(
     assert {"peak memory, rank 0", "peak memory, rank 1"} <= named
 
 
+@pytest.mark.further
 def test_a_probe_is_a_cluster(tmp_path: Path) -> None:
     out = tmp_path / "probe.json"
     words = ("--processes", "2", "--seconds", "1", "-o", out, "--json")
@@ -77,6 +78,7 @@ def test_a_probe_is_a_cluster(tmp_path: Path) -> None:
     assert cluster.fingerprint == Cluster.detect(processes=2).fingerprint
 
 
+@pytest.mark.further
 def test_a_sequential_is_cut_and_trained(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     two_stages(models.stacked()).save(path)

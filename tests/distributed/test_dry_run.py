@@ -17,6 +17,7 @@ from executors.trainer import Trainer
 from planner.schema import Optimizer, Plan
 from tests.distributed.cases import build, make_plan
 from tests.distributed.pool import Pool
+from tests.marked import cases
 
 ADAM = Optimizer(name="AdamW", learning_rate=1e-3)
 
@@ -81,7 +82,7 @@ def _measured(plan_json: str) -> tuple[int, int, dict[str, tuple[int, int]]]:
     return place.rank, min(peaks), {k: (t.count, t.bytes) for k, t in traffic.items()}
 
 
-#: Left to the whole suite.
+FURTHER = {"tensor", "ring", "all-to-all", "replicas"}
 SLOW = {
     "three axes",
     "interleaved",
@@ -97,10 +98,7 @@ SLOW = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name in PLANS
-    ],
+    cases(PLANS, further=FURTHER, slow=SLOW),
 )
 def test_a_dry_run_counts_what_a_real_one_does(pool: Pool, name: str) -> None:
     plan = make_plan("llama", **PLANS[name])

@@ -131,6 +131,7 @@ def test_a_killed_rank_ends_the_run_and_its_checkpoints_stay(
     assert losses == pytest.approx(straight[first:until], rel=1e-5)
 
 
+@pytest.mark.further
 def test_torchrun_restarts_from_the_last_checkpoint(
     tmp_path: Path, straight: list[float]
 ) -> None:

@@ -17,6 +17,7 @@ from executors.trainer import Trainer
 from planner.schema import Plan, Precision
 from tests.distributed.cases import build, make_plan
 from tests.distributed.pool import Pool
+from tests.marked import cases
 
 #: Strategies, with the model that they are tried on.
 PLANS: dict[str, dict[str, Any]] = {
@@ -56,6 +57,15 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 #: Those in which four ranks divide everything but vectors between them.
+FURTHER = {
+    "hsdp",
+    "tp",
+    "tp-replicas",
+    "stages",
+    "both-ends-on-one-rank",
+    "experts",
+    "tied-replicas",
+}
 SHARES = {"tp-zero3", "stages-tp", "experts"}
 
 
@@ -96,7 +106,7 @@ def _started(plan_json: str, tied: bool, small_bytes: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", cases(PLANS, further=FURTHER))
 def test_every_plan_starts_from_the_same_values(pool: Pool, name: str) -> None:
     changes = dict(PLANS[name])
     tied = changes.get("tied", False)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.distributed.compare import distance
 from tests.distributed.pool import Pool, PoolError
+from tests.marked import cases
 
 #: Of float32: what the order of additions may change.
 EXACT = 1e-5
@@ -32,16 +33,14 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 #: Left to the whole suite: pairs of what the others try.
+FURTHER = {"cp-dp-zero2", "cp4-zero3"}
 SLOW = {"cp-hsdp", "cp-pp-zero2", "cp-pp-zero-bubble", "cp-dp-tp"}
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "all_to_all"])
 @pytest.mark.parametrize(
     "mesh",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name in MESHES
-    ],
+    cases(MESHES, further=FURTHER, slow=SLOW),
 )
 def test_parts_of_a_sequence_train_as_the_whole_does(
     pool: Pool, mesh: str, algorithm: str

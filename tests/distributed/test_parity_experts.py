@@ -8,6 +8,7 @@ import pytest
 
 from tests.distributed.compare import distance
 from tests.distributed.pool import Pool
+from tests.marked import cases
 
 #: Of float32: what the order of additions may change.
 EXACT = 1e-5
@@ -55,15 +56,13 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 #: Left to the whole suite: pairs of what the others try.
+FURTHER = {"zero1", "one-expert-each", "hsdp", "over-cp"}
 SLOW = {"1f1b", "zero-bubble", "zero2-accumulates", "over-dp-and-cp", "tp"}
 
 
 @pytest.mark.parametrize(
     "mesh",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name in MESHES
-    ],
+    cases(MESHES, further=FURTHER, slow=SLOW),
 )
 def test_experts_apart_train_as_experts_together(pool: Pool, mesh: str) -> None:
     far = distance(pool, "mixtral", grad_clip_norm=0.1, **MESHES[mesh])

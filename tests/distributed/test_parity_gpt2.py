@@ -8,6 +8,7 @@ import pytest
 
 from tests.distributed.compare import distance
 from tests.distributed.pool import Pool
+from tests.marked import cases
 
 EXACT = 1e-5
 
@@ -45,15 +46,13 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 #: Left to the whole suite: a Llama runs them, too, and nothing tied is cut apart.
+FURTHER = {"zero3", "interleaved-zero3"}
 SLOW = {"zero2", "gpipe", "1f1b-ddp"}
 
 
 @pytest.mark.parametrize(
     "mesh",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name in MESHES
-    ],
+    cases(MESHES, further=FURTHER, slow=SLOW),
 )
 def test_tied_weights_train_as_one(pool: Pool, mesh: str) -> None:
     far = distance(pool, "gpt2", grad_clip_norm=0.5, **MESHES[mesh])

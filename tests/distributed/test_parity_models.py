@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from planner.schema import Plan
 from tests.distributed.compare import distance_of
 from tests.distributed.planned import graph_of, planned
 from tests.distributed.pool import Pool
+from tests.marked import cases
 from tests.models.tiny import TINY
 
 pytest.importorskip("transformers")
@@ -45,15 +46,15 @@ WHOLE_ATTENTION = {
 }
 
 
-#: Kept in the default suite: one of each way of being cut. The whole suite has all.
-QUICK = {"tiny-gpt2", "tiny-mixtral", "tiny-t5", "tiny-resnet"}
+#: Kept in the default suite; GPT-2 has tests of its own.
+QUICK = {"tiny-mixtral", "tiny-resnet"}
+#: With those, one of each way of being cut. The whole suite has all.
+FURTHER = {"tiny-gpt2", "tiny-t5"}
 
 
-def _quick_first(names: Iterable[str]) -> list[Any]:
-    return [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in names
-    ]
+def _quick_first(names: Collection[str]) -> list[Any]:
+    some = set(names)
+    return cases(names, further=FURTHER & some, slow=some - QUICK - FURTHER)
 
 
 @pytest.mark.parametrize("axis", ["zero3", "pp"])

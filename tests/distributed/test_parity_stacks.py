@@ -30,6 +30,7 @@ def test_two_stages(pool: Pool, stack: str) -> None:
     assert far.largest <= EXACT
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("stack", FOUR)
 def test_four_stages_on_two_processes(pool: Pool, stack: str) -> None:
     assert distance(pool, stack, **INTERLEAVED).largest <= EXACT
@@ -41,6 +42,7 @@ def test_a_backward_in_two_parts(pool: Pool, stack: str) -> None:
     assert distance(pool, stack, **zero_bubble).largest <= EXACT
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("stack", ["blocks", "recurrent", "keywords"])
 @pytest.mark.parametrize(
     "mesh",

@@ -42,7 +42,13 @@ def train_and_die(args: dict[str, Any], emit: Callable[[Any], None]) -> list[flo
     return list(result.losses)
 
 
-@pytest.mark.parametrize("steps", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(2, marks=pytest.mark.further),
+        pytest.param(5, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_killed_in_training_is_named_and_nobody_stays(steps: int) -> None:
     plan = make_plan("gpt2", dp_shard=2, zero_stage=3)
     pids: list[int] = []
@@ -71,6 +77,7 @@ def test_a_rank_killed_in_training_is_named_and_nobody_stays(steps: int) -> None
     assert len(pids) == 2
 
 
+@pytest.mark.further
 def test_the_example_trains_under_torchrun(tmp_path: Path) -> None:
     plan = make_plan("llama", dp_shard=2, zero_stage=2)
     plan.save(tmp_path / "plan.json")

@@ -17,6 +17,7 @@ import yaml
 from planner.export import export_files
 from planner.schema import Plan
 from tests.export.plans import HOSTILE
+from tests.marked import cases
 from tests.plans import TINY, local_plan
 
 NODES = 2
@@ -136,7 +137,7 @@ def test_the_batch_script_says_where_it_looks_for_the_plan(
 
 
 @pytest.mark.parametrize(
-    "target", ["kubeflow", pytest.param("jobset", marks=pytest.mark.slow)]
+    "target", cases(["kubeflow", "jobset"], further=["kubeflow"], slow=["jobset"])
 )
 def test_the_pods_of_kubernetes_train(
     target: str, two_nodes: Plan, tmp_path: Path

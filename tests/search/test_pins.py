@@ -25,6 +25,7 @@ from planner.space import (
     normalize_pins,
 )
 from tests.cost.made import device, hosts, request_for, uniform_graph
+from tests.marked import cases
 
 #: 6 units, 20 samples on 8 devices: some of everything divides, and some does not.
 GRAPH = uniform_graph(6)
@@ -98,7 +99,7 @@ def test_every_knob_is_drawn() -> None:
     assert set(VALUES) == set(PINNABLE)
 
 
-@pytest.mark.parametrize("target", ["meshwright", "any"])
+@pytest.mark.parametrize("target", cases(["meshwright", "any"], further=["any"]))
 def test_partitioners_agree_and_pins_hold(target: str) -> None:
     names = (*partitioner_names(), "auto")
     answered = 0

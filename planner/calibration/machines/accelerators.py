@@ -88,6 +88,26 @@ _GAUDI3 = of_datasheet(
     memory_bandwidth_bytes_per_s=3670e9,  # Intel Gaudi 3 white paper 2024
     efficiency=0.6,  # assumption
 )
+_MAX1550 = of_datasheet(
+    "max1550-128",
+    "Intel Max series, 128 Xe cores, 2023; a device is a card of two stacks",
+    float32=52.4,  # 128 cores x 256 FLOPs x 1.6 GHz, Intel technical overview 2024
+    bfloat16=838.9,  # 128 cores x 4096 FLOPs x 1.6 GHz, Intel technical overview 2024
+    float16=838.9,  # likewise, Intel technical overview 2024
+    memory_bytes=128e9,  # Intel technical overview 2024
+    memory_bandwidth_bytes_per_s=3276.8e9,  # Intel ARK 2023
+    efficiency=0.64,  # ALCF, Aurora 2024: 263 to 273 TFLOP/s a stack
+)
+_MAX1100 = of_datasheet(
+    "max1100-48",
+    "Intel Max series, 56 Xe cores, 2023",
+    float32=22.2,  # 56 cores x 256 FLOPs x 1.55 GHz, Intel technical overview 2024
+    bfloat16=355.5,  # 56 cores x 4096 FLOPs x 1.55 GHz, Intel technical overview 2024
+    float16=355.5,  # likewise, Intel technical overview 2024
+    memory_bytes=48e9,  # Intel technical overview 2024
+    memory_bandwidth_bytes_per_s=1228.8e9,  # Intel ARK 2023
+    efficiency=0.64,  # assumption: as its larger sibling
+)
 _ASCEND_910 = of_datasheet(
     "ascend910-32",
     "Huawei Ascend 910 at Hot Chips, 2019",
@@ -151,6 +171,8 @@ ACCELERATORS: dict[str, DeviceType] = {
         _TPU_V7,
         _GAUDI2,
         _GAUDI3,
+        _MAX1550,
+        _MAX1100,
         _ASCEND_910,
         _ASCEND_910B,
         _TRAINIUM1,

@@ -114,6 +114,12 @@ _CHIPS: tuple[_Chip, ...] = (
     _chip("MI355X", "mi355x-288", r"mi ?355x?"),
     _chip("Gaudi 2", "gaudi2-96", r"(habana )?gaudi ?2|hpu ?2|hl ?225"),
     _chip("Gaudi 3", "gaudi3-128", r"(habana )?gaudi ?3"),
+    _chip(
+        "Max 1550",
+        "max1550-128",
+        r"(data cent(er|re) gpu )?max ?1550|ponte vecchio|pvc",
+    ),
+    _chip("Max 1100", "max1100-48", r"(data cent(er|re) gpu )?max ?1100"),
     _chip("Ascend 910B", "ascend910b-64", r"(ascend ?)?910b\d?"),
     _chip("Ascend 910", "ascend910-32", r"ascend ?910(?![bc])a?"),
     _chip("Trainium 2", "trainium2-96", r"trainium ?2|trn2"),

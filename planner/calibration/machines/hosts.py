@@ -88,6 +88,9 @@ _LINKS: dict[str, Link] = {
     "gaudi3": _link(
         "RoCE", 75e9, "Intel Gaudi 3 white paper 2024: 3 x 200 Gb/s a pair", mesh=True
     ),
+    "xe": _link(
+        "Xe Link", 26.5e9, "assumption: a link of 53 GB/s both ways a pair", mesh=True
+    ),
     "hccs": _link("HCCS", 28e9, "assumption: 392 GB/s both ways, 7 peers", mesh=True),
     "neuronlink2": _link("NeuronLink-v2", 192e9, "assumption: 384 GB/s both ways"),
     "neuronlink3": _link("NeuronLink-v3", 512e9, "assumption: 1 TB/s both ways"),
@@ -210,6 +213,10 @@ HOSTS_OF_DEVICES: dict[str, HostKind] = {
     "gaudi3-128": host_kind(
         "gaudi3", 8, 600, "RoCE", "Intel HLB-325, 2024: 3 ports each"
     ),
+    "max1550-128": host_kind(
+        "xe", 8, 200, "Slingshot", "ALCF, Aurora 2024: 6 cards and 8 NICs", 6
+    ),
+    "max1100-48": _PCIE5,
     "ascend910-32": host_kind("hccs", 8, 100, "RoCE", "Huawei Atlas 800, 2019"),
     "ascend910b-64": host_kind("hccs", 8, 200, "RoCE", "Huawei Atlas 800T A2, 2023"),
     "trainium1-32": host_kind(

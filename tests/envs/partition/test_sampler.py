@@ -55,6 +55,7 @@ def test_a_world_that_nothing_fits_is_not_feasible() -> None:
     assert is_feasible(roomy.request())
 
 
+@pytest.mark.further
 def test_the_same_seed_gives_the_same_file_in_another_process(tmp_path: Path) -> None:
     options = ["--kind", "mixed", "sites", "--split", "validation", "--count", "1"]
     options += ["--seed", "3", "--cache", str(tmp_path / "graphs")]

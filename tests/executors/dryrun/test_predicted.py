@@ -16,6 +16,7 @@ from planner.capture.models import LoadedModel
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.verification import Verification
+from tests.marked import cases
 
 #: Wide enough for activations to outweigh what an optimizer takes for a moment.
 _CONFIG = {
@@ -68,17 +69,10 @@ PINS: dict[str, dict[str, Any]] = {
     },
     "no pipeline": {"sequence_parallel": True, "pp": 1, "dp_shard": 4},
 }
-#: The others are left to the whole suite.
-QUICK = frozenset({"sequence"})
+FURTHER = {"sequence"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in PINS
-    ],
-)
+@pytest.mark.parametrize("name", cases(PINS, further=FURTHER, slow=set(PINS) - FURTHER))
 @pytest.mark.parametrize(
     "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)]
 )

@@ -14,6 +14,7 @@ from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Optimizer, Plan
 from planner.schema.verification import Verification
 from tests.distributed.cases import BATCH, LAYERS, SEQ, VOCAB, build, make_plan
+from tests.marked import cases
 
 ADAM = Optimizer(name="AdamW", learning_rate=1e-3)
 
@@ -92,16 +93,12 @@ STEPS: dict[str, dict[str, Any]] = {
     "accumulated ZeRO 3": {"dp_shard": 2, "zero_stage": 3, "recompute": "full"},
     "accumulated replicas": {"dp_replicate": 2},
 }
-#: The others are left to the whole suite.
-QUICK = frozenset({"1F1B", "V, split backward", "accumulated shards"})
+QUICK = {"1F1B"}
+FURTHER = {"V, split backward", "accumulated shards"}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in STEPS
-    ],
+    "name", cases(STEPS, further=FURTHER, slow=set(STEPS) - QUICK - FURTHER)
 )
 def test_microbatches_that_are_counted_count_as_if_they_were_run(name: str) -> None:
     plan = _longer(make_plan("llama", num_microbatches=4, **STEPS[name]), 10)

@@ -109,6 +109,7 @@ def test_a_run_that_is_killed_comes_to_the_same_weights(
     assert again.checkpoint == made.checkpoint
 
 
+@pytest.mark.further
 def test_other_processes_prepare_the_same_lessons(
     config: PartitionTrainConfig,
     trained: tuple[Path, SavedNetwork, list[WatchedStep]],
