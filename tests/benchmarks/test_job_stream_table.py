@@ -170,6 +170,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
 
 
 @_needs_profiles
+@pytest.mark.further
 def test_every_law_has_every_policy(report: tuple[Report, Path]) -> None:
     made, out = report
     labels = [row.label for row in rows_of("constant_4")]

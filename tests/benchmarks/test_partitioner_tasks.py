@@ -26,6 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("solvers")
 def test_every_solver_of_every_task(folder: Path) -> None:
     result = run_tasks(folder)

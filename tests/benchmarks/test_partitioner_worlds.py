@@ -146,6 +146,7 @@ def _printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 
 @pytest.mark.usefixtures("stubs")
+@pytest.mark.further
 def test_an_answer_a_solver_or_null(
     tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,7 +59,11 @@ def straight(pool: Pool) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.further),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)),
+    ],
 )
 def test_killed_at_any_moment_the_latest_is_whole(
     pool: Pool, tmp_path: Path, straight: list[float], seed: int

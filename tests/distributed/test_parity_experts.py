@@ -56,7 +56,7 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 #: Left to the whole suite: pairs of what the others try.
-FURTHER = {"zero1", "one-expert-each", "hsdp", "over-cp"}
+FURTHER = {"experts-fewer-than-shards", "zero1", "one-expert-each", "hsdp", "over-cp"}
 SLOW = {"1f1b", "zero-bubble", "zero2-accumulates", "over-dp-and-cp", "tp"}
 
 
