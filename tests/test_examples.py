@@ -65,6 +65,7 @@ def test_no_strategy_by_hand_beats_the_plan(
     assert float(times[1]) >= 1.0
 
 
+@pytest.mark.further
 def test_processes_train_to_the_losses_of_one(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

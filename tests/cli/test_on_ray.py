@@ -24,7 +24,6 @@ from tests.cli.shell import ask, meshwright
 from tests.plans import TINY, local_plan
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
-pytest.importorskip("ray.train", reason="ray[train] is not installed")
 
 #: Ray's own: of its defaults, and of sockets that it leaves to the collector.
 pytestmark = [
@@ -35,6 +34,13 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore::FutureWarning:ray\."),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _train() -> None:
+    """Imported where a test of this file runs: it takes seconds."""
+    pytest.importorskip("ray.train", reason="ray[train] is not installed")
+
 
 TOKENS = TINY / "genesis.npy"
 #: As printed, with all digits.

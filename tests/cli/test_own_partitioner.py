@@ -48,6 +48,7 @@ def _meshwright(installed: dict[str, str], *words: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.further
 def test_it_plans_by_name(installed: dict[str, str]) -> None:
     made = json.loads(_meshwright(installed, *SMALL, "--partitioner", "halving"))
     assert made["provenance"]["partitioner"] == "halving"

@@ -88,6 +88,7 @@ def test_a_sequential_is_cut_and_trained(tmp_path: Path) -> None:
     assert len(set(losses)) == 3
 
 
+@pytest.mark.further
 def test_the_root_cause_and_its_module_are_told(
     failing_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def keep_training(args: dict[str, Any], emit: Callable[[Any], None]) -> None:
     )
 
 
+@pytest.mark.further
 def test_a_killed_rank_ends_the_run_and_its_checkpoints_stay(
     pool: Pool, tmp_path: Path, straight: list[float]
 ) -> None:

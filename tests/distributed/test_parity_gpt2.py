@@ -46,7 +46,7 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 #: Left to the whole suite: a Llama runs them, too, and nothing tied is cut apart.
-FURTHER = {"zero3", "interleaved-zero3"}
+FURTHER = {"zero3", "1f1b", "interleaved-zero3"}
 SLOW = {"zero2", "gpipe", "1f1b-ddp"}
 
 

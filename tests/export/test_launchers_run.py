@@ -104,6 +104,7 @@ for job in "${jobs[@]}"; do wait "$job" || exit 1; done
 """
 
 
+@pytest.mark.further
 def test_the_batch_script_of_slurm_trains(two_nodes: Plan, tmp_path: Path) -> None:
     two_nodes.export("slurm", tmp_path)
     _executable(tmp_path / "bin" / "scontrol", _SCONTROL)

@@ -115,9 +115,10 @@ def test_other_processes_prepare_the_same_lessons(
     trained: tuple[Path, SavedNetwork, list[WatchedStep]],
     tmp_path: Path,
 ) -> None:
+    before = {*multiprocessing.active_children()}
     made = train_partition(config, tmp_path, workers=2)
     assert made.checkpoint == trained[1].checkpoint
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= before
 
 
 def test_a_run_begins_with_weights(
