@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,6 +43,8 @@ class Case:
         strategy: As far as it is known.
         framework: Name.
         why: Assumptions, in words.
+        held: Activations over those of ``strategy``, whose schedule is not quite the
+            run's.
     """
 
     point: Point
@@ -49,6 +52,7 @@ class Case:
     strategy: Strategy
     framework: str
     why: tuple[str, ...]
+    held: float = 1.0
 
     @property
     def device(self) -> DeviceType:
@@ -74,7 +78,9 @@ class Case:
 
     def cost(self, calibration: Calibration) -> Cost:
         """Time and memory under fitted constants."""
-        return self._model(calibration).cost(self.strategy, "analytic")
+        cost = self._model(calibration).cost(self.strategy, "analytic")
+        activations = cost.memory.activations * self.held
+        return replace(cost, memory=replace(cost.memory, activations=activations))
 
     def breakdown(self, calibration: Calibration) -> dict[str, float]:
         """Seconds of the step by part."""
@@ -139,14 +145,30 @@ def prepare(point: Point) -> Case:
         memory_fraction=FRAMEWORKS[name].memory_share,
         product_dtype=plan.product_dtype,
     )
+    held = _held(point, plan.strategy)
+    more = f"{held:.2f} times the activations of ZB-H1" if held > 1 else ""
     why = (doubt, *stated, *shape.assumed, *machine.assumed, *plan.why, as_set, counted)
     return Case(
         point=point,
         setting=setting,
         strategy=plan.strategy,
         framework=name,
-        why=tuple(part for part in why if part),
+        why=tuple(part for part in (*why, more) if part),
+        held=held,
     )
+
+
+def _held(point: Point, strategy: Strategy) -> float:
+    """Activations of ZB-H2 and ZB-2p over those of ZB-H1, in whose place it stands.
+
+    Of ZB-H1 a rank holds pp microbatches, whole or waiting for weight gradients, of
+    ZB-H2 2 pp - 1. No plan can ask for it; its time is taken to be ZB-H1's.
+    Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, 2401.10241, section 2.2.
+    """
+    pp, count = strategy.mesh.pp, strategy.num_microbatches
+    if pp == 1 or not re.search(r"zb-?(2p|h2)", point.schedule.lower()):
+        return 1.0
+    return min(2 * pp - 1, count) / min(pp, count)
 
 
 def prepare_all(

@@ -101,6 +101,7 @@ def _megatron(name: str, **facts: object) -> Recipe:
         causal_share=_CAUSAL,
         receive_buffers="in_flight",
         regathers=True,
+        keeps_graph=False,
         **facts,  # type: ignore[arg-type]
     )
 

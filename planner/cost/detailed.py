@@ -45,7 +45,14 @@ def _memory(
     np.maximum.at(transient, rank, working[codes, np.arange(len(rank))])
     np.maximum.at(largest, rank, np.maximum.reduceat(scalars, bounds[:-1]))
     np.maximum.at(most_trained, rank, np.maximum.reduceat(trained, bounds[:-1]))
-    held = held_bytes(strategy, costs, bounds, table, keeps_sent=not setting.on_gpu)
+    held = held_bytes(
+        strategy,
+        costs,
+        bounds,
+        table,
+        keeps_sent=not setting.on_gpu,
+        keeps_graph=setting.recipe.keeps_graph,
+    )
     parts = memory_parts(
         parameters=owned.whole,
         sharded=owned.shard,

@@ -10,6 +10,11 @@ was saved, with the gradients from which they will be made, and with the gradien
 was sent back, which stays until the step ends. Stage 0 has nobody to send a gradient
 to: its second half is the whole backward. On gloo, requests of the schedules that hold
 several stages keep what they sent until the step ends.
+
+Megatron-LM queues the inputs and the gradients of its linear layers instead, and lets
+go of the rest of the graph: of a layer of a GPT 32 bytes for each of sbh values wait,
+and 34 were saved (Qi et al. 2023, Zero Bubble Pipeline Parallelism, 2401.10241,
+section 2 and table 1). They are taken as equal. ``keeps_graph`` is False there.
 Source: torch.distributed.pipelining, stage.py (_PipelineStageBase), _backward.py
 (stage_backward, stage_backward_input) and schedules.py (_PipelineScheduleRuntime),
 torch 2.13.
@@ -61,6 +66,7 @@ def held_bytes(
     table: ActionTable | None,
     *,
     keeps_sent: bool,
+    keeps_graph: bool = True,
 ) -> HeldBytes:
     """Count what the schedule's exact order holds.
 
@@ -70,6 +76,7 @@ def held_bytes(
         bounds: Unit at which each stage starts. Shape [stages + 1].
         table: The order of actions; None without a pipeline.
         keeps_sent: Whether requests keep what they sent: gloo's do.
+        keeps_graph: Of the recipe: what waits between the halves of a split backward.
     """
     rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
     kept = stage_sums(costs.saved_bytes[:, 0], bounds)
@@ -86,17 +93,18 @@ def held_bytes(
     output = np.concatenate([np.zeros(len(cut)), costs.output_bytes])
     shared = np.concatenate([none, costs.shared_bytes[0, bounds[1:-1] - 1]])
     flying = np.maximum(kept + sent + output - shared, 0.0)
-    split = flying
+    split, after = flying, returned if keeps_graph else 0.0 * returned
     if strategy.schedule in SPLIT_BACKWARD_SCHEDULES:
-        halves = stage_sums(costs.weight_grad_bytes[0], bounds) + returned
+        halves = stage_sums(costs.weight_grad_bytes[0], bounds) + after
+        halves -= 0.0 if keeps_graph else output
         halves[0] = 0.0
-        split = flying + halves
+        split = np.maximum(flying + halves, 0.0)
     still = keeps_sent and strategy.schedule not in _WAITING
     held = peak_held_bytes(
         table,
         flying,
         split,
-        after_split_bytes=returned + sent if still else returned,
+        after_split_bytes=returned + sent if still else after,
         after_whole_bytes=returned + sent if still else 0.0,
     )
     buffers = np.concatenate([none, cut]) + np.concatenate([cut, none])

@@ -75,6 +75,9 @@ class Recipe:
         gradient_passes: How often the bytes of a gradient in the compute dtype are
             moved to add a microbatch's to the sum: 3 where a kernel reads both and
             writes the sum; 0 where the product that makes it adds to the sum itself.
+        keeps_graph: Whether all that was saved waits for the second half of a split
+            backward, beside the gradients that half takes; else what the first half is
+            done with makes room for them.
         gathers_whole: Whether a step is one program, which under ZeRO 3 gathers all
             weights before the first layer, and below it reduces gradients last.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
@@ -137,6 +140,7 @@ class Recipe:
     dropout: bool = False
     gradients: Literal["kept", "computed"] = "kept"
     gradient_passes: float = 0.0
+    keeps_graph: bool = True
     gathers_whole: bool = False
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03

@@ -72,6 +72,7 @@ class Bytes(NamedTuple):
     gathers_whole: bool
     all_waiting: bool
     keeps_sent: bool
+    keeps_graph: bool
 
 
 class _Scalars(NamedTuple):
@@ -156,6 +157,7 @@ class _Order(NamedTuple):
             each rank after it; -1 and 0 if the schedule does not split it.
         last: Rank of the last stage.
         keeps: Whether what is sent is kept up to the end of the step.
+        frees: Whether what is sent back and returned goes with the first half.
     """
 
     virtual: int
@@ -167,10 +169,18 @@ class _Order(NamedTuple):
     more: int
     last: int
     keeps: bool
+    frees: bool
 
 
 @inlined
-def _order(schedule: int, pp: int, virtual: int, many: int, keeps_sent: bool) -> _Order:
+def _order(
+    schedule: int,
+    pp: int,
+    virtual: int,
+    many: int,
+    keeps_sent: bool,
+    keeps_graph: bool,
+) -> _Order:
     chunks = virtual * many
     flying, fewer, waiting, more = chunks, 0, -1, 0
     if schedule == _ONE_BY_ONE:
@@ -189,10 +199,14 @@ def _order(schedule: int, pp: int, virtual: int, many: int, keeps_sent: bool) ->
     if pp == 1:
         flying, fewer = virtual, 0
     elif _SPLIT[schedule]:
-        waiting, more = 1, 2 if schedule == _V else 1
+        # The one at work counts as waiting where that holds more.
+        waiting, more = 1 if keeps_graph else 0, 2 if schedule == _V else 1
     keeps = keeps_sent and pp > 1 and schedule not in (_GPIPE, _ONE_BY_ONE)
     last = 0 if _FOLDED[schedule] else pp - 1
-    return _Order(virtual, many, chunks, flying, fewer, waiting, more, last, keeps)
+    frees = not keeps_graph
+    return _Order(
+        virtual, many, chunks, flying, fewer, waiting, more, last, keeps, frees
+    )
 
 
 @compiled
@@ -215,7 +229,7 @@ def chunks_in_flight(
     Source: Narayanan et al. 2021 (2104.04473), section 2.2: 1F1B holds pp - rank, an
     interleaved schedule (v - 1) pp + 2 (pp - 1 - rank) + 1 chunks if pp divides M.
     """
-    order = _order(schedule, pp, virtual_stages, num_microbatches, False)
+    order = _order(schedule, pp, virtual_stages, num_microbatches, False, True)
     flying = order.flying - order.fewer * rank
     return flying if pp == 1 else min(flying, order.chunks)
 
@@ -229,7 +243,7 @@ def chunks_between_halves(
     An upper bound, as :func:`chunks_in_flight`, whose arguments it takes; 0 for
     schedules that do not split the backward.
     """
-    order = _order(schedule, pp, virtual_stages, num_microbatches, False)
+    order = _order(schedule, pp, virtual_stages, num_microbatches, False, True)
     return max(min(order.waiting + order.more * rank, order.chunks), 0)
 
 
@@ -266,6 +280,9 @@ def _activations(
         at_end = (all_sent + all_returned) * many
     if order.waiting >= 0:
         halves = min(order.waiting + order.more * rank, order.chunks)
+        if order.frees:
+            held += (weight_grad - output) / virtual * halves
+            return max(held, 0.0)
         held += (weight_grad / virtual + returned) * halves
         after, at_end = max(after, returned), max(at_end, all_returned * many)
     done = min(after * (order.chunks - flying), at_end)
@@ -304,7 +321,12 @@ def fill_fullest(
         many, again, ep = rows.num_microbatches[row], rows.recompute[row], rows.ep[row]
         at = rows.place[row]
         order = _order(
-            rows.schedule[row], pp, rows.virtual_stages[row], many, of.keeps_sent
+            rows.schedule[row],
+            pp,
+            rows.virtual_stages[row],
+            many,
+            of.keeps_sent,
+            of.keeps_graph,
         )
         ways = rows.dp_shard[row] * rows.cp[row] if zero > 0 else 1
         # All of dp_shard x cp share a copy, of experts at most their part of it.

@@ -36,4 +36,5 @@ def bytes_of(
         all_waiting=recipe.receive_buffers == "all",
         # gloo's requests hold what they have sent until the pipeline lets go of them.
         keeps_sent=not on_gpu,
+        keeps_graph=recipe.keeps_graph,
     )

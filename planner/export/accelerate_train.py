@@ -249,6 +249,9 @@ def main() -> None:
         accelerator.print(f"step {len(losses)}: loss {losses[-1]:.6f}", flush=True)
     if options.losses and accelerator.is_main_process:
         Path(options.losses).write_text(json.dumps(losses), encoding="utf-8")
+    # Else DDP's reducer, which goes last, is the last to hold gloo's group: it joins
+    # gloo's thread without letting go of Python's lock, for which that thread may wait.
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
 
