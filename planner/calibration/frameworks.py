@@ -30,6 +30,7 @@ class Framework:
         microbatches: ``stages``: where a row infers the microbatch, a pipeline cuts
             its batch into as many as it has ranks.
         bfloat16_passes: ``gradient_passes`` of runs in bfloat16, if others.
+        bfloat16_gradients: ``gradients`` of runs in bfloat16, if others.
         why: What these stand on.
     """
 
@@ -42,6 +43,7 @@ class Framework:
     reduce: Literal["float32", "bfloat16"] = "float32"
     microbatches: Literal["given", "stages"] = "given"
     bfloat16_passes: float | None = None
+    bfloat16_gradients: Literal["both"] | None = None
     why: str = ""
 
 
@@ -188,6 +190,8 @@ FRAMEWORKS: dict[str, Framework] = {
         # Cast to float32, then added to a sum in float32, after each microbatch of a
         # pipeline: update_hp_grads in DeepSpeed's runtime/bf16_optimizer.py.
         bfloat16_passes=9.0,
+        # Those in bfloat16 stay until the next backward begins: clear_lp_grads there.
+        bfloat16_gradients="both",
         why="Megatron-DeepSpeed: as Megatron-LM of 2021",
     ),
     "megatron": Framework(

@@ -274,6 +274,8 @@ def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
     wide = precision.compute == "bfloat16" and "fp16" not in point.precision.lower()
     if wide and framework.bfloat16_passes is not None:
         recipe = replace(recipe, gradient_passes=framework.bfloat16_passes)
+    if wide and framework.bfloat16_gradients is not None:
+        recipe = replace(recipe, gradients=framework.bfloat16_gradients)
     if "eager" in text:
         recipe = replace(recipe, elementwise=1.0)
     if "async tp" in text or "asynctp" in text:

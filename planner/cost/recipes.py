@@ -71,7 +71,9 @@ class Recipe:
             where sequence parallelism splits it; else it is kept whole.
         dropout: Whether attention and MLP end in dropout, whose masks are kept.
         gradients: ``kept``: in the dtype of the parameters, sharded as ZeRO says;
-            ``computed``: in the dtype that backward makes them in, without a copy.
+            ``computed``: in the dtype that backward makes them in, without a copy;
+            ``both``: as kept, and where they are summed up whole in a wider dtype,
+            those that backward makes stay beside their sum.
         gradient_passes: How often the bytes of a gradient in the compute dtype are
             moved to add a microbatch's to the sum: 3 where a kernel reads both and
             writes the sum; 0 where the product that makes it adds to the sum itself.
@@ -138,7 +140,7 @@ class Recipe:
     fused_loss: bool = False
     regathers: bool = False
     dropout: bool = False
-    gradients: Literal["kept", "computed"] = "kept"
+    gradients: Literal["kept", "computed", "both"] = "kept"
     gradient_passes: float = 0.0
     keeps_graph: bool = True
     gathers_whole: bool = False

@@ -69,6 +69,7 @@ class Bytes(NamedTuple):
     swell: float
     reserve: float
     computed_gradients: bool
+    both_gradients: bool
     gathers_whole: bool
     all_waiting: bool
     keeps_sent: bool
@@ -104,6 +105,9 @@ def _of_weights(
             whole = has.trained * wide
         owned, trained = has.shard, has.trained_shard
         gradients = has.trained_shard * of.stored + whole
+    sums = of.stored if zero == 0 else of.reduce
+    if of.both_gradients and sums > of.compute and (pp > 1 or zero <= 1):
+        gradients += has.trained * of.compute
     if of.computed_gradients:
         early = zero == 3 or (zero == 2 and pp == 1 and not of.gathers_whole)
         units = 0.0 if of.gathers_whole else 2 * has.trained_unit
@@ -281,10 +285,10 @@ def _activations(
     if order.waiting >= 0:
         halves = min(order.waiting + order.more * rank, order.chunks)
         if order.frees:
-            held += (weight_grad - output) / virtual * halves
-            return max(held, 0.0)
-        held += (weight_grad / virtual + returned) * halves
-        after, at_end = max(after, returned), max(at_end, all_returned * many)
+            held = max(held + (weight_grad - output) / virtual * halves, 0.0)
+        else:
+            held += (weight_grad / virtual + returned) * halves
+            after, at_end = max(after, returned), max(at_end, all_returned * many)
     done = min(after * (order.chunks - flying), at_end)
     # The end of the step may be the worst, if what is saved is less than what is sent.
     return max(held + done, at_end)

@@ -32,6 +32,7 @@ def bytes_of(
         swell=1.0 + recipe.fragmentation if on_gpu else 1.0,
         reserve=float(recipe.reserve_bytes) if on_gpu else 0.0,
         computed_gradients=recipe.gradients == "computed",
+        both_gradients=recipe.gradients == "both",
         gathers_whole=recipe.gathers_whole,
         all_waiting=recipe.receive_buffers == "all",
         # gloo's requests hold what they have sent until the pipeline lets go of them.

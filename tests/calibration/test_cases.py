@@ -28,6 +28,24 @@ def _calibration(shift: float) -> Calibration:
     return VECTOR.calibration(VECTOR.start() + shift, "test")
 
 
+def _peak(schedule: str, **changes: object) -> float:
+    row = {"pp": 4, "dp": 2, "layers": 8, "vocab": 1000, "microbatch": 1}
+    more = {"schedule": schedule, "source": "zero bubble", "global_batch": 48}
+    case = prepare(small(**row, **more, **changes))
+    return float(case.cost(_calibration(0.0)).memory.activations.max())
+
+
+def test_zero_bubble_holds_as_much_as_1f1b_or_nearly_twice_that() -> None:
+    # Qi et al. 2023, section 2: pp microbatches and 2 pp - 1, on every rank.
+    usual, one, two = (_peak(name) for name in ("1f1b", "ZB-1p", "ZB-2p"))
+    assert usual <= one < 1.1 * usual
+    assert two == pytest.approx(7 / 4 * one)
+    assert _peak("zero bubble ZB-H2") == pytest.approx(two)
+    # No more than a step has.
+    few = {"global_batch": 10}
+    assert _peak("ZB-2p", **few) == pytest.approx(5 / 4 * _peak("ZB-1p", **few))
+
+
 @pytest.mark.parametrize("shift", [-0.4, 0.0, 0.7])
 @pytest.mark.parametrize(
     "row",

@@ -197,6 +197,18 @@ def test_sums_of_gradients_follow_framework_and_precision(
     assert found == [half, bfloat16, half]
 
 
+def test_deepspeed_keeps_gradients_in_bfloat16_beside_their_sum(
+    graph: ModelGraph,
+) -> None:
+    def gradients(framework: str, precision: str) -> str:
+        return _plan(graph, framework, precision=precision).recipe.gradients
+
+    assert gradients("megatron-deepspeed", "bf16") == "both"
+    assert gradients("megatron-deepspeed", "fp16") == "kept"
+    assert gradients("megatron-deepspeed", "fp16/bf16") == "kept"
+    assert gradients("megatron-2021", "bf16") == "kept"
+
+
 def test_eager_runs_fuse_nothing(graph: ModelGraph) -> None:
     framework = FRAMEWORKS["torchtitan"]
     plan = assume_plan(_row(precision="eager bf16"), graph, framework)

@@ -60,6 +60,14 @@ def test_peaks_say_also_that_the_run_fitted() -> None:
     assert found[0].measured_step_s is None
 
 
+def test_what_nvidia_smi_shows_includes_the_context() -> None:
+    row = small(metric="peak_mem_gb", value=20.0, notes="mem = max NVIDIA-SMI use")
+    memory = _cost().memory
+    peak = predict_points([row], CALIBRATION)[0].predicted
+    assert peak == pytest.approx(float(memory.total.max()) / 1e9)
+    assert memory.reserve.max() > 1e9
+
+
 def test_parts_of_memory() -> None:
     rows = [
         small(metric="mem_params_opt_gib", value=1.0),

@@ -96,10 +96,15 @@ def test_all_three_agree_on_even_pipelines(
 SLACK = {"ZBVZeroBubble": 1.3, "DualPipeV": 1.15}
 
 
-@pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_the_table_never_promises_memory_that_is_not_there(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "keeps_graph"), [("nccl", True), ("nccl", False), ("gloo", True)]
+)
+def test_the_table_never_promises_memory_that_is_not_there(
+    backend: str, keeps_graph: bool
+) -> None:
     cluster = hosts((1, 8, device(backend=backend)), inside=1e11)
-    model = CostModel(setting_for(uniform_graph(32), cluster))
+    recipe = Recipe(name="other", keeps_graph=keeps_graph)
+    model = CostModel(setting_for(uniform_graph(32), cluster, recipe=recipe))
     rows = pipelines(32)
     table = model.table(table_of(rows))
     for index, values in enumerate(rows):
@@ -113,12 +118,14 @@ def test_the_table_never_promises_memory_that_is_not_there(backend: str) -> None
         )
 
 
-def test_the_table_bounds_random_strategies_of_a_real_model() -> None:
+@pytest.mark.parametrize("keeps_graph", [True, False])
+def test_the_table_bounds_random_strategies_of_a_real_model(keeps_graph: bool) -> None:
     # Embedding, head and norms make stages uneven, a tied weight lies on two of them.
     graph = real_graph("gpt2-xl")
     random = np.random.default_rng(5)
     cluster = hosts((1, 8, device(backend="gloo")), inside=1e11)
-    model = CostModel(setting_for(graph, cluster))
+    recipe = Recipe(name="other", keeps_graph=keeps_graph)
+    model = CostModel(setting_for(graph, cluster, recipe=recipe))
     ratios = []
     for _ in range(60):
         name = str(random.choice(SCHEDULES))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.cost import Recipe
 from planner.cost.held import HeldBytes, held_bytes
 from planner.cost.stage_times import stage_times
 from planner.cost.unit_costs import Combinations, UnitCosts, price_units
@@ -29,7 +30,9 @@ STREAM = 2.0 * TOKENS * HIDDEN
 SAVED, HALVES = 6 * STREAM, 2 * STREAM
 
 
-def pipeline(schedule: str, virtual: int, many: int = 4) -> tuple[Strategy, UnitCosts]:
+def pipeline(
+    schedule: str, virtual: int, many: int = 4, *, keeps_graph: bool = True
+) -> tuple[Strategy, UnitCosts]:
     """Two ranks, one unit a stage."""
     stages = 2 * virtual
     graph = uniform_graph(stages)
@@ -46,15 +49,28 @@ def pipeline(schedule: str, virtual: int, many: int = 4) -> tuple[Strategy, Unit
     )
     one = np.ones(1, dtype=np.int64)
     combos = Combinations(tp=one, cp=one, ep=one, microbatch=one, sequence_parallel=one)
-    setting = setting_for(graph, hosts((1, 2, device())))
+    recipe = Recipe(name="made", keeps_graph=keeps_graph)
+    setting = setting_for(graph, hosts((1, 2, device())), recipe=recipe)
     return strategy, price_units(setting, combos)
 
 
-def held(schedule: str, virtual: int, *, keeps_sent: bool, **changes: Any) -> HeldBytes:
-    strategy, costs = pipeline(schedule, virtual, **changes)
-    table = actions(schedule, 2, virtual, strategy.num_microbatches)
-    bounds = np.arange(2 * virtual + 1)
-    return held_bytes(strategy, costs, bounds, table, keeps_sent=keeps_sent)
+def held(
+    schedule: str,
+    virtual: int,
+    *,
+    keeps_sent: bool,
+    keeps_graph: bool = True,
+    **changes: Any,
+) -> HeldBytes:
+    strategy, costs = pipeline(schedule, virtual, keeps_graph=keeps_graph, **changes)
+    return held_bytes(
+        strategy,
+        costs,
+        np.arange(2 * virtual + 1),
+        actions(schedule, 2, virtual, strategy.num_microbatches),
+        keeps_sent=keeps_sent,
+        keeps_graph=keeps_graph,
+    )
 
 
 @pytest.mark.parametrize("keeps_sent", [False, True])
@@ -94,6 +110,19 @@ def test_between_halves_weight_gradients_wait() -> None:
     # The last forward meets one that waits, and two whose gradients were sent back.
     assert found.activations[1] >= last + waiting
     assert found.activations[1] <= 2 * waiting + 2 * STREAM
+
+
+def test_what_the_first_half_is_done_with_makes_room_for_gradients() -> None:
+    # On every rank as many as 1F1B has on its first, and nothing of those that are
+    # done: rank 1 sends back what nobody keeps.
+    for many in (4, 16):
+        found = held(
+            "InterleavedZeroBubble", 1, keeps_sent=False, keeps_graph=False, many=many
+        )
+        assert found.activations.tolist() == [
+            2 * (SAVED + STREAM),
+            2 * (SAVED - STREAM),
+        ]
 
 
 def test_a_fold_sends_nothing_but_has_buffers() -> None:

@@ -84,6 +84,20 @@ def test_bfloat16_compute_adds_a_copy_of_two_bytes(
     assert found.gradients == gradients
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_gradients_that_stay_beside_their_sum(zero: int) -> None:
+    recipe = Recipe(name="x", gradients="both")
+    for pp in (1, 2):
+        kept = parts(zero, precision=MIXED, num_microbatches=2, pp=pp)
+        both = parts(zero, precision=MIXED, num_microbatches=2, pp=pp, recipe=recipe)
+        # Without a pipeline ZeRO 2 reduces unit by unit, and nothing whole stays.
+        whole = 0 if zero == 2 and pp == 1 else 2 * P
+        assert both.gradients == kept.gradients + whole
+        narrow = {"precision": FULL, "num_microbatches": 2, "pp": pp}
+        one = parts(zero, recipe=recipe, **narrow)
+        assert one.gradients == parts(zero, **narrow).gradients
+
+
 def test_gradients_accumulate_in_the_wider_dtype() -> None:
     # ZeRO 1 keeps whole gradients between microbatches, in float32.
     several = parts(1, precision=MIXED, num_microbatches=2)
