@@ -3,7 +3,10 @@
 Alpa's artifact names a method (``method=parax.intra_only``): what that runs on so many
 GPUs stands in alpa-projects/alpa, benchmark/alpa/exp_intra_only.py, exp_inter_only.py
 and exp_intra_ablation.py. Korthikanti et al. 2022 (arXiv:2205.05198) give batches and
-interleaving of their four models in table 3 and section 6.1.
+interleaving of their four models in table 3 and section 6.1. What Pax recomputes on
+GPUs stands in google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py (policies of GPT
+5B, 175B) and paxml/tasks/lm/model_params.py (layers that are not repeated recompute
+nothing; repeated ones all, if not said otherwise).
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ _KORTHIKANTI = {
     20480: (280, 1, 3),
     25600: (512, 1, 1),
 }
+#: Hidden size of Pax's GPT: SAVE_DOT_WITH_NO_BATCH_DIM keeps products of weights.
+_PAX = {768: "none", 4096: "selective"}
 
 
 def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
@@ -61,6 +66,8 @@ def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
         found = {"global_batch": total, "microbatch": each}
         if (point.pp or 1) > 1 and virtual > 1:
             found |= {"vp": virtual, "schedule": "interleaved 1f1b"}
+    elif re.search(r"\bpax(ml)?\b", source) and not point.recompute:
+        found = {"recompute": _PAX.get(point.hidden or 0, "full")}
     blank = {
         name: value
         for name, value in found.items()

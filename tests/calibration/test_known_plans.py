@@ -123,3 +123,20 @@ def test_a_pipeline_of_torchtitan_has_as_many_microbatches_as_stages() -> None:
     assert (cut.num_microbatches, cut.microbatch_size) == (4, 8)
     # What does not divide goes behind the first stage; ends have embedding and head.
     assert [len(stage.modules) for stage in cut.stages] == [7, 7, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "given", "kind"),
+    [
+        (768, "", "none"),
+        (4096, "", "selective"),
+        (12288, "", "full"),
+        (12288, "none", "none"),
+    ],
+)
+def test_pax_recomputes_as_its_configs_say(hidden: int, given: str, kind: str) -> None:
+    source = "NVIDIA JAX-Toolbox Pax README (2023-2024)"
+    row = point(source=source, hidden=hidden, recompute=given)
+    assert known_plan(row)[0].recompute == kind
+    other = point(source="JAX-Toolbox MaxText README", hidden=hidden, recompute=given)
+    assert known_plan(other)[0].recompute == given
