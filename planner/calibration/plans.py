@@ -190,9 +190,10 @@ def _schedule(
     if virtual > 1:
         why.append(f"1F1B: {count} microbatches are no whole rounds of pp={pp}")
     if count < pp:
-        # A rank has forwards for all of them before its first backward comes.
-        why.append(f"GPipe, which 1F1B of {count} microbatches on {pp} stages is")
-        return "GPipe", 1
+        # The first rank has forwards for all of them before a backward comes, the last
+        # has one at a time: so it is in an interleaved schedule of whole rounds of few.
+        why.append(f"1F1B of {count} microbatches on {pp} stages as interleaved in one")
+        return "Interleaved1F1B", 1
     return "1F1B", 1
 
 

@@ -99,7 +99,7 @@ def test_ep_that_does_not_fit_is_lowered(graph: ModelGraph) -> None:
         ("1f1b", None, 64, "1F1B", 1),
         ("", None, 64, "1F1B", 1),
         # 3 microbatches never fill 4 stages.
-        ("1f1b", None, 12, "GPipe", 1),
+        ("1f1b", None, 12, "Interleaved1F1B", 1),
         ("1f1b", 3, 64, "Interleaved1F1B", 3),
         ("interleaved vp=3", None, 64, "Interleaved1F1B", 3),
         ("interleaved", None, 64, "Interleaved1F1B", 3),
