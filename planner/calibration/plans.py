@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.calibration.expert_degrees import expert_degree
 from planner.calibration.frameworks import Framework
 from planner.calibration.points import Point
 from planner.cost import Recipe
@@ -59,7 +60,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
     zero = _or(point.zero, framework.zero_stage)
     if point.zero is None:
         why.append(f"ZeRO {zero}")
-    ep = _expert_degree(point, ways * cp, why)
+    ep = expert_degree(point, graph.num_experts, framework, ways * cp, why)
     schedule, virtual = _schedule(point, graph, framework, pp, count, why)
     recompute = _recompute(point, framework, why)
     split = _sequence_parallel(point, framework, tp)
@@ -139,19 +140,6 @@ def _batches(point: Point, ways: int, pp: int, why: list[str]) -> tuple[int, int
     elif exact != int(exact):
         why.append(f"{exact:.2f} microbatches a step taken as {round(exact)}")
     return microbatch, max(1, round(exact))
-
-
-def _expert_degree(point: Point, ways: int, why: list[str]) -> int:
-    ep = _or(point.ep, 1)
-    if ep == 1:
-        return 1
-    fits = [d for d in range(1, ep + 1) if ways % d == 0 and ep % d == 0]
-    if fits[-1] != ep:
-        why.append(
-            f"ep={ep} priced as {fits[-1]}: dp x cp={ways}, and plans spread experts "
-            f"over no tp"
-        )
-    return fits[-1]
 
 
 def _schedule(
@@ -283,6 +271,10 @@ def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
         recipe = replace(recipe, layer_overlap=_ASYNC_TP)
     if _BLOCKING.search(f"{point.source} {point.notes}".lower()):
         recipe = replace(recipe, blocking=True)
+    # Pax computes scores in memory, but for Transformer Engine's layers: praxis,
+    # layers/attentions.py, DotProductAttention.
+    if re.search(r"\bpax(ml)?\b", point.source.lower()) and "te" not in text.split():
+        recipe = replace(recipe, fused_attention=False)
     dated = re.search(r"\b(20\d\d)\b", point.source)
     # Weight gradients are added up by the products that make them since the spring of
     # 2022 (fused_weight_gradient_mlp_cuda: NVIDIA/apex, pull request 1317).

@@ -261,3 +261,15 @@ def test_products_add_gradients_up_themselves_since_2022(graph: ModelGraph) -> N
     new = _plan(graph, "megatron-2021", source="Megatron-LM 2022", precision="fp16")
     assert old.recipe.gradient_passes == 3
     assert new.recipe.gradient_passes == 0
+
+
+def test_pax_computes_scores_in_memory_without_transformer_engine(
+    graph: ModelGraph,
+) -> None:
+    def fused(source: str, precision: str) -> bool:
+        row = {"source": source, "precision": precision}
+        return _plan(graph, "jax", **row).recipe.fused_attention
+
+    assert not fused("NVIDIA JAX-Toolbox Pax README (2023-2024)", "bf16")
+    assert fused("NVIDIA JAX-Toolbox Pax README (2023-2024)", "TE bf16")
+    assert fused("JAX-Toolbox MaxText README", "bf16")
