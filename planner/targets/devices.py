@@ -53,7 +53,7 @@ SKYPILOT_NAMES = {
 _VENDORS = (
     (re.compile(r"mi\d|instinct|radeon"), "amd.com/gpu"),
     (
-        re.compile(r"[abhlptv]\d|g[bh]\d|rtx|gtx|titan|tesla|geforce|quadro"),
+        re.compile(r"[abhklptv]\d|g[bh]\d|rtx|gtx|titan|tesla|geforce|quadro"),
         "nvidia.com/gpu",
     ),
 )

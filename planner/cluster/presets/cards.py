@@ -1,4 +1,4 @@
-"""NVIDIA's other accelerators: variants of the big ones, PCIe cards, older chips.
+"""NVIDIA's other accelerators for servers: variants of the big ones, older chips.
 
 The same rules as in :mod:`.devices` hold for rates, memory and efficiency.
 """
@@ -10,6 +10,25 @@ from planner.schema.cluster import DeviceType
 
 __all__ = ["CARDS"]
 
+_K80 = of_datasheet(
+    "k80-12",
+    "NVIDIA K80 datasheet, 2015; one of a card's two chips, at boost",
+    float64=1.46,  # NVIDIA K80 datasheet 2015: 2.91 both
+    float32=4.37,  # NVIDIA K80 datasheet 2015: 8.73 both
+    float16=4.37,  # assumption: as float32, in which cuBLAS multiplies
+    memory_bytes=11441 * MIB,  # nvidia-smi, seen 2026: "12 GB" less ECC
+    memory_bandwidth_bytes_per_s=240e9,  # NVIDIA K80 datasheet 2015
+    efficiency=0.7,  # assumption: 150 W a chip hold the clock below boost
+)
+_P40 = of_datasheet(
+    "p40-24",
+    "NVIDIA P40 datasheet, 2016",
+    float32=11.8,  # 30 x 128 cores at 1.531 GHz; NVIDIA P40 datasheet 2016 rounds to 12
+    float16=11.8,  # assumption: as float32, in which cuBLAS multiplies
+    memory_bytes=22912 * MIB,  # nvidia-smi, seen 2026: "24 GB" less ECC
+    memory_bandwidth_bytes_per_s=346e9,  # NVIDIA P40 datasheet 2016
+    efficiency=0.85,  # assumption: no tensor cores to starve
+)
 _P100 = of_datasheet(
     "p100-16",
     "NVIDIA P100 datasheet, 2016, SXM2",
@@ -28,26 +47,6 @@ _T4 = of_datasheet(
     memory_bytes=15360 * MIB,  # nvidia-smi, seen 2026: "16 GB" less ECC
     memory_bandwidth_bytes_per_s=320e9,  # NVIDIA T4 datasheet 2019
     efficiency=0.5,  # assumption: 70 W hold the clock far below boost
-)
-_RTX2080TI = of_datasheet(
-    "rtx2080ti-11",
-    "NVIDIA Turing whitepaper, 2018, reference card; FP32 accumulation",
-    float32=13.4,  # NVIDIA Turing whitepaper 2018
-    float16=53.8,  # NVIDIA Turing whitepaper 2018, FP32 accumulation
-    memory_bytes=11019 * MIB,  # nvidia-smi, seen 2026
-    memory_bandwidth_bytes_per_s=616e9,  # NVIDIA Turing whitepaper 2018
-    efficiency=0.9,  # assumption: as RTX 3090
-    kernel_overhead_s=5e-6,  # assumption: launched by a desktop CPU
-)
-_TITANRTX = of_datasheet(
-    "titanrtx-24",
-    "NVIDIA Titan RTX page, 2018; FP32 accumulation at full rate",
-    float32=16.3,  # NVIDIA Titan RTX page 2018
-    float16=130.5,  # NVIDIA Titan RTX page 2018
-    memory_bytes=24220 * MIB,  # assumption: 24 GiB less what drivers of 2018 reserve
-    memory_bandwidth_bytes_per_s=672e9,  # NVIDIA Titan RTX page 2018
-    efficiency=0.6,  # assumption: 280 W hold the clock below boost
-    kernel_overhead_s=5e-6,  # assumption: launched by a desktop CPU
 )
 _V100PCIE_16 = of_datasheet(
     "v100pcie-16",
@@ -129,40 +128,6 @@ _A10G = of_datasheet(
     memory_bytes=23028 * MIB,  # nvidia-smi, seen 2026: "24 GB" less ECC
     memory_bandwidth_bytes_per_s=600e9,  # NVIDIA A10G datasheet 2021
     efficiency=0.8,  # assumption: 300 W and a halved rate
-)
-_A6000 = of_datasheet(
-    "a6000-48",
-    "NVIDIA RTX A6000 datasheet, 2021",
-    float32=38.7,  # NVIDIA RTX A6000 datasheet 2021
-    tensorfloat32=77.4,  # NVIDIA RTX A6000 datasheet 2021: half of 154.8
-    bfloat16=154.8,  # NVIDIA RTX A6000 datasheet 2021: 309.7 sparse
-    float16=154.8,  # NVIDIA RTX A6000 datasheet 2021: 309.7 sparse
-    memory_bytes=46068 * MIB,  # assumption: "48 GB" less ECC, as A40
-    memory_bandwidth_bytes_per_s=768e9,  # NVIDIA RTX A6000 datasheet 2021
-    efficiency=0.7,  # assumption: as A40
-)
-_A5000 = of_datasheet(
-    "a5000-24",
-    "NVIDIA RTX A5000 datasheet, 2021",
-    float32=27.8,  # NVIDIA RTX A5000 datasheet 2021
-    tensorfloat32=55.5,  # NVIDIA RTX A5000 datasheet 2021: an eighth of 222.2, twice
-    bfloat16=111.1,  # NVIDIA RTX A5000 datasheet 2021: 222.2 sparse
-    float16=111.1,  # NVIDIA RTX A5000 datasheet 2021: 222.2 sparse
-    memory_bytes=23028 * MIB,  # assumption: "24 GB" less ECC, as A10
-    memory_bandwidth_bytes_per_s=768e9,  # NVIDIA RTX A5000 datasheet 2021
-    efficiency=0.7,  # assumption: as A40
-)
-_RTX6000ADA = of_datasheet(
-    "rtx6000ada-48",
-    "NVIDIA RTX 6000 Ada datasheet, 2023",
-    float32=91.1,  # NVIDIA RTX 6000 Ada datasheet 2023
-    tensorfloat32=182.1,  # NVIDIA RTX 6000 Ada datasheet 2023: an eighth of 1,457
-    bfloat16=364.2,  # NVIDIA RTX 6000 Ada datasheet 2023: a quarter of 1,457
-    float16=364.2,  # NVIDIA RTX 6000 Ada datasheet 2023: a quarter of 1,457
-    float8_e4m3fn=728.5,  # NVIDIA RTX 6000 Ada datasheet 2023: 1,457 sparse
-    memory_bytes=46068 * MIB,  # assumption: "48 GB" less ECC, as L40S
-    memory_bandwidth_bytes_per_s=960e9,  # NVIDIA RTX 6000 Ada datasheet 2023
-    efficiency=0.6,  # assumption: as L40S
 )
 _L4 = of_datasheet(
     "l4-24",
@@ -301,37 +266,21 @@ _B100 = of_datasheet(
     memory_bandwidth_bytes_per_s=7700e9,  # assumption: as B200
     efficiency=0.75,  # assumption: as B200
 )
-_RTXPRO6000 = of_datasheet(
-    "rtxpro6000-96",
-    "NVIDIA RTX Blackwell PRO whitepaper, 2025",
-    float32=126,  # NVIDIA RTX Blackwell PRO whitepaper 2025
-    tensorfloat32=251.9,  # NVIDIA RTX Blackwell PRO whitepaper 2025
-    bfloat16=503.8,  # NVIDIA RTX Blackwell PRO whitepaper 2025
-    float16=503.8,  # NVIDIA RTX Blackwell PRO whitepaper 2025
-    float8_e4m3fn=1007.6,  # NVIDIA RTX Blackwell PRO whitepaper 2025
-    float4_e2m1fn_x2=2015.2,  # NVIDIA RTX Blackwell PRO whitepaper 2025
-    memory_bytes=97250 * MIB,  # assumption: 96 GiB less ECC and a reserve
-    memory_bandwidth_bytes_per_s=1792e9,  # NVIDIA RTX Blackwell PRO whitepaper 2025
-    efficiency=0.6,  # assumption: as L40S
-)
 
 #: In the order of their generations.
 CARDS: tuple[DeviceType, ...] = (
+    _K80,
+    _P40,
     _P100,
     _V100PCIE_16,
     _V100PCIE_32,
     _T4,
-    _RTX2080TI,
-    _TITANRTX,
     _A100PCIE_40,
     _A100PCIE_80,
     _A800_80,
     _A30,
     _A10,
     _A10G,
-    _A5000,
-    _A6000,
-    _RTX6000ADA,
     _L4,
     _L20,
     _L40,
@@ -343,5 +292,4 @@ CARDS: tuple[DeviceType, ...] = (
     _GH200,
     _GH200_144,
     _B100,
-    _RTXPRO6000,
 )

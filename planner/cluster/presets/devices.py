@@ -1,7 +1,8 @@
 """Accelerators by name, with their numbers from datasheets.
 
 Here are those that machines among the presets have; in :mod:`.cards` the variants,
-cards and older chips that measurements are published for, in :mod:`.instinct` AMD's.
+cards and older chips of servers that measurements are published for, in
+:mod:`.desktop` those of desktops and workstations, in :mod:`.instinct` AMD's.
 
 Rates are dense (a datasheet that gives them with 2:4 sparsity is halved). Memory is
 what the driver reports (``memory.total`` of nvidia-smi), the least where drivers
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from planner.cluster.presets.cards import CARDS
 from planner.cluster.presets.datasheet import MIB, of_datasheet
+from planner.cluster.presets.desktop import DESKTOP
 from planner.cluster.presets.instinct import INSTINCT
 from planner.errors import UnknownNameError
 from planner.schema.cluster import DeviceType
@@ -237,6 +239,7 @@ _TYPES: dict[str, DeviceType] = {
         _RTX4090,
         _RTX5090,
         *CARDS,
+        *DESKTOP,
         *INSTINCT,
     )
 }

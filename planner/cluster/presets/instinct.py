@@ -14,6 +14,37 @@ __all__ = ["INSTINCT"]
 
 _LAUNCH_S = 6e-6  # assumption: HIP launches cost more than CUDA's
 
+_MI50 = of_datasheet(
+    "mi50-16",
+    "AMD Radeon Instinct MI50 data sheet, 2018",
+    float64=6.6,  # AMD MI50 data sheet 2018
+    float32=13.3,  # AMD MI50 data sheet 2018
+    float16=26.5,  # AMD MI50 data sheet 2018; no matrix cores
+    memory_bytes=16368 * MIB,  # assumption: 16 GiB less 16 MiB, as MI300X
+    memory_bandwidth_bytes_per_s=1024e9,  # AMD MI50 data sheet 2018
+    efficiency=0.7,  # assumption
+    kernel_overhead_s=_LAUNCH_S,
+    backend="rccl",
+)
+_MI50_32 = _MI50.model_copy(
+    update={
+        "name": "mi50-32",
+        "memory_bytes": 32752 * MIB,  # assumption: 32 GiB less 16 MiB, as MI300X
+    }
+)
+_MI100 = of_datasheet(
+    "mi100-32",
+    "AMD Instinct MI100 brochure, 2020",
+    float64=11.5,  # AMD MI100 brochure 2020
+    float32=46.1,  # AMD MI100 brochure 2020, matrix
+    bfloat16=92.3,  # AMD MI100 brochure 2020: half of float16
+    float16=184.6,  # AMD MI100 brochure 2020
+    memory_bytes=32752 * MIB,  # assumption: 32 GiB less 16 MiB, as MI300X
+    memory_bandwidth_bytes_per_s=1228.8e9,  # AMD MI100 brochure 2020
+    efficiency=0.6,  # assumption: as MI210
+    kernel_overhead_s=_LAUNCH_S,
+    backend="rccl",
+)
 _MI210 = of_datasheet(
     "mi210-64",
     "AMD Instinct MI210 data sheet, 2022",
@@ -116,6 +147,9 @@ _MI355X = _MI350X.model_copy(
 
 #: In the order of their generations.
 INSTINCT: tuple[DeviceType, ...] = (
+    _MI50,
+    _MI50_32,
+    _MI100,
     _MI210,
     _MI250,
     _MI250X,

@@ -11,13 +11,22 @@ from __future__ import annotations
 __all__ = ["PROCESSORS"]
 
 PROCESSORS: dict[str, int] = {
-    # NVIDIA's architecture whitepapers: Pascal 2016, Volta 2017, Turing 2018.
+    # NVIDIA's architecture whitepapers: Kepler 2014, Pascal 2016, Volta 2017, Turing
+    # 2018.
+    "k80": 13,
+    "p40": 30,
     "p100": 56,
+    "gtx1080ti": 28,
+    "titanxp": 30,
     "v100": 80,
     "v100pcie": 80,
+    "titanv": 80,
     "t4": 40,
+    "rtx2080": 46,
     "rtx2080ti": 68,
     "titanrtx": 72,
+    "quadrortx6000": 72,
+    "quadrortx8000": 72,
     # Ampere GA100 2020 and GA102 2021, and datasheets of the cards.
     "a100": 108,
     "a100pcie": 108,
@@ -27,10 +36,16 @@ PROCESSORS: dict[str, int] = {
     "a10g": 80,
     "a40": 84,
     "a6000": 84,
+    "a5500": 80,
     "a5000": 64,
+    "a4000": 48,
+    "rtx3080": 68,
+    "rtx3090ti": 84,
     "rtx3090": 82,
     # Ada 2023, and datasheets of the cards.
+    "rtx4080": 76,
     "rtx4090": 128,
+    "rtx5000ada": 100,
     "rtx6000ada": 142,
     "l4": 58,
     "l20": 92,
@@ -52,7 +67,9 @@ PROCESSORS: dict[str, int] = {
     "gb300": 152,
     "rtx5090": 170,
     "rtxpro6000": 188,
-    # AMD data sheets 2021 to 2025, of one die where a device is one.
+    # AMD data sheets 2018 to 2025, of one die where a device is one.
+    "mi50": 60,
+    "mi100": 120,
     "mi210": 104,
     "mi250": 104,
     "mi250x": 110,
