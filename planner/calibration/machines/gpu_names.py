@@ -13,7 +13,7 @@ from planner.errors import CalibrationError
 from planner.schema.cluster import DeviceType
 from planner.units import GB
 
-__all__ = ["known_names", "normal", "read_device"]
+__all__ = ["chips_named", "known_names", "normal", "read_device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +186,11 @@ def known_names() -> tuple[str, ...]:
     return tuple(chip.name for chip in _CHIPS)
 
 
+def chips_named(text: str) -> tuple[str, ...]:
+    """Accelerators that a text names, each once, in its order."""
+    return tuple(dict.fromkeys(chip.name for chip in _found(normal(text))))
+
+
 def read_device(
     gpu: str, system: KnownSystem | None
 ) -> tuple[DeviceType, tuple[str, ...]]:
@@ -203,7 +208,8 @@ def read_device(
     if len({chip.variants for chip in chips}) > 1:
         names = " and ".join(chip.name for chip in chips)
         raise CalibrationError(
-            f"gpu={gpu!r} names {names}; a row is of one kind of device: name one"
+            f"gpu={gpu!r} names {names}, and not how many there are of each; name one, "
+            f"or write '8x{chips[0].name} + 8x{chips[-1].name}'"
         )
     form = "pcie" if "pci" in text else "nvl" if re.search(r"\bnvl\b", text) else ""
     if not chips:

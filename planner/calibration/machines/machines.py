@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from planner.calibration.machines.gpu_names import normal, read_device
 from planner.calibration.machines.hosts import HOSTS_OF_DEVICES, HostKind
+from planner.calibration.machines.mixed import of_one_kind
 from planner.calibration.machines.networks import Rate, stated_rate
 from planner.calibration.machines.systems import SYSTEMS, KnownSystem
 from planner.calibration.points import Point
@@ -41,9 +42,9 @@ class Machine:
 
     Attributes:
         cluster: Exactly as many devices as the row has.
-        device: Name of their type.
+        device: Name of their type; of the first, where there are several.
         hosts: How many.
-        devices_per_host: Devices in each.
+        devices_per_host: Devices in each, of the first type.
         domain: Devices that the link inside hosts joins: those of one host, or more
             where it also joins hosts.
         assumed: What the row does not say, in plain words.
@@ -67,6 +68,39 @@ def machine_of(point: Point) -> Machine:
     Raises:
         CalibrationError: If the GPU is not known; names the nearest.
     """
+    rows, shares = of_one_kind(point)
+    parts = [_part(row) for row in rows]
+    notes = [note for part in parts for note in part.assumed]
+    first, hosts = parts[0], sum(part.hosts for part in parts)
+    if len(parts) > 1:
+        notes += [*shares, "ranks go over the kinds in the order of their names"]
+        if first.hosts == 1:
+            notes += first.network_said
+    return Machine(
+        cluster=_cluster(parts),
+        device=first.device.name,
+        hosts=hosts,
+        devices_per_host=first.per_host,
+        domain=min(first.domain, point.n_gpus),
+        assumed=tuple(dict.fromkeys(notes)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """All devices of one kind."""
+
+    device: DeviceType
+    kind: HostKind
+    per_host: int
+    hosts: int
+    domain: int
+    network: Link
+    network_said: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def _part(point: Point) -> _Part:
     system, named = _system(point)
     device, assumed = read_device(point.gpu, system)
     notes = list(assumed)
@@ -82,13 +116,14 @@ def machine_of(point: Point) -> Machine:
         notes.append(f"hosts and links as usual for {device.name}: {kind.source}")
     if hosts * per_host > domain:
         notes += said
-    cluster = _cluster(device, kind, per_host, hosts, domain, link)
-    return Machine(
-        cluster=cluster,
-        device=device.name,
+    return _Part(
+        device=device,
+        kind=kind,
+        per_host=per_host,
         hosts=hosts,
-        devices_per_host=per_host,
-        domain=min(domain, point.n_gpus),
+        domain=domain,
+        network=link,
+        network_said=tuple(said),
         assumed=tuple(notes),
     )
 
@@ -182,38 +217,44 @@ def _network(kind: HostKind, rate: Rate | None) -> tuple[Link, list[str]]:
     return link, notes
 
 
-def _cluster(
-    device: DeviceType,
-    kind: HostKind,
-    per_host: int,
-    hosts: int,
-    domain: int,
-    link: Link,
-) -> Cluster:
+def _cluster(parts: list[_Part]) -> Cluster:
+    """Hosts of all kinds, and the links that join them.
+
+    Kinds meet in one network, as fast as the slowest device's share of it.
+    """
+    first, alone = parts[0], len(parts) == 1
+    inside, network = first.kind.inside, first.network
+    if not alone:
+        network = min(
+            (part.network for part in parts),
+            key=lambda link: link.bandwidth_bytes_per_s,
+        )
     levels = []
-    if domain > per_host:
+    if alone and first.domain > first.per_host:
         levels.append(
             Level(
-                name=f"{kind.inside.name} domain",
-                hosts=domain // per_host,
-                link=kind.inside,
+                name=f"{inside.name} domain",
+                hosts=first.domain // first.per_host,
+                link=inside,
             )
         )
-    if hosts * per_host > domain:
-        levels.append(Level(name=link.name, link=link))
+    count = sum(part.hosts * part.per_host for part in parts)
+    if not alone or count > first.domain:
+        levels.append(Level(name=network.name, link=network))
     document = ClusterDocument(
-        name=f"{hosts * per_host} x {device.name}",
-        device_types=(device,),
-        hosts=(
+        name=" + ".join(f"{p.hosts * p.per_host} x {p.device.name}" for p in parts),
+        device_types=tuple({p.device.name: p.device for p in parts}.values()),
+        hosts=tuple(
             HostGroup(
-                name=device.name,
-                count=hosts,
-                devices_per_host=per_host,
-                device=device.name,
-                link=kind.inside,
-            ),
+                name=part.device.name if alone else f"{part.device.name} {place}",
+                count=part.hosts,
+                devices_per_host=part.per_host,
+                device=part.device.name,
+                link=part.kind.inside,
+            )
+            for place, part in enumerate(parts)
         ),
         levels=tuple(levels),
-        source=kind.source,
+        source="; ".join(dict.fromkeys(part.kind.source for part in parts)),
     )
     return Cluster.from_document(document)

@@ -239,11 +239,6 @@ def test_devices_of_a_host_as_the_row_states(gpu: str, notes: str) -> None:
     assert outside(point) == pytest.approx(25e9)
 
 
-def test_two_kinds_at_once_are_refused() -> None:
-    with pytest.raises(CalibrationError, match="one kind of device"):
-        machine_of(row("A100 + V100"))
-
-
 @pytest.mark.parametrize(
     ("count", "per_host", "hosts"), [(1, 1, 1), (4, 4, 1), (8, 8, 1), (12, 6, 2)]
 )
