@@ -124,4 +124,5 @@ def test_fitted_constants_count_waves_and_documents_do_not() -> None:
 def test_every_chip_says_how_many_processors_it_has(name: str) -> None:
     found = device_type(name).processors
     assert found is not None
-    assert 40 <= found <= 304
+    # From one die of a K80 (13) to the MI325X (304).
+    assert 13 <= found <= 304
