@@ -146,7 +146,8 @@ def prepare(point: Point) -> Case:
         product_dtype=plan.product_dtype,
     )
     held = _held(point, plan.strategy)
-    more = f"{held:.2f} times the activations of ZB-H1" if held > 1 else ""
+    instead = f"{held:.2f} times the activations of {plan.strategy.schedule}"
+    more = instead if held != 1 else ""
     why = (doubt, *stated, *shape.assumed, *machine.assumed, *plan.why, as_set, counted)
     return Case(
         point=point,
@@ -159,16 +160,28 @@ def prepare(point: Point) -> Case:
 
 
 def _held(point: Point, strategy: Strategy) -> float:
-    """Activations of ZB-H2 and ZB-2p over those of ZB-H1, in whose place it stands.
+    """Activations of schedules that no plan can ask for, over the one's in their place.
 
-    Of ZB-H1 a rank holds pp microbatches, whole or waiting for weight gradients, of
-    ZB-H2 2 pp - 1. No plan can ask for it; its time is taken to be ZB-H1's.
-    Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, 2401.10241, section 2.2.
+    Their times are taken to be those of the schedule in whose place they stand. Of
+    ZB-H1 a rank holds pp microbatches, whole or waiting for weight gradients, of
+    ZB-H2 and ZB-2p 2 pp - 1. Of ZB-V it holds pp, of V-Half (pp + 2) // 2 and of V-Min
+    (pp + 4) // 3. Sources: Qi et al. 2023, Zero Bubble Pipeline Parallelism,
+    2401.10241, section 2.2; Qi et al. 2024, Pipeline Parallelism with Controllable
+    Memory, 2405.15362, and its table beside the authors' playground.
     """
     pp, count = strategy.mesh.pp, strategy.num_microbatches
-    if pp == 1 or not re.search(r"zb-?(2p|h2)", point.schedule.lower()):
+    text = point.schedule.lower()
+    if pp == 1:
         return 1.0
-    return min(2 * pp - 1, count) / min(pp, count)
+    if re.search(r"zb-?(2p|h2)", text):
+        own = 2 * pp - 1
+    elif strategy.schedule == "ZBVZeroBubble" and re.search(r"\bv-?half", text):
+        own = (pp + 2) // 2
+    elif strategy.schedule == "ZBVZeroBubble" and re.search(r"\bv-?min", text):
+        own = (pp + 4) // 3
+    else:
+        return 1.0
+    return min(own, count) / min(pp, count)
 
 
 def prepare_all(

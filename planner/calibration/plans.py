@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.calibration.batches import batches
 from planner.calibration.expert_degrees import expert_degree
 from planner.calibration.frameworks import Framework
 from planner.calibration.points import Point
@@ -56,7 +57,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
             f"point {point.point_id}: tp={tp} x pp={pp} x cp={cp} do not divide "
             f"n_gpus={point.n_gpus}; correct the degrees"
         )
-    microbatch, count = _batches(_as_cut(point, framework, ways, why), ways, pp, why)
+    microbatch, count = batches(point, framework, ways, why)
     zero = _or(point.zero, framework.zero_stage)
     if point.zero is None:
         why.append(f"ZeRO {zero}")
@@ -100,48 +101,6 @@ def _or(value: int | None, other: int) -> int:
     return other if value is None else value
 
 
-def _as_cut(point: Point, framework: Framework, ways: int, why: list[str]) -> Point:
-    """The row with the framework's microbatch where its own is a guess."""
-    notes, pp = point.notes.lower(), point.pp or 1
-    given = point.microbatch is not None and "inferred" not in notes
-    if framework.microbatches != "stages" or pp == 1 or given:
-        return point
-    found = re.search(r"local batch (\d+)", notes)
-    if found is None and point.global_batch is None:
-        return point
-    each = int(found[1]) if found else (point.global_batch or ways) // ways
-    if each % pp:
-        return point
-    why.append(f"{pp} microbatches of {each // pp}, as many as stages")
-    return replace(
-        point, microbatch=each // pp, global_batch=point.global_batch or each * ways
-    )
-
-
-def _batches(point: Point, ways: int, pp: int, why: list[str]) -> tuple[int, int]:
-    """Samples of a microbatch, and microbatches of a step."""
-    microbatch, total = point.microbatch, point.global_batch
-    if microbatch is None:
-        each = (total or ways) / ways
-        microbatch = 1 if pp > 1 or each < 1 else max(1, min(int(each), 4))
-        while total and microbatch > 1 and total % (microbatch * ways):
-            microbatch -= 1
-        why.append(f"microbatch {microbatch}, not given")
-    stated = re.search(r"(\d+) grad-accum|grad accumulation (\d+)", point.notes.lower())
-    if total is None and stated:
-        return microbatch, int(stated[1] or stated[2])
-    if total is None:
-        count = 4 * pp if pp > 1 else 1
-        why.append(f"{count} microbatches a step, global batch not given")
-        return microbatch, count
-    exact = total / (microbatch * ways)
-    if exact < 1:
-        why.append(f"global batch {total} is less than {microbatch} on each replica")
-    elif exact != int(exact):
-        why.append(f"{exact:.2f} microbatches a step taken as {round(exact)}")
-    return microbatch, max(1, round(exact))
-
-
 def _schedule(
     point: Point,
     graph: ModelGraph,
@@ -160,7 +119,7 @@ def _schedule(
     most = max(1, len(graph.units) // pp)
     if most > 1 and re.search(r"dual-?pipe", text):
         return "DualPipeV", 2
-    if most > 1 and re.search(r"zb-?v|\bv-", text):
+    if most > 1 and re.search(r"zb-?v|\bv-?(zb|half|min)", text):
         return "ZBVZeroBubble", 2
     if "zero" in text or "zb" in text:
         return "InterleavedZeroBubble", min(virtual or 1, most)

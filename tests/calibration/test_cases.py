@@ -47,6 +47,14 @@ def test_zero_bubble_holds_as_much_as_1f1b_or_nearly_twice_that() -> None:
     assert _peak("ZB-2p", **few) == pytest.approx(5 / 4 * _peak("ZB-1p", **few))
 
 
+def test_v_half_and_v_min_hold_part_of_what_zero_bubble_v_does() -> None:
+    # Qi et al. 2024, 2405.15362: pp, (pp + 2) // 2 and (pp + 4) // 3 microbatches.
+    whole, half, least = (_peak(name) for name in ("ZBV", "V-Half", "v-min"))
+    assert half == pytest.approx(3 / 4 * whole)
+    assert least == pytest.approx(2 / 4 * whole)
+    assert _peak("V-ZB") == pytest.approx(whole)
+
+
 @pytest.mark.parametrize("shift", [-0.4, 0.0, 0.7])
 @pytest.mark.parametrize(
     "row",
