@@ -29,7 +29,8 @@ def batches(
     point = _as_cut(point, framework, ways, why)
     microbatch, total = point.microbatch, point.global_batch
     if microbatch is None:
-        microbatch = _unstated((total or ways) / ways) if pp == 1 else 1
+        most = None if framework.microbatches == "whole" else _MOST
+        microbatch = _unstated((total or ways) / ways, most) if pp == 1 else 1
         why.append(f"microbatch {microbatch}, not given")
     stated = re.search(r"(\d+) grad-accum|grad accumulation (\d+)", point.notes.lower())
     if total is None and stated:
@@ -64,14 +65,14 @@ def _as_cut(point: Point, framework: Framework, ways: int, why: list[str]) -> Po
     )
 
 
-def _unstated(each: float) -> int:
+def _unstated(each: float, most: int | None) -> int:
     """Of the ``each`` samples a step that a replica without a pipeline has.
 
     As many as divide them; where the replicas do not divide the batch, as many as may
     be: under ZeRO 3 every microbatch gathers the model, so that one sample at a time
     would be the slowest guess.
     """
-    most = max(1, min(round(each), _MOST))
-    if each != int(each):
-        return most
-    return next(size for size in range(most, 0, -1) if each % size == 0)
+    whole = max(1, round(each))
+    if most is None or each != int(each):
+        return min(whole, most or whole)
+    return next(size for size in range(min(whole, most), 0, -1) if each % size == 0)

@@ -28,7 +28,8 @@ class Framework:
         memory_share: Of a device's memory that it fills before it fails.
         reduce: Dtype of gradient reductions, of runs in bfloat16 and narrower.
         microbatches: ``stages``: where a row infers the microbatch, a pipeline cuts
-            its batch into as many as it has ranks.
+            its batch into as many as it has ranks; ``whole``: where a row leaves it
+            out, and there is no pipeline, the batch is not cut.
         bfloat16_passes: ``gradient_passes`` of runs in bfloat16, if others.
         bfloat16_gradients: ``gradients`` of runs in bfloat16, if others.
         why: What these stand on.
@@ -41,7 +42,7 @@ class Framework:
     virtual_stages: int = 2
     memory_share: float = 1.0
     reduce: Literal["float32", "bfloat16"] = "float32"
-    microbatches: Literal["given", "stages"] = "given"
+    microbatches: Literal["given", "stages", "whole"] = "given"
     bfloat16_passes: float | None = None
     bfloat16_gradients: Literal["both"] | None = None
     why: str = ""
@@ -261,8 +262,12 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_passes=_SUMMED,
             loss_parallel=True,
             recompute_ends=False,
+            reduces_whole=True,
         ),
         zero_stage=1,
+        # Buckets of the gradients' own dtype, whole on all ranks. Source: InternEvo,
+        # internlm/solver/optimizer/hybrid_zero_optim.py, _reduce_and_copy.
+        reduce="bfloat16",
         why="InternEvo: hybrid ZeRO 1 and flash attention",
     ),
     "jax": Framework(
@@ -276,6 +281,8 @@ FRAMEWORKS: dict[str, Framework] = {
             recompute_ends=False,
         ),
         zero_stage=3,
+        # gradient_accumulation_steps is 1: MaxText, configs/base.yml.
+        microbatches="whole",
         why="XLA with fused attention",
     ),
     "deepspeed": Framework(

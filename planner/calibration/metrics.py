@@ -62,8 +62,9 @@ _ATTENTION = (("bridge", 0.5), ("dgxc", 0.5))
 #: Frameworks whose logs count what full recomputation does again. Megatron-LM's formula
 #: of 2021 is 96 B s l h^2 (1 + s / 6h + V / 16lh), Narayanan et al. 2021, section 5.1;
 #: its README's tables of 2020 agree with it to 0.1 %. Megatron-DeepSpeed and Alpa take
-#: the same, Megatron-LM of 2023 and later does not.
-_RECOMPUTING = ("megatron-2021", "megatron-deepspeed", "deepspeed", "alpa")
+#: the same, and InternEvo (doc/en/train_performance.md, FLOPS Testing); Megatron-LM of
+#: 2023 and later does not.
+_RECOMPUTING = ("megatron-2021", "megatron-deepspeed", "deepspeed", "alpa", "internevo")
 _SAYS_WITH = re.compile(
     r"\bhfu\b|hardware flop|(?:counts?|with|incl\w*)\W+(?:\w+\W+)?recomput"
 )

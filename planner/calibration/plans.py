@@ -11,6 +11,7 @@ from planner.calibration.batches import batches
 from planner.calibration.expert_degrees import expert_degree
 from planner.calibration.frameworks import Framework
 from planner.calibration.points import Point
+from planner.calibration.shard_groups import replicated_and_sharded
 from planner.cost import Recipe
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
@@ -47,7 +48,8 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
             not divide.
     """
     why: list[str] = []
-    tp, pp, cp = (_or(value, 1) for value in (point.tp, point.pp, point.cp))
+    tp, pp = _or(point.tp, 1), _or(point.pp, 1)
+    cp = point.cp or _context_ways(point, tp * pp, why)
     for name, value in (("tp", point.tp), ("pp", point.pp)):
         if value is None:
             why.append(f"{name}=1, not given")
@@ -61,6 +63,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
     zero = _or(point.zero, framework.zero_stage)
     if point.zero is None:
         why.append(f"ZeRO {zero}")
+    copies, shard = replicated_and_sharded(point, zero, ways, tp, why)
     ep = expert_degree(point, graph.num_experts, framework, ways * cp, why)
     schedule, virtual = _schedule(point, graph, framework, pp, count, why)
     recompute = _recompute(point, framework, why)
@@ -70,8 +73,8 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
         context_algorithm="ring",
         mesh=Mesh(
             pp=pp,
-            dp_replicate=1 if zero else ways,
-            dp_shard=ways if zero else 1,
+            dp_replicate=copies,
+            dp_shard=shard,
             cp=cp,
             tp=tp,
             ep=ep,
@@ -95,6 +98,20 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
         recipe=_as_run(point, framework, precision),
         why=tuple(why),
     )
+
+
+def _context_ways(point: Point, inner: int, why: list[str]) -> int:
+    """A blank cp: 1, but of a batch of fewer samples than there would be replicas.
+
+    A replica takes a sample at least, so that the others must share one: where nothing
+    says how, along its tokens.
+    """
+    ways, rest = divmod(point.n_gpus, inner)
+    samples = point.global_batch
+    if point.dp or rest or not samples or samples >= ways or ways % samples:
+        return 1
+    why.append(f"cp={ways // samples}: {samples} samples on {ways} replicas")
+    return ways // samples
 
 
 def _or(value: int | None, other: int) -> int:
@@ -182,12 +199,22 @@ def _recompute(point: Point, framework: Framework, why: list[str]) -> str:
     return "full"
 
 
+#: Reduces gradients in bfloat16. Source: foundation-model-stack/fms-fsdp,
+#: fms_fsdp/policies/mixed_precision.py, bfSixteen.
+_NARROW = re.compile(r"\bfms-fsdp\b")
+
+
+def _said(point: Point) -> str:
+    return f"{point.source} {point.notes}".lower()
+
+
 def _precision(point: Point, framework: Framework) -> Precision:
     text = point.precision.lower()
     if any(word in text for word in ("fp8", "float8", "mxfp8", "fp4", "float4")):
         return Precision(compute="float8", reduce=framework.reduce)
     if "bf16" in text or "bfloat16" in text or not text:
-        return Precision(compute="bfloat16", reduce=framework.reduce)
+        reduce = "bfloat16" if _NARROW.search(_said(point)) else framework.reduce
+        return Precision(compute="bfloat16", reduce=reduce)
     if "16" in text:
         # Gradients of half precision are reduced in two bytes.
         return Precision(compute="float16", reduce="bfloat16")
@@ -228,7 +255,7 @@ def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
         recipe = replace(recipe, elementwise=1.0)
     if "async tp" in text or "asynctp" in text:
         recipe = replace(recipe, layer_overlap=_ASYNC_TP)
-    if _BLOCKING.search(f"{point.source} {point.notes}".lower()):
+    if _BLOCKING.search(_said(point)):
         recipe = replace(recipe, blocking=True)
     # Pax computes scores in memory, but for Transformer Engine's layers: praxis,
     # layers/attentions.py, DotProductAttention.

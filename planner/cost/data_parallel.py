@@ -133,6 +133,7 @@ def _fill_exposed(
     cost: float,
     behind_pipeline: bool,
     each: bool,
+    whole: bool,
     exposed: Array,
 ) -> None:
     for i in range(len(exposed)):
@@ -146,7 +147,8 @@ def _fill_exposed(
             pp[i],
             many[i],
             _wire(gather_lines[group], scalars[i] * bytes_each[0], pieces),
-            _wire(scatter_lines[group], reduced, pieces),
+            (2.0 if whole and zero_stage[i] == 1 else 1.0)
+            * _wire(scatter_lines[group], reduced, pieces),
             _wire(mirror_lines[replicate[i]], reduced / shard_size[group], buckets),
             hidden * forward_s[i],
             hidden * backward_s[i],
@@ -223,6 +225,7 @@ def exposed_seconds(
         recipe.overlap_cost,
         recipe.pipeline_overlap and on_gpu,
         recipe.reduces_each,
+        recipe.reduces_whole,
         exposed,
     )
     return exposed
@@ -263,6 +266,8 @@ def replica_traffic(
     n, r = groups.shard.size, groups.replicate.size
     gathers, scatters = _rounds(rows)
     scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
+    if recipe.reduces_whole:
+        scatters = np.where(rows.zero_stage == 1, 2.0, scatters)
     gathered, scattered = gathered * gathers * (n > 1), reduced * scatters * (n > 1)
     mirrored = np.where(r > 1, reduced / n, 0.0)
     return ReplicaTraffic(

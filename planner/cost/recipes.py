@@ -63,6 +63,8 @@ class Recipe:
             gather it behind.
         reduces_each: Whether ZeRO 2 and 3 reduce gradients after every microbatch; else
             once a step.
+        reduces_whole: Whether ZeRO 1 reduces gradients whole on every rank, with twice
+            the bytes of one that scatters them.
         pipeline_overlap: Whether copies are made alike behind the first forward and
             the last backward of a pipeline; else nothing hides it there.
         fused_loss: Whether softmax and cross entropy are one kernel over logits in the
@@ -135,6 +137,7 @@ class Recipe:
     narrow_gathers: bool = False
     scattered_transfers: bool = False
     reduces_each: bool = True
+    reduces_whole: bool = False
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
     fused_loss: bool = False

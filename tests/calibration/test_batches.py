@@ -39,3 +39,9 @@ def test_a_pipeline_takes_one_sample_at_once() -> None:
         2,
         [],
     ) == (1, 16)
+
+
+def test_jax_takes_a_replicas_batch_at_once() -> None:
+    # gradient_accumulation_steps is 1 unless a configuration says otherwise.
+    row = small(microbatch=None, global_batch=32, pp=None)
+    assert batches(row, FRAMEWORKS["jax"], 2, []) == (16, 1)

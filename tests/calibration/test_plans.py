@@ -73,6 +73,17 @@ def test_a_batch_that_does_not_divide_is_rounded(graph: ModelGraph) -> None:
     assert _said(plan, "2.50 microbatches")
 
 
+def test_fewer_samples_than_replicas_share_their_tokens(graph: ModelGraph) -> None:
+    row = {"tp": 2, "pp": 1, "cp": None, "microbatch": None}
+    plan = _plan(graph, global_batch=4, **row)
+    assert (plan.strategy.mesh.cp, plan.strategy.global_batch) == (2, 4)
+    assert _said(plan, "cp=2")
+    # Where cp or dp is given, or samples suffice, it is as the row says.
+    for others in ({"cp": 1}, {"dp": 8}, {"global_batch": 8}, {"global_batch": 3}):
+        plan = _plan(graph, **{**row, "global_batch": 4, **others})
+        assert plan.strategy.mesh.cp == 1
+
+
 def test_a_batch_below_one_microbatch_each(graph: ModelGraph) -> None:
     plan = _plan(graph, microbatch=8, global_batch=64)
     assert plan.strategy.num_microbatches == 1

@@ -113,6 +113,17 @@ def test_a_pipeline_that_hides_reductions_has_one_a_step() -> None:
     assert one == two
 
 
+def test_zero_1_may_reduce_whole_gradients_on_every_rank() -> None:
+    whole = replace(NEVER, reduces_whole=True)
+    found = traffic(1, many=3, recipe=whole)
+    assert found.scattered_bytes == 2 * 4e9
+    assert found.exposed_s == pytest.approx(GATHER + 2 * SCATTER)
+    for zero in (0, 2, 3):
+        plain, same = (traffic(zero, recipe=recipe) for recipe in (NEVER, whole))
+        assert same.exposed_s == plain.exposed_s
+        assert same.scattered_bytes == plain.scattered_bytes
+
+
 def test_replicas_reduce_their_shard() -> None:
     plain = traffic(0, many=5, replicas=2)
     assert plain.reduced_bytes == 4e9
