@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from planner.calibration.points import Point
+from planner.calibration.years import year_of
 
 __all__ = ["framework_of"]
 
@@ -21,12 +22,12 @@ _WORDS = (
         ("bridge", "nemo", "mlperf", "megatron-core", "megatron core", "mcore"),
         "megatron",
     ),
-    (("primus", "megascale"), "megatron"),
+    (("primus",), "megatron"),
     (("alpa",), "alpa"),
     (("internevo", "internlm"), "internevo"),
     (("maxtext", "jax", "levanter", "tpu", "praxis"), "jax"),
     (("megatron-lm", "korthikanti", "megatron"), "megatron-2021"),
-    # Its peaks have scores in them: tables 4 and 10 of Qi et al. 2024.
+    (("megascale",), "megatron"),
     (("zero bubble", "zero-bubble"), "megatron-2021"),
     (("deepspeed", "zero-infinity", "zero-offload", "zero-3"), "deepspeed"),
     (("nnscaler", "fsdp", "pytorch", "meshwright"), "torch"),
@@ -36,8 +37,7 @@ _WORDS = (
 def framework_of(point: Point) -> tuple[str, str]:
     """Name of the framework, and what was assumed if the source does not say.
 
-    Later Megatron-LM (from 2023 on, or on H100 and newer) has flash attention and
-    overlap; earlier has not.
+    Where the source does not say, the notes do; where neither does, what is usual.
     """
     text = f"{point.source} {point.notes}".lower()
     for words, name in _WORDS:
@@ -47,31 +47,48 @@ def framework_of(point: Point) -> tuple[str, str]:
         if any(word in text for word in words):
             name = _of_age(name, point)
             return name, f"framework {name} by the notes"
-    name = "megatron" if (point.pp or 1) > 1 else "torchtitan"
+    name = _unnamed(point)
     return name, f"framework not named: constants of {name}"
 
 
-#: A year from 2023 on in a source's name.
-_RECENT = re.compile(r"(?<!\d)20(?:2[3-9]|[3-9]\d)(?!\d)")
+#: Devices of 2022 and later, and those before Ampere, which flash attention leaves out.
+#: Source: Dao-AILab/flash-attention, README, "Requirements".
+_NEW = re.compile(
+    r"h100|h200|h800|h20\b|gh200|b100|b200|b300|mi3\d\d|l40?s?\b|[45]0\d0"
+)
+_OLD = re.compile(r"v100|p100|p40|k80|\bt4\b|titan|[12]0[678]0|rtx ?[68]000\b(?! ?ada)")
+#: Peaks of these runs have scores in them: tables 4 and 10 of Qi et al. 2024.
+_SCORES = re.compile(r"zero.bubble")
+#: Where NVIDIA shows what Megatron-LM reaches, with all of its flags.
+_OFFICIAL = re.compile(r"nvidia|readme|performance.summary|mlperf")
+
+
+def _unnamed(point: Point) -> str:
+    """Pipelines of nobody are Megatron's of their age, with overlap; others torch's."""
+    if (point.pp or 1) == 1:
+        return "torchtitan"
+    old = _OLD.search(point.gpu.lower()) or (year_of(point.source) or 2023) < 2023
+    return "megatron-2021" if old else "megatron"
 
 
 def _of_age(name: str, point: Point) -> str:
     """Megatron-LM of 2021, of 2023 and newer (or on GPUs of then), or not alone.
 
-    ZeRO 3 beside it is DeepSpeed's, or FSDP's where that is said. Runs of 2026 with
-    recipes that notes name use Megatron-Core of then.
+    From 2023 on it has flash attention, and overlap if asked to. ZeRO 3 beside it is
+    DeepSpeed's, or FSDP's where that is said. Runs of 2026 with recipes that notes name
+    use Megatron-Core of then.
     """
-    if name == "megatron-2025" and re.search(
-        r"(?<!\d)20(?:2[6-9]|[3-9]\d)", point.source
-    ):
+    year = year_of(point.source) or 0
+    if name == "megatron-2025" and year >= 2026:
         return "megatron"
     if name != "megatron-2021":
         return name
     if point.zero == 3:
         said = f"{point.source} {point.notes}".lower()
         return "torch" if re.search(r"fsdp|fully.sharded", said) else "deepspeed"
-    recent = ("h100", "h200", "h800", "b200", "b300", "mi3")
-    if any(word in point.gpu.lower() for word in recent):
-        return "megatron"
-    named = "megatron" in point.source.lower()
-    return "megatron" if named and _RECENT.search(point.source) else name
+    gpu = point.gpu.lower()
+    source = point.source.lower()
+    recent = _NEW.search(gpu) or year >= 2023
+    if _OLD.search(gpu) or _SCORES.search(source) or not recent:
+        return "megatron-2021"
+    return "megatron" if _OFFICIAL.search(source) else "megatron-lm"

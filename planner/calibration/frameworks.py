@@ -30,6 +30,8 @@ class Framework:
         microbatches: ``stages``: where a row infers the microbatch, a pipeline cuts
             its batch into as many as it has ranks; ``whole``: where a row leaves it
             out, and there is no pipeline, the batch is not cut.
+        host: What keeps the host busy that launches kernels: ``eager`` modules of
+            torch, ``megatron``'s and TransformerEngine's, or a ``compiled`` program.
         bfloat16_passes: ``gradient_passes`` of runs in bfloat16, if others.
         bfloat16_gradients: ``gradients`` of runs in bfloat16, if others.
         why: What these stand on.
@@ -43,6 +45,7 @@ class Framework:
     memory_share: float = 1.0
     reduce: Literal["float32", "bfloat16"] = "float32"
     microbatches: Literal["given", "stages", "whole"] = "given"
+    host: Literal["eager", "megatron", "compiled"] = "eager"
     bfloat16_passes: float | None = None
     bfloat16_gradients: Literal["both"] | None = None
     why: str = ""
@@ -66,10 +69,18 @@ _ONCE = 0.45
 _OVERLAP_COST = 0.4
 
 
-#: Kernels a framework launches for one of a reference model's: norms, activations and
-#: residuals are one op there, and each takes its host about an overhead. A fit begins
-#: no nearer to its bounds than a tenth of their distance, which is above this.
-_LAUNCH = 3.0
+#: What a host takes to launch what stands for one of a reference model's kernels, in
+#: overheads of 4 us. Eager torch: a layer of Llama-7B, 15 kernels here, took 1.2 ms of
+#: a forward that waited for its host (25.5 tokens/s on an A100: PyTorch team 2023,
+#: "Accelerating Generative AI with PyTorch II"), 20 overheads each; an op by itself
+#: takes 5 to 25 us, and 45 ops make such a layer: 4 to 19.
+_LAUNCH = 12.0
+
+
+#: The same of a compiled program, whose fused kernels are about as many as the graph's:
+#: an op's 5 to 25 us each, and no less, because a fit begins no nearer to its bounds
+#: than a tenth of their distance.
+_COMPILED_LAUNCH = 6.5
 
 
 #: Groups of data parallelism that hold a part of each host, tp the rest of it, by NCCL
@@ -99,13 +110,12 @@ def _megatron(name: str, **facts: object) -> Recipe:
         # TransformerEngine's layers: pytorch/module/linear.py.
         narrow_gathers=True,
         scattered_transfers=True,
-        launch=_LAUNCH,
         recompute_ends=False,
         causal_share=_CAUSAL,
         receive_buffers="in_flight",
         regathers=True,
         keeps_graph=False,
-        **facts,  # type: ignore[arg-type]
+        **{"launch": _LAUNCH, **facts},  # type: ignore[arg-type]
     )
 
 
@@ -122,10 +132,11 @@ FRAMEWORKS: dict[str, Framework] = {
         zero_stage=3,
     ),
     "torchtitan": Framework(
+        host="compiled",
         recipe=Recipe(
             name="torchtitan",
             overlap_cost=_OVERLAP_COST,
-            launch=_LAUNCH,
+            launch=_COMPILED_LAUNCH,
             ampere_attention=True,
             elementwise=0.5,
             causal_share=_CAUSAL,
@@ -160,6 +171,7 @@ FRAMEWORKS: dict[str, Framework] = {
         why="llm-foundry: FSDP1 and flash attention",
     ),
     "megatron-2021": Framework(
+        host="megatron",
         recipe=_megatron(
             "megatron-2021",
             overlap=0.0,
@@ -177,6 +189,7 @@ FRAMEWORKS: dict[str, Framework] = {
         "all-reduced after the last backward",
     ),
     "megatron-deepspeed": Framework(
+        host="megatron",
         recipe=_megatron(
             "megatron-deepspeed",
             overlap=0.0,
@@ -196,6 +209,7 @@ FRAMEWORKS: dict[str, Framework] = {
         why="Megatron-DeepSpeed: as Megatron-LM of 2021",
     ),
     "megatron": Framework(
+        host="megatron",
         recipe=_megatron(
             "megatron",
             elementwise=0.4,
@@ -211,7 +225,20 @@ FRAMEWORKS: dict[str, Framework] = {
         why="NeMo and Megatron-Core: Transformer Engine, distributed optimizer with "
         "overlap, sequence parallelism, nothing recomputed unless said",
     ),
+    "megatron-lm": Framework(
+        host="megatron",
+        recipe=_megatron("megatron-lm", elementwise=0.6, overlap=0.0),
+        zero_stage=1,
+        sequence_parallel=True,
+        # accumulate_allreduce_grads_in_fp32 is set with --bf16, the three overlaps
+        # (--overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap) are off:
+        # megatron/training/arguments.py, 2024. MegaScale (Jiang et al. 2024,
+        # arXiv:2402.15627), table 3, counts overlap among what it adds to Megatron-LM.
+        why="Megatron-LM from 2023 in other hands than NVIDIA's: flash attention, no "
+        "flag that overlaps",
+    ),
     "megatron-2025": Framework(
+        host="megatron",
         recipe=_megatron(
             "megatron-2025",
             elementwise=0.6,
@@ -227,8 +254,10 @@ FRAMEWORKS: dict[str, Framework] = {
         "one by one",
     ),
     "alpa": Framework(
+        host="compiled",
         recipe=_megatron(
             "alpa",
+            launch=_COMPILED_LAUNCH,
             overlap=0.0,
             elementwise=0.4,
             fused_attention=False,
@@ -271,10 +300,11 @@ FRAMEWORKS: dict[str, Framework] = {
         why="InternEvo: hybrid ZeRO 1 and flash attention",
     ),
     "jax": Framework(
+        host="compiled",
         recipe=Recipe(
             name="jax",
             overlap_cost=_OVERLAP_COST,
-            launch=_LAUNCH,
+            launch=_COMPILED_LAUNCH,
             elementwise=0.4,
             causal_share=_CAUSAL,
             loss_parallel=True,

@@ -171,9 +171,9 @@ class Vector:
         """Inverse of the covariance of deviations from the start. [size, size]."""
         columns = self.columns()
         covariance = np.diag([constant.spread**2 for _, _, constant in columns])
-        names = np.array([f"{kind} {constant.name}" for kind, _, constant in columns])
-        for kind, _, constant in {c[2].name: c for c in columns}.values():
-            same = names == f"{kind} {constant.name}"
+        keys = [_likened(*column) for column in columns]
+        for key, constant in {_likened(*c): c[2] for c in columns}.items():
+            same = np.array([one == key for one in keys])
             covariance[np.ix_(same, same)] += constant.shared**2
         return np.asarray(np.linalg.inv(covariance))
 
@@ -184,14 +184,14 @@ class Vector:
         have some make likely.
         """
         values: dict[tuple[str, str], dict[str, float]] = {}
-        away: dict[tuple[str, str], list[float]] = {}
+        away: dict[_Key, list[float]] = {}
         moved = places - self.start()
         for (kind, of, constant), place, far in zip(
             self.columns(), places, moved, strict=True
         ):
             found = constant.from_logit(float(place))
             values.setdefault((kind, of), {})[constant.name] = found
-            away.setdefault((kind, constant.name), []).append(float(far))
+            away.setdefault(_likened(kind, of, constant), []).append(float(far))
         others = {one: _unseen_recipe(one, away) for one in FRAMEWORKS}
         devices = {
             of: DeviceConstants(**_FIXED, **found)
@@ -211,6 +211,22 @@ class Vector:
         )
 
 
+#: What a constant is likely to be the same for: its kind, name, and a framework's host.
+_Key = tuple[str, str, str]
+
+
+def _likened(kind: str, name: str, constant: Constant) -> _Key:
+    """Whose values of a constant tell of each other's.
+
+    Those of all devices, or of all frameworks; but how long a host takes to launch
+    says nothing of hosts that another kind of program keeps busy: mixtures of experts
+    under Megatron-LM, which tell most of it, launch what stands for one of the graph's
+    kernels in four times what eager torch takes for it.
+    """
+    by_host = kind == "recipe" and constant.name == "launch"
+    return kind, constant.name, FRAMEWORKS[name].host if by_host else ""
+
+
 def _likely(constant: Constant, start: float, away: Sequence[float]) -> float:
     """A constant that nothing was measured of, as others lie away from their starts."""
     ratio = (constant.spread / constant.shared) ** 2
@@ -218,21 +234,19 @@ def _likely(constant: Constant, start: float, away: Sequence[float]) -> float:
     return constant.from_logit(constant.to_logit(start) + mean)
 
 
-def _unseen_device(away: Mapping[tuple[str, str], Sequence[float]]) -> DeviceConstants:
+def _unseen_device(away: Mapping[_Key, Sequence[float]]) -> DeviceConstants:
     found = {
-        one.name: _likely(one, one.start, away.get(("device", one.name), ()))
+        one.name: _likely(one, one.start, away.get(_likened("device", "", one), ()))
         for one in DEVICE_CONSTANTS
     }
     return DeviceConstants(**_FIXED, **found)
 
 
-def _unseen_recipe(
-    name: str, away: Mapping[tuple[str, str], Sequence[float]]
-) -> Recipe:
+def _unseen_recipe(name: str, away: Mapping[_Key, Sequence[float]]) -> Recipe:
     recipe = FRAMEWORKS[name].recipe
     found = {
         one.name: _likely(
-            one, getattr(recipe, one.name), away.get(("recipe", one.name), ())
+            one, getattr(recipe, one.name), away.get(_likened("recipe", name, one), ())
         )
         for one in recipe_constants(name)
     }

@@ -12,6 +12,7 @@ from planner.calibration.expert_degrees import expert_degree
 from planner.calibration.frameworks import Framework
 from planner.calibration.points import Point
 from planner.calibration.shard_groups import replicated_and_sharded
+from planner.calibration.years import year_of
 from planner.cost import Recipe
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
@@ -261,13 +262,13 @@ def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
     # layers/attentions.py, DotProductAttention.
     if re.search(r"\bpax(ml)?\b", point.source.lower()) and "te" not in text.split():
         recipe = replace(recipe, fused_attention=False)
-    dated = re.search(r"\b(20\d\d)\b", point.source)
+    year = year_of(point.source) or 0
     # Weight gradients are added up by the products that make them since the spring of
     # 2022 (fused_weight_gradient_mlp_cuda: NVIDIA/apex, pull request 1317).
-    if recipe.name == "megatron-2021" and dated and int(dated[1]) >= 2022:
+    if recipe.name == "megatron-2021" and year >= 2022:
         recipe = replace(recipe, gradient_passes=0.0)
     # It compiles the loss, too: torchtitan/components/loss.py, from 2025 on.
-    if recipe.name == "torchtitan" and dated and int(dated[1]) >= 2025:
+    if recipe.name == "torchtitan" and year >= 2025:
         recipe = replace(recipe, fused_loss="compile" in text)
     return recipe
 

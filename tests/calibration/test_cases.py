@@ -128,12 +128,20 @@ def test_recipes_under_a_calibration() -> None:
 def test_what_nothing_was_measured_of_follows_what_was() -> None:
     usual, higher = _calibration(0.0), _calibration(0.8)
     other = next(name for name in FRAMEWORKS if name != FRAMEWORK)
-    assert higher.recipes[other].launch > usual.recipes[other].launch
-    assert higher.recipes[other].launch < higher.recipes[FRAMEWORK].launch
+    was, now = usual.recipes[other], higher.recipes[other]
+    assert was.elementwise < now.elementwise
     assert higher.default is not None
     assert usual.default is not None
     own = higher.devices[DEVICE].matmul_efficiency
     assert usual.default.matmul_efficiency < higher.default.matmul_efficiency < own
+
+
+def test_hosts_tell_of_hosts_that_run_the_same_kind_of_program() -> None:
+    usual, higher = _calibration(0.0), _calibration(0.8)
+    host = FRAMEWORKS[FRAMEWORK].host
+    for name, framework in FRAMEWORKS.items():
+        was, now = usual.recipes[name].launch, higher.recipes[name].launch
+        assert (now > was) == (framework.host == host)
 
 
 def test_what_a_run_fixed_itself_is_not_fitted() -> None:

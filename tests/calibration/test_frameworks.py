@@ -56,8 +56,8 @@ def test_sources_name_their_framework(source: str, name: str) -> None:
     [
         ("V100", "megatron-2021"),
         ("A100-80GB", "megatron-2021"),
-        ("H100", "megatron"),
-        ("MI300X", "megatron"),
+        ("H100", "megatron-lm"),
+        ("MI300X", "megatron-lm"),
     ],
 )
 def test_megatron_of_an_age(gpu: str, name: str) -> None:
@@ -69,12 +69,41 @@ def test_megatron_of_an_age(gpu: str, name: str) -> None:
     ("source", "name"),
     [
         ("Megatron-LM 2022", "megatron-2021"),
-        ("Megatron-LM 2024", "megatron"),
+        ("Megatron-LM 2024", "megatron-lm"),
+        ("a paper, NSDI24, Megatron-LM baseline", "megatron-lm"),
+        ("Megatron-LM README 2024", "megatron"),
         ("Scalable training with Megatron Core 2026", "megatron"),
     ],
 )
 def test_megatron_of_a_year(source: str, name: str) -> None:
     assert framework_of(point(source=source, gpu="A100-80GB"))[0] == name
+
+
+def test_of_two_systems_in_a_paper_notes_say_which() -> None:
+    row = {"source": "MegaScale NSDI24", "gpu": "A100-80GB", "pp": 8}
+    assert framework_of(point(**row))[0] == "megatron"
+    named = "MegaScale NSDI24, Megatron-LM baseline"
+    assert framework_of(point(**{**row, "source": named}))[0] == "megatron-lm"
+
+
+@pytest.mark.parametrize(
+    ("source", "gpu", "name"),
+    [
+        ("a blog", "A100-80GB", "megatron"),
+        ("a paper, OSDI22", "A100-80GB", "megatron-2021"),
+        ("a paper, SOSP25", "V100-32GB", "megatron-2021"),
+        ("a paper, SOSP25", "GH200", "megatron"),
+    ],
+)
+def test_pipelines_of_nobody(source: str, gpu: str, name: str) -> None:
+    assert framework_of(point(source=source, gpu=gpu, pp=4))[0] == name
+
+
+def test_flash_attention_leaves_old_devices_out() -> None:
+    row = {"source": "Megatron-LM 2024", "gpu": "V100-32GB"}
+    assert framework_of(point(**row))[0] == "megatron-2021"
+    row = {"source": "a paper of 2024", "gpu": "T4", "pp": 4}
+    assert framework_of(point(**row))[0] == "megatron-2021"
 
 
 @pytest.mark.parametrize(

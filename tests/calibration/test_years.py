@@ -1,0 +1,28 @@
+"""Years in the names of sources."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.calibration.years import year_of
+
+
+@pytest.mark.parametrize(
+    ("source", "year"),
+    [
+        ("Korthikanti 2022 Table 5", 2022),
+        ("a README (2023-2024)", 2024),
+        ("vTrain (MICRO24) data/ground_truth_multi.csv", 2024),
+        ("Alpa OSDI22 artifact", 2022),
+        ("somebody, EuroSys '24", 2024),
+        ("somebody, NeurIPS 2021", 2021),
+        ("arXiv:2401.10241", 2024),
+    ],
+)
+def test_a_year_in_full_of_a_conference_or_of_arxiv(source: str, year: int) -> None:
+    assert year_of(source) == year
+
+
+@pytest.mark.parametrize("source", ["2048 GPUs", "a blog", "container 26.04", "SC 512"])
+def test_numbers_that_are_no_years(source: str) -> None:
+    assert year_of(source) is None
