@@ -64,11 +64,16 @@ _OFFICIAL = re.compile(r"nvidia|readme|performance.summary|mlperf")
 
 
 def _unnamed(point: Point) -> str:
-    """Pipelines of nobody are Megatron's of their age, with overlap; others torch's."""
+    """What nobody names: of before flash attention as Megatron-LM of then.
+
+    Later pipelines are taken to overlap as Megatron-Core's do, others as torch's.
+    """
+    year = year_of(point.source)
+    if (year or 2023) < 2023 or (year is None and _OLD.search(point.gpu.lower())):
+        return "megatron-2021"
     if (point.pp or 1) == 1:
         return "torchtitan"
-    old = _OLD.search(point.gpu.lower()) or (year_of(point.source) or 2023) < 2023
-    return "megatron-2021" if old else "megatron"
+    return "megatron-2021" if _OLD.search(point.gpu.lower()) else "megatron"
 
 
 def _of_age(name: str, point: Point) -> str:

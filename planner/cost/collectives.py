@@ -127,6 +127,22 @@ def _hierarchical(groups: Groups, passes: float) -> _Line:
     return passes * steps.sum(axis=1), passes * wire.sum(axis=1)
 
 
+def _tree(groups: Groups, passes: float) -> _Line:
+    """A chain in each host and a double binary tree over hosts, as NCCL's.
+
+    All bytes go up and come down again: of every rank's link the share that a ring
+    uses, but only log2 of the hosts pass one after the other. Two hosts would pass half
+    of that; measured sums over two hosts take a ring's time all the same.
+    Source: NCCL, src/graph/tuning.cc (ratios of algorithms to bus bandwidth), 2.18.
+    """
+    m, used = groups.members, groups.members > 1
+    rate = np.where(used, groups.bandwidth * groups.below, np.inf).min(axis=1)
+    deep = np.ceil(np.log2(m))
+    deep[:, 0] = m[:, 0] - 1
+    steps = np.where(used, deep * groups.latency, 0.0).sum(axis=1)
+    return passes * steps, passes / rate
+
+
 def _all_to_all(groups: Groups) -> _Line:
     """Every rank keeps 1/n and sends the rest straight away.
 
@@ -169,7 +185,8 @@ def lines_of(
     elif groups.rings and kind != "all_reduce":
         lines = [_ring(groups, _PASSES[kind])]
     else:
-        lines = [time(groups, _PASSES[kind]) for time in (_ring, _hierarchical)]
+        other = _tree if groups.rings else _hierarchical
+        lines = [time(groups, _PASSES[kind]) for time in (_ring, other)]
     alone = groups.distinct_size <= 1
     both = np.empty((len(alone), 2, 2))
     for algorithm, line in enumerate((lines[0], lines[-1])):

@@ -133,3 +133,23 @@ def test_times_are_the_smaller_of_two_lines() -> None:
         least = min(ring[0] + ring[1] * size, tree[0] + tree[1] * size)
         assert time_of("all_reduce", size, levels) == pytest.approx([least])
     assert (lines_of("all_reduce", Groups.from_levels([[]])) == 0).all()
+
+
+def test_sums_over_hosts_as_nccl_makes_them() -> None:
+    # Two hosts of 8: both algorithms have all bytes cross the 8 network cards twice,
+    # but a tree passes 7 messages inside a host and one between hosts.
+    inside, between, hop, far = 1e11, 1e10, 1e-6, 1e-5
+    levels = [
+        AxisLevel(
+            members=8, bandwidth_bytes_per_s=inside, latency_s=hop, name="inside"
+        ),
+        AxisLevel(
+            members=2, bandwidth_bytes_per_s=between, latency_s=far, name="between"
+        ),
+    ]
+    nccl = Groups.from_levels([levels], rings=True)
+    ring, tree = lines_of("all_reduce", nccl)[0]
+    assert ring[1] == pytest.approx(2 * 15 / 16 / (8 * between))
+    assert tree[1] == pytest.approx(2 / (8 * between))
+    assert ring[0] == pytest.approx(2 * (14 * hop + far))
+    assert tree[0] == pytest.approx(2 * (7 * hop + far))
