@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 from pydantic import ValidationError
 
-from planner.calibration.framework_names import framework_of
 from planner.calibration.frameworks import FRAMEWORKS
+from planner.calibration.frameworks.names import framework_of
 from planner.calibration.known_plans import known_plan, optimizer_of
 from planner.calibration.machines.machines import machine_of
 from planner.calibration.metric_names import time_metric_named

@@ -82,15 +82,18 @@ def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
 
 
 def optimizer_of(point: Point) -> Optimizer:
-    """The optimizer of a row: AdamW, but for Alpa's models with experts.
+    """The optimizer of a row: AdamW, its states in bfloat16 where all else is.
 
-    Those take Adafactor without momentum, whose factored second moment is next to
+    Alpa's models with experts have another.
+
+    Alpa's take Adafactor without momentum, whose factored second moment is next to
     nothing. Source: alpa-projects/alpa, benchmark/alpa/benchmark_2d_one_case_moe.py.
     """
     ours = "alpa" in point.source.lower() and "deepspeed" not in point.notes.lower()
     if ours and _has_experts(point):
         return Optimizer(name="SGD")
-    return Optimizer()
+    pure = "pure" in point.precision.lower()
+    return Optimizer(state_dtype="bfloat16" if pure else "float32")
 
 
 def _has_experts(point: Point) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from planner.calibration.framework_names import framework_of
+from planner.calibration.frameworks.names import framework_of
 from planner.calibration.metric_names import (
     TIME_METRICS,
     TimeMetric,

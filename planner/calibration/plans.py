@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from planner.calibration.batches import batches
+from planner.calibration.dealing import ends_of, stages_of
 from planner.calibration.expert_degrees import expert_degree
 from planner.calibration.frameworks import Framework
+from planner.calibration.frameworks.names import is_recent
 from planner.calibration.points import Point
 from planner.calibration.shard_groups import replicated_and_sharded
 from planner.calibration.years import year_of
 from planner.cost import Recipe
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
-from planner.schema import Mesh, Precision, Stage, Strategy, TensorSharding
-from planner.schema.strategy import V_SCHEDULES
+from planner.schema import Mesh, Precision, Strategy, TensorSharding
 
 __all__ = ["AssumedPlan", "assume_plan"]
 
@@ -85,7 +84,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
         virtual_stages=virtual,
         microbatch_size=microbatch,
         num_microbatches=count,
-        stages=_stages(graph, pp, virtual, schedule, recompute),
+        stages=stages_of(graph, framework, pp, virtual, schedule, recompute),
         sharding=TensorSharding(
             patterns=graph.sharding if tp > 1 else {},  # type: ignore[arg-type]
             sequence_parallel=split,
@@ -167,7 +166,7 @@ def _even_stages(graph: ModelGraph, pp: int, fewest: int) -> int:
 
     Source: megatron/arguments.py: num_layers divides by pp times virtual stages.
     """
-    ends = _ends(graph)
+    ends = ends_of(graph)
     each, rest = divmod(len(graph.units) - sum(ends), pp)
     if rest or not each:
         return fewest
@@ -213,6 +212,8 @@ def _precision(point: Point, framework: Framework) -> Precision:
     text = point.precision.lower()
     if any(word in text for word in ("fp8", "float8", "mxfp8", "fp4", "float4")):
         return Precision(compute="float8", reduce=framework.reduce)
+    if "pure" in text and "bf16" in text:
+        return Precision(parameter="bfloat16", compute="bfloat16", reduce="bfloat16")
     if "bf16" in text or "bfloat16" in text or not text:
         reduce = "bfloat16" if _NARROW.search(_said(point)) else framework.reduce
         return Precision(compute="bfloat16", reduce=reduce)
@@ -239,6 +240,11 @@ def _product_dtype(point: Point) -> str | None:
 _ASYNC_TP = 0.6
 
 
+#: Of what the links reach, what Megatron-LM's reductions that nothing hides get: where
+#: the fit of that constant begins, and ends (planner/calibration/parameters.py).
+_IN_BUCKETS = 0.9
+
+
 #: Runs whose host waits for every kernel. BLOOM's were, to keep them from hanging:
 #: bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm, 2022.
 _BLOCKING = re.compile(r"cuda_launch_blocking=1|\bbloom\b|tr11")
@@ -263,6 +269,12 @@ def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
     if re.search(r"\bpax(ml)?\b", point.source.lower()) and "te" not in text.split():
         recipe = replace(recipe, fused_attention=False)
     year = year_of(point.source) or 0
+    if recipe.name == "deepspeed":
+        recipe = replace(recipe, fused_attention=is_recent(point))
+        if point.zero != 3:
+            # Gradients are reduced in buckets of 5e8, as others do it: DeepSpeed's
+            # reduce_bucket_size. What was fitted is of gathers under ZeRO 3.
+            recipe = replace(recipe, pieces=1.0, replica_efficiency=_IN_BUCKETS)
     # Weight gradients are added up by the products that make them since the spring of
     # 2022 (fused_weight_gradient_mlp_cuda: NVIDIA/apex, pull request 1317).
     if recipe.name == "megatron-2021" and year >= 2022:
@@ -271,58 +283,3 @@ def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
     if recipe.name == "torchtitan" and year >= 2025:
         recipe = replace(recipe, fused_loss="compile" in text)
     return recipe
-
-
-def _dealt(layers: tuple[str, ...], number: int) -> list[list[str]]:
-    """Parts of equal numbers of layers; what is left over goes behind the first one.
-
-    Source: torchtitan, torchtitan/parallelisms/pipelining_utils.py of December 2024
-    (generate_split_points), which spares the first and the last stage.
-    """
-    each, over = divmod(len(layers), number)
-    sizes = [each + (0 < place <= over) for place in range(number)]
-    ends = np.cumsum(sizes)
-    return [
-        list(layers[end - size : end]) for end, size in zip(ends, sizes, strict=True)
-    ]
-
-
-def _ends(graph: ModelGraph) -> tuple[int, int]:
-    """Units before the first and behind the last layer."""
-    kinds = [
-        {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
-        for a, b in graph.units
-    ]
-    before = next((i for i, kind in enumerate(kinds) if not kind), 0)
-    after = next((i for i, kind in enumerate(kinds[::-1]) if not kind), 0)
-    return before, after
-
-
-def _stages(
-    graph: ModelGraph, pp: int, virtual: int, schedule: str, recompute: str
-) -> tuple[Stage, ...]:
-    """Layers dealt out evenly; what comes before joins the first, behind the last."""
-    folded = schedule in V_SCHEDULES
-    names = graph.unit_names
-    number = pp * virtual
-    before, after = _ends(graph)
-    layers = names[before : len(names) - after]
-    if number > len(names):
-        raise CalibrationError(
-            f"pp x vp={number} stages for {len(layers)} layers; lower one of them"
-        )
-    if number > len(layers):
-        # Embedding and loss count as layers where there are not enough of these.
-        parts = [list(part) for part in np.array_split(np.array(names), number)]
-    else:
-        parts = _dealt(layers, number)
-        parts[0] = [*names[:before], *parts[0]]
-        parts[-1] = [*parts[-1], *names[len(names) - after :]]
-    return tuple(
-        Stage(
-            rank=2 * pp - 1 - index if folded and index >= pp else index % pp,
-            modules=tuple(str(name) for name in part),
-            recompute=recompute,  # type: ignore[arg-type]
-        )
-        for index, part in enumerate(parts)
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.calibration.framework_names import framework_of
+from planner.calibration.frameworks.names import framework_of
 from planner.calibration.judging.predictions import Prediction
 from planner.calibration.points import Point
 

@@ -284,3 +284,37 @@ def test_pax_computes_scores_in_memory_without_transformer_engine(
     assert not fused("NVIDIA JAX-Toolbox Pax README (2023-2024)", "bf16")
     assert fused("NVIDIA JAX-Toolbox Pax README (2023-2024)", "TE bf16")
     assert fused("JAX-Toolbox MaxText README", "bf16")
+
+
+def test_deepspeed_gathers_one_by_one_under_zero_3_alone(graph: ModelGraph) -> None:
+    fitted = FRAMEWORKS["deepspeed"].recipe
+    whole = _plan(graph, "deepspeed", source="DeepSpeed", zero=3).recipe
+    parts = _plan(graph, "deepspeed", source="DeepSpeed", zero=2).recipe
+    assert (whole.pieces, parts.pieces) == (fitted.pieces, 1.0)
+    # What was fitted under ZeRO 3 stays with it: the others differ from the framework.
+    assert whole.replica_efficiency == fitted.replica_efficiency
+    assert parts.replica_efficiency != fitted.replica_efficiency
+
+
+@pytest.mark.parametrize(
+    ("source", "gpu", "fused"),
+    [
+        ("DeepSpeed 2021", "A100", False),
+        ("DeepSpeed 2024", "A100", True),
+        ("DeepSpeed", "H100", True),
+        ("DeepSpeed 2024", "V100", False),
+    ],
+)
+def test_deepspeed_has_flash_attention_when_and_where_there_is_any(
+    graph: ModelGraph, source: str, gpu: str, fused: bool
+) -> None:
+    assert _plan(graph, "deepspeed", source=source, gpu=gpu).recipe.fused_attention == (
+        fused
+    )
+
+
+def test_runs_of_bfloat16_alone(graph: ModelGraph) -> None:
+    plan = _plan(graph, "torch", precision="pure bf16")
+    assert plan.precision.parameter == "bfloat16"
+    assert plan.precision.reduce == "bfloat16"
+    assert _plan(graph, "torch", precision="bf16").precision.parameter == "float32"

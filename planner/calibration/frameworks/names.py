@@ -7,7 +7,7 @@ import re
 from planner.calibration.points import Point
 from planner.calibration.years import year_of
 
-__all__ = ["framework_of"]
+__all__ = ["framework_of", "is_recent"]
 
 #: Words of a source (lower case) and the framework they stand for; the first found.
 _WORDS = (
@@ -25,6 +25,7 @@ _WORDS = (
     (("primus",), "megatron"),
     (("alpa",), "alpa"),
     (("internevo", "internlm"), "internevo"),
+    (("nanotron", "picotron"), "nanotron"),
     (("maxtext", "jax", "levanter", "tpu", "praxis"), "jax"),
     (("megatron-lm", "korthikanti", "megatron"), "megatron-2021"),
     (("megascale",), "megatron"),
@@ -63,6 +64,17 @@ _SCORES = re.compile(r"zero.bubble")
 _OFFICIAL = re.compile(r"nvidia|readme|performance.summary|mlperf")
 
 
+def is_recent(point: Point) -> bool:
+    """Whether a run has flash attention: from 2023 on, on a device that it knows.
+
+    A source without a year is as old as its devices.
+    """
+    gpu = point.gpu.lower()
+    if _OLD.search(gpu):
+        return False
+    return _NEW.search(gpu) is not None or (year_of(point.source) or 0) >= 2023
+
+
 def _unnamed(point: Point) -> str:
     """What nobody names: of before flash attention as Megatron-LM of then.
 
@@ -91,9 +103,7 @@ def _of_age(name: str, point: Point) -> str:
     if point.zero == 3:
         said = f"{point.source} {point.notes}".lower()
         return "torch" if re.search(r"fsdp|fully.sharded", said) else "deepspeed"
-    gpu = point.gpu.lower()
     source = point.source.lower()
-    recent = _NEW.search(gpu) or year >= 2023
-    if _OLD.search(gpu) or _SCORES.search(source) or not recent:
+    if _SCORES.search(source) or not is_recent(point):
         return "megatron-2021"
     return "megatron" if _OFFICIAL.search(source) else "megatron-lm"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.framework_names import framework_of
 from planner.calibration.frameworks import FRAMEWORKS
+from planner.calibration.frameworks.names import framework_of
 from planner.calibration.points import read_points
 from planner.cost import RECIPES
 from tests.calibration.rows import point
@@ -42,6 +42,7 @@ def test_every_recipe_that_plans_are_priced_with_is_a_framework() -> None:
         # Has nothing to do with ZeRO.
         ("Zero Bubble Pipeline Parallelism 2024", "megatron-2021"),
         ("nnScaler", "torch"),
+        ("nanotron bench_cluster", "nanotron"),
         ("own runs (PyTorch)", "torch"),
     ],
 )
