@@ -145,7 +145,24 @@ def nvidia_recipe(
         f"NVIDIA's recipe{which}"
         + ("; attention not fused" if found.attention == "scores" else "")
     )
-    return found, said
+    return _as_stated(found, point.notes.lower()), said
+
+
+_BY_HOST = re.compile(r"\b(deepep|hybridep)\b")
+_BY_EXPERT = re.compile(
+    r"\b(a2a|all-?to-?all) dispatcher\b|dispatcher (a2a|all-?to-?all)"
+)
+_OVERLAPPED = re.compile(r"\b(1f1b|a2a) overlap\b|overlap-moe-expert-parallel-comm")
+
+
+def _as_stated(found: NvidiaRecipe, notes: str) -> NvidiaRecipe:
+    """A recipe, but for how a row says that its tokens went to their experts."""
+    by_host = _BY_HOST.search(notes)
+    if by_host:
+        found = replace(found, exchange=by_host[1], overlapped=False)
+    elif _BY_EXPERT.search(notes):
+        found = replace(found, exchange="alltoall", overlapped=False)
+    return replace(found, overlapped=True) if _OVERLAPPED.search(notes) else found
 
 
 def _place(point: Point, framework: str) -> tuple[str, str, bool] | None:

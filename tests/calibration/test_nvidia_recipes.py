@@ -174,3 +174,20 @@ def test_latent_attention_has_no_kernel_on_early_blackwell(
         **facts,
     )
     assert prepare(made).setting.recipe.fused_attention is fused
+
+
+@pytest.mark.parametrize(
+    ("notes", "exchange", "overlapped"),
+    [
+        ("dispatcher DeepEP", "deepep", False),
+        ("dispatcher DeepEP; 1F1B overlap of exchanges", "deepep", True),
+        ("dispatcher A2A", "alltoall", False),
+        ("HybridEP", "hybridep", False),
+    ],
+)
+def test_a_row_says_better_how_tokens_went_to_experts(
+    notes: str, exchange: str, overlapped: bool
+) -> None:
+    found = nvidia_recipe(run("26.04", notes=notes), "gb200-186", "megatron")
+    assert found is not None
+    assert (found[0].exchange, found[0].overlapped) == (exchange, overlapped)

@@ -22,7 +22,7 @@ _WORDS = (
         ("bridge", "nemo", "mlperf", "megatron-core", "megatron core", "mcore"),
         "megatron",
     ),
-    (("primus",), "megatron"),
+    (("primus", "modelzoo"), "megatron"),
     (("alpa",), "alpa"),
     (("internevo", "internlm"), "internevo"),
     (("nanotron", "picotron"), "nanotron"),
