@@ -9,13 +9,17 @@ from planner.calibration.years import year_of
 
 __all__ = ["framework_of", "is_recent"]
 
-#: Words of a source (lower case) and the framework they stand for; the first found.
+#: Beginnings of a source's words (lower case), as patterns, and the framework they
+#: stand for; the first found.
 _WORDS = (
     (("torchtitan", "fms-fsdp"), "torchtitan"),
     (("mosaic", "llm-foundry", "composer"), "fsdp"),
-    (("vtrain", "bigscience", "bloom", "megatron-deepspeed"), "megatron-deepspeed"),
     (
-        ("dgxc", "nemo-framework-launcher", "long_sequence", " 24.", " 25.0"),
+        ("vtrain", "bigscience", "bloom", "megatron-deepspeed", "neox"),
+        "megatron-deepspeed",
+    ),
+    (
+        ("dgxc", "nemo-framework-launcher", "long_sequence", r"\b24\.\d", r"\b25\.0"),
         "megatron-2025",
     ),
     (
@@ -23,15 +27,16 @@ _WORDS = (
         "megatron",
     ),
     (("primus", "modelzoo"), "megatron"),
-    (("alpa",), "alpa"),
+    (("alpa(?!ca)",), "alpa"),
     (("internevo", "internlm"), "internevo"),
     (("nanotron", "picotron"), "nanotron"),
-    (("maxtext", "jax", "levanter", "tpu", "praxis"), "jax"),
+    (("maxtext", "jax", "levanter", "easylm", "t5x", "tpu", "praxis"), "jax"),
     (("megatron-lm", "korthikanti", "megatron"), "megatron-2021"),
     (("megascale",), "megatron"),
     (("zero bubble", "zero-bubble"), "megatron-2021"),
     (("deepspeed", "zero-infinity", "zero-offload", "zero-3"), "deepspeed"),
-    (("nnscaler", "fsdp", "pytorch", "meshwright"), "torch"),
+    (("nnscaler", "fsdp", "pytorch", "meshwright", "colossal"), "torch"),
+    (("fairscale", "metaseq", "hugging face", "huggingface"), "torch"),
 )
 
 
@@ -40,16 +45,23 @@ def framework_of(point: Point) -> tuple[str, str]:
 
     Where the source does not say, the notes do; where neither does, what is usual.
     """
-    text = f"{point.source} {point.notes}".lower()
-    for words, name in _WORDS:
-        if any(word in point.source.lower() for word in words):
-            return _of_age(name, point), ""
-    for words, name in _WORDS:
-        if any(word in text for word in words):
-            name = _of_age(name, point)
-            return name, f"framework {name} by the notes"
+    name = _named(point.source)
+    if name is not None:
+        return _of_age(name, point), ""
+    name = _named(point.notes)
+    if name is not None:
+        name = _of_age(name, point)
+        return name, f"framework {name} by the notes"
     name = _unnamed(point)
     return name, f"framework not named: constants of {name}"
+
+
+def _named(text: str) -> str | None:
+    """The first framework that a text names."""
+    for words, name in _WORDS:
+        if re.search(rf"(?<![a-z])(?:{'|'.join(words)})", text.lower()):
+            return name
+    return None
 
 
 #: Devices of 2022 and later, and those before Ampere, which flash attention leaves out.
@@ -78,14 +90,16 @@ def is_recent(point: Point) -> bool:
 def _unnamed(point: Point) -> str:
     """What nobody names: of before flash attention as Megatron-LM of then.
 
-    Later pipelines are taken to overlap as Megatron-Core's do, others as torch's.
+    Later runs of several axes are taken to overlap as Megatron-Core's do, all others as
+    torch's. Which one must not depend on pp alone: plans of one source are compared.
     """
-    year = year_of(point.source)
-    if (year or 2023) < 2023 or (year is None and _OLD.search(point.gpu.lower())):
-        return "megatron-2021"
-    if (point.pp or 1) == 1:
+    year, old = year_of(point.source), _OLD.search(point.gpu.lower()) is not None
+    if (year or 2023) < 2023 or (year is None and old):
+        return "deepspeed" if point.zero == 3 else "megatron-2021"
+    axes = max(point.tp or 1, point.pp or 1) > 1 or point.zero in (0, 1, 2)
+    if point.zero == 3 or not axes:
         return "torchtitan"
-    return "megatron-2021" if _OLD.search(point.gpu.lower()) else "megatron"
+    return "megatron-2021" if old else "megatron"
 
 
 def _of_age(name: str, point: Point) -> str:

@@ -43,6 +43,8 @@ def test_every_recipe_that_plans_are_priced_with_is_a_framework() -> None:
         ("Zero Bubble Pipeline Parallelism 2024", "megatron-2021"),
         ("nnScaler", "torch"),
         ("nanotron bench_cluster", "nanotron"),
+        ("GPT-NeoX-20B", "megatron-deepspeed"),
+        ("ColossalAI benchmark", "torch"),
         ("own runs (PyTorch)", "torch"),
     ],
 )
@@ -137,11 +139,25 @@ def test_notes_count_where_the_source_says_nothing() -> None:
     assert "notes" in why
 
 
-@pytest.mark.parametrize(("pp", "name"), [(None, "torchtitan"), (4, "megatron")])
-def test_who_names_none_is_told_what_was_taken(pp: int | None, name: str) -> None:
-    found, why = framework_of(point(source="a blog", pp=pp))
+@pytest.mark.parametrize(
+    ("plan", "name"),
+    [
+        ({"tp": 1, "pp": 1}, "torchtitan"),
+        ({"tp": 1, "pp": 4}, "megatron"),
+        ({"tp": 4, "pp": 1}, "megatron"),
+        ({"tp": 1, "pp": 1, "zero": 1}, "megatron"),
+        ({"tp": 4, "pp": 1, "zero": 3}, "torchtitan"),
+    ],
+)
+def test_who_names_none_is_told_what_was_taken(plan: dict[str, int], name: str) -> None:
+    found, why = framework_of(point(source="a blog", **plan))
     assert found == name
     assert name in why
+
+
+@pytest.mark.parametrize("source", ["output of a run", "Alpaca", "a hypotenuse"])
+def test_words_within_words_name_nothing(source: str) -> None:
+    assert "not named" in framework_of(point(source=source))[1]
 
 
 @pytest.mark.skipif(not POINTS.is_file(), reason="no measured/points.csv at hand")
