@@ -14,7 +14,13 @@ __all__ = ["ends_of", "stages_of"]
 
 
 def ends_of(graph: ModelGraph) -> tuple[int, int]:
-    """Units before the first and behind the last layer."""
+    """Units before the first and behind the last layer.
+
+    Args:
+        graph: Whose units hold embedding, layers and head in this order.
+    Returns:
+        How many of each.
+    """
     kinds = [
         {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
         for a, b in graph.units
@@ -41,6 +47,8 @@ def stages_of(
         virtual: Stages of each.
         schedule: Folded ones come back to the first rank.
         recompute: Of every stage.
+    Returns:
+        One a stage, with its rank.
     Raises:
         CalibrationError: If there are more stages than units.
     """

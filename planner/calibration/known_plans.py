@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.calibration.points import Point
+from planner.calibration.precisions import keeps_bfloat16_alone
 from planner.schema import Optimizer
 
 __all__ = ["known_plan", "optimizer_of"]
@@ -84,16 +85,15 @@ def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
 def optimizer_of(point: Point) -> Optimizer:
     """The optimizer of a row: AdamW, its states in bfloat16 where all else is.
 
-    Alpa's models with experts have another.
-
-    Alpa's take Adafactor without momentum, whose factored second moment is next to
-    nothing. Source: alpa-projects/alpa, benchmark/alpa/benchmark_2d_one_case_moe.py.
+    Alpa's models with experts take Adafactor without momentum instead, whose factored
+    second moment is next to nothing. Source: alpa-projects/alpa,
+    benchmark/alpa/benchmark_2d_one_case_moe.py.
     """
     ours = "alpa" in point.source.lower() and "deepspeed" not in point.notes.lower()
     if ours and _has_experts(point):
         return Optimizer(name="SGD")
-    pure = "pure" in point.precision.lower()
-    return Optimizer(state_dtype="bfloat16" if pure else "float32")
+    alone = keeps_bfloat16_alone(point)
+    return Optimizer(state_dtype="bfloat16" if alone else "float32")
 
 
 def _has_experts(point: Point) -> bool:

@@ -20,6 +20,7 @@ from functools import cache
 from importlib.resources import files
 
 from planner.calibration.points import Point
+from planner.calibration.years import year_of
 from planner.cost import Recipe
 
 __all__ = ["NvidiaRecipe", "as_nvidia_ran", "nvidia_recipe", "recomputed"]
@@ -125,7 +126,7 @@ def nvidia_recipe(
     place = _place(point, framework)
     if place is None:
         return None
-    table, release, stated = place
+    table, release, sure = place
     text = re.sub(r"[^a-z0-9]", "", point.model.lower())
     kind = _precision(point)
     fits = [
@@ -139,30 +140,48 @@ def nvidia_recipe(
         return None
     found = min(fits, key=lambda one: (_away(one, release), one.precision != kind))
     away = _away(found, release)
-    which = "" if stated and not any(away) else f" of {found.releases[0]}"
+    which = "" if sure and not any(away) else f" of {found.releases[0]}"
     said = (
         f"CUDA graphs ({found.graphs}), exchanges and what is computed again as in "
         f"NVIDIA's recipe{which}"
         + ("; attention not fused" if found.attention == "scores" else "")
     )
-    return _as_stated(found, point.notes.lower()), said
+    stated = _as_stated(found, point.notes.lower())
+    if stated != found:
+        said += "; but exchanges as the row states"
+    return stated, said
 
 
-_BY_HOST = re.compile(r"\b(deepep|hybridep)\b")
-_BY_EXPERT = re.compile(
-    r"\b(a2a|all-?to-?all) dispatcher\b|dispatcher (a2a|all-?to-?all)"
+_A2A = r"(?:a2a|all[-_ ]?to[-_ ]?all)"
+_BY_HOST = re.compile(r"\b(?:deepep|hybridep)\b")
+_BY_EXPERT = re.compile(rf"{_A2A} dispatcher|dispatcher(?:[-_ ]type)?[ :=]+{_A2A}")
+_OVERLAPPED = re.compile(
+    rf"\b(?:1f1b|{_A2A}) overlap|overlap[-_]moe[-_]expert[-_]parallel[-_]comm"
 )
-_OVERLAPPED = re.compile(r"\b(1f1b|a2a) overlap\b|overlap-moe-expert-parallel-comm")
+_DENIED_BEFORE = re.compile(r"(?:\bno|\bnot|without|w/o)[ -]*$")
+_DENIED_BEHIND = re.compile(r"^[ :=]*(?:off|false|disabled|0)\b")
+
+
+def _says(pattern: re.Pattern[str], notes: str) -> str:
+    """What notes say in words of a pattern, and do not deny; empty if nothing."""
+    for match in pattern.finditer(notes):
+        before, behind = notes[: match.start()], notes[match.end() :]
+        if not (_DENIED_BEFORE.search(before) or _DENIED_BEHIND.search(behind)):
+            return match[0]
+    return ""
 
 
 def _as_stated(found: NvidiaRecipe, notes: str) -> NvidiaRecipe:
-    """A recipe, but for how a row says that its tokens went to their experts."""
-    by_host = _BY_HOST.search(notes)
-    if by_host:
-        found = replace(found, exchange=by_host[1], overlapped=False)
-    elif _BY_EXPERT.search(notes):
-        found = replace(found, exchange="alltoall", overlapped=False)
-    return replace(found, overlapped=True) if _OVERLAPPED.search(notes) else found
+    """A recipe, but for how a row says that its tokens went to their experts.
+
+    A row that names another dispatcher than the recipe does overlaps if it says so.
+    """
+    exchange = _says(_BY_HOST, notes)
+    if not exchange and _says(_BY_EXPERT, notes):
+        exchange = "alltoall"
+    if exchange and exchange != found.exchange:
+        found = replace(found, exchange=exchange, overlapped=False)
+    return replace(found, overlapped=True) if _says(_OVERLAPPED, notes) else found
 
 
 def _place(point: Point, framework: str) -> tuple[str, str, bool] | None:
@@ -173,10 +192,11 @@ def _place(point: Point, framework: str) -> tuple[str, str, bool] | None:
         return "dgxc", found[1], True
     if found and "bridge" in source:
         return "bridge", found[1], True
-    dated = re.search(r"\b20(2[5-9])(?:-([01]\d))?\b", source)
-    if framework != "megatron" or not dated or found:
+    year = year_of(source) or 0
+    if framework != "megatron" or year < 2025 or found:
         return None
-    return "bridge", f"{dated[1]}.{dated[2] or '02'}", False
+    month = re.search(rf"\b{year}-([01]\d)\b", source)
+    return "bridge", f"{year % 100}.{month[1] if month else '02'}", False
 
 
 def _away(one: NvidiaRecipe, release: str) -> tuple[int, float]:

@@ -88,9 +88,10 @@ DEVICE_CONSTANTS = (
     Constant(name="float8_efficiency", low=0.3, high=1.0, start=0.85),
     Constant(name="host_overhead", low=0.25, high=4.0, start=1.0, shared=0.05),
 )
-#: Of recipes; at most four of each, see :func:`recipe_constants`. How long a launch
-#: takes nobody knows beforehand, but what one framework takes is likely for the others;
-#: what links give collectives that nothing hides differs from DeepSpeed to the rest.
+#: Of recipes; at most four of each, see :func:`recipe_constants`. Little is known of a
+#: launch beforehand (``LAUNCH`` of planner/calibration/frameworks), but what one
+#: framework takes is likely for those whose hosts are as busy; what links give
+#: collectives that nothing hides differs from DeepSpeed to the rest.
 RECIPE_CONSTANTS = (
     Constant(name="launch", low=0.5, high=60.0, start=6.0, spread=0.8, shared=1.5),
     Constant(name="elementwise", low=0.1, high=1.6, start=0.5),
@@ -221,7 +222,7 @@ def _likened(kind: str, name: str, constant: Constant) -> _Key:
     Those of all devices, or of all frameworks; but how long a host takes to launch
     says nothing of hosts that another kind of program keeps busy: mixtures of experts
     under Megatron-LM, which tell most of it, launch what stands for one of the graph's
-    kernels in four times what eager torch takes for it.
+    kernels in twice what eager torch takes for it, four times a compiled program's.
     """
     by_host = kind == "recipe" and constant.name == "launch"
     return kind, constant.name, FRAMEWORKS[name].host if by_host else ""

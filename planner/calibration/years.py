@@ -6,22 +6,31 @@ import re
 
 __all__ = ["year_of"]
 
+_YEAR = r"(1[5-9]|2\d|3[0-5])"
 _VENUES = (
-    "asplos|atc|cluster|dac|eurosys|fast|hotnets|hpca|hpdc|iclr|icml|icpp|ics|ipdps|"
-    "isca|isc|kdd|micro|mlsys|neurips|nips|nsdi|osdi|ppopp|sc|sigcomm|socc|sosp|vldb"
+    "aaai|acl|asplos|cvpr|dac|emnlp|euromlsys|eurosys|hotnets|hpca|hpdc|icde|iclr|icml|"
+    "icpp|ipdps|isca|kdd|mlsys|neurips|nips|nsdi|osdi|p?vldb|ppopp|sigcomm|sigmod|socc|"
+    "sosp|tpds"
 )
+#: Those that are words, or letters of one, say a year without a space alone.
+_WORDS = "atc|cluster|fast|ics|isc|micro|sc"
+_COUNTED = r"(?!\s*(?:x\b|(?:gpu|device|node|host|rank)s?\b|[abhv]\d00))"
 _SAID = (
-    re.compile(r"(?<!\d)20(1[5-9]|2\d|3[0-5])(?!\d)"),
-    re.compile(rf"\b(?:{_VENUES})(?: ?['’-])? ?(1[5-9]|2\d|3[0-5])\b"),
-    re.compile(r"(?<!\d)(1[5-9]|2\d|3[0-5])(?:0[1-9]|1[0-2])\.\d{4,5}(?!\d)"),
+    re.compile(rf"(?<!\d)20{_YEAR}(?!\d){_COUNTED}"),
+    re.compile(rf"(?<![a-z])(?:{_VENUES})[ _-]?['’]? ?{_YEAR}\b{_COUNTED}"),
+    re.compile(rf"(?<![a-z])(?:{_WORDS})(?:[ _]?['’])?{_YEAR}\b"),
+    re.compile(rf"(?<!\d){_YEAR}(?:0[1-9]|1[0-2])\.\d{{4,5}}(?!\d)"),
 )
 
 
 def year_of(source: str) -> int | None:
-    """The latest year that a source's name says; None without any.
+    """The latest year that a source's name says.
 
-    ``Qi et al. 2024``, ``OSDI22``, ``EuroSys '24`` and ``arXiv:2401.10241`` say one;
-    numbers of devices (``2048 GPUs``) do not.
+    Args:
+        source: ``Qi et al. 2024``, ``OSDI22``, ``EuroSys '24`` and ``arXiv:2401.10241``
+            say one; numbers of devices (``2024 GPUs``, ``cluster 32``) do not.
+    Returns:
+        From 2015 to 2035; None if it says none.
     """
     found = (one for said in _SAID for one in said.findall(source.lower()))
     return max((2000 + int(one) for one in found), default=None)

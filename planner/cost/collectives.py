@@ -35,9 +35,9 @@ class Groups:
         bandwidth: Bytes/s of one member at a level. Shape [distinct, levels].
         latency: Seconds of one message at a level. Shape [distinct, levels].
         which: Distinct group of each strategy. Shape [n].
-        rings: Whether gathers and scatters always go round: NCCL has trees for
-            reductions to all, and for the others one from release 2.23 on, with one
-            device a host. Source: NCCL's release notes, "PAT algorithm".
+        rings: Whether all go as NCCL's do: gathers and scatters round a ring, sums
+            round it or over its trees. For the former it has a tree from release 2.23
+            on, with one device a host. Source: its release notes, "PAT algorithm".
     """
 
     members: Array
@@ -128,18 +128,18 @@ def _hierarchical(groups: Groups, passes: float) -> _Line:
 
 
 def _tree(groups: Groups, passes: float) -> _Line:
-    """A chain in each host and a double binary tree over hosts, as NCCL's.
+    """A double binary tree over hosts, as NCCL's.
 
     All bytes go up and come down again: of every rank's link the share that a ring
-    uses, but only log2 of the hosts pass one after the other. Two hosts would pass half
-    of that; measured sums over two hosts take a ring's time all the same.
+    uses, but only log2 of the hosts pass one after the other. In a host NCCL passes
+    messages along a chain, of few and short hops: counted as a tree, too. Two hosts
+    would pass half of the bytes; measured sums over two hosts take a ring's time all
+    the same.
     Source: NCCL, src/graph/tuning.cc (ratios of algorithms to bus bandwidth), 2.18.
     """
     m, used = groups.members, groups.members > 1
     rate = np.where(used, groups.bandwidth * groups.below, np.inf).min(axis=1)
-    deep = np.ceil(np.log2(m))
-    deep[:, 0] = m[:, 0] - 1
-    steps = np.where(used, deep * groups.latency, 0.0).sum(axis=1)
+    steps = np.where(used, np.ceil(np.log2(m)) * groups.latency, 0.0).sum(axis=1)
     return passes * steps, passes / rate
 
 
@@ -204,9 +204,10 @@ def time_of(
 ) -> Array:
     """Seconds until the last rank holds its result.
 
-    Takes the faster of a flat ring and the hierarchical algorithm, as communication
-    libraries choose by size; a measurement of the same kind replaces both. All of them
-    are straight lines in the size, so each distinct group is worked out once.
+    Takes the faster of a flat ring and the hierarchical algorithm (or NCCL's tree, see
+    :class:`Groups`), as communication libraries choose by size; a measurement of the
+    same kind replaces both. All of them are straight lines in the size, so each
+    distinct group is worked out once.
 
     Args:
         kind: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.

@@ -107,6 +107,19 @@ def test_models_with_experts_of_alpa_have_no_moments() -> None:
     assert optimizer_of(theirs).states_per_parameter == 2
 
 
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("pure bf16", "bfloat16"),
+        ("pure bfloat16", "bfloat16"),
+        ("bf16", "float32"),
+        ("pure fp16", "float32"),
+    ],
+)
+def test_states_of_runs_in_bfloat16_alone(precision: str, dtype: str) -> None:
+    assert optimizer_of(point(precision=precision)).state_dtype == dtype
+
+
 def test_a_pipeline_of_torchtitan_has_as_many_microbatches_as_stages() -> None:
     row = point(
         source="torchtitan benchmarks 2024-12",

@@ -182,12 +182,26 @@ def test_latent_attention_has_no_kernel_on_early_blackwell(
         ("dispatcher DeepEP", "deepep", False),
         ("dispatcher DeepEP; 1F1B overlap of exchanges", "deepep", True),
         ("dispatcher A2A", "alltoall", False),
-        ("HybridEP", "hybridep", False),
+        ("moe-token-dispatcher-type alltoall", "alltoall", False),
+        ("dispatcher: all to all, overlap_moe_expert_parallel_comm", "alltoall", True),
+        ("all-to-all dispatcher, not HybridEP, no 1F1B overlap", "alltoall", False),
+        ("no DeepEP; overlap-moe-expert-parallel-comm off", "hybridep", False),
     ],
 )
 def test_a_row_says_better_how_tokens_went_to_experts(
     notes: str, exchange: str, overlapped: bool
 ) -> None:
+    # The recipe of this run has HybridEP, without overlap.
     found = nvidia_recipe(run("26.04", notes=notes), "gb200-186", "megatron")
     assert found is not None
     assert (found[0].exchange, found[0].overlapped) == (exchange, overlapped)
+    assert ("as the row states" in found[1]) == (exchange != "hybridep")
+
+
+def test_conferences_say_which_year_s_recipe() -> None:
+    row = run("26.04", source="Megatron-Core, SOSP25")
+    found = nvidia_recipe(row, "gb200-186", "megatron")
+    assert found == nvidia_recipe(
+        run("26.04", source="Megatron-Core 2025"), "gb200-186", "megatron"
+    )
+    assert found is not None

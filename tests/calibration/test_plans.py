@@ -286,6 +286,10 @@ def test_pax_computes_scores_in_memory_without_transformer_engine(
     assert fused("JAX-Toolbox MaxText README", "bf16")
 
 
+def test_nanotron_adds_gradients_up_in_float32(graph: ModelGraph) -> None:
+    assert _plan(graph, "nanotron", precision="bf16").recipe.gradient_passes == 5.0
+
+
 def test_deepspeed_gathers_one_by_one_under_zero_3_alone(graph: ModelGraph) -> None:
     fitted = FRAMEWORKS["deepspeed"].recipe
     whole = _plan(graph, "deepspeed", source="DeepSpeed", zero=3).recipe
@@ -314,7 +318,7 @@ def test_deepspeed_has_flash_attention_when_and_where_there_is_any(
 
 
 def test_runs_of_bfloat16_alone(graph: ModelGraph) -> None:
-    plan = _plan(graph, "torch", precision="pure bf16")
-    assert plan.precision.parameter == "bfloat16"
-    assert plan.precision.reduce == "bfloat16"
+    for words in ("pure bf16", "pure bfloat16"):
+        precision = _plan(graph, "torch", precision=words).precision
+        assert (precision.parameter, precision.reduce) == ("bfloat16", "bfloat16")
     assert _plan(graph, "torch", precision="bf16").precision.parameter == "float32"

@@ -135,21 +135,27 @@ def test_times_are_the_smaller_of_two_lines() -> None:
     assert (lines_of("all_reduce", Groups.from_levels([[]])) == 0).all()
 
 
-def test_sums_over_hosts_as_nccl_makes_them() -> None:
-    # Two hosts of 8: both algorithms have all bytes cross the 8 network cards twice,
-    # but a tree passes 7 messages inside a host and one between hosts.
+@pytest.mark.parametrize(("members", "hosts"), [(8, 2), (8, 16), (1, 16)])
+def test_sums_over_hosts_as_nccl_makes_them(members: int, hosts: int) -> None:
+    # All bytes cross each host's network cards twice by either algorithm; round a ring
+    # messages pass all ranks one after the other, over a tree the logarithm of them.
     inside, between, hop, far = 1e11, 1e10, 1e-6, 1e-5
     levels = [
         AxisLevel(
-            members=8, bandwidth_bytes_per_s=inside, latency_s=hop, name="inside"
+            members=members, bandwidth_bytes_per_s=inside, latency_s=hop, name="inside"
         ),
         AxisLevel(
-            members=2, bandwidth_bytes_per_s=between, latency_s=far, name="between"
+            members=hosts, bandwidth_bytes_per_s=between, latency_s=far, name="between"
         ),
     ]
-    nccl = Groups.from_levels([levels], rings=True)
+    # A level that a group has one member of is left out of what a cluster says.
+    nccl = Groups.from_levels([levels[members == 1 :]], rings=True)
     ring, tree = lines_of("all_reduce", nccl)[0]
-    assert ring[1] == pytest.approx(2 * 15 / 16 / (8 * between))
-    assert tree[1] == pytest.approx(2 / (8 * between))
-    assert ring[0] == pytest.approx(2 * (14 * hop + far))
-    assert tree[0] == pytest.approx(2 * (7 * hop + far))
+    ranks, rate = members * hosts, members * between
+    assert ring[1] == pytest.approx(2 * (ranks - 1) / ranks / rate)
+    assert tree[1] == pytest.approx(2 / rate)
+    assert ring[0] == pytest.approx(
+        2 * ((members - 1) * hosts * hop + (hosts - 1) * far)
+    )
+    steps = np.log2(members) * hop + np.log2(hosts) * far
+    assert tree[0] == pytest.approx(2 * steps)

@@ -39,19 +39,23 @@ def _megatron(name: str, **facts: object) -> Recipe:
     )
 
 
+def _before_flash_attention(name: str) -> Recipe:
+    return _megatron(
+        name,
+        overlap=0.0,
+        partial_rails=PARTIAL,
+        gradient_passes=SUMMED,
+        elementwise=0.6,
+        fused_attention=False,
+        selective="attention",
+        dropout=True,
+    )
+
+
 MEGATRON: dict[str, Framework] = {
     "megatron-2021": Framework(
         host="megatron",
-        recipe=_megatron(
-            "megatron-2021",
-            overlap=0.0,
-            partial_rails=PARTIAL,
-            gradient_passes=SUMMED,
-            elementwise=0.6,
-            fused_attention=False,
-            selective="attention",
-            dropout=True,
-        ),
+        recipe=_before_flash_attention("megatron-2021"),
         recompute="full",
         # Into a buffer in float32 (megatron/model/distributed.py, 2021).
         bfloat16_passes=5.0,
@@ -60,16 +64,7 @@ MEGATRON: dict[str, Framework] = {
     ),
     "megatron-deepspeed": Framework(
         host="megatron",
-        recipe=_megatron(
-            "megatron-deepspeed",
-            overlap=0.0,
-            partial_rails=PARTIAL,
-            gradient_passes=SUMMED,
-            elementwise=0.6,
-            fused_attention=False,
-            selective="attention",
-            dropout=True,
-        ),
+        recipe=_before_flash_attention("megatron-deepspeed"),
         recompute="full",
         # Cast to float32, then added to a sum in float32, after each microbatch of a
         # pipeline: update_hp_grads in DeepSpeed's runtime/bf16_optimizer.py.

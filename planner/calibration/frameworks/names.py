@@ -15,17 +15,17 @@ _WORDS = (
     (("torchtitan", "fms-fsdp"), "torchtitan"),
     (("mosaic", "llm-foundry", "composer"), "fsdp"),
     (
-        ("vtrain", "bigscience", "bloom", "megatron-deepspeed", "neox"),
+        (
+            "vtrain",
+            "bigscience",
+            r"bloom\b",
+            "megatron[-/ +]deepspeed",
+            "(?:gpt)?-?neox",
+        ),
         "megatron-deepspeed",
     ),
-    (
-        ("dgxc", "nemo-framework-launcher", "long_sequence", r"\b24\.\d", r"\b25\.0"),
-        "megatron-2025",
-    ),
-    (
-        ("bridge", "nemo", "mlperf", "megatron-core", "megatron core", "mcore"),
-        "megatron",
-    ),
+    (("dgxc", "nemo-framework-launcher", "long_sequence"), "megatron-2025"),
+    (("bridge", r"nemo\b", "mlperf", "megatron[- ]core", "mcore"), "megatron"),
     (("primus", "modelzoo"), "megatron"),
     (("alpa(?!ca)",), "alpa"),
     (("internevo", "internlm"), "internevo"),
@@ -41,9 +41,15 @@ _WORDS = (
 
 
 def framework_of(point: Point) -> tuple[str, str]:
-    """Name of the framework, and what was assumed if the source does not say.
+    """The framework of a run.
 
     Where the source does not say, the notes do; where neither does, what is usual.
+
+    Args:
+        point: The row.
+    Returns:
+        A key of :data:`planner.calibration.frameworks.FRAMEWORKS`, and what was
+        assumed; empty if the source names it.
     """
     name = _named(point.source)
     if name is not None:
@@ -64,22 +70,33 @@ def _named(text: str) -> str | None:
     return None
 
 
-#: Devices of 2022 and later, and those before Ampere, which flash attention leaves out.
-#: Source: Dao-AILab/flash-attention, README, "Requirements".
+#: Devices of 2022 and later.
 _NEW = re.compile(
-    r"h100|h200|h800|h20\b|gh200|b100|b200|b300|mi3\d\d|l40?s?\b|[45]0\d0"
+    r"h100|h200|h800|h20e?\b|b100|b200|b300|mi3\d\d|\bl(?:4|20|40s?)\b|"
+    r"(?:rtx ?)?[45]0[5-9]0\b|\bada\b|rtx pro"
 )
-_OLD = re.compile(r"v100|p100|p40|k80|\bt4\b|titan|[12]0[678]0|rtx ?[68]000\b(?! ?ada)")
+#: Those before Ampere, which flash attention leaves out. Source:
+#: Dao-AILab/flash-attention, README, "Requirements".
+_OLD = re.compile(
+    r"v100|\b(?:k[48]0|m[46]0|p(?:4|6|40|100|[456]000))\b|\bt\d{1,4}\b|titan|gtx|"
+    r"rtx ?20\d0|quadro"
+)
 #: Peaks of these runs have scores in them: tables 4 and 10 of Qi et al. 2024.
 _SCORES = re.compile(r"zero.bubble")
 #: Where NVIDIA shows what Megatron-LM reaches, with all of its flags.
-_OFFICIAL = re.compile(r"nvidia|readme|performance.summary|mlperf")
+_OFFICIAL = re.compile(r"^nvidia\b|^megatron-lm readme|mlperf")
+#: Releases of NeMo's containers before 25.11.
+_BEFORE_BRIDGE = re.compile(r"(?<![\d.])(?:24\.(?:0[1-9]|1[0-2])|25\.0[1-9])(?!\d)")
 
 
 def is_recent(point: Point) -> bool:
-    """Whether a run has flash attention: from 2023 on, on a device that it knows.
+    """Whether a named framework's run had flash attention.
 
-    A source without a year is as old as its devices.
+    From 2023 on, or on devices of 2022 and later, but on none before Ampere. What says
+    no year, on a device between, is old.
+
+    Args:
+        point: The row.
     """
     gpu = point.gpu.lower()
     if _OLD.search(gpu):
@@ -88,36 +105,35 @@ def is_recent(point: Point) -> bool:
 
 
 def _unnamed(point: Point) -> str:
-    """What nobody names: of before flash attention as Megatron-LM of then.
+    """What nobody names.
 
-    Later runs of several axes are taken to overlap as Megatron-Core's do, all others as
-    torch's. Which one must not depend on pp alone: plans of one source are compared.
+    Before 2023, and on devices of before Ampere, as Megatron-LM of then. Later ones
+    that state tp and pp are taken to overlap as Megatron-Core's do, whatever the two
+    are, because plans of one source are compared; others, and ZeRO 3, to be torch's.
     """
-    year, old = year_of(point.source), _OLD.search(point.gpu.lower()) is not None
-    if (year or 2023) < 2023 or (year is None and old):
+    if _OLD.search(point.gpu.lower()) or (year_of(point.source) or 2023) < 2023:
         return "deepspeed" if point.zero == 3 else "megatron-2021"
-    axes = max(point.tp or 1, point.pp or 1) > 1 or point.zero in (0, 1, 2)
-    if point.zero == 3 or not axes:
-        return "torchtitan"
-    return "megatron-2021" if old else "megatron"
+    stated = point.tp is not None and point.pp is not None
+    return "megatron" if stated and point.zero != 3 else "torchtitan"
 
 
 def _of_age(name: str, point: Point) -> str:
-    """Megatron-LM of 2021, of 2023 and newer (or on GPUs of then), or not alone.
+    """NeMo of a release; Megatron-LM of 2021, of 2023 and newer, or not alone.
 
     From 2023 on it has flash attention, and overlap if asked to. ZeRO 3 beside it is
     DeepSpeed's, or FSDP's where that is said. Runs of 2026 with recipes that notes name
     use Megatron-Core of then.
     """
-    year = year_of(point.source) or 0
-    if name == "megatron-2025" and year >= 2026:
+    source = point.source.lower()
+    if name == "megatron-2025" and (year_of(source) or 0) >= 2026:
         return "megatron"
+    if name == "megatron" and re.search(r"nemo|bridge", source):
+        return "megatron-2025" if _BEFORE_BRIDGE.search(source) else name
     if name != "megatron-2021":
         return name
+    said = f"{source} {point.notes.lower()}"
     if point.zero == 3:
-        said = f"{point.source} {point.notes}".lower()
         return "torch" if re.search(r"fsdp|fully.sharded", said) else "deepspeed"
-    source = point.source.lower()
-    if _SCORES.search(source) or not is_recent(point):
+    if _SCORES.search(said) or not is_recent(point):
         return "megatron-2021"
     return "megatron" if _OFFICIAL.search(source) else "megatron-lm"

@@ -103,6 +103,8 @@ OTHERS: dict[str, Framework] = {
         ),
         zero_stage=1,
         sequence_parallel=True,
+        # Into a buffer in float32, as Megatron-LM of 2021.
+        bfloat16_passes=5.0,
         dealing="weights",
         why="nanotron: eager modules and FlashAttention-2, tp_mode REDUCE_SCATTER, "
         "sharded cross entropy, float32 sums of gradients",

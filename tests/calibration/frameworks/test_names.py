@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from planner.calibration.frameworks import FRAMEWORKS
-from planner.calibration.frameworks.names import framework_of
+from planner.calibration.frameworks.names import framework_of, is_recent
 from planner.calibration.points import read_points
 from planner.cost import RECIPES
 from tests.calibration.rows import point
@@ -75,6 +75,8 @@ def test_megatron_of_an_age(gpu: str, name: str) -> None:
         ("Megatron-LM 2024", "megatron-lm"),
         ("a paper, NSDI24, Megatron-LM baseline", "megatron-lm"),
         ("Megatron-LM README 2024", "megatron"),
+        ("ROCm Megatron-LM README 2024", "megatron-lm"),
+        ("someone's NVIDIA cluster, Megatron-LM 2024", "megatron-lm"),
         ("Scalable training with Megatron Core 2026", "megatron"),
     ],
 )
@@ -82,7 +84,7 @@ def test_megatron_of_a_year(source: str, name: str) -> None:
     assert framework_of(point(source=source, gpu="A100-80GB"))[0] == name
 
 
-def test_of_two_systems_in_a_paper_notes_say_which() -> None:
+def test_of_two_systems_in_a_source_megatron_lm_is_the_one_measured() -> None:
     row = {"source": "MegaScale NSDI24", "gpu": "A100-80GB", "pp": 8}
     assert framework_of(point(**row))[0] == "megatron"
     named = "MegaScale NSDI24, Megatron-LM baseline"
@@ -95,6 +97,7 @@ def test_of_two_systems_in_a_paper_notes_say_which() -> None:
         ("a blog", "A100-80GB", "megatron"),
         ("a paper, OSDI22", "A100-80GB", "megatron-2021"),
         ("a paper, SOSP25", "V100-32GB", "megatron-2021"),
+        ("a paper, SOSP25, zero bubbles", "T4", "megatron-2021"),
         ("a paper, SOSP25", "GH200", "megatron"),
     ],
 )
@@ -142,7 +145,8 @@ def test_notes_count_where_the_source_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("plan", "name"),
     [
-        ({"tp": 1, "pp": 1}, "torchtitan"),
+        ({"tp": None, "pp": None}, "torchtitan"),
+        ({"tp": 1, "pp": 1}, "megatron"),
         ({"tp": 1, "pp": 4}, "megatron"),
         ({"tp": 4, "pp": 1}, "megatron"),
         ({"tp": 1, "pp": 1, "zero": 1}, "megatron"),
@@ -153,6 +157,36 @@ def test_who_names_none_is_told_what_was_taken(plan: dict[str, int], name: str) 
     found, why = framework_of(point(source="a blog", **plan))
     assert found == name
     assert name in why
+
+
+@pytest.mark.parametrize(
+    ("gpu", "recent"),
+    [
+        ("H100-80GB", True),
+        ("p5.48xlarge H100", True),
+        ("GH200", True),
+        ("RTX 4090", True),
+        ("RTX 6000 Ada", True),
+        ("L40S", True),
+        ("H20", True),
+        ("A100 40GB PCIe", False),
+        ("RTX A4000", False),
+        ("RTX 3090", False),
+        ("V100-SXM2-32GB", False),
+        ("T4", False),
+        ("Quadro RTX 5000", False),
+    ],
+)
+def test_devices_tell_an_age(gpu: str, recent: bool) -> None:
+    assert is_recent(point(source="DeepSpeed", gpu=gpu)) == recent
+    # A year moves those between, not those that flash attention leaves out.
+    old = any(word in gpu for word in ("V100", "T4", "Quadro"))
+    assert is_recent(point(source="DeepSpeed 2024", gpu=gpu)) != old
+
+
+def test_figures_of_notes_are_no_releases() -> None:
+    row = {"source": "a blog", "gpu": "H100", "notes": "peak 24.5 GB, 25.0 s a step"}
+    assert "not named" in framework_of(point(**row))[1]
 
 
 @pytest.mark.parametrize("source", ["output of a run", "Alpaca", "a hypotenuse"])
