@@ -243,7 +243,8 @@ def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
         recipe = replace(recipe, fused_attention=is_recent(point))
         if point.zero != 3:
             # Gradients are reduced in buckets of 5e8, as others do it: DeepSpeed's
-            # reduce_bucket_size. What was fitted is of gathers under ZeRO 3.
+            # reduce_bucket_size (deepspeed/runtime/zero/config.py). What was fitted is
+            # of gathers under ZeRO 3.
             recipe = replace(recipe, pieces=1.0, replica_efficiency=_IN_BUCKETS)
     # Weight gradients are added up by the products that make them since the spring of
     # 2022 (fused_weight_gradient_mlp_cuda: NVIDIA/apex, pull request 1317).

@@ -133,9 +133,9 @@ def _tree(groups: Groups, passes: float) -> _Line:
     All bytes go up and come down again: of every rank's link the share that a ring
     uses, but only log2 of the hosts pass one after the other. In a host NCCL passes
     messages along a chain, of few and short hops: counted as a tree, too. Two hosts
-    would pass half of the bytes; measured sums over two hosts take a ring's time all
-    the same.
-    Source: NCCL, src/graph/tuning.cc (ratios of algorithms to bus bandwidth), 2.18.
+    would pass half of the bytes; but measured sums over two hosts take a ring's
+    time (DLPerf's 16 V100, vTrain's tp 16), which is taken here.
+    Source: NCCL, src/graph/tuning.cc, ncclTopoTuneModel (bandwidths, latencies).
     """
     m, used = groups.members, groups.members > 1
     rate = np.where(used, groups.bandwidth * groups.below, np.inf).min(axis=1)

@@ -98,7 +98,7 @@ MEGATRON: dict[str, Framework] = {
         # accumulate_allreduce_grads_in_fp32 is set with --bf16, the three overlaps
         # (--overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap) are off:
         # megatron/training/arguments.py, 2024. MegaScale (Jiang et al. 2024,
-        # arXiv:2402.15627), table 3, counts overlap among what it adds to Megatron-LM.
+        # arXiv:2402.15627) counts overlap among what it adds to Megatron-LM.
         why="Megatron-LM from 2023 in other hands than NVIDIA's: flash attention, no "
         "flag that overlaps",
     ),
