@@ -20,7 +20,7 @@ from typing import Any
 
 from planner import Cluster, Plan, Strategy, plan, predict
 from planner.schema import Mesh, Optimizer, Precision
-from planner.schema.cluster import Link
+from planner.schema.cluster import ClusterDocument, Link
 
 __all__ = ["REQUESTS", "differences", "main"]
 
@@ -37,7 +37,7 @@ def _sequential() -> Plan:
     model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
     return plan(
         model,
-        Cluster.from_file(FOLDER.parent / "refit_local.json"),
+        Cluster.from_document(ClusterDocument.load(FOLDER.parent / "refit_local.json")),
         global_batch=64,
         example_inputs={"input": ((64, 512), "float32")},
         precision=Precision(compute="float32"),

@@ -47,7 +47,7 @@ def require_sayable(target: Target, plan: Plan) -> None:
         return
     near = nearest_sayable(target, case)
     hint = "--nearest plans again within its limits"
-    if near is not None and near.label() != case.strategy.label():
+    if near is not None:
         hint = f"nearest that it can: {near.label()} (not priced); {hint}"
     raise ExportError(
         f"{target.title} {target.version} cannot say this plan: "

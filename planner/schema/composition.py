@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal
 
+from planner.schema.schedules import ScheduleSpec, schedules
 from planner.schema.strategy import (
     Mesh,
     Precision,
@@ -62,13 +63,13 @@ def _zero(stage: Literal[1, 2, 3]) -> Feature:
     )
 
 
-def _pipeline(schedule: str, virtual_stages: int = 1) -> Feature:
+def _pipeline(schedule: ScheduleSpec) -> Feature:
     return Feature(
-        name=schedule,
+        name=schedule.name,
         mesh={"pp": 2},
         fields={
-            "schedule": schedule,
-            "virtual_stages": virtual_stages,
+            "schedule": schedule.name,
+            "virtual_stages": schedule.usual_virtual_stages,
             "num_microbatches": 4,
         },
         kind="schedule",
@@ -105,13 +106,7 @@ FEATURES: tuple[Feature, ...] = (
     _context("all_to_all"),
     _context("ring"),
     Feature(name="ep", mesh={"dp_shard": 2, "ep": 2}, zero_stage=1),
-    _pipeline("GPipe"),
-    _pipeline("1F1B"),
-    _pipeline("Interleaved1F1B", 2),
-    _pipeline("LoopedBFS", 2),
-    _pipeline("InterleavedZeroBubble", 2),
-    _pipeline("ZBVZeroBubble", 2),
-    _pipeline("DualPipeV", 2),
+    *map(_pipeline, schedules()),
     Feature(name="recompute selective", recompute="selective", kind="recompute"),
     Feature(name="recompute full", recompute="full", kind="recompute"),
     Feature(name="accumulation", fields={"num_microbatches": 4}),

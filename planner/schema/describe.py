@@ -95,6 +95,17 @@ def _overlap_line(plan: Plan) -> str:
     return ", ".join(told)
 
 
+def _training_line(plan: Plan) -> str:
+    """Why a step is not plain training; empty if it is."""
+    strategy = plan.strategy
+    told = []
+    if strategy.semantics == "approximate":
+        told.append("approximate: a step does not compute what plain training would")
+    if strategy.gradient_compression != "none":
+        told.append(f"gradients compressed by {strategy.gradient_compression}")
+    return ", ".join(told)
+
+
 def _speed(plan: Plan) -> str:
     prediction = plan.prediction
     parts = [f"{prediction.samples_per_s:,.2f} samples/s"]
@@ -140,6 +151,7 @@ def facts(plan: Plan) -> dict[str, str]:
         "batch": _batch_line(plan),
         "recompute": _recompute_line(plan),
         "execution": _overlap_line(plan),
+        "training": _training_line(plan),
         "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
         "memory": _memory_line(plan),
         "found by": _finder_line(plan),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.schema.strategy import SPLIT_BACKWARD_SCHEDULES, Strategy
+from planner.schema.strategy import Strategy
 
 __all__ = ["compile_reason", "overlap_reason", "replicas_by_ddp"]
 
@@ -80,7 +80,7 @@ def compile_reason(strategy: Strategy) -> str | None:
             f"tokens each step, for which code would be made anew, use compile=False "
             f"or ep=1"
         )
-    if strategy.mesh.pp > 1 and strategy.schedule in SPLIT_BACKWARD_SCHEDULES:
+    if strategy.mesh.pp > 1 and strategy.schedule_spec.splits_backward:
         return (
             f"compile=True with {strategy.schedule}; a compiled block computes all "
             f"gradients at once and would compute them twice, use compile=False or 1F1B"

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from planner.schema.base import Document
+from planner.schema.leaves import leaf_defaults, leaf_of
+from planner.schema.schedules import (
+    Schedule,
+    ScheduleSpec,
+    schedule_names,
+    schedule_spec,
+    schedules,
+)
 
 __all__ = [
     "AXES",
@@ -32,33 +41,11 @@ __all__ = [
 #: the product of these degrees is the number of devices.
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
-#: Pipeline schedules under torch's names (torch.distributed.pipelining.schedules).
-Schedule = Literal[
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "LoopedBFS",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-]
-SCHEDULES: tuple[Schedule, ...] = (
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "LoopedBFS",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-)
-#: Schedules that compute input and weight gradients in separate actions.
-SPLIT_BACKWARD_SCHEDULES = frozenset(
-    {"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
-)
-#: Schedules that begin no backward before all forwards are done.
-FORWARDS_FIRST_SCHEDULES = frozenset({"GPipe", "LoopedBFS"})
-#: Schedules in which rank r holds virtual stages r and 2*pp - 1 - r.
-V_SCHEDULES = frozenset({"ZBVZeroBubble", "DualPipeV"})
+# Until every room reads the registry.
+SCHEDULES = schedule_names()
+SPLIT_BACKWARD_SCHEDULES = frozenset(s.name for s in schedules() if s.splits_backward)
+FORWARDS_FIRST_SCHEDULES = frozenset(s.name for s in schedules() if s.forwards_first)
+V_SCHEDULES = frozenset(s.name for s in schedules() if s.folded)
 
 #: What a stage's backward computes again: nothing, what is cheap for its size, all.
 Recompute = Literal["none", "selective", "full"]
@@ -290,11 +277,14 @@ class Strategy(Document):
         """Samples per optimizer step."""
         return self.microbatch_size * self.num_microbatches * self.mesh.data_parallel
 
+    @property
+    def schedule_spec(self) -> ScheduleSpec:
+        """Record of its schedule."""
+        return schedule_spec(self.schedule)
+
     def rank_of_stage(self, index: int) -> int:
-        """Along pp, the rank of virtual stage ``index``: looped, or folded in a V."""
-        if self.schedule in V_SCHEDULES:
-            return min(index, 2 * self.mesh.pp - 1 - index)
-        return index % self.mesh.pp
+        """Rank along pp that holds virtual stage ``index``."""
+        return self.schedule_spec.rank_of_stage(index, self.mesh.pp)
 
     def stages_of_rank(self, rank: int) -> tuple[int, ...]:
         """Virtual stages that a pp rank holds, in order of execution."""
@@ -309,8 +299,17 @@ class Strategy(Document):
             i for start, stop in self.device_ranges for i in range(start, stop)
         )
 
+    @property
+    def identity(self) -> str:
+        """Hash of its canonical bytes: what makes two strategies the same."""
+        return hashlib.sha256(self.canonical_bytes()).hexdigest()
+
     def label(self) -> str:
-        """A short name: ``pp4 dp_shard8 tp8 zero3 1F1B mb1x16 full``."""
+        """Short name for display: ``pp4 dp_shard8 tp8 zero3 1F1B mb1x16 full``.
+
+        Every field that differs from its default shows, but for what belongs to one
+        model or cluster: the cut, the patterns of modules, and devices in order.
+        """
         parts = [
             f"{axis}{degree}"
             for axis, degree in zip(AXES, self.mesh.degrees, strict=True)
@@ -318,15 +317,56 @@ class Strategy(Document):
         ]
         if self.mesh.ep > 1:
             parts.append(f"ep{self.mesh.ep}")
-        if self.mesh.dp_shard > 1:
+        if self.zero_stage or self.mesh.dp_shard > 1:
             parts.append(f"zero{self.zero_stage}")
-        if self.mesh.pp > 1:
+        if self.mesh.pp > 1 or self.schedule != "GPipe" or self.virtual_stages > 1:
             virtual = f"/v{self.virtual_stages}" if self.virtual_stages > 1 else ""
             parts.append(self.schedule + virtual)
         parts.append(f"mb{self.microbatch_size}x{self.num_microbatches}")
         kinds = sorted({stage.recompute for stage in self.stages})
         if kinds and kinds != ["none"]:
             parts.append("+".join(kinds))
-        if self.compile:
-            parts.append("compiled")
+        for name, default in leaf_defaults(Strategy).items():
+            value = leaf_of(self, name)
+            if name not in _TOLD_APART and value != default:
+                parts.append(_TOKENS.get(name, f"{name}={{}}").format(value))
+        if self.device_ranges and self.device_ids() != tuple(
+            range(self.mesh.num_devices)
+        ):
+            shown = ",".join(
+                f"{start}-{stop - 1}" for start, stop in self.device_ranges
+            )
+            parts.append(f"devices {shown}")
         return " ".join(parts)
+
+
+#: Fields that a label tells in words of its own, or not at all.
+_TOLD_APART = frozenset(
+    {
+        *(f"mesh.{name}" for name in Mesh.model_fields),
+        *("zero_stage", "schedule", "virtual_stages"),
+        *("microbatch_size", "num_microbatches"),
+        *("stages", "sharding.patterns", "device_ranges"),
+    }
+)
+#: Tokens of other fields; ``name=value`` for what is not in here.
+_TOKENS = {
+    "sharding.sequence_parallel": "sp",
+    "sharding.loss_parallel": "loss_parallel",
+    "precision.parameter": "{}_weights",
+    "precision.compute": "{}",
+    "precision.reduce": "{}_reduce",
+    "optimizer.name": "{}",
+    "optimizer.learning_rate": "lr{:g}",
+    "optimizer.momentum": "momentum{:g}",
+    "optimizer.weight_decay": "weight_decay{:g}",
+    "optimizer.state_dtype": "{}_states",
+    "context_algorithm": "{}",
+    "gradient_compression": "{}",
+    "grad_clip_norm": "clip{:g}",
+    "overlap.forward_prefetch": "forward_prefetch{}",
+    "overlap.backward_prefetch": "backward_prefetch{}",
+    "overlap.bucket_bytes": "bucket{}",
+    "compile": "compiled",
+    "semantics": "{}",
+}

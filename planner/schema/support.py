@@ -19,7 +19,7 @@ from planner.schema.execution import (
 )
 from planner.schema.limits import batch_norm_limit, stream_limit
 from planner.schema.patterns import matches_pattern
-from planner.schema.strategy import SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Strategy
+from planner.schema.strategy import Strategy
 
 __all__ = ["unsupported"]
 
@@ -27,14 +27,6 @@ Tied = tuple[tuple[str, ...], ...]
 
 #: Dimension of the weight that a style splits.
 _SPLIT_DIM = {"colwise": 0, "vocab": 0, "rowwise": 1}
-
-#: First torch whose V schedules run on gloo. Before a first step torch greets both
-#: neighbours of every stage; at the turn of a V the neighbour is the rank itself, to
-#: which gloo has no connection ("Pair is not connected", seen with 2.11).
-_V_ON_GLOO = (2, 13)
-
-#: Schedules that hold one stage a rank in torch.
-_SINGLE_STAGE = frozenset({"GPipe", "1F1B"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,62 +151,42 @@ def _one_process_one_stage(case: _Case) -> str | None:
     return None
 
 
-def _virtual(case: _Case) -> str | None:
-    strategy = case.strategy
-    virtual, schedule = strategy.virtual_stages, strategy.schedule
-    if strategy.mesh.pp == 1:
+def _schedule(case: _Case) -> str | None:
+    strategy, spec = case.strategy, case.strategy.schedule_spec
+    pp = strategy.mesh.pp
+    if pp == 1:
         return None
-    if schedule in _SINGLE_STAGE and virtual != 1:
+    reason = spec.violation(pp, strategy.virtual_stages, strategy.num_microbatches)
+    if reason is None and spec.runs is None:
         return (
-            f"schedule {schedule} with virtual_stages={virtual}; it holds one stage a "
-            f"rank, use virtual_stages=1 or Interleaved1F1B"
+            f"schedule {spec.name}, which no class of torch runs; use 1F1B or another "
+            f"schedule of torch"
         )
-    if schedule in V_SCHEDULES and virtual != 2:
-        return (
-            f"schedule {schedule} with virtual_stages={virtual}; a V has two stages a "
-            f"rank, use virtual_stages=2"
-        )
-    return None
+    return reason
 
 
 def _v_on_gloo(case: _Case) -> str | None:
-    schedule = case.strategy.schedule
-    if case.strategy.mesh.pp == 1 or schedule not in V_SCHEDULES:
+    """Refuse schedules that greet their own rank, to which gloo has no connection.
+
+    Before a first step torch greets both neighbours of every stage; at the turn of a V
+    the neighbour is the rank itself ("Pair is not connected", seen with torch 2.11).
+    """
+    since = case.strategy.schedule_spec.runs_on_gloo_since
+    if case.strategy.mesh.pp == 1 or since is None or case.backend != "gloo":
         return None
     major, minor = case.torch_version.split(".")[:2]
-    if case.backend != "gloo" or (int(major), int(minor)) >= _V_ON_GLOO:
+    if (int(major), int(minor)) >= since:
         return None
     return (
-        f"schedule {schedule} on gloo with torch {case.torch_version}, which sends to "
-        f"its own rank, and gloo cannot; use torch 2.13 or newer, or "
-        f"InterleavedZeroBubble"
+        f"schedule {case.strategy.schedule} on gloo with torch {case.torch_version}, "
+        f"which sends to its own rank, and gloo cannot; use torch "
+        f"{since[0]}.{since[1]} or newer, or InterleavedZeroBubble"
     )
-
-
-def _microbatches(case: _Case) -> str | None:
-    strategy = case.strategy
-    pp, count = strategy.mesh.pp, strategy.num_microbatches
-    schedule = strategy.schedule
-    if pp == 1:
-        return None
-    least = pp if schedule == "1F1B" else 2 * pp if schedule == "DualPipeV" else 1
-    if count < least:
-        return (
-            f"num_microbatches={count} with {schedule} over {least} stages; it needs "
-            f"at least as many microbatches as stages, use {least} or GPipe"
-        )
-    rounds = max(1, count // pp)
-    if schedule in ("Interleaved1F1B", "InterleavedZeroBubble") and count % rounds:
-        return (
-            f"num_microbatches={count} with {schedule} over pp={pp}; the {rounds} "
-            f"rounds must be equal, use a multiple of {pp}"
-        )
-    return None
 
 
 def _split_backward(case: _Case) -> str | None:
     strategy = case.strategy
-    if strategy.mesh.pp == 1 or strategy.schedule not in SPLIT_BACKWARD_SCHEDULES:
+    if strategy.mesh.pp == 1 or not strategy.schedule_spec.splits_backward:
         return None
     if strategy.zero_stage == 3 and strategy.mesh.dp_shard > 1:
         return (
@@ -326,9 +298,8 @@ _RULES: tuple[Callable[[_Case], str | None], ...] = (
     _experts,
     _stages_named,
     _one_process_one_stage,
-    _virtual,
+    _schedule,
     _v_on_gloo,
-    _microbatches,
     _split_backward,
     _precision,
     _loss,

@@ -158,12 +158,13 @@ def score(cost: Cost, num_devices: int, objective: Objective) -> float:
 
 def preference(
     candidate: Candidate, objective: Objective
-) -> tuple[float, float, float, str]:
+) -> tuple[float, float, float, bytes]:
     """By which candidates are sorted, best first.
 
     Among equal scores less to send comes first, because traffic that is predicted to
-    hide is the first to show on a real network; then less memory; then the label, so
-    that the answer does not depend on the order in which a partitioner came by them.
+    hide is the first to show on a real network; then less memory; then the canonical
+    bytes, so that the answer does not depend on the order in which a partitioner came
+    by them.
     """
     cost, strategy = candidate.cost, candidate.strategy
     value = score(cost, strategy.mesh.num_devices, objective)
@@ -172,7 +173,7 @@ def preference(
         float(f"{value:.{_DIGITS}g}"),
         sum(cost.link_bytes.values()),
         cost.peak_memory_bytes,
-        strategy.label(),
+        strategy.canonical_bytes(),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_names
 from planner.search.base import Candidate, Request, SearchResult, finish, score
 from planner.search.budget import SIMULATIONS
 from planner.search.moves import (
@@ -259,7 +259,7 @@ class Campaign(Prices):
             seen.add(one.mesh)
             if len(seen) > _VARIED or (self._candidates and self.is_late(0.95)):
                 return
-            rows = neighbours(one.row, request.facts, request.pins, SCHEDULES)
+            rows = neighbours(one.row, request.facts, request.pins, schedule_names())
             if rows is None:
                 continue
             kept = rows[rows.schedule != one.row["schedule"]]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel, CostTable
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_names
 from planner.search.base import Candidate, Request, SearchResult, finish
 from planner.search.budget import Budget
 from planner.search.orders import device_orders
@@ -120,7 +120,7 @@ def _variants(request: Request, rows: list[dict[str, int]]) -> list[dict[str, in
         for row in rows
         if row["pp"] > 1
         for variant in (
-            *schedule_variants(row, request.facts.num_units, SCHEDULES),
+            *schedule_variants(row, request.facts.num_units, schedule_names()),
             *eager_variants(row),
         )
         if virtual in {None, variant["virtual_stages"]}

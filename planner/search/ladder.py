@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Request
 from planner.space import StrategyTable, with_sayable_streams
 
 __all__ = ["FILL", "host_size", "ladder"]
 
-_SINGLE_STAGE = frozenset({"GPipe", "1F1B"})
 #: Microbatch sizes that are tried, largest first.
 _SIZES = (8, 4, 2, 1)
 #: Microbatches for each stage that keep the bubble of a pipeline small.
@@ -136,15 +135,15 @@ def _schedule(pins: Mapping[str, int], pp: int, many: int) -> dict[str, int]:
     """1F1B, unless something else is pinned or there is too little to fill it."""
     virtual = pins.get("virtual_stages", 1)
     if "schedule" in pins:
-        name = SCHEDULES[pins["schedule"]]
+        name = schedule_name(pins["schedule"])
     elif pp == 1 or (virtual == 1 and many < pp):
         name = "GPipe"
     else:
         name = "1F1B" if virtual == 1 else "Interleaved1F1B"
-    natural = 1 if name in _SINGLE_STAGE else 2
+    spec = schedule_spec(name)
     return {
-        "schedule": SCHEDULES.index(name),
-        "virtual_stages": pins.get("virtual_stages", natural),
+        "schedule": spec.code,
+        "virtual_stages": pins.get("virtual_stages", spec.usual_virtual_stages),
     }
 
 

@@ -11,18 +11,12 @@ from planner.cost import CostModel, Setting
 from planner.cost.context_traffic import context_algorithms
 from planner.cost.partition import balanced_bounds
 from planner.cost.unit_costs import UnitCosts
-from planner.schema import (
-    SCHEDULES,
-    SPLIT_BACKWARD_SCHEDULES,
-    V_SCHEDULES,
-    Recompute,
-    Schedule,
-    Strategy,
-)
+from planner.schema import Recompute, Strategy
+from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Candidate
 from planner.search.saying import Sayable, rank_ranges
 from planner.search.stages import Cut, best_cut
-from planner.simulate import actions, why_not
+from planner.simulate import actions
 from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
 
 __all__ = ["candidates_of_row", "eager_variants", "schedule_variants"]
@@ -68,12 +62,12 @@ def _cuts(
     found = [even]
     if row["pp"] > 1 and len(setting.graph.units) <= _MOST_UNITS:
         table = actions(
-            SCHEDULES[row["schedule"]],
+            schedule_name(row["schedule"]),
             row["pp"],
             row["virtual_stages"],
             row["num_microbatches"],
         )
-        mixed = free_recompute and bare.schedule not in SPLIT_BACKWARD_SCHEDULES
+        mixed = free_recompute and not bare.schedule_spec.splits_backward
         if sayable is not None:
             mixed = mixed and sayable.mixes_recompute
         kinds = (0, 1, 2) if mixed else (row["recompute"],)
@@ -155,7 +149,7 @@ def _of_cut(
 
 
 def schedule_variants(
-    row: Mapping[str, int], num_units: int, schedules: Sequence[Schedule]
+    row: Mapping[str, int], num_units: int, schedules: Sequence[str]
 ) -> list[dict[str, int]]:
     """The same mesh and microbatches under other schedules that torch accepts.
 
@@ -164,14 +158,13 @@ def schedule_variants(
     """
     variants = []
     for name in schedules:
-        code = SCHEDULES.index(name)
-        folded = name in V_SCHEDULES
-        looped = max(2, row["virtual_stages"])
-        virtual = 1 if name in {"GPipe", "1F1B"} else 2 if folded else looped
-        if code == row["schedule"] or row["pp"] * virtual > num_units:
+        spec = schedule_spec(name)
+        least, most = spec.virtual_stages
+        virtual = least if most == least else max(2, row["virtual_stages"])
+        if spec.code == row["schedule"] or row["pp"] * virtual > num_units:
             continue
-        if why_not(name, row["pp"], virtual, row["num_microbatches"]) is None:
-            variants.append({**row, "schedule": code, "virtual_stages": virtual})
+        if spec.violation(row["pp"], virtual, row["num_microbatches"]) is None:
+            variants.append({**row, "schedule": spec.code, "virtual_stages": virtual})
     return variants
 
 
@@ -182,7 +175,7 @@ def eager_variants(row: Mapping[str, int]) -> list[dict[str, int]]:
     send. Source: Zhuang et al. 2023, On Optimizing the Communication of Model
     Parallelism (eager 1F1B).
     """
-    if why_not("Interleaved1F1B", row["pp"], 1, row["num_microbatches"]) is not None:
+    spec = schedule_spec("Interleaved1F1B")
+    if spec.violation(row["pp"], 1, row["num_microbatches"]) is not None:
         return []
-    code = SCHEDULES.index("Interleaved1F1B")
-    return [{**row, "schedule": code, "virtual_stages": 1}]
+    return [{**row, "schedule": spec.code, "virtual_stages": 1}]

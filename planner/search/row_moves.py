@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from planner.schema import SCHEDULES, Schedule
+from planner.schema.schedules import schedule_name, schedule_spec, schedules
 from planner.search.moves import AXES, Row
 from planner.search.refine import eager_variants, schedule_variants
 from planner.space import Facts, StrategyTable, legal
@@ -19,7 +19,7 @@ from planner.space import Facts, StrategyTable, legal
 __all__ = ["USUAL", "neighbours", "neighbours_of", "resized"]
 
 #: Schedules that have textbook formulas.
-USUAL: tuple[Schedule, ...] = ("GPipe", "1F1B", "Interleaved1F1B")
+USUAL = tuple(spec.name for spec in schedules() if spec.has_textbook_time)
 _PRIMES = (2, 3, 5, 7, 11, 13)
 #: Largest microbatch and most virtual stages that a row is changed to.
 _MOST_SAMPLES, _MOST_VIRTUAL = 64, 8
@@ -29,7 +29,7 @@ def neighbours(
     row: Row,
     facts: Facts,
     pins: Mapping[str, int],
-    schedules: Sequence[Schedule] = USUAL,
+    schedules: Sequence[str] = USUAL,
 ) -> StrategyTable | None:
     """Every legal row one change away that keeps the pins and the devices.
 
@@ -51,7 +51,7 @@ def neighbours_of(
     rows: Sequence[Row],
     facts: Facts,
     pins: Mapping[str, int],
-    schedules: Sequence[Schedule] = USUAL,
+    schedules: Sequence[str] = USUAL,
 ) -> list[StrategyTable | None]:
     """The :func:`neighbours` of each of some rows, judged by the rules all at once."""
     made: list[dict[str, int]] = []
@@ -146,7 +146,7 @@ def _batches(row: Row, facts: Facts) -> Iterator[dict[str, int]]:
 
 
 def _kinds(
-    row: Row, facts: Facts, schedules: Sequence[Schedule]
+    row: Row, facts: Facts, schedules: Sequence[str]
 ) -> Iterator[dict[str, int]]:
     for zero in range(4):
         yield {**row, "zero_stage": zero}
@@ -170,11 +170,11 @@ def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:
     size = math.gcd(row["microbatch_size"], per_replica)
     made = {**row, "microbatch_size": size, "num_microbatches": per_replica // size}
     short = made["num_microbatches"] < row["pp"]
-    if short and SCHEDULES[row["schedule"]] == "1F1B":
+    if short and schedule_name(row["schedule"]) == "1F1B":
         # torch refuses 1F1B where microbatches do not fill the pipeline.
-        made["schedule"] = SCHEDULES.index("GPipe")
+        made["schedule"] = schedule_spec("GPipe").code
     if row["pp"] == 1:
-        made["schedule"], made["virtual_stages"] = SCHEDULES.index("GPipe"), 1
+        made["schedule"], made["virtual_stages"] = schedule_spec("GPipe").code, 1
     if row["dp_shard"] == 1:
         made["zero_stage"] = 0
     elif row["zero_stage"] == 0:

@@ -30,7 +30,8 @@ def runners_up(
         best: The one that was chosen.
         objective: By which it was.
     """
-    seen = {best.strategy.label()}
+    # A label leaves out the cut alone: two cuts of one strategy are one line.
+    seen, shown = {best.strategy.identity}, {best.strategy.label()}
     of_mesh: dict[tuple[int, ...], int] = {}
     chosen: list[Alternative] = []
     everything = sorted(
@@ -38,10 +39,14 @@ def runners_up(
         key=lambda candidate: preference(candidate, objective),
     )
     for candidate in everything:
-        label, mesh = candidate.strategy.label(), candidate.strategy.mesh.degrees
-        if label in seen or of_mesh.get(mesh, 0) == _PER_MESH:
+        mesh = candidate.strategy.mesh.degrees
+        if of_mesh.get(mesh, 0) == _PER_MESH or candidate.strategy.identity in seen:
             continue
-        seen.add(label)
+        seen.add(candidate.strategy.identity)
+        label = candidate.strategy.label()
+        if label in shown:
+            continue
+        shown.add(label)
         of_mesh[mesh] = of_mesh.get(mesh, 0) + 1
         chosen.append(
             Alternative(

@@ -14,7 +14,7 @@ from planner.simulate.in_flight import (
     peak_held_bytes,
     peak_in_flight,
 )
-from planner.simulate.schedules import actions, why_not
+from planner.simulate.schedules import actions
 from planner.simulate.shared import Sharing, check_sharing, simulate_shared
 from planner.simulate.timeline import Timeline, timeline
 
@@ -40,5 +40,4 @@ __all__ = [
     "rank_of_stages",
     "simulate_shared",
     "timeline",
-    "why_not",
 ]

@@ -11,9 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import StrategyError
-from planner.schema.strategy import V_SCHEDULES
+from planner.schema.schedules import schedule_spec
 
-__all__ = ["Action", "ActionKind", "ActionTable", "IntArray", "rank_of_stages"]
+__all__ = [
+    "Action",
+    "ActionKind",
+    "ActionTable",
+    "IntArray",
+    "PipelineRank",
+    "rank_of_stages",
+]
 
 #: Integers of any width.
 IntArray = NDArray[np.integer[Any]]
@@ -61,16 +68,26 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind.letter}{self.microbatch}"
 
 
+class PipelineRank(NamedTuple):
+    """One rank of a pipeline, as the functions take it that write its actions."""
+
+    rank: int
+    pp: int
+    virtual_stages: int
+    num_microbatches: int
+
+
 def rank_of_stages(schedule: str, pp: int, virtual_stages: int) -> IntArray:
-    """Rank that holds each virtual stage: looped, or folded in a V.
+    """Rank that holds each virtual stage.
 
     Returns:
         Shape [pp * virtual_stages], int32.
+    Raises:
+        UnknownNameError: If the schedule has no such name.
     """
-    stages = np.arange(pp * virtual_stages, dtype=np.int32)
-    if schedule in V_SCHEDULES:
-        return np.minimum(stages, 2 * pp - 1 - stages)
-    return stages % np.int32(pp)
+    spec = schedule_spec(schedule)
+    ranks = [spec.rank_of_stage(stage, pp) for stage in range(pp * virtual_stages)]
+    return np.array(ranks, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,11 +14,12 @@ from functools import lru_cache
 import numpy as np
 
 from planner.errors import StrategyError
+from planner.schema.schedules import schedule_spec
 from planner.simulate.actions import ActionTable
 from planner.simulate.critical_path import critical_path_counts
 from planner.simulate.durations import FloatArray
 from planner.simulate.engine import makespan
-from planner.simulate.schedules import actions, why_not
+from planner.simulate.schedules import actions
 
 __all__ = ["bubble_coefficients"]
 
@@ -73,10 +74,11 @@ def bubble_coefficients(
         UnknownNameError: If the schedule has no such name.
         StrategyError: If torch refuses the combination.
     """
-    reason = why_not(schedule, pp, virtual_stages, num_microbatches)
+    spec = schedule_spec(schedule)
+    reason = spec.violation(pp, virtual_stages, num_microbatches)
     if reason is not None:
         raise StrategyError(reason)
-    if schedule == "GPipe":
+    if spec.closed_form == "fill":
         fill = num_microbatches + pp - 1.0
         return np.array([[fill, fill, fill, pp - 1.0, pp - 1.0]])
     steady = (_STEADY_ROUNDS[0] + _STEADY_ROUNDS[1] // pp) * pp

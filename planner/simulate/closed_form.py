@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.errors import UnknownNameError
-from planner.schema.strategy import SCHEDULES, SPLIT_BACKWARD_SCHEDULES
+from planner.schema.schedules import schedule_name, schedule_spec
 from planner.simulate.chains import bubble_coefficients
 from planner.simulate.compiled import compiled
 from planner.simulate.durations import FloatArray
@@ -24,8 +23,6 @@ from planner.simulate.uneven import (
 )
 
 __all__ = ["closed_form_makespan", "closed_form_of_stages"]
-
-_INTERLEAVED = frozenset({"Interleaved1F1B", "InterleavedZeroBubble"})
 
 
 def closed_form_makespan(
@@ -51,8 +48,7 @@ def closed_form_makespan(
     broadcasts, shape [...].
 
     Args:
-        schedule: torch's name, names, or indices into
-            :data:`planner.schema.SCHEDULES`.
+        schedule: Name or names, or codes of :mod:`planner.schema.schedules`.
         pp: Ranks.
         virtual_stages: Of each rank.
         num_microbatches: In a step.
@@ -82,7 +78,7 @@ def closed_form_makespan(
         shape = np.broadcast_shapes(shape, np.shape(slowest_rank_s))
     groups, group = _group(np.stack([key.ravel() for key in keys], axis=1))
     group = np.broadcast_to(group.reshape(keys[0].shape), shape).ravel()
-    chains = [bubble_coefficients(SCHEDULES[row[0]], *row[1:]) for row in groups]
+    chains = [bubble_coefficients(schedule_name(row[0]), *row[1:]) for row in groups]
     offsets = np.cumsum([0, *(len(part) for part in chains)])
     flat = np.stack([np.broadcast_to(x, shape).ravel() for x in times])
     total = np.empty(len(group))
@@ -127,6 +123,7 @@ def closed_form_of_stages(
     Returns:
         Shape [...].
     """
+    spec = schedule_spec(schedule)
     table_rank = actions(schedule, pp, virtual_stages, num_microbatches).rank_of_stage
     forward = np.asarray(forward_s, dtype=np.float64)
     backward = np.asarray(backward_s, dtype=np.float64)
@@ -138,14 +135,14 @@ def closed_form_of_stages(
         np.where(crosses, np.asarray(send, dtype=np.float64), 0.0)
         for send in (send_forward_s, send_backward_s)
     ]
-    if schedule == "LoopedBFS":
+    if spec.closed_form == "breadth_first":
         whole = (forward, backward + weight)
         return breadth_first_makespan(pp, num_microbatches, *whole, *sends)
     of_rank = [work[..., table_rank == rank].sum(axis=-1) for rank in range(pp)]
     slowest = np.max(of_rank, axis=0)
-    if schedule == "1F1B":
+    if spec.closed_form == "one_by_one":
         slowest = work.mean(axis=-1)
-    elif schedule in _INTERLEAVED and num_microbatches >= 2 * pp:
+    elif spec.closed_form == "rounds" and num_microbatches >= 2 * pp:
         # Less than two rounds of microbatches never run steadily.
         slowest = steady_microbatch_seconds(
             pp,
@@ -154,7 +151,7 @@ def closed_form_of_stages(
             forward,
             backward + weight,
             weight,
-            split_backward=schedule in SPLIT_BACKWARD_SCHEDULES,
+            split_backward=spec.splits_backward,
         )
     found = closed_form_makespan(
         schedule,
@@ -167,7 +164,7 @@ def closed_form_of_stages(
         *(send.sum(axis=-1) / max(int(crosses.sum()), 1) for send in sends),
         slowest_rank_s=slowest,
     )
-    if schedule == "1F1B":
+    if spec.closed_form == "one_by_one":
         uneven = one_by_one_makespan(
             pp, num_microbatches, forward, backward + weight, sends[0] + sends[1]
         )
@@ -180,10 +177,7 @@ def _codes(schedule: str | Sequence[str] | NDArray[np.integer]) -> NDArray[np.in
     if names.dtype.kind in "iu":
         return names.astype(np.int64)
     unique, inverse = np.unique(names, return_inverse=True)
-    for name in unique.tolist():
-        if name not in SCHEDULES:
-            raise UnknownNameError("pipeline schedule", name, SCHEDULES)
-    known = [SCHEDULES.index(name) for name in unique.tolist()]
+    known = [schedule_spec(name).code for name in unique.tolist()]
     return np.array(known, dtype=np.int64)[inverse].reshape(names.shape)
 
 

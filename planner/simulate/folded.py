@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from planner.simulate.actions import ActionKind, IntArray
+from planner.simulate.actions import ActionKind, IntArray, PipelineRank
 
 __all__ = ["dual_pipe_rows", "zero_bubble_rows"]
 
@@ -75,7 +75,7 @@ class _Writer:
         return any(owing == stage for owing, _ in self._owed)
 
 
-def zero_bubble_rows(rank: int, pp: int, num_microbatches: int) -> IntArray:
+def zero_bubble_rows(one: PipelineRank) -> IntArray:
     """ZBVZeroBubble. Shape [actions, 3].
 
     The order is written for at least 2 pp - 1 microbatches; with fewer, the actions of
@@ -83,6 +83,7 @@ def zero_bubble_rows(rank: int, pp: int, num_microbatches: int) -> IntArray:
 
     Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, section 6.
     """
+    rank, pp, _, num_microbatches = one
     out = _Writer(rank, pp)
     near, far = out.near, out.far
     count = max(2 * pp - 1, num_microbatches)
@@ -118,11 +119,12 @@ def _forward_then_backward(out: _Writer, stage: int) -> None:
     out.pay()
 
 
-def dual_pipe_rows(rank: int, pp: int, num_microbatches: int) -> IntArray:
+def dual_pipe_rows(one: PipelineRank) -> IntArray:
     """DualPipeV. Shape [actions, 5], columns as in Action.
 
     Source: DeepSeek-AI 2024, DeepSeek-V3, section 3.2.1, cut in half as a V.
     """
+    rank, pp, _, num_microbatches = one
     out = _Writer(rank, pp)
     near, far = out.near, out.far
     hops = pp - rank - 1

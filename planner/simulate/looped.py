@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulate.actions import ActionKind, IntArray
+from planner.simulate.actions import ActionKind, IntArray, PipelineRank
 
 __all__ = [
     "breadth_first_rows",
     "fill_drain_rows",
     "interleaved_rows",
+    "interleaved_zero_bubble_rows",
     "microbatches_per_round",
     "one_forward_one_backward_rows",
 ]
@@ -32,39 +33,34 @@ def _rows(kind: int, stage: int | IntArray, microbatch: IntArray) -> IntArray:
     return rows
 
 
-def fill_drain_rows(rank: int, num_microbatches: int) -> IntArray:
+def fill_drain_rows(one: PipelineRank) -> IntArray:
     """GPipe: all forwards, then all backwards. Shape [actions, 3].
 
     Source: Huang et al. 2019, GPipe.
     """
-    order = np.arange(num_microbatches)
-    return np.concatenate([_rows(_F, rank, order), _rows(_B, rank, order)])
+    order = np.arange(one.num_microbatches)
+    return np.concatenate([_rows(_F, one.rank, order), _rows(_B, one.rank, order)])
 
 
-def one_forward_one_backward_rows(
-    rank: int, pp: int, num_microbatches: int
-) -> IntArray:
+def one_forward_one_backward_rows(one: PipelineRank) -> IntArray:
     """1F1B: pp - rank forwards ahead, then backward and forward in turn.
 
     Source: Narayanan et al. 2019, PipeDream (flushed each step).
     """
-    order = np.arange(num_microbatches)
-    ahead = min(pp - rank - 1, num_microbatches)
-    return _in_turn(
-        _rows(_F, rank, order), [_rows(_B, rank, order)], ahead=ahead, late=(0,)
-    )
+    order = np.arange(one.num_microbatches)
+    ahead = min(one.pp - one.rank - 1, one.num_microbatches)
+    forward, backward = (_rows(kind, one.rank, order) for kind in (_F, _B))
+    return _in_turn(forward, [backward], ahead=ahead, late=(0,))
 
 
-def breadth_first_rows(
-    rank: int, pp: int, virtual_stages: int, num_microbatches: int
-) -> IntArray:
+def breadth_first_rows(one: PipelineRank) -> IntArray:
     """LoopedBFS: a stage runs all microbatches before the next stage starts.
 
     Source: Lamy-Poirier 2023, Breadth-First Pipeline Parallelism; torch runs the
     microbatches of a backward in reverse.
     """
-    order = np.arange(num_microbatches)
-    stages = [rank + pp * turn for turn in range(virtual_stages)]
+    order = np.arange(one.num_microbatches)
+    stages = [one.rank + one.pp * turn for turn in range(one.virtual_stages)]
     forward = [_rows(_F, stage, order) for stage in stages]
     backward = [_rows(_B, stage, order[::-1]) for stage in reversed(stages)]
     return np.concatenate(forward + backward)
@@ -75,21 +71,27 @@ def microbatches_per_round(pp: int, num_microbatches: int) -> int:
     return num_microbatches // max(1, num_microbatches // pp)
 
 
-def interleaved_rows(
-    rank: int,
-    pp: int,
-    virtual_stages: int,
-    num_microbatches: int,
-    *,
-    split_backward: bool,
-) -> IntArray:
-    """Interleaved1F1B, or InterleavedZeroBubble with a split backward.
+def interleaved_rows(one: PipelineRank) -> IntArray:
+    """Interleaved1F1B: rounds of microbatches over the virtual stages of a rank.
 
-    The zero-bubble order needs one forward ahead per hop instead of two, and runs
-    each weight gradient ``rank`` backwards after its input gradient.
-
-    Source: Narayanan et al. 2021, section 2.2; Qi et al. 2023, ZB-H1.
+    Source: Narayanan et al. 2021, section 2.2.
     """
+    return _in_rounds(one, split_backward=False)
+
+
+def interleaved_zero_bubble_rows(one: PipelineRank) -> IntArray:
+    """InterleavedZeroBubble: the same rounds with a split backward.
+
+    It needs one forward ahead per hop instead of two, and runs each weight gradient
+    ``rank`` backwards after its input gradient.
+
+    Source: Qi et al. 2023, ZB-H1.
+    """
+    return _in_rounds(one, split_backward=True)
+
+
+def _in_rounds(one: PipelineRank, *, split_backward: bool) -> IntArray:
+    rank, pp, virtual_stages, num_microbatches = one
     per_round = microbatches_per_round(pp, num_microbatches)
     step = np.arange(virtual_stages * num_microbatches)
     turn = (step // per_round) % virtual_stages

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from planner.schema import (
-    SCHEDULES,
     Mesh,
     Optimizer,
     Precision,
@@ -14,6 +13,7 @@ from planner.schema import (
     Strategy,
     TensorSharding,
 )
+from planner.schema.schedules import schedule_name
 from planner.schema.strategy import ContextAlgorithm
 from planner.space.table import RECOMPUTE_NAMES
 
@@ -35,7 +35,7 @@ def skeleton(
             }
         ),
         zero_stage=row["zero_stage"],  # type: ignore[arg-type]
-        schedule=SCHEDULES[row["schedule"]],
+        schedule=schedule_name(row["schedule"]),
         virtual_stages=row["virtual_stages"],
         microbatch_size=row["microbatch_size"],
         num_microbatches=row["num_microbatches"],

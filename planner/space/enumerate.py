@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schema import SCHEDULES, V_SCHEDULES
+from planner.schema.schedules import schedule_spec, schedules
 from planner.space.facts import OWN_TARGETS, Facts
 from planner.space.rules import legal
 from planner.space.table import StrategyTable
@@ -77,16 +77,6 @@ def _with_experts(
     return np.concatenate([mesh[index[fits]], ep[fits, None]], axis=1)
 
 
-#: What stands for all schedules unless one is pinned. The others differ from these in
-#: bubbles and memory alone: partitioners try them on the best meshes
-#: (:func:`planner.search.refine.schedule_variants`).
-_REPRESENTATIVES = frozenset({"GPipe", "1F1B", "Interleaved1F1B"})
-
-#: Takes as long as its counterpart and holds more: stands in where torch refuses that
-#: one for the number of microbatches, so that whatever is legal has a row.
-_STAND_INS = {"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B"}
-
-
 def _uneven_rounds(pp: NDArray[np.int64], many: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Where an interleaved schedule refuses so many microbatches. Broadcast shape."""
     return np.asarray(many % np.maximum(many // pp, 1) > 0)
@@ -95,34 +85,44 @@ def _uneven_rounds(pp: NDArray[np.int64], many: NDArray[np.int64]) -> NDArray[np
 def _schedules(
     mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-    """(schedule, virtual stages) pairs to try with pp > 1."""
+    """(schedule, virtual stages) pairs to try with pp > 1.
+
+    Unless one is pinned, representatives stand for all schedules. The others differ
+    from these in bubbles and memory alone: partitioners try them on the best meshes
+    (:func:`planner.search.refine.schedule_variants`).
+    """
+    uneven = bool(_uneven_rounds(mesh[:, :1], _divisors(facts.global_batch)).any())
+    unsaid = _unsaid(facts)
     pairs = []
-    names = set(SCHEDULES) if "schedule" in pins else set(_REPRESENTATIVES)
-    if _uneven_rounds(mesh[:, :1], _divisors(facts.global_batch)).any():
-        names.add("LoopedBFS")
-    names |= _unsaid(facts)
-    for index, name in enumerate(SCHEDULES):
-        if name not in names:
-            continue
-        if name in V_SCHEDULES:
-            virtual = [2]
-        elif name in {"GPipe", "1F1B"}:
-            virtual = [1]
+    for spec in schedules():
+        if "schedule" in pins:
+            listed = spec.code == pins["schedule"]
         else:
-            virtual = list(range(2, _MAX_VIRTUAL + 1))
+            listed = spec.representative or spec.name in unsaid
+            if spec.stands_in_for is not None:
+                other = schedule_spec(spec.stands_in_for)
+                listed |= uneven and other.equal_rounds
+        if not listed:
+            continue
+        least, most = spec.virtual_stages
+        virtual = [least]
+        if most != least:
+            upto = min(most or _MAX_VIRTUAL, _MAX_VIRTUAL)
+            virtual = list(range(max(2, least), upto + 1))
         if "virtual_stages" in pins:
             virtual = [pins["virtual_stages"]]
-        if pins.get("schedule", index) == index:
-            pairs += [(index, count) for count in virtual]
+        pairs += [(spec.code, count) for count in virtual]
     return pairs
 
 
 def _unsaid(facts: Facts) -> set[str]:
     """Stand-ins whose counterpart the launcher does not know."""
+    if facts.target in OWN_TARGETS:
+        return set()
     return {
-        name
-        for name, other in _STAND_INS.items()
-        if facts.target not in OWN_TARGETS and refuses_schedule(other, facts)
+        spec.name
+        for spec in schedules()
+        if spec.stands_in_for and refuses_schedule(spec.stands_in_for, facts)
     }
 
 
@@ -134,10 +134,16 @@ def _is_needed(
 ) -> NDArray[np.bool_]:
     """False for a stand-in where its counterpart is legal. Shape [n]."""
     unsaid = _unsaid(facts)
-    gpipe, looped = (SCHEDULES.index(name) for name in _STAND_INS)
-    needed = (schedule != gpipe) | (pp == 1) | (many < pp) | ("GPipe" in unsaid)
-    rounds = _uneven_rounds(pp, many) | ("LoopedBFS" in unsaid)
-    return np.asarray(needed & ((schedule != looped) | rounds))
+    needed = np.ones((), dtype=bool)
+    for spec in schedules():
+        if spec.stands_in_for is None or spec.name in unsaid:
+            continue
+        other = schedule_spec(spec.stands_in_for)
+        illegal = (pp == 1) | (many < other.microbatches_per_stage * pp)
+        if other.equal_rounds:
+            illegal = illegal | _uneven_rounds(pp, many)
+        needed = needed & ((schedule != spec.code) | illegal)
+    return np.asarray(needed)
 
 
 def _expand(
@@ -148,7 +154,8 @@ def _expand(
     if "microbatch_size" in pins:
         sizes = sizes[sizes == pins["microbatch_size"]]
     pairs = _schedules(mesh, facts, pins)
-    no_pipeline = (pins.get("schedule", 0), pins.get("virtual_stages", 1))
+    plain = schedule_spec("GPipe").code
+    no_pipeline = (pins.get("schedule", plain), pins.get("virtual_stages", 1))
     if no_pipeline not in pairs:
         pairs = [no_pipeline, *pairs]
     zero = [pins["zero_stage"]] if "zero_stage" in pins else [0, 1, 2, 3]

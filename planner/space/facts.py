@@ -47,8 +47,6 @@ class Facts:
         hosts: Of the cluster, runs of equal ones: (how many, devices in each).
         device_types: Of the cluster, sorted as it names them.
         layers: Which units are layers, for launchers; None where they are none.
-        refused: Whether a launcher refuses a kind of row, for the kinds that were
-            asked for so far; :func:`planner.space.legal` fills it in.
     """
 
     num_devices: int
@@ -74,9 +72,6 @@ class Facts:
     hosts: tuple[tuple[int, int], ...] = ()
     device_types: tuple[str, ...] = ()
     layers: LayerRun | None = None
-    refused: dict[tuple[int, ...], bool] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
 
 def gather_facts(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.errors import StrategyError, UnknownNameError
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["PINNABLE", "Pin", "normalize_pins", "pin_text", "read_pins"]
@@ -39,11 +39,22 @@ _SWITCHES = frozenset({"sequence_parallel", "compile"})
 #: Those that strategies of one request have in common: no column of a table.
 _COMMON = frozenset({"compile"})
 
-#: Names of the knobs that have names for values.
-_NAMES: dict[str, Sequence[str]] = {
-    "schedule": SCHEDULES,
-    "recompute": RECOMPUTE_NAMES,
-}
+
+def _names(knob: str) -> Sequence[str]:
+    """Values of a knob that has names for them; empty for others."""
+    if knob == "schedule":
+        return schedule_names()
+    return RECOMPUTE_NAMES if knob == "recompute" else ()
+
+
+def _code(knob: str, value: Pin) -> int:
+    """A pin's value as the column of a table has it."""
+    if not isinstance(value, str):
+        return int(value)
+    if knob == "schedule":
+        return schedule_spec(value).code
+    return RECOMPUTE_NAMES.index(value)
+
 
 #: Greatest degree or count, so that products of columns stay within 64 bits.
 _MOST = 10**6
@@ -71,7 +82,7 @@ def read_pins(pins: Mapping[str, Any]) -> dict[str, Pin]:
 def _read(knob: str, value: Any) -> Pin:
     if knob not in PINNABLE:
         raise UnknownNameError("knob to pin", str(knob), PINNABLE)
-    if knob in _NAMES:
+    if _names(knob):
         return _name(knob, value)
     if knob in _SWITCHES:
         return _switch(knob, value)
@@ -85,7 +96,7 @@ def _read(knob: str, value: Any) -> Pin:
 
 
 def _name(knob: str, value: Any) -> str:
-    names = _NAMES[knob]
+    names = _names(knob)
     if not isinstance(value, str):
         raise StrategyError(
             f"pin {knob}={value!r} is not a name; give one of {', '.join(names)}"
@@ -132,9 +143,7 @@ def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
         StrategyError: As :func:`read_pins`.
     """
     return {
-        knob: _NAMES[knob].index(value)
-        if knob in _NAMES and isinstance(value, str)
-        else int(value)
+        knob: _code(knob, value)
         for knob, value in read_pins(pins).items()
         if knob not in _COMMON
     }
@@ -142,4 +151,6 @@ def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
 
 def pin_text(knob: str, code: int) -> str:
     """A column of a table as a person would pin it: ``schedule=1F1B``, ``tp=8``."""
-    return f"{knob}={_NAMES[knob][code] if knob in _NAMES else code}"
+    if knob == "schedule":
+        return f"{knob}={schedule_name(code)}"
+    return f"{knob}={RECOMPUTE_NAMES[code] if knob == 'recompute' else code}"

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import StrategyError
-from planner.schema import SCHEDULES, Strategy, TensorSharding
+from planner.schema import Strategy, TensorSharding
 from planner.schema.limits import batch_norm_limit, stream_limit
-from planner.simulate import why_not
+from planner.schema.schedules import schedule_name, schedule_spec
 from planner.space.facts import Facts
 from planner.space.table import StrategyTable, distinct
 from planner.space.target import target_broken, target_reasons
@@ -154,16 +154,14 @@ def _experts_why(row: Row, facts: Facts) -> str:
 def _schedule_reason(
     schedule: int, pp: int, virtual: int, microbatches: int
 ) -> str | None:
+    name = schedule_name(schedule)
     if pp == 1:
-        if SCHEDULES[schedule] != "GPipe":
-            return (
-                f"schedule {SCHEDULES[schedule]} needs pp > 1; without a pipeline use "
-                f"GPipe"
-            )
+        if name != "GPipe":
+            return f"schedule {name} needs pp > 1; without a pipeline use GPipe"
         if virtual > 1:
             return f"virtual_stages={virtual} needs pp > 1; without a pipeline use 1"
         return None
-    return why_not(SCHEDULES[schedule], pp, virtual, microbatches)
+    return schedule_spec(name).violation(pp, virtual, microbatches)
 
 
 def _schedule_broken(table: StrategyTable, _: Facts) -> Mask:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schema import SCHEDULES, Strategy
+from planner.schema import Strategy
 
 __all__ = ["RECOMPUTE_NAMES", "StrategyTable", "distinct"]
 
@@ -45,7 +45,7 @@ class StrategyTable:
     pp x virtual_stages stages, and ``recompute`` holds for all of them.
 
     Attributes:
-        schedule: Index into :data:`planner.schema.SCHEDULES`.
+        schedule: Code, see :mod:`planner.schema.schedules`.
         recompute: Index into :data:`RECOMPUTE_NAMES`.
         sequence_parallel: 0 or 1.
     """
@@ -108,7 +108,7 @@ class StrategyTable:
             tp=[s.mesh.tp for s in strategies],
             ep=[s.mesh.ep for s in strategies],
             zero_stage=[s.zero_stage for s in strategies],
-            schedule=[SCHEDULES.index(s.schedule) for s in strategies],
+            schedule=[s.schedule_spec.code for s in strategies],
             virtual_stages=[s.virtual_stages for s in strategies],
             microbatch_size=[s.microbatch_size for s in strategies],
             num_microbatches=[s.num_microbatches for s in strategies],

@@ -1,19 +1,22 @@
-"""What whoever is to run a plan says to rows of the table: asked once a kind of row.
+"""Rows that whoever is to run the plan does not take: asked once a kind of row.
 
 Meshwright's executors and other launchers look at which axes, schedule and recompute
-kind there are. A launcher that looks at sizes as well names them in
-:attr:`planner.targets.Target.sizes`; then rows of other sizes are other kinds.
+kind there are, so that a row is asked for at the smallest sizes of its kind. A launcher
+that looks at sizes as well names them in :attr:`planner.targets.Target.sizes`; these
+stay as they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schema import SCHEDULES, Strategy
+from planner.schema import Optimizer, Precision, Strategy
+from planner.schema.schedules import schedule_spec
 from planner.schema.support import unsupported
 from planner.space.build import build_strategy
 from planner.space.facts import OWN_TARGETS, Facts
@@ -32,92 +35,151 @@ Index = NDArray[np.int64]
 Row = dict[str, int]
 
 #: Columns of which it matters whether they are above 1.
-_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "virtual_stages")
+_DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "virtual_stages")
+_COUNTS = ("microbatch_size", "num_microbatches")
+_CODES = ("zero_stage", "schedule", "recompute", "sequence_parallel")
+_COLUMNS = (*_DEGREES, *_COUNTS, *_CODES)
+#: Microbatches that fill a pipeline of two ranks under every schedule.
+_FILLING = 4
 
 
-def _kinds(table: StrategyTable) -> Index:
-    """A small number for what the executors' support table looks at. Shape [n].
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """What a target is told beside a row, and therefore all that its answer rests on.
 
-    It looks at which axes there are, not at how big they are.
+    Answers are kept for equal askers: whoever plans for many clusters asks the same of
+    each, a tenth of a second a time.
     """
-    kind = np.zeros(len(table), dtype=np.int64)
-    for name in (*_AXES, "num_microbatches"):
-        kind = kind * 2 + (getattr(table, name) > 1)
-    kind = kind * 4 + table.zero_stage
-    kind = kind * len(SCHEDULES) + table.schedule
-    return (kind * 3 + table.recompute) * 2 + table.sequence_parallel
+
+    target: str
+    sharding: tuple[tuple[str, str], ...]
+    precision: Precision
+    optimizer: Optimizer
+    compile: bool
+    grad_clip_norm: float | None
+    tied: tuple[tuple[str, ...], ...]
+    backend: str
+    attention: str | None
+    hosts: tuple[tuple[int, int], ...]
+    device_types: tuple[str, ...]
+
+    @classmethod
+    def of(cls, facts: Facts) -> _Asker:
+        """The asker of a request."""
+        told = {
+            name: getattr(facts, name)
+            for name in cls.__dataclass_fields__
+            if name != "sharding"
+        }
+        return cls(sharding=tuple(facts.sharding.items()), **told)
+
+    def strategy(self, row: Row) -> Strategy:
+        """The row's strategy with stages of no particular model."""
+        count = row["pp"] * row["virtual_stages"]
+        return build_strategy(
+            row,
+            unit_names=[str(index) for index in range(count)],
+            bounds=range(count + 1),
+            sharding=dict(self.sharding),
+            precision=self.precision,
+            optimizer=self.optimizer,
+            grad_clip_norm=self.grad_clip_norm,
+            compiled=self.compile,
+        )
+
+    def violations(self, row: Row) -> tuple[str, ...]:
+        """What the target says against a row; empty if it takes it.
+
+        However a divided sequence attends: a launcher that takes one algorithm takes
+        the row.
+        """
+        strategy = self.strategy(row)
+        if self.target == "meshwright":
+            return unsupported(
+                strategy,
+                tied=self.tied,
+                backend=self.backend,
+                attention=self.attention,
+            )
+        target = get_target(self.target)
+        first: tuple[str, ...] = ()
+        for algorithm in ("ring", "all_to_all") if row["cp"] > 1 else ("all_to_all",):
+            found = target.refusals(
+                Case(
+                    strategy=strategy.model_copy(
+                        update={"context_algorithm": algorithm}
+                    ),
+                    hosts=self.hosts,
+                    layers=False,
+                    placed=False,
+                    tied=self.tied,
+                    backend=self.backend,
+                    attention=self.attention,
+                    device_types=self.device_types,
+                )
+            )
+            if not found:
+                return ()
+            first = first or tuple(map(str, found))
+        return first
 
 
-def _smallest(row: Row, facts: Facts, kept: frozenset[str]) -> Strategy:
-    """A row's strategy at the smallest size of the same kind.
+@lru_cache(maxsize=64)
+def _refuses(asker: _Asker) -> Callable[[tuple[int, ...]], bool]:
+    """Whether the target refuses rows of :data:`_COLUMNS`, each asked for once."""
+
+    @cache
+    def refuses(columns: tuple[int, ...]) -> bool:
+        row = dict(zip(_COLUMNS, columns, strict=True))
+        return bool(asker.violations(row))
+
+    return refuses
+
+
+def _smallest(columns: dict[str, Index], kept: frozenset[str]) -> list[Index]:
+    """Columns of the smallest rows of the same kinds. Shapes [n].
 
     Whether an axis, a schedule and a recompute kind go together does not depend on how
-    many stages there are; how many microbatches a schedule wants was checked before.
+    many stages there are; how many microbatches a schedule wants is another rule.
+
+    Args:
+        columns: Of a table.
+        kept: Names of those whose sizes the target looks at.
     """
-    small = dict(row)
-    if row["pp"] > 1 and kept.isdisjoint({"pp", "num_microbatches"}):
-        small["pp"] = 2
-        small["num_microbatches"] = 2 * max(1, row["num_microbatches"] // row["pp"])
-    count = small["pp"] * small["virtual_stages"]
-    return build_strategy(
-        small,
-        unit_names=[str(index) for index in range(count)],
-        bounds=range(count + 1),
-        sharding=facts.sharding,
-        precision=facts.precision,
-        optimizer=facts.optimizer,
-        compiled=facts.compile,
-    )
+    made = {
+        name: column if name in kept or name in _CODES else np.minimum(column, 2)
+        for name, column in columns.items()
+    }
+    pipeline = (columns["pp"] > 1) & (columns["num_microbatches"] > 1)
+    if kept.isdisjoint({"pp", "num_microbatches"}):
+        made["num_microbatches"] = np.where(
+            pipeline, _FILLING, made["num_microbatches"]
+        )
+    else:
+        for name in ("pp", "num_microbatches"):
+            made[name] = columns[name]
+    return [made[name] for name in _COLUMNS]
+
+
+def _sizes(target: str) -> frozenset[str]:
+    """Columns whose sizes its rules look at."""
+    if target in OWN_TARGETS:
+        return frozenset()
+    return frozenset(name.rpartition(".")[2] for name in get_target(target).sizes)
 
 
 def target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
     """What the target says against a row; empty if it takes it."""
     if facts.target == "any":
         return ()
+    small = dict(row)
+    if row["pp"] > 1 and _sizes(facts.target).isdisjoint({"pp", "num_microbatches"}):
+        small["pp"], small["num_microbatches"] = 2, _FILLING
+    found = _Asker.of(facts).violations(small)
     if facts.target == "meshwright":
-        return unsupported(
-            _smallest(row, facts, frozenset()),
-            tied=facts.tied,
-            backend=facts.backend,
-            attention=facts.attention,
-        )
-    target = get_target(facts.target)
-    found = [str(refusal) for refusal in _refusals(target, row, facts)]
-    uneven = _uneven_why(target, row, facts)
-    return (*found, uneven) if uneven else tuple(found)
-
-
-def _sizes(target: Target) -> frozenset[str]:
-    """Columns whose sizes its rules look at."""
-    return frozenset(name.rpartition(".")[2] for name in target.sizes)
-
-
-def _refusals(target: Target, row: Row, facts: Facts) -> tuple[object, ...]:
-    """What a launcher says against a row, however a divided sequence attends."""
-    small = _smallest(row, facts, _sizes(target))
-    first: tuple[object, ...] = ()
-    algorithms = ("ring", "all_to_all") if row["cp"] > 1 else ("all_to_all",)
-    for algorithm in algorithms:
-        changes = {
-            "grad_clip_norm": facts.grad_clip_norm,
-            "context_algorithm": algorithm,
-        }
-        found = target.refusals(
-            Case(
-                strategy=small.model_copy(update=changes),
-                hosts=facts.hosts,
-                layers=False,
-                placed=False,
-                tied=facts.tied,
-                backend=facts.backend,
-                attention=facts.attention,
-                device_types=facts.device_types,
-            )
-        )
-        if not found:
-            return ()
-        first = first or found
-    return first
+        return found
+    uneven = _uneven_why(get_target(facts.target), row, facts)
+    return (*found, uneven) if uneven else found
 
 
 def _uneven(target: Target, table: StrategyTable, facts: Facts) -> Mask:
@@ -150,50 +212,15 @@ def target_broken(table: StrategyTable, facts: Facts) -> Mask:
     """Mask of the rows that the target does not take. Shape [n]."""
     if facts.target == "any" or not len(table):
         return np.zeros(len(table), dtype=bool)
-    if facts.target != "meshwright":
-        return _unsayable(get_target(facts.target), table, facts)
-    known = _refused_by_executors(
-        tuple(facts.sharding.items()),
-        facts.precision,
-        facts.optimizer,
-        facts.compile,
-        facts.tied,
-        facts.backend,
-        facts.attention,
-    )
-    kinds = _kinds(table)
-    example = np.full(int(kinds.max()) + 1, -1, dtype=np.int64)
-    example[kinds] = np.arange(len(table))
-    bad = np.zeros(len(example), dtype=bool)
-    for kind in np.flatnonzero(example >= 0).tolist():
-        if kind not in known:
-            row = table.row(int(example[kind]))
-            known[kind] = bool(target_reasons(row, facts))
-        bad[kind] = known[kind]
-    return np.asarray(bad[kinds])
-
-
-@lru_cache(maxsize=64)
-def _refused_by_executors(*_: object) -> dict[int, bool]:
-    """Kinds of rows that were asked for, of all requests that are alike to them.
-
-    Whoever plans for many clusters asks the same of each: a tenth of a second a time.
-    """
-    return {}
-
-
-def _unsayable(target: Target, table: StrategyTable, facts: Facts) -> Mask:
-    sizes = [getattr(table, name) for name in sorted(_sizes(target))]
-    columns = [_kinds(table), (table.microbatch_size > 1).astype(np.int64), *sizes]
-    first, which = distinct(*columns)
-    bad = np.zeros(len(first), dtype=bool)
-    for place, example in enumerate(first.tolist()):
-        key = tuple(int(column[example]) for column in columns)
-        if key not in facts.refused:
-            refusals = _refusals(target, table.row(example), facts)
-            facts.refused[key] = bool(refusals)
-        bad[place] = facts.refused[key]
-    return np.asarray(bad[which] | _uneven(target, table, facts))
+    refuses = _refuses(_Asker.of(facts))
+    columns = {name: getattr(table, name) for name in _COLUMNS}
+    small = _smallest(columns, _sizes(facts.target))
+    first, which = distinct(*small)
+    rows = zip(*(column[first].tolist() for column in small), strict=True)
+    bad = np.array([refuses(row) for row in rows], dtype=bool)[which]
+    if facts.target in OWN_TARGETS:
+        return np.asarray(bad)
+    return np.asarray(bad | _uneven(get_target(facts.target), table, facts))
 
 
 def with_sayable_streams(table: StrategyTable, facts: Facts) -> StrategyTable:
@@ -210,17 +237,14 @@ def with_sayable_streams(table: StrategyTable, facts: Facts) -> StrategyTable:
 
 
 def refuses_schedule(name: str, facts: Facts) -> bool:
-    """Whether a launcher refuses a schedule of torch, all else being plain."""
-    index = SCHEDULES.index(name)
+    """Whether the target refuses a schedule of torch, all else being plain."""
+    spec = schedule_spec(name)
     row = {
-        **dict.fromkeys((*_AXES, "microbatch_size"), 1),
-        **dict.fromkeys(("zero_stage", "recompute", "sequence_parallel"), 0),
+        **dict.fromkeys((*_DEGREES, *_COUNTS), 1),
+        **dict.fromkeys(_CODES, 0),
         "pp": 2,
         "num_microbatches": 2,
-        "schedule": index,
-        "virtual_stages": 1 if name in {"GPipe", "1F1B"} else 2,
+        "schedule": spec.code,
+        "virtual_stages": spec.usual_virtual_stages,
     }
-    key = (-1, index)
-    if key not in facts.refused:
-        facts.refused[key] = bool(_refusals(get_target(facts.target), row, facts))
-    return facts.refused[key]
+    return _refuses(_Asker.of(facts))(tuple(row[name] for name in _COLUMNS))

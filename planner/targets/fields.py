@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from planner.schema import Strategy
+from planner.schema.leaves import leaf_defaults, leaf_of
 
 if TYPE_CHECKING:
     from planner.targets.base import Case
@@ -42,9 +43,9 @@ class Field:
     """A leaf of a strategy.
 
     Attributes:
-        default: Its value where nothing is asked for.
-        matters: Whether it has any effect in a case.
+        default: Value where nothing is asked for.
         means: What it says, for tables.
+        matters: Whether it has any effect in a case.
     """
 
     default: Any
@@ -52,47 +53,82 @@ class Field:
     matters: Callable[[Case], bool] = _always
 
 
-#: Every leaf; ``stages.modules`` and ``stages.recompute`` are read over all stages.
-FIELDS: dict[str, Field] = {
-    "mesh.pp": Field(default=1, means="pipeline stages"),
-    "mesh.dp_replicate": Field(default=1, means="replicas"),
-    "mesh.dp_shard": Field(default=1, means="ways to shard data parallel"),
-    "mesh.cp": Field(default=1, means="ways to divide sequences"),
-    "mesh.tp": Field(default=1, means="ways to divide tensors"),
-    "mesh.ep": Field(default=1, means="ways to deal out experts"),
-    "zero_stage": Field(default=0, means="what dp_shard shards", matters=_sharded),
-    "schedule": Field(default="GPipe", means="pipeline schedule", matters=_pipeline),
-    "virtual_stages": Field(default=1, means="stages a rank", matters=_pipeline),
-    "microbatch_size": Field(default=1, means="samples a microbatch"),
-    "num_microbatches": Field(default=1, means="microbatches a step"),
-    "stages.modules": Field(
-        default="even", means="where the model is cut", matters=_pipeline
+_FROM_SCHEMA: Any = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """What the schema does not say of a leaf; ``default`` where it has another."""
+
+    means: str
+    matters: Callable[[Case], bool] = _always
+    default: Any = _FROM_SCHEMA
+
+
+#: Leaves of a strategy whose parts are told as one.
+_WHOLE = frozenset({"optimizer"})
+#: Leaves that are read over all stages.
+_OF_STAGES = ("stages.modules", "stages.recompute")
+_NOTES: dict[str, _Note] = {
+    "mesh.pp": _Note(means="pipeline stages"),
+    "mesh.dp_replicate": _Note(means="replicas"),
+    "mesh.dp_shard": _Note(means="ways to shard data parallel"),
+    "mesh.cp": _Note(means="ways to divide sequences"),
+    "mesh.tp": _Note(means="ways to divide tensors"),
+    "mesh.ep": _Note(means="ways to deal out experts"),
+    "zero_stage": _Note(means="what dp_shard shards", matters=_sharded),
+    "schedule": _Note(means="pipeline schedule", matters=_pipeline),
+    "virtual_stages": _Note(means="stages a rank", matters=_pipeline),
+    "microbatch_size": _Note(means="samples a microbatch"),
+    "num_microbatches": _Note(means="microbatches a step"),
+    "stages.modules": _Note(
+        means="where the model is cut", matters=_pipeline, default="even"
     ),
-    "stages.recompute": Field(default="none", means="activation checkpointing"),
-    "sharding.patterns": Field(
-        default={}, means="how tp and ep split which module", matters=_tensor
+    "stages.recompute": _Note(means="activation checkpointing", default="none"),
+    "sharding.patterns": _Note(
+        means="how tp and ep split which module", matters=_tensor
     ),
-    "sharding.sequence_parallel": Field(
-        default=False, means="sequence parallelism beside tp", matters=_tensor
+    "sharding.sequence_parallel": _Note(
+        means="sequence parallelism beside tp", matters=_tensor
     ),
-    "sharding.loss_parallel": Field(
-        default=False, means="loss of sharded logits", matters=_tensor
-    ),
-    "precision.parameter": Field(default="float32", means="dtype of weights"),
-    "precision.compute": Field(default="bfloat16", means="dtype of products"),
-    "precision.reduce": Field(default="float32", means="dtype of reductions"),
-    "optimizer": Field(default=None, means="optimizer and its settings"),
-    "context_algorithm": Field(
-        default="all_to_all", means="how divided sequences attend", matters=_context
-    ),
-    "gradient_compression": Field(default="none", means="compressed gradients"),
-    "grad_clip_norm": Field(default=None, means="largest gradient norm"),
-    "overlap.forward_prefetch": Field(default=None, means="units gathered ahead"),
-    "overlap.backward_prefetch": Field(default=None, means="the same in backward"),
-    "overlap.bucket_bytes": Field(default=None, means="gradient bucket of replicas"),
-    "compile": Field(default=False, means="torch.compile of blocks"),
-    "device_ranges": Field(default=(), means="device of every rank"),
+    "sharding.loss_parallel": _Note(means="loss of sharded logits", matters=_tensor),
+    "precision.parameter": _Note(means="dtype of weights"),
+    "precision.compute": _Note(means="dtype of products"),
+    "precision.reduce": _Note(means="dtype of reductions"),
+    "optimizer": _Note(means="optimizer and its settings", default=None),
+    "context_algorithm": _Note(means="how divided sequences attend", matters=_context),
+    "gradient_compression": _Note(means="compressed gradients"),
+    "grad_clip_norm": _Note(means="largest gradient norm"),
+    "overlap.forward_prefetch": _Note(means="units gathered ahead"),
+    "overlap.backward_prefetch": _Note(means="the same in backward"),
+    "overlap.bucket_bytes": _Note(means="gradient bucket of replicas"),
+    "compile": _Note(means="torch.compile of blocks"),
+    "device_ranges": _Note(means="device of every rank"),
+    "semantics": _Note(means="consent to approximate training"),
 }
+
+
+def _leaves() -> Iterator[tuple[str, Any]]:
+    """Name and default of every leaf of a strategy."""
+    for name, default in leaf_defaults(Strategy, whole=_WHOLE).items():
+        if name == "stages":
+            yield from ((leaf, None) for leaf in _OF_STAGES)
+        else:
+            yield name, default
+
+
+def _field(name: str, default: Any) -> Field:
+    note = _NOTES.get(name, _Note(means=name.replace("_", " ").replace(".", ": ")))
+    return Field(
+        default=default if note.default is _FROM_SCHEMA else note.default,
+        means=note.means,
+        matters=note.matters,
+    )
+
+
+#: Every leaf of the schema of a strategy, so that a target refuses what it has no words
+#: for, also if it was added to the schema yesterday.
+FIELDS: dict[str, Field] = {name: _field(name, default) for name, default in _leaves()}
 
 #: For launchers that hand over the plan as it is.
 EVERYTHING = frozenset(FIELDS)
@@ -115,7 +151,4 @@ def value_of(strategy: Strategy, name: str) -> Any:
         return (kinds[0] if kinds else "none") if same else kinds
     if name == "stages.modules":
         return [len(stage.modules) for stage in strategy.stages]
-    value: Any = strategy
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+    return leaf_of(strategy, name)

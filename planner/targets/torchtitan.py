@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.schema import SPLIT_BACKWARD_SCHEDULES, Strategy
+from planner.schema import Strategy
 from planner.targets.base import Case, Refusal, Target
 from planner.targets.layers import layers_of_stages
 from planner.targets.limits import (
@@ -113,7 +113,7 @@ def _split_backward(case: Case) -> Refusal | None:
     sharded = mesh.dp_shard * mesh.cp > 1 and strategy.zero_stage == 3
     if not sharded or mesh.pp == 1:
         return None
-    if strategy.schedule not in SPLIT_BACKWARD_SCHEDULES:
+    if not strategy.schedule_spec.splits_backward:
         return None
     return Refusal(
         field="zero_stage",

@@ -13,9 +13,9 @@ from planner.cost.partition import balanced_bounds
 from planner.cost.unit_costs import Combinations, price_units
 from planner.errors import StrategyError
 from planner.schema import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Strategy
-from planner.simulate import why_not
 from planner.space import StrategyTable, build_strategy
 from tests.cost.made import device, hosts, real_graph, row, setting_for, uniform_graph
+from tests.simulate.cases import violation
 
 NODE = hosts((1, 8, device()), inside=1e11)
 SLOW = hosts((8, 1, device()), between=2e9)
@@ -35,7 +35,7 @@ def pipelines(units: int) -> list[dict[str, int]]:
             zero_stage=2 if pp < 8 else 0,
         )
         for name, pp, virtual, many in cases
-        if why_not(name, pp, virtual, many) is None and units % (pp * virtual) == 0
+        if violation(name, pp, virtual, many) is None and units % (pp * virtual) == 0
     ]
 
 

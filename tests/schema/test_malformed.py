@@ -67,7 +67,7 @@ CASES = {
     ),
     "unknown schedule": (
         _set("strategy", "schedule", value="2F2B"),
-        "field strategy.schedule: input should be 'GPipe', '1F1B'",
+        "field strategy.schedule: unknown pipeline schedule '2F2B'; known: 1F1B",
     ),
     "NaN": (
         _set("prediction", "step_time_s", value=float("nan")),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 
-from planner.schema import SCHEDULES
-from planner.simulate import why_not
+from planner.schema.schedules import schedule_names, schedule_spec
 
-__all__ = ["legal"]
+__all__ = ["legal", "violation"]
+
+
+def violation(schedule: str, *sizes: int) -> str | None:
+    """Why torch refuses sizes (pp, virtual, microbatches); None if it does not."""
+    return schedule_spec(schedule).violation(*sizes)
 
 
 def legal(
     pps: tuple[int, ...], virtuals: tuple[int, ...], microbatches: tuple[int, ...]
 ) -> list[tuple[str, int, int, int]]:
     """Every legal (schedule, pp, virtual_stages, num_microbatches) of a grid."""
-    grid = itertools.product(SCHEDULES, pps, virtuals, microbatches)
-    return [case for case in grid if why_not(*case) is None]
+    grid = itertools.product(schedule_names(), pps, virtuals, microbatches)
+    return [case for case in grid if violation(*case) is None]

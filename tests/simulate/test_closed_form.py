@@ -11,9 +11,8 @@ from planner.simulate import (
     closed_form_makespan,
     closed_form_of_stages,
     makespan,
-    why_not,
 )
-from tests.simulate.cases import legal
+from tests.simulate.cases import legal, violation
 
 
 def _uniform_makespan(
@@ -84,7 +83,7 @@ def test_many_microbatches_are_extrapolated(case: tuple[str, int, int, int]) -> 
 def test_counts_in_uneven_rounds_are_read_as_they_are(count: int) -> None:
     """255 over 16 ranks are 15 equal rounds; some smaller counts are refused."""
     case = ("Interleaved1F1B", 16 if count == 255 else 8, 2, count)
-    if why_not(*case) is not None:
+    if violation(*case) is not None:
         with pytest.raises(StrategyError):
             closed_form_makespan(*case, 1.0, 2.0)
         return
@@ -142,6 +141,6 @@ def test_uneven_stages_use_the_mean_transfer_between_ranks() -> None:
 def test_bad_names_and_combinations_are_errors() -> None:
     with pytest.raises(UnknownNameError, match="1F1B"):
         closed_form_makespan("1F1", 2, 1, 4, 1.0, 1.0)
-    assert why_not("1F1B", 4, 1, 2) is not None
+    assert violation("1F1B", 4, 1, 2) is not None
     with pytest.raises(StrategyError, match="num_microbatches=2"):
         closed_form_makespan("1F1B", [2, 4], 1, 2, 1.0, 1.0)

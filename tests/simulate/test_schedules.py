@@ -6,8 +6,8 @@ import pytest
 
 from planner.errors import StrategyError, UnknownNameError
 from planner.schema import SCHEDULES, Mesh, Strategy
-from planner.simulate import actions, rank_of_stages, why_not
-from tests.simulate.cases import legal
+from planner.simulate import actions, rank_of_stages
+from tests.simulate.cases import legal, violation
 from tests.simulate.torch_orders import executed_order, torch_order
 
 PPS = (1, 2, 3, 4, 5, 8)
@@ -54,7 +54,7 @@ def test_legality_agrees_with_torch(schedule: str) -> None:
             refused = False
         except ValueError:
             refused = True
-        reason = why_not(schedule, pp, virtual, microbatches)
+        reason = violation(schedule, pp, virtual, microbatches)
         assert (reason is not None) is refused, (pp, virtual, microbatches, reason)
         verdicts.add(refused)
     assert False in verdicts
@@ -75,7 +75,7 @@ def test_legality_agrees_with_torch(schedule: str) -> None:
 def test_reason_names_value_rule_and_remedy(
     case: tuple[str, int, int, int], words: list[str]
 ) -> None:
-    reason = why_not(*case)
+    reason = violation(*case)
     assert reason is not None
     assert "\n" not in reason
     for word in words:
@@ -85,14 +85,14 @@ def test_reason_names_value_rule_and_remedy(
 
 
 def test_remedies_are_legal() -> None:
-    assert why_not("Interleaved1F1B", 4, 2, 8) is None
-    assert why_not("DualPipeV", 4, 2, 8) is None
-    assert why_not("1F1B", 8, 1, 8) is None
+    assert violation("Interleaved1F1B", 4, 2, 8) is None
+    assert violation("DualPipeV", 4, 2, 8) is None
+    assert violation("1F1B", 8, 1, 8) is None
 
 
 def test_unknown_schedule_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'GPipe'"):
-        why_not("gpipe", 2, 1, 4)
+        violation("gpipe", 2, 1, 4)
 
 
 @pytest.mark.parametrize("case", legal((1, 2, 4), (1, 2, 3), (8, 12)))

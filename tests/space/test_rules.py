@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from planner.errors import StrategyError
 from planner.schema import SCHEDULES, Optimizer, Precision, Strategy
 from planner.schema.support import unsupported
-from planner.simulate import why_not
 from planner.space import (
     RECOMPUTE_NAMES,
     RULES,
@@ -27,6 +26,7 @@ from planner.space import (
     skeleton,
 )
 from tests.cost.made import device, hosts, row, table_of, uniform_graph
+from tests.simulate.cases import violation
 
 FACTS = Facts(
     num_devices=16,
@@ -95,7 +95,7 @@ def test_the_schedule_rule_is_the_simulators(values: dict[str, int]) -> None:
     key = (values["pp"], values["virtual_stages"], values["num_microbatches"])
     name = SCHEDULES[values["schedule"]]
     if values["pp"] > 1:
-        reason = why_not(name, *key)
+        reason = violation(name, *key)
         assert broken == (reason is not None)
         if reason:
             assert reason in broken_rules(skeleton(values), FACTS)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_names
 from planner.search.arranging.fleets import Choices
 from planner.search.arranging.groups import DeviceGroups
 from planner.search.arranging.layouts import Layouts, find_layouts
@@ -163,7 +163,7 @@ class Arranger:
         found = [
             other
             for other in (
-                *schedule_variants(row, facts.num_units, SCHEDULES),
+                *schedule_variants(row, facts.num_units, schedule_names()),
                 *(one for one in eager_variants(row) if one != row),
             )
             if row["pp"] > 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.cost.row_times import has_textbook_time
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_spec
 from planner.search.arranging.fleets import Choices, Fleet
 from planner.search.arranging.groups import DeviceGroups
 from planner.search.arranging.mended import Mended
@@ -158,7 +158,7 @@ def _eager(request: Request, mesh: Index) -> StrategyTable:
 
     See :func:`planner.search.refine.eager_variants`.
     """
-    code = SCHEDULES.index("Interleaved1F1B")
+    code = schedule_spec("Interleaved1F1B").code
     pins = {**request.pins, "schedule": code, "virtual_stages": 1}
     table = expand_meshes(mesh[mesh[:, 0] > 1], request.facts, pins)
     return table[np.flatnonzero(has_textbook_time(table))]
