@@ -36,7 +36,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.job_stream_replay import PLANNERS, replay_trace, write_decisions
-from envs.ramp.profiles import MODELS
+from envs.ramp.jobs import MODELS
 from planner.errors import MeshwrightError, StrategyError
 from policies.baselines import BASELINES
 

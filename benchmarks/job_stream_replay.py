@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from envs.ramp.arrivals import ArrivalLaw, get_law
-from envs.ramp.profiles import MODELS
+from envs.ramp.jobs import MODELS
 from envs.ramp.replay_env import RampReplayEnv
 from planner.errors import StrategyError, UnknownNameError
 from policies.baselines import BASELINES, Policy, make_baseline

@@ -20,7 +20,7 @@ import numpy as np
 
 from envs.ramp.arrivals import LAWS
 from envs.ramp.features import empty_candidates, encode
-from envs.ramp.profiles import MODELS, read_jobs
+from envs.ramp.jobs import MODELS, read_jobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.vector import RampVecEnv
 from envs.ramp.world import RampWorld

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.job_stream_replay import replay_law, scaled_law
-from envs.ramp.profiles import read_jobs
-from envs.ramp.tables import ramp_tables
+from envs.ramp.jobs import ramp_tables, read_jobs
 from planner.errors import StrategyError
 from policies.baselines import best_constant
 

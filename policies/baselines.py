@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from envs.ramp.arrivals import ArrivalLaw
 from envs.ramp.episodes import RampEpisodes
-from envs.ramp.tables import RampTables
-from envs.ramp.world import RampJobs
+from envs.ramp.jobs import RampJobs, RampTables
 from planner.errors import StrategyError, UnknownNameError
 
 __all__ = [

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from envs.partition.ordering import Ordering
 from envs.partition.padding import Sizes, observation_space, pad
-from envs.partition.problem import PLAIN, Built, Fidelity, Problem
+from envs.partition.problem import PLAIN, Built, Fidelity, Problem, ProblemStore
 from envs.partition.sampler import WorldSampler
-from envs.partition.store import ProblemStore
 from envs.partition.world import World
 from planner.errors import StrategyError, UnknownNameError
 from planner.search import Candidate

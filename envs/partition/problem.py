@@ -1,12 +1,8 @@
-"""A world made ready for an episode, and what becomes of the decisions about it.
-
-The decisions are a mesh and an order of device groups. Everything else is found by
-exact means: which schedule, microbatch, ZeRO stage and recomputation go best with them
-by closed forms, then cuts and recomputation of each stage, then the simulator.
-"""
+"""Fewer meshes where there are too many to choose from, spread over all of them."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,8 +12,8 @@ from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
 from envs.partition.graphs import GraphStore
-from envs.partition.offers import subset, thinned, with_rows
 from envs.partition.padding import Sizes
+from envs.partition.sampler import WorldSampler
 from envs.partition.world import World
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError, StrategyError
@@ -30,11 +26,88 @@ from planner.search.arranging.mended import scores_of
 from planner.search.refusal import why_nothing_is_legal
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 
-__all__ = ["PLAIN", "Baseline", "Built", "Fidelity", "Problem", "open_problem"]
+__all__ = [
+    "PLAIN",
+    "Baseline",
+    "Built",
+    "Fidelity",
+    "Problem",
+    "ProblemStore",
+    "open_problem",
+    "subset",
+    "thinned",
+    "with_rows",
+]
 
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Fidelity = Literal["simulated", "analytic"]
+
+
+def _shares(many: Index, most: int) -> Index:
+    """How many of each fleet are kept: equal shares, what one leaves goes on. [n]."""
+    share = np.zeros(len(many), dtype=np.int64)
+    left = most
+    while left > 0 and (open_ := np.flatnonzero(share < many)).size:
+        each = max(1, left // len(open_))
+        for fleet in open_.tolist():
+            more = min(each, int(many[fleet] - share[fleet]), left)
+            share[fleet] += more
+            left -= more
+    return share
+
+
+def thinned(choices: Choices, among: Index, most: int) -> Index:
+    """Some choices that stand for many: of every fleet, evenly over its meshes.
+
+    Meshes of a fleet are in the order of their degrees, so that what is kept of them
+    ranges from the shallowest pipeline to the deepest. The same choices always give the
+    same ones.
+
+    Args:
+        choices: All meshes.
+        among: Those to keep some of, ascending. Shape [n].
+        most: How many to keep; with fewer than there are fleets, the first fleets
+            keep one each.
+    Returns:
+        Shape [min(n, most)], ascending.
+    """
+    if len(among) <= most:
+        return among
+    fleet = choices.fleet[among]
+    numbers, many = np.unique(fleet, return_counts=True)
+    kept = []
+    for number, share in zip(numbers, _shares(many, most).tolist(), strict=True):
+        mine = among[fleet == number]
+        kept.append(mine[np.linspace(0, len(mine) - 1, share).round().astype(int)])
+    return np.sort(np.concatenate(kept))
+
+
+def with_rows(request: Request, choices: Choices) -> Index:
+    """Choices of which some strategy is legal, ascending. Shape [n].
+
+    Of meshes whose degrees divide what they must, the other rules refuse a half or
+    more: they would take the place of what may be chosen.
+    """
+    kept = []
+    for number in range(len(choices.fleets)):
+        mine = np.flatnonzero(choices.fleet == number)
+        table = expand_meshes(choices.mesh[mine], request.facts, request.pins)
+        rows = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
+        both = np.concatenate([np.unique(rows, axis=0), choices.mesh[mine]])
+        _, which = np.unique(both, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        many = len(both) - len(mine)
+        kept.append(mine[np.isin(which[many:], which[:many])])
+    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
+
+
+def subset(choices: Choices, kept: Index) -> Choices:
+    """Some of the choices, over the same fleets."""
+    return Choices(
+        fleets=choices.fleets, mesh=choices.mesh[kept], fleet=choices.fleet[kept]
+    )
+
 
 #: Name of the baseline that takes the best mesh under the best plain order.
 PLAIN = "plain"
@@ -221,7 +294,7 @@ def open_problem(
     Args:
         world: The world.
         sizes: Room for it; of more meshes than there is room for, some that stand for
-            all are offered (:func:`envs.partition.offers.thinned`).
+            all are offered (:func:`envs.partition.problem.thinned`).
         baselines: Names of partitioners, and :data:`PLAIN`.
         fidelity: ``analytic`` prices by closed forms alone.
         graphs: Where the model's graph is kept.
@@ -305,3 +378,90 @@ def _nothing_fits(
             f"under any plain order; use more devices or a smaller model"
         ]
     )
+
+
+#: Drawn worlds in a row that may not be taken before that is an error.
+_ATTEMPTS = 100
+#: Problems that are kept, as making one ready takes longer than an episode.
+_KEPT = 256
+
+
+class ProblemStore:
+    """Draws worlds and makes them ready; several environments may share one.
+
+    Args:
+        worlds: A sampler to draw from, or some worlds.
+        sizes: Room for each of them.
+        baselines: As for :func:`envs.partition.problem.open_problem`.
+        fidelity: Likewise.
+        pool: Worlds of a sampler that are drawn from.
+
+    Raises:
+        StrategyError: If there are no worlds.
+    """
+
+    def __init__(
+        self,
+        worlds: WorldSampler | Sequence[World],
+        sizes: Sizes,
+        *,
+        baselines: Sequence[str],
+        fidelity: Fidelity,
+        pool: int,
+    ) -> None:
+        if not isinstance(worlds, WorldSampler) and not len(worlds):
+            raise StrategyError("worlds is empty; give at least one world")
+        if pool < 1:
+            raise StrategyError(f"pool={pool} of worlds is at least 1")
+        self.worlds, self.sizes, self.pool = worlds, sizes, pool
+        self.baselines, self.fidelity = tuple(baselines), fidelity
+        self._ready: OrderedDict[str, Problem] = OrderedDict()
+        self._drawn: dict[int, World] = {}
+        self._refused: dict[int, str] = {}
+
+    def draw(self, rng: np.random.Generator) -> Problem:
+        """A world at random; those of a sampler that cannot be taken are passed over.
+
+        Raises:
+            NoFeasiblePlanError: If no mesh of a given world fits.
+            StrategyError: If there is no room for a given world, or if none of many
+                that are drawn can be taken.
+        """
+        if not isinstance(self.worlds, WorldSampler):
+            return self.open(self.worlds[int(rng.integers(len(self.worlds)))])
+        index = 0
+        for _ in range(_ATTEMPTS):
+            index = int(rng.integers(self.pool))
+            if index in self._refused:
+                continue
+            if index not in self._drawn:
+                self._drawn[index] = self.worlds.world(index)
+            try:
+                return self.open(self._drawn[index])
+            except (NoFeasiblePlanError, StrategyError) as error:
+                self._refused[index] = str(error)
+        raise StrategyError(
+            f"of {_ATTEMPTS} worlds drawn none can be taken; the last: "
+            f"{self._refused[index]}"
+        )
+
+    def open(self, world: World) -> Problem:
+        """Make a world ready, or find it as it was made ready before.
+
+        Raises:
+            MeshwrightError: As :func:`envs.partition.problem.open_problem`.
+        """
+        key = world.to_json()
+        if key not in self._ready:
+            source = self.worlds
+            self._ready[key] = open_problem(
+                world,
+                self.sizes,
+                baselines=self.baselines,
+                fidelity=self.fidelity,
+                graphs=source.graphs if isinstance(source, WorldSampler) else None,
+            )
+            if len(self._ready) > _KEPT:
+                self._ready.popitem(last=False)
+        self._ready.move_to_end(key)
+        return self._ready[key]

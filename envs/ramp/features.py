@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.requests import BlockTable, servers_given
+from envs.ramp.episodes import servers_in
+from envs.ramp.jobs import RampTables
+from envs.ramp.placement import BlockTable, servers_given
 from envs.ramp.state import Moment, RampState, moment_of
-from envs.ramp.steps import servers_in
-from envs.ramp.tables import RampTables
 from planner.simulate.compiled import compiled, inlined
 
 __all__ = [

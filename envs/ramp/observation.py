@@ -17,8 +17,8 @@ from envs.ramp.features import (
     make_memo,
 )
 from envs.ramp.history import NUM_HISTORY, write_history
+from envs.ramp.jobs import RampTables
 from envs.ramp.state import RampState, moment_of
-from envs.ramp.tables import RampTables
 from planner.errors import UnknownNameError
 from planner.simulate.compiled import compiled
 

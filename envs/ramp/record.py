@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from envs.ramp.episodes import RampEpisodes
-from envs.ramp.log import LoggedEpisode
-from envs.ramp.steps import OUTCOMES as DECIDED
+from envs.ramp.episodes import OUTCOMES as DECIDED
+from envs.ramp.episodes import LoggedEpisode, RampEpisodes
 from planner.errors import StrategyError
 from planner.schema.stream import (
     StreamCluster,

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.ramp.graphs import OpGraph, device_edges, op_graph
+from envs.ramp.jobs import RampTables
 from envs.ramp.session import ReplayConfig, ReplaySession
 from envs.ramp.state import Past, RampState, past
-from envs.ramp.tables import RampTables
 
 __all__ = ["RampReplayEnv"]
 

@@ -10,18 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.arrivals import ArrivalLaw
-from envs.ramp.episodes import RampEpisodes
-from envs.ramp.log import ReplayLog
+from envs.ramp.arrivals import ArrivalLaw, EpisodeSource
+from envs.ramp.episodes import OUTCOMES, RampEpisodes, ReplayLog
+from envs.ramp.jobs import MODELS, RampJobs, ramp_tables, read_jobs
 from envs.ramp.observation import MaskKind, RampObserver
-from envs.ramp.profiles import MODELS, read_jobs
 from envs.ramp.record import ramp_record
 from envs.ramp.state import RampState, exact_state
-from envs.ramp.steps import OUTCOMES
-from envs.ramp.streams import EpisodeSource
-from envs.ramp.tables import ramp_tables
 from envs.ramp.topology import RampTopology
-from envs.ramp.world import Outcome, RampJobs
+from envs.ramp.world import Outcome
 from planner.errors import StrategyError
 
 __all__ = ["ReplayConfig", "ReplaySession", "Step"]
@@ -117,10 +113,10 @@ class ReplaySession:
         count: Episodes.
 
     Raises:
-        ClusterError: As :func:`envs.ramp.tables.ramp_tables`.
+        ClusterError: As :func:`envs.ramp.jobs.ramp_tables`.
         CaptureError: If a profile is not there.
         UnknownNameError: If a law, a mask or a trace's model is not known.
-        StrategyError: As :class:`envs.ramp.streams.EpisodeSource`.
+        StrategyError: As :class:`envs.ramp.arrivals.EpisodeSource`.
     """
 
     def __init__(self, config: ReplayConfig, count: int) -> None:

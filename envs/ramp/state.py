@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.episodes import RampEpisodes
-from envs.ramp.steps import Running
-from envs.ramp.tables import RampTables
+from envs.ramp.episodes import RampEpisodes, Running
+from envs.ramp.jobs import RampTables
 from planner.simulate.compiled import compiled
 
 __all__ = [

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from envs.ramp.graphs import OpGraph, device_edges, op_graph
+from envs.ramp.jobs import RampTables
 from envs.ramp.session import ReplayConfig, ReplaySession, Step
 from envs.ramp.state import Past, RampState, past
-from envs.ramp.tables import RampTables
 from planner.errors import StrategyError
 
 __all__ = ["RampVecEnv"]

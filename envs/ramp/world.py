@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.communication import link_rates
-from envs.ramp.job import NUM_TRAINING_STEPS, RampJob
-from envs.ramp.placement import SplitJob, place, split_job
-from envs.ramp.step_time import step_time_s
-from envs.ramp.sub_graph import JobEdges, job_edges, sub_graph
-from envs.ramp.topology import RampTopology
+from envs.ramp.jobs import RampJobs
 from planner.errors import StrategyError, UnknownNameError
 
 __all__ = [
     "Accepted",
     "Arrival",
     "Outcome",
-    "RampJobs",
     "RampWorld",
     "Summary",
     "check_arrivals",
@@ -74,66 +68,6 @@ class Accepted:
     def end_s(self) -> float:
         """When it leaves."""
         return self.start_s + self.jct_s
-
-
-class RampJobs:
-    """The jobs of a benchmark on a topology, with what is worked out about them.
-
-    Placements and step times depend on nothing but the job, its degree and which
-    servers are held, so that worlds can share them.
-
-    Args:
-        jobs: By name.
-        topology: Of the cluster.
-    """
-
-    def __init__(self, jobs: Mapping[str, RampJob], topology: RampTopology) -> None:
-        self.jobs, self.topology = dict(jobs), topology
-        self.degrees: tuple[int, ...] = tuple(topology.degrees.tolist())
-        self._rates = link_rates(topology)
-        self._edges: dict[str, JobEdges] = {n: job_edges(j) for n, j in jobs.items()}
-        self._split: dict[tuple[str, int], SplitJob] = {
-            (name, degree): split_job(job, degree, topology)
-            for name, job in jobs.items()
-            for degree in self.degrees
-        }
-        self._steps: dict[tuple[str, int, bytes], float] = {}
-        free = np.zeros(topology.num_servers, dtype=np.bool_)
-        self._empty: dict[tuple[str, int], float] = {}
-        for name, degree in self._split:
-            servers = self.place(name, degree, free)
-            self._empty[name, degree] = (
-                np.inf if servers is None else self.jct_s(name, degree, servers)
-            )
-
-    def forget(self) -> None:
-        """Let go of step times, to time how long working them out takes."""
-        self._steps.clear()
-
-    def split(self, name: str, degree: int) -> SplitJob:
-        """A job at a degree."""
-        return self._split[name, degree]
-
-    def place(self, name: str, degree: int, busy: Flags) -> Index | None:
-        """Servers of each op's sub-ops, then -1; None without room. [n, p]."""
-        split = self._split[name, degree]
-        shape = (len(split.splits), int(split.splits.max()))
-        servers = np.full(shape, -1, dtype=np.int64)
-        fits = place(split, busy, self.topology.memory_bytes, servers)
-        return servers if fits else None
-
-    def jct_s(self, name: str, degree: int, servers: Index) -> float:
-        """Completion time of a placed job."""
-        key = (name, degree, servers.tobytes())
-        if key not in self._steps:
-            split = self._split[name, degree]
-            graph = sub_graph(self._edges[name], split.splits, servers, self._rates)
-            self._steps[key] = step_time_s(graph)
-        return NUM_TRAINING_STEPS * self._steps[key]
-
-    def empty_jct_s(self, name: str, degree: int) -> float:
-        """Completion time where no other job is; infinity if it never fits."""
-        return self._empty[name, degree]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ import os
 
 from tqdm import tqdm
 
-from envs.stream.book import SHIPPED, PriceBook
 from envs.stream.jobs import built_in_jobs, profiled_jobs
 from envs.stream.network import StreamNetwork
+from envs.stream.prices import SHIPPED, PriceBook
 from envs.stream.tables import stream_tables
 from planner.cluster import Cluster, device_type
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Write :data:`envs.stream.book.SHIPPED` anew."""
+    """Write :data:`envs.stream.prices.SHIPPED` anew."""
     book = PriceBook(shipped=False)
     profiles = profiled_jobs() if os.environ.get("MESHWRIGHT_DATA") else ()
     for number, (preset, nodes, degree) in enumerate(PRESETS):

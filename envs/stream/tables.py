@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.stream.book import PriceBook
 from envs.stream.jobs import JobType
 from envs.stream.network import Shape, StreamNetwork
-from envs.stream.pricing import STRETCHES, PlanPrice
+from envs.stream.prices import STRETCHES, PlanPrice, PriceBook
 from planner.errors import ClusterError, StrategyError
 from planner.schema.cluster import DeviceType
 

@@ -65,7 +65,7 @@ class EvaluateJobStream:
     def run(self) -> None:
         """Play, and print."""
         require_learning()
-        from envs.ramp.profiles import read_jobs
+        from envs.ramp.jobs import read_jobs
         from policies.ramp.by_name import OBSERVING, make_policy
         from policies.ramp.evaluation import play
 

@@ -9,8 +9,7 @@ from typing import Protocol
 from envs.partition.clusters import CLUSTER_KINDS
 from envs.partition.graphs import GraphStore, process_store
 from envs.partition.models import Split
-from envs.partition.own import OwnWorlds
-from envs.partition.sampler import WorldSampler
+from envs.partition.sampler import OwnWorlds, WorldSampler
 from envs.partition.world import World
 from planner.errors import StrategyError, UnknownNameError
 from policies.partition.learning import LearningConfig

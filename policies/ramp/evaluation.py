@@ -11,11 +11,10 @@ from time import perf_counter
 import numpy as np
 
 from envs.ramp.arrivals import ArrivalLaw
+from envs.ramp.jobs import RampJobs, ramp_tables
 from envs.ramp.observation import MaskKind
 from envs.ramp.session import ReplayConfig
-from envs.ramp.tables import ramp_tables
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import RampJobs
 from planner.errors import StrategyError
 from planner.schema.stream import StreamRecord
 from policies.baselines import Constant, Policy

@@ -12,10 +12,8 @@ from envs.ramp.arrivals import LAWS, ArrivalLaw, BetaLaw
 from envs.ramp.episodes import RampEpisodes
 from envs.ramp.features import Candidates, empty_candidates, encode, make_memo
 from envs.ramp.history import NUM_HISTORY, write_history
-from envs.ramp.profiles import read_jobs
+from envs.ramp.jobs import RampJobs, RampTables, ramp_tables, read_jobs
 from envs.ramp.state import RampState, exact_state, moment_of, past
-from envs.ramp.tables import RampTables, ramp_tables
-from envs.ramp.world import RampJobs
 from planner.simulate.compiled import compiled
 from policies.futures import LawFutures
 from policies.labels import LabelConfig, Labels, MadeLabels

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from envs.ramp.arrivals import ArrivalLaw
 from envs.ramp.features import Candidates, empty_candidates, encode
 from envs.ramp.history import NUM_HISTORY, NUM_SEEN, write_history
+from envs.ramp.jobs import RampTables
 from envs.ramp.state import Moment, Past, RampState, moment_of
-from envs.ramp.tables import RampTables
 from planner.errors import StrategyError
 from policies.baselines import Constant, Flags, Index, Observation
 from policies.belief import combined, near

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.ramp.episodes import leave
 from envs.ramp.features import (
     Candidates,
     ShareMemo,
@@ -21,10 +22,9 @@ from envs.ramp.features import (
     write_features,
 )
 from envs.ramp.history import NUM_HISTORY, NUM_SEEN, remember, write_history
-from envs.ramp.requests import servers_given
+from envs.ramp.jobs import RampTables
+from envs.ramp.placement import servers_given
 from envs.ramp.state import Moment
-from envs.ramp.steps import leave
-from envs.ramp.tables import RampTables
 from planner.simulate.compiled import compiled, copy_into, inlined
 from policies.futures import Futures
 from policies.scorer import Scorer, score

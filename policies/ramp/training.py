@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from envs.ramp.profiles import MODELS, read_jobs
+from envs.ramp.jobs import MODELS, read_jobs
 from envs.ramp.session import ReplayConfig
 from envs.ramp.vector import RampVecEnv
 from policies.improvement import ImprovementConfig, improve

@@ -13,7 +13,7 @@ import numpy as np
 
 from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
-from envs.stream.summary import summarize
+from envs.stream.state import summarize
 from planner.errors import StrategyError
 from planner.schema.stream import StreamRecord
 from policies.baselines import Policy, make_baseline
@@ -66,7 +66,7 @@ class StreamPlayed:
     Attributes:
         blocking_rates: Of each seed.
         summaries: Of each seed; the fields of
-            :class:`envs.stream.summary.StreamSummary`.
+            :class:`envs.stream.state.StreamSummary`.
         decision_s: Wall time of the policy for a decision.
         records: Of each seed, if the environment keeps them.
     """

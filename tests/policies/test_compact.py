@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from envs.ramp.jobs import RampJobs
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import RampJobs
 from envs.stream.env import JobStreamEnv
 from policies.actor import widths_of
 from policies.compact import CompactPointer

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from envs.ramp.graphs import OpGraph, device_edges, op_graph
+from envs.ramp.jobs import RampJobs
 from envs.ramp.topology import RampTopology
-from envs.ramp.world import RampJobs
 from planner.errors import StrategyError
 from policies.encoders import DeviceEncoder, JobEncoder
 

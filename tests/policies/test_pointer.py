@@ -12,9 +12,9 @@ from sb3_contrib import MaskablePPO
 from envs.ramp.features import NUM_FEATURES
 from envs.ramp.graphs import op_graph
 from envs.ramp.history import NUM_HISTORY
+from envs.ramp.jobs import RampJobs
 from envs.ramp.topology import RampTopology
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import RampJobs
 from planner.errors import StrategyError
 from policies.actor import PointerPolicy, widths_of
 from policies.pointer import PointerConfig, PointerNetwork

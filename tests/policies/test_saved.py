@@ -10,9 +10,9 @@ import pytest
 
 from envs.ramp.features import NUM_FEATURES
 from envs.ramp.history import NUM_HISTORY
+from envs.ramp.jobs import RampJobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import RampJobs
 from planner.errors import StrategyError, UnknownNameError
 from policies.actor import widths_of
 from policies.learned import PointerDecider

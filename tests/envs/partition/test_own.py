@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envs.partition.own import OwnWorlds
+from envs.partition.sampler import OwnWorlds
 from planner.errors import StrategyError, UnknownNameError
 from tests.plans import TINY
 

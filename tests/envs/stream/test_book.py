@@ -8,11 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.stream.book import PriceBook
 from envs.stream.jobs import BUILT_IN, JobType, built_in_jobs
 from envs.stream.network import HostKind, Shape, StreamNetwork, sub_cluster
 from envs.stream.prepare import PRESETS
-from envs.stream.pricing import STRETCHES, PlanPrice, price_plan, sequential_step_s
+from envs.stream.prices import (
+    STRETCHES,
+    PlanPrice,
+    PriceBook,
+    price_plan,
+    sequential_step_s,
+)
 from envs.stream.tables import stream_tables
 from planner.cluster import Cluster, device_type
 from planner.cost import CostModel, Setting
@@ -41,9 +46,9 @@ def _no_search(*_: object, **__: object) -> None:
 @pytest.fixture
 def shipped(monkeypatch: pytest.MonkeyPatch) -> PriceBook:
     """What ships, and nothing that is worked out anew."""
-    monkeypatch.setattr("envs.stream.book.price_plan", _no_search)
-    monkeypatch.setattr("envs.stream.book.sequential_step_s", _no_search)
-    monkeypatch.setattr("envs.stream.book.model_op_graph", _no_search)
+    monkeypatch.setattr("envs.stream.prices.price_plan", _no_search)
+    monkeypatch.setattr("envs.stream.prices.sequential_step_s", _no_search)
+    monkeypatch.setattr("envs.stream.prices.model_op_graph", _no_search)
     return PriceBook()
 
 
@@ -146,7 +151,7 @@ def test_new_prices_are_kept_in_a_file(
     graph = book.graph(_job("bert-large"))
     assert isinstance(made, PlanPrice)
     book.save()
-    monkeypatch.setattr("envs.stream.book.price_plan", None)
+    monkeypatch.setattr("envs.stream.prices.price_plan", None)
     again = PriceBook(path, shipped=False)
     assert again.price(job, kind, shape, None) == made
     kept = again.graph(_job("bert-large"))

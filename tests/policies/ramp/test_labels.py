@@ -11,7 +11,7 @@ import torch
 
 from envs.ramp.features import NUM_FEATURES
 from envs.ramp.history import NUM_HISTORY
-from envs.ramp.world import RampJobs
+from envs.ramp.jobs import RampJobs
 from planner.errors import StrategyError
 from policies.fitting import FitConfig, ScorerNetwork, fit, fit_loss
 from policies.improvement import ImprovementConfig, improve, read_round

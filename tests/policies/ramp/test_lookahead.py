@@ -10,10 +10,11 @@ import pytest
 from envs.ramp.arrivals import LAWS, ArrivalLaw, BetaLaw
 from envs.ramp.features import NUM_FEATURES, empty_candidates, encode
 from envs.ramp.history import NUM_HISTORY, write_history
+from envs.ramp.jobs import RampJobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.state import Past
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import Arrival, RampJobs, RampWorld
+from envs.ramp.world import Arrival, RampWorld
 from planner.errors import StrategyError
 from policies.baselines import Constant
 from policies.belief import combined

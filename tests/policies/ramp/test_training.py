@@ -12,7 +12,7 @@ import pytest
 import policies.improvement
 import policies.ramp.labels
 import policies.ramp.training
-from envs.ramp.world import RampJobs
+from envs.ramp.jobs import RampJobs
 from planner.errors import StrategyError
 from policies.fitting import FitConfig
 from policies.improvement import ImprovementConfig

@@ -1,6 +1,7 @@
-"""Prices that were worked out before: those that ship, and those of one's own file.
+"""What a job costs on a sub-cluster: the planner's best plan, and how it bears sharing.
 
-``python -m envs.stream.prepare`` writes the ones that ship.
+The plan is searched with the links to itself. It is then priced again with the links
+between hosts several times slower, which is what a plan sees whose traffic shares them.
 """
 
 from __future__ import annotations
@@ -8,25 +9,158 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from envs.ramp.graphs import OpGraph
+from envs.ramp.graphs import OpGraph, model_op_graph
 from envs.stream.jobs import JobType
-from envs.stream.network import HostKind, Shape
-from envs.stream.op_graphs import model_op_graph
-from envs.stream.pricing import PlanPrice, price_plan, sequential_step_s
+from envs.stream.network import HostKind, Shape, sub_cluster
+from planner.cost import CostModel, Setting
 from planner.errors import PlanFileError
+from planner.schema import Precision
 from planner.schema.base import write_atomically
 from planner.schema.cluster import DeviceType, Link, MeasuredCollective
 from planner.schema.fingerprint import fingerprint_bytes
+from planner.search import Candidate, Request, get_partitioner
 
-__all__ = ["SHIPPED", "PriceBook"]
+__all__ = [
+    "SHIPPED",
+    "STRETCHES",
+    "PlanPrice",
+    "PriceBook",
+    "price_plan",
+    "sequential_step_s",
+]
+
+
+#: By how much links between hosts are slowed down in the prices of a plan.
+STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+#: Strategies that the search may simulate.
+_EVALUATIONS = 12
+#: How much slower than the fastest a frugal plan may be, and how busy its links; and
+#: how busy those of the fastest must be for it to matter.
+_FRUGAL_SLOWER, _FRUGAL_DUTY, _BUSY = 1.5, 0.5, 0.05
+#: Of a device that is never full, in bytes.
+_ROOMY = 1e15
+#: Of PipeDream's profiles and of everything else.
+_DTYPES = {"float32": Precision(compute="float32")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPrice:
+    """A plan's price on one sub-cluster.
+
+    Attributes:
+        label: Of the strategy, for people.
+        step_s: Seconds of a step with links slowed down by each of STRETCHES; never
+            shorter than the one before.
+        duty: Share of an undisturbed step for which its links between hosts are busy.
+        memory_bytes: Of the fullest device.
+    """
+
+    label: str
+    step_s: tuple[float, ...]
+    duty: float
+    memory_bytes: float
+
+
+def _setting(job: JobType, kind: HostKind, shape: Shape, link: Link | None) -> Setting:
+    graph = job.read_graph()
+    return Setting(
+        graph=graph,
+        cluster=sub_cluster(kind, shape, link),
+        order=np.arange(shape.devices, dtype=np.int64),
+        precision=_DTYPES.get(graph.dtype, Precision()),
+    )
+
+
+def price_plan(
+    job: JobType,
+    kind: HostKind,
+    shape: Shape,
+    between: Link | None,
+    collectives: tuple[MeasuredCollective, ...] = (),
+) -> PlanPrice | None:
+    """Search the best plan and price it; None if none uses all devices and fits.
+
+    Of a frugal shape it is the plan whose links between hosts are the least busy, of
+    those at most half as slow again as the fastest; None unless they are half as busy
+    or less, and those of the fastest busy for 5 % of a step.
+
+    Args:
+        job: To be run.
+        kind: Of the hosts.
+        shape: Devices that the plan must use.
+        between: Link between the hosts.
+        collectives: That were measured.
+    """
+    base = _setting(job, kind, shape, between)
+    alone = sub_cluster(kind, shape, between, collectives=collectives)
+    request = Request(
+        setting=replace(base, cluster=alone),
+        global_batch=job.global_batch,
+        evaluation_budget=_EVALUATIONS,
+    )
+    found = [
+        candidate
+        for candidate in get_partitioner("exhaustive").search(request).candidates
+        if candidate.strategy.mesh.num_devices == shape.devices
+    ]
+    if not found:
+        return None
+    stretches = STRETCHES[1:] if shape.hosts > 1 else ()
+    models = [
+        CostModel(replace(base, cluster=sub_cluster(kind, shape, between, stretch)))
+        for stretch in stretches
+    ]
+    best = _priced(found[0], models)
+    if not shape.frugal:
+        return best
+    limit = _FRUGAL_SLOWER * best.step_s[0]
+    prices = [_priced(c, models) for c in found[1:] if c.cost.step_time_s <= limit]
+    least = min(prices, key=lambda price: price.duty, default=best)
+    saves = best.duty >= _BUSY and least.duty <= _FRUGAL_DUTY * best.duty
+    return least if saves else None
+
+
+def _priced(candidate: Candidate, slowed: Sequence[CostModel]) -> PlanPrice:
+    """A strategy's price with links slowed down; the same for all if there are none."""
+    times = [candidate.cost.step_time_s]
+    for model in slowed:
+        times.append(max(model.cost(candidate.strategy).step_time_s, times[-1]))
+    times += times[-1:] * (len(STRETCHES) - len(times))
+    # Where links are slow enough nothing hides them: the slope is their whole traffic.
+    slope = (times[-1] - times[-2]) / (STRETCHES[-1] - STRETCHES[-2])
+    return PlanPrice(
+        label=candidate.strategy.label(),
+        step_s=tuple(times),
+        duty=min(slope / times[0], 1.0),
+        memory_bytes=candidate.cost.peak_memory_bytes,
+    )
+
+
+def sequential_step_s(job: JobType, device: DeviceType) -> float:
+    """Seconds of a step on one device that is never full: the yardstick of deadlines.
+
+    Args:
+        job: To be run.
+        device: The reference; its memory is not looked at, so that a job which no
+            single device holds has a yardstick as well.
+    """
+    roomy = device.model_copy(update={"memory_bytes": _ROOMY})
+    link = Link(bandwidth_bytes_per_s=1e12, latency_s=0.0, source="unused")
+    kind = HostKind(device=roomy, size=1, link=link, nic=None, compute_slots=None)
+    price = price_plan(job, kind, Shape(kind=0, hosts=1, per_host=1), None)
+    if price is None:
+        return float("inf")
+    return price.step_s[0]
+
 
 #: Prices of the built-in jobs on a few presets, and their graphs.
 SHIPPED = Path(__file__).parent / "data" / "prices.json.gz"
@@ -83,7 +217,7 @@ class PriceBook:
         between: Link | None,
         collectives: tuple[MeasuredCollective, ...] = (),
     ) -> PlanPrice | None:
-        """As :func:`envs.stream.pricing.price_plan`."""
+        """As :func:`envs.stream.prices.price_plan`."""
         alone = shape.hosts == 1
         key = _key(
             job.fingerprint,
@@ -105,7 +239,7 @@ class PriceBook:
         return PlanPrice(**{**entry, "step_s": tuple(entry["step_s"])})
 
     def sequential_step_s(self, job: JobType, device: DeviceType) -> float:
-        """As :func:`envs.stream.pricing.sequential_step_s`."""
+        """As :func:`envs.stream.prices.sequential_step_s`."""
         key = _key("sequential", job.fingerprint, _numbers(device))
         if key not in self._entries:
             self._entries[key] = sequential_step_s(job, device)
@@ -113,7 +247,7 @@ class PriceBook:
         return float(self._entries[key])
 
     def graph(self, job: JobType) -> OpGraph:
-        """As :func:`envs.stream.op_graphs.model_op_graph`."""
+        """As :func:`envs.ramp.graphs.model_op_graph`."""
         key = job.fingerprint
         if key not in self._graphs:
             made = model_op_graph(job.read_graph(), job.name)
