@@ -17,7 +17,7 @@ from envs.ramp.jobs import MODELS
 from envs.ramp.replay_env import RampReplayEnv
 from planner.errors import StrategyError, UnknownNameError
 from policies.baselines import BASELINES, Policy, make_baseline
-from policies.ramp.by_name import OBSERVING, POLICIES, make_policy
+from policies.by_name import OBSERVING, POLICIES, make_policy
 
 __all__ = [
     "PLANNERS",

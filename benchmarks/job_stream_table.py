@@ -148,7 +148,7 @@ def _installed() -> list[str]:
         # Takes seconds, and tells where the weights are.
         from policies.saved import shipped_folder
 
-        if not (shipped_folder() / "config.json").is_file():
+        if not (shipped_folder("job_stream") / "config.json").is_file():
             return []
     return known
 

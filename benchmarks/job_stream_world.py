@@ -28,7 +28,7 @@ from scipy import stats
 from tqdm import tqdm
 
 from benchmarks.tables import cpu_name, report_name
-from policies.stream.by_name import make_stream_policy, stream_observes
+from policies.by_name import make_stream_policy, stream_observes
 from policies.stream.evaluation import StreamCase, play_stream
 from policies.stream.worlds import HELD_OUT, TRAINED_ON, StreamWorld
 

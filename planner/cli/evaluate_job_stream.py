@@ -66,7 +66,7 @@ class EvaluateJobStream:
         """Play, and print."""
         require_learning()
         from envs.ramp.jobs import read_jobs
-        from policies.ramp.by_name import OBSERVING, make_policy
+        from policies.by_name import OBSERVING, make_policy
         from policies.ramp.evaluation import play
 
         keep = _Records(self.record, self.force)
@@ -94,8 +94,8 @@ class EvaluateJobStream:
                     law: {
                         "blocking_rate": one.blocking_rate,
                         "blocking_rates": list(one.blocking_rates),
-                        "throughput_bytes_per_s": one.throughput_bytes_per_s,
-                        "mean_jct_s": one.mean_jct_s,
+                        "throughput_bytes_per_s": one.mean("throughput_bytes_per_s"),
+                        "mean_jct_s": one.mean("mean_jct_s"),
                         "decision_s": one.decision_s,
                     }
                     for law, one in found.items()
@@ -108,8 +108,8 @@ class EvaluateJobStream:
                 (
                     law,
                     f"{one.blocking_rate:.4f}",
-                    f"{one.throughput_bytes_per_s / 1e9:.4g}",
-                    f"{one.mean_jct_s:.0f}",
+                    f"{one.mean('throughput_bytes_per_s') / 1e9:.4g}",
+                    f"{one.mean('mean_jct_s'):.0f}",
                     f"{1e3 * one.decision_s:.3f}",
                 )
                 for law, one in found.items()
@@ -144,7 +144,7 @@ class EvaluateJobStreamWorld:
         """Play, and print."""
         require_learning()
         from envs.stream.jobs import built_in_jobs
-        from policies.stream.by_name import make_stream_policy, stream_observes
+        from policies.by_name import make_stream_policy, stream_observes
         from policies.stream.evaluation import StreamCase, play_stream
         from policies.stream.worlds import StreamWorld
 
@@ -229,7 +229,7 @@ class _Records:
         """Keep the streams of one law or load."""
         if self.folder is None:
             return
-        from policies.ramp.by_name import LEARNED
+        from policies.by_name import LEARNED
         from policies.recording import label_record, weights_id
         from policies.saved import shipped_folder
 

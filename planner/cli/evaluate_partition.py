@@ -57,8 +57,8 @@ class EvaluatePartition:
         from envs.partition import GraphStore, WorldSampler, sample_world
         from planner.search import get_partitioner
         from policies.partition.evaluation import compare, summarise
+        from policies.partition.network import load_network
         from policies.partition.partitioner import LearnedPartitioner
-        from policies.partition.saved import load_network
 
         # What is wrong with the kinds, the names and the weights is said at once.
         WorldSampler(kinds=self.kinds, split=self.split)

@@ -28,9 +28,12 @@ class TrainJobStream:
         """Train, and say how the policy does on the validation streams."""
         require_learning()
         workers = processes(self.workers)
-        from policies.ramp.training import TrainConfig, read_config, train
+        from policies.ramp.training import TrainConfig, train
+        from policies.run_folder import read_settings
 
-        config = TrainConfig() if self.config is None else read_config(self.config)
+        config = TrainConfig()
+        if self.config is not None:
+            config = read_settings(self.config, config)
         with _Watched(config.laws) as watched:
             train(config, self.out, workers=workers, watch=watched.tell)
         watched.report(self.out, as_json=self.json)
@@ -52,15 +55,12 @@ class TrainJobStreamWorld:
         """Train, and say how the policy does on the validation streams."""
         require_learning()
         workers = processes(self.workers)
-        from policies.stream.training import (
-            StreamTrainConfig,
-            read_stream_config,
-            train_stream,
-        )
+        from policies.run_folder import read_settings
+        from policies.stream.training import StreamTrainConfig, train_stream
 
         config = StreamTrainConfig()
         if self.config is not None:
-            config = read_stream_config(self.config)
+            config = read_settings(self.config, config)
         names = tuple(
             f"{case.world.cluster}, {len(case.world.models)} jobs, "
             + (f"{case.world.max_waiting} may wait, " if case.world.max_waiting else "")

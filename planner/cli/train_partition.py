@@ -65,14 +65,12 @@ class TrainPartition:
 
     def _settings(self) -> PartitionTrainConfig:
         """Those of the file, and over them those of the command line."""
-        from policies.partition.settings import (
-            PartitionTrainConfig,
-            read_partition_config,
-        )
+        from policies.partition.settings import PartitionTrainConfig
+        from policies.run_folder import read_settings
 
         config = PartitionTrainConfig()
         if self.config is not None:
-            config = read_partition_config(self.config)
+            config = read_settings(self.config, config)
         given: dict[str, Any] = {
             "clusters": self.clusters or None,
             "models": self.models or None,

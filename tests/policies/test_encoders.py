@@ -10,7 +10,7 @@ from envs.ramp.graphs import OpGraph, device_edges, op_graph
 from envs.ramp.jobs import RampJobs
 from envs.ramp.topology import RampTopology
 from planner.errors import StrategyError
-from policies.encoders import DeviceEncoder, JobEncoder
+from policies.pointer import DeviceEncoder, JobEncoder
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from envs.ramp.jobs import RampJobs
 from envs.ramp.topology import RampTopology
 from envs.ramp.vector import RampVecEnv
 from planner.errors import StrategyError
-from policies.actor import PointerPolicy, widths_of
-from policies.pointer import PointerConfig, PointerNetwork
+from policies.actor import PointerPolicy
+from policies.pointer import PointerConfig, PointerNetwork, widths_of
 from policies.scorer import Scorer, score
 
 

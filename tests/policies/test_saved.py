@@ -14,14 +14,18 @@ from envs.ramp.jobs import RampJobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.vector import RampVecEnv
 from planner.errors import StrategyError, UnknownNameError
-from policies.actor import widths_of
-from policies.learned import PointerDecider
-from policies.pointer import PointerConfig, PointerNetwork
-from policies.ramp.by_name import POLICIES, make_policy
+from policies.by_name import POLICIES, make_policy
+from policies.compact import PointerDecider
+from policies.pointer import (
+    PointerConfig,
+    PointerNetwork,
+    SavedPolicy,
+    load_policy,
+    save_policy,
+    widths_of,
+)
 from policies.ramp.evaluation import play
-from policies.saved import SavedPolicy, load_policy, save_policy
-from policies.scored import ScorerPolicy
-from policies.scorer import Scorer
+from policies.scorer import Scorer, ScorerPolicy
 
 
 def _scorer(hidden: int = 32) -> Scorer:

@@ -15,9 +15,8 @@ from planner.cluster import Cluster
 from planner.errors import ClusterError, NoFeasiblePlanError, StrategyError
 from planner.graph import ModelGraph
 from planner.request import make_request
-from policies.partition.network import NetworkConfig, PartitionNetwork
+from policies.partition.network import NetworkConfig, PartitionNetwork, save_network
 from policies.partition.partitioner import LearnedPartitioner
-from policies.partition.saved import save_network
 from tests.plans import TINY, tiny_graph
 
 LAB = str(TINY.parent / "cluster.yaml")

@@ -12,11 +12,18 @@ import pytest
 import torch
 
 from planner.errors import PlanFileError, StrategyError, UnknownNameError
-from policies.partition.learning import LearningConfig
-from policies.partition.network import NetworkConfig
-from policies.partition.saved import SavedNetwork, load_network, save_network
-from policies.partition.settings import PartitionTrainConfig, read_partition_config
+from policies.partition.network import (
+    NetworkConfig,
+    SavedNetwork,
+    load_network,
+    save_network,
+)
+from policies.partition.settings import (
+    LearningConfig,
+    PartitionTrainConfig,
+)
 from policies.partition.training import WatchedStep, train_partition
+from policies.run_folder import read_settings
 from tests.plans import TINY
 
 #: Three hosts of two kinds, on links of two speeds.
@@ -31,9 +38,9 @@ def config() -> PartitionTrainConfig:
         seq_len=32,
         start="new",
         steps=12,
-        first_lessons=3,
-        lessons=4,
-        lesson_every=4,
+        first_examples=3,
+        examples=4,
+        example_every=4,
         evaluate_every=4,
         checkpoint_every=2,
         validation_count=2,
@@ -61,7 +68,7 @@ def test_a_run_leaves_weights_and_what_they_were_made_from(
 ) -> None:
     folder, made, seen = trained
     assert [one.step for one in seen] == list(range(1, 13))
-    assert [one.lessons for one in seen] == [3] * 4 + [4] * 8
+    assert [one.examples for one in seen] == [3] * 4 + [4] * 8
     lines = (folder / "progress.jsonl").read_text().splitlines()
     said = [json.loads(line) for line in lines]
     assert [line["step"] for line in said] == [4, 8, 12]
@@ -110,7 +117,7 @@ def test_a_run_that_is_killed_comes_to_the_same_weights(
 
 
 @pytest.mark.further
-def test_other_processes_prepare_the_same_lessons(
+def test_other_processes_prepare_the_same_examples(
     config: PartitionTrainConfig,
     trained: tuple[Path, SavedNetwork, list[WatchedStep]],
     tmp_path: Path,
@@ -199,7 +206,7 @@ def test_weights_of_another_feature_version_do_not_begin(
         ({"kinds": []}, "kinds is empty"),
         ({"kinds": ["transfer"]}, "unknown kind of worlds to train on 'transfer'"),
         ({"steps": 0}, "steps=0 is below 1"),
-        ({"lessons": 3}, "lessons=3 is below first_lessons=24"),
+        ({"examples": 3}, "examples=3 is below first_examples=24"),
         ({"minutes": 0}, "minutes=0"),
         ({"rate": -1.0}, "rate=-1.0"),
         ({"seed": -1}, "seed=-1"),
@@ -214,9 +221,9 @@ def test_settings_are_checked(
     file = tmp_path / "settings.json"
     file.write_text(json.dumps(wrong))
     with pytest.raises(StrategyError, match="settings"):
-        read_partition_config(file)
+        read_settings(file, PartitionTrainConfig())
     with pytest.raises(StrategyError) as caught:
-        read_partition_config(file)
+        read_settings(file, PartitionTrainConfig())
     assert message in str(caught.value)
 
 
@@ -224,7 +231,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     given = {"kinds": ["sites"], "minutes": 5, "learning": {"draws": 4}}
     file.write_text(json.dumps(given))
-    read = read_partition_config(file)
+    read = read_settings(file, PartitionTrainConfig())
     assert read.kinds == ("sites",)
     assert read.minutes == 5
     assert read.learning == LearningConfig(draws=4)

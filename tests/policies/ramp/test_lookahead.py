@@ -17,11 +17,9 @@ from envs.ramp.vector import RampVecEnv
 from envs.ramp.world import Arrival, RampWorld
 from planner.errors import StrategyError
 from policies.baselines import Constant
-from policies.belief import combined
 from policies.futures import Futures
 from policies.ramp.lookahead import RolloutPolicy
-from policies.scored import ScorerPolicy
-from policies.scorer import Scorer, check_scorer, score
+from policies.scorer import Scorer, ScorerPolicy, check_scorer, combined, score
 from tests.envs.ramp.conftest import MODELS
 
 
