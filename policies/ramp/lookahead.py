@@ -28,9 +28,9 @@ Array = NDArray[np.float64]
 
 #: Costs that differ by less count as equal; the base's own action is then taken.
 _EQUAL = 1e-9
-#: How much more than the best a smaller base degree may block: rollouts improve more on
-#: small blocks. On law B the best constant is 16 (.259 blocked), the better base 8 (.250
-#: after rollouts, 16: .264; 4 episodes). Source: measured here.
+#: How much more than the best a smaller base degree may block: rollouts improve more
+#: on small blocks. On law B the best constant is 16 (.259 blocked), the better base 8
+#: (.250 after rollouts, 16: .264; 4 episodes). Source: measured here.
 _NEARLY = 1.15
 #: Jobs after which the base degree is chosen again; streams and jobs for the choice.
 _CHOSEN_EVERY, _CHOSEN_BY = 50, (4, 250)

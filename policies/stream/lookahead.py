@@ -41,8 +41,8 @@ _EQUAL = 1e-9
 #: futures: 0 loses more than it wins at load .5, 2 wins less from load 1 on.
 _SURE = 1.0
 #: As in policies.scorer, for scorers of this world. Source: 115 decisions at loads .5
-#: to 1 of seeds 5100 to 5102, evaluated on 176 other futures: on candidates within .3 of
-#: the best, a scorer after two rounds of training had an error of variance .0017 to
+#: to 1 of seeds 5100 to 5102, evaluated on 176 other futures: on candidates within .3
+#: of the best, a scorer after two rounds of training had an error of variance .0017 to
 #: .0036. With ten times as much doubt, 16 futures made decisions worse at loads .5 and
 #: .75.
 _FAR, _DOUBT = 0.25, 0.002
