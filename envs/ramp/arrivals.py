@@ -1,4 +1,4 @@
-"""Who arrives when: traces from files, and the benchmark's laws drawn with a seed."""
+"""Arrivals: traces from files, and the benchmark's laws drawn with a seed."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-#: Draws from which a skewed law's histogram is made, and its bins.
+#: Draws for the histogram of a skewed law, and its bins.
 _DRAWS, _BINS = 50_000, 1000
 _COLUMNS = ("arrival_s", "model", "beta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetaLaw:
-    """Distribution of the largest acceptable share of the time on one device.
+    """Distribution of deadlines, as shares of the time on one device.
 
     Attributes:
         values: Above 0, at most 1.
         weights: Not negative, not all 0; equal if empty.
-        skewness: Instead of the two: of a skew-normal law that is stretched from 0 to
-            1 by its own extremes, cut at 0.1, and rounded up to hundredths.
+        skewness: Replaces the other two: skewness of a skew-normal law that is scaled
+            to 0 to 1 by its own extremes, cut at 0.1, and rounded up to hundredths.
     """
 
     values: tuple[float, ...] = ()
@@ -81,9 +81,9 @@ class BetaLaw:
 
 
 def _skewed(a: float, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Values and weights of one draw of a skewed law.
+    """Draw values and weights of a skewed law.
 
-    Its ends are those of the sample, so that each draw of it is a little different.
+    Its ends are those of the sample, so that each draw is slightly different.
     Source of the sampling: Azzalini 1985, a skew-normal as delta |u| + sqrt(1 -
     delta^2) v of two normal variables, delta = a / sqrt(1 + a^2).
     """
@@ -97,17 +97,17 @@ def _skewed(a: float, generator: np.random.Generator) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalLaw:
-    """A stream of jobs to draw episodes from.
+    """Law of arrivals that episodes are drawn from.
 
     Attributes:
         beta: Distribution of deadlines.
         interval_s: Mean time between arrivals.
         process: ``fixed`` intervals; ``poisson``; or ``bursty``: groups of geometric
             size at exponential intervals.
-        burst: Mean jobs of a group, at least 1.
+        burst: Mean size of a group, at least 1.
         models: Names to draw from; all jobs of the world if empty.
-        copies: Of each model in the pool that is drawn from without replacement, and
-            filled again when it is empty, as the benchmark does.
+        copies: Copies of each model in the pool. Jobs are drawn from it without
+            replacement until it is empty, as in the benchmark.
     """
 
     beta: BetaLaw
@@ -134,12 +134,12 @@ class ArrivalLaw:
     def draw(
         self, models: Sequence[str], horizon_s: float, seed: int | np.random.Generator
     ) -> list[Arrival]:
-        """An episode's arrivals, the first at 0, up to the horizon.
+        """Draw the arrivals of an episode, the first at 0, up to the horizon.
 
         Args:
-            models: The world's jobs, if the law names none of its own.
+            models: The world's jobs, used if the law names none.
             horizon_s: Last time.
-            seed: Or the generator to draw from.
+            seed: Seed or generator.
         """
         generator = np.random.default_rng(seed)
         names = np.array(self.models or tuple(models))
@@ -161,7 +161,7 @@ class ArrivalLaw:
     def _pool(
         self, names: NDArray[np.str_], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], Array]:
-        """Model and beta of every job in the pool."""
+        """Return model and beta of every job in the pool."""
         which = np.repeat(np.arange(len(names)), self.copies)
         return which, self.beta.sample(len(which), generator)
 
@@ -178,7 +178,7 @@ class ArrivalLaw:
             times.extend([now] * int(size))
 
 
-#: The laws of the benchmark. Source: as the package, and its published code's settings.
+#: Laws of the benchmark. Source: as the package, and the settings of its code.
 LAWS: dict[str, ArrivalLaw] = {
     "A": ArrivalLaw(beta=BetaLaw(values=tuple(n / 100 for n in range(10, 101)))),
     "B": ArrivalLaw(beta=BetaLaw(skewness=5.0)),
@@ -188,10 +188,10 @@ LAWS: dict[str, ArrivalLaw] = {
 
 
 def get_law(name: str) -> ArrivalLaw:
-    """Look a law up.
+    """Look up a law of the benchmark.
 
     Raises:
-        UnknownNameError: If there is none of that name.
+        UnknownNameError: If there is no law of that name.
     """
     try:
         return LAWS[name]
@@ -202,7 +202,7 @@ def get_law(name: str) -> ArrivalLaw:
 @lru_cache(maxsize=32)
 def _rows(path: Path, changed: int) -> tuple[Arrival, ...]:
     del changed
-    # Spreadsheets put a byte-order mark in front of the first column's name.
+    # Spreadsheets may begin a file with a byte-order mark.
     with path.open(newline="", encoding="utf-8-sig") as stream:
         reader = csv.DictReader(stream)
         if reader.fieldnames is None or not set(_COLUMNS) <= set(reader.fieldnames):
@@ -244,11 +244,11 @@ def read_arrivals(path: str | os.PathLike[str]) -> list[Arrival]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A stream of jobs.
+    """Arrivals of one episode.
 
     Attributes:
         arrivals: In order of time.
-        interval_s: Mean time between arrivals, by which observations are scaled.
+        interval_s: Mean time between arrivals, which scales observations.
     """
 
     arrivals: Sequence[Arrival]
@@ -256,16 +256,15 @@ class Episode:
 
 
 class EpisodeSource:
-    """Draws episodes: of one of several laws or traces, each as likely.
+    """Draws episodes from several laws or traces with equal chances.
 
     Args:
-        jobs: What may arrive.
-        laws: Names of the benchmark's laws, or laws. Left out of account if there are
-            traces.
-        traces: CSV files; see :func:`envs.ramp.arrivals.read_arrivals`.
-        horizon_s: When episodes end.
-        interval_s: Mean time between arrivals that observations are scaled by; by
-            default the law's, or the trace's own.
+        jobs: Jobs that may arrive.
+        laws: Names of the benchmark's laws, or laws. Ignored if there are traces.
+        traces: CSV files; see :func:`read_arrivals`.
+        horizon_s: End of the episodes.
+        interval_s: Mean time between arrivals, which scales observations; by default
+            that of the law or the trace.
 
     Raises:
         UnknownNameError: If a law or a trace's model is not known.
@@ -304,12 +303,12 @@ class EpisodeSource:
             )
         spans = len(arrivals) - 1
         span_s = arrivals[-1].time_s - arrivals[0].time_s
-        # A single job, or all at once: no mean to speak of.
+        # A single job, or all at once: there is no mean interval.
         mean = span_s / spans if span_s > 0 else self.horizon_s
         return Episode(arrivals=arrivals, interval_s=self._interval_s or mean)
 
     def draw(self, generator: np.random.Generator) -> Episode:
-        """The next episode; of a single trace always the same."""
+        """Draw the next episode; with a single trace it is always the same."""
         if self._traces:
             return self._traces[int(generator.integers(len(self._traces)))]
         law = self._laws[int(generator.integers(len(self._laws)))]

@@ -40,22 +40,22 @@ Index = NDArray[np.int64]
 Masks = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
-#: Outcomes by their number.
+#: Outcomes, by number.
 OUTCOMES = ("placed", "refused", "no_room", "late")
 _PLACED, _REFUSED, _NO_ROOM, _LATE = range(len(OUTCOMES))
-#: Instead of one, where a completion time has to be worked out first.
+#: Stands for an outcome where a completion time must be computed first.
 UNKNOWN = len(OUTCOMES)
-#: Ends of jobs and arrivals this close are at one time; as in RampWorld.
+#: Ends of jobs and arrivals this close count as equal, as in RampWorld.
 _SAME_TIME_S = 1e-7
 
 
 class Running(NamedTuple):
-    """Jobs that run. b episodes, at most one job a server.
+    """Running jobs. b episodes, at most one job a server.
 
     Attributes:
-        ends_s: When each leaves. Shape [b, servers].
-        masks: Servers that each holds, as bits. Shape [b, servers].
-        number: Of the jobs. Shape [b].
+        ends_s: End of each job. Shape [b, servers].
+        masks: Servers that each job holds, as bits. Shape [b, servers].
+        number: Number of jobs. Shape [b].
         held: Servers held in the interval that ends now. Shape [b].
         busy: Servers held from now on, as bits. Shape [b].
     """
@@ -68,15 +68,15 @@ class Running(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """Of each episode, filled up with zeros; ``decided`` of them need a decision.
+    """Arrivals of each episode, padded with zeros; ``decided`` need a decision.
 
     Attributes:
         time_s: Shape [b, n].
         model: Shape [b, n].
         beta: Shape [b, n].
-        decided: How many are decided. Shape [b].
-        arrived: How many arrive, those at the horizon included. Shape [b].
-        position: The next one to decide. Shape [b].
+        decided: Number of arrivals that need a decision. Shape [b].
+        arrived: Number of arrivals, those at the horizon included. Shape [b].
+        position: Next arrival to decide. Shape [b].
     """
 
     time_s: Array
@@ -88,7 +88,7 @@ class Arrivals(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over an episode's decisions, as Summary names them.
+    """Sums over the decisions of an episode, named as in Summary.
 
     Attributes:
         outcomes: Shape [b, outcomes].
@@ -106,8 +106,8 @@ class Totals(NamedTuple):
 
 @compiled
 def servers_in(mask: np.uint64) -> int:
-    """How many servers a mask has."""
-    # Masks are 64 bits wide: pairs, fours, bytes, and a product that adds bytes up.
+    """Count the servers of a mask."""
+    # Population count of 64 bits: pairs, fours, bytes, then a product adds the bytes.
     x = mask - ((mask >> np.uint64(1)) & np.uint64(0x5555555555555555))
     twos = np.uint64(0x3333333333333333)
     x = (x & twos) + ((x >> np.uint64(2)) & twos)
@@ -120,13 +120,13 @@ def leave(ends_s: Array, masks: Masks, count: int, now_s: float) -> tuple[int, i
     """Drop the jobs that have ended.
 
     Args:
-        ends_s: Of the jobs; closed up in place. Shape [at least count].
-        masks: Likewise.
-        count: Jobs before.
+        ends_s: Ends of the jobs; compacted in place. Shape [at least count].
+        masks: Servers of the jobs; compacted in place.
+        count: Number of jobs before.
         now_s: Time of the next decision.
     Returns:
-        Jobs left, and servers held in the interval that ends now: a job that leaves
-        just now still counts there.
+        Number of jobs left, and of servers held in the interval that ends now, which
+        include those of jobs that leave now.
     """
     held, left = 0, 0
     for job in range(count):
@@ -141,12 +141,12 @@ def leave(ends_s: Array, masks: Masks, count: int, now_s: float) -> tuple[int, i
 
 @compiled
 def arrive(running: Running, rows: Index, now_s: Array) -> None:
-    """Let time go on to the next decisions.
+    """Advance to the next decisions.
 
     Args:
         running: Changed in place.
         rows: Episodes. Shape [r].
-        now_s: Time of the next decision of each. Shape [r].
+        now_s: Time of the next decision in each. Shape [r].
     """
     for index in range(len(rows)):
         row = rows[index]
@@ -169,15 +169,15 @@ def decide_rows(
     rows: Index,
     outcome: Index,
 ) -> None:
-    """Place what can be placed, and say what became of each row's job.
+    """Place each row's job if possible, and write the outcome.
 
     Args:
-        tables: Of the jobs.
+        tables: Tables of the jobs.
         running: Changed in place.
-        arrivals: Of all episodes.
-        known_jct_s: Completion times worked out so far, NaN elsewhere. Shape [b, j, s].
+        arrivals: Arrivals of all episodes.
+        known_jct_s: Completion times computed so far, else NaN. Shape [b, j, s].
         choice: Index of a degree, -1 to turn the job away. Shape [b].
-        rows: Episodes that are decided. Shape [r].
+        rows: Episodes to decide. Shape [r].
         outcome: Filled in; UNKNOWN where a completion time is missing. Shape [b].
     """
     for row in rows:
@@ -217,19 +217,19 @@ def account(
     outcome: Index,
     horizon_s: float,
 ) -> None:
-    """Sum up what became of jobs, and go on to the next ones.
+    """Add the outcomes to the totals, and go on to the next arrivals.
 
     Args:
-        tables: Of the jobs.
-        running: After the decisions.
+        tables: Tables of the jobs.
+        running: Running jobs after the decisions.
         arrivals: Positions are changed in place.
         totals: Changed in place.
         seen: Deadlines so far, changed in place. Shape [b, NUM_SEEN].
-        known_jct_s: As :func:`decide_rows`.
-        choice: Likewise.
-        rows: Likewise.
-        outcome: As it was filled in.
-        horizon_s: When episodes end.
+        known_jct_s: As for :func:`decide_rows`.
+        choice: As for :func:`decide_rows`.
+        rows: As for :func:`decide_rows`.
+        outcome: Written by :func:`decide_rows`.
+        horizon_s: End of the episodes.
     """
     for row in rows:
         now = arrivals.position[row]
@@ -255,15 +255,15 @@ def account(
 
 @dataclass(slots=True, kw_only=True)
 class LoggedEpisode:
-    """One episode's decisions so far; lists have an entry a decision.
+    """Decisions of one episode so far; lists have one entry a decision.
 
     Attributes:
-        arrivals: Up to the horizon, also those on it, which are not decided.
-        outcome: Number of the outcome in OUTCOMES of :mod:`envs.ramp.episodes`.
-        degree: That was asked for; 0 for turning away.
+        arrivals: Up to the horizon; those on it are not decided.
+        outcome: Number of the outcome in :data:`OUTCOMES`.
+        degree: Requested degree; 0 for turning away.
         split: Largest split of a placed job, else 0.
         jct_s: Completion time of a placed job, else 0.
-        servers: That a placed job holds, as bits.
+        servers: Servers of a placed job, as bits.
     """
 
     arrivals: Sequence[Arrival]
@@ -275,26 +275,26 @@ class LoggedEpisode:
 
 
 class ReplayLog:
-    """Follows episodes side by side; nothing in them depends on it."""
+    """Records the fate of every job in episodes side by side."""
 
     def __init__(self) -> None:
         self.episodes: dict[int, LoggedEpisode] = {}
 
     def begin(self, row: int, arrivals: Sequence[Arrival], horizon_s: float) -> None:
-        """Start an episode anew."""
+        """Begin the record of an episode."""
         there = [arrival for arrival in arrivals if arrival.time_s <= horizon_s]
         self.episodes[row] = LoggedEpisode(arrivals=there)
 
     def note(
         self, episodes: RampEpisodes, rows: Index, choice: Index, outcome: Index
     ) -> None:
-        """Keep decisions that were taken, before time goes on.
+        """Record decisions, before time advances.
 
         Args:
-            episodes: That they were taken in.
+            episodes: The episodes.
             rows: Episodes that are not over. Shape [r].
             choice: Index of a degree, or -1. Shape [b].
-            outcome: Of each episode's decision. Shape [b].
+            outcome: Outcome in each episode. Shape [b].
         """
         tables, running = episodes.tables, episodes.running
         for row in rows.tolist():
@@ -317,11 +317,11 @@ class RampEpisodes:
     """Episodes side by side.
 
     Args:
-        jobs: What may arrive.
+        jobs: Jobs that may arrive.
         episodes: Arrivals of each, in order of time.
-        horizon_s: When episodes end.
-        tables: Of the jobs, if they have been laid out already.
-        log: Keeps what becomes of every job, if it is asked to.
+        horizon_s: End of the episodes.
+        tables: Tables of the jobs, if they exist already.
+        log: Records the fate of every job; None for no record.
 
     Raises:
         ClusterError: As :func:`envs.ramp.jobs.ramp_tables`.
@@ -373,10 +373,10 @@ class RampEpisodes:
             self.restart(row, arrivals)
 
     def restart(self, row: int, arrivals: Sequence[Arrival]) -> None:
-        """Begin an episode anew, with nothing running and nothing known.
+        """Restart an episode, with no running jobs and no known completion times.
 
         Args:
-            row: Of the episode.
+            row: Number of the episode.
             arrivals: In order of time; those at or after the horizon are not decided.
         """
         check_arrivals(self.jobs.jobs, arrivals)
@@ -407,16 +407,16 @@ class RampEpisodes:
 
     @property
     def unfinished(self) -> Index:
-        """Jobs placed so far that end after the horizon. Shape [b]."""
+        """Number of jobs placed so far that end after the horizon. Shape [b]."""
         return self._totals.unfinished.copy()
 
     @property
     def over(self) -> Flags:
-        """Whether all jobs of an episode have been decided. Shape [b]."""
+        """True for episodes whose jobs have all been decided. Shape [b]."""
         return self.arrivals.position >= self.arrivals.decided
 
     def heads(self) -> tuple[Array, Index, Array]:
-        """Time, model and beta of the jobs to decide; zeros where it is over. [b]."""
+        """Return time, model and beta of the heads; zeros after the end. [b]."""
         longest = self.arrivals.time_s.shape[1]
         if not longest:
             none = np.zeros(len(self.arrivals.position))
@@ -430,7 +430,7 @@ class RampEpisodes:
         )
 
     def valid(self) -> Flags:
-        """Which degrees the benchmark's mask allows. Shape [b, d]."""
+        """Return the degrees that the benchmark's mask allows. Shape [b, d]."""
         left = self.tables.num_servers - self.running.held
         return np.asarray(self.tables.degrees[None, :] <= left[:, None])
 
@@ -491,7 +491,7 @@ class RampEpisodes:
         arrive(self.running, rows, now)
 
     def _work_out(self, row: int, choice: int) -> None:
-        """The completion time that an episode's first placement of a kind decides."""
+        """Compute the completion time of the first placement of a job and split."""
         servers = self.tables.num_servers
         busy = (int(self.running.busy[row]) >> np.arange(servers)) & 1 > 0
         model = int(self.arrivals.model[row, self.arrivals.position[row]])
@@ -503,7 +503,7 @@ class RampEpisodes:
         self.known_jct_s[row, model, split] = self.jobs.jct_s(name, degree, placed)
 
     def summary(self, row: int) -> Summary:
-        """What an episode has come to, as if it ended at the horizon."""
+        """Summarise an episode, as if it ended at the horizon."""
         placed, refused, no_room, late = self._totals.outcomes[row].tolist()
         unfinished = int(self._totals.unfinished[row])
         completed = placed - unfinished

@@ -1,4 +1,4 @@
-"""The graphs that a policy's encoders read: ops of each job, servers of the cluster."""
+"""Graphs for the encoders of policies: ops of each job, servers of the cluster."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
 Index = NDArray[np.int64]
 
-#: Of an op: its pass, three shares and its depth.
+#: Features of an op: its pass, three shares and its depth.
 NUM_OP_FEATURES = 5
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class OpGraph:
-    """Ops of a job and what each sends on. n forward ops, their mirror images behind.
+    """Graph of a job's ops: n forward ops, then their mirror images.
 
     Attributes:
-        name: Of the job.
-        nodes: Whether the op is of the backward pass; its compute time, memory and
+        name: Name of the job.
+        nodes: 1 for an op of the backward pass; its compute time, memory and
             activations as log(1 + value over the job's mean), so that neither units nor
             the size of a job matter; its depth over the largest. Shape [2 n,
             NUM_OP_FEATURES].
@@ -51,7 +51,7 @@ def _over_mean(values: Array) -> Array:
 
 
 def op_graph(job: RampJob) -> OpGraph:
-    """Both passes of a job: forward op i is mirrored by op n + i."""
+    """Make the graph of both passes of a job: op n + i mirrors forward op i."""
     count = len(job.ids)
     depth = np.zeros(count)
     for op in job.order.tolist():
@@ -79,7 +79,7 @@ def op_graph(job: RampJob) -> OpGraph:
 
 
 def device_edges(topology: RampTopology) -> Index:
-    """Pairs of servers that differ in one coordinate, both ways. Shape [2, edges]."""
+    """Return pairs of servers that differ in one coordinate. Shape [2, edges]."""
     shape = (topology.groups, topology.racks, topology.servers)
     places = np.array(list(np.ndindex(shape)))
     differ = (places[:, None, :] != places[None, :, :]).sum(axis=2)
@@ -87,15 +87,15 @@ def device_edges(topology: RampTopology) -> Index:
 
 
 def model_op_graph(graph: ModelGraph, name: str) -> OpGraph:
-    """Both passes of a model: block i is mirrored by vertex n + i.
+    """Make the graph of both passes of a captured model: vertex n + i mirrors block i.
 
-    Features are those of :func:`envs.ramp.graphs.op_graph`: compute is measured time
-    where a profile has it and FLOPs elsewhere, memory what is kept of a block
-    (parameters and saved tensors), activations what it sends on.
+    Features are those of :func:`op_graph`: compute is measured time where a profile has
+    it, else FLOPs; memory is parameters and saved tensors; activations are the largest
+    tensor that a block sends.
 
     Args:
         graph: The model.
-        name: Of the job.
+        name: Name of the job.
     """
     blocks, count = graph.blocks, len(graph.blocks)
     measured = any(block.measured_forward_s for block in blocks)

@@ -38,14 +38,14 @@ Index = NDArray[np.int64]
 
 
 class RampJobs:
-    """The jobs of a benchmark on a topology, with what is worked out about them.
+    """The jobs of a benchmark on a topology, with their placements and step times.
 
-    Placements and step times depend on nothing but the job, its degree and which
-    servers are held, so that worlds can share them.
+    Both depend only on the job, its degree and the servers that are held, so that
+    worlds share them.
 
     Args:
-        jobs: By name.
-        topology: Of the cluster.
+        jobs: Jobs by name.
+        topology: Topology of the cluster.
     """
 
     def __init__(self, jobs: Mapping[str, RampJob], topology: RampTopology) -> None:
@@ -68,15 +68,15 @@ class RampJobs:
             )
 
     def forget(self) -> None:
-        """Let go of step times, to time how long working them out takes."""
+        """Drop the known step times, to measure how long computing them takes."""
         self._steps.clear()
 
     def split(self, name: str, degree: int) -> SplitJob:
-        """A job at a degree."""
+        """Return a job split to a degree."""
         return self._split[name, degree]
 
     def place(self, name: str, degree: int, busy: Flags) -> Index | None:
-        """Servers of each op's sub-ops, then -1; None without room. [n, p]."""
+        """Servers of each op's sub-ops, then -1; None without room. Shape [n, p]."""
         split = self._split[name, degree]
         shape = (len(split.splits), int(split.splits.max()))
         servers = np.full(shape, -1, dtype=np.int64)
@@ -84,7 +84,7 @@ class RampJobs:
         return servers if fits else None
 
     def jct_s(self, name: str, degree: int, servers: Index) -> float:
-        """Completion time of a placed job."""
+        """Return the completion time of a placed job."""
         key = (name, degree, servers.tobytes())
         if key not in self._steps:
             split = self._split[name, degree]
@@ -93,11 +93,11 @@ class RampJobs:
         return NUM_TRAINING_STEPS * self._steps[key]
 
     def empty_jct_s(self, name: str, degree: int) -> float:
-        """Completion time where no other job is; infinity if it never fits."""
+        """Return the completion time on an empty cluster; infinity if it never fits."""
         return self._empty[name, degree]
 
 
-#: The benchmark's five models, in its order.
+#: Models of the benchmark, in its order.
 MODELS = ("resnet18", "vgg16", "gnmt", "squeezenet1_0", "alexnet")
 
 
@@ -109,13 +109,13 @@ def read_jobs(
     """Read profiles; the same jobs are read once a process.
 
     Args:
-        folder: Of ``<model>.txt`` files; by default the ``pipedream`` folder in
-            the one that the environment variable MESHWRIGHT_DATA names.
+        folder: Folder of ``<model>.txt`` files; by default ``pipedream`` in the folder
+            that the environment variable MESHWRIGHT_DATA names.
         models: Names of profiles, in the order in which jobs are numbered.
-        topology: Of the cluster; the benchmark's by default.
+        topology: Topology of the cluster; the benchmark's by default.
 
     Raises:
-        CaptureError: If the folder or a profile is not there, or is malformed.
+        CaptureError: If the folder or a profile is missing or malformed.
     """
     if folder is None:
         data = os.environ.get("MESHWRIGHT_DATA")
@@ -150,13 +150,13 @@ class RampTables(NamedTuple):
     Attributes:
         degrees: In ascending order. Shape [d].
         splits: Largest split of a job at a degree. Shape [j, d].
-        sizes: Of the blocks that a job asks for, then 0. Shape [j, d, s].
-        blocks: Of the topology.
-        empty_jct_s: Completion time where no other job is; infinite where the job
-            never fits. Shape [j, d].
-        sequential_jct_s: On one device. Shape [j].
-        demand_bytes: What throughput counts. Shape [j].
-        num_servers: Of the topology.
+        sizes: Sizes of the blocks that a job requests, then 0. Shape [j, d, s].
+        blocks: Blocks of the topology.
+        empty_jct_s: Completion time on an empty cluster; infinite where the job never
+            fits. Shape [j, d].
+        sequential_jct_s: Completion time on one device. Shape [j].
+        demand_bytes: Bytes that a job adds to the throughput. Shape [j].
+        num_servers: Servers of the topology.
     """
 
     degrees: Index
@@ -170,11 +170,11 @@ class RampTables(NamedTuple):
 
 
 def ramp_tables(jobs: RampJobs) -> RampTables:
-    """Lay the jobs of a benchmark out, in their order.
+    """Make the tables of a benchmark's jobs, in their order.
 
     Raises:
-        ClusterError: If blocks do not settle placements, because a job may fill a
-            server's memory, or do not fit masks of 64 bits.
+        ClusterError: If blocks alone do not decide placements, because a job may fill a
+            server's memory, or if there are more than 64 servers.
     """
     topology = jobs.topology
     blocks = block_table(topology)

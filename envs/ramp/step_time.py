@@ -1,7 +1,22 @@
-"""Seconds of messages on RAMP, in the benchmark's own arithmetic.
+"""Seconds of one training step of a placed job, in the benchmark's own arithmetic.
 
-The rate of a link is divided by the number of transceivers twice in a collective, and a
-pair within one rack costs nothing: faults of the benchmark that a replay keeps.
+A job is split into sub-ops on servers, joined by edges with durations
+(:func:`sub_graph`), and list scheduling without contention runs them
+(:func:`step_time_s`). These are the benchmark's own rules, faults included.
+
+*Messages.* The rate of a link is divided by the number of transceivers twice in a
+collective, and a pair within one rack costs nothing.
+
+*Sub-graph.* An edge carries what its source keeps in memory, activation and parameters,
+over the sub-ops of both its ends; of two neighbours the one that is split later decides
+whose memory that is. Sub-ops of one backward op are joined all to all, to add up
+gradients.
+
+*Scheduling.* It goes round by round. On each server the ready sub-op with the least
+compute time runs, the later placed one among equals. Edges that take no time complete
+first, in rounds of their own; else time goes on to the next completion: of a running
+sub-op, or of the shortest ready edge between two servers, the later listed one among
+equals. All ready edges progress at once.
 """
 
 from __future__ import annotations
@@ -31,7 +46,7 @@ __all__ = [
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: FLOP/s of a server's reduction, bound by memory and at most. Source: the package's
+#: Limits of a server's reduction: memory bandwidth and FLOP/s. Source: the package's
 #: paper, its RAMP environment; an A100's memory bandwidth of 2e12 B/s.
 _MEMORY_BYTES_PER_S, _PEAK_FLOPS_PER_S = 2e12, 130e12
 
@@ -40,11 +55,11 @@ class LinkRates(NamedTuple):
     """Rates and shape of a topology, for compiled code.
 
     Attributes:
-        racks: Of each group.
-        servers: Of each rack.
-        transceivers: Links of a server: as many as there are groups.
-        link_bytes_per_s: Of one link.
-        fixed_s: Of any message.
+        racks: Racks in each group.
+        servers: Servers in each rack.
+        transceivers: Links of a server, as many as there are groups.
+        link_bytes_per_s: Bandwidth of one link.
+        fixed_s: Latency of a message.
     """
 
     racks: int
@@ -55,7 +70,7 @@ class LinkRates(NamedTuple):
 
 
 def link_rates(topology: RampTopology) -> LinkRates:
-    """Of a topology."""
+    """Return the rates of a topology."""
     return LinkRates(
         racks=topology.racks,
         servers=topology.servers,
@@ -67,7 +82,7 @@ def link_rates(topology: RampTopology) -> LinkRates:
 
 @compiled
 def message_s(size_bytes: float, rates: LinkRates) -> float:
-    """Of one edge between two servers; of nothing, nothing."""
+    """Seconds of a message between two servers; 0 for an empty one."""
     if size_bytes == 0.0:
         return 0.0
     seconds: float = rates.fixed_s + size_bytes / rates.link_bytes_per_s
@@ -78,14 +93,14 @@ def message_s(size_bytes: float, rates: LinkRates) -> float:
 def collective_s(
     size_bytes: float, groups: int, racks: int, servers: int, rates: LinkRates
 ) -> float:
-    """A reduce-scatter and an all-gather over four subgroups in turn.
+    """Seconds of a reduce-scatter and an all-gather over four subgroups in turn.
 
     Args:
         size_bytes: Sum over the edges of the collective.
-        groups: How many communication groups it touches.
-        racks: How many different racks, by their number in a group.
-        servers: How many different servers, by their number in a rack.
-        rates: Of the topology.
+        groups: Communication groups that it touches.
+        racks: Different racks, by their number in a group.
+        servers: Different servers, by their number in a rack.
+        rates: Rates of the topology.
     """
     ways = rates.transceivers
     per_link = rates.link_bytes_per_s / ways
@@ -106,14 +121,14 @@ class JobEdges(NamedTuple):
 
     Attributes:
         order: Ops in topological order. Shape [n].
-        compute: Of forward ops, then of their mirrors. Shape [2 n].
-        memory: Of an op. Shape [n].
-        source: Of an edge: forward edges by source, then the one that joins the last
-            op to its mirror, then mirrored edges by target. Shape [edges].
-        target: Likewise.
-        first_out: Where the edges out of each forward op start. Shape [n + 1].
-        first_in: Where the mirrored edges into each mirrored op start. Shape [n + 1].
-        join: The edge that joins both halves, out of ``last`` into its mirror.
+        compute: Compute times of forward ops, then of their mirrors. Shape [2 n].
+        memory: Bytes of each op. Shape [n].
+        source: Source of each edge: forward edges by source, then the one that joins
+            the last op to its mirror, then mirrored edges by target. Shape [edges].
+        target: Target of each edge.
+        first_out: Start of the edges out of each forward op. Shape [n + 1].
+        first_in: Start of the mirrored edges into each mirrored op. Shape [n + 1].
+        join: The edge that joins both halves, from ``last`` to its mirror.
         last: The forward op that is joined to its mirror.
     """
 
@@ -129,7 +144,7 @@ class JobEdges(NamedTuple):
 
 
 def job_edges(job: RampJob) -> JobEdges:
-    """Lay a job out."""
+    """Convert a job to arrays."""
     count = len(job.ids)
     by_source = job.edges[np.argsort(job.edges[:, 0], kind="stable")]
     last = int(job.position[-1])
@@ -151,16 +166,16 @@ def job_edges(job: RampJob) -> JobEdges:
 
 
 class SubGraph(NamedTuple):
-    """What one training step runs. s sub-ops, e edges between them.
+    """Graph of one training step. s sub-ops, e edges between them.
 
     Attributes:
-        server: Of each sub-op. Shape [s].
-        compute: Of each sub-op, in the profile's unit. Shape [s].
-        needs: Edges that are to complete before a sub-op is ready. Shape [s].
-        first_edge: Where each sub-op's edges out start in ``edges``. Shape [s + 1].
+        server: Server of each sub-op. Shape [s].
+        compute: Compute time of each sub-op, in the profile's unit. Shape [s].
+        needs: Edges that must complete before a sub-op is ready. Shape [s].
+        first_edge: Start of each sub-op's outgoing edges in ``edges``. Shape [s + 1].
         edges: Numbers of edges by source. Shape [e].
         target: Sub-op that an edge leads to. Shape [e].
-        pair: Number of its two servers. Shape [e].
+        pair: Number of its pair of servers. Shape [e].
         duration: Seconds. Shape [e].
     """
 
@@ -195,7 +210,7 @@ def _size(job: JobEdges, splits: Index, source: int, target: int) -> float:
 def _same_servers(
     job: JobEdges, splits: Index, servers: Index, edges: Index, tally: Index
 ) -> bool:
-    """Whether a group's edges leave each server as often as they enter it."""
+    """Return True if a group's edges leave each server as often as they enter it."""
     count = len(splits)
     tally[:] = 0
     for edge in edges:
@@ -218,7 +233,7 @@ def _group_s(
     for edge in edges:
         u, v = job.source[edge] % count, job.target[edge] % count
         size = _size(job, splits, job.source[edge], job.target[edge])
-        # One by one: the last bit of the sum is the benchmark's.
+        # One by one, to match the benchmark's sum in the last bit.
         for _ in range(splits[u] * splits[v]):
             total += size
         for op in (u, v):
@@ -294,7 +309,7 @@ def _list_edges(
 def _sub_ops(
     job: JobEdges, splits: Index, servers: Index
 ) -> tuple[Index, Index, Array]:
-    """Number of each op's first sub-op; server and compute time of all.
+    """Return the number of each op's first sub-op; server and compute time of all.
 
     Sub-op j of op u is base[u] + 2 j, that of its mirror the next: as they are placed.
     """
@@ -333,7 +348,7 @@ def _fill_edges(
     sent: _Sent,
     needs: Index,
 ) -> None:
-    """Fill in the sub-edges of a job's own edges, and count what sub-ops wait for."""
+    """Fill in the sub-edges of a job's own edges, and count those that sub-ops need."""
     count = len(splits)
     for edge in range(len(job.source)):
         u, v = job.source[edge], job.target[edge]
@@ -363,7 +378,7 @@ def _fill_sync(
 ) -> None:
     """Fill in the edges among the sub-ops of each mirrored op.
 
-    Each pair of them is a collective; nothing is said to wait for it.
+    Each pair of them is a collective; no sub-op waits for it.
     """
     touched = np.zeros((3, servers.max() + 1), dtype=np.bool_)
     for op in range(len(splits)):
@@ -392,10 +407,10 @@ def sub_graph(
     """Split a job's graph.
 
     Args:
-        job: What to split.
+        job: Job to split.
         splits: Sub-ops of each op. Shape [n].
-        servers: Of each op's sub-ops. Shape [n, most splits].
-        rates: Of the topology.
+        servers: Servers of each op's sub-ops. Shape [n, most splits].
+        rates: Rates of the topology.
     """
     first, seconds, sync, number = _list_edges(job, splits, servers, rates)
     base, server, compute = _sub_ops(job, splits, servers)
@@ -427,9 +442,9 @@ def sub_graph(
 def _complete(
     done: Index, graph: SubGraph, met: Index, queue: Index, queued: Index, most: int
 ) -> None:
-    """Note completed edges; sub-ops that become ready queue at their servers.
+    """Complete edges; sub-ops that become ready queue at their servers.
 
-    Sync edges are counted, too, although none is waited for: a fault of the benchmark.
+    Sync edges are counted, too, although none is needed: a fault of the benchmark.
     """
     for edge in done:
         op = graph.target[edge]
@@ -444,7 +459,7 @@ def _complete(
 def _first_of(
     queue: Index, queued: Index, most: int, compute: Array, running: Index
 ) -> None:
-    """Where in its queue each server's sub-op of highest priority is, or -1."""
+    """Find the place in its queue of each server's first sub-op, or -1."""
     for server in range(len(queued)):
         running[server] = -1
         best = -1
@@ -462,9 +477,9 @@ def _tick_s(
     edge_left: Array,
     first: Index,
 ) -> float:
-    """Seconds to the next completion; infinity if nothing goes on.
+    """Seconds to the next completion; infinity if nothing is running.
 
-    Of each pair of servers only the edge of highest priority is looked at. ``first`` is
+    Only the edge of highest priority counts for each pair of servers. ``first`` is
     scratch, -1 for all pairs before and after.
     """
     tick: float = running_left.min()
@@ -482,10 +497,10 @@ def _tick_s(
 
 @compiled
 def _pass_time(ready: Index, edge_left: Array, tick: float, done: Index) -> int:
-    """Let ready edges go on; those that are left move to the front of ``ready``.
+    """Advance ready edges; those that are left move to the front of ``ready``.
 
     Returns:
-        How many have ended, which ``done`` is filled with.
+        Number of edges that have completed, which ``done`` is filled with.
     """
     kept, num_done = 0, 0
     for edge in ready:
@@ -504,7 +519,7 @@ def step_time_s(graph: SubGraph) -> float:
     """Run a step.
 
     Returns:
-        Its seconds, added up tick by tick; infinity if edges wait for each other.
+        Its seconds, summed tick by tick; infinity if edges wait for each other.
     """
     ops, edges = len(graph.server), len(graph.target)
     servers, most = graph.server.max() + 1, np.bincount(graph.server).max()

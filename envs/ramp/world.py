@@ -1,4 +1,4 @@
-"""An episode of the benchmark: jobs arrive one by one, each placed or blocked."""
+"""The reference implementation of an episode of the benchmark."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = [
     "check_arrivals",
 ]
 
-#: What became of a job at its arrival.
+#: Outcomes of a job at its arrival.
 Outcome = Literal["placed", "refused", "no_room", "late"]
 
-#: Ends of jobs and arrivals this close are at one time.
+#: Ends of jobs and arrivals this close count as equal.
 _SAME_TIME_S = 1e-7
 
 Index = NDArray[np.int64]
@@ -33,10 +33,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A job's owner at the door.
+    """Arrival of a job.
 
     Attributes:
-        time_s: When.
+        time_s: Time of the arrival.
         model: Name of the job.
         beta: Largest completion time over that on one device, above 0, at most 1.
     """
@@ -51,11 +51,11 @@ class Accepted:
     """A job that runs or has run.
 
     Attributes:
-        arrival: Of the job.
-        start_s: When it was placed.
+        arrival: Arrival of the job.
+        start_s: Time of its placement.
         jct_s: Its completion time.
-        degree: Into how many sub-ops its ops are split at most.
-        servers: That it holds. Shape [workers].
+        degree: Most sub-ops of one of its ops.
+        servers: Servers that it holds. Shape [workers].
     """
 
     arrival: Arrival
@@ -66,21 +66,25 @@ class Accepted:
 
     @property
     def end_s(self) -> float:
-        """When it leaves."""
+        """Time at which it ends."""
         return self.start_s + self.jct_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What an episode came to, under the benchmark's own names.
+    """Figures of an episode, under the benchmark's own names.
 
     Attributes:
         blocked: Jobs turned away, late, without room, or running at the horizon.
         arrived: Jobs up to the horizon, one that arrives on it included.
-        refused: Blocked by the action; likewise no_room, late, unfinished.
+        refused: Jobs blocked by the action.
+        no_room: Jobs blocked for lack of a free block.
+        late: Jobs blocked because they would miss the deadline.
+        unfinished: Jobs running at the horizon.
         throughput_bytes_per_s: Memory and edges of accepted jobs, by the share done.
-        mean_jct_s: Of completed jobs; likewise the rest. NaN if there are none.
-        mean_speedup: Over one device.
+        mean_jct_s: Mean completion time of completed jobs, as are the means below; NaN
+            if there are none.
+        mean_speedup: Speed-up over one device.
         mean_degree: Largest split.
         mean_workers: Servers held.
     """
@@ -99,7 +103,7 @@ class Summary:
 
     @property
     def blocking_rate(self) -> float:
-        """Blocked over arrived."""
+        """Jobs blocked over jobs arrived."""
         return self.blocked / self.arrived if self.arrived else 0.0
 
 
@@ -107,9 +111,9 @@ class RampWorld:
     """One episode, decision by decision.
 
     Args:
-        jobs: What may arrive.
+        jobs: Jobs that may arrive.
         arrivals: In order of time; those at or after the horizon are not decided.
-        horizon_s: When the episode ends.
+        horizon_s: End of the episode.
 
     Raises:
         UnknownNameError: If an arrival's model is no job.
@@ -132,30 +136,30 @@ class RampWorld:
 
     @property
     def head(self) -> Arrival | None:
-        """The job that waits for a decision; None at the end."""
+        """Job to be decided; None at the end."""
         done = len(self.outcomes)
         return self._decided[done] if done < len(self._decided) else None
 
     @property
     def held(self) -> int:
-        """Servers held in the interval that ends now, which the mask is made from."""
+        """Servers held in the interval that ends now, as the mask counts them."""
         return self._held
 
     @property
     def busy(self) -> Flags:
-        """Which servers running jobs hold. Shape [servers]."""
+        """True for servers that running jobs hold. Shape [servers]."""
         busy = np.zeros(self.jobs.topology.num_servers, dtype=np.bool_)
         for job in self.running:
             busy[job.servers] = True
         return busy
 
     def mask(self) -> Flags:
-        """Which of the degrees are valid: no more servers than are not held. [d]."""
+        """Return the valid degrees: those of no more servers than are not held. [d]."""
         left = self.jobs.topology.num_servers - self._held
         return np.array([degree <= left for degree in self.jobs.degrees])
 
     def known_jct_s(self, model: str, degree: int) -> float | None:
-        """Completion time that this episode's first placement decided, if there was."""
+        """Return the completion time of the first placement; None before it."""
         return self._memo.get((model, degree))
 
     def decide(self, degree: int) -> Outcome:
@@ -197,16 +201,16 @@ class RampWorld:
         return "placed"
 
     def _advance(self) -> None:
-        """Go on to the next arrival: what has ended by then leaves."""
+        """Go on to the next arrival, and drop the jobs that have ended by then."""
         head = self.head
         now = self.horizon_s if head is None else head.time_s
-        # Who leaves just now still counts in the mask.
+        # Jobs that end now still count in the mask.
         before = [job for job in self.running if job.end_s >= now - _SAME_TIME_S]
         self._held = sum(len(job.servers) for job in before)
         self.running = [job for job in before if job.end_s > now + _SAME_TIME_S]
 
     def summary(self) -> Summary:
-        """What the episode has come to, as if it ended at the horizon."""
+        """Summarise the episode, as if it ended at the horizon."""
         end = self.horizon_s + _SAME_TIME_S
         completed = [job for job in self.accepted if job.end_s <= end]
         counts = {name: self.outcomes.count(name) for name in _BLOCKED}
@@ -243,11 +247,11 @@ _BLOCKED: tuple[Outcome, ...] = ("refused", "no_room", "late")
 
 
 def check_arrivals(names: Collection[str], arrivals: Sequence[Arrival]) -> None:
-    """Refuse arrivals that no episode can be of.
+    """Refuse invalid arrivals.
 
     Args:
-        names: Of the jobs that there are.
-        arrivals: To be checked.
+        names: Names of the jobs.
+        arrivals: Arrivals to be checked.
 
     Raises:
         UnknownNameError: If an arrival's model is no job.

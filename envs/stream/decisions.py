@@ -1,4 +1,4 @@
-"""Which hosts a job is given: best fit that minds the switches."""
+"""Place the candidates for the job at the head on hosts, and decide it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 
 @inlined
 def _tightest_switch(domains: Index, enough: Flags, free: Index, wanted: int) -> int:
-    """The switch that joins enough hosts and is left the fullest, or -1."""
+    """Find the switch with enough hosts and the fewest free devices, or -1."""
     count = len(free)
     best, least = -1, 1 << 60
     for switch in range(count):
@@ -54,7 +54,7 @@ def _tightest_switch(domains: Index, enough: Flags, free: Index, wanted: int) ->
 def _give_tightest(
     domains: Index, switch: int, enough: Flags, free: Index, wanted: int, given: Index
 ) -> None:
-    """Give hosts of one switch, those that are left the fullest first."""
+    """Take hosts of one switch, those with the fewest free devices first."""
     for index in range(wanted):
         best, least = -1, 1 << 60
         for host in range(len(free)):
@@ -75,19 +75,19 @@ def place(
     enough: Flags,
     given: Index,
 ) -> int:
-    """Hosts for a job of a candidate shape.
+    """Find hosts for a job of a candidate shape, by best fit.
 
-    Under the innermost level at which a switch joins enough hosts, the switch whose
-    hosts have the fewest free devices; under it the hosts with the fewest free devices
-    that are enough, so that the largest holes stay. Ties go to lower numbers.
+    At the innermost level at which a switch joins enough hosts, take the switch whose
+    hosts have the fewest free devices; below it, take the hosts with the fewest free
+    devices that suffice, so that the largest holes stay. Ties go to lower numbers.
 
     Args:
         kind_of_host: Shape [hosts].
-        switches: Of each host at each level. Shape [r, hosts].
+        switches: Switch of each host at each level. Shape [r, hosts].
         free: Free devices of each host. Shape [hosts].
-        kind: Of the hosts that the shape is of.
+        kind: Kind of host of the shape.
         wanted: Hosts of the shape.
-        per_host: Devices of each.
+        per_host: Devices on each host.
         enough: Overwritten. Shape [hosts].
         given: Filled in with the hosts, then -1. Shape [most hosts].
     Returns:
@@ -115,15 +115,15 @@ def place(
     return -1
 
 
-#: What becomes of a decision. ``refused`` although a candidate was possible; otherwise
-#: ``no_room``, or ``late`` where no candidate meets the deadline even on an empty
-#: cluster, or the one that was asked for does not as things are.
+#: Outcomes of a decision. ``refused`` if a candidate was possible; otherwise
+#: ``no_room``, or ``late`` if no candidate meets the deadline even on an empty cluster,
+#: or the requested one does not in the current state.
 OUTCOMES = ("placed", "refused", "no_room", "late", "waiting")
 _PLACED, _REFUSED, _NO_ROOM, _LATE, _WAITING = range(len(OUTCOMES))
 
 _SAME_TIME_S = 1e-7
 _T_PLACED, _T_REWARD = TOTALS.index("placed"), TOTALS.index("reward")
-#: Total of each outcome.
+#: Totals that count the blocked outcomes.
 _COUNTED = tuple(TOTALS.index(name) for name in ("refused", "no_room", "late"))
 
 
@@ -131,12 +131,12 @@ class Options(NamedTuple):
     """Candidates of one decision. c candidates.
 
     Attributes:
-        possible: Whether it fits, there is room, and the deadline is met. Shape [c].
+        possible: True if it fits, there is room, and the deadline is met. Shape [c].
         reach: Level at which its hosts meet; -1 without room. Shape [c].
         given: Its hosts, then -1. Shape [c, most hosts].
-        stretch: Of the links between them. Shape [c].
-        jct_s: From now on, if nothing changes; infinite if it cannot run. Shape [c].
-        harmed: Running jobs that would now end too late because of it, if it is
+        stretch: Stretch of the links between its hosts. Shape [c].
+        jct_s: Time to its end if nothing changes; infinite if it cannot run. Shape [c].
+        harmed: Running jobs that would miss their deadline because of it, if it is
             possible. Shape [c].
     """
 
@@ -149,7 +149,7 @@ class Options(NamedTuple):
 
 
 def empty_options(tables: StreamTables) -> Options:
-    """Arrays to be filled in."""
+    """Allocate candidates, to be filled in."""
     count, most = len(tables.degrees), int(tables.hosts.max())
     return Options(
         possible=np.zeros(count, dtype=np.bool_),
@@ -163,7 +163,7 @@ def empty_options(tables: StreamTables) -> Options:
 
 @inlined
 def _ask(domains: Index, given: Index, rate: float, out: Array) -> None:
-    """What a job that sends so much asks of each link of its level. Shape [hosts]."""
+    """Fill in the rate that a job requests of each link of its level. [hosts]."""
     for host in range(len(out)):
         out[host] = 0.0
     for host in given:
@@ -173,7 +173,7 @@ def _ask(domains: Index, given: Index, rate: float, out: Array) -> None:
 
 @compiled
 def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -> int:
-    """Running jobs in time that would no longer be if so much more was asked."""
+    """Count running jobs that a further request would make miss their deadline."""
     found, now, grid = 0, state.clock[0], tables.stretches
     domains, capacity = tables.switches[reach - 1], tables.capacity[reach]
     load, largest = state.load[reach], state.largest[reach]
@@ -195,15 +195,14 @@ def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -
 def list_options(
     tables: StreamTables, state: StreamState, out: Options, least: int = 0
 ) -> None:
-    """Find out what each candidate for the head would come to.
+    """List the candidates for the head.
 
     Args:
-        tables: Of jobs and network.
-        state: With a head.
+        tables: Tables of jobs and network.
+        state: State with a head.
         out: Filled in.
-        least: If positive, the first possible candidate of this degree or more is the
-            last that is looked at, those behind it count as impossible, and nobody
-            asks whom it would harm.
+        least: If positive, stop at the first possible candidate of at least this
+            degree; later ones count as impossible, and ``harmed`` is not computed.
     """
     more = np.zeros(len(state.free))
     enough = np.zeros(len(state.free), dtype=np.bool_)
@@ -264,7 +263,7 @@ def list_options(
 def _start(
     tables: StreamTables, state: StreamState, options: Options, choice: int
 ) -> None:
-    """Give the head its devices: of each host those of the lowest numbers."""
+    """Give the head its devices: on each host those of the lowest numbers."""
     slot = 0
     while state.running[slot]:
         slot += 1
@@ -298,7 +297,7 @@ def _start(
 def _outcome(
     tables: StreamTables, state: StreamState, options: Options, choice: int
 ) -> int:
-    """Of placing the head as a candidate says, or of turning it away (choice -1)."""
+    """Return the outcome of placing the head, or of turning it away (choice -1)."""
     if choice >= 0:
         if options.possible[choice]:
             return _PLACED
@@ -322,10 +321,10 @@ def decide(
     """Place the head, turn it away, or let it wait.
 
     Args:
-        tables: Of jobs and network.
-        state: With a head; changed.
-        options: Of this decision.
-        rewards: What jobs are worth.
+        tables: Tables of jobs and network.
+        state: State with a head; changed.
+        options: Candidates of this decision.
+        rewards: Rewards of jobs.
         action: 0 turns the job away, 1 + i takes the i-th candidate, one more than
             there are candidates lets it wait.
     Returns:

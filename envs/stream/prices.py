@@ -1,7 +1,9 @@
-"""What a job costs on a sub-cluster: the planner's best plan, and how it bears sharing.
+"""Prices of jobs on sub-clusters, computed by the planner or looked up in a book.
 
-The plan is searched with the links to itself. It is then priced again with the links
-between hosts several times slower, which is what a plan sees whose traffic shares them.
+The best plan is searched on unshared links. It is then priced again with the links
+between hosts several times slower, as for traffic that shares them. :class:`PriceBook`
+keeps prices: those that ship, which ``python -m envs.stream.prepare`` writes, and those
+of a file of the user's.
 """
 
 from __future__ import annotations
@@ -38,17 +40,17 @@ __all__ = [
 ]
 
 
-#: By how much links between hosts are slowed down in the prices of a plan.
+#: Factors by which links between hosts are slowed down in the prices of a plan.
 STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 #: Strategies that the search may simulate.
 _EVALUATIONS = 12
-#: How much slower than the fastest a frugal plan may be, and how busy its links; and
-#: how busy those of the fastest must be for it to matter.
+#: Limits of a frugal plan: its step time over the fastest, and its duty over that of
+#: the fastest; and the least duty of the fastest for which there is a frugal plan.
 _FRUGAL_SLOWER, _FRUGAL_DUTY, _BUSY = 1.5, 0.5, 0.05
-#: Of a device that is never full, in bytes.
+#: Memory of a device that is never full, in bytes.
 _ROOMY = 1e15
-#: Of PipeDream's profiles and of everything else.
+#: Precision of PipeDream's profiles; all else has the default.
 _DTYPES = {"float32": Precision(compute="float32")}
 
 
@@ -57,11 +59,11 @@ class PlanPrice:
     """A plan's price on one sub-cluster.
 
     Attributes:
-        label: Of the strategy, for people.
-        step_s: Seconds of a step with links slowed down by each of STRETCHES; never
-            shorter than the one before.
+        label: Label of the strategy, for display.
+        step_s: Seconds of a step with links slowed down by each of STRETCHES, not
+            decreasing.
         duty: Share of an undisturbed step for which its links between hosts are busy.
-        memory_bytes: Of the fullest device.
+        memory_bytes: Memory of the fullest device.
     """
 
     label: str
@@ -89,16 +91,16 @@ def price_plan(
 ) -> PlanPrice | None:
     """Search the best plan and price it; None if none uses all devices and fits.
 
-    Of a frugal shape it is the plan whose links between hosts are the least busy, of
-    those at most half as slow again as the fastest; None unless they are half as busy
-    or less, and those of the fastest busy for 5 % of a step.
+    For a frugal shape it is the plan of the least duty among those of at most 1.5 times
+    the fastest step; None unless it halves the duty of the fastest plan, and that is at
+    least 5 %.
 
     Args:
-        job: To be run.
-        kind: Of the hosts.
+        job: The job.
+        kind: Kind of the hosts.
         shape: Devices that the plan must use.
         between: Link between the hosts.
-        collectives: That were measured.
+        collectives: Measured collectives.
     """
     base = _setting(job, kind, shape, between)
     alone = sub_cluster(kind, shape, between, collectives=collectives)
@@ -130,12 +132,12 @@ def price_plan(
 
 
 def _priced(candidate: Candidate, slowed: Sequence[CostModel]) -> PlanPrice:
-    """A strategy's price with links slowed down; the same for all if there are none."""
+    """Price a strategy with links slowed down; one price for all without links."""
     times = [candidate.cost.step_time_s]
     for model in slowed:
         times.append(max(model.cost(candidate.strategy).step_time_s, times[-1]))
     times += times[-1:] * (len(STRETCHES) - len(times))
-    # Where links are slow enough nothing hides them: the slope is their whole traffic.
+    # On links slow enough nothing is hidden: the slope is the whole traffic.
     slope = (times[-1] - times[-2]) / (STRETCHES[-1] - STRETCHES[-2])
     return PlanPrice(
         label=candidate.strategy.label(),
@@ -146,12 +148,12 @@ def _priced(candidate: Candidate, slowed: Sequence[CostModel]) -> PlanPrice:
 
 
 def sequential_step_s(job: JobType, device: DeviceType) -> float:
-    """Seconds of a step on one device that is never full: the yardstick of deadlines.
+    """Seconds of a step on one device that is never full, the unit of deadlines.
 
     Args:
-        job: To be run.
-        device: The reference; its memory is not looked at, so that a job which no
-            single device holds has a yardstick as well.
+        job: The job.
+        device: The reference; its memory is ignored, so that jobs which fit no single
+            device have deadlines as well.
     """
     roomy = device.model_copy(update={"memory_bytes": _ROOMY})
     link = Link(bandwidth_bytes_per_s=1e12, latency_s=0.0, source="unused")
@@ -166,8 +168,8 @@ def sequential_step_s(job: JobType, device: DeviceType) -> float:
 SHIPPED = Path(__file__).parent / "data" / "prices.json.gz"
 
 _VERSION = 1
-#: What prices do not depend on: words, and what fitted constants alone look at, which
-#: these prices are without (:mod:`planner.cost.tiles`).
+#: Fields that prices do not depend on: names, sources, and a field that only fitted
+#: constants use, which these prices are without (:mod:`planner.cost.tiles`).
 _IGNORED = {"name", "source", "processors"}
 
 
@@ -176,21 +178,21 @@ def _key(*parts: Any) -> str:
 
 
 def _numbers(document: DeviceType | Link | None) -> dict[str, Any] | None:
-    """What of a document a price depends on."""
+    """Return the fields of a document that a price depends on."""
     return None if document is None else document.model_dump(exclude=_IGNORED)
 
 
 class PriceBook:
-    """Looks prices up, and works out those that it lacks.
+    """Looks prices up, and computes missing ones.
 
     Args:
-        path: A file to read prices from and to add new ones to, besides those that
-            ship; None keeps new ones in memory alone. A file is good for the version
-            of the cost model that it was made with: delete it when that changes.
-        shipped: Whether to look into what ships.
+        path: File to read prices from and to add new ones to, besides those that ship;
+            None keeps new ones in memory. A file is valid for the version of the cost
+            model that made it: delete it when that changes.
+        shipped: Whether to read the prices that ship.
 
     Raises:
-        PlanFileError: If the file is no price book.
+        PlanFileError: If the file is not a price book.
     """
 
     def __init__(
@@ -217,7 +219,7 @@ class PriceBook:
         between: Link | None,
         collectives: tuple[MeasuredCollective, ...] = (),
     ) -> PlanPrice | None:
-        """As :func:`envs.stream.prices.price_plan`."""
+        """Return the price of :func:`price_plan`."""
         alone = shape.hosts == 1
         key = _key(
             job.fingerprint,
@@ -239,7 +241,7 @@ class PriceBook:
         return PlanPrice(**{**entry, "step_s": tuple(entry["step_s"])})
 
     def sequential_step_s(self, job: JobType, device: DeviceType) -> float:
-        """As :func:`envs.stream.prices.sequential_step_s`."""
+        """Return the seconds of the function :func:`sequential_step_s`."""
         key = _key("sequential", job.fingerprint, _numbers(device))
         if key not in self._entries:
             self._entries[key] = sequential_step_s(job, device)
@@ -247,12 +249,12 @@ class PriceBook:
         return float(self._entries[key])
 
     def graph(self, job: JobType) -> OpGraph:
-        """As :func:`envs.ramp.graphs.model_op_graph`."""
+        """Return the graph of :func:`envs.ramp.graphs.model_op_graph`."""
         key = job.fingerprint
         if key not in self._graphs:
             made = model_op_graph(job.read_graph(), job.name)
             self._graphs[key] = {
-                # Digits that float32 has, and no more to store.
+                # The digits of float32, to store no more.
                 "nodes": [[float(f"{x:.6g}") for x in row] for row in made.nodes],
                 "edges": made.edge_index.tolist(),
             }
@@ -265,10 +267,10 @@ class PriceBook:
         )
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Write what is new to the book's file, or everything to another.
+        """Write new prices to the book's file, or all prices to another.
 
         Args:
-            path: Instead of the book's own.
+            path: File to write instead of the book's own.
         """
         target = self.path if path is None else Path(path)
         if target is None or (path is None and not self._changed):
@@ -279,7 +281,7 @@ class PriceBook:
             "graphs": dict(sorted(self._graphs.items())),
         }
         text = json.dumps(data, separators=(",", ":")).encode()
-        # No time of writing in it: the same prices give the same bytes.
+        # Without a time stamp, so that the same prices give the same bytes.
         zipped = gzip.compress(text, mtime=0)
         write_atomically(target, zipped if target.suffix == ".gz" else text)
         self._changed = False
@@ -294,11 +296,11 @@ def _load(path: Path, changed: int) -> dict[str, Any]:
     except (OSError, ValueError, EOFError) as error:
         raise PlanFileError(
             f"prices {path} cannot be read ({error}); delete the file, prices are "
-            f"worked out again"
+            f"computed again"
         ) from error
     if not isinstance(data, dict) or data.get("version") != _VERSION:
         raise PlanFileError(
             f"prices {path} are not of version {_VERSION}; delete the file, prices are "
-            f"worked out again"
+            f"computed again"
         )
     return data

@@ -145,7 +145,7 @@ def train_stream(
             ),
         )
     made = SavedPolicy(
-        network=_network(config.cases[0], config.network, best.scorer),
+        network=_network(config, best.scorer),
         scorer=best.scorer,
         notes=_notes(config, judged, best.gains),
     )
@@ -153,12 +153,18 @@ def train_stream(
     return made
 
 
-def _network(case: StreamCase, config: PointerConfig, scorer: Scorer) -> PointerNetwork:
+def _network(config: StreamTrainConfig, scorer: Scorer) -> PointerNetwork:
     """Make a pointer network that decides as the scorer does."""
-    env = case.env(observe=True)
-    network = PointerNetwork(
-        env.graphs, env.device_graph, widths_of(env.observation_space), config
-    )
+    env = config.cases[0].env(observe=True)
+    # Encoders keep random weights, which the scorer's zeros make irrelevant.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        network = PointerNetwork(
+            env.graphs,
+            env.device_graph,
+            widths_of(env.observation_space),
+            config.network,
+        )
     network.start_from(scorer)
     return network
 
