@@ -91,7 +91,7 @@ def make_policy(
 
 
 def stream_observes(name: str) -> bool:
-    """Whether a policy reads encoded observations on any cluster."""
+    """Return True if a policy reads encoded observations on any cluster."""
     return name in OBSERVING or name in LEARNED
 
 

@@ -1,4 +1,10 @@
-"""Fewer meshes where there are too many to choose from, spread over all of them."""
+"""Prepare a world for episodes, and price the decisions about it.
+
+The decisions are a mesh and an order of device groups. All else is found by exact
+methods: schedule, microbatch, ZeRO stage and recomputation by closed forms, then cuts
+and recomputation of each stage, then the price by the simulator. Where there are too
+many meshes to choose from, a sample spread over all of them is offered.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +51,7 @@ Fidelity = Literal["simulated", "analytic"]
 
 
 def _shares(many: Index, most: int) -> Index:
-    """How many of each fleet are kept: equal shares, what one leaves goes on. [n]."""
+    """Divide a number among fleets equally; unused shares go to the others. [n]."""
     share = np.zeros(len(many), dtype=np.int64)
     left = most
     while left > 0 and (open_ := np.flatnonzero(share < many)).size:
@@ -58,17 +64,16 @@ def _shares(many: Index, most: int) -> Index:
 
 
 def thinned(choices: Choices, among: Index, most: int) -> Index:
-    """Some choices that stand for many: of every fleet, evenly over its meshes.
+    """Select a number of choices: of every fleet, evenly over its meshes.
 
-    Meshes of a fleet are in the order of their degrees, so that what is kept of them
-    ranges from the shallowest pipeline to the deepest. The same choices always give the
-    same ones.
+    Meshes of a fleet are in the order of their degrees, so that the selection ranges
+    from the shallowest pipeline to the deepest. It is deterministic.
 
     Args:
         choices: All meshes.
-        among: Those to keep some of, ascending. Shape [n].
-        most: How many to keep; with fewer than there are fleets, the first fleets
-            keep one each.
+        among: Choices to select from, ascending. Shape [n].
+        most: Number to select; if there are more fleets, the first fleets keep one
+            each.
     Returns:
         Shape [min(n, most)], ascending.
     """
@@ -84,10 +89,9 @@ def thinned(choices: Choices, among: Index, most: int) -> Index:
 
 
 def with_rows(request: Request, choices: Choices) -> Index:
-    """Choices of which some strategy is legal, ascending. Shape [n].
+    """Return the choices with at least one legal strategy, ascending. Shape [n].
 
-    Of meshes whose degrees divide what they must, the other rules refuse a half or
-    more: they would take the place of what may be chosen.
+    Half or more of the meshes have none, and would take the place of others.
     """
     kept = []
     for number in range(len(choices.fleets)):
@@ -103,7 +107,7 @@ def with_rows(request: Request, choices: Choices) -> Index:
 
 
 def subset(choices: Choices, kept: Index) -> Choices:
-    """Some of the choices, over the same fleets."""
+    """Return some of the choices, over the same fleets."""
     return Choices(
         fleets=choices.fleets, mesh=choices.mesh[kept], fleet=choices.fleet[kept]
     )
@@ -117,11 +121,11 @@ _SETTLED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What an episode's plan is measured against.
+    """Plan that an episode's plan is compared with.
 
     Attributes:
-        name: Of the partitioner that found it, or :data:`PLAIN`.
-        score: What the objective makes small.
+        name: Name of the partitioner that found it, or :data:`PLAIN`.
+        score: Value of the objective; less is better.
         candidate: The strategy and its price; None with closed forms alone.
     """
 
@@ -132,10 +136,10 @@ class Baseline:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Built:
-    """What came of a mesh and an order.
+    """Plan of a mesh and an order.
 
     Attributes:
-        score: What the objective makes small; infinite if nothing fits.
+        score: Value of the objective; infinite if nothing fits.
         row: Degrees and the rest of the strategy's table row, before schedules were
             compared; None if nothing fits by closed forms.
         order: Device id by rank. Shape [devices].
@@ -151,18 +155,18 @@ class Built:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Problem:
-    """A world to decide about.
+    """A world prepared for an episode.
 
     Attributes:
         world: The world.
-        request: The question that it asks.
-        groups: Of its devices.
+        request: Its request.
+        groups: Groups of its devices.
         choices: Meshes that are offered.
-        fits: Which of them have a row that fits under a plain order. Shape [choices].
-        seen: It all in numbers.
-        arranger: Prices arrangements of what fits.
+        fits: True for meshes with a row that fits under a plain order. Shape [choices].
+        seen: Features of the problem.
+        arranger: Prices arrangements of the meshes that fit.
         baseline: The plan to beat.
-        fidelity: Of all prices.
+        fidelity: Fidelity of all prices.
     """
 
     world: World
@@ -176,7 +180,7 @@ class Problem:
     fidelity: Fidelity
 
     def mesh(self, choice: int) -> dict[str, int]:
-        """Degrees of an offered mesh, by axis."""
+        """Return the degrees of an offered mesh, by axis."""
         degrees = self.choices.mesh[choice].tolist()
         return dict(zip(MESH_COLUMNS, degrees, strict=True))
 
@@ -184,7 +188,7 @@ class Problem:
         """Find the best strategy of a mesh on an order of groups.
 
         Args:
-            choice: Which of the offered meshes.
+            choice: Number of an offered mesh.
             sequence: Groups in order, -1 after the last; enough for its devices.
         """
         fleet = self.choices.fleets[self.choices.fleet[choice]]
@@ -194,7 +198,7 @@ class Problem:
         order = self.groups.orders(sequence[None, :], fleet.count)[0]
         if not len(table):
             return Built(score=np.inf, row=None, order=order, candidate=None)
-        # All rows of the mesh: those that do best in a plain order may not fit here.
+        # All rows of the mesh, because the best of a plain order may not fit here.
         local = replace(
             self.arranger,
             layouts=Layouts(
@@ -225,7 +229,7 @@ def _score(request: Request, candidate: Candidate) -> float:
 
 
 def _best(request: Request, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The one to prefer of those that fit; None if there are none."""
+    """Return the best of those that fit; None if there are none."""
     return min(
         (candidate for candidate in candidates if candidate.cost.fits),
         key=lambda candidate: preference(candidate, request.objective),
@@ -234,7 +238,7 @@ def _best(request: Request, candidates: Sequence[Candidate]) -> Candidate | None
 
 
 def _priced_alike(request: Request, candidate: Candidate) -> float:
-    """A candidate by closed forms, as arrangements are; infinite if it does not fit."""
+    """Price a candidate by closed forms; infinite if it does not fit."""
     strategy = candidate.strategy
     order = np.array(strategy.device_ids(), dtype=np.int64)
     table = StrategyTable.from_strategies([strategy])
@@ -261,7 +265,7 @@ def _plain(arranger: Arranger, fidelity: Fidelity) -> Baseline | None:
 def _baseline(
     arranger: Arranger, names: Sequence[str], fidelity: Fidelity
 ) -> Baseline | None:
-    """The best of some; None if none of them finds anything that fits."""
+    """Return the best of some baselines; None if none finds a plan that fits."""
     request = arranger.request
     found = []
     for name in names:
@@ -289,20 +293,20 @@ def open_problem(
     fidelity: Fidelity = "simulated",
     graphs: GraphStore | None = None,
 ) -> Problem:
-    """Read a world, price its meshes under plain orders, find what is to be beaten.
+    """Read a world, price its meshes under plain orders, and find the baseline.
 
     Args:
         world: The world.
-        sizes: Room for it; of more meshes than there is room for, some that stand for
-            all are offered (:func:`envs.partition.problem.thinned`).
+        sizes: Sizes of observations; if there are more meshes, a sample is offered
+            (:func:`thinned`).
         baselines: Names of partitioners, and :data:`PLAIN`.
         fidelity: ``analytic`` prices by closed forms alone.
-        graphs: Where the model's graph is kept.
+        graphs: Store of model graphs.
 
     Raises:
         NoFeasiblePlanError: If no mesh is legal, or none fits in memory.
-        StrategyError: If there is no room for it.
-        UnknownNameError: If a baseline's name is known nowhere.
+        StrategyError: If the world is too large for observations.
+        UnknownNameError: If there is no such baseline.
         MeshwrightError: As :meth:`World.request`.
     """
     request = world.request(graphs)
@@ -343,21 +347,21 @@ def open_problem(
 def _offered(
     request: Request, groups: DeviceGroups, every: Choices, sizes: Sizes
 ) -> tuple[Index, Arranger | None]:
-    """Meshes to choose from, and what prices them; None if none of all fits."""
+    """Return the meshes on offer, and their pricer; None if no mesh at all fits."""
     whole = np.arange(len(every))
     if len(every) > sizes.meshes:
         whole = with_rows(request, every)
     kept = thinned(every, whole, sizes.meshes)
     arranger = open_arranger(request, every, groups, kept)
     if arranger is None and len(kept) < len(whole):
-        # What was left out may be all that fits.
+        # All that fits may be among the meshes left out.
         found = open_arranger(request, every, groups, whole)
         if found is not None:
             kept = thinned(every, np.sort(found.layouts.choice), sizes.meshes)
             arranger = open_arranger(request, every, groups, kept)
     if arranger is None:
         return kept, None
-    # Choices are numbered as they are offered.
+    # The pricer numbers choices as they are offered.
     choice = np.searchsorted(kept, arranger.layouts.choice)
     return kept, replace(arranger, layouts=replace(arranger.layouts, choice=choice))
 
@@ -380,20 +384,20 @@ def _nothing_fits(
     )
 
 
-#: Drawn worlds in a row that may not be taken before that is an error.
+#: Drawn worlds in a row that may be unsuitable before that is an error.
 _ATTEMPTS = 100
-#: Problems that are kept, as making one ready takes longer than an episode.
+#: Problems that are kept, because preparing one takes longer than an episode.
 _KEPT = 256
 
 
 class ProblemStore:
-    """Draws worlds and makes them ready; several environments may share one.
+    """Draws worlds and prepares them; several environments may share one.
 
     Args:
         worlds: A sampler to draw from, or some worlds.
-        sizes: Room for each of them.
-        baselines: As for :func:`envs.partition.problem.open_problem`.
-        fidelity: Likewise.
+        sizes: Sizes of observations.
+        baselines: As for :func:`open_problem`.
+        fidelity: As for :func:`open_problem`.
         pool: Worlds of a sampler that are drawn from.
 
     Raises:
@@ -420,12 +424,12 @@ class ProblemStore:
         self._refused: dict[int, str] = {}
 
     def draw(self, rng: np.random.Generator) -> Problem:
-        """A world at random; those of a sampler that cannot be taken are passed over.
+        """Draw a world; unsuitable worlds of a sampler are skipped.
 
         Raises:
             NoFeasiblePlanError: If no mesh of a given world fits.
-            StrategyError: If there is no room for a given world, or if none of many
-                that are drawn can be taken.
+            StrategyError: If a given world is too large, or if none of many that are
+                drawn is suitable.
         """
         if not isinstance(self.worlds, WorldSampler):
             return self.open(self.worlds[int(rng.integers(len(self.worlds)))])
@@ -446,10 +450,10 @@ class ProblemStore:
         )
 
     def open(self, world: World) -> Problem:
-        """Make a world ready, or find it as it was made ready before.
+        """Prepare a world, or find it prepared.
 
         Raises:
-            MeshwrightError: As :func:`envs.partition.problem.open_problem`.
+            MeshwrightError: As :func:`open_problem`.
         """
         key = world.to_json()
         if key not in self._ready:
