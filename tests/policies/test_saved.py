@@ -91,7 +91,7 @@ def test_damaged_weights_are_refused(env: RampVecEnv, folder: Path) -> None:
     other = json.loads(text)
     other["observation"]["offsets"] = [1.0]
     config.write_text(json.dumps(other))
-    with pytest.raises(StrategyError, match="observes at"):
+    with pytest.raises(StrategyError, match="has observation="):
         load()
     config.write_text(text)
     weights.write_bytes(data[:100])

@@ -120,7 +120,7 @@ def test_weights_of_another_feature_version(tmp_path: Path) -> None:
     described["feature_version"] = 0
     file.write_text(json.dumps(described))
     request = make_request(tiny_graph(), Cluster.parse("dgx-a100:1"), global_batch=16)
-    with pytest.raises(StrategyError, match="train the network again"):
+    with pytest.raises(StrategyError, match="train the policy again"):
         LearnedPartitioner(tmp_path).search(request)
 
 

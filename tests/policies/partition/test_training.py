@@ -196,7 +196,7 @@ def test_weights_of_another_feature_version_do_not_begin(
     described = json.loads((old / "config.json").read_text())
     described["feature_version"] += 1
     (old / "config.json").write_text(json.dumps(described))
-    with pytest.raises(StrategyError, match=r"feature_version=.* train the network"):
+    with pytest.raises(StrategyError, match=r"feature_version=.* train the policy"):
         train_partition(replace(config, start=str(old)), tmp_path / "run")
 
 
