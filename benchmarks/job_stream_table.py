@@ -92,8 +92,8 @@ def check_seeds(text: str) -> range:
     """Read seeds written ``FIRST:COUNT``.
 
     Raises:
-        StrategyError: If they are written otherwise, there are fewer than two, or a seed
-            is one that policies are trained or chosen on.
+        StrategyError: If they are written otherwise, there are fewer than two, or one
+            is a seed that policies are trained or chosen on.
     """
     first, _, count = text.partition(":")
     if not (first.isdigit() and count.isdigit() and int(count) >= 2):
