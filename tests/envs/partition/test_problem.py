@@ -1,4 +1,4 @@
-"""Which meshes stand for all where there are too many."""
+"""The sample of meshes that is offered where there are too many."""
 
 from __future__ import annotations
 

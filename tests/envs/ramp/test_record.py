@@ -1,4 +1,4 @@
-"""What is kept of a replay is what the reference world comes to."""
+"""Records of a replay agree with the reference world."""
 
 from __future__ import annotations
 

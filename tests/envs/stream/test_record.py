@@ -1,4 +1,4 @@
-"""What is kept of an episode is what happened in it."""
+"""Records of an episode agree with its events."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def site_world(devices: int = 5, **changes: Any) -> World:
 
 
 def example_of(world: World, seed: int = 0) -> Example:
-    """What there is to learn of a world."""
+    """The training example of a world."""
     example = prepare_example(world, np.random.default_rng(seed))
     assert example is not None
     return example

@@ -1,4 +1,4 @@
-"""What follows what the network proposed: neighbours, and what has memory to spare."""
+"""Steps after the network's proposals: neighbours, and plans with memory to spare."""
 
 from __future__ import annotations
 

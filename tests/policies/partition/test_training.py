@@ -90,7 +90,7 @@ def test_a_run_leaves_weights_and_what_they_were_made_from(
 
 
 class _Killed(Exception):
-    """As if the process had been killed."""
+    """Stands for the process being killed."""
 
 
 def test_a_run_that_is_killed_comes_to_the_same_weights(

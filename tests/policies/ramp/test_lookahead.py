@@ -232,7 +232,7 @@ def test_a_scorer_decides_in_rollouts(jobs: RampJobs) -> None:
 
 
 def state_next(env: RampReplayEnv, name: str) -> Any:
-    """What the next job will be, which no policy could know."""
+    """The true future, which no policy could know."""
     arrivals = env.session.episodes.arrivals
     position = int(arrivals.position[0]) + 1
     return np.array([[getattr(arrivals, name)[0, position]]])

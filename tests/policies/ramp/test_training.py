@@ -68,7 +68,7 @@ def _jobs_of_the_tests(jobs: RampJobs, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Killed(Exception):
-    """As if the process had been killed."""
+    """Stands for the process being killed."""
 
 
 def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
