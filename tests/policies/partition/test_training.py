@@ -145,6 +145,28 @@ def test_a_run_begins_with_weights(
     assert train_partition(wide, tmp_path / "wide").network.config.width == 8
 
 
+def test_runs_that_call_their_examples_lessons_go_on(
+    config: PartitionTrainConfig,
+    trained: tuple[Path, SavedNetwork, list[WatchedStep]],
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    text = (trained[0] / "config.json").read_text()
+    for new, old in (
+        ("first_examples", "first_lessons"),
+        ("examples", "lessons"),
+        ("example_every", "lesson_every"),
+    ):
+        assert f'"{new}"' in text
+        text = text.replace(f'"{new}"', f'"{old}"')
+    (run / "config.json").write_text(text)
+    state = torch.load(trained[0] / "checkpoint.pt", weights_only=True)
+    state["lessons"] = state.pop("examples")
+    torch.save(state, run / "checkpoint.pt")
+    assert train_partition(config, run).checkpoint == trained[1].checkpoint
+
+
 def test_minutes_end_a_run(config: PartitionTrainConfig, tmp_path: Path) -> None:
     short = replace(config, minutes=1e-6)
     seen: list[WatchedStep] = []
