@@ -36,7 +36,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.job_stream_replay import PLANNERS, replay_trace, write_decisions
-from envs.ramp.profiles import MODELS
+from envs.ramp.jobs import MODELS
 from planner.errors import MeshwrightError, StrategyError
 from policies.baselines import BASELINES
 
@@ -44,8 +44,8 @@ __all__ = ["main"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 
-#: Of the whole table and of the quick one: seeds, horizon (s), loads, and how many of
-#: the seeds are replayed at each load.
+#: Settings of the whole table and of the quick one: seeds, horizon (s), loads, and how
+#: many of the seeds are replayed at each load.
 _FULL = ("9000:12", 1e6, (0.5, 0.75, 1.0, 1.25, 1.5), 6)
 _QUICK = ("9000:3", 5e5, (0.5, 1.0, 1.5), 2)
 

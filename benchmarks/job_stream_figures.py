@@ -33,18 +33,18 @@ _AWAY = "#d9d9d9"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadStudy:
-    """Which loads are replayed.
+    """Replays at several loads.
 
     Attributes:
         loads: Arrivals over the laws' own in the same time.
-        seeds: Of the traces at each.
+        seeds: Seeds of the traces at each load.
     """
 
     loads: tuple[float, ...]
     seeds: range
 
     def tasks(self, work: Work) -> list[Task]:
-        """What has to be run; the best constants are chosen for it."""
+        """List the episodes to replay; chooses the best constants first."""
         return [
             task
             for load in self.loads
@@ -53,7 +53,7 @@ class LoadStudy:
         ]
 
     def compare(self, work: Work) -> dict[float, tuple[Comparison, ...]]:
-        """By load, after the tasks have been run."""
+        """Compare policies at each load, after the tasks have been run."""
         return {
             load: tuple(
                 one

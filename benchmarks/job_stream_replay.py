@@ -13,11 +13,11 @@ import numpy as np
 from tqdm import tqdm
 
 from envs.ramp.arrivals import ArrivalLaw, get_law
-from envs.ramp.profiles import MODELS
+from envs.ramp.jobs import MODELS
 from envs.ramp.replay_env import RampReplayEnv
 from planner.errors import StrategyError, UnknownNameError
 from policies.baselines import BASELINES, Policy, make_baseline
-from policies.ramp.by_name import OBSERVING, POLICIES, make_policy
+from policies.by_name import OBSERVING, POLICIES, make_policy
 
 __all__ = [
     "PLANNERS",
@@ -44,7 +44,7 @@ class Decision:
         model: Its name.
         beta: Its deadline.
         degree: The action taken; 0 turned it away.
-        outcome: What became of it: placed, refused, no_room or late.
+        outcome: One of placed, refused, no_room and late.
     """
 
     arrival_s: float
@@ -85,12 +85,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """How to make a policy that needs more than ``job`` and ``job_graph``.
+    """Factory of a policy that needs more than ``job`` and ``job_graph``.
 
     Attributes:
-        make: From the environment that it decides for, its seed, and the law if it is
-            told.
-        observe: Whether it reads encoded observations.
+        make: Takes the environment to decide in, a seed, and the law if it is known.
+        observe: Whether the policy reads encoded observations.
     """
 
     make: Callable[[RampReplayEnv, int, Told | None], Policy]
@@ -98,7 +97,7 @@ class Planner:
 
 
 def scaled_law(name: str, load: float = 1.0) -> ArrivalLaw:
-    """One of LAWS with arrivals closer together or farther apart.
+    """Return one of LAWS with its rate of arrivals scaled.
 
     Raises:
         UnknownNameError: If there is no such law.
@@ -217,9 +216,9 @@ def replay_law(
     Args:
         policy: As for :func:`replay_trace`.
         law: A name of LAWS.
-        seed: Of the trace; the policy's own is another.
+        seed: Seed of the trace; the policy has another.
         load: Arrivals over the law's own in the same time.
-        told: Whether the law is told to policies that draw futures.
+        told: Whether policies that draw futures know the law.
         horizon_s: When the episode ends.
 
     Raises:

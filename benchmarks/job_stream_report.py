@@ -55,14 +55,14 @@ def _cells(one: Comparison) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the replays came to.
+    """Results of the replays.
 
     Attributes:
-        seeds: Of the traces of each law.
-        horizon_s: When episodes ended.
-        compared: Of all laws.
-        loads: By load, those of the study of loads.
-        load_seeds: Of the traces of each law and load.
+        seeds: Seeds of the traces of each law.
+        horizon_s: End of the episodes.
+        compared: Comparisons on all laws.
+        loads: Comparisons at each load.
+        load_seeds: Seeds of the traces of each law and load.
     """
 
     seeds: range
@@ -72,7 +72,7 @@ class Report:
     loads: dict[float, tuple[Comparison, ...]]
 
     def text(self) -> str:
-        """For a terminal."""
+        """Format the results for a terminal."""
         parts = [self._about()]
         for law, lines in self._tables().items():
             parts.append(f"law {law}\n{aligned(lines)}")
@@ -155,12 +155,12 @@ def make_report(
     """Replay everything, and write results and figures.
 
     Args:
-        seeds: Of the traces of each law.
-        horizon_s: When episodes end.
+        seeds: Seeds of the traces of each law.
+        horizon_s: End of the episodes.
         loads: Arrivals over the laws' own in the same time.
-        load_seeds: Of the traces at each load.
+        load_seeds: Seeds of the traces at each load.
         out: Folder; results/ and figures/ are made in it.
-        processes: To run; as many as there are cores by default.
+        processes: Number of processes; by default that of the cores.
         kept: File of episodes; see Work.
     """
     work = Work(horizon_s, processes, kept)

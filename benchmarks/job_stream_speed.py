@@ -20,7 +20,7 @@ import numpy as np
 
 from envs.ramp.arrivals import LAWS
 from envs.ramp.features import empty_candidates, encode
-from envs.ramp.profiles import MODELS, read_jobs
+from envs.ramp.jobs import MODELS, read_jobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.vector import RampVecEnv
 from envs.ramp.world import RampWorld
@@ -38,9 +38,9 @@ class Rate:
     """One line of the table.
 
     Attributes:
-        name: What decided.
+        name: Name of the policy and environment.
         per_s: Decisions a second of processor time.
-        target_per_s: What is asked for; None if nothing is.
+        target_per_s: Goal; None if there is none.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Rate:
 
 
 def _world() -> Rate:
-    """Para_min in the reference world, step times worked out anew."""
+    """Para_min in the reference world, without cached step times."""
     jobs, worst = read_jobs(), np.inf
     degrees = np.array(jobs.degrees)
     for law in LAWS:

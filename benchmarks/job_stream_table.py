@@ -40,9 +40,9 @@ class Row:
     """A line of the table.
 
     Attributes:
-        label: What it is called.
-        policy: Name to replay by; of best constants that of the one chosen.
-        told: Whether it is told the law.
+        label: Name in the table.
+        policy: Name of the policy; for the best constant, of the one chosen.
+        told: Whether it knows the law.
     """
 
     label: str
@@ -55,7 +55,7 @@ class Estimate:
     """A mean over seeds.
 
     Attributes:
-        mean: Of the seeds.
+        mean: Mean over the seeds.
         half: Half the width of its 95 % interval, by Student's t.
     """
 
@@ -89,11 +89,11 @@ class Comparison:
 
 
 def check_seeds(text: str) -> range:
-    """Seeds from ``FIRST:COUNT``.
+    """Read seeds written ``FIRST:COUNT``.
 
     Raises:
-        StrategyError: If it is not that, there are fewer than two, or a seed is one
-            that policies are trained or chosen on.
+        StrategyError: If they are written otherwise, there are fewer than two, or one
+            is a seed that policies are trained or chosen on.
     """
     first, _, count = text.partition(":")
     if not (first.isdigit() and count.isdigit() and int(count) >= 2):
@@ -137,7 +137,7 @@ def rows_of(best: str) -> list[Row]:
 
 
 def missing() -> list[str]:
-    """Policies of the table that are not installed."""
+    """Return the policies of the table that are not installed."""
     there = _installed()
     return [name for name in _LEARNED if name not in there]
 
@@ -145,10 +145,10 @@ def missing() -> list[str]:
 def _installed() -> list[str]:
     known = [name for name in _LEARNED if name in PLANNERS]
     if known:
-        # Takes seconds, and tells where the weights are.
+        # Imported here because it takes seconds.
         from policies.saved import shipped_folder
 
-        if not (shipped_folder() / "config.json").is_file():
+        if not (shipped_folder("job_stream") / "config.json").is_file():
             return []
     return known
 
@@ -156,14 +156,14 @@ def _installed() -> list[str]:
 def tasks_of(
     rows: Sequence[Row], law: str, seeds: range, load: float = 1.0
 ) -> list[Task]:
-    """What has to be run for rows of a law's table."""
+    """List the episodes to replay for rows of a law's table."""
     return [_task(row, law, seed, load) for row in rows for seed in seeds]
 
 
 def compare(
     work: Work, rows: Sequence[Row], law: str, seeds: range, load: float = 1.0
 ) -> list[Comparison]:
-    """Policies on one law, whose tasks and the best constant's have been run."""
+    """Compare policies on one law, after their tasks have been run."""
 
     def rates(row: Row) -> NDArray[np.float64]:
         found = (_task(row, law, seed, load) for seed in seeds)

@@ -1,4 +1,4 @@
-"""Episodes of the job stream replayed on all cores, each of them once."""
+"""Replay episodes of the job stream on all cores, each of them once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.job_stream_replay import replay_law, scaled_law
-from envs.ramp.profiles import read_jobs
-from envs.ramp.tables import ramp_tables
+from envs.ramp.jobs import ramp_tables, read_jobs
 from planner.errors import StrategyError
 from policies.baselines import best_constant
 
 __all__ = ["BETA_BINS", "CHOSEN_ON", "Episode", "Task", "Work", "degrees"]
 
-#: Seeds that the best constants are chosen on; never those that are reported.
+#: Seeds that the best constants are chosen on, apart from those of reports.
 CHOSEN_ON = range(5000, 5012)
-#: Names of policies that a decision costs little.
+#: Prefixes of names of fast policies.
 _CHEAP = ("para_", "min_", "constant_", "random")
 #: Edges of the bins of beta that degrees are counted in.
 BETA_BINS: NDArray[np.float64] = np.linspace(0.1, 1.0, 10)
@@ -44,10 +43,10 @@ class Task:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Episode:
-    """What came of a task.
+    """Result of a task.
 
     Attributes:
-        summary: As ReplayResult has it.
+        summary: Summary of the ReplayResult.
         ms_per_decision: Wall time of the policy.
         chosen: Decisions by bin of beta and action. Shape [bins, actions].
     """
@@ -79,7 +78,7 @@ def _episode(task: Task, horizon_s: float) -> Episode:
 
 
 def degrees() -> list[int]:
-    """Of the benchmark's cluster."""
+    """Return the degrees of the benchmark's cluster."""
     return list(read_jobs().degrees)
 
 
@@ -95,13 +94,13 @@ class Work:
     """Replays episodes on all cores, each of them once.
 
     Args:
-        horizon_s: When episodes end.
-        processes: To run, 1 is this one; as many as there are cores by default.
-        kept: File that each episode is added to when it is done, and that those done
-            before are read from: a run that was killed goes on where it stopped.
+        horizon_s: End of the episodes.
+        processes: Number of processes, 1 for this one; by default that of the cores.
+        kept: File to which finished episodes are added, and from which they are read to
+            resume a run.
 
     Raises:
-        StrategyError: If a number is not positive, or the file is something else.
+        StrategyError: If a number is not positive, or the file is not of this kind.
     """
 
     def __init__(
@@ -124,16 +123,16 @@ class Work:
         self._best: dict[tuple[str, float], str] = {}
 
     def best(self, law: str, load: float = 1.0) -> str:
-        """The constant that blocks least on the seeds of CHOSEN_ON."""
+        """Find the constant that blocks least on the seeds of CHOSEN_ON."""
         key = (law, load)
         if key not in self._best:
             self._best[key] = _best(law, load, self.horizon_s)
         return self._best[key]
 
     def run(self, tasks: Iterable[Task], name: str) -> None:
-        """Replay those that have not been, with a progress bar."""
+        """Replay the tasks that have not been, with a progress bar."""
         todo = [task for task in dict.fromkeys(tasks) if task not in self._done]
-        # The dear ones first, so that no core is left with one at the end.
+        # Slow ones first, so that no core is left with one at the end.
         todo.sort(key=lambda task: task.policy.startswith(_CHEAP))
         call = partial(_episode, horizon_s=self.horizon_s)
         bar = tqdm(total=len(todo), desc=name, disable=None)
@@ -165,12 +164,12 @@ class Work:
             stream.write(json.dumps(row) + "\n")
 
     def __getitem__(self, task: Task) -> Episode:
-        """Of a task that was run."""
+        """Return the result of a task that was run."""
         return self._done[task]
 
 
 def _read(kept: Path, horizon_s: float) -> dict[Task, Episode]:
-    """Episodes of a file with the same horizon."""
+    """Read the episodes of a file with the same horizon."""
     found = {}
     lines = kept.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):

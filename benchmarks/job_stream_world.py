@@ -1,11 +1,11 @@
-"""Policies of the job stream on any cluster: what each blocks, on the same arrivals.
+"""Compare policies of the job stream on any cluster, on the same arrivals.
 
     python -m benchmarks.job_stream_world [--quick] [--waiting 8] [--out FOLDER]
 
-Four worlds: the training's own cluster and jobs; jobs that no training has seen; a
-cluster of a shape that none has seen; and both. Loads from 0.5 to 1.5 of what the
-cluster can do. Seeds are of no training or validation. Every policy that plans ahead is
-told nothing of the law. With ``--waiting`` jobs may wait, as they do on real clusters.
+Four worlds: cluster and jobs of the training; unseen jobs; an unseen cluster; and both.
+Loads are 0.5 to 1.5 of the cluster's capacity. Seeds are those of no training or
+validation. Policies that plan ahead do not know the law. With ``--waiting`` jobs may
+wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scipy import stats
 from tqdm import tqdm
 
 from benchmarks.tables import cpu_name, report_name
-from policies.stream.by_name import make_stream_policy, stream_observes
+from policies.by_name import make_stream_policy, stream_observes
 from policies.stream.evaluation import StreamCase, play_stream
 from policies.stream.worlds import HELD_OUT, TRAINED_ON, StreamWorld
 
@@ -125,18 +125,18 @@ def job_stream_world(
     workers: int = 1,
     watch: Callable[[Cell], None] = lambda _: None,
 ) -> list[Cell]:
-    """Every policy in every world at every load, on the same arrivals.
+    """Play every policy in every world at every load, on the same arrivals.
 
     Args:
-        seeds: Of the arrivals.
-        intervals: Mean times between arrivals that an episode lasts.
+        seeds: Seeds of the arrivals.
+        intervals: Length of an episode in mean times between arrivals.
         policies: Names.
         worlds: Names.
         loads: Work offered over what the cluster can do.
-        waiting: Jobs that may wait.
-        folder: Of weights; those that ship by default.
-        workers: Processes.
-        watch: Told of each cell.
+        waiting: Places in the queue.
+        folder: Folder of weights; by default those that ship.
+        workers: Number of processes.
+        watch: Called after each cell.
     """
     tasks = [
         _Task(
@@ -276,7 +276,7 @@ def main() -> None:
 
 
 def _about(given: argparse.Namespace) -> str:
-    """What the file's reader must know."""
+    """Return the heading of the file: machine, seeds and settings."""
     today = datetime.date.today().isoformat()
     last = _FIRST_SEED + given.seeds - 1
     waiting = f"up to {given.waiting} jobs wait" if given.waiting else "no job waits"

@@ -1,6 +1,6 @@
 """Gymnasium worlds over the cost model. May import planner, never policies.
 
-Importing this package makes its environments known to ``gymnasium.make``, if gymnasium
+Importing this package registers its environments with ``gymnasium.make``, if gymnasium
 is installed; ``gymnasium.make("envs:meshwright/RampReplay-v0")`` imports it itself.
 """
 

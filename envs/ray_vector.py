@@ -28,14 +28,14 @@ _CLOSE_S = 5.0
 
 
 class _Worker:
-    """What an actor does: it holds a VecEnv, and does as it is told."""
+    """An actor that holds a VecEnv and calls its methods."""
 
     _env: VecEnv
 
     def make(self, factory: Factory) -> tuple[int, Any, Any]:
-        """Make the environment, and tell its rows and spaces.
+        """Make the environment; return its number of rows and its spaces.
 
-        Not in the constructor: Ray says less of what goes wrong there.
+        Not in the constructor, where Ray reports errors in less detail.
         """
         made = factory()
         if isinstance(made, VecEnv):
@@ -53,7 +53,7 @@ class _Worker:
     def reset(
         self, seed: int | None, options: list[dict[str, Any]]
     ) -> tuple[Any, list[dict[str, Any]]]:
-        """Observations and infos of rows that begin anew."""
+        """Reset all rows; return observations and infos."""
         if seed is not None:
             self._env.seed(seed)
         self._env.set_options(options)
@@ -61,17 +61,17 @@ class _Worker:
         return obs, self._env.reset_infos
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, Floats, Flags, Any, Any]:
-        """One step of all rows, and the infos of the last resets."""
+        """Step all rows; return the infos of the last resets, too."""
         obs, rewards, dones, infos = self._env.step(actions)
         return obs, rewards, dones, infos, self._env.reset_infos
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Any other method of the VecEnv."""
+        """Call any other method of the VecEnv."""
         return getattr(self._env, method)(*args, **kwargs)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Observations of workers, one behind the other."""
+    """Concatenate observations of workers."""
     if isinstance(parts[0], Mapping):
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
     if isinstance(parts[0], tuple):
@@ -83,7 +83,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
     """A VecEnv whose rows live in Ray actors, and step at the same time.
 
     The rows are those of the first worker, then those of the second, and so on; with
-    one seed they go as those of a single VecEnv with as many rows would. An error in a
+    the same seed they equal those of a single VecEnv with as many rows. An error in a
     worker stops all of them.
 
     Ray is started on this machine if it does not run yet, and then stopped by
@@ -92,10 +92,10 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
     import.
 
     Args:
-        factories: One for each worker; what cloudpickle can pickle.
-        address: Of a running Ray cluster, ``"auto"`` for the one of this machine.
-        cpus_per_worker: That Ray sets aside for each.
-        start_timeout_s: How long workers may take to make their environments.
+        factories: One for each worker; cloudpickle must be able to pickle it.
+        address: Address of a running Ray cluster, ``"auto"`` for this machine's.
+        cpus_per_worker: CPUs that Ray reserves for each worker.
+        start_timeout_s: Limit of the time to make the environments.
 
     Raises:
         StrategyError: If there are no factories, the cluster has too few CPUs, or the
@@ -156,7 +156,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
                 )
 
     def reset(self) -> Any:
-        """Begin all rows anew, by the seeds if there are new ones."""
+        """Reset all rows, with new seeds if there are any."""
         refs = []
         for actor, begin, end in self._each():
             options = [dict(self._options[row]) for row in range(begin, end)]
@@ -168,14 +168,14 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         return _joined([obs for obs, _ in found])
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Set all workers to their part of a step."""
+        """Start a step in all workers."""
         self._pending = [
             actor.step.remote(np.asarray(actions)[begin:end])
             for actor, begin, end in self._each()
         ]
 
     def step_wait(self) -> tuple[Any, Floats, Flags, list[dict[str, Any]]]:
-        """What has come of it: observations, rewards, dones and infos.
+        """Wait for the step; return observations, rewards, dones and infos.
 
         Raises:
             ExecutionError: If a worker failed; the others are stopped.
@@ -190,15 +190,15 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         return _joined(obs), np.concatenate(rewards), np.concatenate(dones), told
 
     def close(self) -> None:
-        """Close the environments, and stop the actors and the Ray that was started."""
+        """Close the environments; stop the actors, and Ray if it was started here."""
         self._stop(graceful=True)
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute of each row asked for; it must be one that can be pickled."""
+        """Return an attribute of some rows; it must be possible to pickle it."""
         return self._ask("get_attr", indices, attr_name)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether all rows have an attribute, also one that cannot be pickled."""
+        """Return True if all rows have an attribute."""
         return all(
             self._get(
                 [a.call.remote("has_attr", attr_name) for a, _, _ in self._each()]
@@ -206,7 +206,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         )
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set an attribute of each row asked for."""
+        """Set an attribute of some rows."""
         self._ask("set_attr", indices, attr_name, value)
 
     def env_method(
@@ -216,7 +216,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         indices: Indices = None,
         **method_kwargs: Any,
     ) -> list[Any]:
-        """Call a method of each row asked for."""
+        """Call a method of some rows."""
         return self._ask(
             "env_method", indices, method_name, *method_args, **method_kwargs
         )
@@ -226,18 +226,18 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
         indices: Indices = None,
     ) -> list[bool]:
-        """Whether each row asked for is wrapped in a class."""
+        """Return for some rows whether they are wrapped in a class."""
         return self._ask("env_is_wrapped", indices, wrapper_class)
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """Of each row, where it can be rendered."""
+        """Return the image of each row that can be rendered."""
         parts = self._get(
             [actor.call.remote("get_images") for actor, _, _ in self._each()]
         )
         return [image for part in parts for image in part]
 
     def _each(self) -> Iterable[tuple[Any, int, int]]:
-        """Actors with the rows that each has."""
+        """Return the actors with their ranges of rows."""
         if not self._actors:
             raise ExecutionError("the workers have been stopped; make a new RayVecEnv")
         return zip(self._actors, self._begins, self._begins[1:], strict=False)
@@ -245,7 +245,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
     def _ask(
         self, method: str, indices: Indices, *args: Any, **kwargs: Any
     ) -> list[Any]:
-        """Ask the workers of some rows, and answer in the order of the rows."""
+        """Call a method in the workers of some rows; answer in their order."""
         rows = [range(self.num_envs)[row] for row in self._get_indices(indices)]
         refs, places = [], []
         for actor, begin, end in self._each():
@@ -263,13 +263,13 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         return answers
 
     def _get(self, refs: list[Any], timeout_s: float | None = None) -> list[Any]:
-        """Answers of workers; stops them all if one fails."""
+        """Wait for the answers of workers; stop all workers if one fails."""
         try:
             found: list[Any] = ray.get(refs, timeout=timeout_s)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, AttributeError):
-                # Asked for what rows do not have: no worker is the worse for it.
+                # A missing attribute does not harm a worker.
                 raise AttributeError(str(cause)) from error  # noqa: TRY004
             said = self._failure(refs, timeout_s)
             self._stop(graceful=False)
@@ -277,7 +277,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         return found
 
     def _failure(self, refs: Sequence[Any], timeout_s: float | None) -> str:
-        """Which worker has failed and why, in a line."""
+        """Describe in a line the worker that has failed."""
         for index, ref in enumerate(refs):
             ended, _ = ray.wait([ref], timeout=0)
             if not ended:
@@ -310,7 +310,7 @@ class RayVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
 
 
 def _start(address: str | None, cpus: float) -> None:
-    """Start Ray, or join it."""
+    """Start Ray, or join a running cluster."""
     quiet = {"log_to_driver": False, "logging_level": "warning"}
     if address is not None:
         try:
@@ -321,7 +321,7 @@ def _start(address: str | None, cpus: float) -> None:
                 f"'ray start --head', or leave the address out"
             ) from error
         return
-    # One that is only for this process reports to nobody.
+    # A cluster for this process alone sends no usage reports.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cores = max(os.cpu_count() or 1, int(np.ceil(cpus)))
     ray.init(num_cpus=cores, include_dashboard=False, **quiet)

@@ -15,7 +15,7 @@ from typing import Any
 
 from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
-from policies.stream.by_name import make_stream_policy
+from policies.by_name import make_stream_policy
 
 POLICIES = ("min_feasible", "learned")
 

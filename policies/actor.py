@@ -1,52 +1,96 @@
-"""The pointer network as an actor and critic of stable-baselines3."""
+"""Networks that point at candidates, as actors and critics of stable-baselines3."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 from envs.ramp.graphs import OpGraph
 from planner.errors import StrategyError
-from policies.pointer import PointerConfig, PointerNetwork, Widths
+from policies.pointer import PointerConfig, PointerNetwork, widths_of
 
-__all__ = ["PointerPolicy", "widths_of"]
-
-_PARTS = ("job_graph", "job", "devices", "candidates", "candidate_devices", "history")
+__all__ = ["PPOSettings", "PointerPolicy", "PointingPolicy", "make_ppo"]
 
 
-def widths_of(space: spaces.Space[Any]) -> Widths:
-    """Of an environment's observations.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOSettings:
+    """Settings of PPO that all worlds have; each world has its own defaults.
 
-    Raises:
-        StrategyError: If they are not those of a job stream.
+    Attributes:
+        num_envs: Episodes side by side.
+        n_steps: Decisions of each between updates.
+        batch_size: Decisions of one step of the optimizer.
+        n_epochs: Passes of an update over its decisions.
+        learning_rate: Learning rate of the optimizer.
+        gamma: Discount of later rewards.
+        gae_lambda: Decay of the advantage estimates.
+        clip_range: Limit of the ratio of new to old probabilities.
+        ent_coef: Weight of the entropy.
     """
-    if not isinstance(space, spaces.Dict) or not set(_PARTS) <= set(space.spaces):
-        raise StrategyError(
-            f"observations of a job stream have {', '.join(_PARTS)}; these are {space} "
-            f"(an environment made with observe=False leaves most of them out)"
-        )
-    sizes = {name: (space[name].shape or (0,))[-1] for name in _PARTS}
-    return Widths(
-        job=sizes["job"],
-        devices=sizes["devices"],
-        candidates=sizes["candidates"],
-        history=sizes["history"],
-    )
+
+    num_envs: int
+    n_steps: int
+    batch_size: int
+    n_epochs: int
+    learning_rate: float
+    gamma: float
+    gae_lambda: float
+    clip_range: float
+    ent_coef: float
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "n_steps", "batch_size", "n_epochs"):
+            if getattr(self, name) < 1:
+                raise StrategyError(
+                    f"{name}={getattr(self, name)} of training; it is at least 1"
+                )
+        if not 0.0 < self.learning_rate < math.inf:
+            raise StrategyError(
+                f"learning_rate={self.learning_rate}; give a positive number"
+            )
+
+
+def make_ppo(
+    policy: type[PointingPolicy],
+    env: Any,
+    settings: PPOSettings,
+    network: Mapping[str, Any],
+    **more: Any,
+) -> MaskablePPO:
+    """Make a trainer.
+
+    Args:
+        policy: Actor and critic.
+        env: Episodes side by side.
+        settings: Settings of PPO.
+        network: Arguments of the policy's network.
+        **more: Further arguments of MaskablePPO; they override the settings.
+    """
+    given = {
+        one.name: getattr(settings, one.name)
+        for one in fields(PPOSettings)
+        if one.name != "num_envs"
+    }
+    kwargs = {"features_extractor_kwargs": dict(network)}
+    return MaskablePPO(policy, env, device="cpu", policy_kwargs=kwargs, **given | more)
 
 
 class _PointerFeatures(BaseFeaturesExtractor):  # type: ignore[misc]  # of an extra
-    """All of the network: stable-baselines3's own layers behind it do nothing.
+    """The whole network: stable-baselines3's own layers behind it do nothing.
 
     Args:
-        observation_space: Of the environment.
+        observation_space: Observations of the environment.
         graphs: Op graph of every job.
         device_edges: Neighbours among the devices. Shape [2, edges].
         config: Sizes of the network.
@@ -66,12 +110,12 @@ class _PointerFeatures(BaseFeaturesExtractor):  # type: ignore[misc]  # of an ex
         )
 
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """Logits, then features of the state. Shape [b, actions + hidden]."""
+        """Return logits, then features of the state. Shape [b, actions + hidden]."""
         return torch.cat(self.network(observations), dim=1)
 
 
 class _Parted(nn.Module):
-    """Takes logits and features of the state apart again."""
+    """Separates logits from features of the state."""
 
     def __init__(self, choices: int, hidden: int) -> None:
         super().__init__()
@@ -87,34 +131,44 @@ class _Parted(nn.Module):
         return features[:, self.latent_dim_pi :]
 
 
-class PointerPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]  # of an extra
-    """For sb3-contrib's MaskablePPO.
+class PointingPolicy(MaskableActorCriticPolicy):  # type: ignore[misc]  # of an extra
+    """Actor and critic of sb3-contrib's MaskablePPO around a network that points.
+
+    ``extractor`` has the attributes ``network`` and ``choices``, the number of actions,
+    and returns logits followed by features of the state.
+    """
+
+    extractor: ClassVar[type[BaseFeaturesExtractor]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["features_extractor_class"] = self.extractor
+        # Initial weights are the network's own.
+        kwargs["ortho_init"] = False
+        super().__init__(*args, **kwargs)
+
+    @property
+    def network(self) -> Any:
+        """The network, whose weights are all that the actor has."""
+        return self.features_extractor.network
+
+    def _build_mlp_extractor(self) -> None:
+        extractor = self.features_extractor
+        self.mlp_extractor = _Parted(extractor.choices, extractor.network.config.hidden)
+
+    def _build(self, lr_schedule: Any) -> None:
+        super()._build(lr_schedule)
+        self.action_net = nn.Identity()
+        # The first optimizer also has the layer that was just replaced.
+        self.optimizer = self.optimizer_class(
+            self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs
+        )
+
+
+class PointerPolicy(PointingPolicy):
+    """The pointer network of the job stream.
 
     Takes of ``policy_kwargs`` the ``features_extractor_kwargs`` graphs, device_edges
     and config; see :class:`policies.pointer.PointerNetwork`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["features_extractor_class"] = _PointerFeatures
-        # Initial weights are the network's own, or a scorer's.
-        kwargs["ortho_init"] = False
-        super().__init__(*args, **kwargs)
-
-    @property
-    def network(self) -> PointerNetwork:
-        """The network, whose weights are all that the actor has."""
-        found: PointerNetwork = self.features_extractor.network
-        return found
-
-    def _build_mlp_extractor(self) -> None:
-        extractor = self.features_extractor
-        hidden = extractor.network.config.hidden
-        self.mlp_extractor = _Parted(extractor.choices, hidden)
-
-    def _build(self, lr_schedule: Any) -> None:
-        super()._build(lr_schedule)
-        self.action_net = nn.Identity()
-        # The first optimizer also has the layer that has just been let go.
-        self.optimizer = self.optimizer_class(
-            self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs
-        )
+    extractor = _PointerFeatures

@@ -1,9 +1,9 @@
-"""Policies of the job stream that learn nothing: the fixed ones that others compare to.
+"""Fixed policies of the job stream, which others are compared with.
 
-All decide by ``predict(obs, action_masks)``, on one observation or on a batch of them,
-and need of it ``job`` and ``job_graph`` alone. They serve both worlds: where several
-candidates have one degree the first of them is taken, and where there is an action to
-let the job wait, it is taken instead of turning the job away.
+All decide by ``predict(obs, action_masks)``, on one observation or on a batch, and read
+``job`` and ``job_graph`` alone. They serve both worlds: where several candidates have
+one degree the first of them is taken, and where the job may wait, it waits instead of
+being turned away.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from envs.ramp.arrivals import ArrivalLaw
 from envs.ramp.episodes import RampEpisodes
-from envs.ramp.tables import RampTables
-from envs.ramp.world import RampJobs
+from envs.ramp.jobs import RampJobs, RampTables
 from planner.errors import StrategyError, UnknownNameError
 
 __all__ = [
@@ -46,11 +45,11 @@ BASELINES = ("para_max", "para_min", "min_feasible", "random", "constant_K")
 
 
 class DegreeTables(Protocol):
-    """What baselines know of a world: RampTables and StreamTables say it."""
+    """Tables that baselines need: part of RampTables and of StreamTables."""
 
     @property
     def degrees(self) -> Index:
-        """Of the candidates, ascending. Shape [d]."""
+        """Degrees of the candidates, ascending. Shape [d]."""
         ...
 
     @property
@@ -60,19 +59,19 @@ class DegreeTables(Protocol):
 
     @property
     def empty_jct_s(self) -> Array:
-        """Of each job under each candidate on an empty cluster. Shape [j, d]."""
+        """Completion time of jobs at each candidate on an empty cluster. [j, d]."""
         ...
 
 
 class Policy(Protocol):
-    """Whoever decides."""
+    """Interface of all policies."""
 
     def predict(self, obs: Observation, action_masks: Flags) -> Index:
         """Decide.
 
         Args:
-            obs: Of one decision, or of several with a leading axis.
-            action_masks: Which actions are allowed. Shape [actions] or [b, actions].
+            obs: Observation of one decision, or of several with a leading axis.
+            action_masks: Actions that are allowed. Shape [actions] or [b, actions].
         Returns:
             Actions: 0 turns the job away, 1 + i runs it at the i-th degree; one more,
             where there is one, lets it wait. Shape [] or [b].
@@ -93,7 +92,7 @@ class Baseline(ABC):
     def predict(self, obs: Observation, action_masks: Flags) -> Index:
         """Decide; see :class:`Policy`."""
         masks = np.asarray(action_masks, dtype=np.bool_)
-        # Float32 takes the last digits of a beta, and its products with them.
+        # Rounded because float32 loses the last digits of a beta.
         beta = np.round(np.asarray(obs["job"], dtype=np.float64)[..., 0], 6)
         model = np.asarray(obs["job_graph"])[..., 0].astype(np.int64)
         shape = masks.shape[:-1]
@@ -107,32 +106,32 @@ class Baseline(ABC):
 
     @abstractmethod
     def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
-        """Actions; ``valid`` says which degrees are allowed. Shapes [b], [b, d]."""
+        """Return actions, given the degrees that are allowed. Shapes [b], [b, d]."""
 
 
 def _smallest(wanted: Flags) -> Index:
-    """The first degree that is wanted as an action, 0 where none is. Shape [b]."""
+    """Return the first wanted degree as an action, 0 where none is. Shape [b]."""
     return np.where(wanted.any(axis=1), 1 + wanted.argmax(axis=1), 0)
 
 
 def _largest(wanted: Flags, degrees: Index) -> Index:
-    """Likewise the first of the largest degree."""
+    """Return the first of the largest wanted degree as an action, 0 where none is."""
     best = np.where(wanted, degrees, -1).argmax(axis=1)
     return np.where(wanted.any(axis=1), 1 + best, 0)
 
 
 class ParaMax(Baseline):
-    """The largest degree that is allowed."""
+    """Takes the largest degree that is allowed."""
 
     def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
         return _largest(valid, self.tables.degrees)
 
 
 class ParaMin(Baseline):
-    """The smallest of at least one over beta, else the largest that is allowed."""
+    """Takes the smallest degree of at least 1 / beta, else the largest allowed."""
 
     def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
-        # A job that is over has a beta of 0, and nothing is allowed for it.
+        # After the end of an episode beta is 0, and nothing is allowed.
         least = np.ceil(1.0 / np.maximum(beta, 1e-6))
         enough = valid & (self.tables.degrees >= least[:, None])
         most = _largest(valid, self.tables.degrees)
@@ -140,7 +139,7 @@ class ParaMin(Baseline):
 
 
 class MinFeasible(Baseline):
-    """The smallest that meets the deadline on an empty cluster, else none."""
+    """Takes the smallest degree that meets the deadline on an empty cluster."""
 
     def _choose(self, model: Index, beta: Array, valid: Flags) -> Index:
         limit = beta * self.tables.sequential_jct_s[model]
@@ -149,11 +148,11 @@ class MinFeasible(Baseline):
 
 
 class Constant(Baseline):
-    """One degree where it is allowed, else none.
+    """Takes one degree where it is allowed, else none.
 
     Args:
         tables: Jobs and topology.
-        degree: One of the tables'.
+        degree: One of the degrees of the tables.
 
     Raises:
         StrategyError: If it is none of them.
@@ -174,11 +173,11 @@ class Constant(Baseline):
 
 
 class RandomDegree(Baseline):
-    """Any degree that is allowed, each as likely; none only if none is.
+    """Takes an allowed degree at random, each with equal probability.
 
     Args:
         tables: Jobs and topology.
-        seed: Of what is drawn.
+        seed: Seed or generator.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class RandomDegree(Baseline):
 
 
 def make_baseline(name: str, tables: DegreeTables, seed: int = 0) -> Baseline:
-    """A policy by its name in :data:`BASELINES`.
+    """Make a policy by its name in :data:`BASELINES`.
 
     Raises:
         UnknownNameError: If there is none of that name.
@@ -222,14 +221,14 @@ def best_constant(
     tables: RampTables,
     horizon_s: float = 1e6,
 ) -> Constant:
-    """The constant degree that blocks the smallest share of a law's jobs.
+    """Find the constant degree that blocks the smallest share of a law's jobs.
 
     Args:
-        jobs: What may arrive.
-        law: To draw episodes from.
-        seeds: Of the episodes; not those that the policy is to be judged on.
-        tables: Of the jobs.
-        horizon_s: When episodes end.
+        jobs: Jobs that may arrive.
+        law: Law to draw episodes from.
+        seeds: Seeds of the episodes; other ones than those of a later comparison.
+        tables: Tables of the jobs.
+        horizon_s: End of the episodes.
 
     Raises:
         StrategyError: If there are no seeds.

@@ -1,8 +1,8 @@
-"""A pointer network's weights in numpy, for deciding without torch.
+"""A pointer network in numpy, which decides without torch.
 
-One decision is a few small products: what torch and torch-geometric spend around them
-takes longer than they do. What depends on the graphs alone, the encodings of jobs and
-the means over a device's neighbours, is worked out once.
+One decision is a few small products, less than the overhead of torch and
+torch-geometric around them. The encodings of jobs, which depend on their graphs alone,
+are computed once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from torch_geometric.nn import SAGEConv
 
 from planner.simulate.compiled import compiled
-from policies.encoders import DeviceEncoder
-from policies.pointer import PointerNetwork
+from policies.baselines import Flags, Observation
+from policies.pointer import DeviceEncoder, PointerNetwork
+from policies.scorer import batched
 
-__all__ = ["CompactPointer"]
+__all__ = [
+    "CompactPointer",
+    "PointerDecider",
+]
 
 Floats = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -30,7 +34,7 @@ class _Layer:
     """A GraphSAGE layer of means. f features, w units.
 
     Attributes:
-        heard: Weights of the neighbours' mean. Shape [f, w].
+        heard: Weights of the mean over the neighbours. Shape [f, w].
         own: Weights of the device's features. Shape [f, w].
         bias: Shape [w].
     """
@@ -41,18 +45,16 @@ class _Layer:
 
 
 class CompactPointer:
-    """Logits as :class:`policies.pointer.PointerNetwork` gives them.
-
-    Weights are copied: what the network learns afterwards is not seen.
+    """Computes the logits of a :class:`policies.pointer.PointerNetwork`.
 
     Args:
-        network: To be copied; on any device.
+        network: Its weights are copied; later changes have no effect. On any device.
     """
 
     def __init__(self, network: PointerNetwork) -> None:
         width, candidates = network.config.width, network.widths.candidates
         seen = _array(network.seen.weight).T
-        # In the order that the network's forward pass lines them up.
+        # In the order of the concatenation in the network's forward pass.
         held, encoded, cluster, around = np.split(
             _array(network.context.weight).T, np.cumsum([width, width, width])
         )
@@ -68,14 +70,14 @@ class CompactPointer:
         self._layers = _layers(network.devices)
         source, target = network.devices.edge_index.cpu().numpy()
         self._source, self._target = source, target
-        #: Whether devices count for anything beyond what candidates say of them.
+        #: False if device encodings have weight 0, as in a network made from a scorer.
         self._looks = bool(held.any() or cluster.any())
 
     def logits(self, obs: Mapping[str, Floats]) -> Floats:
-        """Of the candidates of b decisions.
+        """Compute the logits of b decisions.
 
         Args:
-            obs: As the environments' ``observation_space`` says, with a leading axis.
+            obs: Observations of an environment, batched.
         Returns:
             Shape [b, a].
         """
@@ -88,7 +90,7 @@ class CompactPointer:
             devices = self._encode(obs["devices"])
             shared += devices.mean(axis=1) @ self._of_cluster
             taken = obs["candidate_devices"]
-            # Turning away takes none; the mean of none is 0.
+            # Turning the job away takes no devices; their mean is then 0.
             count = np.maximum(taken.sum(axis=2, keepdims=True), np.float32(1.0))
             hidden += (taken @ (devices @ self._of_held)) / count
         hidden += shared[:, None]
@@ -100,7 +102,7 @@ class CompactPointer:
         return found
 
     def _encode(self, devices: Floats) -> Floats:
-        """As :class:`policies.encoders.DeviceEncoder`. Shape [b, n, width]."""
+        """Encode devices as the network does. Shape [b, n, width]."""
         hidden = devices
         for layer in self._layers:
             means = _neighbour_means(hidden, self._source, self._target)
@@ -116,7 +118,7 @@ def _array(part: torch.Tensor) -> Floats:
 
 
 def _job_encodings(network: PointerNetwork) -> Floats:
-    """Of every job. Shape [jobs, width]."""
+    """Encode every job. Shape [jobs, width]."""
     jobs = network.jobs
     count = int(jobs.owner.max()) + 1
     with torch.no_grad():
@@ -139,14 +141,14 @@ def _layers(encoder: DeviceEncoder) -> tuple[_Layer, ...]:
 
 @compiled
 def _neighbour_means(hidden: Floats, source: Index, target: Index) -> Floats:
-    """Means over what each device hears of, an edge that is there twice twice.
+    """Mean over the neighbours of each device; a repeated edge counts repeatedly.
 
     Args:
         hidden: Shape [b, n, f].
-        source: Of each edge. Shape [e].
+        source: Source of each edge. Shape [e].
         target: Shape [e].
     Returns:
-        Shape [b, n, f]; 0 where there is nothing to hear.
+        Shape [b, n, f]; 0 for devices without neighbours.
     """
     rows, devices, features = hidden.shape
     count = np.zeros(devices, dtype=np.float32)
@@ -163,3 +165,20 @@ def _neighbour_means(hidden: Floats, source: Index, target: Index) -> Floats:
                 for feature in range(features):
                     found[row, device, feature] /= count[device]
     return found
+
+
+class PointerDecider:
+    """Policy that takes the candidate of the largest logit of a pointer network.
+
+    Args:
+        network: Its current weights are copied. On any device.
+    """
+
+    def __init__(self, network: PointerNetwork) -> None:
+        self._network = CompactPointer(network.eval())
+
+    def predict(self, obs: Observation, action_masks: Flags) -> Index:
+        """Decide; see :class:`policies.baselines.Policy`."""
+        seen, masks, shape = batched(obs, action_masks)
+        values = np.where(masks, self._network.logits(seen), -np.inf)
+        return np.asarray(values.argmax(axis=1), dtype=np.int64).reshape(shape)

@@ -1,33 +1,186 @@
-"""Fit a scorer to labels by weighted least squares of differences in a decision."""
+"""Labels of decisions by rollouts, and the fit of a scorer to them.
+
+A label is the number of jobs that each candidate would block. Rollouts use a scorer
+themselves, so that a new one, fitted to them, is a step of policy iteration; the first
+ones use a simple rule. The fit is weighted least squares of the differences within a
+decision.
+
+Source: Bertsekas 2020, "Rollout, policy iteration, and distributed reinforcement
+learning".
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from planner.errors import StrategyError
-from policies.labels import Labels
 from policies.scorer import Scorer, check_scorer
 
-__all__ = ["FitConfig", "ScorerNetwork", "fit", "fit_loss"]
+__all__ = [
+    "FitConfig",
+    "LabelConfig",
+    "LabelWorld",
+    "Labels",
+    "MadeLabels",
+    "ScorerNetwork",
+    "fit",
+    "fit_loss",
+]
+
+Array = NDArray[np.float64]
+Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+
+
+class Labels(NamedTuple):
+    """Labelled decisions. n decisions of a candidates.
+
+    Attributes:
+        features: Features of the candidates. Shape [n, a, f].
+        history: Features that the candidates of a decision share. Shape [n, s].
+        possible: Shape [n, a].
+        costs: Jobs blocked, less the mean of the possible candidates; 0 where one is
+            not possible. Shape [n, a].
+        variances: Variances of the costs over the streams. Shape [n, a].
+    """
+
+    features: Floats
+    history: Floats
+    possible: Flags
+    costs: Floats
+    variances: Floats
+
+    @staticmethod
+    def joined(parts: Sequence[Labels]) -> Labels:
+        """Concatenate labels."""
+        return Labels(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelConfig:
+    """Settings of labelling.
+
+    Attributes:
+        futures: Streams for a decision.
+        arrivals: Most jobs in each stream.
+        labelled: Share of the decisions that are labelled.
+        explored: Share of the decisions that are taken at random, so that a scorer
+            sees states that it would not reach.
+        other_laws: In the replay, share of episodes with other deadlines, loads and
+            processes than the benchmark's.
+    """
+
+    futures: int = 8
+    arrivals: int = 48
+    labelled: float = 0.1
+    explored: float = 0.05
+    other_laws: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name in ("labelled", "explored", "other_laws"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise StrategyError(
+                    f"{name}={getattr(self, name)}; a share is from 0 to 1"
+                )
+        if self.futures < 2 or self.arrivals < 1:
+            raise StrategyError(
+                f"futures={self.futures} are at least 2, arrivals={self.arrivals} at "
+                f"least 1"
+            )
+
+
+class LabelWorld(Protocol):
+    """Source of labels. It is sent to other processes, and so has no state."""
+
+    def draw_labels(
+        self,
+        actor: Scorer | None,
+        base: Scorer | None,
+        config: LabelConfig,
+        episodes: int,
+        seed: int | Sequence[int],
+    ) -> Labels:
+        """Play episodes, and label a part of their decisions.
+
+        Args:
+            actor: Decides, so that labelled states are those that the fitted scorer
+                will reach. None for a simple rule.
+            base: Decides in rollouts. None for a simple rule.
+            config: Settings of labelling.
+            episodes: Number of episodes.
+            seed: Seed of everything that is drawn.
+        """
+        ...
+
+
+class MadeLabels:
+    """Collects labels, decision by decision."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[NDArray[np.generic], ...]] = []
+
+    def add(
+        self,
+        features: Floats,
+        shared: Floats,
+        possible: Flags,
+        costs: Array,
+        variances: Array,
+    ) -> None:
+        """Add a copy of the labels of one decision.
+
+        Args:
+            features: Features of its candidates. Shape [a, f].
+            shared: Features that its candidates share. Shape [s].
+            possible: Shape [a].
+            costs: Any value where a candidate is not possible. Shape [a].
+            variances: The same. Shape [a].
+        """
+        finite = np.where(possible, costs, 0.0)
+        centred = np.where(possible, finite - finite.sum() / possible.sum(), 0.0)
+        self._parts.append(
+            (
+                features.copy(),
+                shared.copy(),
+                possible.copy(),
+                centred.astype(np.float32),
+                np.where(possible, variances, 0.0).astype(np.float32),
+            )
+        )
+
+    def labels(self) -> Labels:
+        """Return all labels.
+
+        Raises:
+            StrategyError: If there are none.
+        """
+        if not self._parts:
+            raise StrategyError(
+                "no decision was labelled; play more episodes, or label a larger share"
+            )
+        return Labels(*(np.stack(part) for part in zip(*self._parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """How a scorer is fitted.
+    """Settings of a fit.
 
     Attributes:
         hidden: Units of each of the two hidden layers.
-        steps: Of the optimizer.
-        batch: Decisions a step.
-        learning_rate: At the start; it falls to 0 as a cosine.
-        weight_decay: Of AdamW.
-        noise: Variance that is added to a label's own before it is divided by: no
-            label counts more than one that varies by this.
+        steps: Steps of the optimizer.
+        batch: Decisions in a step.
+        learning_rate: Learning rate at the start; it falls to 0 as a cosine.
+        weight_decay: Weight decay of AdamW.
+        noise: Variance added to that of a label before dividing by it, which limits
+            the weight of a label.
     """
 
     hidden: int = 32
@@ -46,10 +199,10 @@ class FitConfig:
 
 
 class ScorerNetwork(nn.Module):
-    """A Scorer's network, to be fitted.
+    """The network of a Scorer, to be fitted.
 
     Args:
-        inputs: Features of a candidate, and those that all share.
+        inputs: Number of features of a candidate, the shared ones included.
         hidden: Units of each of the two hidden layers.
     """
 
@@ -57,11 +210,11 @@ class ScorerNetwork(nn.Module):
         super().__init__()
         self.first = nn.Linear(inputs, hidden)
         self.second = nn.Linear(hidden, hidden)
-        # Candidates of a decision are compared: what all share is of no account.
+        # Candidates of a decision are compared: a bias would cancel.
         self.last = nn.Linear(hidden, 1, bias=False)
 
     def forward(self, features: Tensor, history: Tensor) -> Tensor:
-        """Scores of candidates.
+        """Score candidates.
 
         Args:
             features: Shape [n, a, f].
@@ -76,7 +229,7 @@ class ScorerNetwork(nn.Module):
 
     @staticmethod
     def of(scorer: Scorer) -> ScorerNetwork:
-        """The network of weights that exist."""
+        """Make a network of given weights."""
         network = ScorerNetwork(*scorer.first.shape)
         with torch.no_grad():
             network.first.weight.copy_(torch.from_numpy(scorer.first.T))
@@ -87,7 +240,7 @@ class ScorerNetwork(nn.Module):
         return network
 
     def scorer(self) -> Scorer:
-        """The weights for compiled code; copies."""
+        """Copy the weights for compiled code."""
         with torch.no_grad():
             parts = (
                 self.first.weight.T,
@@ -101,13 +254,13 @@ class ScorerNetwork(nn.Module):
 
 
 def fit_loss(scores: Tensor, possible: Tensor, costs: Tensor, weight: Tensor) -> Tensor:
-    """Weighted mean square of what is wrong about differences within decisions.
+    """Weighted mean square error of the differences within decisions.
 
     Args:
         scores: Shape [n, a].
         possible: 1 or 0. Shape [n, a].
-        costs: Centred on the mean of the possible ones. Shape [n, a].
-        weight: Of each decision. Shape [n].
+        costs: Relative to the mean of the possible ones. Shape [n, a].
+        weight: Weight of each decision. Shape [n].
     """
     count = possible.sum(dim=1, keepdim=True)
     centred = scores - (scores * possible).sum(dim=1, keepdim=True) / count
@@ -116,7 +269,7 @@ def fit_loss(scores: Tensor, possible: Tensor, costs: Tensor, weight: Tensor) ->
 
 
 def _weights(labels: Labels, noise: float) -> Tensor:
-    """Of each decision: one over its labels' mean variance."""
+    """Weight of each decision: one over the mean variance of its labels."""
     possible = labels.possible
     variance = (labels.variances * possible).sum(axis=1) / possible.sum(axis=1)
     weight = 1.0 / (noise + variance)
@@ -129,10 +282,10 @@ def fit(
     """Fit a scorer.
 
     Args:
-        labels: To be fitted to.
-        config: How.
-        start: Weights to go on from; random ones if None.
-        seed: Of the weights, and of the order of the labels.
+        labels: Labels to fit to.
+        config: Settings.
+        start: Initial weights; random ones if None.
+        seed: Seed of the weights, and of the order of the labels.
     Returns:
         The scorer, and the mean loss over the last tenth of the steps.
     """

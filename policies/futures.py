@@ -1,4 +1,4 @@
-"""What may arrive next: futures for a lookahead, of a law told or of what was seen."""
+"""Futures for a lookahead: sampled arrivals, from a given law or from the past."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["FutureSource", "Futures", "LawFutures", "SeenFutures"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Betas that a law's futures are drawn from: a sample of it.
+#: Size of the sample of betas that a law's futures are drawn from.
 _SAMPLE = 20_000
-#: Betas that are as likely as any before anything is known. Source: law A of PAC-ML.
+#: Betas that are equally likely before anything is known. Source: law A of PAC-ML.
 _PRIOR_BETAS = np.arange(10, 101) / 100
 
 
@@ -27,7 +27,7 @@ class Futures(NamedTuple):
     """Streams of jobs. m streams of h jobs.
 
     Attributes:
-        gap_s: Since the job before. Shape [m, h].
+        gap_s: Time since the job before. Shape [m, h].
         model: Shape [m, h].
         beta: Shape [m, h].
     """
@@ -38,9 +38,9 @@ class Futures(NamedTuple):
 
 
 class FutureSource(Protocol):
-    """Whoever says what may arrive."""
+    """Source of sampled futures."""
 
-    #: Whether what was seen changes what is drawn.
+    #: Whether draws depend on the jobs seen so far.
     learns: bool
 
     def draw(
@@ -55,19 +55,19 @@ class FutureSource(Protocol):
         Args:
             past: Jobs seen so far.
             interval_s: Mean time between arrivals.
-            shape: Streams, and jobs of each.
-            seed: What to draw with.
+            shape: Number of streams, and of jobs in each.
+            seed: Generator to draw with.
         """
         ...
 
 
 class LawFutures:
-    """Of a law that the planner is told.
+    """Futures drawn from a known law.
 
     Args:
-        law: Of the arrivals.
+        law: Law of the arrivals.
         models: Names of the world's jobs, in their order.
-        seed: Of the sample of betas.
+        seed: Seed of the sample of betas.
 
     Raises:
         UnknownNameError: If the law has a model that is no job.
@@ -91,7 +91,7 @@ class LawFutures:
         shape: tuple[int, int],
         seed: np.random.Generator,
     ) -> Futures:
-        """See :class:`FutureSource`."""
+        """Draw streams; see :class:`FutureSource`."""
         return Futures(
             gap_s=self._gaps(shape, seed),
             model=seed.choice(self._models, shape),
@@ -110,15 +110,15 @@ class LawFutures:
 
 
 class SeenFutures:
-    """Of jobs like those seen so far, mixed with jobs of any kind.
+    """Futures of jobs like those seen so far, mixed with jobs of any kind.
 
-    A job of the future is one of the n seen with probability n / (n + prior); else its
-    model is any and its beta uniform from 0.1 to 1. Times between jobs are those seen,
-    and the mean interval as long as there are none.
+    A future job is one of the n seen with probability n / (n + prior); else its model
+    is any and its beta uniform from 0.1 to 1. Times between jobs are drawn from those
+    seen; before two jobs have been seen they are the mean interval.
 
     Args:
-        models: How many kinds of jobs there are.
-        prior: How many jobs seen count as much as not knowing.
+        models: Number of kinds of jobs.
+        prior: Number of seen jobs that weigh as much as the prior.
 
     Raises:
         StrategyError: If ``prior`` is not a positive number.
@@ -138,7 +138,7 @@ class SeenFutures:
         shape: tuple[int, int],
         seed: np.random.Generator,
     ) -> Futures:
-        """See :class:`FutureSource`."""
+        """Draw streams; see :class:`FutureSource`."""
         count = len(past.beta)
         model = seed.integers(self._models, size=shape)
         beta = seed.choice(_PRIOR_BETAS, shape)

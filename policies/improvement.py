@@ -1,13 +1,12 @@
-"""Policy iteration: label decisions by rollouts, fit a scorer to them, and again.
+"""Policy iteration: label decisions by rollouts, fit a scorer to them, repeat.
 
 The first rounds label by rollouts of a simple rule, the later ones by rollouts of the
-scorer itself. Decisions that are labelled are those that the scorer
-comes to. Each round is written down, so that a run which is stopped goes on where it
-was.
+scorer itself. Labelled decisions are those that the scorer reaches. Each round is
+written to a file, so that a run can be resumed.
 
 Source: Anthony, Tian and Barber 2017, "Thinking fast and slow with deep learning and
 tree search" (expert iteration); Ross, Gordon and Bagnell 2011 (labels of states that
-the learner comes to).
+the learner reaches).
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from planner.errors import StrategyError
-from policies.fitting import FitConfig, fit
-from policies.labels import LabelConfig, Labels, LabelWorld
+from policies.fitting import FitConfig, LabelConfig, Labels, LabelWorld, fit
 from policies.scorer import Scorer, averaged, check_scorer
 
 __all__ = [
@@ -34,28 +32,28 @@ __all__ = [
     "write_round",
 ]
 
-#: Episodes that one task of a process plays side by side.
+#: Episodes that one task plays side by side.
 _SIDE_BY_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImprovementConfig:
-    """How a scorer is improved, round by round.
+    """Settings of policy iteration.
 
     Attributes:
-        first_rounds: With rollouts of the rule.
-        rounds: In all.
-        episodes: Played in each round.
-        kept: Rounds whose labels are fitted to, this one and those before; of those by
-            the rule only the last two once there are others.
-        first: Labels of the first rounds.
-        later: Of the others.
-        fit: How the scorer is fitted in each round.
-        last: How one more is fitted after the rounds, to all labels but those of the
-            first rounds, from where the last round has come to, and returned whatever
-            validation says of others; none if None.
-        last_fits: How many fits ``last`` is for. The others begin from random weights;
-            the mean of all of them is returned, with the units of all.
+        first_rounds: Rounds with rollouts of the rule.
+        rounds: Number of all rounds.
+        episodes: Episodes in each round.
+        kept: Rounds whose labels are used in a fit, the current one included; of those
+            by the rule only the last two once there are others.
+        first: Labelling in the first rounds.
+        later: Labelling in the other rounds.
+        fit: Fit in each round.
+        last: A further fit after the rounds, to all labels but those of the first
+            rounds, from the last weights; it is returned whatever validation says.
+            None for no further fit.
+        last_fits: Number of further fits. All but one begin from random weights; their
+            mean is returned, a scorer with the units of all.
     """
 
     first_rounds: int = 4
@@ -85,6 +83,11 @@ class ImprovementConfig:
             )
 
     @property
+    def all_rounds(self) -> int:
+        """Rounds, the last fit included."""
+        return self.rounds + (self.last is not None)
+
+    @property
     def hidden(self) -> int:
         """Hidden units of the scorer that is returned."""
         if self.last is None:
@@ -94,14 +97,14 @@ class ImprovementConfig:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Round:
-    """What a round came to.
+    """Result of a round.
 
     Attributes:
         number: From 0 on.
-        scorer: That was fitted.
-        labels: That this round made.
-        loss: Of the fit.
-        gains: On the validation streams, for each law.
+        scorer: Fitted in this round.
+        labels: Made in this round.
+        loss: Loss of the fit.
+        gains: Gain in each case of the validation.
     """
 
     number: int
@@ -112,12 +115,12 @@ class Round:
 
     @property
     def gain(self) -> float:
-        """Mean over the laws."""
+        """Mean gain over the cases."""
         return float(np.mean(self.gains))
 
 
 def write_round(done: Round, folder: Path) -> None:
-    """Write a round down; whole or not at all."""
+    """Write a round to its file, completely or not at all."""
     path = folder / f"round_{done.number:03}.npz"
     part = path.with_suffix(".part")
     with part.open("wb") as stream:
@@ -132,10 +135,10 @@ def write_round(done: Round, folder: Path) -> None:
 
 
 def read_round(folder: Path, number: int) -> Round:
-    """Read a round back.
+    """Read a round from its file.
 
     Raises:
-        StrategyError: If it is not there, or not whole.
+        StrategyError: If the file is missing or damaged.
     """
     path = folder / f"round_{number:03}.npz"
     try:
@@ -156,7 +159,7 @@ def read_round(folder: Path, number: int) -> Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """Some of a round's episodes, for one process."""
+    """A part of a round's episodes, for one process."""
 
     world: LabelWorld
     actor: Scorer | None
@@ -171,7 +174,7 @@ def _label(task: _Task) -> Labels:
     )
 
 
-#: Judges a scorer: its gain on each of the validation streams' kinds.
+#: Validates a scorer: returns its gain in each case.
 Judge = Callable[[Scorer], tuple[float, ...]]
 
 
@@ -185,25 +188,26 @@ def improve(
     workers: int = 1,
     watch: Callable[[Round], None] | None = None,
 ) -> Round:
-    """Go through all rounds; those that ``folder`` has are not made again.
+    """Run all rounds, except those that ``folder`` already has.
 
     Args:
-        config: How.
-        world: Where decisions are labelled.
-        judge: By which the best round is found.
-        folder: To write rounds to.
-        seed: Of everything that is drawn: the outcome does not depend on ``workers``.
+        config: Settings.
+        world: Source of labels.
+        judge: Validation by which the best round is found.
+        folder: Folder of the rounds' files.
+        seed: Seed of everything that is drawn. The result does not depend on
+            ``workers``.
         workers: Processes that label.
-        watch: Told of each round.
+        watch: Called after each round.
     Returns:
-        The best round; with ``config.last`` that one.
+        The best round; with ``config.last`` the last one.
     Raises:
-        StrategyError: If a round that was written is not whole.
+        StrategyError: If the file of a round is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done: list[Round] = []
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for number in range(config.rounds + (config.last is not None)):
+        for number in range(config.all_rounds):
             if (folder / f"round_{number:03}.npz").exists():
                 made = read_round(folder, number)
             elif number < config.rounds:
@@ -215,12 +219,12 @@ def improve(
             done.append(made)
             if watch is not None:
                 watch(made)
-    # Which round is best by how much is mostly noise; the last fit has the least.
+    # Differences between rounds are mostly noise; the last fit has the least of it.
     return max(done, key=lambda one: one.gain) if config.last is None else done[-1]
 
 
 def _last(config: ImprovementConfig, judge: Judge, done: Sequence[Round]) -> Round:
-    """One more fit, to all that rollouts by scorers have said."""
+    """Fit once more, to all labels by scorers."""
     how = config.last or config.fit
     first = min(config.first_rounds, len(done) - 1)
     labels = Labels.joined([one.labels for one in done[first:]])
@@ -261,8 +265,8 @@ def _round(
         for index in range(-(-config.episodes // _SIDE_BY_SIDE))
     ]
     labels = Labels.joined(list(pool.map(_label, tasks)))
-    # Two rounds by the rule are enough to go on from: more would outvote the first
-    # labels by the scorer.
+    # Two rounds by the rule are enough: more would outweigh the first labels by the
+    # scorer.
     first = max(0 if early else config.first_rounds - 2, number - config.kept + 1)
     kept = [one.labels for one in done[first:]]
     scorer, loss = fit(Labels.joined([*kept, labels]), config.fit, last, number)

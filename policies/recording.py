@@ -1,4 +1,4 @@
-"""Episodes kept as documents: one file a stream and a policy."""
+"""Write records of episodes: one file for each stream and policy."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def label_record(
     offered_load: float | None = None,
     seed: int | None = None,
 ) -> StreamRecord:
-    """The record with what its world does not know; None keeps what it says.
+    """Add to a record what its world does not know; None changes nothing.
 
     Args:
-        record: Of an episode.
-        policy: Name of who decided.
-        weights: As :func:`weights_id`.
-        law: Of the arrivals.
+        record: Record of an episode.
+        policy: Name of the policy.
+        weights: Result of :func:`weights_id`.
+        law: Law of the arrivals.
         offered_load: Work offered over what the cluster can do.
-        seed: Of the arrivals.
+        seed: Seed of the arrivals.
     """
     told = {
         "policy": policy,
@@ -51,10 +51,10 @@ def label_record(
 
 
 def weights_id(folder: str | os.PathLike[str]) -> str:
-    """Names weights by their bytes.
+    """Return a name of weights that depends on their bytes.
 
     Args:
-        folder: With ``policy.safetensors``.
+        folder: Has ``policy.safetensors``.
 
     Raises:
         PlanFileError: If the file cannot be read.
@@ -70,7 +70,7 @@ def weights_id(folder: str | os.PathLike[str]) -> str:
 
 
 def record_name(record: StreamRecord) -> str:
-    """File name: the stream, its seed and the policy, with its weights if any."""
+    """Return the file name: stream, seed, policy, and its weights if any."""
     load = record.offered_load
     parts = (
         record.law or ("stream" if load is None else f"load{load:g}"),
@@ -83,10 +83,10 @@ def record_name(record: StreamRecord) -> str:
 
 
 def require_folder(folder: str | os.PathLike[str]) -> None:
-    """Refuse a place for records before long work.
+    """Refuse a folder for records before long work.
 
     Raises:
-        PlanFileError: If it is there and no folder.
+        PlanFileError: If it exists and is not a folder.
     """
     path = Path(folder)
     if path.exists() and not path.is_dir():
@@ -99,12 +99,13 @@ def write_records(
     *,
     force: bool = False,
 ) -> tuple[str, ...]:
-    """Write records into a folder, which is made if it is missing; all or none.
+    """Write records into a folder; all or none.
 
     Args:
-        records: Of different streams or policies.
-        folder: That :func:`planner.report.stream.build.read_streams` can read again.
-        force: Write over files of the same names with other contents.
+        records: Records of different streams or policies.
+        folder: Made if it does not exist; read by
+            :func:`planner.report.stream.build.read_streams`.
+        force: Overwrite files of the same names with other contents.
     Returns:
         Paths written, in order.
 

@@ -1,4 +1,4 @@
-"""The folder of a training run: its settings, and how far it has come."""
+"""The folder of a training run: its settings, and its progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pydantic
@@ -17,21 +17,24 @@ import pydantic_core
 
 from planner.errors import StrategyError, UnknownNameError
 from planner.schema import write_atomically
-from policies.improvement import Round
-
-if TYPE_CHECKING:
-    from policies.ramp.reinforcement import Progress
 
 __all__ = ["RunLog", "Watch", "check_training", "describe_run", "read_settings"]
 
-#: Told of a stage, steps done, steps in all, and gains on the validation streams.
+#: Called with a stage, steps done, steps in all, and gains on the validation streams.
 Watch = Callable[[str, int, int, tuple[float, ...]], None]
 
 Config = TypeVar("Config")
 
+#: Settings by the names that folders of older runs have.
+_RENAMED = {
+    "first_lessons": "first_examples",
+    "lessons": "examples",
+    "lesson_every": "example_every",
+}
+
 
 def check_training(network: int, fit: int, validation: range) -> None:
-    """What every training asks of its settings.
+    """Check settings that trainings of both job streams have.
 
     Args:
         network: Hidden units of the network.
@@ -55,11 +58,11 @@ def check_training(network: int, fit: int, validation: range) -> None:
 
 
 def read_settings(path: str | Path, default: Config) -> Config:
-    """Read settings from a JSON file; what it leaves out is as by default.
+    """Read settings from a JSON file; missing ones keep their defaults.
 
     Args:
-        path: Of the file.
-        default: Settings, of the type that is wanted.
+        path: The file.
+        default: Default settings, a dataclass.
 
     Raises:
         StrategyError: If it cannot be read, or a field is unknown or of a wrong value.
@@ -82,7 +85,7 @@ def read_settings(path: str | Path, default: Config) -> Config:
 
 
 def _know(data: Any, like: Any, where: str) -> None:
-    """Refuse names that settings do not have: pydantic leaves them out silently.
+    """Refuse names that settings do not have; pydantic would ignore them silently.
 
     Raises:
         UnknownNameError: If there is one.
@@ -103,11 +106,11 @@ def _as_json(data: Any) -> bytes:
 
 
 def describe_run(config: Any, run: Path) -> None:
-    """Write a run's settings down, or see that they are those that it has.
+    """Write the settings of a run, or check that it has the same ones.
 
     Args:
         config: Settings, a dataclass.
-        run: Folder of the run, made if it is not there.
+        run: Folder of the run, made if it does not exist.
 
     Raises:
         StrategyError: If the folder holds a run of other settings.
@@ -116,7 +119,8 @@ def describe_run(config: Any, run: Path) -> None:
     path = run / "config.json"
     settings = json.loads(json.dumps(asdict(config)))
     if path.exists():
-        held = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        kept = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        held = {_RENAMED.get(name, name): value for name, value in kept.items()}
         if held != settings:
             changed = sorted(k for k in settings if settings[k] != held.get(k))
             raise StrategyError(
@@ -136,36 +140,32 @@ def describe_run(config: Any, run: Path) -> None:
 
 
 class RunLog:
-    """Passes progress on, and writes it to ``progress.jsonl``.
+    """Writes progress to ``progress.jsonl``.
 
     Args:
         run: Folder of the run.
-        watch: Told of each line.
+        watch: Called at each stage.
     """
 
-    def __init__(self, run: Path, watch: Watch | None) -> None:
+    def __init__(self, run: Path, watch: Watch | None = None) -> None:
         self._path, self._watch = run / "progress.jsonl", watch
 
-    def round(self, done: Round, rounds: int) -> None:
-        """A round of policy iteration, of so many."""
-        self._tell("improve", done.number + 1, rounds, done.gains, loss=done.loss)
+    def write(self, **line: Any) -> None:
+        """Append a line."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"time": now, **line}) + "\n")
 
-    def evaluation(self, found: Progress, steps: int) -> None:
-        """An evaluation in reinforcement learning, of so many steps."""
-        self._tell("reinforce", found.steps, steps, found.gains, best=found.best)
-
-    def _tell(
+    def stage(
         self, stage: str, done: int, of: int, gains: tuple[float, ...], **more: Any
     ) -> None:
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "stage": stage,
-            "done": done,
-            "gains": [round(gain, 4) for gain in gains],
-            "gain": round(float(np.mean(gains)), 4),
+        """Append a line with gains on the validation streams, and call ``watch``."""
+        self.write(
+            stage=stage,
+            done=done,
+            gains=[round(gain, 4) for gain in gains],
+            gain=round(float(np.mean(gains)), 4),
             **more,
-        }
-        with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
+        )
         if self._watch is not None:
             self._watch(stage, done, of, gains)

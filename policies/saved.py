@@ -1,199 +1,134 @@
-"""Weights of a policy in files: safetensors beside a JSON that describes them.
+"""Weights in files: ``policy.safetensors`` and a ``config.json`` that describes them.
 
 Nothing is unpickled: weights from elsewhere cannot run code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
 import pydantic
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import nn
 
-from envs.ramp.features import BLOCK_SIZES, OFFSETS
-from envs.ramp.graphs import OpGraph
-from envs.ramp.history import EDGES
 from planner.errors import StrategyError
 from planner.schema import write_atomically
-from policies.pointer import PointerConfig, PointerNetwork, Widths
-from policies.scorer import Scorer, check_scorer
 
-__all__ = [
-    "FORMAT_VERSION",
-    "SavedPolicy",
-    "load_policy",
-    "save_policy",
-    "shipped_folder",
-]
+__all__ = ["Weights", "fill", "read_weights", "shipped_folder", "write_weights"]
 
-#: Raised when what observations mean changes: other weights are then refused.
-FORMAT_VERSION = 1
+_WEIGHTS, _CONFIG = "policy.safetensors", "config.json"
+
+Description = TypeVar("Description", bound=pydantic.BaseModel)
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class SavedPolicy:
-    """A policy as it is kept.
+class Weights(NamedTuple, Generic[Description]):
+    """The contents of a folder of weights.
 
     Attributes:
-        network: That decides.
-        scorer: That decides in rollouts, where the network would take too long.
-        notes: What it was trained and validated on.
+        described: Contents of ``config.json``.
+        tensors: Weights by name.
+        checkpoint: SHA-256 of the weights' file.
     """
 
-    network: PointerNetwork
-    scorer: Scorer
-    notes: dict[str, Any] = field(default_factory=dict)
+    described: Description
+    tensors: dict[str, torch.Tensor]
+    checkpoint: str
 
 
-class _Description(pydantic.BaseModel):
-    """``config.json``."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    format_version: int
-    widths: dict[str, int]
-    network: dict[str, float]
-    observation: dict[str, list[float]]
-    notes: dict[str, Any]
-
-
-def _observation() -> dict[str, list[float]]:
-    """What the numbers of an observation are counted at."""
-    return {
-        "offsets": list(OFFSETS),
-        "block_sizes": [float(size) for size in BLOCK_SIZES],
-        "edges": list(EDGES),
-    }
-
-
-def shipped_folder(world: str = "job_stream") -> Path:
-    """Of the weights that come with the package.
+def shipped_folder(name: str) -> Path:
+    """Return a folder of weights that comes with the package.
 
     Args:
-        world: ``job_stream`` for the replay, ``job_stream_world`` for any cluster.
+        name: ``partition``; ``job_stream`` for the replay, ``job_stream_world`` for
+            any cluster.
     """
-    return Path(str(files("policies") / "weights" / world))
+    return Path(str(files("policies") / "weights" / name))
 
 
-def save_policy(policy: SavedPolicy, folder: str | Path) -> None:
+def write_weights(
+    folder: str | Path, tensors: Mapping[str, torch.Tensor], described: Any
+) -> None:
     """Write ``policy.safetensors`` and ``config.json``.
 
     Args:
-        policy: To be kept.
-        folder: Made if it is not there.
+        folder: Made if it does not exist.
+        tensors: Weights by name.
+        described: Contents of ``config.json``, JSON values.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"network.{name}": part.detach().contiguous()
-        for name, part in policy.network.state_dict().items()
-    }
-    for name, part in policy.scorer._asdict().items():
-        tensors[f"scorer.{name}"] = torch.from_numpy(np.ascontiguousarray(part))
-    described = _Description(
-        format_version=FORMAT_VERSION,
-        widths=asdict(policy.network.widths),
-        network=asdict(policy.network.config),
-        observation=_observation(),
-        notes=policy.notes,
-    )
-    # Weights first: a description that is there has its weights beside it.
-    write_atomically(target / "policy.safetensors", save(tensors))
-    text = json.dumps(described.model_dump(), indent=2) + "\n"
-    write_atomically(target / "config.json", text.encode())
+    whole = {name: part.detach().contiguous() for name, part in tensors.items()}
+    # Weights first: a description in a folder always has its weights beside it.
+    write_atomically(target / _WEIGHTS, save(whole))
+    text = json.dumps(described, indent=2) + "\n"
+    write_atomically(target / _CONFIG, text.encode())
 
 
-def load_policy(
-    graphs: list[OpGraph] | tuple[OpGraph, ...],
-    device_edges: NDArray[np.int64],
-    folder: str | Path | None = None,
-) -> SavedPolicy:
-    """Read a policy, for the jobs and the cluster that it is to decide on.
+def read_weights(
+    folder: Path, shape: type[Description], expected: Mapping[str, Any]
+) -> Weights[Description]:
+    """Read a folder that :func:`write_weights` wrote.
 
     Args:
-        graphs: Op graph of every job, in the order of their numbers.
-        device_edges: Neighbours among the devices. Shape [2, edges].
-        folder: That :func:`save_policy` wrote; by default the weights that come with
-            the package.
+        folder: With both files.
+        shape: Fields of ``config.json``.
+        expected: Values that some of them must have, such as a version.
+
     Raises:
-        StrategyError: If files are missing, damaged, or of another version.
+        StrategyError: If a file is missing or damaged, or a value is another one.
     """
-    source = shipped_folder() if folder is None else Path(folder)
-    described = _read_description(source)
-    tensors = _read_tensors(source)
-    sizes = described.network
-    network = PointerNetwork(
-        graphs,
-        device_edges,
-        Widths(**described.widths),
-        PointerConfig(
-            width=int(sizes["width"]),
-            layers=int(sizes["layers"]),
-            hidden=int(sizes["hidden"]),
-            temperature=sizes["temperature"],
-        ),
-    )
-    weights = {
-        name.removeprefix("network."): part
-        for name, part in tensors.items()
-        if name.startswith("network.")
-    }
+    path = folder / _CONFIG
     try:
-        network.load_state_dict(weights)
-        scorer = Scorer(*(tensors[f"scorer.{n}"].numpy() for n in Scorer._fields))
-        scorer = check_scorer(scorer, scorer.first.shape[0])
-    except (KeyError, RuntimeError) as error:
-        raise StrategyError(
-            f"{source}/policy.safetensors does not go with its config.json "
-            f"({' '.join(str(error).split())[:200]}); write both anew"
-        ) from error
-    return SavedPolicy(network=network.eval(), scorer=scorer, notes=described.notes)
-
-
-def _read_description(source: Path) -> _Description:
-    path = source / "config.json"
-    try:
-        described = _Description.model_validate_json(path.read_bytes())
+        described = shape.model_validate_json(path.read_bytes())
     except OSError as error:
         raise StrategyError(
-            f"{path} cannot be read ({error.strerror}); give the folder of a policy, "
-            f"with policy.safetensors and config.json"
+            f"{path} cannot be read ({error.strerror}); give a folder with {_WEIGHTS} "
+            f"and {_CONFIG}"
         ) from error
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise StrategyError(f"{path}: {where}: {first['msg']}") from error
-    if described.format_version != FORMAT_VERSION:
-        raise StrategyError(
-            f"{path} has format_version={described.format_version}, this Meshwright "
-            f"reads {FORMAT_VERSION}; train the policy again, or install the version "
-            f"that wrote it"
-        )
-    if described.observation != _observation():
-        raise StrategyError(
-            f"{path} is of a policy that observes at {described.observation}, here it "
-            f"is {_observation()}; train it again"
-        )
-    return described
-
-
-def _read_tensors(source: Path) -> dict[str, torch.Tensor]:
-    path = source / "policy.safetensors"
+    for name, ours in expected.items():
+        theirs = getattr(described, name)
+        if theirs != ours:
+            raise StrategyError(
+                f"{path} has {name}={theirs}, this Meshwright reads {ours}; train the "
+                f"policy again, or install the version that wrote it"
+            )
+    path = folder / _WEIGHTS
     try:
-        return load(path.read_bytes())
+        raw = path.read_bytes()
+        tensors = load(raw)
     except OSError as error:
         raise StrategyError(
-            f"{path} cannot be read ({error.strerror}); it belongs to config.json"
+            f"{path} cannot be read ({error.strerror}); it belongs to {_CONFIG}"
         ) from error
     except SafetensorError as error:
         raise StrategyError(
             f"{path} holds no weights ({error}); copy it again"
         ) from error
+    return Weights(described, tensors, hashlib.sha256(raw).hexdigest())
+
+
+def fill(network: nn.Module, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Give a network its weights, and put it into evaluation mode.
+
+    Raises:
+        StrategyError: If they are not the weights of such a network.
+    """
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise StrategyError(
+            f"{folder / _WEIGHTS} does not go with its {_CONFIG} "
+            f"({' '.join(str(error).split())[:200]}); write both anew"
+        ) from error
+    network.eval()

@@ -1,4 +1,4 @@
-"""Planning problems: what they are, and a sampler of them."""
+"""Planning problems (worlds), and a sampler of them."""
 
 from envs.partition.graphs import GraphStore
 from envs.partition.sampler import SPLITS, WorldSampler, sample_world

@@ -1,8 +1,8 @@
-"""Clusters that worlds have, by kind: uniform, mixed, uneven, occupied.
+"""Draw the clusters of worlds, by kind: uniform, mixed, uneven, sites, occupied.
 
-Hosts are numbered in random order, so that the order in which devices are found is not
-the one in which they are best used. Which split a cluster belongs to is decided by a
-hash of its composition: how many hosts it has of each device type and size.
+Hosts are numbered in random order, so that the order of devices is not the best one to
+use them in. The split of a cluster depends on a hash of its composition: the number of
+hosts of each device type and size.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large clusters are drawn.
+    """Ranges of sizes of clusters.
 
     Attributes:
         hosts: Fewest and most hosts.
         devices: Fewest and most devices.
-        site_devices: Most devices of several sites, whose links are given pair by
-            pair.
+        site_devices: Fewest and most devices of several sites, whose links are given
+            pair by pair.
     """
 
     hosts: tuple[int, int] = (2, 64)
@@ -43,7 +43,7 @@ class Scale:
 
 
 def composition(document: ClusterDocument) -> str:
-    """How many hosts of each device type and size; the order does not matter."""
+    """Return the number of hosts of each device type and size, as text."""
     counts: Counter[tuple[str, int]] = Counter()
     for group in document.hosts:
         counts[group.device, group.devices_per_host] += group.count
@@ -51,27 +51,27 @@ def composition(document: ClusterDocument) -> str:
 
 
 def cluster_split(document: ClusterDocument) -> Split:
-    """The split that clusters of this composition belong to."""
+    """Return the split that clusters of this composition belong to."""
     return split_of(composition(document))
 
 
 def _size(rng: Rng, low: int, high: int) -> int:
-    """Log-uniform, both ends included: most clusters have 4 to 32 hosts."""
+    """Draw log-uniformly, both ends included: most clusters have 4 to 32 hosts."""
     return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
 def _speed(machine: Machine) -> float:
-    """FLOP/s of one device at the precision that is trained in."""
+    """FLOP/s of one device at the precision of training."""
     peaks = device_type(machine.device).peak_flops_per_s
     return peaks.get("bfloat16", peaks["float16"])
 
 
 def _choice(rng: Rng, machines: Mapping[str, Machine], count: int) -> list[Machine]:
-    """Different machines of different device types.
+    """Draw machines of different device types.
 
-    Types of like speed go together more often, in proportion to the ratio of their
-    speeds: neighbouring generations are mixed in practice, and beside a far faster
-    type the best use of a slow one is none.
+    Types of similar speed are drawn together more often, in proportion to the ratio of
+    their speeds: neighbouring generations are mixed in practice, and beside a far
+    faster type a slow one is best left unused.
     """
     names = rng.permutation(sorted(machines)).tolist()
     left = list({machines[name].device: machines[name] for name in names}.values())
@@ -120,12 +120,12 @@ def _uneven(rng: Rng, machines: Mapping[str, Machine], scale: Scale) -> ClusterD
 def _occupied(
     rng: Rng, machines: Mapping[str, Machine], scale: Scale
 ) -> ClusterDocument:
-    """A uniform, mixed or uneven cluster of which others have taken a part.
+    """Draw a uniform, mixed or uneven cluster that is partly occupied.
 
-    Some hosts are taken whole, of some others a few devices.
+    Some hosts are occupied completely, others by a few devices.
     """
     base = (_uniform, _mixed, _uneven)[int(rng.integers(3))]
-    # Two devices are left to work with, and as many can be taken.
+    # At least two devices stay free, and at least two can be occupied.
     roomy = replace(scale, devices=(max(4, scale.devices[0]), scale.devices[1]))
     cluster = Cluster.from_document(base(rng, machines, roomy))
     whole, partly = rng.uniform(0.0, 0.4), rng.uniform(0.1, 0.6)
@@ -138,7 +138,7 @@ def _occupied(
         elif fate < whole + partly and len(members) > 1:
             few = int(rng.integers(1, len(members)))
             taken += rng.choice(members, few, replace=False).tolist()
-    # Something is taken, and a quarter of the devices, two at least, is left.
+    # Something is occupied, and a quarter of the devices, at least two, stay free.
     taken = taken or [int(rng.integers(cluster.num_devices))]
     most = cluster.num_devices - max(2, cluster.num_devices // 4)
     return cluster.with_occupied(rng.permutation(taken)[:most].tolist()).document
@@ -152,7 +152,7 @@ def _sites(rng: Rng, machines: Mapping[str, Machine], scale: Scale) -> ClusterDo
     return sites_document(rng, kinds, hosts=count, devices_per_host=size)
 
 
-#: What draws a cluster, by kind.
+#: Functions that draw a cluster, by kind.
 CLUSTER_KINDS: Mapping[
     str, Callable[[Rng, Mapping[str, Machine], Scale], ClusterDocument]
 ] = {
@@ -171,14 +171,14 @@ def draw_cluster(
     machines: Mapping[str, Machine],
     scale: Scale,
 ) -> ClusterDocument:
-    """A cluster of a kind whose composition belongs to a split.
+    """Draw a cluster of a kind until its composition belongs to a split.
 
     Args:
         kind: Key of :data:`CLUSTER_KINDS`.
-        split: Drawn again until the composition is of it.
+        split: The split.
         rng: Source of randomness.
-        machines: What hosts may be.
-        scale: How large it may be.
+        machines: Machines that hosts may be.
+        scale: Ranges of sizes.
     """
     while True:
         document = CLUSTER_KINDS[kind](rng, machines, scale)
@@ -187,9 +187,9 @@ def draw_cluster(
 
 
 def _trimmed(hosts: Sequence[HostGroup], scale: Scale) -> list[HostGroup]:
-    """As many of the hosts as the scale's largest number of devices allows.
+    """Return as many of the hosts as the scale's largest number of devices allows.
 
-    One host of each kind stays, whatever its place.
+    One host of each kind always stays.
     """
     first: dict[str, int] = {}
     for index, host in enumerate(hosts):
@@ -207,7 +207,7 @@ def _trimmed(hosts: Sequence[HostGroup], scale: Scale) -> list[HostGroup]:
 
 
 def _document(hosts: Sequence[HostGroup], rng: Rng | None) -> ClusterDocument:
-    """Hosts on one network as fast as the fastest NIC, sometimes with slow uplinks."""
+    """Join hosts by a network as fast as the fastest NIC, some with slow uplinks."""
     runs = [list(run) for _, run in itertools.groupby(hosts)]
     groups = [
         run[0].model_copy(update={"count": sum(host.count for host in run)})
@@ -232,7 +232,7 @@ def _document(hosts: Sequence[HostGroup], rng: Rng | None) -> ClusterDocument:
 
 
 def _levels(count: int, network: Link, rng: Rng | None) -> tuple[Level, ...]:
-    """One switch over all hosts; in one of three cases racks with slower uplinks."""
+    """Make one switch over all hosts, or in a third of cases racks below a spine."""
     if rng is None or count < 4 or rng.random() > 1 / 3:
         return (Level(name="network", link=network),)
     racks = int(rng.integers(2, min(8, count // 2) + 1))

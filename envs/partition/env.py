@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from envs.partition.ordering import Ordering
 from envs.partition.padding import Sizes, observation_space, pad
-from envs.partition.problem import PLAIN, Built, Fidelity, Problem
+from envs.partition.problem import PLAIN, Built, Fidelity, Problem, ProblemStore
 from envs.partition.sampler import WorldSampler
-from envs.partition.store import ProblemStore
 from envs.partition.world import World
 from planner.errors import StrategyError, UnknownNameError
 from planner.search import Candidate
@@ -30,13 +29,12 @@ _KINDS = ("mixed", "uneven", "sites", "occupied", "uniform")
 class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
     """A mesh is chosen, then groups of devices are put in order until it is full.
 
-    Actions below ``max_meshes`` point at meshes, of which the first decision takes one;
-    those after them at groups of devices (the free ones of a host). A mesh says how
-    many devices make a stage and which of them hold the same weights; the groups fill
-    it in the order in which they are taken. All else is found by exact means, so that
-    every plan is legal and fits: the best schedule, microbatch, ZeRO stage and
-    recomputation by closed forms, cuts by dynamic programming, and the simulator says
-    what the plan costs.
+    Actions below ``max_meshes`` point at meshes, one of which the first decision takes;
+    the others point at groups of devices (the free devices of a host). A mesh sets the
+    devices of a stage and those that hold the same weights; groups fill it in the order
+    in which they are taken. All else is found by exact methods, so that every plan is
+    legal and fits: the best schedule, microbatch, ZeRO stage and recomputation by
+    closed forms, cuts by dynamic programming, and the price by the simulator.
 
     The reward comes at the end: the logarithm of the baseline's score over the plan's,
     no lower than ``worst``. An order in which nothing of the mesh fits in memory, or an
@@ -44,27 +42,27 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
     ``worst``.
 
     The observation is a flat Dict of float32 arrays with room for ``max_units`` (U),
-    ``max_groups`` (G) and ``max_meshes`` (M); what is not there is 0, in edges -1:
+    ``max_groups`` (G) and ``max_meshes`` (M); padding is 0, in edges -1:
 
     - ``units`` [U, UNIT_FEATURES], ``unit_mask`` [U], ``unit_edges`` [2, 8 U];
     - ``groups`` [G, GROUP_FEATURES], ``group_mask`` [G], ``group_edges`` [2, 12 G];
     - ``meshes`` [M, MESH_FEATURES], ``mesh_mask`` [M]: on offer, fitting or not;
     - ``whole`` [WHOLE_FEATURES];
-    - ``steps`` [G, STEP_FEATURES], ``left`` [G]: each group as the next one, and which
-      may be taken;
+    - ``steps`` [G, STEP_FEATURES], ``left`` [G]: features of each group as the next
+      one, and the groups that may be taken;
     - ``chosen`` [1]: the mesh, -1 before; ``phase`` [1]: 1 once there is one.
 
-    ``info`` carries ``world``, ``baseline`` (``name`` and ``score``), ``mesh`` once
+    ``info`` has ``world``, ``baseline`` (``name`` and ``score``), ``mesh`` once
     chosen, ``placed`` (devices) and ``groups`` (taken so far); at the end ``built``
     (``own``, ``overflow`` or ``masked``), ``score``, ``row``, ``order`` (device ids by
     rank), ``strategy`` and ``step_time_s``, the last two None with closed forms alone.
 
     Args:
         worlds: A sampler to draw from, or some worlds; worlds of every kind to train
-            on if None. A sampler's worlds that there is no room for are passed over.
+            on if None. Worlds of a sampler that are too large are skipped.
         max_units: Most pipeline units of a model.
         max_groups: Most groups of devices.
-        max_meshes: Most meshes on offer; of more, some that stand for all.
+        max_meshes: Most meshes on offer; if there are more, a sample spread over all.
         baselines: Partitioners whose best plan is the baseline; ``plain`` is the best
             mesh under the best plain order.
         fidelity: ``simulated``, or ``analytic`` for closed forms alone: faster.
@@ -110,7 +108,7 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self._masks[0] = True
 
     def alike(self) -> PartitionEnv:
-        """Another environment over the same worlds, which are made ready once."""
+        """Make another environment that shares the worlds and their preparation."""
         store, sizes = self.store, self.sizes
         made = PartitionEnv(
             store.worlds,
@@ -127,7 +125,7 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
     @property
     def problem(self) -> Problem:
-        """What the episode is about.
+        """Problem of the episode.
 
         Raises:
             StrategyError: Before the first reset.
@@ -138,14 +136,14 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
     @property
     def candidate(self) -> Candidate | None:
-        """The plan that the last episode built, with its price.
+        """Plan that the last episode built, with its price.
 
         None during an episode, and with closed forms alone.
         """
         return self._candidate
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Which actions are allowed; one always is. Shape [max_meshes + max_groups]."""
+        """Return the actions that are allowed. Shape [max_meshes + max_groups]."""
         return self._masks.copy()
 
     def reset(
@@ -154,13 +152,13 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         """Begin with the next world.
 
         Args:
-            seed: Begins the sequence of worlds anew.
+            seed: Restarts the sequence of worlds.
             options: ``world``: the :class:`World` to take instead of the next.
 
         Raises:
             NoFeasiblePlanError: If no mesh of a given world fits.
-            StrategyError: If there is no room for a given world, or for any that is
-                drawn; or if an option is not known.
+            StrategyError: If a given world is too large, or all that are drawn are; or
+                if an option is not known.
         """
         super().reset(seed=seed)
         options = options or {}
@@ -179,7 +177,7 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
     def step(
         self, action: np.int64
     ) -> tuple[dict[str, Floats], float, bool, bool, dict[str, Any]]:
-        """Take a mesh, or the group of devices that comes next.
+        """Take a mesh, or the next group of devices.
 
         Raises:
             StrategyError: If the action is out of range, or no episode is going on.
@@ -217,7 +215,7 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         )
 
     def _describe(self, ordering: Ordering) -> None:
-        """Put the order so far into the observation and the masks."""
+        """Write the order so far to the observation and the masks."""
         many, offset = len(self.problem.groups), self.sizes.meshes
         left = ordering.left[0]
         self._obs["steps"][:many] = ordering.describe()[0]
@@ -243,8 +241,8 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
             info.setdefault("order", self._candidate.strategy.device_ids())
         last = self._see()
         self._obs, self._ordering, self._choice = {}, None, -1
-        # Nothing may be chosen any more, but a mask that allows nothing is drawn from
-        # as if it allowed everything.
+        # Nothing may be chosen any more, but samplers treat an empty mask as a full
+        # one.
         self._masks[:] = False
         self._masks[: len(problem.fits)] = problem.fits
         for name in ("row", "order", "strategy", "step_time_s"):

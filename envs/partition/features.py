@@ -1,4 +1,4 @@
-"""What a policy sees of a planning problem: numbers of order one, whatever its size.
+"""Features of a planning problem: numbers of order one, for any size of problem.
 
 Everything is relative (to the fastest device, to the whole model) or a logarithm, so
 that weights learned on small clusters mean the same on large ones.
@@ -33,7 +33,7 @@ Array = NDArray[np.float32]
 Index = NDArray[np.int64]
 Wide = NDArray[np.float64]
 
-#: Raised when what a number means changes: other weights are then refused.
+#: Raised when the meaning of a number changes: other weights are then refused.
 FEATURE_VERSION = 1
 
 _KINDS = ("attention", "mlp", "expert", "conv", "embedding", "head", "norm")
@@ -52,14 +52,14 @@ class Observed:
     """A planning problem in numbers.
 
     Attributes:
-        units: Of the model's pipeline units. Shape [units, UNIT_FEATURES].
-        unit_edges: Units that hand tensors to each other, both ways. Shape [2, edges].
-        groups: Of the groups of devices. Shape [groups, GROUP_FEATURES].
+        units: Features of the model's pipeline units. Shape [units, UNIT_FEATURES].
+        unit_edges: Units that exchange tensors, both ways. Shape [2, edges].
+        groups: Features of the groups of devices. Shape [groups, GROUP_FEATURES].
         group_edges: Each group and those it reaches fastest. Shape [2, edges].
         pairs: Log bandwidth and log latency between groups, the first higher for
             faster links, the second lower. Shape [groups, groups, PAIR_FEATURES].
-        meshes: Of the choices. Shape [choices, MESH_FEATURES].
-        whole: Of the model, the machines and the request. Shape [WHOLE_FEATURES].
+        meshes: Features of the choices. Shape [choices, MESH_FEATURES].
+        whole: Features of model, machines and request. Shape [WHOLE_FEATURES].
     """
 
     units: Array
@@ -72,10 +72,10 @@ class Observed:
 
 
 def _log(values: Wide | float, unit: float, scale: float = 1.0) -> Wide:
-    """Decades above a unit, divided by ``scale``; 0 for what is not positive."""
+    """Decades above a unit, over ``scale``; 0 for values that are not positive."""
     array = np.asarray(values, dtype=float)
     decades = np.asarray(np.where(array > 0, array, unit))
-    # In place: of many groups there are millions of pairs.
+    # In place, because there may be millions of pairs.
     decades /= unit
     np.log10(decades, out=decades)
     decades /= scale
@@ -110,10 +110,10 @@ def _unit_features(graph: ModelGraph) -> tuple[Wide, Index]:
     )
 
 
-#: Links of a group that its encoder follows.
+#: Nearest groups that a group is connected with.
 _NEAREST = 12
-#: Groups up to which links are sorted as they were when the weights were trained; of
-#: more the nearest are picked, 50 times as fast. Equally near ones may differ.
+#: Number of groups up to which links are sorted as in the training of the weights;
+#: above it the nearest are selected, 50 times as fast. Equally near ones may differ.
 _SORTED = 512
 
 
@@ -155,7 +155,7 @@ def _group_features(request: Request, groups: DeviceGroups) -> tuple[Wide, Index
 
 
 def _nearest(seconds: Wide, most: int) -> Index:
-    """Other groups that each group reaches soonest. Shape [groups, most]."""
+    """Return the groups that each group reaches soonest. Shape [groups, most]."""
     np.fill_diagonal(seconds, np.inf)
     if len(seconds) <= _SORTED:
         return np.argsort(seconds, axis=1)[:, :most].astype(np.int64)
@@ -166,9 +166,9 @@ def _nearest(seconds: Wide, most: int) -> Index:
 
 @compiled
 def _take_nearest(seconds: Wide, near: Index) -> None:
-    """Fill in the columns with the least values of each row, the earliest of equals.
+    """Fill in the columns with the least values of each row, the first of equal ones.
 
-    The row itself stands where there are fewer that can be reached.
+    The row itself fills up where fewer can be reached.
     """
     most = near.shape[1]
     least = np.empty(most)
@@ -188,7 +188,7 @@ def _take_nearest(seconds: Wide, near: Index) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sums:
-    """Of the whole model, a step's worth where it says so."""
+    """Sums over the model: FLOPs of a step, the others of a sample."""
 
     flops: float
     parameters: float
@@ -212,11 +212,12 @@ def _sums(request: Request) -> _Sums:
 def _fleet_numbers(
     request: Request, groups: DeviceGroups, choices: Choices
 ) -> tuple[Wide, Wide]:
-    """Of each fleet's fastest devices: speed summed, least, memory least; links.
+    """Describe the fastest devices of each fleet, and its links.
 
     Returns:
-        Shapes [fleets, 3] and [fleets, 3]: the second has the median and the least
-        bandwidth between groups in its best plain order, and inside a group.
+        Speed of all as fast as the slowest, summed speed, and least memory, shape
+        [fleets, 3]; and the median and the least bandwidth between groups in the best
+        plain order, and that inside a group, shape [fleets, 3].
     """
     setting = request.setting
     types = setting.cluster.device_types
@@ -319,11 +320,11 @@ def _whole_features(request: Request, groups: DeviceGroups, sums: _Sums) -> Wide
 
 
 def observe(request: Request, groups: DeviceGroups, choices: Choices) -> Observed:
-    """Put a request in numbers.
+    """Compute the features of a request.
 
     Args:
-        request: The question.
-        groups: Of its devices.
+        request: The request.
+        groups: Groups of its devices.
         choices: Its meshes.
     """
     sums = _sums(request)

@@ -1,4 +1,4 @@
-"""Graphs of the models that worlds name, each read once."""
+"""Store of model graphs, which reads each model once."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["GraphStore", "process_store"]
 
 
 class GraphStore:
-    """Reads models, remembers them, and keeps them in a folder if it has one.
+    """Reads models, caches them, and keeps them in a folder if it has one.
 
-    Reading a model takes between a third of a second and two seconds, its file a few
-    hundredths. Files are compressed JSON named by a hash of the model's reference and
-    of the versions of what read it; a model that lies in a file of its own (``hf:``,
-    a profile, one's own code) may change and is never kept in the folder.
+    Reading a model takes 0.3 to 2 seconds, its file a few hundredths. Files are
+    compressed JSON named by a hash of the model's reference and of the versions of the
+    packages that read it; a model in a file of its own (``hf:``, a profile, user code)
+    may change and is never kept in the folder.
 
     Attributes:
-        folder: Where graphs are kept between processes; None for nowhere.
+        folder: Keeps graphs between processes; None for none.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -49,10 +49,10 @@ class GraphStore:
         seq_len: int | None = None,
         dtype: str = "bfloat16",
     ) -> ModelGraph:
-        """The graph of a model; the same object for the same question.
+        """Return the graph of a model; the same object for the same arguments.
 
         Args:
-            model: As :func:`planner.api.read_model` takes it.
+            model: As for :func:`planner.api.read_model`.
             seq_len: Tokens per sample; None for the model's own.
             dtype: Compute dtype.
 
@@ -111,5 +111,5 @@ def _load(path: Path) -> ModelGraph:
 
 @cache
 def process_store() -> GraphStore:
-    """The store of this process, without a folder."""
+    """Return the store of this process, which has no folder."""
     return GraphStore()

@@ -1,4 +1,4 @@
-"""Hosts that clusters are made of: presets and rented instances, at any size."""
+"""Machines that hosts of drawn clusters are: presets, rented instances, servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner.schema.cluster import HostGroup, Link
 
 __all__ = ["KNOWN", "UNSEEN", "Machine"]
 
-#: Sizes in which uneven clusters have their hosts.
+#: Numbers of devices that a host may have.
 _SIZES = (1, 2, 4, 8)
 
 
@@ -20,12 +20,12 @@ class Machine:
     """A host with up to eight devices of one type.
 
     Attributes:
-        name: Of the preset or the instance family.
+        name: Name of the preset or the instance family.
         device: Name of the device type.
         inside: Link between its devices.
-        outside: Link to other hosts, per device of a host with all of them.
-        shared: Whether a host with fewer devices has the same network port, which
-            fewer then share; otherwise the port shrinks with the host.
+        outside: Link to other hosts, per device of a full host.
+        shared: True if a host with fewer devices has the same network port, shared by
+            fewer devices; otherwise the port shrinks with the host.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Machine:
         return _SIZES
 
     def nic(self, devices: int) -> Link:
-        """What one device of a host with so many can send to other hosts."""
+        """Return the link of one device to other hosts, for a host of some size."""
         if not self.shared:
             return self.outside
         rate = self.outside.bandwidth_bytes_per_s * self.full / devices
         return self.outside.model_copy(update={"bandwidth_bytes_per_s": rate})
 
     def host(self, devices: int, count: int = 1) -> HostGroup:
-        """Equal hosts; their NIC is set, as those beside them may differ."""
+        """Return equal hosts, with their NIC set because other hosts may differ."""
         return HostGroup(
             name=f"{self.name} x {devices}",
             count=count,
@@ -75,7 +75,7 @@ def _preset(name: str, *, shared: bool = False) -> Machine:
 
 
 def _rented(name: str, device: str, inside: str, gbits: float) -> Machine:
-    """A family of instances whose largest has eight devices and one port."""
+    """Make a family of instances whose largest has eight devices and one port."""
     source = f"Amazon EC2 accelerated instance types, 2025: {gbits:g} Gbit/s for 8"
     return Machine(
         name=name,
@@ -86,7 +86,7 @@ def _rented(name: str, device: str, inside: str, gbits: float) -> Machine:
 
 
 def _server(device: str, gbits: float, inside: str = "pcie4") -> Machine:
-    """A server of cards with one port, as laboratories build them; an assumption."""
+    """Make a server of cards with one port, as laboratories build them."""
     return Machine(
         name=f"{device.rpartition('-')[0]}-server",
         device=device,

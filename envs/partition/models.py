@@ -1,8 +1,8 @@
-"""Models that worlds train: a catalogue of shapes, split by a hash of each.
+"""Catalogue of the models that worlds train, split by a hash of each.
 
 Shapes are drawn, not taken from papers: a width, a depth in proportion to it, heads,
-keys, inner width and vocabulary as published models combine them. Which split a shape
-belongs to is decided by a hash of its config, so no shape is in two of them.
+keys, inner width and vocabulary as published models combine them. The split of a shape
+depends on a hash of its config, so that no shape is in two splits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 #: Upper ends of each split's share of the hashes, in thousandths.
 _SHARES = {"train": 600, "validation": 750, "test": 1000}
-#: Of a scalar in a profile: they were made in float32.
+#: Bytes of a scalar in a profile: float32.
 _PROFILED_BYTES = 4
 _VOCABULARIES = (32000, 50304, 64000, 100352, 128256, 151936)
 
@@ -45,11 +45,11 @@ class ModelShape:
     """One model of the catalogue.
 
     Attributes:
-        name: For people: ``dense-3.1b``.
+        name: Name for display: ``dense-3.1b``.
         family: Key of :data:`FAMILIES`, or ``profile``.
         model: Fields of its transformers config, or the path of a profile.
         seq_len: Tokens per sample; None for images and profiles.
-        parameters: Scalars, about: what is left out is norms and biases.
+        parameters: Scalars, about: norms and biases are left out.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ModelShape:
 
 
 def split_of(key: str) -> Split:
-    """The split that whatever has this key belongs to, in any process."""
+    """Return the split of a key, the same in any process."""
     number = int.from_bytes(sha256(key.encode()).digest()[:8], "big") % 1000
     return next(split for split in SPLITS if number < _SHARES[split])
 
@@ -83,7 +83,7 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 def _width_and_depth(
     rng: np.random.Generator, scalars: float, head: int
 ) -> tuple[int, int]:
-    """A width and a depth that together hold about so many scalars.
+    """Draw a width and a depth that together hold about so many scalars.
 
     Widths are 60 to 130 times the depth, as in models from GPT-2 to Llama 3: layers
     hold about 12 x width^2 scalars.
@@ -250,7 +250,7 @@ def _convolutional(rng: np.random.Generator) -> _Drawn:
     return {**config, **image}, None, float(total)
 
 
-#: What draws a shape, by family.
+#: Functions that draw a shape, by family.
 FAMILIES: Mapping[str, Callable[[np.random.Generator], _Drawn]] = {
     "dense": _dense,
     "gpt2": _gpt2,
@@ -270,13 +270,13 @@ COUNTS: Mapping[Split, Mapping[str, int]] = {
 
 @cache
 def catalogue(split: Split) -> tuple[ModelShape, ...]:
-    """The models of a split, the same in every process."""
+    """Return the models of a split, the same in every process."""
     return tuple(shape for family in FAMILIES for shape in _shapes(family, split))
 
 
 @cache
 def profiled(folder: Path, split: Split) -> tuple[ModelShape, ...]:
-    """The PipeDream profiles of a folder that belong to a split, by their file names.
+    """Return the PipeDream profiles of a folder that belong to a split.
 
     Raises:
         CaptureError: If one is malformed.
@@ -302,7 +302,7 @@ def _shapes(family: str, split: Split) -> list[ModelShape]:
     found: dict[str, ModelShape] = {}
     number = 0
     while len(found) < COUNTS[split][family]:
-        # The same stream for all splits: a hash says whose each shape is.
+        # The same stream for all splits: a hash decides the split of each shape.
         key = [*family.encode(), number]
         config, length, scalars = FAMILIES[family](np.random.default_rng(key))
         number += 1

@@ -1,8 +1,8 @@
-"""Groups of devices put in order, one after the other, many orders side by side.
+"""Put groups of devices in order, one after the other, many orders side by side.
 
-A mesh says how many devices make a stage and how many a block of replicas inside it;
-the groups fill both in turn. At each step every group that is left has numbers that say
-what it would meet there: links to its stage, to the stage before, to its replicas.
+A mesh sets the devices of a stage and of a block of replicas inside it; the groups fill
+both in turn. At each step every remaining group has features of its place as the next
+one: links to its stage, to the stage before, to its replicas.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Array = NDArray[np.float32]
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: Numbers of each group at each step.
+#: Number of features of each group at each step.
 STEP_FEATURES = 16
 
-#: Stands for "no group yet" where the slowest link counts.
+#: Initial value of a minimum over links.
 _NONE = np.float32(9.0)
 
 
 class _Problem(NamedTuple):
-    """What does not change; G groups, n orders."""
+    """Constants of the orders; G groups, n orders."""
 
     sizes: Index
     kinds: Index
@@ -44,7 +44,7 @@ class _Problem(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Orders as far as they are made. Shapes [n, G], [n, devices] or [n]."""
+    """Orders so far. Shapes [n, G], [n, devices] or [n]."""
 
     left: Mask
     sequence: Index
@@ -74,7 +74,7 @@ def _take(problem: _Problem, state: _State, row: int, group: int) -> None:
         if start // stage == stop // stage:
             state.in_stage[row, other] = joined
         else:
-            # A group that fills the stage before alone leaves no others in it.
+            # A group that fills the stage before is alone in it.
             alone = start // stage < stop // stage - 1
             state.before[row, other] = links[other] if alone else joined
             state.in_stage[row, other] = links[other] if stop % stage else _NONE
@@ -94,7 +94,7 @@ def _take(problem: _Problem, state: _State, row: int, group: int) -> None:
 
 @compiled
 def _describe(problem: _Problem, state: _State, row: int, steps: Array) -> None:
-    """Numbers of the groups that are left; 0 for the others. [G, STEP_FEATURES]."""
+    """Write features of the remaining groups; 0 for others. [G, STEP_FEATURES]."""
     at, count = state.position[row], problem.devices[row]
     stage, inner = problem.stage[row], problem.inner[row]
     offset = at % stage
@@ -150,7 +150,7 @@ def _take_all(problem: _Problem, state: _State, chosen: Index) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Ordering:
-    """Orders in the making, all over the same groups.
+    """Orders under construction, all over the same groups.
 
     Attributes:
         problem: Groups and meshes.
@@ -172,7 +172,7 @@ class Ordering:
         count: Index,
         usable: Mask,
     ) -> Ordering:
-        """Nothing in order yet.
+        """Begin empty orders.
 
         Args:
             sizes: Devices in each group. Shape [G].
@@ -213,16 +213,16 @@ class Ordering:
 
     @property
     def going(self) -> Mask:
-        """Orders that need more devices. Shape [n]."""
+        """True for orders that need more devices. Shape [n]."""
         return np.asarray(self.state.position < self.problem.devices)
 
     @property
     def left(self) -> Mask:
-        """Groups that may come next. Shape [n, G]."""
+        """True for groups that may come next. Shape [n, G]."""
         return self.state.left
 
     def describe(self) -> Array:
-        """Numbers of every group as the next one. Shape [n, G, STEP_FEATURES]."""
+        """Return features of every group as the next one. [n, G, STEP_FEATURES]."""
         steps = np.empty((*self.state.left.shape, STEP_FEATURES), dtype=np.float32)
         _describe_all(self.problem, self.state, steps)
         return steps
@@ -232,7 +232,7 @@ class Ordering:
         _take_all(self.problem, self.state, np.ascontiguousarray(chosen))
 
     def sequences(self) -> Index:
-        """Orders, the groups that are left over behind, then -1. Shape [n, G]."""
+        """Return the orders, then the remaining groups, then -1. Shape [n, G]."""
         made = self.state.sequence.copy()
         for row in range(len(made)):
             rest = np.flatnonzero(self.state.left[row])

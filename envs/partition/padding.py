@@ -1,7 +1,7 @@
-"""Planning problems of any size in arrays of one size, as stable-baselines3 wants them.
+"""Planning problems of any size in arrays of one size, for stable-baselines3.
 
-What is padded is told by masks. Edges are float boxes: integer boxes would be one-hot
-encoded, and graph spaces are not supported.
+Masks mark the padding. Edges are float boxes: integer boxes would be one-hot encoded,
+and graph spaces are not supported.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = ["Sizes", "observation_space", "pad"]
 
 Array = NDArray[np.float32]
 
-#: Edges that there is room for, per node: models are chains with a few skips, and
-#: groups have their nearest ones.
+#: Room for edges, per node: models are chains with a few skips, and groups have edges
+#: to their nearest ones.
 _UNIT_EDGES = 8
 _GROUP_EDGES = 12
-#: More than any number in an observation, which are of order one, or than any node's.
+#: Bound of all numbers in an observation: features are of order one, edges are indices.
 _LARGE = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much an observation has room for.
+    """Sizes of an observation's arrays.
 
     Attributes:
         units: Pipeline units of the model.
@@ -57,18 +57,18 @@ class Sizes:
 
     @property
     def unit_edges(self) -> int:
-        """Edges between units."""
+        """Room for edges between units."""
         return _UNIT_EDGES * self.units
 
     @property
     def group_edges(self) -> int:
-        """Edges between groups."""
+        """Room for edges between groups."""
         return _GROUP_EDGES * self.groups
 
     def why_not(
         self, *, units: int, groups: int, meshes: int = 0, unit_edges: int = 0
     ) -> str | None:
-        """What of a problem there is no room for; None if all of it fits."""
+        """Describe the part of a problem that is too large; None if all of it fits."""
         for name, many in (("units", units), ("groups", groups), ("meshes", meshes)):
             most = getattr(self, name)
             if many > most:
@@ -86,7 +86,7 @@ class Sizes:
 
 
 def observation_space(sizes: Sizes) -> spaces.Dict:
-    """A flat Dict of float32 boxes; see :class:`envs.partition.env.PartitionEnv`."""
+    """Make the space of :class:`envs.partition.env.PartitionEnv`'s observations."""
     shapes: dict[str, tuple[int, ...]] = {
         "units": (sizes.units, UNIT_FEATURES),
         "unit_mask": (sizes.units,),
@@ -117,11 +117,11 @@ def _padded(array: NDArray[np.generic], shape: tuple[int, ...], fill: float) -> 
 
 
 def pad(seen: Observed, sizes: Sizes) -> dict[str, Array]:
-    """An observation before the first decision.
+    """Make the observation before the first decision.
 
     Args:
         seen: The problem.
-        sizes: Room for it.
+        sizes: Sizes of the arrays.
 
     Raises:
         StrategyError: If it does not fit.

@@ -1,12 +1,14 @@
-"""A world made ready for an episode, and what becomes of the decisions about it.
+"""Prepare a world for episodes, and price the decisions about it.
 
-The decisions are a mesh and an order of device groups. Everything else is found by
-exact means: which schedule, microbatch, ZeRO stage and recomputation go best with them
-by closed forms, then cuts and recomputation of each stage, then the simulator.
+The decisions are a mesh and an order of device groups. All else is found by exact
+methods: schedule, microbatch, ZeRO stage and recomputation by closed forms, then cuts
+and recomputation of each stage, then the price by the simulator. Where there are too
+many meshes to choose from, a sample spread over all of them is offered.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,8 +18,8 @@ from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
 from envs.partition.graphs import GraphStore
-from envs.partition.offers import subset, thinned, with_rows
 from envs.partition.padding import Sizes
+from envs.partition.sampler import WorldSampler
 from envs.partition.world import World
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError, StrategyError
@@ -30,11 +32,86 @@ from planner.search.arranging.mended import scores_of
 from planner.search.refusal import why_nothing_is_legal
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 
-__all__ = ["PLAIN", "Baseline", "Built", "Fidelity", "Problem", "open_problem"]
+__all__ = [
+    "PLAIN",
+    "Baseline",
+    "Built",
+    "Fidelity",
+    "Problem",
+    "ProblemStore",
+    "open_problem",
+    "subset",
+    "thinned",
+    "with_rows",
+]
 
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Fidelity = Literal["simulated", "analytic"]
+
+
+def _shares(many: Index, most: int) -> Index:
+    """Divide a number among fleets equally; unused shares go to the others. [n]."""
+    share = np.zeros(len(many), dtype=np.int64)
+    left = most
+    while left > 0 and (open_ := np.flatnonzero(share < many)).size:
+        each = max(1, left // len(open_))
+        for fleet in open_.tolist():
+            more = min(each, int(many[fleet] - share[fleet]), left)
+            share[fleet] += more
+            left -= more
+    return share
+
+
+def thinned(choices: Choices, among: Index, most: int) -> Index:
+    """Select a number of choices: of every fleet, evenly over its meshes.
+
+    Meshes of a fleet are in the order of their degrees, so that the selection ranges
+    from the shallowest pipeline to the deepest. It is deterministic.
+
+    Args:
+        choices: All meshes.
+        among: Choices to select from, ascending. Shape [n].
+        most: Number to select; if there are more fleets, the first fleets keep one
+            each.
+    Returns:
+        Shape [min(n, most)], ascending.
+    """
+    if len(among) <= most:
+        return among
+    fleet = choices.fleet[among]
+    numbers, many = np.unique(fleet, return_counts=True)
+    kept = []
+    for number, share in zip(numbers, _shares(many, most).tolist(), strict=True):
+        mine = among[fleet == number]
+        kept.append(mine[np.linspace(0, len(mine) - 1, share).round().astype(int)])
+    return np.sort(np.concatenate(kept))
+
+
+def with_rows(request: Request, choices: Choices) -> Index:
+    """Return the choices with at least one legal strategy, ascending. Shape [n].
+
+    Half or more of the meshes have none, and would take the place of others.
+    """
+    kept = []
+    for number in range(len(choices.fleets)):
+        mine = np.flatnonzero(choices.fleet == number)
+        table = expand_meshes(choices.mesh[mine], request.facts, request.pins)
+        rows = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
+        both = np.concatenate([np.unique(rows, axis=0), choices.mesh[mine]])
+        _, which = np.unique(both, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        many = len(both) - len(mine)
+        kept.append(mine[np.isin(which[many:], which[:many])])
+    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
+
+
+def subset(choices: Choices, kept: Index) -> Choices:
+    """Return some of the choices, over the same fleets."""
+    return Choices(
+        fleets=choices.fleets, mesh=choices.mesh[kept], fleet=choices.fleet[kept]
+    )
+
 
 #: Name of the baseline that takes the best mesh under the best plain order.
 PLAIN = "plain"
@@ -44,11 +121,11 @@ _SETTLED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What an episode's plan is measured against.
+    """Plan that an episode's plan is compared with.
 
     Attributes:
-        name: Of the partitioner that found it, or :data:`PLAIN`.
-        score: What the objective makes small.
+        name: Name of the partitioner that found it, or :data:`PLAIN`.
+        score: Value of the objective; less is better.
         candidate: The strategy and its price; None with closed forms alone.
     """
 
@@ -59,10 +136,10 @@ class Baseline:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Built:
-    """What came of a mesh and an order.
+    """Plan of a mesh and an order.
 
     Attributes:
-        score: What the objective makes small; infinite if nothing fits.
+        score: Value of the objective; infinite if nothing fits.
         row: Degrees and the rest of the strategy's table row, before schedules were
             compared; None if nothing fits by closed forms.
         order: Device id by rank. Shape [devices].
@@ -78,18 +155,18 @@ class Built:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Problem:
-    """A world to decide about.
+    """A world prepared for an episode.
 
     Attributes:
         world: The world.
-        request: The question that it asks.
-        groups: Of its devices.
+        request: Its request.
+        groups: Groups of its devices.
         choices: Meshes that are offered.
-        fits: Which of them have a row that fits under a plain order. Shape [choices].
-        seen: It all in numbers.
-        arranger: Prices arrangements of what fits.
+        fits: True for meshes with a row that fits under a plain order. Shape [choices].
+        seen: Features of the problem.
+        arranger: Prices arrangements of the meshes that fit.
         baseline: The plan to beat.
-        fidelity: Of all prices.
+        fidelity: Fidelity of all prices.
     """
 
     world: World
@@ -103,7 +180,7 @@ class Problem:
     fidelity: Fidelity
 
     def mesh(self, choice: int) -> dict[str, int]:
-        """Degrees of an offered mesh, by axis."""
+        """Return the degrees of an offered mesh, by axis."""
         degrees = self.choices.mesh[choice].tolist()
         return dict(zip(MESH_COLUMNS, degrees, strict=True))
 
@@ -111,7 +188,7 @@ class Problem:
         """Find the best strategy of a mesh on an order of groups.
 
         Args:
-            choice: Which of the offered meshes.
+            choice: Number of an offered mesh.
             sequence: Groups in order, -1 after the last; enough for its devices.
         """
         fleet = self.choices.fleets[self.choices.fleet[choice]]
@@ -121,7 +198,7 @@ class Problem:
         order = self.groups.orders(sequence[None, :], fleet.count)[0]
         if not len(table):
             return Built(score=np.inf, row=None, order=order, candidate=None)
-        # All rows of the mesh: those that do best in a plain order may not fit here.
+        # All rows of the mesh, because the best of a plain order may not fit here.
         local = replace(
             self.arranger,
             layouts=Layouts(
@@ -152,7 +229,7 @@ def _score(request: Request, candidate: Candidate) -> float:
 
 
 def _best(request: Request, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The one to prefer of those that fit; None if there are none."""
+    """Return the best of those that fit; None if there are none."""
     return min(
         (candidate for candidate in candidates if candidate.cost.fits),
         key=lambda candidate: preference(candidate, request.objective),
@@ -161,7 +238,7 @@ def _best(request: Request, candidates: Sequence[Candidate]) -> Candidate | None
 
 
 def _priced_alike(request: Request, candidate: Candidate) -> float:
-    """A candidate by closed forms, as arrangements are; infinite if it does not fit."""
+    """Price a candidate by closed forms; infinite if it does not fit."""
     strategy = candidate.strategy
     order = np.array(strategy.device_ids(), dtype=np.int64)
     table = StrategyTable.from_strategies([strategy])
@@ -188,7 +265,7 @@ def _plain(arranger: Arranger, fidelity: Fidelity) -> Baseline | None:
 def _baseline(
     arranger: Arranger, names: Sequence[str], fidelity: Fidelity
 ) -> Baseline | None:
-    """The best of some; None if none of them finds anything that fits."""
+    """Return the best of some baselines; None if none finds a plan that fits."""
     request = arranger.request
     found = []
     for name in names:
@@ -216,20 +293,20 @@ def open_problem(
     fidelity: Fidelity = "simulated",
     graphs: GraphStore | None = None,
 ) -> Problem:
-    """Read a world, price its meshes under plain orders, find what is to be beaten.
+    """Read a world, price its meshes under plain orders, and find the baseline.
 
     Args:
         world: The world.
-        sizes: Room for it; of more meshes than there is room for, some that stand for
-            all are offered (:func:`envs.partition.offers.thinned`).
+        sizes: Sizes of observations; if there are more meshes, a sample is offered
+            (:func:`thinned`).
         baselines: Names of partitioners, and :data:`PLAIN`.
         fidelity: ``analytic`` prices by closed forms alone.
-        graphs: Where the model's graph is kept.
+        graphs: Store of model graphs.
 
     Raises:
         NoFeasiblePlanError: If no mesh is legal, or none fits in memory.
-        StrategyError: If there is no room for it.
-        UnknownNameError: If a baseline's name is known nowhere.
+        StrategyError: If the world is too large for observations.
+        UnknownNameError: If there is no such baseline.
         MeshwrightError: As :meth:`World.request`.
     """
     request = world.request(graphs)
@@ -270,21 +347,21 @@ def open_problem(
 def _offered(
     request: Request, groups: DeviceGroups, every: Choices, sizes: Sizes
 ) -> tuple[Index, Arranger | None]:
-    """Meshes to choose from, and what prices them; None if none of all fits."""
+    """Return the meshes on offer, and their pricer; None if no mesh at all fits."""
     whole = np.arange(len(every))
     if len(every) > sizes.meshes:
         whole = with_rows(request, every)
     kept = thinned(every, whole, sizes.meshes)
     arranger = open_arranger(request, every, groups, kept)
     if arranger is None and len(kept) < len(whole):
-        # What was left out may be all that fits.
+        # All that fits may be among the meshes left out.
         found = open_arranger(request, every, groups, whole)
         if found is not None:
             kept = thinned(every, np.sort(found.layouts.choice), sizes.meshes)
             arranger = open_arranger(request, every, groups, kept)
     if arranger is None:
         return kept, None
-    # Choices are numbered as they are offered.
+    # The pricer numbers choices as they are offered.
     choice = np.searchsorted(kept, arranger.layouts.choice)
     return kept, replace(arranger, layouts=replace(arranger.layouts, choice=choice))
 
@@ -305,3 +382,90 @@ def _nothing_fits(
             f"under any plain order; use more devices or a smaller model"
         ]
     )
+
+
+#: Drawn worlds in a row that may be unsuitable before that is an error.
+_ATTEMPTS = 100
+#: Problems that are kept, because preparing one takes longer than an episode.
+_KEPT = 256
+
+
+class ProblemStore:
+    """Draws worlds and prepares them; several environments may share one.
+
+    Args:
+        worlds: A sampler to draw from, or some worlds.
+        sizes: Sizes of observations.
+        baselines: As for :func:`open_problem`.
+        fidelity: As for :func:`open_problem`.
+        pool: Worlds of a sampler that are drawn from.
+
+    Raises:
+        StrategyError: If there are no worlds.
+    """
+
+    def __init__(
+        self,
+        worlds: WorldSampler | Sequence[World],
+        sizes: Sizes,
+        *,
+        baselines: Sequence[str],
+        fidelity: Fidelity,
+        pool: int,
+    ) -> None:
+        if not isinstance(worlds, WorldSampler) and not len(worlds):
+            raise StrategyError("worlds is empty; give at least one world")
+        if pool < 1:
+            raise StrategyError(f"pool={pool} of worlds is at least 1")
+        self.worlds, self.sizes, self.pool = worlds, sizes, pool
+        self.baselines, self.fidelity = tuple(baselines), fidelity
+        self._ready: OrderedDict[str, Problem] = OrderedDict()
+        self._drawn: dict[int, World] = {}
+        self._refused: dict[int, str] = {}
+
+    def draw(self, rng: np.random.Generator) -> Problem:
+        """Draw a world; unsuitable worlds of a sampler are skipped.
+
+        Raises:
+            NoFeasiblePlanError: If no mesh of a given world fits.
+            StrategyError: If a given world is too large, or if none of many that are
+                drawn is suitable.
+        """
+        if not isinstance(self.worlds, WorldSampler):
+            return self.open(self.worlds[int(rng.integers(len(self.worlds)))])
+        index = 0
+        for _ in range(_ATTEMPTS):
+            index = int(rng.integers(self.pool))
+            if index in self._refused:
+                continue
+            if index not in self._drawn:
+                self._drawn[index] = self.worlds.world(index)
+            try:
+                return self.open(self._drawn[index])
+            except (NoFeasiblePlanError, StrategyError) as error:
+                self._refused[index] = str(error)
+        raise StrategyError(
+            f"of {_ATTEMPTS} worlds drawn none can be taken; the last: "
+            f"{self._refused[index]}"
+        )
+
+    def open(self, world: World) -> Problem:
+        """Prepare a world, or find it prepared.
+
+        Raises:
+            MeshwrightError: As :func:`open_problem`.
+        """
+        key = world.to_json()
+        if key not in self._ready:
+            source = self.worlds
+            self._ready[key] = open_problem(
+                world,
+                self.sizes,
+                baselines=self.baselines,
+                fidelity=self.fidelity,
+                graphs=source.graphs if isinstance(source, WorldSampler) else None,
+            )
+            if len(self._ready) > _KEPT:
+                self._ready.popitem(last=False)
+        self._ready.move_to_end(key)
+        return self._ready[key]

@@ -1,9 +1,10 @@
 """A sampler of worlds: seeded, split by construction, each of them solvable.
 
-What keeps the splits apart: models by a hash of their shape, clusters by a hash of
-their composition (:mod:`envs.partition.models`, :mod:`envs.partition.clusters`), and
-the split is part of every seed. Worlds of kind ``transfer`` have device types, sizes or
-both that no world of another kind has; there are none to train on.
+The splits share no model and no cluster: models are split by a hash of their shape,
+clusters by a hash of their composition (:mod:`envs.partition.models`,
+:mod:`envs.partition.clusters`), and the split is part of every seed. Worlds of kind
+``transfer`` have device types, sizes or both that no world of another kind has; there
+are none to train on. :class:`OwnWorlds` draws worlds of given clusters and models.
 
     python -m envs.partition.sampler --kind mixed --split test --count 200 --out w.json
 """
@@ -14,7 +15,8 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from envs.partition.graphs import GraphStore
 from envs.partition.machines import KNOWN, UNSEEN
 from envs.partition.models import SPLITS, ModelShape, Split, catalogue, profiled
 from envs.partition.world import World, save_worlds
+from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.errors import StrategyError, UnknownNameError
 from planner.schema.base import require_writable
@@ -39,6 +42,7 @@ __all__ = [
     "KINDS",
     "SPLITS",
     "TRANSFERS",
+    "OwnWorlds",
     "WorldSampler",
     "draw_batch",
     "draw_objective",
@@ -49,24 +53,25 @@ __all__ = [
     "sample_world",
 ]
 
+
 #: Kinds of worlds.
 KINDS: tuple[str, ...] = (*CLUSTER_KINDS, "transfer")
-#: What is new in a world of kind ``transfer``.
+#: Novelties of a world of kind ``transfer``.
 TRANSFERS = ("types", "size", "both")
 
-#: Of worlds that are trained on.
+#: Scale of worlds to train on.
 _USUAL = Scale()
-#: Up to twice as many hosts and devices as any of those, and more than they have.
+#: Scale of worlds with more hosts and devices than any of those, up to twice as many.
 _LARGE = Scale(hosts=(65, 128), devices=(514, 1024), site_devices=(136, 256))
 
 #: Bytes of training state a scalar: weight, gradient and two states in float32.
 _STATE_BYTES = 16
-#: Shares of the free memory that a model's state may take, so that neither all models
-#: are toys nor most draws are in vain.
+#: Least and largest share of the free memory for a model's state, so that neither all
+#: models are toys nor most draws are infeasible.
 _STATE_SHARES = (0.003, 0.6)
-#: Draws before giving up; a draw in two or so is feasible.
+#: Draws before giving up; about half of them are feasible.
 _ATTEMPTS = 100
-#: Seeds of a sampler's worlds lie side by side, those of two samplers do not overlap.
+#: Distance between the seeds of two samplers, so that their worlds do not overlap.
 _STRIDE = 1_000_000
 
 _log = logging.getLogger(__name__)
@@ -79,18 +84,17 @@ def sample_world(
     graphs: GraphStore | None = None,
     profiles: str | os.PathLike[str] | None = None,
 ) -> World:
-    """The world with this seed: the same in every process.
+    """Draw the world of a seed, the same in every process.
 
-    It stays the same as long as the catalogue and what closed forms say of memory do;
-    keep a file of worlds where results are to be compared over versions.
+    It changes with the catalogue and with the closed forms of memory; keep a file of
+    worlds to compare results over versions.
 
     Args:
         kind: One of :data:`KINDS`.
         split: One of :data:`SPLITS`; worlds to train on are never of kind
             ``transfer``.
         seed: At least 0.
-        graphs: Where the graph is kept by which the world is checked to be solvable;
-            that of the process if None.
+        graphs: Store of model graphs; that of the process if None.
         profiles: Folder of PipeDream profiles that worlds may train, too; such a world
             names its file.
 
@@ -114,9 +118,9 @@ def sample_world(
 
 
 def is_feasible(request: Request) -> bool:
-    """Whether a legal strategy fits by closed forms, with any order of devices.
+    """Return True if a legal strategy fits by closed forms, in any order of devices.
 
-    Tables are looked at one by one until one has such a row.
+    Tables are priced one by one until one has such a row.
     """
     for order in device_orders(request):
         model = CostModel(replace(request.setting, order=order))
@@ -130,11 +134,11 @@ def is_feasible(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSampler:
-    """Worlds one after another, the kinds in turn.
+    """Draws worlds one after another, the kinds in turn.
 
     Attributes:
         kinds: Some of :data:`KINDS`.
-        split: Of all of them.
+        split: Split of all worlds.
         seed: The same seed gives the same worlds.
         graphs: As for :func:`sample_world`.
         profiles: As for :func:`sample_world`.
@@ -153,7 +157,7 @@ class WorldSampler:
             _check(kind, self.split, self.seed)
 
     def world(self, index: int) -> World:
-        """The world at a place in the sequence, at least 0."""
+        """Return the world at a place in the sequence, at least 0."""
         kind = self.kinds[index % len(self.kinds)]
         turn = index // len(self.kinds)
         return sample_world(
@@ -165,14 +169,14 @@ class WorldSampler:
         )
 
     def __iter__(self) -> Iterator[World]:
-        """All of them, without end."""
+        """Iterate over all worlds, without end."""
         index = 0
         while True:
             yield self.world(index)
             index += 1
 
     def take(self, count: int) -> list[World]:
-        """The first so many worlds."""
+        """Return the first worlds."""
         return list(islice(self, count))
 
 
@@ -210,7 +214,7 @@ def _draw(
         global_batch=draw_batch(rng, free),
         objective=objective,
         memory_fraction=fraction,
-        # Where devices or links differ, leaving some out is part of the question.
+        # Where devices or links differ, a plan may leave some out.
         devices="all" if kind == "uniform" else "any",
         seed=seed,
     )
@@ -227,7 +231,7 @@ def _cluster(kind: str, split: Split, rng: np.random.Generator) -> ClusterDocume
 
 
 def free_bytes(document: ClusterDocument) -> float:
-    """Memory of all devices that are not taken."""
+    """Return the memory of all devices that are free."""
     size = {device.name: device.memory_bytes for device in document.device_types}
     each = np.repeat(
         [size[group.device] for group in document.hosts],
@@ -239,7 +243,7 @@ def free_bytes(document: ClusterDocument) -> float:
 
 
 def draw_objective(rng: np.random.Generator) -> tuple[Objective, float]:
-    """What is to be small, and the share of memory that may be filled."""
+    """Draw the objective, and the share of memory that may be filled."""
     fate = rng.random()
     if fate < 0.1:
         return "throughput_per_device", 0.9
@@ -251,7 +255,7 @@ def draw_objective(rng: np.random.Generator) -> tuple[Objective, float]:
 def draw_shape(
     rng: np.random.Generator, shapes: Sequence[ModelShape], memory: float
 ) -> ModelShape:
-    """A shape whose state takes a fair share of the memory."""
+    """Draw a shape whose state takes a suitable share of the memory."""
     low, high = (share * memory / _STATE_BYTES for share in _STATE_SHARES)
     fair = [shape for shape in shapes if low <= shape.parameters <= high]
     if not fair:
@@ -260,7 +264,7 @@ def draw_shape(
 
 
 def draw_batch(rng: np.random.Generator, devices: int) -> int:
-    """Samples per step: mostly what many degrees divide, sometimes what few do."""
+    """Draw samples per step: mostly with many divisors, sometimes with few."""
     aim = float(np.clip(devices * 2 ** rng.uniform(-1, 5), 4, 4096))
     power: int = 2 ** round(math.log2(aim))
     fate = rng.random()
@@ -273,6 +277,126 @@ def draw_batch(rng: np.random.Generator, devices: int) -> int:
     return 2 * round(aim / 2) + 1
 
 
+#: Draws before giving up on a world of given clusters or models.
+_OWN_ATTEMPTS = 60
+#: Probability that hosts are occupied by other work, and the largest occupied part.
+_TAKEN, _LARGEST_PART = 0.5, 0.6
+
+
+@cache
+def _machines(name: str) -> Cluster:
+    return Cluster.parse(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnWorlds:
+    """Draws worlds one after another, each of a given cluster and a given model.
+
+    Batch, objective and the share of memory that may be filled are drawn, and in half
+    of the worlds hosts that other work occupies. The splits have different seeds, but
+    the same clusters and models.
+
+    Attributes:
+        clusters: Names or files; if none, clusters are drawn as for
+            :class:`envs.partition.sampler.WorldSampler`.
+        models: As for :func:`planner.api.read_model`; if none, those of the split's
+            catalogue.
+        seq_len: Tokens per sample of the models; None for their own.
+        split: Selects the seeds.
+        seed: The same seed gives the same worlds.
+        graphs: Store of model graphs; that of the process if None.
+
+    Raises:
+        ClusterError: If a cluster is described wrongly.
+        UnknownNameError: If a cluster or the split is not known.
+        StrategyError: If neither clusters nor models are given.
+    """
+
+    clusters: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    seq_len: int | None = None
+    split: Split = "train"
+    seed: int = 0
+    graphs: GraphStore | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.clusters and not self.models:
+            raise StrategyError("no clusters and no models are given; give either")
+        if self.split not in SPLITS:
+            raise UnknownNameError("split", self.split, SPLITS)
+        for name in self.clusters:
+            _machines(name)
+
+    def world(self, index: int) -> World:
+        """Return the world at a place in the sequence, at least 0.
+
+        Raises:
+            CaptureError: If a model cannot be read.
+            StrategyError: If nothing fits on any of many drawn worlds.
+        """
+        for attempt in range(_OWN_ATTEMPTS):
+            entropy = [SPLITS.index(self.split), self.seed, index, attempt]
+            world = self._draw(index, np.random.default_rng(entropy))
+            if is_feasible(world.request(self.graphs)):
+                return world
+        raise StrategyError(
+            f"{_OWN_ATTEMPTS} draws of clusters "
+            f"{', '.join(self.clusters) or 'of any kind'}"
+            f" and models {', '.join(self.models) or 'of the catalogue'} gave no world "
+            f"that any strategy fits; give smaller models or larger clusters"
+        )
+
+    def _draw(self, index: int, rng: np.random.Generator) -> World:
+        document, uniform = self._cluster(rng)
+        taken = sum(stop - start for start, stop in document.occupied)
+        objective, fraction = draw_objective(rng)
+        model, seq_len = self._model(document, fraction, rng)
+        return World(
+            name=f"own-{self.split}-{self.seed}-{index}",
+            kind="own",
+            model=model,
+            seq_len=seq_len,
+            cluster=document,
+            global_batch=draw_batch(rng, document.num_devices - taken),
+            objective=objective,
+            memory_fraction=fraction,
+            devices="all" if uniform else "any",
+            seed=index,
+        )
+
+    def _cluster(self, rng: np.random.Generator) -> tuple[ClusterDocument, bool]:
+        """Draw a cluster; also return True if all of its devices are equal and free."""
+        if not self.clusters:
+            kind = sorted(CLUSTER_KINDS)[int(rng.integers(len(CLUSTER_KINDS)))]
+            drawn = draw_cluster(kind, self.split, rng, KNOWN, Scale())
+            return drawn, kind == "uniform"
+        cluster = _machines(self.clusters[int(rng.integers(len(self.clusters)))])
+        hosts = np.asarray(cluster.host_of_device)
+        free = np.asarray(cluster.free)
+        left = np.unique(hosts[free])
+        most = int(_LARGEST_PART * len(left))
+        if most and rng.random() < _TAKEN:
+            gone = rng.permutation(left)[: int(rng.integers(1, most + 1))]
+            busy = np.setdiff1d(np.arange(len(hosts)), free).tolist()
+            cluster = cluster.with_occupied(
+                [*busy, *np.flatnonzero(np.isin(hosts, gone)).tolist()]
+            )
+        document = cluster.document
+        sizes = {(group.device, group.devices_per_host) for group in document.hosts}
+        alike = len(sizes) == 1 and not document.occupied and document.matrices is None
+        return document, alike
+
+    def _model(
+        self, document: ClusterDocument, fraction: float, rng: np.random.Generator
+    ) -> tuple[str | dict[str, object], int | None]:
+        if self.models:
+            return self.models[int(rng.integers(len(self.models)))], self.seq_len
+        memory = free_bytes(document) * fraction
+        shape = draw_shape(rng, catalogue(self.split), memory)
+        model = shape.model if isinstance(shape.model, str) else dict(shape.model)
+        return model, self.seq_len or shape.seq_len
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     """Draw worlds and write them to a file."""
@@ -282,7 +406,7 @@ class _Options:
     out: str
     """File to write."""
     split: Split = "test"
-    """Which models and clusters they may have."""
+    """Split of their models and clusters."""
     count: int = 200
     """Worlds of each kind."""
     seed: int = 0

@@ -42,7 +42,7 @@ class SiteNetwork:
     across_s: tuple[float, float]
 
 
-#: By name.
+#: Networks by name.
 NETWORKS: Mapping[str, SiteNetwork] = {
     "data-centres": SiteNetwork(
         regions=(2, 3),
@@ -95,14 +95,14 @@ def sites_document(
     hosts: int,
     devices_per_host: int,
 ) -> ClusterDocument:
-    """Hosts spread unevenly over sites, numbered in random order.
+    """Spread hosts unevenly over sites, numbered in random order.
 
     Devices of one host share its port evenly.
 
     Args:
         rng: Source of randomness.
         kinds: Machines; each host is one of them, each site prefers some.
-        hosts: How many.
+        hosts: Number of hosts.
         devices_per_host: Devices in each.
     """
     network = NETWORKS[str(rng.choice(sorted(NETWORKS)))]
@@ -137,7 +137,7 @@ def sites_document(
 
 
 def _sites(rng: np.random.Generator, hosts: int, regions: int) -> npt.NDArray[np.int64]:
-    """Site of each host, of uneven sizes and in random order; none is empty."""
+    """Draw the site of each host; sites have uneven sizes, and none is empty."""
     share = rng.dirichlet([1.5] * regions)
     rest = rng.choice(regions, hosts - regions, p=share)
     return np.asarray(rng.permutation(np.concatenate([np.arange(regions), rest])))
@@ -146,7 +146,7 @@ def _sites(rng: np.random.Generator, hosts: int, regions: int) -> npt.NDArray[np
 def _between(
     rng: np.random.Generator, network: SiteNetwork, regions: int
 ) -> tuple[Floats, Floats]:
-    """Gbit/s and seconds between sites, within one on the diagonal. Shape [r, r]."""
+    """Draw Gbit/s and seconds between sites, within them on the diagonal. [r, r]."""
     place = rng.random((regions, 2))
     distance = np.linalg.norm(place[:, None] - place[None, :], axis=-1)
     near, far = network.across_s
@@ -161,6 +161,6 @@ def _between(
 
 
 def _rounded(matrix: Floats) -> Floats:
-    """Four digits: what a measurement is good for, and a file a third as long."""
+    """Round to four digits, the precision of a measurement; files get shorter, too."""
     scale = 10.0 ** (3 - np.floor(np.log10(matrix)))
     return np.asarray(np.round(matrix * scale) / scale)

@@ -41,25 +41,25 @@ _Machines = Annotated[
 
 
 class World(Document):
-    """One question to a partitioner, with all that is needed to ask it again.
+    """A request to a partitioner, as a document.
 
     Attributes:
-        name: For people and for pairing results.
-        kind: Which family of worlds it was drawn from.
-        model: What :func:`planner.api.read_model` understands: ``llama3-8b``,
+        name: For display, and for pairing results.
+        kind: Kind of worlds that it was drawn from.
+        model: A reference for :func:`planner.api.read_model`: ``llama3-8b``,
             ``hf:PATH``, the path of a PipeDream profile, or the fields of a
             transformers config (``{"model_type": "llama", "hidden_size": 1024}``),
             with which a world needs no other file.
         seq_len: Tokens per sample; None for the model's own.
-        cluster: The machines: a document, or what names them (``dgx-h100:4``). A
-            document may give ``device_types`` by name.
+        cluster: A document, or a name (``dgx-h100:4``). A document may give
+            ``device_types`` by name.
         global_batch: Samples per step.
-        objective: What is to be small.
+        objective: Quantity to be minimised.
         memory_fraction: Share of each device's memory that may be filled.
-        precision: Dtypes.
+        precision: Dtypes of training.
         devices: As for :func:`planner.api.plan`.
         target: As for :func:`planner.api.plan`.
-        seed: Of everything random in the search.
+        seed: Seed of everything random in the search.
     """
 
     KIND: ClassVar[str] = "world"
@@ -95,7 +95,7 @@ class World(Document):
             raise ValueError(str(error)) from error
 
     def machines(self) -> Cluster:
-        """The cluster.
+        """Read the cluster.
 
         Raises:
             ClusterError: If it is described wrongly.
@@ -106,26 +106,25 @@ class World(Document):
         return Cluster.from_document(self.cluster)
 
     def read(self, graphs: GraphStore | None = None) -> tuple[ModelGraph, Cluster]:
-        """The model and the machines.
+        """Read the model and the cluster.
 
         Args:
-            graphs: Where models that were read before are found; that of the process
-                if None.
+            graphs: Store of model graphs; that of the process if None.
 
         Raises:
             CaptureError: If the model cannot be read.
             ClusterError: If the cluster is described wrongly.
-            UnknownNameError: If either's name is known nowhere.
+            UnknownNameError: If there is no model or cluster of that name.
         """
         machines = self.machines()
         store = process_store() if graphs is None else graphs
-        # float8 products are traced in the dtype that their inputs are kept in.
+        # float8 products are traced in the dtype of their inputs.
         kept = self.precision.compute
         dtype = "bfloat16" if kept == "float8" else kept
         return store.graph(self.model, seq_len=self.seq_len, dtype=dtype), machines
 
     def request(self, graphs: GraphStore | None = None) -> Request:
-        """What :func:`planner.api.plan` would ask its partitioners.
+        """Make the request that :func:`planner.api.plan` gives to its partitioners.
 
         Raises:
             NoFeasiblePlanError: If every device is occupied.
@@ -149,7 +148,7 @@ def save_worlds(worlds: Iterable[World], path: str | os.PathLike[str]) -> None:
     """Write worlds to one JSON file, one world a line, atomically.
 
     Raises:
-        PlanFileError: If the place cannot be written.
+        PlanFileError: If the file cannot be written.
     """
     lines = ",\n".join(
         json.dumps(world.to_data(), separators=(",", ":"), allow_nan=False)

@@ -1,4 +1,4 @@
-"""Who arrives when: traces from files, and the benchmark's laws drawn with a seed."""
+"""Arrivals: traces from files, and the benchmark's laws drawn with a seed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,36 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.world import Arrival
+from envs.ramp.jobs import RampJobs
+from envs.ramp.world import Arrival, check_arrivals
 from planner.errors import StrategyError, UnknownNameError
 
-__all__ = ["LAWS", "ArrivalLaw", "BetaLaw", "get_law", "read_arrivals"]
+__all__ = [
+    "LAWS",
+    "ArrivalLaw",
+    "BetaLaw",
+    "Episode",
+    "EpisodeSource",
+    "get_law",
+    "read_arrivals",
+]
 
 Array = NDArray[np.float64]
 
-#: Draws from which a skewed law's histogram is made, and its bins.
+#: Draws for the histogram of a skewed law, and its bins.
 _DRAWS, _BINS = 50_000, 1000
 _COLUMNS = ("arrival_s", "model", "beta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetaLaw:
-    """Distribution of the largest acceptable share of the time on one device.
+    """Distribution of deadlines, as shares of the time on one device.
 
     Attributes:
         values: Above 0, at most 1.
         weights: Not negative, not all 0; equal if empty.
-        skewness: Instead of the two: of a skew-normal law that is stretched from 0 to
-            1 by its own extremes, cut at 0.1, and rounded up to hundredths.
+        skewness: Replaces the other two: skewness of a skew-normal law that is scaled
+            to 0 to 1 by its own extremes, cut at 0.1, and rounded up to hundredths.
     """
 
     values: tuple[float, ...] = ()
@@ -72,9 +81,9 @@ class BetaLaw:
 
 
 def _skewed(a: float, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Values and weights of one draw of a skewed law.
+    """Draw values and weights of a skewed law.
 
-    Its ends are those of the sample, so that each draw of it is a little different.
+    Its ends are those of the sample, so that each draw is slightly different.
     Source of the sampling: Azzalini 1985, a skew-normal as delta |u| + sqrt(1 -
     delta^2) v of two normal variables, delta = a / sqrt(1 + a^2).
     """
@@ -88,17 +97,17 @@ def _skewed(a: float, generator: np.random.Generator) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalLaw:
-    """A stream of jobs to draw episodes from.
+    """Law of arrivals that episodes are drawn from.
 
     Attributes:
         beta: Distribution of deadlines.
         interval_s: Mean time between arrivals.
         process: ``fixed`` intervals; ``poisson``; or ``bursty``: groups of geometric
             size at exponential intervals.
-        burst: Mean jobs of a group, at least 1.
+        burst: Mean size of a group, at least 1.
         models: Names to draw from; all jobs of the world if empty.
-        copies: Of each model in the pool that is drawn from without replacement, and
-            filled again when it is empty, as the benchmark does.
+        copies: Copies of each model in the pool. Jobs are drawn from it without
+            replacement until it is empty, as in the benchmark.
     """
 
     beta: BetaLaw
@@ -125,12 +134,12 @@ class ArrivalLaw:
     def draw(
         self, models: Sequence[str], horizon_s: float, seed: int | np.random.Generator
     ) -> list[Arrival]:
-        """An episode's arrivals, the first at 0, up to the horizon.
+        """Draw the arrivals of an episode, the first at 0, up to the horizon.
 
         Args:
-            models: The world's jobs, if the law names none of its own.
+            models: The world's jobs, used if the law names none.
             horizon_s: Last time.
-            seed: Or the generator to draw from.
+            seed: Seed or generator.
         """
         generator = np.random.default_rng(seed)
         names = np.array(self.models or tuple(models))
@@ -152,7 +161,7 @@ class ArrivalLaw:
     def _pool(
         self, names: NDArray[np.str_], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], Array]:
-        """Model and beta of every job in the pool."""
+        """Return model and beta of every job in the pool."""
         which = np.repeat(np.arange(len(names)), self.copies)
         return which, self.beta.sample(len(which), generator)
 
@@ -169,7 +178,7 @@ class ArrivalLaw:
             times.extend([now] * int(size))
 
 
-#: The laws of the benchmark. Source: as the package, and its published code's settings.
+#: Laws of the benchmark. Source: as the package, and the settings of its code.
 LAWS: dict[str, ArrivalLaw] = {
     "A": ArrivalLaw(beta=BetaLaw(values=tuple(n / 100 for n in range(10, 101)))),
     "B": ArrivalLaw(beta=BetaLaw(skewness=5.0)),
@@ -179,10 +188,10 @@ LAWS: dict[str, ArrivalLaw] = {
 
 
 def get_law(name: str) -> ArrivalLaw:
-    """Look a law up.
+    """Look up a law of the benchmark.
 
     Raises:
-        UnknownNameError: If there is none of that name.
+        UnknownNameError: If there is no law of that name.
     """
     try:
         return LAWS[name]
@@ -193,7 +202,7 @@ def get_law(name: str) -> ArrivalLaw:
 @lru_cache(maxsize=32)
 def _rows(path: Path, changed: int) -> tuple[Arrival, ...]:
     del changed
-    # Spreadsheets put a byte-order mark in front of the first column's name.
+    # Spreadsheets may begin a file with a byte-order mark.
     with path.open(newline="", encoding="utf-8-sig") as stream:
         reader = csv.DictReader(stream)
         if reader.fieldnames is None or not set(_COLUMNS) <= set(reader.fieldnames):
@@ -231,3 +240,79 @@ def read_arrivals(path: str | os.PathLike[str]) -> list[Arrival]:
         raise StrategyError(
             f"trace {file} is not text ({error}); give a CSV file in UTF-8"
         ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """Arrivals of one episode.
+
+    Attributes:
+        arrivals: In order of time.
+        interval_s: Mean time between arrivals, which scales observations.
+    """
+
+    arrivals: Sequence[Arrival]
+    interval_s: float
+
+
+class EpisodeSource:
+    """Draws episodes from several laws or traces with equal chances.
+
+    Args:
+        jobs: Jobs that may arrive.
+        laws: Names of the benchmark's laws, or laws. Ignored if there are traces.
+        traces: CSV files; see :func:`read_arrivals`.
+        horizon_s: End of the episodes.
+        interval_s: Mean time between arrivals, which scales observations; by default
+            that of the law or the trace.
+
+    Raises:
+        UnknownNameError: If a law or a trace's model is not known.
+        StrategyError: If there is no law, a trace is no trace or has no arrival before
+            the horizon, or the horizon or the interval is not a positive number.
+    """
+
+    def __init__(
+        self,
+        jobs: RampJobs,
+        *,
+        laws: Sequence[str | ArrivalLaw] = (),
+        traces: Sequence[str | os.PathLike[str]] = (),
+        horizon_s: float = 1e6,
+        interval_s: float | None = None,
+    ) -> None:
+        for name, value in (("horizon_s", horizon_s), ("interval_s", interval_s)):
+            if value is not None and not 0.0 < value < np.inf:
+                raise StrategyError(
+                    f"{name}={value}; give a positive number of seconds"
+                )
+        self.horizon_s, self._interval_s = horizon_s, interval_s
+        self._names = tuple(jobs.jobs)
+        self._laws = [get_law(law) if isinstance(law, str) else law for law in laws]
+        self._traces = [self._trace(jobs, path) for path in traces]
+        if not self._laws and not self._traces:
+            raise StrategyError("no law and no trace; give at least one of either")
+
+    def _trace(self, jobs: RampJobs, path: str | os.PathLike[str]) -> Episode:
+        arrivals = read_arrivals(path)
+        check_arrivals(jobs.jobs, arrivals)
+        if not arrivals or arrivals[0].time_s >= self.horizon_s:
+            raise StrategyError(
+                f"trace {path} has no arrival before the horizon of "
+                f"{self.horizon_s:g} s; there is nothing to decide"
+            )
+        spans = len(arrivals) - 1
+        span_s = arrivals[-1].time_s - arrivals[0].time_s
+        # A single job, or all at once: there is no mean interval.
+        mean = span_s / spans if span_s > 0 else self.horizon_s
+        return Episode(arrivals=arrivals, interval_s=self._interval_s or mean)
+
+    def draw(self, generator: np.random.Generator) -> Episode:
+        """Draw the next episode; with a single trace it is always the same."""
+        if self._traces:
+            return self._traces[int(generator.integers(len(self._traces)))]
+        law = self._laws[int(generator.integers(len(self._laws)))]
+        return Episode(
+            arrivals=law.draw(self._names, self.horizon_s, generator),
+            interval_s=self._interval_s or law.interval_s,
+        )

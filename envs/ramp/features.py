@@ -1,8 +1,8 @@
-"""What would become of the cluster under each candidate for the job at the head.
+"""Candidates for the job at the head, and features of them.
 
 Candidate 0 turns the job away, candidate 1 + i runs it at the i-th degree. A candidate
-is described by the state that it leaves behind: which shares of the cluster are free,
-and free in blocks, at several times after the decision.
+is described by the state that it leaves behind: the shares of the cluster that are
+free, and free in blocks, at several times after the decision.
 
 All functions take one episode, and are called by other compiled code (a lookahead needs
 the features of every decision that it simulates); :func:`encode` takes many.
@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.requests import BlockTable, servers_given
+from envs.ramp.episodes import servers_in
+from envs.ramp.jobs import RampTables
+from envs.ramp.placement import BlockTable, servers_given
 from envs.ramp.state import Moment, RampState, moment_of
-from envs.ramp.steps import servers_in
-from envs.ramp.tables import RampTables
 from planner.simulate.compiled import compiled, inlined
 
 __all__ = [
@@ -42,30 +42,30 @@ Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 Masks = NDArray[np.uint64]
 
-#: When the state left behind is looked at, in mean intervals after the decision.
+#: Times at which the state left behind is described, in mean intervals from now.
 OFFSETS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0, 19.0, 28.0)
-#: Of the blocks that are counted.
+#: Sizes of blocks that are counted.
 BLOCK_SIZES = (2, 4, 8, 16)
 #: Shares of the cluster at one time: free servers, and those in blocks of each size.
 NUM_SHARES = 1 + len(BLOCK_SIZES)
-#: Of a candidate: the shares at each offset, and six of its own.
+#: Features of a candidate: the shares at each offset, and six of its own.
 NUM_FEATURES = len(OFFSETS) * NUM_SHARES + 6
 
-#: Longest completion time that is told apart, in mean intervals.
+#: Completion times above this, in mean intervals, look equal.
 _LONGEST = 40.0
-#: Ends of jobs and times this close are one; as in RampWorld.
+#: Ends of jobs and times this close count as equal, as in RampWorld.
 _SAME_TIME_S = 1e-7
 
 
 class Candidates(NamedTuple):
-    """Of one decision; of b decisions with a leading axis. c candidates.
+    """Candidates of one decision, or of b decisions with a leading axis. c candidates.
 
     Attributes:
-        possible: Whether the benchmark's mask allows it, there is a free block, and the
-            completion time as far as it is known meets the deadline. Turning away
-            always is. Shape [c].
-        servers: That it would hold, as bits; 0 if it is not possible. Shape [c].
-        jct_s: Completion time as far as it is known; 0 of turning away. Shape [c].
+        possible: True if the benchmark's mask allows it, there is a free block, and the
+            completion time as far as it is known meets the deadline. Turning away is
+            always possible. Shape [c].
+        servers: Servers it would hold, as bits; 0 if not possible. Shape [c].
+        jct_s: Completion time as far as it is known; 0 for turning away. Shape [c].
         features: Zeros if it is not possible. Shape [c, NUM_FEATURES].
     """
 
@@ -76,7 +76,7 @@ class Candidates(NamedTuple):
 
 
 def empty_candidates(tables: RampTables, *batch: int) -> Candidates:
-    """Arrays to be filled in, with a leading axis if a batch size is given."""
+    """Allocate candidates, with a leading axis if a batch size is given."""
     shape = (*batch, 1 + len(tables.degrees))
     return Candidates(
         possible=np.zeros(shape, dtype=np.bool_),
@@ -87,13 +87,13 @@ def empty_candidates(tables: RampTables, *batch: int) -> Candidates:
 
 
 class ShareMemo(NamedTuple):
-    """Servers in free blocks, remembered by the servers that are held.
+    """Cache of the servers in free blocks, by the servers that are held.
 
-    States that come after one another, and candidates of one decision, ask for the same
-    over and over. A slot keeps what was asked last. Not to be shared by threads.
+    Successive states, and candidates of one decision, ask for the same again and again.
+    A slot keeps the last answer. Not to be shared by threads.
 
     Attributes:
-        keys: Mask that a slot is about, plus 1. Shape [slots].
+        keys: Mask of held servers of each slot, plus 1. Shape [slots].
         counts: Free servers and those in blocks of each size, a byte each. Shape
             [slots].
     """
@@ -102,20 +102,20 @@ class ShareMemo(NamedTuple):
     counts: Masks
 
 
-#: Slots of a memo: two to this power, 1 MiB in all.
+#: Binary logarithm of the slots of a memo, 1 MiB in all.
 _SLOT_BITS = 16
 
 
 def make_memo() -> ShareMemo:
-    """A memo that knows nothing yet; it belongs to one topology."""
+    """Make an empty memo, for one topology."""
     slots = 1 << _SLOT_BITS
-    # An empty slot is about the mask of all ones, which leaves nothing free: right too.
+    # An empty slot has the key of the mask of all ones, which leaves nothing free.
     return ShareMemo(np.zeros(slots, np.uint64), np.zeros(slots, np.uint64))
 
 
 @compiled
 def _count_free(blocks: BlockTable, num_servers: int, busy: np.uint64) -> np.uint64:
-    """Servers that are free, and free in blocks of each size, a byte each."""
+    """Count servers that are free, and free in blocks of each size, a byte each."""
     free = num_servers - servers_in(busy)
     counts = np.uint64(free)
     for index in range(len(BLOCK_SIZES)):
@@ -136,17 +136,17 @@ def _count_free(blocks: BlockTable, num_servers: int, busy: np.uint64) -> np.uin
 def write_shares(
     blocks: BlockTable, num_servers: int, busy: np.uint64, memo: ShareMemo, out: Floats
 ) -> None:
-    """Shares of the cluster that are free, and free in disjoint blocks of each size.
+    """Compute the shares of the cluster free, and free in disjoint blocks of each size.
 
     Args:
-        blocks: Of the topology. They are taken greedily, in the order in which
+        blocks: Blocks of the topology. They are taken greedily, in the order in which
             placements try them.
-        num_servers: Of the topology.
+        num_servers: Servers of the topology.
         busy: Servers that are held, as bits.
-        memo: Of the topology.
+        memo: Memo of the topology.
         out: Filled in. Shape [NUM_SHARES].
     """
-    # Multiplied by 2^64 over the golden ratio, upper bits depend on all of the mask.
+    # A product with 2^64 over the golden ratio: upper bits depend on the whole mask.
     mixed = busy * np.uint64(0x9E3779B97F4A7C15)
     slot = np.int64(mixed >> np.uint64(64 - _SLOT_BITS))
     key = busy + np.uint64(1)
@@ -161,7 +161,7 @@ def write_shares(
 
 @inlined
 def busy_at(moment: Moment, time_s: float) -> np.uint64:
-    """Servers that the jobs which run now still hold at a later time, as bits."""
+    """Return the servers that jobs running now still hold at a later time, as bits."""
     busy = np.uint64(0)
     for job in range(moment.number):
         if moment.ends_s[job] > time_s + _SAME_TIME_S:
@@ -178,12 +178,12 @@ def list_candidates(
     jct_s: Array,
     out: Candidates,
 ) -> None:
-    """Say which candidates are possible, and which servers each would hold.
+    """Find the possible candidates, and the servers that each would hold.
 
     Args:
-        tables: Of the jobs.
-        moment: Of the decision.
-        model: Of the job at the head.
+        tables: Tables of the jobs.
+        moment: State before the decision.
+        model: Number of the job at the head.
         beta: Its deadline, as a share of its time on one device.
         jct_s: Its completion time at each degree. Shape [d].
         out: Filled in, but for the features.
@@ -208,7 +208,7 @@ def write_features(
     memo: ShareMemo,
     out: Candidates,
 ) -> None:
-    """Describe the candidates that :func:`list_candidates` has found possible.
+    """Write features of the candidates that :func:`list_candidates` found possible.
 
     At each of the OFFSETS the shares of :func:`write_shares`, with the candidate's
     servers held until it ends; then whether it turns the job away, whether it ends
@@ -217,10 +217,10 @@ def write_features(
     and the share of the time to the deadline that it leaves.
 
     Args:
-        tables: Of the jobs.
-        moment: Of the decision.
+        tables: Tables of the jobs.
+        moment: State before the decision.
         deadline_s: Largest acceptable completion time of the job at the head.
-        memo: Of the topology.
+        memo: Memo of the topology.
         out: Its features are filled in.
     """
     last = len(OFFSETS) * NUM_SHARES
@@ -230,7 +230,7 @@ def write_features(
         at_s = moment.now_s + OFFSETS[offset] * moment.interval_s
         begin, end = offset * NUM_SHARES, (offset + 1) * NUM_SHARES
         staying = busy_at(moment, at_s)
-        # Nobody has left since the offset before: nothing has changed either.
+        # Without an end of a job since the last offset, nothing has changed.
         same = offset > 0 and staying == before
         for choice in range(len(out.possible)):
             if not out.possible[choice]:
@@ -238,7 +238,7 @@ def write_features(
             shares = out.features[choice, begin:end]
             held = staying | out.servers[choice]
             gone = moment.now_s + out.jct_s[choice] <= at_s + _SAME_TIME_S
-            # Loops, because assigning slices also asks whether they overlap.
+            # Loops, because assigning slices also checks whether they overlap.
             if choice > 0 and gone:
                 for index in range(NUM_SHARES):
                     shares[index] = out.features[0, begin + index]
@@ -296,14 +296,14 @@ def encode(
     *,
     features: bool = True,
 ) -> Candidates:
-    """Candidates of many episodes, and their features if they are asked for.
+    """List the candidates of many episodes, with their features if asked for.
 
     Args:
-        tables: Of the jobs.
-        state: Of the episodes. In one that is over all but turning away is impossible.
+        tables: Tables of the jobs.
+        state: State of the episodes. After the end, only turning away is possible.
         out: Filled in, and returned; from :func:`empty_candidates`.
-        memo: Of the topology; one for this call alone if there is none.
-        features: Whether to describe the candidates.
+        memo: Memo of the topology; None for one for this call alone.
+        features: Whether to write features.
     """
     _encode(tables, state, features, memo or make_memo(), out)
     return out

@@ -1,4 +1,4 @@
-"""What a stream of jobs has asked for lately, forgotten little by little."""
+"""Deadlines of recent jobs, with exponentially falling weights."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ __all__ = ["EDGES", "NUM_HISTORY", "NUM_SEEN", "remember", "write_history"]
 Floats = NDArray[np.float32]
 
 #: Upper edges of the bins of deadlines, as shares of the time on one device: one over
-#: the degrees of the benchmark's cluster, so that a bin says which degrees are enough.
+#: the degrees of the benchmark's cluster, so that a bin tells which degrees suffice.
 EDGES = (0.125, 0.1667, 0.25, 0.3334, 0.5, 0.7, 1.0)
-#: A bin's weights, then the number of jobs seen.
+#: State: the weight of each bin, then the number of jobs seen.
 NUM_SEEN = len(EDGES) + 1
-#: Features of a history: the bins' shares, how much there is, and the time left twice.
+#: Features: the shares of the bins, the number of jobs seen, and the time left twice.
 NUM_HISTORY = len(EDGES) + 3
 
-#: What a job counts for after each later one.
+#: Factor of a job's weight for each later job.
 _KEPT = np.float32(0.99)
-#: After so many jobs a history counts as full.
+#: Number of jobs above which the feature for it is 1.
 _FULL = 50.0
-#: Mean intervals until the horizon that are told apart, at two scales.
+#: Limits of the two features of the time left, in mean intervals.
 _FAR, _NEAR = 40.0, 10.0
 
 
 @compiled
 def remember(seen: Floats, beta: float) -> None:
-    """Count a job whose fate has been decided.
+    """Add a job that has been decided.
 
     Args:
         seen: Changed in place; zeros before the first job. Shape [NUM_SEEN].
@@ -47,12 +47,12 @@ def remember(seen: Floats, beta: float) -> None:
 
 @compiled
 def write_history(seen: Floats, intervals_left: float, out: Floats) -> None:
-    """Features of the jobs seen and of the time left, each from 0 to 1.
+    """Write features of the jobs seen and of the time left, each from 0 to 1.
 
     Args:
-        seen: As :func:`remember` keeps it. Shape [NUM_SEEN].
-        intervals_left: Until the horizon, in mean intervals between arrivals.
-        out: Filled in: the share of each bin; the jobs seen, full after 50; the
+        seen: State of :func:`remember`. Shape [NUM_SEEN].
+        intervals_left: Time until the horizon, in mean intervals.
+        out: Filled in: the share of each bin; the jobs seen, 1 from 50 on; the
             intervals left, capped at 40 and at 10. Shape [NUM_HISTORY].
     """
     bins = len(EDGES)

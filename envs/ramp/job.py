@@ -22,7 +22,7 @@ from planner.errors import CaptureError
 
 __all__ = ["NUM_TRAINING_STEPS", "RampJob"]
 
-#: Steps of every job. Source: as the package, section 4.
+#: Training steps of every job. Source: as the package, section 4.
 NUM_TRAINING_STEPS = 50
 #: Least compute time of a sub-op, in the profile's unit.
 _QUANTUM = 0.01
@@ -36,11 +36,11 @@ class RampJob:
     """A model to train. All arrays are over forward ops, in the order of their lines.
 
     Attributes:
-        name: Of the model.
-        position: Index into the lines of the op with each id, from 1. Shape [n + 1].
-        ids: Of the ops, 1 to n. Shape [n].
+        name: Name of the model.
+        position: Line of the op with each id, from 1. Shape [n + 1].
+        ids: Ids of the ops, 1 to n. Shape [n].
         forward: Compute times, in the profile's unit. Shape [n].
-        backward: Of the mirrored ops. Shape [n].
+        backward: Compute times of the mirrored ops. Shape [n].
         memory: Bytes of activations and parameters. Shape [n].
         activations: Bytes that an edge carries before the job is split. Shape [n].
         edges: Pairs of op positions, in the order of their lines. Shape [edges, 2].
@@ -101,8 +101,8 @@ class RampJob:
     def sequential_jct_s(self) -> float:
         """Completion time on one device.
 
-        Summed forward in the order of the lines, then backward by id: whether a job of
-        degree 1 meets a deadline of exactly this hangs on the last bit.
+        Summed forward in the order of the lines, then backward by id: the last bit
+        decides whether a job of degree 1 meets a deadline of exactly this.
         """
         mirrored = self.backward[self.position[:0:-1]]
         # Not sum(): from Python 3.12 on it compensates for rounding.
@@ -111,14 +111,14 @@ class RampJob:
 
     @cached_property
     def demand_bytes(self) -> float:
-        """Memory of all ops and size of all edges, which throughput counts."""
+        """Memory of all ops and size of all edges, the unit of throughput."""
         sources, targets = self.edges[:, 0], self.edges[:, 1]
         last = self.activations[self.position[-1]]
         sent = self.activations[sources].sum() + self.activations[targets].sum() + last
         return float(2 * self.memory.sum() + sent)
 
     def splits(self, degree: int) -> Index:
-        """Sub-ops of each op, for both of its passes. Shape [n].
+        """Return the sub-ops of each op, equal for both of its passes. Shape [n].
 
         An op is split so far that no sub-op is shorter than the quantum, into an even
         number of at most ``degree``.
@@ -140,7 +140,7 @@ def _number(node: ProfileNode, file: Path) -> int:
 
 
 def _kahn(count: int, edges: Index, file: Path) -> Index:
-    """Topological order: sources as listed, then whatever becomes ready first."""
+    """Topological order: sources as listed, then ops in the order they become ready."""
     after: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count
     for source, target in edges.tolist():

@@ -1,4 +1,4 @@
-"""What an agent of the job stream sees, as a flat Dict of arrays."""
+"""Observations of the job stream, as a flat Dict of arrays."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from envs.ramp.features import (
     make_memo,
 )
 from envs.ramp.history import NUM_HISTORY, write_history
+from envs.ramp.jobs import RampTables
 from envs.ramp.state import RampState, moment_of
-from envs.ramp.tables import RampTables
 from planner.errors import UnknownNameError
 from planner.simulate.compiled import compiled
 
@@ -27,20 +27,21 @@ __all__ = ["JOB_FEATURES", "MASKS", "NUM_DEVICE_FEATURES", "MaskKind", "RampObse
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float32]
 
-#: Which actions a mask allows besides turning away: what the benchmark's own mask does
-#: (it does not look for a free block), or what would be placed and meet its deadline.
+#: Actions that a mask allows besides turning away: those of the benchmark's own mask,
+#: which does not look for a free block, or those that would meet the deadline.
 MaskKind = Literal["benchmark", "possible"]
 MASKS: tuple[MaskKind, ...] = ("benchmark", "possible")
 
-#: Of the job at the head: its beta; its deadline and its time on one device in mean
-#: intervals, capped at 40, over 40; the bytes that throughput counts, over the most.
+#: Features of the job at the head: its beta; its deadline and its time on one device in
+#: mean intervals, capped at 40, over 40; its demand in bytes over the largest.
 JOB_FEATURES = ("beta", "deadline", "sequential", "demand")
-#: Of a server: free now and at each of the OFFSETS; time until it is, capped likewise.
+#: Features of a server: free now and at each of the OFFSETS; time until it is free,
+#: capped at 40 intervals.
 NUM_DEVICE_FEATURES = 1 + len(OFFSETS) + 1
 
-#: Mean intervals that are told apart.
+#: Cap of times, in mean intervals.
 _LONGEST = 40.0
-#: Ends of jobs and times this close are one; as in RampWorld.
+#: Ends of jobs and times this close count as equal, as in RampWorld.
 _SAME_TIME_S = 1e-7
 
 
@@ -53,7 +54,7 @@ def _observe(
     candidate_devices: Floats,
     history: Floats,
 ) -> None:
-    """Fill in what is seen of servers and history; zeros where an episode is over."""
+    """Fill in the observation of servers and history; zeros after the end."""
     one = np.uint64(1)
     for row in range(len(state.over)):
         if state.over[row]:
@@ -83,10 +84,10 @@ class RampObserver:
     """Turns states of episodes into observations and masks.
 
     Args:
-        tables: Of the jobs.
-        observe: Whether observations are encoded in full; else they are of ``job`` and
-            ``job_graph`` alone, which baselines and planners do with.
-        mask: Which actions are allowed.
+        tables: Tables of the jobs.
+        observe: Whether observations are encoded in full; else they have ``job`` and
+            ``job_graph`` alone, enough for baselines and planners.
+        mask: Actions that are allowed.
 
     Raises:
         UnknownNameError: If there is no such mask.
@@ -116,18 +117,18 @@ class RampObserver:
         self.observation_space = spaces.Dict(parts)
 
     def candidates(self, state: RampState, *, features: bool = True) -> Candidates:
-        """Of every episode's job."""
+        """List the candidates of every episode's job."""
         out = empty_candidates(self.tables, len(state.over))
         return encode(self.tables, state, out, self._memo, features=features)
 
     def see(self, state: RampState) -> tuple[dict[str, Floats], Flags]:
-        """Observations and masks, with a leading axis; new arrays at each call.
+        """Return observations and masks with a leading axis, in new arrays.
 
-        An episode that is over is seen as zeros, and all but turning away is masked.
+        After the end of an episode they are zeros, and only turning away is allowed.
 
         Returns:
-            What :attr:`observation_space` says, [b, …]; and which actions are allowed,
-            shape [b, actions].
+            Observations of :attr:`observation_space`, [b, …]; and the actions that are
+            allowed, shape [b, actions].
         """
         found = None
         if self.observe or self.mask == "possible":

@@ -1,4 +1,12 @@
-"""Which servers a split job is given: beside its parents, else the first free block."""
+"""Place a split job on servers: beside its parents, else in the first free block.
+
+:func:`place` goes through the ops of a job. :func:`servers_given` finds its servers
+faster: an op without a parent of as many sub-ops requests the first block of its size,
+and servers that the job itself holds count as free, so that all ops that request one
+size get the same block. The requested sizes are known beforehand, and a placement is
+one search for each. That holds as long as no server's memory fills up, which
+:func:`requested_sizes` checks.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +20,32 @@ from envs.ramp.job import RampJob
 from envs.ramp.topology import RampTopology
 from planner.simulate.compiled import compiled, copy_into
 
-__all__ = ["SplitJob", "place", "split_job"]
+__all__ = [
+    "BlockTable",
+    "SplitJob",
+    "block_table",
+    "place",
+    "requested_sizes",
+    "servers_given",
+    "split_job",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+Masks = NDArray[np.uint64]
 
 
 class SplitJob(NamedTuple):
-    """What placing a job of one degree needs, as arrays. n ops, p the most splits.
+    """A job of one degree as arrays, for placing it. n ops, p the most splits.
 
     Attributes:
         order: Ops in topological order. Shape [n].
         splits: Sub-ops of each op. Shape [n].
         memory: Bytes of each op. Shape [n].
-        first_parent: Where each op's parents start in ``parents``. Shape [n + 1].
+        first_parent: Start of each op's parents in ``parents``. Shape [n + 1].
         parents: Ops, in the order of the edges. Shape [edges].
-        first_block: Where the blocks of a size start in ``blocks``. Shape [p + 2].
-        blocks: Servers of blocks, filled up with -1. Shape [all blocks, p].
+        first_block: Start of the blocks of each size in ``blocks``. Shape [p + 2].
+        blocks: Servers of blocks, padded with -1. Shape [all blocks, p].
     """
 
     order: Index
@@ -58,7 +75,7 @@ def _blocks(topology: RampTopology, sizes: tuple[int, ...]) -> tuple[Index, Inde
 
 
 def split_job(job: RampJob, degree: int, topology: RampTopology) -> SplitJob:
-    """Split a job and list the blocks that its ops may be given."""
+    """Split a job and list the blocks that its ops may get."""
     splits = job.splits(degree)
     by_target = np.argsort(job.edges[:, 1], kind="stable")
     count = np.bincount(job.edges[:, 1], minlength=len(splits))
@@ -77,7 +94,7 @@ def split_job(job: RampJob, degree: int, topology: RampTopology) -> SplitJob:
 
 @compiled
 def _beside_parent(job: SplitJob, op: int, free: Array, servers: Index) -> bool:
-    """Give an op the servers of its first parent of as many sub-ops that has room."""
+    """Give an op the servers of the first parent with as many sub-ops and room."""
     size = job.splits[op]
     for index in range(job.first_parent[op], job.first_parent[op + 1]):
         parent = job.parents[index]
@@ -94,7 +111,7 @@ def _beside_parent(job: SplitJob, op: int, free: Array, servers: Index) -> bool:
 
 @compiled
 def _in_block(job: SplitJob, op: int, busy: NDArray[np.bool_], free: Array) -> int:
-    """The first block whose servers no other job holds and that have room, or -1."""
+    """Find the first block whose servers are free and have room, or -1."""
     size = job.splits[op]
     need = job.memory[op] / size
     for block in range(job.first_block[size], job.first_block[size + 1]):
@@ -116,12 +133,12 @@ def place(
     """Place a job's forward ops; each mirrored op goes where its forward op is.
 
     Args:
-        job: What to place.
-        busy: Whether another job holds a server. Shape [servers].
-        memory_bytes: Of a server.
+        job: Job to place.
+        busy: True for servers that other jobs hold. Shape [servers].
+        memory_bytes: Memory of a server.
         servers: Filled in with the servers of each op's sub-ops. Shape [n, p].
     Returns:
-        Whether there is room.
+        True if there is room.
     """
     free = np.full(len(busy), memory_bytes)
     for op in job.order:
@@ -144,3 +161,71 @@ def place(
         for piece in range(size):
             free[servers[op, piece]] -= job.memory[op] / size
     return True
+
+
+#: Bits of a mask.
+_MOST_SERVERS = 64
+
+
+class BlockTable(NamedTuple):
+    """Blocks of a topology as bit masks over its servers.
+
+    Attributes:
+        first: Start of the blocks of each size. Shape [largest size + 2].
+        masks: In the order in which they are tried. Shape [blocks].
+    """
+
+    first: Index
+    masks: Masks
+
+
+def block_table(topology: RampTopology) -> BlockTable | None:
+    """List a topology's blocks; None if it has more servers than a mask has bits."""
+    if topology.num_servers > _MOST_SERVERS:
+        return None
+    first, masks = [0, 0], []
+    for size in range(1, topology.most_splits + 1):
+        blocks = topology.blocks(size)
+        if size == 1:
+            # Single servers are tried in the order of their numbers.
+            blocks = np.arange(topology.num_servers)[:, None]
+        masks += [sum(1 << server for server in block) for block in blocks.tolist()]
+        first.append(len(masks))
+    return BlockTable(np.array(first, dtype=np.int64), np.array(masks, dtype=np.uint64))
+
+
+def requested_sizes(job: SplitJob, topology: RampTopology) -> Index | None:
+    """Return the block sizes that a job requests; None if memory matters. Shape [s]."""
+    if job.memory.sum() > topology.memory_bytes:
+        return None
+    sizes: dict[int, None] = {}
+    for op in job.order.tolist():
+        begin, end = job.first_parent[op], job.first_parent[op + 1]
+        if not (job.splits[job.parents[begin:end]] == job.splits[op]).any():
+            sizes[int(job.splits[op])] = None
+    return np.array(list(sizes), dtype=np.int64)
+
+
+@compiled
+def servers_given(sizes: Index, blocks: BlockTable, busy: np.uint64) -> np.uint64:
+    """Place a job by its requested sizes; return its servers as a mask, 0 without room.
+
+    Args:
+        sizes: Requested sizes, then 0. Shape [s].
+        blocks: Blocks of the topology.
+        busy: Servers that other jobs hold, as a mask.
+    """
+    given = np.uint64(0)
+    for size in sizes:
+        if size == 0:
+            break
+        found = False
+        for block in range(blocks.first[size], blocks.first[size + 1]):
+            if blocks.masks[block] & busy == 0:
+                given |= blocks.masks[block]
+                found = True
+                break
+        if not found:
+            # With a plain 0 the compiler would make all masks floating-point.
+            return np.uint64(0)
+    return given

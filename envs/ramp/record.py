@@ -1,12 +1,11 @@
-"""An episode of the replay as a document."""
+"""Documents of episodes of the replay."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
-from envs.ramp.episodes import RampEpisodes
-from envs.ramp.log import LoggedEpisode
-from envs.ramp.steps import OUTCOMES as DECIDED
+from envs.ramp.episodes import OUTCOMES as DECIDED
+from envs.ramp.episodes import LoggedEpisode, RampEpisodes
 from planner.errors import StrategyError
 from planner.schema.stream import (
     StreamCluster,
@@ -18,12 +17,12 @@ from planner.schema.stream import (
 
 __all__ = ["device_runs", "ramp_record"]
 
-#: Ends of jobs and the horizon this close are at one time; as in RampWorld.
+#: Ends of jobs and the horizon this close count as equal, as in RampWorld.
 _SAME_TIME_S = 1e-7
 
 
 def device_runs(devices: list[int]) -> tuple[tuple[int, int], ...]:
-    """First and last of each run of consecutive numbers.
+    """Return the first and last of each run of consecutive numbers.
 
     Args:
         devices: Ascending.
@@ -38,15 +37,15 @@ def device_runs(devices: list[int]) -> tuple[tuple[int, int], ...]:
 
 
 def ramp_record(episodes: RampEpisodes, row: int, interval_s: float) -> StreamRecord:
-    """One of several episodes, as far as it has gone.
+    """Make the document of one of several episodes, as far as it has gone.
 
     Args:
-        episodes: With a log.
-        row: Which.
+        episodes: Episodes with a log.
+        row: Number of the episode.
         interval_s: Mean time between its arrivals.
 
     Raises:
-        StrategyError: If nothing was logged.
+        StrategyError: If there is no log.
     """
     if episodes.log is None or row not in episodes.log.episodes:
         raise StrategyError(
@@ -100,7 +99,7 @@ def _row(
     sets: dict[int, int],
     horizon_s: float,
 ) -> dict[str, object]:
-    """One job; plans and sets of servers not met before are added."""
+    """Return the row of one job; add its plan and its set of servers if new."""
     arrival = kept.arrivals[number]
     model = names.index(arrival.model)
     found: dict[str, object] = {

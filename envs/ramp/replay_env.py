@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.ramp.graphs import OpGraph, device_edges, op_graph
+from envs.ramp.jobs import RampTables
 from envs.ramp.session import ReplayConfig, ReplaySession
 from envs.ramp.state import Past, RampState, past
-from envs.ramp.tables import RampTables
 
 __all__ = ["RampReplayEnv"]
 
@@ -27,18 +27,18 @@ class RampReplayEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
     - ``job_graph`` [1]: index of the job's graph in :attr:`graphs`;
     - ``job`` [JOB_FEATURES]: its deadline and its size;
-    - ``devices`` [N, NUM_DEVICE_FEATURES]: which servers are free, and when;
+    - ``devices`` [N, NUM_DEVICE_FEATURES]: times at which servers are free;
     - ``candidates`` [C, NUM_FEATURES]: the state that each action leaves behind;
     - ``candidate_devices`` [C, N]: the servers that each would hold;
-    - ``history`` [NUM_HISTORY]: deadlines lately, and the time left.
+    - ``history`` [NUM_HISTORY]: recent deadlines, and the time left.
 
-    ``info`` carries ``outcome`` (placed, refused, no_room or late), ``degree``, and at
+    ``info`` has ``outcome`` (placed, refused, no_room or late), ``degree``, and at
     the end ``summary``: the fields of Summary and ``blocking_rate``. With
     ``record=True`` it then has ``record`` too, a
     :class:`planner.schema.stream.StreamRecord`.
 
     Args:
-        config: Of the replay.
+        config: Configuration of the replay.
         **options: Fields of a ReplayConfig, instead of one.
 
     Raises:
@@ -68,21 +68,21 @@ class RampReplayEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return device_edges(self.session.jobs.topology)
 
     def exact_state(self) -> RampState:
-        """What a planner may simulate from: a batch of one episode."""
+        """Return the exact state, a batch of one episode, for planners."""
         return self.session.state()
 
     def past(self, row: int = 0) -> Past:
-        """Jobs of the episode that have been decided; copies."""
+        """Return copies of the jobs of the episode that have been decided."""
         return past(self.session.episodes, row)
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Which actions are allowed; turning away always is. Shape [actions]."""
+        """Return the actions that are allowed; turning away always is. [actions]."""
         return self._masks.copy()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Floats], dict[str, Any]]:
-        """Begin the next episode; a seed begins the sequence of episodes anew."""
+        """Begin the next episode; a seed restarts the sequence of episodes."""
         super().reset(seed=seed)
         self.session.begin(0, self.np_random)
         return self._see(), {}

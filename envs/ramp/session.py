@@ -1,4 +1,4 @@
-"""Episodes of the replay with what both environments over them share."""
+"""Sessions of the replay, shared by its single and its vectorised environment."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.arrivals import ArrivalLaw
-from envs.ramp.episodes import RampEpisodes
-from envs.ramp.log import ReplayLog
+from envs.ramp.arrivals import ArrivalLaw, EpisodeSource
+from envs.ramp.episodes import OUTCOMES, RampEpisodes, ReplayLog
+from envs.ramp.jobs import MODELS, RampJobs, ramp_tables, read_jobs
 from envs.ramp.observation import MaskKind, RampObserver
-from envs.ramp.profiles import MODELS, read_jobs
 from envs.ramp.record import ramp_record
 from envs.ramp.state import RampState, exact_state
-from envs.ramp.steps import OUTCOMES
-from envs.ramp.streams import EpisodeSource
-from envs.ramp.tables import ramp_tables
 from envs.ramp.topology import RampTopology
-from envs.ramp.world import Outcome, RampJobs
+from envs.ramp.world import Outcome
 from planner.errors import StrategyError
 
 __all__ = ["ReplayConfig", "ReplaySession", "Step"]
@@ -34,24 +30,24 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """Which stream is replayed on which cluster, and what a decision is worth.
+    """Configuration of a replay: stream, cluster and rewards.
 
     Attributes:
         law: ``"A"`` to ``"D"``, an ArrivalLaw, or several to draw episodes from.
-        trace: CSV file of arrivals instead, or several.
-        horizon_s: When an episode ends.
-        interval_s: Mean time between arrivals that observations are scaled by; by
-            default the law's or the trace's own.
-        folder: Of PipeDream profiles; that of MESHWRIGHT_DATA by default.
+        trace: CSV file of arrivals, or several, instead of a law.
+        horizon_s: End of an episode.
+        interval_s: Mean time between arrivals, which scales observations; by default
+            that of the law or the trace.
+        folder: Folder of PipeDream profiles; that of MESHWRIGHT_DATA by default.
         models: Names of the profiles that may arrive.
-        topology: Of the cluster; the benchmark's by default.
-        jobs: Instead of the three: jobs that have been read already.
-        mask: Which actions :meth:`action_masks` allows, ``"possible"`` or
+        topology: Topology of the cluster; the benchmark's by default.
+        jobs: Jobs that have been read already, instead of the last three.
+        mask: Actions that :meth:`action_masks` allows, ``"possible"`` or
             ``"benchmark"``.
         observe: Whether observations are encoded in full; see RampObserver.
-        accepted_reward: For a job that is placed and ends by the horizon.
-        blocked_reward: For any other.
-        record: Whether what becomes of every job is kept; at the end of an episode
+        accepted_reward: Reward of a job that is placed and ends by the horizon.
+        blocked_reward: Reward of any other job.
+        record: Whether to keep the fate of every job; at the end of an episode
             ``info["record"]`` then is a :class:`planner.schema.stream.StreamRecord`.
     """
 
@@ -77,7 +73,7 @@ class ReplayConfig:
                 )
 
     def source(self, jobs: RampJobs) -> EpisodeSource:
-        """Of the configured episodes."""
+        """Return the source of the configured episodes."""
         law, trace = self.law, self.trace
         traces: Sequence[str | os.PathLike[str]] = ()
         if trace is not None:
@@ -94,13 +90,13 @@ class ReplayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What became of one decision in each episode. Shapes [b].
+    """Result of one decision in each episode. Shapes [b].
 
     Attributes:
-        reward: For it.
-        over: Whether the episode has ended with it.
+        reward: Reward of the decision.
+        over: True if the episode has ended.
         outcome: Number of the outcome in OUTCOMES.
-        degree: That was asked for; 0 for turning away.
+        degree: Requested degree; 0 for turning away.
     """
 
     reward: Floats
@@ -113,14 +109,14 @@ class ReplaySession:
     """Episodes side by side, drawn, decided, rewarded and observed.
 
     Args:
-        config: Of the replay.
-        count: Episodes.
+        config: Configuration of the replay.
+        count: Number of episodes.
 
     Raises:
-        ClusterError: As :func:`envs.ramp.tables.ramp_tables`.
-        CaptureError: If a profile is not there.
+        ClusterError: As :func:`envs.ramp.jobs.ramp_tables`.
+        CaptureError: If a profile is missing.
         UnknownNameError: If a law, a mask or a trace's model is not known.
-        StrategyError: As :class:`envs.ramp.streams.EpisodeSource`.
+        StrategyError: As :class:`envs.ramp.arrivals.EpisodeSource`.
     """
 
     def __init__(self, config: ReplayConfig, count: int) -> None:
@@ -143,17 +139,17 @@ class ReplaySession:
         self.interval_s: Array = np.ones(count)
 
     def begin(self, row: int, generator: np.random.Generator) -> None:
-        """Start one episode anew, of the next stream that is drawn."""
+        """Restart one episode, with the next stream that is drawn."""
         episode = self.source.draw(generator)
         self.interval_s[row] = episode.interval_s
         self.episodes.restart(row, episode.arrivals)
 
     def state(self) -> RampState:
-        """Before the next decisions."""
+        """Return the state before the next decisions."""
         return exact_state(self.episodes, self.interval_s)
 
     def see(self) -> tuple[dict[str, Floats], Flags]:
-        """Observations and masks before the next decisions; see RampObserver."""
+        """Return observations and masks before the next decisions; see RampObserver."""
         return self.observer.see(self.state())
 
     def decide(self, actions: Index) -> Step:
@@ -189,7 +185,7 @@ class ReplaySession:
         )
 
     def infos(self, step: Step) -> list[dict[str, Any]]:
-        """What an agent is told of each decision besides its reward."""
+        """Return the infos of each decision."""
         names: tuple[Outcome | str, ...] = OUTCOMES
         made = [
             {"outcome": names[outcome], "degree": degree}

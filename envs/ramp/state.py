@@ -1,7 +1,7 @@
-"""The exact state of episodes before a decision: what a planner may simulate from.
+"""The exact state of episodes before a decision, which planners simulate from.
 
-Observations are a digest of it. A policy that looks ahead asks the environment for this
-instead (``exact_state()``); nothing in it tells what arrives later.
+Observations are a digest of it. A policy that looks ahead reads it from the environment
+(``exact_state()``); it says nothing of later arrivals.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.episodes import RampEpisodes
-from envs.ramp.steps import Running
-from envs.ramp.tables import RampTables
+from envs.ramp.episodes import RampEpisodes, Running
+from envs.ramp.jobs import RampTables
 from planner.simulate.compiled import compiled
 
 __all__ = [
@@ -37,9 +36,9 @@ class Moment(NamedTuple):
     """One episode before a decision.
 
     Attributes:
-        ends_s: When the running jobs leave. Shape [servers].
+        ends_s: Ends of the running jobs. Shape [servers].
         masks: Servers that each holds, as bits. Shape [servers].
-        number: Of the running jobs.
+        number: Number of running jobs.
         held: Servers held in the interval that ends now.
         busy: Servers held from now on, as bits.
         now_s: Time of the decision.
@@ -58,12 +57,12 @@ class Moment(NamedTuple):
 
 
 class Past(NamedTuple):
-    """Jobs of one episode whose fate has been decided. n jobs.
+    """Jobs of one episode that have been decided. n jobs.
 
     Attributes:
-        time_s: When each arrived. Shape [n].
-        model: Of each. Shape [n].
-        beta: Of each. Shape [n].
+        time_s: Arrival times. Shape [n].
+        model: Numbers of the jobs. Shape [n].
+        beta: Deadlines. Shape [n].
     """
 
     time_s: Array
@@ -75,14 +74,14 @@ class RampState(NamedTuple):
     """Episodes side by side before their decisions. b episodes, j jobs, d degrees.
 
     Attributes:
-        running: Jobs that run. Views of the episodes' own arrays, not to be changed.
-        over: Whether an episode has ended; its other rows then say nothing. Shape [b].
+        running: Running jobs. Views of the episodes' own arrays, not to be changed.
+        over: True after the end; other fields are then meaningless. Shape [b].
         now_s: Time of the decision. Shape [b].
-        model: Of the job at the head. Shape [b].
+        model: Number of the job at the head. Shape [b].
         beta: Its deadline, as a share of its time on one device. Shape [b].
-        jct_s: Completion times as far as they are known: those that first placements
-            decided, else those where no other job is. Shape [b, j, d].
-        seen: As :func:`envs.ramp.history.remember` keeps it. Shape [b, NUM_SEEN].
+        jct_s: Completion times as far as they are known: those of first placements,
+            else those on an empty cluster. Shape [b, j, d].
+        seen: State of :func:`envs.ramp.history.remember`. Shape [b, NUM_SEEN].
         interval_s: Mean time between arrivals. Shape [b].
         horizon_s: End of all episodes.
     """
@@ -99,10 +98,10 @@ class RampState(NamedTuple):
 
 
 def believed_jct_s(tables: RampTables, known_jct_s: Array) -> Array:
-    """Completion times of first placements, else those where no other job is.
+    """Completion times of first placements, else those on an empty cluster.
 
     Args:
-        tables: Of the jobs.
+        tables: Tables of the jobs.
         known_jct_s: By the largest split, NaN if unknown. Shape [b, j, splits].
     Returns:
         Seconds. Shape [b, j, d].
@@ -113,10 +112,10 @@ def believed_jct_s(tables: RampTables, known_jct_s: Array) -> Array:
 
 
 def exact_state(episodes: RampEpisodes, interval_s: Array) -> RampState:
-    """Of episodes side by side.
+    """Return the state of episodes side by side.
 
     Args:
-        episodes: Before their decisions.
+        episodes: Episodes before their decisions.
         interval_s: Mean time between the arrivals of each. Shape [b].
     """
     time_s, model, beta = episodes.heads()
@@ -134,7 +133,7 @@ def exact_state(episodes: RampEpisodes, interval_s: Array) -> RampState:
 
 
 def past(episodes: RampEpisodes, row: int) -> Past:
-    """Of one of several episodes; copies."""
+    """Return copies of the decided jobs of one of several episodes."""
     arrivals = episodes.arrivals
     count = arrivals.position[row]
     return Past(
@@ -146,7 +145,7 @@ def past(episodes: RampEpisodes, row: int) -> Past:
 
 @compiled
 def moment_of(state: RampState, row: int) -> Moment:
-    """One of several episodes."""
+    """Return the state of one of several episodes."""
     return Moment(
         state.running.ends_s[row],
         state.running.masks[row],

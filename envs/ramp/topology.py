@@ -27,13 +27,13 @@ class RampTopology:
 
     Attributes:
         groups: Communication groups.
-        racks: Of each group.
-        servers: Of each rack.
+        racks: Racks in each group.
+        servers: Servers in each rack.
         most_splits: Largest degree of a job.
-        memory_bytes: Of each server.
-        bandwidth_bytes_per_s: Of all links of a server together.
-        propagation_s: Of a message.
-        input_output_s: Of a server, for a message to leave or to enter it.
+        memory_bytes: Memory of each server.
+        bandwidth_bytes_per_s: Bandwidth of all links of a server together.
+        propagation_s: Propagation delay of a message.
+        input_output_s: Delay of a message leaving or entering a server.
     """
 
     groups: int = 4
@@ -54,14 +54,14 @@ class RampTopology:
 
     @property
     def num_servers(self) -> int:
-        """Of the cluster."""
+        """Number of servers in the cluster."""
         return self.groups * self.racks * self.servers
 
     def shapes(self, size: int) -> Iterator[tuple[int, int, int]]:
-        """Blocks of a size as groups x racks x servers, in the order they are tried.
+        """Yield blocks of a size as groups x racks x servers, in the order of trial.
 
-        Squares over groups and racks first, then rows and columns; blocks that are
-        larger than the cluster are left out.
+        Squares over groups and racks first, then rows and columns; blocks larger than
+        the cluster are left out.
         """
         found: dict[tuple[int, int, int], None] = {}
         for outer in range(1, size + 1):
@@ -80,9 +80,9 @@ class RampTopology:
                 yield shape
 
     def blocks(self, size: int) -> Index:
-        """Servers of every block of a size, in the order in which blocks are tried.
+        """Return the servers of every block of a size, in the order of trial.
 
-        Shape [blocks, size]; no rows where the cluster has no such block.
+        Shape [blocks, size]; no rows if the cluster has no such block.
         """
         found = []
         for groups, racks, servers in self.shapes(size):

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from envs.ramp.graphs import OpGraph, device_edges, op_graph
+from envs.ramp.jobs import RampTables
 from envs.ramp.session import ReplayConfig, ReplaySession, Step
 from envs.ramp.state import Past, RampState, past
-from envs.ramp.tables import RampTables
 from planner.errors import StrategyError
 
 __all__ = ["RampVecEnv"]
@@ -27,16 +27,16 @@ Indices = int | Iterable[int] | None
 class RampVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
     """Replays side by side, decided by compiled code.
 
-    Row i goes as a :class:`envs.ramp.replay_env.RampReplayEnv` with the i-th seed
-    would. An episode that ends is begun anew at once; what was seen after its last
-    decision is in ``info["terminal_observation"]``.
+    Row i equals a :class:`envs.ramp.replay_env.RampReplayEnv` with the i-th seed. An
+    episode that ends is restarted at once; the observation after its last decision is
+    in ``info["terminal_observation"]``.
 
     Args:
         num_envs: Episodes side by side.
-        config: Of the replays.
-        seed: Of the first episode; those of the others count up from it.
-        **options: Fields of a ReplayConfig, instead of one. ``observe=False`` leaves
-            of observations ``job`` and ``job_graph``.
+        config: Configuration of the replays.
+        seed: Seed of the first episode; those of the others count up from it.
+        **options: Fields of a ReplayConfig, instead of one. With ``observe=False``,
+            observations have ``job`` and ``job_graph`` alone.
 
     Raises:
         StrategyError: If there are no episodes.
@@ -54,7 +54,7 @@ class RampVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         if num_envs < 1:
             raise StrategyError(f"num_envs={num_envs}; run at least 1 episode")
         self.session = ReplaySession(config or ReplayConfig(**options), num_envs)
-        # As gymnasium's environments have it; stable-baselines3 asks for it.
+        # stable-baselines3 reads this attribute of gymnasium's environments.
         self.render_mode: str | None = None
         observer = self.session.observer
         super().__init__(num_envs, observer.observation_space, observer.action_space)
@@ -81,19 +81,19 @@ class RampVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         return device_edges(self.session.jobs.topology)
 
     def exact_state(self) -> RampState:
-        """What a planner may simulate from."""
+        """Return the exact state, for planners."""
         return self.session.state()
 
     def past(self, row: int) -> Past:
-        """Jobs of a row that have been decided; copies."""
+        """Return copies of the jobs of a row that have been decided."""
         return past(self.session.episodes, row)
 
     def action_masks(self) -> Flags:
-        """Which actions are allowed. Shape [num_envs, actions]."""
+        """Return the actions that are allowed. Shape [num_envs, actions]."""
         return self._masks.copy()
 
     def reset(self) -> dict[str, Floats]:
-        """Begin the next episode of each row; a seed begins its sequence anew."""
+        """Begin the next episode of each row; a seed restarts its sequence."""
         for row, seed in enumerate(self._seeds):
             if seed is not None:
                 self._generators[row] = np_random(seed)[0]
@@ -115,7 +115,7 @@ class RampVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
     def step_wait(
         self,
     ) -> tuple[dict[str, Floats], Floats, Flags, list[dict[str, Any]]]:
-        """What has come of it: observations, rewards, dones and infos."""
+        """Return observations, rewards, dones and infos of the step."""
         step = self._step
         if step is None:
             raise StrategyError("there is no step to wait for; call step_async first")
@@ -134,10 +134,10 @@ class RampVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         return obs, step.reward, step.over, infos
 
     def close(self) -> None:
-        """Nothing is held that would need closing."""
+        """Do nothing: there is nothing to close."""
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute, once for each of the rows asked for."""
+        """Return an attribute, once for each of some rows."""
         if attr_name == "action_masks":
             masks = self.action_masks()
             return [masks[row].copy for row in self._get_indices(indices)]
@@ -187,5 +187,5 @@ class RampVecEnv(VecEnv):  # type: ignore[misc]  # stable-baselines3 is optional
         return [False for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[None]:
-        """There is nothing to look at."""
+        """Return None for each row: nothing is rendered."""
         return [None] * self.num_envs

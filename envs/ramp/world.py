@@ -1,36 +1,30 @@
-"""An episode of the benchmark: jobs arrive one by one, each placed or blocked."""
+"""The reference implementation of an episode of the benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.ramp.communication import link_rates
-from envs.ramp.job import NUM_TRAINING_STEPS, RampJob
-from envs.ramp.placement import SplitJob, place, split_job
-from envs.ramp.step_time import step_time_s
-from envs.ramp.sub_graph import JobEdges, job_edges, sub_graph
-from envs.ramp.topology import RampTopology
+from envs.ramp.jobs import RampJobs
 from planner.errors import StrategyError, UnknownNameError
 
 __all__ = [
     "Accepted",
     "Arrival",
     "Outcome",
-    "RampJobs",
     "RampWorld",
     "Summary",
     "check_arrivals",
 ]
 
-#: What became of a job at its arrival.
+#: Outcomes of a job at its arrival.
 Outcome = Literal["placed", "refused", "no_room", "late"]
 
-#: Ends of jobs and arrivals this close are at one time.
+#: Ends of jobs and arrivals this close count as equal.
 _SAME_TIME_S = 1e-7
 
 Index = NDArray[np.int64]
@@ -39,10 +33,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A job's owner at the door.
+    """Arrival of a job.
 
     Attributes:
-        time_s: When.
+        time_s: Time of the arrival.
         model: Name of the job.
         beta: Largest completion time over that on one device, above 0, at most 1.
     """
@@ -57,11 +51,11 @@ class Accepted:
     """A job that runs or has run.
 
     Attributes:
-        arrival: Of the job.
-        start_s: When it was placed.
+        arrival: Arrival of the job.
+        start_s: Time of its placement.
         jct_s: Its completion time.
-        degree: Into how many sub-ops its ops are split at most.
-        servers: That it holds. Shape [workers].
+        degree: Most sub-ops of one of its ops.
+        servers: Servers that it holds. Shape [workers].
     """
 
     arrival: Arrival
@@ -72,81 +66,25 @@ class Accepted:
 
     @property
     def end_s(self) -> float:
-        """When it leaves."""
+        """Time at which it ends."""
         return self.start_s + self.jct_s
-
-
-class RampJobs:
-    """The jobs of a benchmark on a topology, with what is worked out about them.
-
-    Placements and step times depend on nothing but the job, its degree and which
-    servers are held, so that worlds can share them.
-
-    Args:
-        jobs: By name.
-        topology: Of the cluster.
-    """
-
-    def __init__(self, jobs: Mapping[str, RampJob], topology: RampTopology) -> None:
-        self.jobs, self.topology = dict(jobs), topology
-        self.degrees: tuple[int, ...] = tuple(topology.degrees.tolist())
-        self._rates = link_rates(topology)
-        self._edges: dict[str, JobEdges] = {n: job_edges(j) for n, j in jobs.items()}
-        self._split: dict[tuple[str, int], SplitJob] = {
-            (name, degree): split_job(job, degree, topology)
-            for name, job in jobs.items()
-            for degree in self.degrees
-        }
-        self._steps: dict[tuple[str, int, bytes], float] = {}
-        free = np.zeros(topology.num_servers, dtype=np.bool_)
-        self._empty: dict[tuple[str, int], float] = {}
-        for name, degree in self._split:
-            servers = self.place(name, degree, free)
-            self._empty[name, degree] = (
-                np.inf if servers is None else self.jct_s(name, degree, servers)
-            )
-
-    def forget(self) -> None:
-        """Let go of step times, to time how long working them out takes."""
-        self._steps.clear()
-
-    def split(self, name: str, degree: int) -> SplitJob:
-        """A job at a degree."""
-        return self._split[name, degree]
-
-    def place(self, name: str, degree: int, busy: Flags) -> Index | None:
-        """Servers of each op's sub-ops, then -1; None without room. [n, p]."""
-        split = self._split[name, degree]
-        shape = (len(split.splits), int(split.splits.max()))
-        servers = np.full(shape, -1, dtype=np.int64)
-        fits = place(split, busy, self.topology.memory_bytes, servers)
-        return servers if fits else None
-
-    def jct_s(self, name: str, degree: int, servers: Index) -> float:
-        """Completion time of a placed job."""
-        key = (name, degree, servers.tobytes())
-        if key not in self._steps:
-            split = self._split[name, degree]
-            graph = sub_graph(self._edges[name], split.splits, servers, self._rates)
-            self._steps[key] = step_time_s(graph)
-        return NUM_TRAINING_STEPS * self._steps[key]
-
-    def empty_jct_s(self, name: str, degree: int) -> float:
-        """Completion time where no other job is; infinity if it never fits."""
-        return self._empty[name, degree]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What an episode came to, under the benchmark's own names.
+    """Figures of an episode, under the benchmark's own names.
 
     Attributes:
         blocked: Jobs turned away, late, without room, or running at the horizon.
         arrived: Jobs up to the horizon, one that arrives on it included.
-        refused: Blocked by the action; likewise no_room, late, unfinished.
+        refused: Jobs blocked by the action.
+        no_room: Jobs blocked for lack of a free block.
+        late: Jobs blocked because they would miss the deadline.
+        unfinished: Jobs running at the horizon.
         throughput_bytes_per_s: Memory and edges of accepted jobs, by the share done.
-        mean_jct_s: Of completed jobs; likewise the rest. NaN if there are none.
-        mean_speedup: Over one device.
+        mean_jct_s: Mean completion time of completed jobs, as are the means below; NaN
+            if there are none.
+        mean_speedup: Speed-up over one device.
         mean_degree: Largest split.
         mean_workers: Servers held.
     """
@@ -165,7 +103,7 @@ class Summary:
 
     @property
     def blocking_rate(self) -> float:
-        """Blocked over arrived."""
+        """Jobs blocked over jobs arrived."""
         return self.blocked / self.arrived if self.arrived else 0.0
 
 
@@ -173,9 +111,9 @@ class RampWorld:
     """One episode, decision by decision.
 
     Args:
-        jobs: What may arrive.
+        jobs: Jobs that may arrive.
         arrivals: In order of time; those at or after the horizon are not decided.
-        horizon_s: When the episode ends.
+        horizon_s: End of the episode.
 
     Raises:
         UnknownNameError: If an arrival's model is no job.
@@ -198,30 +136,30 @@ class RampWorld:
 
     @property
     def head(self) -> Arrival | None:
-        """The job that waits for a decision; None at the end."""
+        """Job to be decided; None at the end."""
         done = len(self.outcomes)
         return self._decided[done] if done < len(self._decided) else None
 
     @property
     def held(self) -> int:
-        """Servers held in the interval that ends now, which the mask is made from."""
+        """Servers held in the interval that ends now, as the mask counts them."""
         return self._held
 
     @property
     def busy(self) -> Flags:
-        """Which servers running jobs hold. Shape [servers]."""
+        """True for servers that running jobs hold. Shape [servers]."""
         busy = np.zeros(self.jobs.topology.num_servers, dtype=np.bool_)
         for job in self.running:
             busy[job.servers] = True
         return busy
 
     def mask(self) -> Flags:
-        """Which of the degrees are valid: no more servers than are not held. [d]."""
+        """Return the valid degrees: those of no more servers than are not held. [d]."""
         left = self.jobs.topology.num_servers - self._held
         return np.array([degree <= left for degree in self.jobs.degrees])
 
     def known_jct_s(self, model: str, degree: int) -> float | None:
-        """Completion time that this episode's first placement decided, if there was."""
+        """Return the completion time of the first placement; None before it."""
         return self._memo.get((model, degree))
 
     def decide(self, degree: int) -> Outcome:
@@ -263,16 +201,16 @@ class RampWorld:
         return "placed"
 
     def _advance(self) -> None:
-        """Go on to the next arrival: what has ended by then leaves."""
+        """Go on to the next arrival, and drop the jobs that have ended by then."""
         head = self.head
         now = self.horizon_s if head is None else head.time_s
-        # Who leaves just now still counts in the mask.
+        # Jobs that end now still count in the mask.
         before = [job for job in self.running if job.end_s >= now - _SAME_TIME_S]
         self._held = sum(len(job.servers) for job in before)
         self.running = [job for job in before if job.end_s > now + _SAME_TIME_S]
 
     def summary(self) -> Summary:
-        """What the episode has come to, as if it ended at the horizon."""
+        """Summarise the episode, as if it ended at the horizon."""
         end = self.horizon_s + _SAME_TIME_S
         completed = [job for job in self.accepted if job.end_s <= end]
         counts = {name: self.outcomes.count(name) for name in _BLOCKED}
@@ -309,11 +247,11 @@ _BLOCKED: tuple[Outcome, ...] = ("refused", "no_room", "late")
 
 
 def check_arrivals(names: Collection[str], arrivals: Sequence[Arrival]) -> None:
-    """Refuse arrivals that no episode can be of.
+    """Refuse invalid arrivals.
 
     Args:
-        names: Of the jobs that there are.
-        arrivals: To be checked.
+        names: Names of the jobs.
+        arrivals: Arrivals to be checked.
 
     Raises:
         UnknownNameError: If an arrival's model is no job.

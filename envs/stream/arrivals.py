@@ -1,4 +1,4 @@
-"""Who arrives when at the job stream: laws by load, and traces."""
+"""Arrivals at the job stream: laws by load, and traces."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _UNIFORM = BetaLaw(values=tuple(n / 100 for n in range(10, 101)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLaw:
-    """A stream of jobs to draw episodes from.
+    """Law of arrivals that episodes are drawn from.
 
     Attributes:
         beta: Distribution of deadlines, over the time on one reference device.
-        load: Work that is offered over what the cluster can do, if every job ran in its
-            most efficient shape; it sets the mean time between arrivals.
-        interval_s: Mean time between arrivals instead, in seconds.
-        process: As of :class:`envs.ramp.arrivals.ArrivalLaw`.
-        burst: Likewise.
+        load: Work offered over the capacity of the cluster with every job in its most
+            efficient shape; it sets the mean time between arrivals.
+        interval_s: Mean time between arrivals in seconds, instead of a load.
+        process: See :class:`envs.ramp.arrivals.ArrivalLaw`.
+        burst: See :class:`envs.ramp.arrivals.ArrivalLaw`.
         models: Names of jobs to draw from; all if empty.
-        sizes: Steps over those of the usual size, each as likely.
+        sizes: Steps over the usual number, drawn with equal chances.
     """
 
     beta: BetaLaw = _UNIFORM
@@ -57,11 +57,11 @@ class StreamLaw:
                 f"sizes={self.sizes} of jobs; give at least one, each a positive "
                 f"multiple of the usual steps"
             )
-        # What is wrong with the rest is said where it is used, but not later than here.
+        # ArrivalLaw checks the other fields.
         self.arrival_law(1.0 if self.interval_s is None else self.interval_s)
 
     def arrival_law(self, interval_s: float) -> ArrivalLaw:
-        """The same without sizes, at a mean time between arrivals in seconds."""
+        """Return the law without sizes, for a mean time between arrivals in seconds."""
         return ArrivalLaw(
             beta=self.beta,
             interval_s=interval_s,
@@ -71,11 +71,11 @@ class StreamLaw:
         )
 
     def mean_interval_s(self, names: Sequence[str], tables: StreamTables) -> float:
-        """Mean time between arrivals: as given, or by the load.
+        """Return the mean time between arrivals, as given or by the load.
 
         Args:
-            names: Of the world's jobs.
-            tables: Of them.
+            names: Names of the world's jobs.
+            tables: Tables of the jobs.
 
         Raises:
             UnknownNameError: If the law has a model that is no job.
@@ -96,13 +96,13 @@ class StreamLaw:
         horizon_s: float,
         seed: int | np.random.Generator,
     ) -> Stream:
-        """An episode's arrivals, the first at 0, up to the horizon.
+        """Draw the arrivals of an episode, the first at 0, up to the horizon.
 
         Args:
-            names: Of the world's jobs, in their order.
+            names: Names of the world's jobs, in their order.
             interval_s: Mean time between arrivals.
             horizon_s: Last time.
-            seed: Or the generator to draw from.
+            seed: Seed or generator.
         """
         generator = np.random.default_rng(seed)
         found = self.arrival_law(interval_s).draw(names, horizon_s, generator)
@@ -116,7 +116,7 @@ class StreamLaw:
 
 
 def mean_interval_s(stream: Stream, horizon_s: float) -> float:
-    """Mean time between the arrivals of a trace; the horizon for a single one."""
+    """Return the mean time between a trace's arrivals; the horizon for one arrival."""
     if len(stream.time_s) < 2 or stream.time_s[-1] == stream.time_s[0]:
         return horizon_s
     spans = len(stream.time_s) - 1
@@ -124,11 +124,11 @@ def mean_interval_s(stream: Stream, horizon_s: float) -> float:
 
 
 def read_stream(path: str | os.PathLike[str], names: Sequence[str]) -> Stream:
-    """A trace: a CSV with the columns arrival_s, model and beta.
+    """Read a trace: a CSV with the columns arrival_s, model and beta.
 
     Args:
-        path: Of the file.
-        names: Of the world's jobs, in their order.
+        path: The file.
+        names: Names of the world's jobs, in their order.
 
     Raises:
         StrategyError: If it cannot be read, is empty, or has a line that is no arrival.

@@ -4,14 +4,14 @@ Each job sends between its hosts at a mean rate: its devices behind a link, time
 bandwidth, times the share of a step in which they send (its duty). A link carries what
 its devices could send together over the network's oversubscription, and at least what
 the largest of its jobs sends alone, because the planner's price holds for a job alone.
-Where jobs ask for more, the link is slowed down (*stretched*) for all of them by what
-is asked over what is carried; a job is slowed down as its plan was priced with the
-links between its hosts slowed down by the most stretched one. What a job asks for does
-not shrink while it is slowed down, so that nothing has to be iterated.
+Where jobs request more, the link is slowed down (*stretched*) for all of them by the
+ratio of requested to carried; a job takes the price of its plan with the links between
+its hosts slowed down by the most stretched one. A slowed job does not request less, so
+that no iteration is needed.
 
-Functions that are called for every candidate or slot take arrays one by one: to hand
-over a tuple of them counts references of all its arrays, which costs 0.3 us a call and
-made listing candidates many times slower.
+Functions that are called for every candidate or slot take arrays one by one: passing a
+tuple counts references of all its arrays, which costs 0.3 us a call and made listing
+candidates many times slower.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ Index = NDArray[np.int64]
 
 @inlined
 def step_seconds(prices: Array, grid: Array, stretch: float) -> float:
-    """Seconds of a step with links slowed down, between two prices in a straight line.
-
-    Beyond the last price the line goes on.
+    """Interpolate the seconds of a step with links slowed down linearly.
 
     Args:
         prices: ``step_s`` of a job in a shape at a level. Shape [s].
-        grid: ``stretches``, to which the prices belong. Shape [s].
-        stretch: By how much links are slowed down.
+        grid: ``stretches`` of the prices; extrapolated beyond the last. Shape [s].
+        stretch: Factor by which links are slowed down.
     """
     index = 0
     while index < len(grid) - 2 and stretch > grid[index + 1]:
@@ -52,13 +50,13 @@ def step_seconds(prices: Array, grid: Array, stretch: float) -> float:
 
 @inlined
 def sent_bytes_per_s(duty: float, bandwidth: float, per_host: int) -> float:
-    """What one host of a job sends to the others, on average over a step."""
+    """Mean rate over a step at which one host of a job sends to the others."""
     return duty * bandwidth * per_host
 
 
 @compiled
 def sum_loads(tables: StreamTables, state: StreamState) -> None:
-    """Fill in what running jobs ask of every link, and the most that one asks."""
+    """Fill in the requested rate of every link, and the largest of a single job."""
     state.load[:] = 0.0
     state.largest[:] = 0.0
     one = np.zeros(state.load.shape[1])
@@ -96,11 +94,11 @@ def link_stretch(
 
     Args:
         domains: Link of each host at that level. Shape [hosts].
-        load: Asked of each link. Shape [hosts].
-        largest: By the job that asks most. Shape [hosts].
-        capacity: What each link carries. Shape [hosts].
+        load: Requested rate of each link. Shape [hosts].
+        largest: Largest request of a single job. Shape [hosts].
+        capacity: Capacity of each link. Shape [hosts].
         given: The hosts, then -1. Shape [most hosts].
-        more: Asked of the links besides, by one job. Shape [hosts].
+        more: Further request by one job. Shape [hosts].
     """
     most = 1.0
     for host in given:
@@ -116,7 +114,7 @@ def link_stretch(
 
 @compiled
 def refresh(tables: StreamTables, state: StreamState) -> None:
-    """Work out anew how fast every running job goes, and when it ends."""
+    """Update the speed and the end of every running job."""
     sum_loads(tables, state)
     none = np.zeros(state.load.shape[1])
     now, step_s, grid = state.clock[0], tables.step_s, tables.stretches

@@ -1,4 +1,4 @@
-"""Deciding the job at the head: where each candidate would go, and what comes of it."""
+"""Place the candidates for the job at the head on hosts, and decide it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from envs.stream.contention import (
     sum_loads,
 )
 from envs.stream.events import Rewards, drop_head
-from envs.stream.placement import place
 from envs.stream.state import TOTALS, StreamState
 from envs.stream.tables import StreamTables
 from planner.simulate.compiled import compiled, inlined
@@ -27,21 +26,104 @@ __all__ = [
     "decide",
     "empty_options",
     "list_options",
+    "place",
 ]
 
-Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Index = NDArray[np.int64]
+Array = NDArray[np.float64]
 
-#: What becomes of a decision. ``refused`` although a candidate was possible; otherwise
-#: ``no_room``, or ``late`` where no candidate meets the deadline even on an empty
-#: cluster, or the one that was asked for does not as things are.
+
+@inlined
+def _tightest_switch(domains: Index, enough: Flags, free: Index, wanted: int) -> int:
+    """Find the switch with enough hosts and the fewest free devices, or -1."""
+    count = len(free)
+    best, least = -1, 1 << 60
+    for switch in range(count):
+        members, left = 0, 0
+        for host in range(count):
+            if domains[host] == switch and enough[host]:
+                members += 1
+                left += free[host]
+        if members >= wanted and left < least:
+            best, least = switch, left
+    return best
+
+
+@inlined
+def _give_tightest(
+    domains: Index, switch: int, enough: Flags, free: Index, wanted: int, given: Index
+) -> None:
+    """Take hosts of one switch, those with the fewest free devices first."""
+    for index in range(wanted):
+        best, least = -1, 1 << 60
+        for host in range(len(free)):
+            if enough[host] and domains[host] == switch and free[host] < least:
+                best, least = host, free[host]
+        given[index] = best
+        enough[best] = False
+
+
+@inlined
+def place(
+    kind_of_host: Index,
+    switches: Index,
+    free: Index,
+    kind: int,
+    wanted: int,
+    per_host: int,
+    enough: Flags,
+    given: Index,
+) -> int:
+    """Find hosts for a job of a candidate shape, by best fit.
+
+    At the innermost level at which a switch joins enough hosts, take the switch whose
+    hosts have the fewest free devices; below it, take the hosts with the fewest free
+    devices that suffice, so that the largest holes stay. Ties go to lower numbers.
+
+    Args:
+        kind_of_host: Shape [hosts].
+        switches: Switch of each host at each level. Shape [r, hosts].
+        free: Free devices of each host. Shape [hosts].
+        kind: Kind of host of the shape.
+        wanted: Hosts of the shape.
+        per_host: Devices on each host.
+        enough: Overwritten. Shape [hosts].
+        given: Filled in with the hosts, then -1. Shape [most hosts].
+    Returns:
+        The level at which they meet, 0 for one host; -1 without room.
+    """
+    for index in range(len(given)):
+        given[index] = -1
+    found, tightest, least = 0, -1, 1 << 60
+    for host in range(len(free)):
+        enough[host] = kind_of_host[host] == kind and free[host] >= per_host
+        if enough[host]:
+            found += 1
+            if free[host] < least:
+                tightest, least = host, free[host]
+    if found < wanted:
+        return -1
+    if wanted == 1:
+        given[0] = tightest
+        return 0
+    for level in range(1, len(switches)):
+        switch = _tightest_switch(switches[level], enough, free, wanted)
+        if switch >= 0:
+            _give_tightest(switches[level], switch, enough, free, wanted, given)
+            return level
+    return -1
+
+
+#: Outcomes of a decision. ``refused`` if a candidate was possible; otherwise
+#: ``no_room``, or ``late`` if no candidate meets the deadline even on an empty cluster,
+#: or the requested one does not in the current state.
 OUTCOMES = ("placed", "refused", "no_room", "late", "waiting")
 _PLACED, _REFUSED, _NO_ROOM, _LATE, _WAITING = range(len(OUTCOMES))
 
 _SAME_TIME_S = 1e-7
 _T_PLACED, _T_REWARD = TOTALS.index("placed"), TOTALS.index("reward")
-#: Total of each outcome.
+#: Totals that count the blocked outcomes.
 _COUNTED = tuple(TOTALS.index(name) for name in ("refused", "no_room", "late"))
 
 
@@ -49,12 +131,12 @@ class Options(NamedTuple):
     """Candidates of one decision. c candidates.
 
     Attributes:
-        possible: Whether it fits, there is room, and the deadline is met. Shape [c].
+        possible: True if it fits, there is room, and the deadline is met. Shape [c].
         reach: Level at which its hosts meet; -1 without room. Shape [c].
         given: Its hosts, then -1. Shape [c, most hosts].
-        stretch: Of the links between them. Shape [c].
-        jct_s: From now on, if nothing changes; infinite if it cannot run. Shape [c].
-        harmed: Running jobs that would now end too late because of it, if it is
+        stretch: Stretch of the links between its hosts. Shape [c].
+        jct_s: Time to its end if nothing changes; infinite if it cannot run. Shape [c].
+        harmed: Running jobs that would miss their deadline because of it, if it is
             possible. Shape [c].
     """
 
@@ -67,7 +149,7 @@ class Options(NamedTuple):
 
 
 def empty_options(tables: StreamTables) -> Options:
-    """Arrays to be filled in."""
+    """Allocate candidates, to be filled in."""
     count, most = len(tables.degrees), int(tables.hosts.max())
     return Options(
         possible=np.zeros(count, dtype=np.bool_),
@@ -81,7 +163,7 @@ def empty_options(tables: StreamTables) -> Options:
 
 @inlined
 def _ask(domains: Index, given: Index, rate: float, out: Array) -> None:
-    """What a job that sends so much asks of each link of its level. Shape [hosts]."""
+    """Fill in the rate that a job requests of each link of its level. [hosts]."""
     for host in range(len(out)):
         out[host] = 0.0
     for host in given:
@@ -91,7 +173,7 @@ def _ask(domains: Index, given: Index, rate: float, out: Array) -> None:
 
 @compiled
 def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -> int:
-    """Running jobs in time that would no longer be if so much more was asked."""
+    """Count running jobs that a further request would make miss their deadline."""
     found, now, grid = 0, state.clock[0], tables.stretches
     domains, capacity = tables.switches[reach - 1], tables.capacity[reach]
     load, largest = state.load[reach], state.largest[reach]
@@ -113,15 +195,14 @@ def _harmed(tables: StreamTables, state: StreamState, reach: int, more: Array) -
 def list_options(
     tables: StreamTables, state: StreamState, out: Options, least: int = 0
 ) -> None:
-    """Find out what each candidate for the head would come to.
+    """List the candidates for the head.
 
     Args:
-        tables: Of jobs and network.
-        state: With a head.
+        tables: Tables of jobs and network.
+        state: State with a head.
         out: Filled in.
-        least: If positive, the first possible candidate of this degree or more is the
-            last that is looked at, those behind it count as impossible, and nobody
-            asks whom it would harm.
+        least: If positive, stop at the first possible candidate of at least this
+            degree; later ones count as impossible, and ``harmed`` is not computed.
     """
     more = np.zeros(len(state.free))
     enough = np.zeros(len(state.free), dtype=np.bool_)
@@ -182,7 +263,7 @@ def list_options(
 def _start(
     tables: StreamTables, state: StreamState, options: Options, choice: int
 ) -> None:
-    """Give the head its devices: of each host those of the lowest numbers."""
+    """Give the head its devices: on each host those of the lowest numbers."""
     slot = 0
     while state.running[slot]:
         slot += 1
@@ -216,7 +297,7 @@ def _start(
 def _outcome(
     tables: StreamTables, state: StreamState, options: Options, choice: int
 ) -> int:
-    """Of placing the head as a candidate says, or of turning it away (choice -1)."""
+    """Return the outcome of placing the head, or of turning it away (choice -1)."""
     if choice >= 0:
         if options.possible[choice]:
             return _PLACED
@@ -240,10 +321,10 @@ def decide(
     """Place the head, turn it away, or let it wait.
 
     Args:
-        tables: Of jobs and network.
-        state: With a head; changed.
-        options: Of this decision.
-        rewards: What jobs are worth.
+        tables: Tables of jobs and network.
+        state: State with a head; changed.
+        options: Candidates of this decision.
+        rewards: Rewards of jobs.
         action: 0 turns the job away, 1 + i takes the i-th candidate, one more than
             there are candidates lets it wait.
     Returns:

@@ -31,20 +31,19 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
     - ``job_graph`` [1]: index of the job's graph in :attr:`graphs`;
     - ``job`` [JOB_FEATURES]: its deadline and its size;
-    - ``devices`` [N, NUM_DEVICE_FEATURES]: which devices are free, and when;
+    - ``devices`` [N, NUM_DEVICE_FEATURES]: times at which devices are free;
     - ``candidates`` [C, NUM_CANDIDATE_FEATURES]: the state that each action leaves
       behind;
     - ``candidate_devices`` [C, N]: the devices that each would hold;
-    - ``history`` [NUM_HISTORY]: deadlines lately, and the time left.
+    - ``history`` [NUM_HISTORY]: recent deadlines, and the time left.
 
-    ``info`` carries ``outcome`` (placed, refused, no_room, late or waiting),
-    ``degree``, ``hosts``, of a job that is placed the label of its ``plan``, and at the
-    end ``summary``: the fields of StreamSummary and ``blocking_rate``. With
-    ``record=True`` it then has ``record`` too, a
-    :class:`planner.schema.stream.StreamRecord`.
+    ``info`` has ``outcome`` (placed, refused, no_room, late or waiting), ``degree``,
+    ``hosts``, for a placed job the label of its ``plan``, and at the end ``summary``:
+    the fields of StreamSummary and ``blocking_rate``. With ``record=True`` it then has
+    ``record`` too, a :class:`planner.schema.stream.StreamRecord`.
 
     Args:
-        config: Of the stream.
+        config: Configuration of the stream.
         **options: Fields of a StreamConfig, instead of one.
 
     Raises:
@@ -77,10 +76,10 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
     @cached_property
     def device_graph(self) -> Index:
-        """Pairs of devices that are neighbours, both ways. Shape [2, edges].
+        """Pairs of neighbouring devices. Shape [2, edges].
 
-        Devices of one host, and devices at the same place of two hosts of one switch of
-        the first level, or of two switches.
+        Neighbours are devices of one host, and devices at the same place of two hosts
+        below one switch, or of corresponding hosts below two switches.
         """
         switches = self.tables.switches
         host = self.tables.host_of_device
@@ -89,7 +88,7 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
         same = place[:, None] == place[None, :]
         for level in range(1, len(switches)):
             inner, outer = switches[level - 1], switches[level]
-            # Of all the hosts below a switch, the ones at the same place are joined.
+            # Hosts below two switches are joined if they have the same place there.
             local = _place_among(inner)[host]
             together = outer[host][:, None] == outer[host][None, :]
             apart = inner[host][:, None] != inner[host][None, :]
@@ -98,21 +97,21 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return np.stack(np.nonzero(edges)).astype(np.int64)
 
     def exact_state(self) -> StreamState:
-        """What a planner may simulate from; a copy."""
+        """Return a copy of the exact state, for planners."""
         return copy_state(self.session.state)
 
     def past(self) -> Past:
-        """Jobs that have arrived so far, the one at the head included; copies."""
+        """Return copies of the jobs that have arrived, the head included."""
         return self.session.past()
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Which actions are allowed; turning away always is. Shape [actions]."""
+        """Return the actions that are allowed; turning away always is. [actions]."""
         return self._masks.copy()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Floats], dict[str, Any]]:
-        """Begin the next episode; a seed begins the sequence of episodes anew."""
+        """Begin the next episode; a seed restarts the sequence of episodes."""
         super().reset(seed=seed)
         self.session.begin(self.np_random)
         return self._see(), {}
@@ -136,7 +135,7 @@ class JobStreamEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
 
 def _place_among(group: Index) -> Index:
-    """Number of each entry among those of the same group. Shape [n]."""
+    """Number the entries within each group. Shape [n]."""
     seen: dict[int, int] = {}
     found = []
     for member in group.tolist():

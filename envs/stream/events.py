@@ -1,4 +1,4 @@
-"""What happens between decisions: work goes on, jobs end, arrive, and wait too long."""
+"""Events between decisions: work progresses; jobs end, arrive, or wait too long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Rewards", "Stream", "drop_head", "end_job", "proceed"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Times this close are one.
+#: Times this close count as equal.
 _SAME_TIME_S = 1e-7
 
 _ARRIVED, _NO_ROOM = TOTALS.index("arrived"), TOTALS.index("no_room")
@@ -31,13 +31,13 @@ _BROKEN, _REWARD = TOTALS.index("broken_s"), TOTALS.index("reward")
 
 
 class Stream(NamedTuple):
-    """Jobs that will arrive, in order of time. n jobs.
+    """Arrivals in order of time. n jobs.
 
     Attributes:
-        time_s: Shape [n].
-        model: Shape [n].
+        time_s: Times of arrival. Shape [n].
+        model: Numbers of the jobs. Shape [n].
         beta: Longest acceptable time over that on one reference device. Shape [n].
-        size: Steps over those of the usual size. Shape [n].
+        size: Steps over the usual number. Shape [n].
     """
 
     time_s: Array
@@ -47,11 +47,11 @@ class Stream(NamedTuple):
 
 
 class Rewards(NamedTuple):
-    """What jobs are worth.
+    """Rewards of jobs.
 
     Attributes:
         accepted: For a job that is placed and expected to meet its deadline.
-        blocked: For one that is turned away, or ends too late.
+        blocked: For a job that is turned away, or ends too late.
         work: For an accepted job, times its work over that of the mean job.
         mean_work_s: Work of the mean job, in seconds on one reference device.
     """
@@ -64,7 +64,7 @@ class Rewards(NamedTuple):
 
 @compiled
 def _spend(tables: StreamTables, state: StreamState, until_s: float) -> None:
-    """Let time go by in which nothing changes."""
+    """Advance time while nothing changes."""
     span = until_s - state.clock[0]
     if span <= 0:
         return
@@ -104,7 +104,7 @@ def end_job(tables: StreamTables, state: StreamState, slot: int) -> None:
 def _account(
     tables: StreamTables, state: StreamState, rewards: Rewards, slot: int
 ) -> None:
-    """Count a job that has ended now."""
+    """Add a job that ends now to the totals."""
     totals, now = state.totals, state.clock[0]
     model, choice = state.model[slot], state.choice[slot]
     work = state.size[slot] * tables.sequential_jct_s[model]
@@ -127,7 +127,7 @@ def _account(
 
 @compiled
 def drop_head(state: StreamState, which: int) -> None:
-    """Take a job out of those that wait; the ones behind it move up."""
+    """Remove a waiting job; those behind it move up."""
     waiting = state.waiting
     for index in range(which, state.counts[0] - 1):
         waiting.model[index] = waiting.model[index + 1]
@@ -141,7 +141,7 @@ def drop_head(state: StreamState, which: int) -> None:
 
 @compiled
 def _drop_late(tables: StreamTables, state: StreamState, rewards: Rewards) -> None:
-    """Give up jobs that even an empty cluster could not end in time."""
+    """Drop waiting jobs that even an empty cluster could not end in time."""
     waiting, index = state.waiting, 0
     while index < state.counts[0]:
         fastest = waiting.size[index] * tables.fastest_s[waiting.model[index]]
@@ -157,7 +157,7 @@ def _drop_late(tables: StreamTables, state: StreamState, rewards: Rewards) -> No
 def _arrive(
     tables: StreamTables, state: StreamState, stream: Stream, rewards: Rewards
 ) -> None:
-    """Let the next job come in; without a place to wait it is turned away."""
+    """Queue the next job; without a place in the queue it is turned away."""
     index = state.counts[1]
     state.counts[1] += 1
     state.totals[_ARRIVED] += 1
@@ -181,9 +181,9 @@ def proceed(
 ) -> None:
     """Go on to the next decision, or to the end of the episode.
 
-    At one time jobs end first, then those that wait too long are given up, then jobs
-    arrive, one at a time. Whatever happens, a head that waits is asked again. A job
-    that arrives on the horizon counts as arrived and is not decided.
+    At equal times jobs end first, then jobs that wait too long are dropped, then jobs
+    arrive, one at a time. After every event a waiting head is decided again. A job that
+    arrives on the horizon counts as arrived and is not decided.
     """
     horizon = state.clock[1]
     while True:

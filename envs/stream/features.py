@@ -1,4 +1,4 @@
-"""What an agent of the job stream sees of devices and candidates, as features.
+"""Features of devices and candidates in the job stream.
 
 The first features of a candidate are those of :mod:`envs.ramp.features`: the shares of
 the cluster that are free, and free in blocks, at several times after the decision.
@@ -26,28 +26,28 @@ __all__ = [
 Floats = NDArray[np.float32]
 Index = NDArray[np.int64]
 
-#: Mean intervals that are told apart.
+#: Cap of times, in mean intervals.
 LONGEST = 40.0
 
-#: The shares at each offset; the six of a candidate in the replay (turns away, ends
-#: after the horizon, share of the devices, completion time, share of its last interval
-#: in which it no longer runs, share of the time to the deadline that it leaves); and
-#: its share of the hosts, how much sharing slows it down, running jobs that it makes
-#: late, the level at which its hosts meet, its speed-up over its devices, whether
+#: Features of a candidate: the shares at each offset; the six of the replay (turns
+#: away, ends after the horizon, share of the devices, completion time, share of its
+#: last interval in which it no longer runs, share of the time to the deadline that is
+#: left); and its share of the hosts, its slowdown by sharing, running jobs that it
+#: makes late, the level at which its hosts meet, its speed-up over its devices, whether
 #: it lets the job wait, and the share of a step in which its links are busy.
 NUM_CANDIDATE_FEATURES = len(OFFSETS) * NUM_SHARES + 13
-#: Of a device: free now and at each of the OFFSETS; time until it is; its speed; the
-#: share of its host that is free; whether jobs may never have it.
+#: Features of a device: free now and at each of the OFFSETS; time until it is free; its
+#: speed; the free share of its host; whether it is unusable.
 NUM_DEVICE_FEATURES = 1 + len(OFFSETS) + 4
 
 _SAME_TIME_S = 1e-7
-#: Running jobs made late that are told apart.
+#: Cap of the number of running jobs made late.
 _MOST_HARMED = 4
 
 
 @inlined
 def _write_shares(size_of_host: Index, free: Index, usable: int, out: Floats) -> None:
-    """Shares of the cluster that are free, and free in blocks of each size.
+    """Compute the shares of the cluster that are free, and free in blocks of each size.
 
     A block lies in one host, or is made of whole hosts. Shape [NUM_SHARES].
     """
@@ -66,7 +66,7 @@ def _write_shares(size_of_host: Index, free: Index, usable: int, out: Floats) ->
 
 @inlined
 def _take(given: Index, many: int, free: Index) -> None:
-    """Add so many devices of each host that is given to those that are free."""
+    """Add a number of devices of each given host to the free ones."""
     for host in given:
         if host >= 0:
             free[host] += many
@@ -76,7 +76,7 @@ def _take(given: Index, many: int, free: Index) -> None:
 def _write_later(
     tables: StreamTables, state: StreamState, options: Options, out: Floats
 ) -> None:
-    """Shares of the cluster at each of the OFFSETS, after each candidate."""
+    """Write the shares of the cluster at each of the OFFSETS, after each candidate."""
     now, interval = state.clock[0], state.clock[2]
     usable, per_host = tables.usable.sum(), tables.per_host
     sizes, given = tables.size_of_host, options.given
@@ -107,12 +107,12 @@ def _write_later(
 def write_candidates(
     tables: StreamTables, state: StreamState, options: Options, out: Floats
 ) -> None:
-    """Describe turning away, each candidate, and waiting where there is a row for it.
+    """Write features of turning away, each candidate, and waiting if it is possible.
 
     Args:
-        tables: Of jobs and network.
-        state: With a head.
-        options: Of this decision.
+        tables: Tables of jobs and network.
+        state: State with a head.
+        options: Candidates of this decision.
         out: Filled in; zeros where a candidate is not possible. Shape
             [1 + c or 2 + c, NUM_CANDIDATE_FEATURES].
     """
@@ -160,12 +160,12 @@ def write_devices(
     devices: Floats,
     candidate_devices: Floats,
 ) -> None:
-    """Say which devices are free when, and which each candidate would hold.
+    """Write features of the devices, and the devices that each candidate would hold.
 
     Args:
-        tables: Of jobs and network.
-        state: With a head.
-        options: Of this decision.
+        tables: Tables of jobs and network.
+        state: State with a head.
+        options: Candidates of this decision.
         devices: Filled in. Shape [n, NUM_DEVICE_FEATURES].
         candidate_devices: Filled in. Shape [1 + c or 2 + c, n].
     """

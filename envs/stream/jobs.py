@@ -33,15 +33,15 @@ _PROFILED_STEPS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobType:
-    """A model that is trained again and again.
+    """A kind of job: a model to train, with batch and steps.
 
     Attributes:
-        name: By which arrivals ask for it.
-        ref: What names the model; see :func:`planner.capture.load_model`. A path that
-            ends in ``.txt`` is a PipeDream profile.
-        global_batch: Samples of a step.
-        steps: Of a job of usual size.
-        seq_len: Tokens of a sample; None for the model's own.
+        name: Name that arrivals use.
+        ref: Reference of the model; see :func:`planner.capture.load_model`. A path
+            that ends in ``.txt`` is a PipeDream profile.
+        global_batch: Samples in a step.
+        steps: Steps of a job of usual size.
+        seq_len: Tokens in a sample; None for the model's own.
         graph: The model, if it has been read already.
     """
 
@@ -60,7 +60,7 @@ class JobType:
             )
 
     def read_graph(self) -> ModelGraph:
-        """The model; captured once a process.
+        """Return the model, captured once a process.
 
         Raises:
             CaptureError: If it cannot be read.
@@ -72,7 +72,7 @@ class JobType:
 
     @property
     def fingerprint(self) -> str:
-        """Names model and batch, whatever the job is called and however long it is."""
+        """Fingerprint of model and batch; name and steps do not matter."""
         what = self.ref
         if self.graph is not None:
             what = fingerprint_bytes(
@@ -102,7 +102,7 @@ def _read(ref: str, seq_len: int | None) -> ModelGraph:
 
 
 def resnet50() -> tuple[torch.nn.Module, dict[str, InputShape]]:
-    """ResNet-50 of transformers with what it reads.
+    """Make ResNet-50 of transformers, with the shape of its input.
 
     Source: He et al. 2016, "Deep residual learning for image recognition", table 1.
     """
@@ -113,8 +113,8 @@ def resnet50() -> tuple[torch.nn.Module, dict[str, InputShape]]:
     return model, {"pixel_values": pixels}
 
 
-#: Jobs that are always there, small to large. Batches and steps are assumptions: some
-#: hours on one GPU.
+#: Built-in jobs, small to large. Batches and steps are assumptions: some hours on one
+#: GPU.
 BUILT_IN: tuple[JobType, ...] = (
     JobType(
         name="resnet-50", ref="envs.stream.jobs:resnet50", global_batch=256, steps=40000
@@ -165,19 +165,19 @@ PROFILES = (
 
 
 def built_in_jobs() -> tuple[JobType, ...]:
-    """Jobs of real models that need no files."""
+    """Return the jobs of real models, which need no files."""
     return BUILT_IN
 
 
 def profiled_jobs(folder: str | os.PathLike[str] | None = None) -> tuple[JobType, ...]:
-    """Jobs of PipeDream's profiles, times in milliseconds as they were measured.
+    """Return the jobs of PipeDream's profiles, with times as measured.
 
     Args:
-        folder: Of ``<model>.txt`` files; by default the ``pipedream`` folder in the one
+        folder: Folder of ``<model>.txt`` files; by default ``pipedream`` in the folder
             that the environment variable MESHWRIGHT_DATA names.
 
     Raises:
-        CaptureError: If the folder or a profile is not there.
+        CaptureError: If the folder or a profile is missing.
     """
     if folder is None:
         data = os.environ.get("MESHWRIGHT_DATA")

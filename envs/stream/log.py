@@ -1,7 +1,7 @@
-"""What became of every job of a stream, followed from one decision to the next.
+"""The fate of every job of a stream, followed from one decision to the next.
 
-Compiled code keeps no log: between two decisions its state tells what has ended, and
-the rules of :func:`envs.stream.events.proceed` tell when the rest happened.
+Compiled code keeps no log: between two decisions its state shows the jobs that have
+ended, and the rules of :func:`envs.stream.events.proceed` give the times of the rest.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class LoggedJob:
     """One job so far.
 
     Attributes:
-        outcome: How it ended; ``undecided`` and ``unfinished`` until it did.
-        asked: Devices that were asked for.
-        decided_s: When it was placed, turned away or given up.
-        start_s: When it began to run.
-        end_s: When it ended.
-        way: Candidate shape and reach that it runs with.
-        devices: That it holds or held, as runs.
-        done: Share of its work.
+        outcome: Final outcome; ``undecided`` or ``unfinished`` before.
+        asked: Requested devices.
+        decided_s: Time at which it was placed, turned away or dropped.
+        start_s: Start of its run.
+        end_s: End of its run.
+        way: Candidate shape and reach of its run.
+        devices: Devices that it holds or held, as runs.
+        done: Share of its work that is done.
     """
 
     outcome: Outcome = "undecided"
@@ -52,12 +52,12 @@ class LoggedJob:
 
 
 class StreamLog:
-    """Follows one episode; nothing in it depends on it.
+    """Records the fate of every job in one episode.
 
     Args:
-        tables: Of jobs and network.
-        stream: That arrives.
-        places: Jobs that can wait, the one at the head included.
+        tables: Tables of jobs and network.
+        stream: Arrivals.
+        places: Jobs that can wait, the head included.
     """
 
     def __init__(self, tables: StreamTables, stream: Stream, places: int) -> None:
@@ -67,10 +67,10 @@ class StreamLog:
         self._slots: dict[int, int] = {}
 
     def decided(self, state: StreamState, choice: int, outcome: int) -> None:
-        """Keep a decision on the head, before time goes on.
+        """Record a decision on the head, before time advances.
 
         Args:
-            state: After it.
+            state: State after the decision.
             choice: Candidate, -1 for none.
             outcome: Number of the outcome in OUTCOMES of envs.stream.decisions.
         """
@@ -98,20 +98,20 @@ class StreamLog:
             job.outcome = "late" if name == "late" else "no_room"
 
     def went_on(self, state: StreamState) -> None:
-        """Follow what happened up to the next decision or the end.
+        """Record the events up to the next decision or the end.
 
         Args:
-            state: After it.
+            state: State after the events.
 
         Raises:
-            AssertionError: If the state is not what the rules come to.
+            AssertionError: If the state contradicts the rules.
         """
         horizon_s, times = float(state.clock[1]), self.stream.time_s
         ended = [slot for slot in self._slots if not state.running[slot]]
         ended.sort(key=lambda slot: (state.ends_s[slot], slot))
         arriving = list(range(len(self.jobs), int(state.counts[1])))
         self.jobs += [LoggedJob() for _ in arriving]
-        # Those on the horizon are not decided.
+        # Arrivals on the horizon are not decided.
         arriving = [number for number in arriving if times[number] < horizon_s]
         while ended or arriving:
             upcoming = arriving[0] if arriving else int(state.counts[1])
@@ -132,13 +132,13 @@ class StreamLog:
             )
 
     def measure(self, state: StreamState) -> None:
-        """Work out how much of the running jobs is done."""
+        """Update the share of their work that running jobs have done."""
         for slot, number in self._slots.items():
             share = float(state.left_s[slot]) / self._alone_s(number)
             self.jobs[number].done = min(max(1.0 - share, 0.0), 1.0)
 
     def _alone_s(self, number: int) -> float:
-        """What a running job takes where it shares no link."""
+        """Return the seconds of a running job without shared links."""
         way, model = self.jobs[number].way, self.stream.model[number]
         if way is None:
             raise AssertionError(f"job {number} runs without a plan")
@@ -151,7 +151,7 @@ class StreamLog:
         job.outcome, job.end_s, job.done = "met" if met else "late", now, 1.0
 
     def _give_up(self, now: float) -> None:
-        """Drop those that even an empty cluster could not end in time."""
+        """Drop waiting jobs that even an empty cluster could not end in time."""
         kept = []
         for number in self._queue:
             model, size = self.stream.model[number], self.stream.size[number]

@@ -1,9 +1,9 @@
-"""A cluster as the job stream sees it: hosts of some kinds under levels of switches.
+"""A cluster for the job stream: hosts of some kinds below levels of switches.
 
-A job is given equally many devices of each of some hosts, and is priced on the
-*sub-cluster* of just those. Hosts that meet at a level are taken to hang on switches of
-their own there, which is never too fast. A cluster of matrices is seen as its slowest
-links: inside each host, and between any two hosts.
+A job gets equally many devices of each of some hosts, and is priced on the
+*sub-cluster* of just those. Hosts that meet at a level are priced as if each were on a
+switch of its own there, which never makes a price too low. A cluster of matrices is
+reduced to its slowest links: inside each host, and between any two hosts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostKind:
-    """Hosts that are alike.
+    """A kind of equal hosts.
 
     Attributes:
         device: Type of their devices.
-        size: Devices of each.
-        link: Between them.
-        nic: As of :class:`planner.schema.cluster.HostGroup`.
-        compute_slots: Likewise.
+        size: Devices in each.
+        link: Link between the devices.
+        nic: See :class:`planner.schema.cluster.HostGroup`.
+        compute_slots: See :class:`planner.schema.cluster.HostGroup`.
     """
 
     device: DeviceType
@@ -51,14 +51,13 @@ class HostKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many devices of how many hosts of one kind a job is given.
+    """Shape of a job: equally many devices on each of some hosts of one kind.
 
     Attributes:
         kind: Index into :attr:`StreamNetwork.kinds`.
-        hosts: How many.
-        per_host: Devices of each.
-        frugal: Whether the plan is to send little between hosts instead of being the
-            fastest.
+        hosts: Number of hosts.
+        per_host: Devices on each.
+        frugal: True for a plan that sends little between hosts, False for the fastest.
     """
 
     kind: int
@@ -68,7 +67,7 @@ class Shape:
 
     @property
     def devices(self) -> int:
-        """Of all hosts: the degree of a job."""
+        """Devices on all hosts: the degree of a job."""
         return self.hosts * self.per_host
 
 
@@ -79,15 +78,15 @@ def sub_cluster(
     stretch: float = 1.0,
     collectives: tuple[MeasuredCollective, ...] = (),
 ) -> Cluster:
-    """The devices that a job of a shape runs on, as a cluster of their own.
+    """Make a cluster of the devices that a job of a shape runs on.
 
     Args:
-        kind: Of the hosts.
-        shape: Of the job.
+        kind: Kind of the hosts.
+        shape: Shape of the job.
         between: Link of the level at which the hosts meet; None for one host.
-        stretch: By how much the bandwidth between hosts is divided.
-        collectives: That were measured; they hold for one host alone, because nothing
-            says what of them would be shared.
+        stretch: Divisor of the bandwidth between hosts.
+        collectives: Measured collectives; used for one host alone, because it is
+            unknown how they would share links.
     """
     slots, nic = kind.compute_slots, kind.nic
     group = HostGroup(
@@ -123,10 +122,10 @@ def _divided(link: Link, stretch: float) -> Link:
 
 
 class StreamNetwork:
-    """Hosts, kinds, levels and what can never be used.
+    """Hosts, kinds, levels and unusable devices of a cluster.
 
     Args:
-        cluster: Any; its occupied devices stay occupied.
+        cluster: Any cluster; its occupied devices stay occupied.
 
     Raises:
         ClusterError: If all devices are occupied.
@@ -180,7 +179,7 @@ class StreamNetwork:
 
     @property
     def num_hosts(self) -> int:
-        """Of the cluster."""
+        """Number of hosts."""
         return len(self.kind_of_host)
 
     @cached_property
@@ -198,7 +197,7 @@ class StreamNetwork:
         return np.array(rows, dtype=np.int64)
 
     def usable_per_host(self) -> Index:
-        """Devices that jobs may have. Shape [hosts]."""
+        """Return the usable devices of each host. Shape [hosts]."""
         return np.bincount(
             self.host_of_device, weights=self.usable, minlength=self.num_hosts
         ).astype(np.int64)
@@ -206,13 +205,13 @@ class StreamNetwork:
     def shapes(
         self, max_degree: int, spread: int, *, frugal: bool = False
     ) -> tuple[Shape, ...]:
-        """Powers of two of devices, on as few hosts as possible and on more.
+        """List the shapes: powers of two of devices, on few hosts and on more.
 
         Sorted by degree, then by hosts, then the fastest plan first, then by kind.
 
         Args:
             max_degree: Most devices of a job.
-            spread: How often the number of hosts is doubled.
+            spread: Number of times that the least number of hosts is doubled.
             frugal: Whether shapes of several hosts come with a frugal plan as well.
 
         Raises:

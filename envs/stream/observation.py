@@ -1,4 +1,4 @@
-"""What an agent of the job stream sees, as a flat Dict of arrays, and its masks."""
+"""Observations of the job stream, as a flat Dict of arrays, and masks."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["JOB_FEATURES", "NUM_SHARED", "StreamObserver", "can_wait", "write_sh
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float32]
 
-#: Of the job at the head: the time left to its deadline over its time on one reference
-#: device (its beta, if it has not waited), the same in mean intervals, its time on one
-#: device likewise, its work over the most of the usual sizes, how long it has waited,
-#: how many jobs wait behind it over the most that can, and for how many more there is
-#: a place: where a queue is, to leave room matters less than where none is.
+#: Features of the job at the head: the time left to its deadline over its time on one
+#: reference device (its beta, if it has not waited), the same in mean intervals, its
+#: time on one device in mean intervals, its work over the largest usual one, its
+#: waiting time, the share of the queue behind it, and the free places in the queue:
+#: with a queue, leaving room on the cluster matters less.
 JOB_FEATURES = ("beta", "deadline", "sequential", "demand", "waited", "queue", "places")
-#: What all candidates of a decision share.
+#: Features that all candidates of a decision share.
 NUM_SHARED = NUM_HISTORY + len(JOB_FEATURES)
 
-#: Places to wait that are told apart.
+#: Cap of the number of free places in the queue.
 _MOST_PLACES = 8
 
 
@@ -46,11 +46,11 @@ def _capped(seconds: float, interval_s: float) -> float:
 
 @compiled
 def write_shared(tables: StreamTables, state: StreamState, out: Floats) -> None:
-    """What all candidates of a decision share: the stream so far, then the job.
+    """Write the features that all candidates share: the stream so far, then the job.
 
     Args:
-        tables: Of jobs and network.
-        state: With a head.
+        tables: Tables of jobs and network.
+        state: State with a head.
         out: Filled in. Shape [NUM_SHARED].
     """
     now, horizon, interval = state.clock[0], state.clock[1], state.clock[2]
@@ -70,7 +70,7 @@ def write_shared(tables: StreamTables, state: StreamState, out: Floats) -> None:
 
 @compiled
 def can_wait(tables: StreamTables, state: StreamState) -> bool:
-    """Whether a job still runs by whose end the head could be started in time."""
+    """Return True if the head could start at a running job's end and be in time."""
     fastest = state.waiting.size[0] * tables.fastest_s[state.waiting.model[0]]
     ending = np.inf
     for slot in range(len(state.running)):
@@ -80,13 +80,13 @@ def can_wait(tables: StreamTables, state: StreamState) -> bool:
 
 
 class StreamObserver:
-    """Turns the moment before a decision into an observation and a mask.
+    """Turns the state before a decision into an observation and a mask.
 
     Args:
-        tables: Of jobs and network.
-        observe: Whether observations are encoded in full; else they are of ``job`` and
-            ``job_graph`` alone, which baselines do with.
-        max_waiting: Jobs that may wait; with 0 there is no action to wait.
+        tables: Tables of jobs and network.
+        observe: Whether observations are encoded in full; else they have ``job`` and
+            ``job_graph`` alone, enough for baselines.
+        max_waiting: Places in the queue; with 0 there is no action to wait.
     """
 
     def __init__(
@@ -113,17 +113,17 @@ class StreamObserver:
     def see(
         self, state: StreamState, options: Options
     ) -> tuple[dict[str, Floats], Flags]:
-        """Observation and mask; new arrays at each call.
+        """Return observation and mask, in new arrays.
 
-        An episode that is over is seen as zeros, and all but turning away is masked.
+        After the end of an episode they are zeros, and only turning away is allowed.
 
         Args:
-            state: Before the decision.
-            options: Of it.
+            state: State before the decision.
+            options: Candidates of the decision.
         Returns:
-            What :attr:`observation_space` says; and which actions are allowed, shape
-            [actions]: turning away, candidates that are possible, and waiting where the
-            job can wait for a running one to end.
+            An observation of :attr:`observation_space`; and the actions that are
+            allowed, shape [actions]: turning away, possible candidates, and waiting if
+            the job can wait for a running one to end.
         """
         mask = np.zeros(int(self.action_space.n), dtype=np.bool_)
         mask[0] = True

@@ -1,66 +1,173 @@
-"""The job stream's configuration, and its episodes: drawn, decided, rewarded."""
+"""Sessions of the job stream: configuration, episodes, and their documents."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from envs.ramp.record import device_runs
 from envs.ramp.state import Past
 from envs.stream.arrivals import StreamLaw, mean_interval_s, read_stream
-from envs.stream.book import PriceBook
 from envs.stream.decisions import OUTCOMES, decide, empty_options, list_options
 from envs.stream.events import Rewards, Stream, proceed
 from envs.stream.jobs import JobType, built_in_jobs
 from envs.stream.log import StreamLog
 from envs.stream.network import StreamNetwork
 from envs.stream.observation import StreamObserver
-from envs.stream.pricing import PlanPrice
-from envs.stream.record import stream_record
-from envs.stream.state import StreamState, new_state, total
-from envs.stream.summary import summarize
+from envs.stream.prices import PlanPrice, PriceBook
+from envs.stream.state import StreamState, new_state, summarize, total
 from envs.stream.tables import StreamTables, stream_tables
 from planner.cluster import Cluster, device_type
 from planner.errors import StrategyError
+from planner.schema.stream import (
+    StreamCluster,
+    StreamJobs,
+    StreamModel,
+    StreamPlan,
+    StreamRecord,
+)
 
-__all__ = ["StreamConfig", "StreamSession"]
+__all__ = [
+    "StreamConfig",
+    "StreamSession",
+    "stream_record",
+]
 
-#: Mean intervals that an episode lasts by default.
+
+def stream_record(session: StreamSession) -> StreamRecord:
+    """Make the document of the session's episode, as far as it has gone.
+
+    Args:
+        session: Its configuration has ``record=True``.
+
+    Raises:
+        StrategyError: If there is no log.
+    """
+    if session.log is None:
+        raise StrategyError(
+            "nothing was kept of the episode; give record=True to the environment"
+        )
+    session.log.measure(session.state)
+    kept, stream, tables = session.log.jobs, session.stream, session.tables
+    count = len(kept)
+    ways, plans = _plans(session)
+    sets = {one.devices: None for one in kept if one.devices}
+    numbers = {runs: number for number, runs in enumerate(sets)}
+    model = stream.model[:count].tolist()
+    summary = summarize(tables, session.state)
+    told = {**asdict(summary), "blocking_rate": summary.blocking_rate}
+    return StreamRecord(
+        world="job-stream-world",
+        cluster=_cluster(session),
+        horizon_s=float(session.state.clock[1]),
+        interval_s=float(session.state.clock[2]),
+        blocked=("refused", "no_room", "late"),
+        models=tuple(
+            StreamModel(name=name, sequential_s=float(seconds))
+            for name, seconds in zip(
+                session.names, tables.sequential_jct_s, strict=True
+            )
+        ),
+        plans=plans,
+        device_sets=tuple(sets),
+        jobs=StreamJobs(
+            arrival_s=tuple(stream.time_s[:count].tolist()),
+            model=tuple(model),
+            beta=tuple(stream.beta[:count].tolist()),
+            size=tuple(stream.size[:count].tolist()),
+            asked=tuple(one.asked for one in kept),
+            decided_s=tuple(one.decided_s for one in kept),
+            start_s=tuple(one.start_s for one in kept),
+            end_s=tuple(one.end_s for one in kept),
+            plan=tuple(
+                -1 if one.way is None else ways[kind, *one.way]
+                for kind, one in zip(model, kept, strict=True)
+            ),
+            devices=tuple(numbers.get(one.devices, -1) for one in kept),
+            done=tuple(one.done for one in kept),
+            outcome=tuple(one.outcome for one in kept),
+        ),
+        summary={name: float(value) for name, value in told.items()},
+    )
+
+
+def _plans(
+    session: StreamSession,
+) -> tuple[dict[tuple[int, int, int], int], tuple[StreamPlan, ...]]:
+    """Number the plans of jobs by model, shape and reach; return the plans, too."""
+    log, tables = session.log, session.tables
+    ways: dict[tuple[int, int, int], int] = {}
+    plans = []
+    for number, one in enumerate(log.jobs if log is not None else ()):
+        if one.way is None:
+            continue
+        model, (choice, reach) = int(session.stream.model[number]), one.way
+        if (model, choice, reach) in ways:
+            continue
+        ways[model, choice, reach] = len(ways)
+        plan, shape = session.plan(model, choice, reach), session.shapes[choice]
+        on = f"{shape.hosts} {'host' if shape.hosts == 1 else 'hosts'}"
+        plans.append(
+            StreamPlan(
+                model=model,
+                label=f"{'a plan' if plan is None else plan.label} on {on}",
+                degree=shape.devices,
+                alone_s=float(
+                    tables.steps[model] * tables.step_s[model, choice, reach, 0]
+                ),
+            )
+        )
+    return ways, tuple(plans)
+
+
+def _cluster(session: StreamSession) -> StreamCluster:
+    network = session.network
+    sizes = np.bincount(network.host_of_device, minlength=network.num_hosts).tolist()
+    return StreamCluster(
+        name=network.cluster.name,
+        hosts=tuple((len(list(run)), size) for size, run in groupby(sizes)),
+        occupied=device_runs(np.flatnonzero(~network.usable).tolist()),
+    )
+
+
+#: Default length of an episode in mean intervals.
 _INTERVALS = 1000.0
 _REWARD = total("reward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """Which jobs arrive at which cluster, and what a decision is worth.
+    """Configuration of a job stream: cluster, jobs, arrivals and rewards.
 
     Attributes:
-        cluster: A Cluster, or what :meth:`planner.cluster.Cluster.parse` reads.
-        jobs: What may arrive; the built-in jobs by default.
-        law: Of the arrivals; or several, one of which each episode is drawn from.
-        trace: CSV file of arrivals instead.
-        horizon_s: When an episode ends; 1000 mean intervals by default.
-        max_waiting: Jobs that may wait. With 0 each is decided at its arrival.
-        max_degree: Most devices of a job; 32, or all there are if fewer, by default.
-        spread: On how many more hosts than it needs a job may be put: twice as many
-            with 1, four times with 2.
-        frugal: Whether on several hosts there is a candidate whose plan sends less as
-            well, where the planner finds one. Their prices do not ship.
-        reference: Name of the device type that deadlines are measured on; the fastest
-            of the cluster by default.
-        oversubscription: How many times more the devices behind a link between hosts
-            can send than it carries; 1 for networks that do not block. The default is
+        cluster: A Cluster, or a name that :meth:`planner.cluster.Cluster.parse` reads.
+        jobs: Jobs that may arrive; the built-in ones by default.
+        law: Law of the arrivals; or several, one of which is drawn for each episode.
+        trace: CSV file of arrivals, instead of a law.
+        horizon_s: End of an episode; 1000 mean intervals by default.
+        max_waiting: Places in the queue. With 0 each job is decided at its arrival.
+        max_degree: Most devices of a job; by default 32, or all if there are fewer.
+        spread: Largest number of hosts of a job over the least it needs: twice with 1,
+            four times with 2.
+        frugal: Whether several hosts get a second candidate whose plan sends less,
+            where the planner finds one. Their prices do not ship.
+        reference: Name of the device type that deadlines refer to; the fastest of the
+            cluster by default.
+        oversubscription: Rate at which the devices behind a link between hosts can send
+            over that which it carries; 1 for networks that do not block. The default is
             an assumption.
-        prices: A file to keep prices in besides those that ship; see
-            :class:`envs.stream.book.PriceBook`.
+        prices: File of prices besides those that ship; see
+            :class:`envs.stream.prices.PriceBook`.
         observe: Whether observations are encoded in full; see StreamObserver.
-        accepted_reward: For a job that is placed; taken back if it ends too late.
-        blocked_reward: For any other, and for one that ends too late.
-        work_reward: For a job that is placed, times its work over that of the mean
-            job: 1 with the other two at 0 is throughput. Taken back likewise.
-        record: Whether what becomes of every job is kept; at the end of an episode
+        accepted_reward: Reward of a placed job; taken back if it ends too late.
+        blocked_reward: Reward of any other job, and of one that ends too late.
+        work_reward: Reward of a placed job, times its work over that of the mean job: 1
+            with the other two at 0 is throughput. Taken back if it ends too late.
+        record: Whether to keep the fate of every job; at the end of an episode
             ``info["record"]`` then is a :class:`planner.schema.stream.StreamRecord`.
     """
 
@@ -106,16 +213,16 @@ class StreamConfig:
 
 
 class StreamSession:
-    """One episode after the other.
+    """Plays one episode after the other.
 
     Args:
-        config: Of the stream.
+        config: Configuration of the stream.
 
     Raises:
         ClusterError: If the cluster has no free device, a job is larger than it, or
             ``max_degree`` is.
         UnknownNameError: If a law, a trace or the reference names something unknown.
-        StrategyError: If a trace is none, or has no arrival before the horizon.
+        StrategyError: If a trace is invalid, or has no arrival before the horizon.
     """
 
     def __init__(self, config: StreamConfig) -> None:
@@ -174,11 +281,11 @@ class StreamSession:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing to decide."""
+        """True if the episode has ended."""
         return bool(self.state.counts[3])
 
     def past(self) -> Past:
-        """Jobs that have arrived so far, the one at the head included; copies."""
+        """Return copies of the jobs that have arrived, the head included."""
         count = int(self.state.counts[1])
         return Past(
             time_s=self.stream.time_s[:count].copy(),
@@ -206,8 +313,8 @@ class StreamSession:
         """Start an episode of given arrivals.
 
         Args:
-            stream: That arrive.
-            horizon_s: When it ends.
+            stream: The arrivals.
+            horizon_s: End of the episode.
             interval_s: Mean time between arrivals.
         """
         self.stream = stream
@@ -220,7 +327,7 @@ class StreamSession:
         self._go_on()
 
     def plan(self, job: int, choice: int, reach: int) -> PlanPrice | None:
-        """The planner's plan for a job in a candidate shape; None if none fits.
+        """Return the planner's plan for a job in a shape; None if none fits.
 
         Args:
             job: Index of the job.
@@ -250,10 +357,9 @@ class StreamSession:
         """Decide the head, and go on to the next decision.
 
         Args:
-            action: As :func:`envs.stream.decisions.decide`.
+            action: See :func:`envs.stream.decisions.decide`.
         Returns:
-            Reward: of this decision, and of whatever else was settled until the next;
-            and what an agent is told besides.
+            Reward of this decision and of events until the next; and the info.
 
         Raises:
             StrategyError: If the action is out of range, or the episode has ended.
@@ -285,7 +391,7 @@ class StreamSession:
         return float(self.state.totals[_REWARD]) - before, info
 
     def _info(self, job: int, choice: int, outcome: str) -> dict[str, Any]:
-        """What an agent is told of its decision."""
+        """Return the info of a decision."""
         taken = self.shapes[choice] if 0 <= choice < len(self.shapes) else None
         info = {
             "outcome": outcome,

@@ -1,4 +1,4 @@
-"""Everything that compiled code needs to know of jobs, plans and network, as arrays."""
+"""Jobs, plans and network as arrays for compiled code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.stream.book import PriceBook
 from envs.stream.jobs import JobType
 from envs.stream.network import Shape, StreamNetwork
-from envs.stream.pricing import STRETCHES, PlanPrice
+from envs.stream.prices import STRETCHES, PlanPrice, PriceBook
 from planner.errors import ClusterError, StrategyError
 from planner.schema.cluster import DeviceType
 
@@ -25,30 +24,30 @@ Index = NDArray[np.int64]
 class StreamTables(NamedTuple):
     """Jobs j, candidate shapes c, reaches r, stretches s, hosts h, devices n.
 
-    A plan's *reach* is the level at which its hosts meet: 0 on one host. Link (r, d) is
-    what joins domain d of level r - 1 (a host, a switch) to level r.
+    A plan's *reach* is the level at which its hosts meet: 0 on one host. Link (r, d)
+    joins domain d of level r - 1 (a host, a switch) to level r.
 
     Attributes:
         degrees: Devices of a shape. Shape [c].
         kinds: Kind of its hosts. Shape [c].
-        hosts: How many hosts. Shape [c].
-        per_host: Devices of each. Shape [c].
+        hosts: Number of hosts. Shape [c].
+        per_host: Devices on each host. Shape [c].
         step_s: Seconds of a step; infinite where no plan fits. Shape [j, c, r, s].
         duty: Share of a step in which links between hosts are busy. Shape [j, c, r].
-        bandwidth: Of one device between hosts, in bytes/s. Shape [c, r].
-        capacity: Of link (r, d), in bytes/s. Shape [r, h].
-        steps: Of a job of usual size. Shape [j].
-        sequential_jct_s: Its time on one reference device. Shape [j].
-        empty_jct_s: Its time under each shape on an empty cluster. Shape [j, c].
-        fastest_s: The least of these. Shape [j].
-        work_device_s: Device-seconds of its most efficient shape. Shape [j].
-        kind_of_host: Shape [h].
-        size_of_host: Devices that jobs may have. Shape [h].
+        bandwidth: Bandwidth of one device between hosts, in bytes/s. Shape [c, r].
+        capacity: Capacity of link (r, d), in bytes/s. Shape [r, h].
+        steps: Steps of a job of usual size. Shape [j].
+        sequential_jct_s: Time on one reference device. Shape [j].
+        empty_jct_s: Time in each shape on an empty cluster. Shape [j, c].
+        fastest_s: Least time on an empty cluster. Shape [j].
+        work_device_s: Device-seconds of the most efficient shape. Shape [j].
+        kind_of_host: Kind of each host. Shape [h].
+        size_of_host: Usable devices of each host. Shape [h].
         switches: Domain of each host at each level, the host itself first. [r, h].
-        host_of_device: Shape [n].
-        usable: Devices that jobs may have. Shape [n].
+        host_of_device: Host of each device. Shape [n].
+        usable: True for devices that jobs may use. Shape [n].
         speed: Peak of each device over the largest. Shape [n].
-        stretches: As STRETCHES. Shape [s].
+        stretches: STRETCHES as an array. Shape [s].
     """
 
     degrees: Index
@@ -85,7 +84,7 @@ def _bandwidth(network: StreamNetwork, shape: Shape, reach: int) -> float:
 
 
 def _capacity(network: StreamNetwork, oversubscription: float) -> Array:
-    """Of every link: what its devices could send together, over oversubscription."""
+    """Capacity of every link: the sum of its devices' rates over oversubscription."""
     found = np.ones((len(network.levels) + 1, network.num_hosts))
     for reach, level in enumerate(network.levels, start=1):
         found[reach] = 0.0
@@ -104,7 +103,7 @@ def _prices(
     shapes: Sequence[Shape],
     book: PriceBook,
 ) -> tuple[Array, Array]:
-    """Times of steps and duties. Shapes [j, c, r, s] and [j, c, r]."""
+    """Return times of steps, and duties. Shapes [j, c, r, s] and [j, c, r]."""
     reaches = len(network.levels) + 1
     size = (len(jobs), len(shapes), reaches)
     step_s = np.full((*size, len(STRETCHES)), np.inf)
@@ -124,7 +123,7 @@ def _prices(
 
 
 def _empty_reach(network: StreamNetwork, shape: Shape) -> int:
-    """Innermost level that joins enough hosts of a shape where all are free."""
+    """Find the innermost level that joins enough hosts on an empty cluster."""
     if shape.hosts == 1:
         return 0
     usable = network.usable_per_host()
@@ -150,13 +149,13 @@ def stream_tables(
     """Price every job in every shape.
 
     Args:
-        jobs: What may arrive.
-        network: Of the cluster.
+        jobs: Jobs that may arrive.
+        network: Network of the cluster.
         shapes: Candidate shapes, by degree.
-        book: Where prices are looked up.
-        reference: Device that deadlines are measured on; the cluster's fastest.
-        oversubscription: How many times more the devices behind a link can send than
-            it carries.
+        book: Prices.
+        reference: Device that deadlines refer to; the cluster's fastest by default.
+        oversubscription: Rate at which the devices behind a link can send over that
+            which it carries.
 
     Raises:
         ClusterError: If a job fits the cluster in no shape.
@@ -179,7 +178,7 @@ def stream_tables(
     sequential = np.array([book.sequential_step_s(job, device) for job in jobs])
     columns = np.arange(len(shapes))
     reach = np.array([_empty_reach(network, shape) for shape in shapes])
-    # In the order of rows, whatever the sizes: another order is another compilation.
+    # Contiguous by rows, because another memory layout is compiled again.
     empty = np.ascontiguousarray(steps[:, None] * step_s[:, columns, reach, 0])
     fastest, degrees = empty.min(axis=1), np.array([s.devices for s in shapes])
     for job, least in zip(jobs, fastest.tolist(), strict=True):

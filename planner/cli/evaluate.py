@@ -1,4 +1,4 @@
-"""The command ``meshwright evaluate``: one command a world."""
+"""The command ``meshwright evaluate``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _World = (
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand:
-    """Say what a policy comes to, on worlds that it was not trained on."""
+    """Evaluate a policy on worlds that it was not trained on."""
 
     world: Annotated[_World, tyro.conf.arg(name="")]
 
     def run(self) -> None:
-        """Judge, and print."""
+        """Evaluate, and print."""
         self.world.run()

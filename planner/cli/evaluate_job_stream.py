@@ -28,35 +28,36 @@ Seeds = Annotated[
     str,
     tyro.conf.arg(
         metavar="FIRST:COUNT",
-        help="Of each law or load. The shipped policies were chosen on seeds from 5000 "
-        "on.",
+        help="Seeds for each law or load. The shipped policies were chosen on seeds "
+        "from 5000 on.",
     ),
 ]
 Record = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="FOLDER",
-        help="Keep what became of every job, a file a stream, for meshwright report.",
+        help="Folder for the fate of every job, a file a stream, for meshwright "
+        "report.",
         help_behavior_hint="",
     ),
 ]
 Force = Annotated[
     bool,
-    tyro.conf.arg(help="Write over records of the same names with other contents."),
+    tyro.conf.arg(help="Overwrite records of the same names with other contents."),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJobStream:
-    """Which jobs run how on the cluster of the benchmark."""
+    """Evaluate a policy of the job stream on the benchmark's cluster."""
 
     policy: Policy = "learned"
     weights: WeightsFolder = None
     seeds: Seeds = "600:4"
     laws: tuple[str, ...] = ("A", "B", "C", "D")
-    """Of the arrivals."""
+    """Laws of the arrivals."""
     horizon_s: float = 1e6
-    """When a stream ends."""
+    """End of a stream."""
     record: Record = None
     force: Force = False
     json: bool = False
@@ -65,13 +66,13 @@ class EvaluateJobStream:
     def run(self) -> None:
         """Play, and print."""
         require_learning()
-        from envs.ramp.profiles import read_jobs
-        from policies.ramp.by_name import OBSERVING, make_policy
+        from envs.ramp.jobs import read_jobs
+        from policies.by_name import OBSERVING, make_policy
         from policies.ramp.evaluation import play
 
         keep = _Records(self.record, self.force)
         seeds, jobs, found = read_seeds(self.seeds), read_jobs(), {}
-        # These look at what is possible, as the fixed policies do not.
+        # Only the fixed policies are defined over the benchmark's mask.
         plans = self.policy.startswith(("learned", "rollout"))
         with progress(len(self.laws), "law") as bar:
             for law in self.laws:
@@ -94,8 +95,8 @@ class EvaluateJobStream:
                     law: {
                         "blocking_rate": one.blocking_rate,
                         "blocking_rates": list(one.blocking_rates),
-                        "throughput_bytes_per_s": one.throughput_bytes_per_s,
-                        "mean_jct_s": one.mean_jct_s,
+                        "throughput_bytes_per_s": one.mean("throughput_bytes_per_s"),
+                        "mean_jct_s": one.mean("mean_jct_s"),
                         "decision_s": one.decision_s,
                     }
                     for law, one in found.items()
@@ -108,8 +109,8 @@ class EvaluateJobStream:
                 (
                     law,
                     f"{one.blocking_rate:.4f}",
-                    f"{one.throughput_bytes_per_s / 1e9:.4g}",
-                    f"{one.mean_jct_s:.0f}",
+                    f"{one.mean('throughput_bytes_per_s') / 1e9:.4g}",
+                    f"{one.mean('mean_jct_s'):.0f}",
                     f"{1e3 * one.decision_s:.3f}",
                 )
                 for law, one in found.items()
@@ -120,7 +121,7 @@ class EvaluateJobStream:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJobStreamWorld:
-    """The same on any cluster."""
+    """Evaluate a policy of the job stream on any cluster."""
 
     policy: Policy = "learned"
     weights: WeightsFolder = None
@@ -128,13 +129,13 @@ class EvaluateJobStreamWorld:
     cluster: str = "dgx-a100:4"
     """The cluster."""
     models: tuple[str, ...] = ()
-    """Jobs that may arrive, the built-in ones by default."""
+    """Jobs that may arrive; the built-in ones by default."""
     loads: tuple[float, ...] = (0.5, 1.0, 1.5)
-    """Work offered over what the cluster can do."""
+    """Work offered over the capacity of the cluster."""
     intervals: float = 1000.0
-    """Mean times between arrivals that a stream lasts."""
+    """Length of a stream in mean times between arrivals."""
     waiting: int = 0
-    """Jobs that may wait."""
+    """Places in the queue."""
     record: Record = None
     force: Force = False
     json: bool = False
@@ -144,7 +145,7 @@ class EvaluateJobStreamWorld:
         """Play, and print."""
         require_learning()
         from envs.stream.jobs import built_in_jobs
-        from policies.stream.by_name import make_stream_policy, stream_observes
+        from policies.by_name import make_stream_policy, stream_observes
         from policies.stream.evaluation import StreamCase, play_stream
         from policies.stream.worlds import StreamWorld
 
@@ -205,10 +206,10 @@ class EvaluateJobStreamWorld:
 
 
 class _Records:
-    """What is to be kept of streams, written when all are played.
+    """Records of streams, written when all are played.
 
     Raises:
-        PlanFileError: If the place is no folder, before anything is played.
+        PlanFileError: If the target is not a folder, before anything is played.
     """
 
     def __init__(self, folder: str | None, force: bool) -> None:
@@ -226,10 +227,10 @@ class _Records:
         world: str,
         load: float | None = None,
     ) -> None:
-        """Keep the streams of one law or load."""
+        """Add the streams of one law or load."""
         if self.folder is None:
             return
-        from policies.ramp.by_name import LEARNED
+        from policies.by_name import LEARNED
         from policies.recording import label_record, weights_id
         from policies.saved import shipped_folder
 
@@ -244,7 +245,7 @@ class _Records:
         ]
 
     def write(self) -> None:
-        """All of them, or none."""
+        """Write all records, or none."""
         if self.folder is None:
             return
         from policies.recording import write_records

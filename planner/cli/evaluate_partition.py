@@ -22,7 +22,7 @@ __all__ = ["EvaluatePartition"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatePartition:
-    """How models are split over clusters: a network against the other partitioners."""
+    """Compare the learned partitioner with the others."""
 
     weights: WeightsFolder = None
     kinds: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KIND")] = (
@@ -35,11 +35,11 @@ class EvaluatePartition:
     )
     """Kinds of worlds."""
     split: Literal["train", "validation", "test"] = "validation"
-    """Which models and clusters they have; transfer is never trained on."""
+    """Split of their models and clusters; transfer is never trained on."""
     seeds: Annotated[str, tyro.conf.arg(metavar="FIRST:COUNT")] = "0:4"
-    """Of the worlds of each kind. Training validates on seeds from 0 on."""
+    """Seeds of the worlds of each kind. Training validates on seeds from 0 on."""
     budget_s: float = 1.0
-    """Seconds that each partitioner has for a world."""
+    """Seconds of each partitioner for a world."""
     against: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (
         "expert",
         "beam",
@@ -57,10 +57,10 @@ class EvaluatePartition:
         from envs.partition import GraphStore, WorldSampler, sample_world
         from planner.search import get_partitioner
         from policies.partition.evaluation import compare, summarise
+        from policies.partition.network import load_network
         from policies.partition.partitioner import LearnedPartitioner
-        from policies.partition.saved import load_network
 
-        # What is wrong with the kinds, the names and the weights is said at once.
+        # Wrong kinds, names and weights are refused before long work.
         WorldSampler(kinds=self.kinds, split=self.split)
         if not 0 <= self.budget_s < math.inf:
             raise StrategyError(

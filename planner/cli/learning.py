@@ -1,4 +1,4 @@
-"""What the commands that train and judge have in common."""
+"""Options and checks of the commands train and evaluate."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ __all__ = [
     "require_learning",
 ]
 
-#: What is learned: the first word after train and evaluate.
+#: Subcommands of train and evaluate.
 WORLDS = ("partition", "job-stream", "job-stream-world")
 
 RunFolder = Annotated[
     str,
     tyro.conf.arg(
         metavar="FOLDER",
-        help="Of the run: settings, checkpoints, TensorBoard's files, and the policy. "
-        "Given again, a run that was stopped goes on.",
+        help="Folder of the run: settings, checkpoints, TensorBoard's files, and the "
+        "policy. A run that was stopped is resumed.",
     ),
 ]
 WeightsFolder = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="FOLDER",
-        help="Weights that training saved; those shipped by default.",
+        help="Folder of weights that training saved; by default those that ship.",
         help_behavior_hint="",
     ),
 ]
 
 
 def require_learning() -> None:
-    """Refuse before long work where the packages that learn are not installed.
+    """Check that the packages for learning are installed.
 
     Raises:
         StrategyError: With the command that installs them.
@@ -58,7 +58,7 @@ def require_learning() -> None:
 
 
 def processes(workers: int) -> int:
-    """Processes behind ``--workers``: as many as there are cores for 0.
+    """Return the number of processes for ``--workers``; 0 for one a core.
 
     Raises:
         StrategyError: If it is below 0.
@@ -69,7 +69,7 @@ def processes(workers: int) -> int:
 
 
 def read_seeds(text: str) -> range:
-    """Seeds written ``FIRST:COUNT``.
+    """Read seeds written ``FIRST:COUNT``.
 
     Raises:
         StrategyError: If they are written otherwise.

@@ -1,4 +1,4 @@
-"""The command ``meshwright train``: one command a world."""
+"""The command ``meshwright train``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _World = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand:
-    """Train a policy of one's own; called again with the same --out, it goes on."""
+    """Train a policy; the same command resumes a run that was stopped."""
 
     world: Annotated[_World, tyro.conf.arg(name="")]
 

@@ -14,23 +14,26 @@ __all__ = ["TrainJobStream", "TrainJobStreamWorld"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJobStream:
-    """Which jobs run how on the cluster of the benchmark."""
+    """Train a policy of the job stream on the benchmark's cluster."""
 
     out: RunFolder
     config: OptionalFile = None
-    """Settings that differ from those of the policy that is shipped, as JSON."""
+    """JSON file of settings that differ from those of the shipped policy."""
     workers: int = 0
-    """Processes; as many as there are cores if 0. The policy does not depend on it."""
+    """Processes; 0 for one a core. The policy does not depend on it."""
     json: bool = False
     """Print the result as JSON."""
 
     def run(self) -> None:
-        """Train, and say how the policy does on the validation streams."""
+        """Train, and print the gains on the validation streams."""
         require_learning()
         workers = processes(self.workers)
-        from policies.ramp.training import TrainConfig, read_config, train
+        from policies.ramp.training import TrainConfig, train
+        from policies.run_folder import read_settings
 
-        config = TrainConfig() if self.config is None else read_config(self.config)
+        config = TrainConfig()
+        if self.config is not None:
+            config = read_settings(self.config, config)
         with _Watched(config.laws) as watched:
             train(config, self.out, workers=workers, watch=watched.tell)
         watched.report(self.out, as_json=self.json)
@@ -38,29 +41,26 @@ class TrainJobStream:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJobStreamWorld:
-    """The same on any cluster."""
+    """Train a policy of the job stream on any cluster."""
 
     out: RunFolder
     config: OptionalFile = None
-    """Settings that differ from those of the policy that is shipped, as JSON."""
+    """JSON file of settings that differ from those of the shipped policy."""
     workers: int = 0
-    """Processes; as many as there are cores if 0. The policy does not depend on it."""
+    """Processes; 0 for one a core. The policy does not depend on it."""
     json: bool = False
     """Print the result as JSON."""
 
     def run(self) -> None:
-        """Train, and say how the policy does on the validation streams."""
+        """Train, and print the gains on the validation streams."""
         require_learning()
         workers = processes(self.workers)
-        from policies.stream.training import (
-            StreamTrainConfig,
-            read_stream_config,
-            train_stream,
-        )
+        from policies.run_folder import read_settings
+        from policies.stream.training import StreamTrainConfig, train_stream
 
         config = StreamTrainConfig()
         if self.config is not None:
-            config = read_stream_config(self.config)
+            config = read_settings(self.config, config)
         names = tuple(
             f"{case.world.cluster}, {len(case.world.models)} jobs, "
             + (f"{case.world.max_waiting} may wait, " if case.world.max_waiting else "")
@@ -74,10 +74,10 @@ class TrainJobStreamWorld:
 
 
 class _Watched:
-    """Progress bars of a training run, and the gains of what it would return.
+    """Progress bars of a training run, and the gains of the policy it returns.
 
     Args:
-        names: Of what it is validated on.
+        names: Names of the validation cases.
         last: Whether the last network is returned instead of the best.
     """
 
@@ -94,7 +94,7 @@ class _Watched:
             bar.close()
 
     def tell(self, stage: str, done: int, of: int, gains: tuple[float, ...]) -> None:
-        """What a run tells of its rounds and evaluations."""
+        """Show a round or an evaluation."""
         if self._last or not self._best or sum(gains) > sum(self._best):
             self._best = gains
         if stage not in self._bars:
@@ -104,7 +104,7 @@ class _Watched:
         bar.set_postfix(gain=f"{100 * sum(gains) / len(gains):.1f} %")
 
     def report(self, out: str, *, as_json: bool) -> None:
-        """Print what the returned network gains."""
+        """Print the gains of the returned network."""
         gains = dict(zip(self._names, self._best, strict=True))
         if as_json:
             emit_json({"policy": f"{out}/policy", "gains": gains})

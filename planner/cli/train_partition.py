@@ -20,35 +20,35 @@ __all__ = ["TrainPartition"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPartition:
-    """How models are split over clusters: the network of plan's learned partitioner.
+    """Train the network of plan's learned partitioner.
 
-    With clusters or models of your own, the shipped weights are trained on for them.
+    With your own clusters or models, training begins with the shipped weights.
     """
 
     out: RunFolder
     config: OptionalFile = None
-    """Settings that differ from those of the weights that are shipped, as JSON."""
+    """JSON file of settings that differ from those of the shipped weights."""
     clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLUSTER")] = ()
-    """Clusters of your own: names as for plan, or files."""
+    """Your clusters: names as for plan, or files."""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL")] = ()
-    """Models of your own: names or hf:PATH, as for plan."""
+    """Your models: names or hf:PATH, as for plan."""
     seq_len: SeqLen = None
     start: Annotated[
         str | None, tyro.conf.arg(metavar="new|shipped|FOLDER", help_behavior_hint="")
     ] = None
-    """Weights to begin with: shipped with clusters or models, new without."""
+    """Initial weights; by default shipped with clusters or models, else new."""
     steps: OptionalInt = None
-    """After which training ends."""
+    """Steps of training."""
     minutes: OptionalFloat = None
-    """After which it ends even so."""
+    """Limit of the time, if it comes first."""
     workers: int = 0
-    """Processes; as many as there are cores if 0. All but one prepare worlds; by
-    steps, the weights do not depend on it."""
+    """Processes; 0 for one a core. All but one prepare worlds; without a limit of
+    minutes, the weights do not depend on it."""
     json: bool = False
     """Print the result as JSON."""
 
     def run(self) -> None:
-        """Train, and say how the network does on the validation worlds."""
+        """Train, and print the result on the validation worlds."""
         require_learning()
         workers = processes(self.workers)
         config = self._settings()
@@ -64,15 +64,13 @@ class TrainPartition:
         emit_table(("validated on", str(found["worlds"]), "worlds"), _rows(found))
 
     def _settings(self) -> PartitionTrainConfig:
-        """Those of the file, and over them those of the command line."""
-        from policies.partition.settings import (
-            PartitionTrainConfig,
-            read_partition_config,
-        )
+        """Read the settings of the file, overridden by the command line."""
+        from policies.partition.settings import PartitionTrainConfig
+        from policies.run_folder import read_settings
 
         config = PartitionTrainConfig()
         if self.config is not None:
-            config = read_partition_config(self.config)
+            config = read_settings(self.config, config)
         given: dict[str, Any] = {
             "clusters": self.clusters or None,
             "models": self.models or None,
@@ -116,7 +114,7 @@ class _Bar:
         self._bar.close()
 
     def tell(self, one: WatchedStep) -> None:
-        """What a run tells of its steps."""
+        """Show a step."""
         self._bar.update(one.step - self._bar.n)
         if one.judged is not None:
             found = one.judged

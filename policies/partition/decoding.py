@@ -1,4 +1,4 @@
-"""Orders of device groups drawn from the network, many side by side."""
+"""Draw orders of device groups from the network, many side by side."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Drawn:
-    """Orders and how they came about.
+    """Orders, with the network's inputs and choices if they were kept.
 
     Attributes:
         choice: Mesh of each order. Shape [n].
         sequence: Groups in order, -1 after the last. Shape [n, groups].
-        steps: What the network saw. Shape [steps, n, groups, STEP_FEATURES]; None
-            unless asked for, as are the next two.
+        steps: Inputs of the network. Shape [steps, n, groups, STEP_FEATURES]; None
+            unless asked for, as the next two are.
         left: Groups that could be taken. Shape [steps, n, groups].
-        taken: Group that was; -1 once an order is done. Shape [steps, n].
+        taken: Group that was taken; -1 once an order is done. Shape [steps, n].
     """
 
     choice: Index
@@ -59,15 +59,15 @@ def draw_orders(
 
     Args:
         network: Scores groups.
-        seen: The problem; ``encoded`` is what the network made of it.
-        encoded: The problem.
-        groups: Of its devices.
+        seen: The problem.
+        encoded: Its encoding by the network.
+        groups: Groups of its devices.
         choices: Its meshes.
         choice: Mesh of each order. Shape [n].
-        rng: Of the draws.
-        greedy: The first so many orders take the likeliest group each time.
-        temperature: Divides logits of the others.
-        keep: Whether to keep what the network saw, to learn from.
+        rng: Draws the groups.
+        greedy: Number of first orders that take the likeliest group each time.
+        temperature: Divides the logits of the others.
+        keep: Whether to keep inputs and choices, for training.
         forced: Orders to follow instead of drawing any. Shape [n, groups].
     """
     fleets = choices.fleet[choice]
@@ -119,13 +119,13 @@ def draw_orders(
 def log_likelihood(
     network: PartitionNetwork, seen: Observed, encoded: Encoded, drawn: Drawn
 ) -> tuple[Tensor, Tensor]:
-    """How likely the network makes orders, and how undecided it was about them.
+    """Log likelihood of orders under the network, and the entropy of its choices.
 
     Args:
-        network: To be learned.
+        network: In training.
         seen: The problem.
-        encoded: It encoded, with gradients.
-        drawn: With what was kept.
+        encoded: Its encoding, with gradients.
+        drawn: Orders drawn with ``keep=True``.
     Returns:
         Log probability of each order, shape [n], and the mean entropy of a step.
     """

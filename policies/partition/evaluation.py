@@ -1,4 +1,4 @@
-"""A partitioner against others on the same worlds, each with the same time."""
+"""Compare a partitioner with others on the same worlds, each with the same time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from planner.search.base import score
 
 __all__ = ["Compared", "Pair", "compare", "summarise"]
 
-#: Ratios closer to 1 than this are neither won nor lost.
+#: Ratios closer to 1 than this count as neither won nor lost.
 _EVEN = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One world.
+    """Scores on one world.
 
     Attributes:
-        world: Its name.
-        kind: Of it.
-        score: What the objective makes small, of the partitioner that is judged;
-            infinite if it found nothing that fits.
-        others: The same of the others, by name.
+        world: Name of the world.
+        kind: Kind of the world.
+        score: Score of the partitioner under test; infinite if it found nothing that
+            fits.
+        others: Scores of the others, by name.
     """
 
     world: str
@@ -38,7 +38,7 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """Over the best of the others; None if nobody or not both found anything."""
+        """Score over the best of the others; None unless both found a plan."""
         best = min(self.others.values())
         if math.isfinite(self.score) and math.isfinite(best):
             return self.score / best
@@ -47,16 +47,16 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Worlds of one kind.
+    """Comparison on the worlds of one kind.
 
     Attributes:
-        kind: Of them.
-        worlds: How many.
+        kind: Kind of the worlds.
+        worlds: Number of worlds.
         ratio: Geometric mean of the ratios; below 1 is better than the others. None
             if there is no ratio.
-        low: Lower end of its 95 % interval, after the normal distribution of the
+        low: Lower end of its 95 % interval, from a normal distribution of the
             logarithms; None with fewer than two ratios.
-        high: Upper end.
+        high: Upper end of the interval.
         wins: Worlds with a smaller score than the best of the others.
         losses: Worlds with a larger one.
     """
@@ -79,15 +79,15 @@ def compare(
     graphs: GraphStore | None = None,
     watch: Callable[[], None] | None = None,
 ) -> list[Pair]:
-    """Ask a partitioner and others about worlds.
+    """Plan worlds with a partitioner and with others.
 
     Args:
         worlds: Problems.
-        judged: The partitioner.
+        judged: The partitioner under test.
         others: At least one.
-        budget_s: Seconds that each of them has for a world; reading it is left out.
-        graphs: Where graphs of models are kept.
-        watch: Told that a world is done.
+        budget_s: Seconds that each of them has for a world, not counting reading it.
+        graphs: Store of model graphs.
+        watch: Called after each world.
 
     Raises:
         StrategyError: If the time is not a number of seconds, or there are no others.
@@ -121,7 +121,7 @@ def _best(partitioner: Partitioner, request: Request) -> float:
 
 
 def summarise(pairs: Sequence[Pair]) -> list[Compared]:
-    """One line a kind, in the order in which the kinds come."""
+    """Summarise by kind, in the order in which the kinds occur."""
     return [
         _of_kind(kind, [pair for pair in pairs if pair.kind == kind])
         for kind in dict.fromkeys(pair.kind for pair in pairs)

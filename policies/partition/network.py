@@ -1,20 +1,25 @@
-"""Graph networks that read a model and a cluster, and point at meshes and at groups.
+"""The partitioner's network: reads model and cluster, scores meshes and groups.
 
 One network has two pointers. The first scores meshes (how many ways along each axis);
 the second puts groups of devices in order, one after the other, and sees at each step
-what the mesh makes of the group: which links it would get to its stage, to the stage
-before it and to the replicas beside it. Weights depend on no size.
+the links that a group would have in the mesh: to its stage, to the stage before it and
+to the replicas beside it. Weights depend on no size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+import pydantic
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from envs.partition.features import (
+    FEATURE_VERSION,
     GROUP_FEATURES,
     MESH_FEATURES,
     UNIT_FEATURES,
@@ -23,20 +28,28 @@ from envs.partition.features import (
 )
 from envs.partition.ordering import STEP_FEATURES
 from planner.errors import StrategyError
+from policies.saved import fill, read_weights, shipped_folder, write_weights
 
-__all__ = ["Encoded", "NetworkConfig", "PartitionNetwork"]
+__all__ = [
+    "Encoded",
+    "NetworkConfig",
+    "PartitionNetwork",
+    "SavedNetwork",
+    "load_network",
+    "save_network",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """Sizes.
+    """Sizes of the network.
 
     Attributes:
-        width: Of the graph encoders.
-        layers: Of each of them.
-        hidden: Of the layers that score a candidate.
-        graphs: Whether graphs are read; without, candidates are scored by their own
-            numbers and those of the whole alone (an ablation).
+        width: Width of the graph encoders.
+        layers: Layers of each encoder.
+        hidden: Width of the layers that score a candidate.
+        graphs: Whether graphs are read; without them, candidates are scored by their
+            own features and those of the whole problem alone (an ablation).
     """
 
     width: int = 48
@@ -54,7 +67,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Encoded:
-    """A problem as the network sees it.
+    """Encoding of a problem.
 
     Attributes:
         groups: Shape [groups, width].
@@ -66,7 +79,7 @@ class Encoded:
 
 
 class _Graph(nn.Module):
-    """Node embeddings by convolutions with a residual each."""
+    """Graph encoder: convolutions, each with a residual."""
 
     def __init__(self, features: int, width: int, layers: int) -> None:
         super().__init__()
@@ -89,7 +102,7 @@ class PartitionNetwork(nn.Module):
     """Scores meshes, then groups of devices one after the other.
 
     Args:
-        config: Sizes.
+        config: Sizes; the defaults if None.
     """
 
     def __init__(self, config: NetworkConfig | None = None) -> None:
@@ -120,7 +133,7 @@ class PartitionNetwork(nn.Module):
         self.point = nn.Linear(hidden, 1)
 
     def encode(self, seen: Observed) -> Encoded:
-        """Read both graphs once; every decision about the problem uses the result."""
+        """Encode both graphs, once for all decisions about a problem."""
         whole = torch.from_numpy(seen.whole)
         units = self.units(
             torch.from_numpy(seen.units), torch.from_numpy(seen.unit_edges)
@@ -138,19 +151,21 @@ class PartitionNetwork(nn.Module):
         return Encoded(groups, world)
 
     def mesh_logits(self, seen: Observed, encoded: Encoded) -> Tensor:
-        """A logit of each mesh. Shape [choices]."""
+        """Return a logit for each mesh. Shape [choices]."""
         meshes = torch.from_numpy(seen.meshes)
         world = encoded.world.expand(len(meshes), -1)
         scored: Tensor = self.mesh(torch.cat([meshes, world], dim=1))
         return scored[:, 0]
 
     def bases(self, seen: Observed, encoded: Encoded, choice: Tensor) -> Tensor:
-        """What does not change while an order is made. [n, groups, hidden].
+        """Part of the group logits that is the same at every step.
 
         Args:
             seen: The problem.
-            encoded: It encoded.
+            encoded: Its encoding.
             choice: Mesh of each order. Shape [n].
+        Returns:
+            Shape [n, groups, hidden].
         """
         meshes = torch.from_numpy(seen.meshes)[choice]
         world = encoded.world.expand(len(meshes), -1)
@@ -159,7 +174,7 @@ class PartitionNetwork(nn.Module):
         return made
 
     def step_logits(self, bases: Tensor, steps: Tensor) -> Tensor:
-        """A logit of each group as the next one. Shape [n, groups].
+        """Return a logit for each group as the next one. Shape [n, groups].
 
         Args:
             bases: From :meth:`bases`.
@@ -167,3 +182,66 @@ class PartitionNetwork(nn.Module):
         """
         scored: Tensor = self.point(torch.relu(bases + self.step(steps)))
         return scored[..., 0]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class SavedNetwork:
+    """A network with its notes.
+
+    Attributes:
+        network: In evaluation mode.
+        checkpoint: SHA-256 of its weights, which provenance names.
+        notes: Worlds that it was trained and validated on.
+    """
+
+    network: PartitionNetwork
+    checkpoint: str
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class _Description(pydantic.BaseModel):
+    """``config.json``."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    feature_version: int
+    network: NetworkConfig
+    notes: dict[str, Any]
+
+
+def save_network(
+    network: PartitionNetwork, notes: dict[str, Any], folder: str | Path
+) -> None:
+    """Write ``policy.safetensors`` and ``config.json``.
+
+    Args:
+        network: To be kept.
+        notes: Worlds that it was trained and validated on; JSON values.
+        folder: Made if it does not exist.
+    """
+    described = {
+        "feature_version": FEATURE_VERSION,
+        "network": asdict(network.config),
+        "notes": notes,
+    }
+    write_weights(folder, network.state_dict(), described)
+    # Another network may have been read from this folder before.
+    load_network.cache_clear()
+
+
+@lru_cache(maxsize=4)
+def load_network(folder: Path | None = None) -> SavedNetwork:
+    """Read a network.
+
+    Args:
+        folder: Written by :func:`save_network`; by default the weights that ship.
+
+    Raises:
+        StrategyError: If files are missing, damaged, or of another feature version.
+    """
+    source = folder or shipped_folder("partition")
+    expected = {"feature_version": FEATURE_VERSION}
+    described, tensors, checkpoint = read_weights(source, _Description, expected)
+    network = PartitionNetwork(described.network)
+    fill(network, tensors, source)
+    return SavedNetwork(network=network, checkpoint=checkpoint, notes=described.notes)

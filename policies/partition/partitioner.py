@@ -1,18 +1,16 @@
 """The learned partitioner: the network proposes, prices decide.
 
-1. The network scores every mesh. Its best, and those that a glance by closed forms
-   finds good (:mod:`planner.search.arranging.screening`), are priced with all their
-   rows.
+1. The network scores every mesh. Its best, and the best of a screening by closed forms
+   (:mod:`planner.search.arranging.screening`), are priced with all their rows.
 2. It draws orders of the device groups for the best of those.
-3. What it drew and the plain orders are improved by small changes, all priced by
-   closed forms.
+3. The drawn orders and the plain ones are improved by small changes, priced by closed
+   forms.
 4. The best are cut exactly and simulated.
-5. From what is known by then orders and strategies evolve together
-   (:mod:`policies.partition.refining`); the simulator decides.
+5. From there orders and strategies evolve together; the simulator decides.
 
-At every point there is an answer; time or the number of simulations ends the search.
-Where all devices and links are equal there is nothing to arrange: the last step is
-only taken if there is time to fill.
+Steps 1 to 4 are :class:`policies.partition.proposing.Proposer`. There is an answer at
+every point; time or the number of simulations ends the search. Where all devices and
+links are equal there is nothing to arrange, and step 5 only fills time that is left.
 """
 
 from __future__ import annotations
@@ -27,25 +25,34 @@ from planner.search import Request, SearchResult
 from planner.search.arranging.fleets import list_choices
 from planner.search.arranging.groups import group_devices
 from planner.search.base import finish
+from planner.search.campaign import Campaign
+from planner.search.evolutionary import evolve
 from planner.search.expert import ExpertPartitioner
-from policies.partition.problem import Problem
-from policies.partition.proposing import Proposer, SearchConfig
-from policies.partition.refining import Known, refined
-from policies.partition.saved import load_network
+from planner.search.layouts import grid_orders
+from planner.search.moves import Solution
+from planner.search.starts import begin
+from policies.partition.network import load_network
+from policies.partition.proposing import Known, Problem, Proposer, SearchConfig
 
-__all__ = ["LearnedPartitioner", "SearchConfig"]
+__all__ = [
+    "LearnedPartitioner",
+    "SearchConfig",
+]
 
-#: Share of the time that proposing may take, the rest is for evolving; and the share
-#: after which evolving is not begun any more.
+
+#: Best solutions whose order is tried in every way of laying a grid over the devices.
+_LAID = 24
+#: Share of the time for proposing, the rest is for evolution; and the share after which
+#: evolution is not begun any more.
 _PROPOSING, _TOO_LATE = 0.4, 0.9
 
 
 class LearnedPartitioner:
-    """Answers with the weights that come with the package, or with others.
+    """Plans with the weights that ship, or with others.
 
     Args:
-        folder: Of weights that :func:`policies.partition.saved.save_network` wrote.
-        config: How much is tried.
+        folder: Weights that :func:`policies.partition.network.save_network` wrote.
+        config: Effort.
     """
 
     name = "learned"
@@ -79,11 +86,11 @@ class LearnedPartitioner:
             Proposer(problem, saved, self._config, known).propose()
         if self._goes_on(problem, known, started):
             rounds = None if budget is not None else self._config.generations
-            refined(request, known, started, rounds)
+            _evolve(request, known, started, rounds)
         candidates = known.candidates
         if not any(one.cost.fits for one in candidates):
-            # What no mesh fits by closed forms may still fit stage by stage; and
-            # where nothing does, it says what comes closest.
+            # A plan that no mesh fits by closed forms may still fit stage by stage; and
+            # where nothing fits, the expert reports the nearest plan.
             found = ExpertPartitioner().search(request)
             for kind, number in found.evaluations.items():
                 known.model.evaluations[kind] += number
@@ -94,7 +101,7 @@ class LearnedPartitioner:
         )
 
     def _goes_on(self, problem: Problem, known: Known, started: float) -> bool:
-        """Whether there is anything to evolve, and time for it."""
+        """True if there is something to evolve, and time for it."""
         request = problem.request
         if not self._config.generations:
             return False
@@ -105,3 +112,39 @@ class LearnedPartitioner:
         spent = known.model.evaluations["simulated"]
         left = request.evaluation_budget is None or spent < request.evaluation_budget
         return left and (problem.order_matters or not fits)
+
+
+def _evolve(
+    request: Request, known: Known, started: float, generations: int | None
+) -> None:
+    """Let orders and rows evolve from the proposals, until time or budget is used up.
+
+    Where no proposal fits, evolution begins as without a policy: from rules of thumb
+    and the best rows of the whole space. (Annealing instead was 0.8 % worse on 6 mixed
+    validation worlds and 3.6 % on 5 of several sites.)
+
+    Args:
+        request: The question.
+        known: Proposals; extended by the results.
+        started: ``time.perf_counter`` at the start of the search.
+        generations: Limit; None where the clock decides.
+    """
+    campaign = Campaign(request)
+    campaign.started = started
+    campaign.count(known.model)
+    simulated = [(one, cuts) for one, cuts in known.found if cuts]
+    begin(campaign)
+    campaign.price([*known.solutions, *(one for one, _ in simulated)])
+    for one, cuts in simulated:
+        campaign.adopt(one, cuts)
+    campaign.price(
+        [
+            Solution(order=made, row=one.row)
+            for one in campaign.best(_LAID)
+            for made in grid_orders(one.order, one.row)
+        ]
+    )
+    evolve(campaign, generations)
+    campaign.finish()
+    known.model.evaluations.update(campaign.evaluations)
+    known.evolved = campaign.candidates

@@ -1,45 +1,263 @@
-"""What the network proposes, improved by small changes and simulated.
+"""Proposals of the network, improved by small changes and simulated.
 
-One proposer answers one question; what it finds is in its ``known``.
+One :class:`Proposer` answers one request and collects what it finds in :class:`Known`.
+First the network's best meshes and the best by closed forms make a shortlist, which is
+priced with all rows; then orders are drawn and improved; then the best are simulated.
+Where no order matters, the neighbours of the best plan are simulated as well.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
+from planner.cost import CostModel
 from planner.schema import SCHEDULES
+from planner.search import Candidate, Request
 from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
 from planner.search.arranging.climb import Limits, best_of, climb, joined
-from planner.search.arranging.mended import Mended
-from planner.search.arranging.misses import best_score, roomiest
-from planner.search.arranging.screening import Screened
+from planner.search.arranging.fleets import Choices
+from planner.search.arranging.groups import DeviceGroups
+from planner.search.arranging.mended import Mended, scores_of
+from planner.search.arranging.misses import (
+    Miss,
+    Settled,
+    best_score,
+    nearest_misses,
+    roomiest,
+    settle_misses,
+)
+from planner.search.arranging.screening import Screened, screen
 from planner.search.arranging.settling import Settler
-from planner.search.moves import Solution
+from planner.search.moves import Row, Solution
+from planner.search.row_moves import neighbours
+from planner.space import StrategyTable
 from policies.partition.decoding import draw_orders
-from policies.partition.network import Encoded
-from policies.partition.polishing import polish
-from policies.partition.problem import Problem, share_of
-from policies.partition.refining import Known
-from policies.partition.saved import SavedNetwork
-from policies.partition.shortlist import shortlist
+from policies.partition.network import Encoded, SavedNetwork
 
-__all__ = ["Proposer", "SearchConfig"]
+__all__ = [
+    "Known",
+    "Problem",
+    "Proposer",
+    "SearchConfig",
+    "Shortlist",
+    "polish",
+    "share_of",
+    "shortlist",
+]
 
-#: What is this much worse than the best by closed forms is not simulated any more.
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Problem:
+    """One request with its meshes and its deadlines.
+
+    Attributes:
+        request: The question.
+        groups: Groups of its devices.
+        choices: All meshes.
+        until: ``time.perf_counter`` at which proposing should end; None for no limit.
+        ends: The same for the whole search.
+    """
+
+    request: Request
+    groups: DeviceGroups
+    choices: Choices
+    until: float | None
+    ends: float | None
+
+    @property
+    def order_matters(self) -> bool:
+        """True if the order of the devices changes the price of a plan."""
+        many = any(len(fleet.sequences) > 1 for fleet in self.choices.fleets)
+        return many or len(np.unique(self.groups.sizes)) > 1
+
+    @property
+    def late(self) -> bool:
+        """True once proposing should have ended."""
+        return self.until is not None and time.perf_counter() >= self.until
+
+    @property
+    def over(self) -> bool:
+        """True once the whole search should have ended."""
+        return self.ends is not None and time.perf_counter() >= self.ends
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Known:
+    """Findings of a search so far.
+
+    Attributes:
+        model: Counts the evaluations.
+        solutions: Starting points for evolution.
+        found: Solutions that were simulated, with their cuts.
+        evolved: All simulated candidates after evolution; empty before.
+    """
+
+    model: CostModel
+    solutions: list[Solution] = field(default_factory=list)
+    found: list[tuple[Solution, list[Candidate]]] = field(default_factory=list)
+    evolved: list[Candidate] = field(default_factory=list)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All candidates that were simulated."""
+        return self.evolved or [one for _, cuts in self.found for one in cuts]
+
+
+def share_of(until: float | None, share: float) -> float | None:
+    """Return when a share of the time left is used up; None for no limit."""
+    if until is None:
+        return None
+    now = time.perf_counter()
+    return now + share * (until - now)
+
+
+#: Share of the time for screening all meshes. Share of the rest for recutting meshes
+#: that miss the memory limit, and the same where all that fits is far worse than they
+#: promise. Share of a budget of simulations for it.
+_GLANCING, _MENDING, _MENDED = 0.5, (0.4, 0.8), 1 / 8
+#: Recut meshes that fit and are priced with all rows.
+_OPENED = 4
+#: Meshes that look this much worse than the best recut one are not priced. (The best of
+#: all rows is up to three times better than the best of the few that are screened.)
+_FAR = 3.0
+#: Meshes of the network's choice that are screened where no order matters.
+_GLANCED = 160
+#: Meshes priced with all rows: the network's best, and the best of the screening.
+_RANKED, _SEEN = 12, 20
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Shortlist:
+    """Meshes worth a closer look.
+
+    Attributes:
+        chosen: Indices into the problem's choices. Shape [n].
+        seen: Result of screening all meshes.
+        settled: Result of recutting meshes that miss the memory limit.
+    """
+
+    chosen: Index
+    seen: Screened
+    settled: Settled
+
+
+def shortlist(problem: Problem, settler: Settler, ranked: Index) -> Shortlist:
+    """Choose meshes: recut ones that fit, the network's best, the best by closed forms.
+
+    Args:
+        problem: The question.
+        settler: Cuts and simulates.
+        ranked: Indices of all choices, the network's best first. Shape [choices].
+    """
+    until = share_of(problem.until, _GLANCING)
+    asked = (problem.request, settler.model, problem.groups, problem.choices)
+    # Where no order matters the network's ranking is reliable.
+    found = screen(*asked, ranked[: None if problem.order_matters else _GLANCED], until)
+    settled = _mend(problem, settler, nearest_misses(*asked, found), found)
+    limit = _FAR * settled.best
+    fitting = found.choice[np.isfinite(found.score) & (found.score <= limit)]
+    best = found.choice[np.argsort(found.score, kind="stable")]
+    first = ranked[np.isin(ranked, fitting)][:_RANKED]
+    mended = settled.choices[:_OPENED]
+    both = [*mended, *first.tolist(), *best[: min(_SEEN, len(fitting))].tolist()]
+    chosen = np.array(list(dict.fromkeys(both)), dtype=np.int64)
+    return Shortlist(chosen=chosen, seen=found, settled=settled)
+
+
+def _mend(
+    problem: Problem, settler: Settler, misses: list[Miss], seen: Screened
+) -> Settled:
+    """Find meshes over the memory limit that fit once stages are cut by memory."""
+    far = seen.hope.min(initial=np.inf) * _FAR < seen.score.min(initial=np.inf)
+    budget = problem.request.evaluation_budget
+    most = 2 * len(misses) if budget is None else int(_MENDED * budget)
+    until = share_of(problem.until, _MENDING[int(far)])
+    return settle_misses(settler, misses, until, most)
+
+
+#: Neighbours that are simulated at once, how much worse closed forms may price them,
+#: and changes in a row.
+_NEIGHBOURS, _WORSE, _CHANGES = 6, 1.1, 4
+
+
+def polish(settler: Settler, known: Known, until: float | None) -> None:
+    """Simulate the neighbours of the best plan that fits, until none is better.
+
+    Closed forms rank a few rows of each mesh under one schedule that stands for others.
+    The best by closed forms need not be the best under the schedule that won, with as
+    many stages a rank or samples a microbatch.
+
+    Args:
+        settler: Cuts and simulates; has the request.
+        known: Extended by the results.
+        until: ``time.perf_counter`` at which to stop; None for no limit.
+    """
+    request = settler.request
+    tried = {
+        (one.order.tobytes(), tuple(one.row.values()))
+        for one, cuts in known.found
+        if len(cuts) > 1 or one.row["pp"] == 1
+    }
+    for _ in range(_CHANGES):
+        values = [best_score(request, cuts) for _, cuts in known.found]
+        best = min(values, default=np.inf)
+        if not np.isfinite(best) or _left(settler, until) < 1:
+            return
+        leader = known.found[int(np.argmin(values))][0]
+        for row in _near(request, settler.model, leader):
+            key = leader.order.tobytes(), tuple(row.values())
+            if key in tried:
+                continue
+            cuts = min(_left(settler, until), 2 if row["pp"] > 1 else 1)
+            if cuts < 1:
+                return
+            tried.add(key)
+            one = Solution(order=leader.order, row=row)
+            known.found.append((one, settler.settled(row, one.order, cuts=cuts)))
+        if min(best_score(request, cuts) for _, cuts in known.found) >= best:
+            return
+
+
+def _left(settler: Settler, until: float | None) -> int:
+    """Return how many simulations are left, 2 if many; 0 when the time is up."""
+    if until is not None and time.perf_counter() >= until:
+        return 0
+    budget, spent = settler.request.evaluation_budget, settler.model.evaluations
+    return 2 if budget is None else budget - spent["simulated"]
+
+
+def _near(request: Request, model: CostModel, leader: Solution) -> list[Row]:
+    """Return the row, to be cut in two ways, and its most promising neighbours."""
+    table = neighbours(leader.row, request.facts, request.pins, SCHEDULES)
+    here = StrategyTable.from_columns(**leader.row)
+    if table is None:
+        return [leader.row]
+    rows = StrategyTable.concatenate([here, table])
+    none = np.zeros(len(rows), dtype=np.int64)
+    costs = model.arranged(rows, leader.order[None, :], none)
+    hope = scores_of(costs, rows, request.objective, fitting=False)
+    promising = 1 + np.flatnonzero(hope[1:] <= _WORSE * hope[0])
+    ranked = promising[np.argsort(hope[promising], kind="stable")]
+    return [leader.row, *(rows.row(int(index)) for index in ranked[:_NEIGHBOURS])]
+
+
+#: Rows whose closed-form price is this much above the best are not simulated.
 _HOPELESS = 1.25
-#: Share of the time that is left which drawing orders may take, and what a step of it
-#: takes: seconds, and seconds for each order and group (one core of 2020).
+#: Share of the time left for drawing orders, and the cost of one step of it: seconds,
+#: and seconds for each order and group (one core of 2020).
 _DRAWING, _STEP_S, _GROUP_S = 0.3, 4e-4, 1.5e-6
-#: Without a clock, orders times groups squared.
+#: Limit without a clock: orders times groups squared.
 _MOST_DRAWN = 120_000
-#: Rows that are simulated before other schedules are, and pipelines that are tried
-#: under those; the schedules by how short their bubbles are.
+#: Rows that are simulated before other schedules are tried, and pipelines that are
+#: tried under other schedules; these in order of bubble, shortest first.
 _PLAIN, _VARIED = 3, 3
 _PREFERRED = {
     SCHEDULES.index(name): place
@@ -47,29 +265,27 @@ _PREFERRED = {
         ("ZBVZeroBubble", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS")
     )
 }
-#: Share of the time that is left which pricing meshes with all rows may take.
+#: Share of the time left for pricing meshes with all rows.
 _OPENING = 0.4
-#: Arrangements that evolution starts from, and of one layout.
+#: Arrangements that evolution starts from, and how many of them in one layout.
 _SEEDS, _OF_LAYOUT = 48, 6
-
-Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """How much is tried of what.
+    """Effort of a search.
 
     Attributes:
         meshes: Meshes priced in one go where the network chooses alone.
-        layouts: Of them, those that orders are drawn for.
+        layouts: Layouts that orders are drawn for.
         draws: Orders drawn for each.
         rounds: Rounds of small changes without a clock.
-        climbing: Share of the time that is left when they begin.
+        climbing: Share of the time left for small changes, with a clock.
         finalists: Arrangements simulated without a clock.
-        generations: Of evolution, where there is neither a clock nor a number of
-            simulations; 0 for none at all.
-        learned: False scores meshes at random and draws orders at random: what search
-            alone is worth.
+        generations: Generations of evolution where neither time nor simulations are
+            limited; 0 for no evolution at all.
+        learned: False scores meshes and draws orders at random, to measure search
+            alone.
     """
 
     meshes: int = 24
@@ -83,13 +299,13 @@ class SearchConfig:
 
 
 class Proposer:
-    """Proposes for one problem.
+    """Proposes solutions of one problem.
 
     Args:
         problem: The question.
         saved: The network.
-        config: How much is tried.
-        known: Gets what is found.
+        config: Effort.
+        known: Extended by the results.
     """
 
     def __init__(
@@ -103,7 +319,7 @@ class Proposer:
         self._rng = np.random.default_rng(problem.request.seed)
 
     def propose(self) -> None:
-        """Fill in what is known: solutions, some of them simulated."""
+        """Add solutions to what is known, some of them simulated."""
         problem, saved = self.problem, self._saved
         if not len(problem.choices):
             return
@@ -119,7 +335,7 @@ class Proposer:
             self._settle_roomiest()
 
     def _arrange(self, seen: Observed, encoded: Encoded, arranger: Arranger) -> None:
-        """Draw and climb where order matters; simulate the best."""
+        """Draw and improve orders where order matters; simulate the best."""
         problem, known = self.problem, self.known
         layouts = arranger.layouts
         current = Priced(
@@ -144,7 +360,7 @@ class Proposer:
         ]
 
     def _open(self, ranked: Index) -> Arranger | None:
-        """The best meshes that fit; further down the list while none does."""
+        """Price the best meshes; go further down the list while none fits."""
         problem = self.problem
         if not problem.late:
             short = shortlist(problem, self._settler, ranked)
@@ -172,12 +388,12 @@ class Proposer:
         return open_arranger(*asked, chosen, model, until, self._settler, self._mended)
 
     def _best(self) -> float:
-        """Score of the best that was simulated; infinite if nothing fits so far."""
+        """Return the score of the best simulated plan; infinite if none fits so far."""
         request, found = self.problem.request, self.known.found
         return min((best_score(request, cuts) for _, cuts in found), default=np.inf)
 
     def _affordable(self) -> int:
-        """Orders to draw, so that on a clock they take a share of it; 0 for none."""
+        """Return how many orders to draw in the time for it; 0 for none."""
         problem = self.problem
         groups = len(problem.groups)
         wanted = self._config.layouts * (1 + self._config.draws)
@@ -189,7 +405,7 @@ class Proposer:
         return count if count >= 4 else 0
 
     def _draw(self, seen: Observed, encoded: Encoded, arranger: Arranger) -> Priced:
-        """Orders for the best layouts, the likeliest of each among them."""
+        """Draw orders for the best layouts, the likeliest of each among them."""
         problem, rng = self.problem, self._rng
         count = max(1, self._affordable())
         few = np.arange(min(self._config.layouts, len(arranger.layouts), count))
@@ -220,7 +436,7 @@ class Proposer:
         return joined([climb(arranger, start, self._rng, limits), best_of(start, 8)])
 
     def _settle(self, arranger: Arranger, current: Priced) -> None:
-        """Simulate the best until time or the number of simulations is up."""
+        """Simulate the best until time or budget is used up."""
         problem, known = self.problem, self.known
         budget = problem.request.evaluation_budget
         before = known.model.evaluations["simulated"]
@@ -251,7 +467,7 @@ class Proposer:
             known.found.append((_solution(arranger, entered, index), cut))
 
     def _settle_roomiest(self) -> None:
-        """Simulate what has most memory to spare, until something fits."""
+        """Simulate plans with the most memory to spare, until one fits."""
         problem, known = self.problem, self.known
         if self._seen is None:
             return
@@ -269,7 +485,7 @@ class Proposer:
     def _turns(
         arranger: Arranger, ranked: Finalists
     ) -> Iterator[tuple[Finalists, int]]:
-        """What to simulate, the most promising first.
+        """Yield rows to simulate, the most promising first.
 
         A few rows by rank; the best of some pipelines under all other schedules, which
         may halve their time; the other rows. Of rows of one arrangement that closed

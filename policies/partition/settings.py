@@ -3,66 +3,94 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from envs.partition.clusters import CLUSTER_KINDS
 from envs.partition.graphs import GraphStore, process_store
 from envs.partition.models import Split
-from envs.partition.own import OwnWorlds
-from envs.partition.sampler import WorldSampler
+from envs.partition.sampler import OwnWorlds, WorldSampler
 from envs.partition.world import World
 from planner.errors import StrategyError, UnknownNameError
-from policies.partition.learning import LearningConfig
 from policies.partition.network import NetworkConfig
-from policies.run_folder import read_settings
 
-__all__ = ["PartitionTrainConfig", "WorldSource", "read_partition_config", "worlds_of"]
+__all__ = [
+    "LearningConfig",
+    "PartitionTrainConfig",
+    "WorldSource",
+    "worlds_of",
+]
 
-#: Learning rates at the start: of weights that are random, and of trained ones.
+#: Learning rates at the start, for random and for trained weights.
 _ANEW, _AGAIN = 1e-3, 2e-4
 
 
 class WorldSource(Protocol):
-    """Worlds by their place in a sequence."""
+    """Source of worlds, by their place in a sequence."""
 
     def world(self, index: int) -> World:
-        """The world at a place, at least 0; the same in every process."""
+        """Return the world at a place, at least 0; the same in every process."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningConfig:
+    """Settings of one training step.
+
+    Attributes:
+        softness: Log reward by which a mesh is worse when its target weight is 1/e.
+        meshes: Meshes of one problem that orders are drawn for.
+        draws: Orders drawn for each.
+        entropy: Weight of the entropy of a step's choice.
+        imitation: Weight of imitating the best orders that search has found.
+        searching: Probability of searching a problem further.
+        rounds: Rounds of such a search.
+        worst: Log reward of an arrangement that does not fit, and the least of all.
+        most_steps: Groups times orders above which fewer orders are drawn.
+    """
+
+    softness: float = 0.06
+    meshes: int = 3
+    draws: int = 10
+    entropy: float = 0.01
+    imitation: float = 0.3
+    searching: float = 0.2
+    rounds: int = 6
+    worst: float = -2.0
+    most_steps: int = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTrainConfig:
     """Settings of a training run.
 
-    With ``clusters`` or ``models`` the network is trained for those, and begins as the
-    one that is shipped unless ``start`` says otherwise.
+    With ``clusters`` or ``models`` the network is trained for those, and begins with
+    the shipped weights unless ``start`` says otherwise.
 
     Attributes:
-        seed: Of everything that is drawn.
-        kinds: Of worlds, where neither clusters nor models are given.
-        clusters: Names or files of one's own.
-        models: Names or references of one's own (``llama3-8b``, ``hf:PATH``).
-        seq_len: Tokens per sample of one's own models; None for their own.
+        seed: Seed of everything that is drawn.
+        kinds: Kinds of worlds, where neither clusters nor models are given.
+        clusters: Names or files of given clusters.
+        models: Names or references of given models (``llama3-8b``, ``hf:PATH``).
+        seq_len: Tokens per sample of given models; None for the models' own.
         start: ``new``, ``shipped``, or a folder of weights; None for ``shipped`` with
             clusters or models, ``new`` without.
-        steps: After which the run ends.
-        minutes: After which it ends even so; what comes out then depends on the
-            machine. None for no limit.
+        steps: Steps of the run.
+        minutes: Limit of its time, with which results depend on the machine. None for
+            no limit.
         rate: Learning rate at the start, from where it falls linearly; None for 1e-3
-            of a new network, 2e-4 of a trained one.
+            for a new network, 2e-4 for a trained one.
         last_rate: Learning rate at the end.
-        batch: Lessons of a step.
+        batch: Examples in a step.
         clip: Largest norm of the gradient.
-        first_lessons: Lessons that are prepared before the first step.
-        lessons: Most lessons that are kept; a new one takes the place of the oldest.
-        lesson_every: Steps after which a new lesson is prepared.
-        evaluate_every: Steps between validations, which choose the network that is
-            returned.
+        first_examples: Examples that are prepared before the first step.
+        examples: Most examples that are kept; a new one replaces the oldest.
+        example_every: Steps between new examples.
+        evaluate_every: Steps between validations; the network that is best in one of
+            them is returned.
         checkpoint_every: Steps between checkpoints.
         validation_count: Worlds of split ``validation`` to validate on.
         network: Sizes of a new network.
-        learning: Of one step.
+        learning: Settings of one step.
     """
 
     seed: int = 0
@@ -77,9 +105,9 @@ class PartitionTrainConfig:
     last_rate: float = 2e-5
     batch: int = 2
     clip: float = 1.0
-    first_lessons: int = 24
-    lessons: int = 600
-    lesson_every: int = 12
+    first_examples: int = 24
+    examples: int = 600
+    example_every: int = 12
     evaluate_every: int = 400
     checkpoint_every: int = 50
     validation_count: int = 40
@@ -102,10 +130,11 @@ class PartitionTrainConfig:
                 )
         if self.seed < 0:
             raise StrategyError(f"seed={self.seed} is below 0; give at least 0")
-        if self.lessons < self.first_lessons:
+        if self.examples < self.first_examples:
             raise StrategyError(
-                f"lessons={self.lessons} is below first_lessons={self.first_lessons}; "
-                f"keep at least as many as there are at first"
+                f"examples={self.examples} is below "
+                f"first_examples={self.first_examples}; keep at least as many as "
+                f"there are at first"
             )
         for name in ("minutes", "rate", "last_rate", "clip"):
             value = getattr(self, name)
@@ -114,12 +143,12 @@ class PartitionTrainConfig:
 
     @property
     def own(self) -> bool:
-        """Whether the worlds are of given clusters or models."""
+        """True if clusters or models are given."""
         return bool(self.clusters or self.models)
 
     @property
     def source(self) -> str:
-        """Where the weights begin: ``new``, ``shipped`` or a folder."""
+        """Initial weights: ``new``, ``shipped`` or a folder."""
         return self.start or ("shipped" if self.own else "new")
 
     @property
@@ -133,27 +162,18 @@ class PartitionTrainConfig:
 _COUNTS = (
     "steps",
     "batch",
-    "first_lessons",
-    "lesson_every",
+    "first_examples",
+    "example_every",
     "evaluate_every",
     "checkpoint_every",
     "validation_count",
 )
 
 
-def read_partition_config(path: str | Path) -> PartitionTrainConfig:
-    """Read settings from a JSON file; what it leaves out is as by default.
-
-    Raises:
-        StrategyError: If it cannot be read, or a field is unknown or of a wrong value.
-    """
-    return read_settings(path, PartitionTrainConfig())
-
-
 def worlds_of(
     config: PartitionTrainConfig, split: Split, graphs: GraphStore | None = None
 ) -> WorldSource:
-    """What a run is trained (split ``train``) or validated on.
+    """Return the worlds of a split, to train or to validate on.
 
     Raises:
         MeshwrightError: If a cluster or a model cannot be read.

@@ -1,1 +1,1 @@
-"""Policies of the job stream on RAMP: who they are, how they are trained and judged."""
+"""Policies of the job stream on RAMP: planners, training and evaluation."""

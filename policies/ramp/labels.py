@@ -1,4 +1,4 @@
-"""Labels of decisions in the replay; the first rollouts are by constant degrees."""
+"""Label decisions in the replay; the first rollouts are by constant degrees."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from envs.ramp.arrivals import LAWS, ArrivalLaw, BetaLaw
 from envs.ramp.episodes import RampEpisodes
 from envs.ramp.features import Candidates, empty_candidates, encode, make_memo
 from envs.ramp.history import NUM_HISTORY, write_history
-from envs.ramp.profiles import read_jobs
+from envs.ramp.jobs import RampJobs, RampTables, ramp_tables, read_jobs
 from envs.ramp.state import RampState, exact_state, moment_of, past
-from envs.ramp.tables import RampTables, ramp_tables
-from envs.ramp.world import RampJobs
 from planner.simulate.compiled import compiled
+from policies.fitting import LabelConfig, Labels, MadeLabels
 from policies.futures import LawFutures
-from policies.labels import LabelConfig, Labels, MadeLabels
 from policies.ramp.lookahead import constant_base
 from policies.ramp.rollouts import Base, Room, base_action, make_room, rollout_costs
 from policies.scorer import Scorer, decide, no_scorer
@@ -30,19 +28,19 @@ Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 Index = NDArray[np.int64]
 
-#: Streams, and jobs of each, that a first base is chosen by.
+#: Streams, and jobs in each, by which the first base is chosen.
 _CHOSEN_BY = (4, 250)
 
 
 def draw_law(other_laws: float, generator: np.random.Generator) -> ArrivalLaw:
-    """One of the benchmark's laws, or one that it does not have.
+    """Draw one of the benchmark's laws, or another one.
 
-    The others have deadlines of any skewness, between half and one and a half of the
+    Other laws have deadlines of any skewness, between half and one and a half of the
     benchmark's load, and fixed, Poisson or bursty arrivals.
 
     Args:
-        other_laws: Share of the others.
-        generator: To draw with.
+        other_laws: Share of other laws.
+        generator: Generator to draw with.
     """
     if generator.random() >= other_laws:
         return LAWS[str(generator.choice(list(LAWS)))]
@@ -62,7 +60,7 @@ def _write_histories(state: RampState, out: Floats) -> None:
 
 
 def histories(state: RampState) -> Floats:
-    """Features of the streams so far. Shape [b, NUM_HISTORY]."""
+    """Compute features of the streams so far. Shape [b, NUM_HISTORY]."""
     out = np.zeros((len(state.over), NUM_HISTORY), dtype=np.float32)
     _write_histories(state, out)
     return out
@@ -86,7 +84,7 @@ class _Labeller:
         self.constants: list[Base] = []
 
     def choose_constants(self, episodes: RampEpisodes, state: RampState) -> None:
-        """Of each episode's law, where a scorer does not decide."""
+        """Choose the best constant of each episode's law, for lack of a scorer."""
         for row, source in enumerate(self.sources):
             interval_s = source.law.interval_s
             futures = source.draw(
@@ -96,7 +94,7 @@ class _Labeller:
             self.constants.append(Base(action, no_scorer()))
 
     def standing(self, state: RampState) -> Index:
-        """What the constants do. Shape [b]."""
+        """Return the actions of the constants. Shape [b]."""
         actions = np.zeros(len(self.constants), dtype=np.int64)
         for row in np.flatnonzero(~state.over).tolist():
             actions[row], _ = base_action(
@@ -113,7 +111,7 @@ class _Labeller:
     def label(
         self, episodes: RampEpisodes, state: RampState, found: Candidates, row: int
     ) -> tuple[Array, Array]:
-        """Costs and their variances, of one decision."""
+        """Return the costs of one decision's candidates, and their variances."""
         shape = (self.config.futures, self.config.arrivals)
         futures = self.sources[row].draw(
             past(episodes, row),
@@ -150,14 +148,14 @@ def draw_labels(
     """Play episodes side by side, and label a part of their decisions.
 
     Args:
-        jobs: What may arrive.
-        actor: Who decides: labels should be of states that the fitted scorer will come
-            to. None for the best constant degree of each law.
-        base: Who decides in rollouts; likewise.
-        config: How labels are made.
-        episodes: To be played.
-        seed: Of everything that is drawn.
-        horizon_s: Of the episodes.
+        jobs: Jobs that may arrive.
+        actor: Decides, so that labelled states are those that the fitted scorer will
+            reach. None for the best constant degree of each law.
+        base: Decides in rollouts. None for the best constant degree of each law.
+        config: Settings of labelling.
+        episodes: Number of episodes.
+        seed: Seed of everything that is drawn.
+        horizon_s: End of the episodes.
     Returns:
         Labels in the order in which they were made; decisions with a single candidate
         have none.
@@ -194,7 +192,7 @@ def draw_labels(
 
 
 def _any_of(possible: Flags, generator: np.random.Generator) -> Index:
-    """One of the possible candidates of each decision, each as likely. Shape [b]."""
+    """Draw a possible candidate of each decision, with equal chances. Shape [b]."""
     drawn = generator.random(possible.shape)
     best: Index = np.where(possible, drawn, -1.0).argmax(axis=1)
     return best
@@ -202,12 +200,12 @@ def _any_of(possible: Flags, generator: np.random.Generator) -> Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayWorld:
-    """The replay, as a world whose decisions are labelled.
+    """The replay as a source of labels.
 
     Attributes:
         profiles: Folder of the jobs' profiles; by default that of MESHWRIGHT_DATA.
-        models: Names of those that may arrive.
-        horizon_s: Of the episodes.
+        models: Names of the profiles that may arrive.
+        horizon_s: End of the episodes.
     """
 
     profiles: str | None
@@ -222,6 +220,6 @@ class ReplayWorld:
         episodes: int,
         seed: int | Sequence[int],
     ) -> Labels:
-        """See :class:`policies.labels.LabelWorld`."""
+        """Label decisions; see :class:`policies.fitting.LabelWorld`."""
         jobs = read_jobs(self.profiles, self.models)
         return draw_labels(jobs, actor, base, config, episodes, seed, self.horizon_s)

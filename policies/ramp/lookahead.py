@@ -14,31 +14,30 @@ from numpy.typing import NDArray
 from envs.ramp.arrivals import ArrivalLaw
 from envs.ramp.features import Candidates, empty_candidates, encode
 from envs.ramp.history import NUM_HISTORY, NUM_SEEN, write_history
+from envs.ramp.jobs import RampTables
 from envs.ramp.state import Moment, Past, RampState, moment_of
-from envs.ramp.tables import RampTables
 from planner.errors import StrategyError
 from policies.baselines import Constant, Flags, Index, Observation
-from policies.belief import combined, near
 from policies.futures import Futures, FutureSource, LawFutures, SeenFutures
 from policies.ramp.rollouts import Base, base_action, make_room, rollout_costs
-from policies.scorer import Scorer, check_scorer, no_scorer, scores
+from policies.scorer import Scorer, check_scorer, combined, no_scorer, scores, shortlist
 
 __all__ = ["ExactWorld", "RolloutPolicy", "constant_base"]
 
 Array = NDArray[np.float64]
 
-#: Costs that differ by less are equal; the base policy's own action then stands.
+#: Costs that differ by less count as equal; the base's own action is then taken.
 _EQUAL = 1e-9
-#: A base degree may block so much more than the best if it is smaller: small blocks
-#: are what rollouts can improve on. On law B the best constant is 16 (.259 blocked) and
-#: 8 the better base (.250 after rollouts, 16: .264; 4 episodes). Source: measured here.
+#: How much more than the best a smaller base degree may block: rollouts improve more
+#: on small blocks. On law B the best constant is 16 (.259 blocked), the better base 8
+#: (.250 after rollouts, 16: .264; 4 episodes). Source: measured here.
 _NEARLY = 1.15
-#: Jobs after which the base degree is chosen anew, and the streams it is chosen by.
+#: Jobs after which the base degree is chosen again; streams and jobs for the choice.
 _CHOSEN_EVERY, _CHOSEN_BY = 50, (4, 250)
 
 
 class ExactWorld(Protocol):
-    """An environment that shows its exact state: RampReplayEnv and RampVecEnv do."""
+    """An environment with an exact state: RampReplayEnv or RampVecEnv."""
 
     @property
     def tables(self) -> RampTables:
@@ -46,11 +45,11 @@ class ExactWorld(Protocol):
         ...
 
     def exact_state(self) -> RampState:
-        """Before the next decisions."""
+        """Return the state before the next decisions."""
         ...
 
     def past(self, row: int) -> Past:
-        """Jobs of a row that have been decided."""
+        """Return the jobs of a row that have been decided."""
         ...
 
 
@@ -58,20 +57,20 @@ class RolloutPolicy:
     """Takes the candidate after which a base policy blocks the fewest jobs.
 
     Each candidate is followed by the same sampled futures, in the exact world. The
-    policy belongs to one environment, which it asks for its exact state at every
-    decision; of observations and masks it uses the masks.
+    policy belongs to one environment, whose exact state it reads at every decision; it
+    ignores observations.
 
     Args:
-        world: The environment that is decided for.
-        base: Who decides in rollouts: a degree; a scorer; or None for the smallest
-            constant degree that blocks nearly least of what is expected to arrive.
-        futures: Streams a decision.
-        arrivals: Jobs of each.
-        law: That the futures are drawn from; None for what was seen so far, mixed
-            with anything (see SeenFutures).
-        models: Names of the jobs in the world's order, for a law that is of some.
-        prior: Of SeenFutures.
-        seed: Of what is drawn.
+        world: The environment to decide in.
+        base: Decides in rollouts: a degree; a scorer; or None for the smallest
+            constant degree that blocks nearly least of the expected arrivals.
+        futures: Streams for a decision.
+        arrivals: Jobs in each stream.
+        law: Law that futures are drawn from; None for the jobs seen so far, mixed with
+            any (see SeenFutures).
+        models: Names of the jobs in the world's order, for a law over some of them.
+        prior: Prior of SeenFutures.
+        seed: Seed of everything that is drawn.
 
     Raises:
         StrategyError: If a number is not positive, or the base is no degree.
@@ -117,7 +116,7 @@ class RolloutPolicy:
         """Decide for every row of the environment; see Policy.
 
         Raises:
-            StrategyError: If the masks are not of as many decisions as it has rows.
+            StrategyError: If the masks have another number of rows.
         """
         masks = np.asarray(action_masks, dtype=np.bool_)
         state = self.world.exact_state()
@@ -134,9 +133,9 @@ class RolloutPolicy:
         return np.array(actions, dtype=np.int64).reshape(masks.shape[:-1])
 
     def costs(self, row: int = 0) -> Array:
-        """Jobs expected to be blocked after each candidate, infinite if impossible.
+        """Return the jobs expected to be blocked after each candidate.
 
-        Shape [actions].
+        Infinite if it is not possible. Shape [actions].
         """
         state = self.world.exact_state()
         every = np.ones(1 + len(self.tables.degrees), dtype=np.bool_)
@@ -155,7 +154,7 @@ class RolloutPolicy:
         return best
 
     def _decide_scored(self, state: RampState, row: int, candidates: Candidates) -> int:
-        """By what the scorer believes and what rollouts say, each by its variance."""
+        """Weigh the scorer's estimate and that of rollouts by their variances."""
         one = Candidates(
             possible=candidates.possible[None],
             servers=candidates.servers[None],
@@ -163,7 +162,7 @@ class RolloutPolicy:
             features=candidates.features[None],
         )
         believed = scores(self._scorer, one, self._history(state, row)[None])[0]
-        close = near(believed)
+        close = shortlist(believed)
         if close.sum() == 1:
             return int(believed.argmin())
         candidates.possible[~close] = False
@@ -193,7 +192,7 @@ class RolloutPolicy:
     def _roll(
         self, state: RampState, row: int, candidates: Candidates
     ) -> tuple[Array, Array]:
-        """Costs of candidates, and the variances of their differences."""
+        """Return the costs of candidates, and the variances of their differences."""
         past = self.world.past(row)
         base = Base(self._base(state, row, past), self._scorer)
         interval_s = float(state.interval_s[row])
@@ -215,7 +214,7 @@ class RolloutPolicy:
         return costs, variances
 
     def _standing(self, state: RampState, row: int) -> int:
-        """The base policy's own action."""
+        """Return the base policy's own action."""
         model = int(state.model[row])
         base = Base(self._base(state, row, self.world.past(row)), self._scorer)
         self._room.seen[:] = state.seen[row]
@@ -231,12 +230,12 @@ class RolloutPolicy:
         return standing
 
     def _base(self, state: RampState, row: int, past: Past) -> int:
-        """The base's action; chosen anew now and then where none was given."""
+        """Return the base degree's action, chosen again at intervals if not given."""
         if self._degree is not None:
             return self._degree
         due = len(past.beta) // _CHOSEN_EVERY if self.source.learns else 0
         before = self._chosen.get(row)
-        # An episode that began anew has seen less than it had.
+        # A restarted episode has seen fewer jobs than before.
         if before is None or before[0] != due:
             interval_s = float(state.interval_s[row])
             futures = self.source.draw(past, interval_s, _CHOSEN_BY, self._generator)
@@ -248,13 +247,15 @@ class RolloutPolicy:
 def constant_base(
     tables: RampTables, futures: Futures, jct_s: Array, interval_s: float
 ) -> int:
-    """The action of the smallest degree that blocks nearly least, from no job on.
+    """Find the smallest degree that blocks nearly least, from an empty cluster on.
 
     Args:
-        tables: Of the jobs.
-        futures: Streams to choose by.
-        jct_s: Completion times as they are believed. Shape [j, d].
+        tables: Tables of the jobs.
+        futures: Streams to compare degrees on.
+        jct_s: Expected completion times. Shape [j, d].
         interval_s: Mean time between arrivals.
+    Returns:
+        The action of that degree.
     """
     servers = tables.num_servers
     empty = Moment(

@@ -1,7 +1,7 @@
-"""Train the pointer network by reinforcement learning, from where a scorer has come to.
+"""Train the pointer network by reinforcement learning, beginning as a scorer.
 
 sb3-contrib's MaskablePPO over episodes side by side. A checkpoint is written at every
-evaluation, and training that was stopped goes on from the last one.
+evaluation, and training can be resumed from the last one.
 """
 
 from __future__ import annotations
@@ -18,34 +18,26 @@ from torch import nn
 
 from envs.ramp.vector import RampVecEnv
 from planner.errors import StrategyError
-from policies.actor import PointerPolicy
-from policies.learned import PointerDecider
+from policies.actor import PointerPolicy, PPOSettings, make_ppo
+from policies.compact import PointerDecider
 from policies.pointer import PointerConfig, PointerNetwork
-from policies.ramp.evaluation import Validation
+from policies.ramp.evaluation import ReplayValidation
 from policies.scorer import Scorer
 
 __all__ = ["PPOConfig", "Progress", "reinforce"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PPOConfig:
-    """How the network is trained.
+class PPOConfig(PPOSettings):
+    """Settings of reinforcement learning.
 
     Attributes:
         steps: Decisions in all; 0 leaves the network as the scorer made it.
-        value_steps: The first of them, in which the critic alone learns: before it
-            knows what states are worth, it would lead the actor astray.
+        value_steps: First decisions, in which the critic alone learns: before it
+            knows the value of states, it would lead the actor astray.
         evaluate_every: Decisions between evaluations and checkpoints.
-        num_envs: Episodes side by side.
-        n_steps: Decisions of each between updates.
-        batch_size: Decisions of a step of the optimizer.
-        n_epochs: How often an update goes through its decisions.
-        learning_rate: Of the optimizer; it falls to 0 linearly.
-        gamma: By which a later decision's reward counts less.
-        gae_lambda: Of the advantage estimates.
-        clip_range: Of the ratio of new to old probabilities.
-        ent_coef: Weight of the entropy.
-        target_kl: An update stops where the policy has moved this far.
+        learning_rate: At the start; it falls to 0 linearly.
+        target_kl: Divergence from the old policy at which an update stops.
     """
 
     steps: int = 262_144
@@ -63,30 +55,22 @@ class PPOConfig:
     target_kl: float | None = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("evaluate_every", "num_envs", "n_steps", "batch_size", "n_epochs"):
-            if getattr(self, name) < 1:
-                raise StrategyError(
-                    f"{name}={getattr(self, name)} of training; it is at least 1"
-                )
-        if min(self.steps, self.value_steps) < 0:
+        PPOSettings.__post_init__(self)
+        if min(self.steps, self.value_steps) < 0 or self.evaluate_every < 1:
             raise StrategyError(
                 f"steps={self.steps} and value_steps={self.value_steps} of training "
-                f"are not negative"
-            )
-        if not 0.0 < self.learning_rate < math.inf:
-            raise StrategyError(
-                f"learning_rate={self.learning_rate}; give a positive number"
+                f"are not negative, evaluate_every={self.evaluate_every} is at least 1"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What an evaluation found.
+    """Result of an evaluation.
 
     Attributes:
         steps: Decisions so far.
-        gains: On the validation streams, for each law.
-        best: Whether it is the best mean so far.
+        gains: Gain on the validation streams of each law.
+        best: Whether the mean is the best so far.
     """
 
     steps: int
@@ -95,25 +79,25 @@ class Progress:
 
     @property
     def gain(self) -> float:
-        """Mean over the laws."""
+        """Mean gain over the laws."""
         return sum(self.gains) / len(self.gains)
 
 
 class _Watcher(BaseCallback):  # type: ignore[misc]  # of an extra
-    """Evaluates now and then, keeps checkpoints, and frees the actor when it is time.
+    """Evaluates at intervals, writes checkpoints, and unfreezes the actor.
 
     Args:
-        config: Of the training.
+        config: Settings of the training.
         judged: Streams to evaluate on.
-        folder: For checkpoints.
+        folder: Folder of checkpoints.
         best: Mean gain of the best so far.
-        report: Told of each evaluation.
+        report: Called after each evaluation.
     """
 
     def __init__(
         self,
         config: PPOConfig,
-        judged: Validation,
+        judged: ReplayValidation,
         folder: Path,
         best: float,
         report: Callable[[Progress], None],
@@ -131,7 +115,7 @@ class _Watcher(BaseCallback):  # type: ignore[misc]  # of an extra
         return True
 
     def _on_rollout_start(self) -> None:
-        # Between updates, so that a checkpoint is of a whole number of them.
+        # Between updates, so that a checkpoint holds a whole number of them.
         self._hold(self.num_timesteps < self.config.value_steps)
         if self.num_timesteps >= self._due:
             self.evaluate()
@@ -142,7 +126,7 @@ class _Watcher(BaseCallback):  # type: ignore[misc]  # of an extra
             part.requires_grad_(not held)
 
     def evaluate(self) -> None:
-        """Now; and keep what has been learned."""
+        """Evaluate now, and write a checkpoint."""
         network = self.model.policy.network
         gains = self.judged.gains(lambda _: PointerDecider(network))
         self.model.policy.set_training_mode(True)
@@ -151,14 +135,14 @@ class _Watcher(BaseCallback):  # type: ignore[misc]  # of an extra
         self.best = max(gain, self.best)
         for name in ("last.zip", *(("best.zip",) if better else ())):
             _save(self.model, self.folder / name)
-        for law, one in zip(self.judged.laws, gains, strict=True):
+        for law, one in zip(self.judged.cases, gains, strict=True):
             self.logger.record(f"validation/gain_{law}", one)
         self.logger.record("validation/gain", gain)
         self.report(Progress(steps=self.num_timesteps, gains=gains, best=better))
 
 
 def _actor(network: PointerNetwork) -> Iterable[nn.Parameter]:
-    """All but what values states."""
+    """Return all parameters except those that value states."""
     state = {id(part) for part in network.state.parameters()}
     return [part for part in network.parameters() if id(part) not in state]
 
@@ -169,43 +153,8 @@ def _save(model: MaskablePPO, path: Path) -> None:
     part.replace(path)
 
 
-def _fresh(
-    config: PPOConfig,
-    env: RampVecEnv,
-    network: PointerConfig,
-    scorer: Scorer,
-    seed: int,
-    board: Path,
-) -> MaskablePPO:
-    model = MaskablePPO(
-        PointerPolicy,
-        env,
-        n_steps=config.n_steps,
-        batch_size=config.batch_size,
-        n_epochs=config.n_epochs,
-        learning_rate=_Falling(config.learning_rate),
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-        clip_range=config.clip_range,
-        ent_coef=config.ent_coef,
-        target_kl=config.target_kl,
-        seed=seed,
-        device="cpu",
-        tensorboard_log=str(board),
-        policy_kwargs={
-            "features_extractor_kwargs": {
-                "graphs": env.graphs,
-                "device_edges": env.device_graph,
-                "config": network,
-            }
-        },
-    )
-    model.policy.network.start_from(scorer)
-    return model
-
-
 class _Falling:
-    """A learning rate that falls to 0; a class, so that checkpoints can hold it."""
+    """A learning rate that falls to 0; a class, because checkpoints pickle it."""
 
     def __init__(self, start: float) -> None:
         self.start = start
@@ -219,25 +168,25 @@ def reinforce(
     network: PointerConfig,
     env: RampVecEnv,
     scorer: Scorer,
-    judged: Validation,
+    judged: ReplayValidation,
     folder: Path,
     *,
     seed: int,
     report: Callable[[Progress], None],
     callbacks: Iterable[Any] = (),
 ) -> PointerNetwork:
-    """Train, or go on with what ``folder`` has.
+    """Train, or resume from the checkpoints of ``folder``.
 
     Args:
-        config: How.
-        network: Sizes, of which ``hidden`` is the scorer's.
-        env: To train in.
-        scorer: To begin from.
+        config: Settings.
+        network: Sizes; ``hidden`` is that of the scorer.
+        env: Episodes to train in.
+        scorer: Initial weights.
         judged: Streams to evaluate on.
-        folder: For ``last.zip``, ``best.zip`` and what TensorBoard shows.
-        seed: Of everything that is drawn.
-        report: Told of each evaluation, the one before the first step included.
-        callbacks: More of stable-baselines3's.
+        folder: For ``last.zip``, ``best.zip`` and TensorBoard's files.
+        seed: Seed of everything that is drawn.
+        report: Called after each evaluation, also the one before the first step.
+        callbacks: Further callbacks of stable-baselines3.
     Returns:
         The best network on the validation streams.
     Raises:
@@ -248,7 +197,21 @@ def reinforce(
     if last.exists():
         model = MaskablePPO.load(last, env=env, device="cpu")
     else:
-        model = _fresh(config, env, network, scorer, seed, folder)
+        model = make_ppo(
+            PointerPolicy,
+            env,
+            config,
+            {
+                "graphs": env.graphs,
+                "device_edges": env.device_graph,
+                "config": network,
+            },
+            learning_rate=_Falling(config.learning_rate),
+            target_kl=config.target_kl,
+            seed=seed,
+            tensorboard_log=str(folder),
+        )
+        model.policy.network.start_from(scorer)
     watcher = _Watcher(config, judged, folder, -math.inf, report)
     watcher.init_callback(model)
     if best.exists():

@@ -1,8 +1,8 @@
 """Rollouts of a base policy in the exact world, in compiled code.
 
-All candidates of a decision go through the same stream side by side. Two that have come
-to the same state stay together from there on, so that they are followed once, and a
-stream ends as soon as no two candidates differ any more.
+All candidates of a decision go through the same stream side by side. Two that reach the
+same state stay equal from there on and are followed once; a stream ends as soon as all
+candidates are equal.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.ramp.episodes import leave
 from envs.ramp.features import (
     Candidates,
     ShareMemo,
@@ -21,10 +22,9 @@ from envs.ramp.features import (
     write_features,
 )
 from envs.ramp.history import NUM_HISTORY, NUM_SEEN, remember, write_history
-from envs.ramp.requests import servers_given
+from envs.ramp.jobs import RampTables
+from envs.ramp.placement import servers_given
 from envs.ramp.state import Moment
-from envs.ramp.steps import leave
-from envs.ramp.tables import RampTables
 from planner.simulate.compiled import compiled, copy_into, inlined
 from policies.futures import Futures
 from policies.scorer import Scorer, score
@@ -36,16 +36,16 @@ Floats = NDArray[np.float32]
 Index = NDArray[np.int64]
 Masks = NDArray[np.uint64]
 
-#: Ends of jobs and times this close are one; as in RampWorld.
+#: Ends of jobs and times this close count as equal, as in RampWorld.
 _SAME_TIME_S = 1e-7
 
 
 class Base(NamedTuple):
-    """Who decides in rollouts: a constant degree, or a network that scores candidates.
+    """Base policy of rollouts: a constant degree, or a scorer.
 
     Attributes:
-        action: Of the constant degree, where the scorer has no units.
-        scorer: The candidate of least score is taken.
+        action: Action of the constant degree, used if the scorer has no units.
+        scorer: Takes the candidate of least score.
     """
 
     action: int
@@ -53,21 +53,21 @@ class Base(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Arrays that rollouts work in. a actions.
+    """Scratch arrays of rollouts. a actions.
 
     Attributes:
-        ends_s: When the jobs that run leave, after each candidate. Shape [a, servers].
-        masks: Servers that each holds. Shape [a, servers].
-        number: Of them. Shape [a].
-        leader: The candidate that one has become one with, or itself. Shape [a].
-        blocked: Jobs so far; of a follower what it had more than its leader. Shape [a].
-        total: Of a stream, or over all, centred on the mean candidate. Shape [a].
-        squares: Likewise. Shape [a].
+        ends_s: Ends of the running jobs, after each candidate. Shape [a, servers].
+        masks: Servers that each job holds. Shape [a, servers].
+        number: Number of running jobs. Shape [a].
+        leader: Candidate that this one has become equal to, or itself. Shape [a].
+        blocked: Jobs blocked; for a follower, those more than its leader. Shape [a].
+        total: Sum over streams of jobs blocked, relative to the mean. Shape [a].
+        squares: Sum of their squares. Shape [a].
         seen: Shape [NUM_SEEN].
         history: Shape [NUM_HISTORY].
-        first, second: Shapes [h] and [g] of the scorer.
-        candidates: Of one decision.
-        memo: Of the topology.
+        first, second: Hidden layers of the scorer. Shapes [h] and [g].
+        candidates: Candidates of one decision.
+        memo: Memo of the topology.
     """
 
     ends_s: Array
@@ -86,8 +86,8 @@ class Room(NamedTuple):
 
 
 def make_room(tables: RampTables, scorer: Scorer) -> Room:
-    """Room for rollouts of a base policy, of one thread."""
-    # One job more than servers: who leaves just now makes room before a job is added.
+    """Allocate scratch arrays for rollouts of a base policy in one thread."""
+    # One more job than servers, because a job may be added before another has left.
     actions, jobs = 1 + len(tables.degrees), tables.num_servers + 1
     return Room(
         ends_s=np.empty((actions, jobs)),
@@ -116,18 +116,18 @@ def base_action(
     base: Base,
     room: Room,
 ) -> tuple[int, np.uint64]:
-    """What the base policy does, and the servers that the job is given.
+    """Return the base policy's action, and the servers that the job is given.
 
     Args:
-        tables: Of the jobs.
-        moment: Of the decision.
-        model: Of the job at the head.
+        tables: Tables of the jobs.
+        moment: State before the decision.
+        model: Number of the job at the head.
         beta: Its deadline.
         jct_s: Its completion time at each degree. Shape [d].
-        base: Who decides.
-        room: To work in; ``seen`` is of the moment.
+        base: Base policy.
+        room: Scratch; ``seen`` holds the state of the moment.
     Returns:
-        The action, 0 also where the base's degree is not possible.
+        The action, 0 if the base's degree is not possible; and a mask.
     """
     if len(base.scorer.first_bias) == 0:
         k = base.action - 1
@@ -169,7 +169,7 @@ def _arrive(
     room: Room,
     one: int,
 ) -> None:
-    """One candidate's world meets a job."""
+    """Let a job arrive in one candidate's world."""
     ends_s, masks = room.ends_s[one], room.masks[one]
     number, held = leave(ends_s, masks, room.number[one], now)
     busy = np.uint64(0)
@@ -192,7 +192,7 @@ def _arrive(
 
 @inlined
 def _join(room: Room) -> int:
-    """Let candidates that have come to one state follow the first; how many lead."""
+    """Let candidates in equal states follow the first; return how many lead."""
     leading = 0
     for one in range(len(room.leader)):
         if room.leader[one] != one:
@@ -220,7 +220,7 @@ def _join(room: Room) -> int:
 
 @compiled
 def _begin(moment: Moment, candidates: Candidates, room: Room) -> int:
-    """Each candidate's world after the decision; how many candidates there are."""
+    """Set up each candidate's world after the decision; return their number."""
     number, count = moment.number, 0
     for one in range(len(room.leader)):
         room.leader[one] = one if candidates.possible[one] else -1
@@ -252,7 +252,7 @@ def _follow(
     base: Base,
     room: Room,
 ) -> None:
-    """Fill ``blocked`` in with one stream's jobs, up to what all candidates share."""
+    """Fill in the jobs blocked in one stream, up to a number that all share."""
     count = _begin(moment, candidates, room)
     copy_into(room.seen, seen)
     remember(room.seen, beta)
@@ -269,7 +269,7 @@ def _follow(
             remember(room.seen, later)
         if _join(room) == 1 and count > 1:
             break
-    # A leader comes before its followers, and may itself follow since.
+    # A leader has a lower number than its followers, and may follow another itself.
     for one in range(len(room.leader)):
         leader = room.leader[one]
         if leader >= 0 and leader != one:
@@ -290,26 +290,25 @@ def rollout_costs(
     costs: Array,
     variances: Array,
 ) -> None:
-    """Mean number of jobs blocked if a candidate is taken, and then the base policy.
+    """Mean number of jobs blocked if a candidate is taken, then the base policy used.
 
-    All candidates meet the same futures, so that their differences are less noisy than
-    their costs; and where a stream ends early, because the candidates no longer differ,
-    what they would all block after that is left out. A single candidate is followed to
-    the end.
+    All candidates get the same futures, so that their differences are less noisy than
+    their costs. Where a stream ends early, because the candidates are equal, jobs that
+    all would block later are left out. A single candidate is followed to the end.
 
     Args:
-        tables: Of the jobs.
-        moment: Of the decision.
+        tables: Tables of the jobs.
+        moment: State before the decision.
         beta: Deadline of the job at the head.
         jct_s: Completion times of all jobs at each degree. Shape [j, d].
         seen: Deadlines so far; see :func:`envs.ramp.history.remember`.
-        candidates: Of the job at the head; those that are not possible cost infinity.
-        futures: Streams that may follow.
-        base: Who decides in them.
-        room: To work in.
+        candidates: Candidates of the decision; impossible ones cost infinity.
+        futures: Sampled futures.
+        base: Base policy.
+        room: Scratch.
         costs: Filled in. Shape [actions].
-        variances: Filled in: of the mean cost over the streams, counted from the mean
-            of the candidates. Shape [actions].
+        variances: Filled in with the variance of the mean cost over the streams,
+            relative to the mean of the candidates. Shape [actions].
     """
     streams = max(len(futures.beta), 1)
     costs[:] = np.inf

@@ -1,8 +1,8 @@
-"""Train a policy of the job stream, from nothing to weights that can be shipped.
+"""Train a policy of the job stream on RAMP.
 
-A run is a folder: ``config.json`` (all settings, and what it ran with), ``rounds/`` (of
-policy iteration), ``ppo/`` (checkpoints), ``progress.jsonl`` and, at the end,
-``policy/``. Calling it again goes on where it stopped.
+A run is a folder: ``config.json`` (all settings and versions), ``rounds/`` (of policy
+iteration), ``ppo/`` (checkpoints), ``progress.jsonl`` and, at the end, ``policy/``. The
+same call resumes it where it stopped.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from envs.ramp.profiles import MODELS, read_jobs
+from envs.ramp.jobs import MODELS, read_jobs
 from envs.ramp.session import ReplayConfig
 from envs.ramp.vector import RampVecEnv
 from policies.improvement import ImprovementConfig, improve
-from policies.pointer import PointerConfig
-from policies.ramp.evaluation import Validation, validation
+from policies.pointer import PointerConfig, SavedPolicy, save_policy
+from policies.ramp.evaluation import ReplayValidation, validation
 from policies.ramp.labels import ReplayWorld
 from policies.ramp.reinforcement import PPOConfig, reinforce
 from policies.run_folder import (
@@ -26,12 +26,10 @@ from policies.run_folder import (
     Watch,
     check_training,
     describe_run,
-    read_settings,
 )
-from policies.saved import SavedPolicy, save_policy
-from policies.scored import ScorerPolicy
+from policies.scorer import ScorerPolicy
 
-__all__ = ["TrainConfig", "read_config", "train"]
+__all__ = ["TrainConfig", "train"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +37,17 @@ class TrainConfig:
     """Settings of a training run.
 
     Attributes:
-        seed: Of everything that is drawn.
-        laws: Names of the laws that reinforcement learning and validation are on.
+        seed: Seed of everything that is drawn.
+        laws: Names of the laws of reinforcement learning and validation.
         profiles: Folder of the jobs' profiles; by default that of MESHWRIGHT_DATA.
         models: Names of the profiles that may arrive.
-        horizon_s: Of the episodes.
+        horizon_s: End of the episodes.
         validation_first: First of the validation seeds. They choose among the networks
-            of a run; judge a policy on others.
-        validation_count: How many there are, of each law.
-        improvement: Of policy iteration.
-        network: Sizes; ``hidden`` is that of ``improvement.fit``.
-        ppo: Of reinforcement learning.
+            of a run; evaluate a policy on others.
+        validation_count: Number of validation seeds of each law.
+        improvement: Settings of policy iteration.
+        network: Sizes; ``hidden`` is that of ``improvement``.
+        ppo: Settings of reinforcement learning.
     """
 
     seed: int = 0
@@ -66,18 +64,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_training(
             self.network.hidden,
-            self.improvement.fit.hidden,
-            range(self.validation_first, self.validation_first + self.validation_count),
+            self.improvement.hidden,
+            self.seeds,
         )
 
-
-def read_config(path: str | Path) -> TrainConfig:
-    """Read settings from a JSON file; what it leaves out is as by default.
-
-    Raises:
-        StrategyError: If it cannot be read, or a field is unknown or of a wrong value.
-    """
-    return read_settings(path, TrainConfig())
+    @property
+    def seeds(self) -> range:
+        """Validation seeds."""
+        first = self.validation_first
+        return range(first, first + self.validation_count)
 
 
 def train(
@@ -88,31 +83,28 @@ def train(
     watch: Watch | None = None,
     callbacks: tuple[Any, ...] = (),
 ) -> SavedPolicy:
-    """Train, or go on with a run that was stopped.
+    """Train, or resume a run.
 
     Args:
-        config: Settings; those of a run that is gone on with must be the same.
-        folder: Of the run, made if it is not there.
-        workers: Processes that label decisions. What comes out does not depend on it.
-        watch: Told of each round and each evaluation.
-        callbacks: Of stable-baselines3, for reinforcement learning.
+        config: Settings; the same ones to resume a run.
+        folder: Folder of the run, made if it does not exist.
+        workers: Processes that label decisions. The result does not depend on it.
+        watch: Called after each round and each evaluation.
+        callbacks: Callbacks of stable-baselines3, for reinforcement learning.
     Returns:
         The policy that is best on the validation streams, also in ``policy/``.
     Raises:
         StrategyError: If the folder holds a run of other settings.
-        CaptureError: If a profile is not there.
+        CaptureError: If a profile is missing.
     """
     run = Path(folder)
     describe_run(config, run)
     torch.set_num_threads(1)
-    seeds = range(
-        config.validation_first, config.validation_first + config.validation_count
-    )
     jobs = read_jobs(config.profiles, config.models)
-    judged = validation(jobs, config.laws, seeds, config.horizon_s)
-    told = RunLog(run, watch)
+    judged = validation(jobs, config.laws, config.seeds, config.horizon_s)
+    log, how = RunLog(run, watch), config.improvement
     best = improve(
-        config.improvement,
+        how,
         ReplayWorld(
             profiles=config.profiles, models=config.models, horizon_s=config.horizon_s
         ),
@@ -120,7 +112,9 @@ def train(
         run / "rounds",
         seed=config.seed,
         workers=workers,
-        watch=lambda done: told.round(done, config.improvement.rounds),
+        watch=lambda done: log.stage(
+            "improve", done.number + 1, how.all_rounds, done.gains, loss=done.loss
+        ),
     )
     env = RampVecEnv(
         config.ppo.num_envs,
@@ -135,7 +129,9 @@ def train(
         judged,
         run / "ppo",
         seed=config.seed,
-        report=lambda found: told.evaluation(found, config.ppo.steps),
+        report=lambda found: log.stage(
+            "reinforce", found.steps, config.ppo.steps, found.gains, best=found.best
+        ),
         callbacks=callbacks,
     )
     made = SavedPolicy(
@@ -145,8 +141,8 @@ def train(
     return made
 
 
-def _notes(config: TrainConfig, judged: Validation) -> dict[str, Any]:
-    """What the weights' own description says of the run."""
+def _notes(config: TrainConfig, judged: ReplayValidation) -> dict[str, Any]:
+    """Notes on the run for the description of the weights."""
     return {
         "trained_on": {
             "laws": list(config.laws),
@@ -154,7 +150,7 @@ def _notes(config: TrainConfig, judged: Validation) -> dict[str, Any]:
             "seed": config.seed,
         },
         "validated_on": {
-            "seeds": [judged.seeds.start, judged.seeds.stop - 1],
-            "best_constants": dict(zip(judged.laws, judged.constants, strict=True)),
+            "seeds": [judged.seeds[0], judged.seeds[-1]],
+            "best_constants": dict(zip(judged.cases, judged.baselines, strict=True)),
         },
     }

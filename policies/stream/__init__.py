@@ -1,1 +1,1 @@
-"""Policies of the job stream on any cluster: what they see ahead, and training them."""
+"""Policies of the job stream on any cluster: planners, training and evaluation."""

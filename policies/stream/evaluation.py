@@ -1,8 +1,8 @@
-"""Play episodes of the job stream on any cluster, and say what came of them."""
+"""Play episodes of the job stream on any cluster, and judge policies by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,17 +13,17 @@ import numpy as np
 
 from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
-from envs.stream.summary import summarize
+from envs.stream.state import summarize
 from planner.errors import StrategyError
 from planner.schema.stream import StreamRecord
 from policies.baselines import Policy, make_baseline
 from policies.scorer import Scorer
 from policies.stream.rollouts import StreamBase, play_out, stream_room
 from policies.stream.worlds import StreamWorld
+from policies.validation import Played, Validation
 
 __all__ = [
     "StreamCase",
-    "StreamPlayed",
     "StreamPolicyMaker",
     "StreamValidation",
     "fixed_baselines",
@@ -31,9 +31,11 @@ __all__ = [
     "stream_validation",
 ]
 
-#: Baselines that are played on all seeds of a case: others were far behind on one.
+#: Baselines that are played on all seeds of a case, the best of the first seed.
 _FINALISTS = 3
 
+#: Cases are worlds at a load, deciders are scorers.
+StreamValidation = Validation["StreamCase", Scorer]
 #: Makes a policy for an environment, whose jobs, cluster and exact state it may ask.
 StreamPolicyMaker = Callable[[JobStreamEnv], Policy]
 
@@ -45,7 +47,7 @@ class StreamCase:
     Attributes:
         world: Cluster and jobs.
         load: Work offered over what the cluster can do.
-        intervals: Mean times between arrivals that an episode lasts.
+        intervals: Length of an episode in mean times between arrivals.
     """
 
     world: StreamWorld
@@ -53,48 +55,21 @@ class StreamCase:
     intervals: float = 1000.0
 
     def env(self, *, observe: bool, record: bool = False) -> JobStreamEnv:
-        """The environment; see :class:`envs.stream.env.JobStreamEnv`."""
+        """Make the environment; see :class:`envs.stream.env.JobStreamEnv`."""
         law = StreamLaw(load=self.load)
         config = self.world.config(law, self.intervals, observe=observe)
         return JobStreamEnv(replace(config, record=record))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlayed:
-    """What came of episodes.
-
-    Attributes:
-        blocking_rates: Of each seed.
-        summaries: Of each seed; the fields of
-            :class:`envs.stream.summary.StreamSummary`.
-        decision_s: Wall time of the policy for a decision.
-        records: Of each seed, if the environment keeps them.
-    """
-
-    blocking_rates: tuple[float, ...]
-    summaries: tuple[Mapping[str, float], ...]
-    decision_s: float
-    records: tuple[StreamRecord, ...] = ()
-
-    @property
-    def blocking_rate(self) -> float:
-        """Mean over the seeds."""
-        return fmean(self.blocking_rates)
-
-    def mean(self, name: str) -> float:
-        """Mean of a field over the seeds."""
-        return fmean(summary[name] for summary in self.summaries)
-
-
 def play_stream(
     make: StreamPolicyMaker, env: JobStreamEnv, seeds: Sequence[int]
-) -> StreamPlayed:
+) -> Played:
     """Play an episode of each seed.
 
     Args:
-        make: Makes the policy, anew for each episode.
-        env: To play in.
-        seeds: Of the arrivals.
+        make: Makes a policy for each episode.
+        env: Environment to play in.
+        seeds: Seeds of the arrivals.
 
     Raises:
         StrategyError: If there are no seeds.
@@ -115,8 +90,7 @@ def play_stream(
         found.append(info["summary"])
         if "record" in info:
             records.append(info["record"].model_copy(update={"seed": seed}))
-    return StreamPlayed(
-        blocking_rates=tuple(one["blocking_rate"] for one in found),
+    return Played(
         summaries=tuple(found),
         decision_s=spent_s / max(decisions, 1),
         records=tuple(records),
@@ -124,44 +98,10 @@ def play_stream(
 
 
 def fixed_baselines(env: JobStreamEnv) -> tuple[str, ...]:
-    """Names of the baselines that look at nothing ahead, every constant included."""
+    """Return the names of the fixed baselines, every constant included."""
     degrees = sorted(set(env.tables.degrees.tolist()))
     constants = tuple(f"constant_{degree}" for degree in degrees)
     return ("para_max", "para_min", "min_feasible", *constants)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamValidation:
-    """Cases that progress is judged by, with what the best baseline comes to there.
-
-    Attributes:
-        cases: Worlds and loads.
-        seeds: Of each.
-        baselines: Least blocking rate of the fixed baselines in each case.
-        names: Of those baselines.
-    """
-
-    cases: tuple[StreamCase, ...]
-    seeds: tuple[int, ...]
-    baselines: tuple[float, ...]
-    names: tuple[str, ...]
-
-    def gains(self, scorer: Scorer, pool: Executor | None = None) -> tuple[float, ...]:
-        """Share by which a scorer blocks less than the best baseline, of each case.
-
-        Where that blocks nothing, 0 if the scorer does not either, else minus what it
-        blocks.
-
-        Args:
-            scorer: That decides.
-            pool: Processes to play in.
-        """
-        work = [(case, self.seeds, scorer) for case in self.cases]
-        rates = (map if pool is None else pool.map)(_scored_rate, work)
-        return tuple(
-            1.0 - rate / least if least > 0.0 else -rate
-            for rate, least in zip(rates, self.baselines, strict=True)
-        )
 
 
 def stream_validation(
@@ -171,14 +111,15 @@ def stream_validation(
 
     Args:
         cases: Worlds and loads.
-        seeds: Of each.
+        seeds: Seeds of each case.
         pool: Processes to play in.
     """
     work = [(case, tuple(seeds)) for case in cases]
     best = list((map if pool is None else pool.map)(_best_fixed, work))
-    return StreamValidation(
+    return Validation(
         cases=tuple(cases),
         seeds=tuple(seeds),
+        rate=_scored_rate,
         baselines=tuple(rate for rate, _ in best),
         names=tuple(name for _, name in best),
     )
@@ -189,8 +130,8 @@ def _unseen(case: StreamCase) -> JobStreamEnv:
     return case.env(observe=False)
 
 
-def _scored_rate(work: tuple[StreamCase, tuple[int, ...], Scorer]) -> float:
-    """Mean blocking rate of a scorer: in compiled code, which needs no observations."""
+def _scored_rate(work: tuple[StreamCase, Sequence[int], Scorer]) -> float:
+    """Mean blocking rate of a scorer, played in compiled code without observations."""
     case, seeds, scorer = work
     env, base, found = _unseen(case), StreamBase(1, scorer), []
     session = env.session
@@ -205,7 +146,7 @@ def _scored_rate(work: tuple[StreamCase, tuple[int, ...], Scorer]) -> float:
 
 
 def _best_fixed(work: tuple[StreamCase, tuple[int, ...]]) -> tuple[float, str]:
-    """The best on all seeds of those that are best on the first."""
+    """Find the best on all seeds among those that are best on the first."""
     case, seeds = work
     env, names = _unseen(case), fixed_baselines(_unseen(case))
     first = sorted(

@@ -1,7 +1,7 @@
-"""Labels of decisions in the job stream on any cluster.
+"""Label decisions in the job stream on any cluster.
 
-The first rollouts are by the rule of :mod:`policies.stream.rollouts`: the smallest
-degree that meets the deadline.
+The first rollouts use the rule of :mod:`policies.stream.rollouts`: the smallest degree
+that meets the deadline.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from envs.stream.features import NUM_CANDIDATE_FEATURES, write_candidates
 from envs.stream.observation import NUM_SHARED, can_wait, write_shared
 from envs.stream.session import StreamSession
 from planner.errors import StrategyError
+from policies.fitting import LabelConfig, Labels, MadeLabels
 from policies.futures import LawFutures
-from policies.labels import LabelConfig, Labels, MadeLabels
 from policies.scorer import Scorer
 from policies.stream.lookahead import costs_of, draw_stream, rewards_after
 from policies.stream.rollouts import StreamBase, base_action, rule, stream_room
@@ -35,11 +35,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWorlds:
-    """Worlds whose decisions are labelled, one drawn for each episode.
+    """Worlds as a source of labels; one of them is drawn for each episode.
 
     Attributes:
-        worlds: Each as likely.
-        intervals: Mean times between arrivals that an episode lasts.
+        worlds: Drawn with equal chances.
+        intervals: Length of an episode in mean times between arrivals.
     """
 
     worlds: tuple[StreamWorld, ...]
@@ -60,7 +60,7 @@ class StreamWorlds:
         episodes: int,
         seed: int | Sequence[int],
     ) -> Labels:
-        """See :class:`policies.labels.LabelWorld`."""
+        """Label decisions; see :class:`policies.fitting.LabelWorld`."""
         generator = np.random.default_rng(seed)
         most = max(
             int(world.session().observer.action_space.n) for world in self.worlds
@@ -84,14 +84,14 @@ def _base(scorer: Scorer | None) -> StreamBase:
 
 
 class _Episode:
-    """One episode, some of whose decisions are labelled.
+    """An episode, some of whose decisions are labelled.
 
     Args:
-        session: At the first decision.
-        law: That it was drawn from, told to the rollouts.
-        actor: Who decides.
-        base: Who decides in rollouts.
-        generator: To draw with.
+        session: Session at the first decision.
+        law: Law of the arrivals, which rollouts draw futures from.
+        actor: Decides.
+        base: Decides in rollouts.
+        generator: Generator to draw with.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class _Episode:
         )
 
     def play(self, config: LabelConfig, most: int, made: MadeLabels) -> None:
-        """To its end.
+        """Play to the end.
 
         Args:
-            config: How decisions are labelled.
-            most: Actions of the world that has the most.
-            made: Labels are added to.
+            config: Settings of labelling.
+            most: Largest number of actions in any world.
+            made: Gets the labels.
         """
         tables, rewards = self.session.tables, self.session.rewards
         state, stream = self.session.state, self.session.stream
@@ -145,7 +145,7 @@ class _Episode:
             proceed(tables, state, stream, rewards)
 
     def _mask(self) -> Flags:
-        """Which actions are allowed."""
+        """Return the actions that are allowed."""
         possible = self.room.options.possible
         mask = np.ones(self.actions, dtype=np.bool_)
         mask[1 : 1 + len(possible)] = possible

@@ -19,56 +19,61 @@ from envs.stream.session import StreamSession
 from envs.stream.state import StreamState
 from planner.errors import StrategyError
 from policies.baselines import Flags, Index, Observation
-from policies.belief import combined, near
 from policies.futures import FutureSource, LawFutures, SeenFutures
-from policies.scored import candidates_of
-from policies.scorer import Scorer, check_scorer, scores
+from policies.scorer import (
+    Scorer,
+    candidates_of,
+    check_scorer,
+    combined,
+    scores,
+    shortlist,
+)
 from policies.stream.rollouts import StreamBase, follow, rule, stream_room
 
 __all__ = ["StreamRolloutPolicy", "costs_of", "draw_stream", "rewards_after"]
 
 Array = NDArray[np.float64]
 
-#: Expected rewards that differ by less are equal.
+#: Expected rewards that differ by less count as equal.
 _EQUAL = 1e-9
-#: By how many of its standard errors another action must be better than the base's own.
-#: Source: 1,110 decisions at loads .5 to 1.5 of seeds 5100 to 5102, judged by 192 other
-#: futures: with 0, more is lost than won at load .5; 2 wins less from load 1 on.
+#: Standard errors by which another action must be better than the base's own. Source:
+#: 1,110 decisions at loads .5 to 1.5 of seeds 5100 to 5102, evaluated on 192 other
+#: futures: 0 loses more than it wins at load .5, 2 wins less from load 1 on.
 _SURE = 1.0
-#: As in policies.belief, of scorers of this world. Source: 115 decisions at loads .5 to
-#: 1 of seeds 5100 to 5102, judged by 176 other futures: a scorer of two rounds of
-#: training had about candidates within .3 of the best an error of a variance of .0017
-#: to .0036. With ten times as much doubt, 16 futures made decisions worse at loads .5
-#: and .75.
+#: As in policies.scorer, for scorers of this world. Source: 115 decisions at loads .5
+#: to 1 of seeds 5100 to 5102, evaluated on 176 other futures: on candidates within .3
+#: of the best, a scorer after two rounds of training had an error of variance .0017 to
+#: .0036. With ten times as much doubt, 16 futures made decisions worse at loads .5 and
+#: .75.
 _FAR, _DOUBT = 0.25, 0.002
-#: Variance of a stream's cost besides what the streams show: where jobs are seldom
-#: blocked, a few streams may show no difference at all, and prove nothing by it.
+#: Variance added to that of a stream's cost: where jobs are seldom blocked, a few
+#: streams may show no difference at all by chance.
 _UNSEEN = 0.1
-#: Candidates in doubt that the number of futures is for.
+#: Number of candidates for which the number of futures is set.
 _USUAL = 4
 
 
 class StreamRolloutPolicy:
     """Takes the action after which a base policy earns the most.
 
-    The base is a scorer, or a rule: it takes the first possible candidate from a degree
-    on (the smallest degree, packed on the fewest hosts), and waits where it can. Each
-    action is followed by the same sampled futures in the exact world. The rule's own
-    action is left only for one that is better by more than chance; with a scorer,
-    what it believes counts as well, each by its variance, and the fewer candidates it
-    leaves in doubt, the more futures each is followed into. The policy belongs to one
-    environment, whose exact state it asks for; of observations it uses none with a
-    rule.
+    The base is a rule or a scorer. The rule takes the first possible candidate of at
+    least some degree (the smallest degree, packed on the fewest hosts), and waits where
+    it can. Each action is followed by the same sampled futures in the exact world.
+    Another action than the rule's is taken only if it is better by more than chance.
+    With a scorer, its estimates are combined with those of rollouts, weighted by
+    variances, and the fewer candidates are close, the more futures each gets. The
+    policy belongs to one environment, whose exact state it reads; with a rule it
+    ignores observations.
 
     Args:
-        env: The environment that is decided for.
-        base: Degree from which on the rule looks, or a scorer.
-        futures: Streams a decision; with a scorer, for four candidates in doubt.
-        arrivals: Jobs of each.
-        law: That the futures are drawn from; None for what was seen so far, mixed with
-            anything (see :class:`policies.futures.SeenFutures`).
-        prior: Of SeenFutures.
-        seed: Of what is drawn.
+        env: The environment to decide in.
+        base: Least degree of the rule, or a scorer.
+        futures: Streams for a decision; with a scorer, for four close candidates.
+        arrivals: Jobs in each stream.
+        law: Law that futures are drawn from; None for the jobs seen so far, mixed with
+            any (see :class:`policies.futures.SeenFutures`).
+        prior: Prior of SeenFutures.
+        seed: Seed of everything that is drawn.
 
     Raises:
         StrategyError: If a number is not positive, or a scorer is for other
@@ -111,7 +116,7 @@ class StreamRolloutPolicy:
         """Decide; see :class:`policies.baselines.Policy`.
 
         Raises:
-            StrategyError: If the mask is not of one decision.
+            StrategyError: If there are masks of several decisions.
         """
         mask = np.asarray(action_masks, dtype=np.bool_)
         if mask.ndim != 1:
@@ -136,7 +141,7 @@ class StreamRolloutPolicy:
         return np.asarray(chosen, dtype=np.int64)
 
     def _standing(self, allowed: Index) -> int:
-        """What the rule does: the first candidate of its degree, else of any."""
+        """Return the rule's action: the first candidate of its degree, else of any."""
         degrees = self.env.tables.degrees
         candidates = allowed[(allowed > 0) & (allowed <= len(degrees))]
         if not len(candidates):
@@ -145,16 +150,16 @@ class StreamRolloutPolicy:
         return int(candidates[enough.argmax()])
 
     def values(self) -> Array:
-        """Expected reward after each action until the futures end. Shape [actions]."""
+        """Return the expected reward after each action. Shape [actions]."""
         actions = int(self.env.session.observer.action_space.n)
         every = np.ones(actions, dtype=np.bool_)
         return np.asarray(self._follow(every).mean(axis=0))
 
     def _weigh(self, obs: Observation, mask: Flags, scorer: Scorer) -> Index:
-        """By what the scorer believes and what rollouts say."""
+        """Weigh the scorer's estimate and that of rollouts by their variances."""
         one = {name: np.asarray(part)[None] for name, part in obs.items()}
         believed = scores(scorer, *candidates_of(scorer, one, mask[None]))[0]
-        close = near(believed, _FAR)
+        close = shortlist(believed, _FAR)
         if close.sum() == 1:
             return np.asarray(believed.argmin(), dtype=np.int64)
         streams = max(self._shape[0] * _USUAL // int(close.sum()), 1)
@@ -165,7 +170,7 @@ class StreamRolloutPolicy:
         return np.asarray(found.argmin(), dtype=np.int64)
 
     def _follow(self, wanted: Flags, streams: int | None = None) -> Array:
-        """Rewards of the actions that are wanted in each stream. Shape [m, actions]."""
+        """Return the rewards of some actions in each stream. Shape [m, actions]."""
         env, state = self.env, self.env.exact_state()
         count, length = streams or self._shape[0], self._shape[1]
         future = draw_stream(
@@ -187,15 +192,15 @@ def draw_stream(
     sizes: Sequence[float],
     generator: np.random.Generator,
 ) -> Stream:
-    """Futures one after the other, times in seconds from now.
+    """Draw futures one after the other, with times in seconds from now.
 
     Args:
-        source: Of what may arrive.
+        source: Source of futures.
         past: Jobs seen so far.
         interval_s: Mean time between arrivals.
-        shape: Streams, and jobs of each.
-        sizes: Of jobs, each as likely.
-        generator: To draw with.
+        shape: Number of streams, and of jobs in each.
+        sizes: Sizes of jobs, drawn with equal chances.
+        generator: Generator to draw with.
     Returns:
         Jobs of shape [streams x jobs].
     """
@@ -216,18 +221,18 @@ def rewards_after(
     wanted: Flags,
     streams: int,
 ) -> Array:
-    """Rewards after each action, each followed by the same futures.
+    """Compute rewards after each action, each followed by the same futures.
 
     Args:
-        session: Whose world and rewards these are.
-        state: Before the decision.
-        future: Of several streams, as :func:`draw_stream` makes them.
-        base: Who decides in rollouts.
+        session: Has the world and its rewards.
+        state: State before the decision.
+        future: Streams from :func:`draw_stream`.
+        base: Base policy.
         wanted: Actions to be followed. Shape [a].
-        streams: How many there are.
+        streams: Number of streams.
     Returns:
-        Minus infinity of actions that are not wanted, or of candidates that are not
-        possible. Shape [streams, a].
+        Minus infinity for actions that are not wanted or not possible. Shape
+        [streams, a].
     """
     out = np.zeros((streams, len(wanted)))
     out[:, ~wanted] = -np.inf
@@ -237,15 +242,15 @@ def rewards_after(
 
 
 def costs_of(rewards: Array) -> tuple[Array, Array]:
-    """Rewards as jobs blocked, and the variances of the mean's differences.
+    """Convert rewards to jobs blocked, with the variances of their differences.
 
-    A job that is blocked costs 2 where it would have been met: 1 is lost, 1 is paid.
+    A blocked job costs a reward of 2: 1 is not earned, and 1 is paid.
 
     Args:
         rewards: Shape [streams, a].
     Returns:
-        Costs, infinite where rewards are not finite, and variances, counted from the
-        mean of the finite ones in each stream. Shapes [a].
+        Costs, infinite where rewards are not finite; and variances of the costs
+        relative to the mean of the finite ones in each stream. Shapes [a].
     """
     costs, variances = np.full((2, rewards.shape[1]), np.inf)
     followed = np.isfinite(rewards[0])

@@ -1,4 +1,4 @@
-"""Following candidates of the job stream into futures, in compiled code."""
+"""Rollouts of a base policy in the job stream on any cluster, in compiled code."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _REWARD = TOTALS.index("reward")
 
 
 class StreamBase(NamedTuple):
-    """Who decides in rollouts: a rule, or a network that scores candidates.
+    """Base policy of rollouts: a rule, or a scorer.
 
     Attributes:
-        least: Degree from which on the rule takes the first possible candidate, where
-            the scorer has no units.
-        scorer: The candidate of least score is taken.
+        least: Least degree of the rule, which takes the first possible candidate; used
+            if the scorer has no units.
+        scorer: Takes the candidate of least score.
     """
 
     least: int
@@ -52,15 +52,15 @@ class StreamBase(NamedTuple):
 
 
 class StreamRoom(NamedTuple):
-    """Where rollouts take place. a actions.
+    """Scratch arrays of rollouts. a actions.
 
     Attributes:
         state: Overwritten.
-        options: Of decisions in rollouts.
-        first: Of the decision itself, filled in.
-        features: Of candidates in rollouts. Shape [a, NUM_CANDIDATE_FEATURES].
-        shared: By all candidates. Shape [NUM_SHARED].
-        layers: Of the scorer's hidden units. Shapes [h] and [g].
+        options: Candidates of decisions in rollouts.
+        first: Candidates of the decision itself, filled in.
+        features: Features of candidates. Shape [a, NUM_CANDIDATE_FEATURES].
+        shared: Features that all candidates share. Shape [NUM_SHARED].
+        layers: Hidden layers of the scorer. Shapes [h] and [g].
     """
 
     state: StreamState
@@ -72,14 +72,14 @@ class StreamRoom(NamedTuple):
 
 
 def rule(least: int) -> StreamBase:
-    """The first possible candidate of a degree or more, else the first of any."""
+    """Make the rule: the first possible candidate of a degree, else of any."""
     return StreamBase(least, no_scorer(NUM_CANDIDATE_FEATURES + NUM_SHARED))
 
 
 def stream_room(
     tables: StreamTables, state: StreamState, base: StreamBase, actions: int
 ) -> StreamRoom:
-    """For states of an episode, and one base."""
+    """Allocate scratch arrays for the states of an episode and one base."""
     return StreamRoom(
         state=copy_state(state),
         options=empty_options(tables),
@@ -133,7 +133,7 @@ def _restore(source: StreamState, out: StreamState) -> None:
 def _first_possible(
     tables: StreamTables, state: StreamState, options: Options, least: int
 ) -> int:
-    """Action of the first possible candidate of a degree or more, else of any."""
+    """Return the first possible candidate of a degree, else of any, as an action."""
     list_options(tables, state, options, least)
     fallback = 0
     for choice in range(len(tables.degrees)):
@@ -147,14 +147,14 @@ def _first_possible(
 
 @compiled
 def _in_time(tables: StreamTables, state: StreamState) -> bool:
-    """Whether an empty cluster could still end the head in time."""
+    """Return True if an empty cluster could still end the head in time."""
     fastest = state.waiting.size[0] * tables.fastest_s[state.waiting.model[0]]
     return bool(state.clock[0] + fastest <= state.waiting.due_s[0])
 
 
 @compiled
 def _by_rule(tables: StreamTables, least: int, room: StreamRoom) -> int:
-    """What the rule does; it waits where it can instead of turning away."""
+    """Return the rule's action; it waits where it can instead of turning away."""
     count = len(tables.degrees)
     chosen = _first_possible(tables, room.state, room.options, least)
     waits = len(room.features) > 1 + count
@@ -165,7 +165,7 @@ def _by_rule(tables: StreamTables, least: int, room: StreamRoom) -> int:
 
 @compiled
 def _by_score(tables: StreamTables, scorer: Scorer, room: StreamRoom) -> int:
-    """The possible candidate of least score."""
+    """Return the possible candidate of least score."""
     count, actions = len(tables.degrees), len(room.features)
     list_options(tables, room.state, room.options)
     write_candidates(tables, room.state, room.options, room.features)
@@ -185,12 +185,12 @@ def _by_score(tables: StreamTables, scorer: Scorer, room: StreamRoom) -> int:
 
 @compiled
 def base_action(tables: StreamTables, base: StreamBase, room: StreamRoom) -> int:
-    """What the base does at the room's state.
+    """Return the base's action in the state of the scratch arrays.
 
     Args:
-        tables: Of jobs and network.
-        base: Who decides.
-        room: For this base; its options are filled in where the base looked.
+        tables: Tables of jobs and network.
+        base: Base policy.
+        room: Scratch for this base; its options are filled in where the base looked.
     """
     if len(base.scorer.first_bias) > 0:
         return _by_score(tables, base.scorer, room)
@@ -205,14 +205,14 @@ def play_out(
     base: StreamBase,
     room: StreamRoom,
 ) -> None:
-    """Let a base decide until the room's episode is over.
+    """Let a base decide until the episode is over.
 
     Args:
-        tables: Of jobs and network.
-        stream: Who arrives.
-        rewards: What jobs are worth.
-        base: Who decides.
-        room: For this base; its state is at a decision, or over.
+        tables: Tables of jobs and network.
+        stream: Arrivals.
+        rewards: Rewards of jobs.
+        base: Base policy.
+        room: Scratch for this base; its state is at a decision, or over.
     """
     while room.state.counts[3] == 0:
         chosen = base_action(tables, base, room)
@@ -230,20 +230,18 @@ def follow(
     room: StreamRoom,
     out: Array,
 ) -> None:
-    """Expected reward after each action, each followed by the same futures.
+    """Compute rewards after each action, each followed by the same futures.
 
     Args:
-        tables: Of jobs and network.
-        state: Before the decision; left alone.
+        tables: Tables of jobs and network.
+        state: State before the decision; not changed.
         futures: m streams of h jobs, one after the other, times in seconds from now.
             Shape [m h].
-        rewards: What jobs are worth.
-        base: Who decides in rollouts.
-        room: Where rollouts take place, for this base.
-        out: Rewards, minus infinity of candidates that are not possible; the shape
-            says how many actions there are and, in its first axis, how many streams.
-            Actions that are minus infinity in the first row are left out. Shape
-            [m, actions].
+        rewards: Rewards of jobs.
+        base: Base policy.
+        room: Scratch for this base.
+        out: Filled in with rewards; minus infinity for impossible candidates. Actions
+            that are minus infinity in the first row are left out. Shape [m, actions].
     """
     streams, count = out.shape[0], len(tables.degrees)
     length = len(futures.time_s) // streams
@@ -266,7 +264,7 @@ def follow(
             room.state.counts[1] = 0
             decide(tables, room.state, room.first, rewards, action)
             proceed(tables, room.state, future, rewards)
-            # The last job only says when the future ends: nobody is there after it.
+            # The last job only marks the end of the future.
             while room.state.counts[3] == 0 and room.state.counts[1] < length:
                 chosen = base_action(tables, base, room)
                 decide(tables, room.state, room.options, rewards, chosen)

@@ -1,6 +1,6 @@
 """Train a policy of the job stream on any cluster.
 
-A run is a folder as that of :mod:`policies.ramp.training`, without ``ppo/``.
+A run is a folder like that of :mod:`policies.ramp.training`, without ``ppo/``.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from pathlib import Path
 import torch
 
 from planner.errors import StrategyError
-from policies.actor import widths_of
-from policies.fitting import FitConfig
+from policies.fitting import FitConfig, LabelConfig
 from policies.improvement import ImprovementConfig, improve
-from policies.labels import LabelConfig
-from policies.pointer import PointerConfig, PointerNetwork
+from policies.pointer import (
+    PointerConfig,
+    PointerNetwork,
+    SavedPolicy,
+    save_policy,
+    widths_of,
+)
 from policies.run_folder import (
     RunLog,
     Watch,
     check_training,
     describe_run,
-    read_settings,
 )
-from policies.saved import SavedPolicy, save_policy
 from policies.scorer import Scorer
 from policies.stream.evaluation import StreamCase, StreamValidation, stream_validation
 from policies.stream.labels import StreamWorlds
 from policies.stream.worlds import TRAINED_ON, StreamWorld
 
-__all__ = ["StreamTrainConfig", "read_stream_config", "train_stream"]
+__all__ = ["StreamTrainConfig", "train_stream"]
 
 
 def _improvement() -> ImprovementConfig:
@@ -54,15 +56,15 @@ class StreamTrainConfig:
     """Settings of a training run.
 
     Attributes:
-        seed: Of everything that is drawn.
-        worlds: Clusters with their jobs, to train in and to choose the best round by.
-        intervals: Mean times between arrivals that an episode of training lasts.
-        validation_loads: Of the validation streams.
-        validation_first: First of the validation seeds; judge a policy on others.
-        validation_count: How many there are, of each world and load.
-        validation_intervals: Mean times between arrivals that each lasts.
-        improvement: Of policy iteration.
-        network: Sizes; ``hidden`` is what ``improvement`` ends with.
+        seed: Seed of everything that is drawn.
+        worlds: Clusters with their jobs, to train in and to validate on.
+        intervals: Length of a training episode in mean times between arrivals.
+        validation_loads: Loads of the validation streams.
+        validation_first: First of the validation seeds; evaluate a policy on others.
+        validation_count: Number of validation seeds of each world and load.
+        validation_intervals: Length of a validation stream.
+        improvement: Settings of policy iteration.
+        network: Sizes; ``hidden`` is that of ``improvement``.
     """
 
     seed: int = 0
@@ -79,7 +81,7 @@ class StreamTrainConfig:
         check_training(
             self.network.hidden,
             self.improvement.hidden,
-            range(self.validation_first, self.validation_first + self.validation_count),
+            self.seeds,
         )
         if not self.worlds or not self.validation_loads:
             raise StrategyError(
@@ -88,22 +90,19 @@ class StreamTrainConfig:
             )
 
     @property
+    def seeds(self) -> range:
+        """Validation seeds of each case."""
+        first = self.validation_first
+        return range(first, first + self.validation_count)
+
+    @property
     def cases(self) -> tuple[StreamCase, ...]:
-        """What rounds are judged by."""
+        """Cases that rounds are validated on."""
         return tuple(
             StreamCase(world=world, load=load, intervals=self.validation_intervals)
             for world in self.worlds
             for load in self.validation_loads
         )
-
-
-def read_stream_config(path: str | Path) -> StreamTrainConfig:
-    """Read settings from a JSON file; what it leaves out is as by default.
-
-    Raises:
-        StrategyError: If it cannot be read, or a field is unknown or of a wrong value.
-    """
-    return read_settings(path, StreamTrainConfig())
 
 
 def train_stream(
@@ -113,28 +112,27 @@ def train_stream(
     workers: int = 1,
     watch: Watch | None = None,
 ) -> SavedPolicy:
-    """Train, or go on with a run that was stopped.
+    """Train, or resume a run.
 
     Args:
-        config: Settings; those of a run that is gone on with must be the same.
-        folder: Of the run, made if it is not there.
-        workers: Processes that label decisions. What comes out does not depend on it.
-        watch: Told of each round.
+        config: Settings; the same ones to resume a run.
+        folder: Folder of the run, made if it does not exist.
+        workers: Processes that label decisions. The result does not depend on it.
+        watch: Called after each round.
     Returns:
         The policy that :func:`policies.improvement.improve` chooses, also in
         ``policy/``.
     Raises:
         StrategyError: If the folder holds a run of other settings.
         UnknownNameError: If a world has an unknown job.
-        CaptureError: If a profile is not there.
+        CaptureError: If a profile is missing.
     """
     run = Path(folder)
     describe_run(config, run)
     torch.set_num_threads(1)
     log, how = RunLog(run, watch), config.improvement
-    rounds = how.rounds + (how.last is not None)
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        judged = stream_validation(config.cases, _seeds(config), pool)
+        judged = stream_validation(config.cases, config.seeds, pool)
         best = improve(
             how,
             StreamWorlds(worlds=config.worlds, intervals=config.intervals),
@@ -142,10 +140,12 @@ def train_stream(
             run / "rounds",
             seed=config.seed,
             workers=workers,
-            watch=lambda done: log.round(done, rounds),
+            watch=lambda done: log.stage(
+                "improve", done.number + 1, how.all_rounds, done.gains, loss=done.loss
+            ),
         )
     made = SavedPolicy(
-        network=_network(config.cases[0], config.network, best.scorer),
+        network=_network(config, best.scorer),
         scorer=best.scorer,
         notes=_notes(config, judged, best.gains),
     )
@@ -153,17 +153,18 @@ def train_stream(
     return made
 
 
-def _seeds(config: StreamTrainConfig) -> range:
-    first = config.validation_first
-    return range(first, first + config.validation_count)
-
-
-def _network(case: StreamCase, config: PointerConfig, scorer: Scorer) -> PointerNetwork:
-    """A pointer network that decides as the scorer does."""
-    env = case.env(observe=True)
-    network = PointerNetwork(
-        env.graphs, env.device_graph, widths_of(env.observation_space), config
-    )
+def _network(config: StreamTrainConfig, scorer: Scorer) -> PointerNetwork:
+    """Make a pointer network that decides as the scorer does."""
+    env = config.cases[0].env(observe=True)
+    # Encoders keep random weights, which the scorer's zeros make irrelevant.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        network = PointerNetwork(
+            env.graphs,
+            env.device_graph,
+            widths_of(env.observation_space),
+            config.network,
+        )
     network.start_from(scorer)
     return network
 
@@ -171,7 +172,7 @@ def _network(case: StreamCase, config: PointerConfig, scorer: Scorer) -> Pointer
 def _notes(
     config: StreamTrainConfig, judged: StreamValidation, gains: Sequence[float]
 ) -> dict[str, object]:
-    """What the weights' own description says of the run."""
+    """Notes on the run for the description of the weights."""
     return {
         "trained_on": {
             "worlds": [
@@ -185,7 +186,7 @@ def _notes(
             "seed": config.seed,
         },
         "validated_on": {
-            "seeds": list(_seeds(config)),
+            "seeds": list(config.seeds),
             "cases": [
                 {
                     "cluster": case.world.cluster,

@@ -1,4 +1,4 @@
-"""Worlds of the job stream that a policy is trained, chosen or judged in."""
+"""Worlds of the job stream: clusters with their jobs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["HELD_OUT", "TRAINED_ON", "StreamWorld", "draw_stream_law", "world_jo
 _PROFILED = tuple(f"pipedream-{name}" for name in PROFILES)
 _CAPTURED = tuple(job.name for job in BUILT_IN)
 
-#: Jobs that the shipped policy has never seen: three of those captured from real
-#: models and five of PipeDream's graphs, of every family that has more than one member.
+#: Jobs that the shipped policy has never seen: three captured models and five of
+#: PipeDream's graphs, from every family with more than one member.
 HELD_OUT = (
     "vit-l",
     "whisper-large-v3",
@@ -34,7 +34,7 @@ HELD_OUT = (
 _KNOWN = tuple(name for name in (*_CAPTURED, *_PROFILED) if name not in HELD_OUT)
 _KNOWN_CAPTURED = tuple(name for name in _KNOWN if name in _CAPTURED)
 
-#: Least and most load that a policy is trained at.
+#: Least and largest load in training.
 _LOADS = (0.35, 1.8)
 
 
@@ -43,9 +43,9 @@ class StreamWorld:
     """A cluster and the jobs that may arrive at it.
 
     Attributes:
-        cluster: As :meth:`planner.cluster.Cluster.parse` reads it.
-        models: Names of built-in jobs, and of PipeDream's as ``pipedream-<name>``.
-        max_waiting: Jobs that may wait.
+        cluster: A cluster as :meth:`planner.cluster.Cluster.parse` reads it.
+        models: Names of built-in jobs, and ``pipedream-<name>`` for PipeDream's.
+        max_waiting: Places in the queue.
     """
 
     cluster: str
@@ -55,16 +55,16 @@ class StreamWorld:
     def config(
         self, law: StreamLaw, intervals: float, *, observe: bool = False
     ) -> StreamConfig:
-        """Of an environment.
+        """Return the configuration of an environment.
 
         Args:
-            law: Of the arrivals.
-            intervals: Mean times between arrivals that an episode lasts.
+            law: Law of the arrivals.
+            intervals: Length of an episode in mean times between arrivals.
             observe: See :class:`envs.stream.session.StreamConfig`.
 
         Raises:
-            UnknownNameError: If a model is none of the known jobs.
-            CaptureError: If a profile is asked for and is not there.
+            UnknownNameError: If there is no such job.
+            CaptureError: If a profile is missing.
         """
         session = _session(self)
         interval_s = law.mean_interval_s(session.names, session.tables)
@@ -78,7 +78,7 @@ class StreamWorld:
         )
 
     def session(self) -> StreamSession:
-        """Tables of the world, made once in a process; its episodes are of any law."""
+        """Return the world's session, made once a process, for episodes of any law."""
         return _session(self)
 
 
@@ -94,7 +94,7 @@ def _session(world: StreamWorld) -> StreamSession:
     )
 
 
-#: Where the shipped policy was trained. Source: prices of these ship.
+#: Worlds of the shipped policy's training. Their prices ship.
 TRAINED_ON = (
     StreamWorld(cluster="dgx-a100:2", models=_KNOWN),
     StreamWorld(cluster="dgx-a100:4", models=_KNOWN),
@@ -111,15 +111,15 @@ TRAINED_ON = (
 
 
 def world_jobs(models: Sequence[str]) -> tuple[JobType, ...]:
-    """Jobs by their names.
+    """Look jobs up by their names.
 
     Args:
-        models: Of built-in jobs, or ``pipedream-<name>``.
+        models: Names of built-in jobs, or ``pipedream-<name>``.
 
     Raises:
         UnknownNameError: If there is no such job.
         StrategyError: If there are none.
-        CaptureError: If a profile is asked for and is not there.
+        CaptureError: If a profile is missing.
     """
     if not models:
         raise StrategyError("models=(); a world has at least one job")
@@ -133,15 +133,14 @@ def world_jobs(models: Sequence[str]) -> tuple[JobType, ...]:
 
 
 def draw_stream_law(generator: np.random.Generator) -> StreamLaw:
-    """Anything from half to one and a half of what the cluster can do, and beyond.
+    """Draw a law with a load from 0.35 to 1.8.
 
-    Loads are drawn by their logarithms: where less is offered, a decision makes less of
-    a difference, and more of them are needed to see it. Half of the deadlines are
-    uniform, the others skewed to short or long ones; a quarter of the streams come in
-    bursts.
+    Loads are log-uniform: at low load a decision makes less of a difference, and more
+    of them are needed to learn from. Half of the laws have uniform deadlines, the
+    others skewed ones; in a quarter of them jobs arrive in bursts.
 
     Args:
-        generator: To draw with.
+        generator: Generator to draw with.
     """
     load = float(np.exp(generator.uniform(*np.log(_LOADS))))
     bursty = generator.random() < 0.25

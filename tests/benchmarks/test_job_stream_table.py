@@ -26,7 +26,7 @@ from benchmarks.job_stream_table import (
 )
 from benchmarks.job_stream_work import CHOSEN_ON, Task, Work
 from envs.ramp.arrivals import LAWS
-from envs.ramp.profiles import MODELS
+from envs.ramp.jobs import MODELS
 from planner.errors import StrategyError, UnknownNameError
 
 _PROFILES = Path(os.environ.get("MESHWRIGHT_DATA", "none")) / "pipedream"

@@ -14,8 +14,8 @@ from tests.plans import TINY
 SMALL: dict[str, Any] = {
     "steps": 40,
     "start": "new",
-    "first_lessons": 2,
-    "lessons": 2,
+    "first_examples": 2,
+    "examples": 2,
     "evaluate_every": 2,
     "validation_count": 1,
     "network": {"width": 8, "layers": 1, "hidden": 8},

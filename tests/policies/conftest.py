@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envs.ramp.tables import RampTables, ramp_tables
-from envs.ramp.world import RampJobs
+from envs.ramp.jobs import RampJobs, RampTables, ramp_tables
 from tests.envs.ramp.conftest import jobs
 
 __all__ = ["jobs", "tables"]

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from envs.ramp.arrivals import ArrivalLaw, BetaLaw
+from envs.ramp.jobs import RampJobs, RampTables
 from envs.ramp.replay_env import RampReplayEnv
-from envs.ramp.tables import RampTables
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import RampJobs
 from planner.errors import StrategyError, UnknownNameError
 from policies.baselines import (
     Constant,

@@ -9,13 +9,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from envs.ramp.jobs import RampJobs
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import RampJobs
 from envs.stream.env import JobStreamEnv
-from policies.actor import widths_of
-from policies.compact import CompactPointer
-from policies.learned import PointerDecider
-from policies.pointer import PointerConfig, PointerNetwork
+from policies.compact import CompactPointer, PointerDecider
+from policies.pointer import PointerConfig, PointerNetwork, widths_of
 from policies.stream.evaluation import StreamCase
 from policies.stream.worlds import StreamWorld
 

@@ -69,7 +69,7 @@ def test_what_cannot_be_written_is_refused(
 
 
 def test_weights_have_a_name(tmp_path: Path) -> None:
-    name = weights_id(shipped_folder())
+    name = weights_id(shipped_folder("job_stream"))
     assert len(name) == 12
     assert name != weights_id(shipped_folder("job_stream_world"))
     with pytest.raises(PlanFileError, match="cannot be read"):

@@ -10,18 +10,22 @@ import pytest
 
 from envs.ramp.features import NUM_FEATURES
 from envs.ramp.history import NUM_HISTORY
+from envs.ramp.jobs import RampJobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import RampJobs
 from planner.errors import StrategyError, UnknownNameError
-from policies.actor import widths_of
-from policies.learned import PointerDecider
-from policies.pointer import PointerConfig, PointerNetwork
-from policies.ramp.by_name import POLICIES, make_policy
+from policies.by_name import POLICIES, make_policy
+from policies.compact import PointerDecider
+from policies.pointer import (
+    PointerConfig,
+    PointerNetwork,
+    SavedPolicy,
+    load_policy,
+    save_policy,
+    widths_of,
+)
 from policies.ramp.evaluation import play
-from policies.saved import SavedPolicy, load_policy, save_policy
-from policies.scored import ScorerPolicy
-from policies.scorer import Scorer
+from policies.scorer import Scorer, ScorerPolicy
 
 
 def _scorer(hidden: int = 32) -> Scorer:
@@ -87,7 +91,7 @@ def test_damaged_weights_are_refused(env: RampVecEnv, folder: Path) -> None:
     other = json.loads(text)
     other["observation"]["offsets"] = [1.0]
     config.write_text(json.dumps(other))
-    with pytest.raises(StrategyError, match="observes at"):
+    with pytest.raises(StrategyError, match="has observation="):
         load()
     config.write_text(text)
     weights.write_bytes(data[:100])

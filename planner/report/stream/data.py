@@ -153,7 +153,7 @@ def stream_sums(data: StreamData) -> dict[str, float]:
 
     Means are over jobs that ran to their end, NaN if there are none; ``utilisation``
     and ``fragmentation`` are shares as
-    :class:`envs.stream.summary.StreamSummary` has them.
+    :class:`envs.stream.state.StreamSummary` has them.
 
     Args:
         data: Of one record.

@@ -28,7 +28,7 @@ from tests.envs.partition.small import TINY, small_world
 
 @pytest.fixture(scope="module")
 def quick() -> PartitionEnv:
-    """Of all small worlds; tests reset it as they like."""
+    """An environment of all small worlds; each test resets it."""
     return quick_env()
 
 

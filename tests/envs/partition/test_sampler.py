@@ -20,10 +20,11 @@ from envs.partition.clusters import (
 )
 from envs.partition.machines import KNOWN, UNSEEN
 from envs.partition.models import COUNTS, SPLITS, Split, catalogue, profiled
-from envs.partition.sampler import KINDS, is_feasible, main
+from envs.partition.sampler import KINDS, OwnWorlds, is_feasible, main
 from planner.cluster import Cluster, device_type
 from planner.errors import CaptureError, StrategyError, UnknownNameError
 from planner.schema.cluster import ClusterDocument
+from tests.plans import TINY
 
 #: Clusters are cheap to draw, models are not read for these tests.
 DRAWS = 15
@@ -191,3 +192,31 @@ def test_profiles_are_split_by_name(tmp_path: Path) -> None:
     profiled.cache_clear()
     with pytest.raises(CaptureError, match="net0"):
         [profiled(tmp_path, split) for split in SPLITS]
+
+
+LAB = str(TINY.parent / "cluster.yaml")
+
+
+def test_worlds_are_of_what_was_given() -> None:
+    given = OwnWorlds(clusters=(LAB, "dgx-a100:1"), models=(f"hf:{TINY}",), seq_len=32)
+    worlds = [given.world(index) for index in range(12)]
+    assert worlds == [given.world(index) for index in range(12)]
+    assert {world.machines().num_devices for world in worlds} == {16, 8}
+    assert {world.model for world in worlds} == {f"hf:{TINY}"}
+    # The lab's last two of the first eight devices are taken in all of its worlds.
+    labs = [world.machines() for world in worlds if world.machines().num_devices == 16]
+    assert all(not {6, 7} & set(lab.free.tolist()) for lab in labs)
+    assert len({tuple(lab.free.tolist()) for lab in labs}) > 1
+    other = OwnWorlds(
+        clusters=given.clusters, models=given.models, seq_len=32, split="validation"
+    )
+    assert [other.world(index).global_batch for index in range(12)] != [
+        world.global_batch for world in worlds
+    ]
+
+
+def test_something_is_given_and_known() -> None:
+    with pytest.raises(StrategyError, match="no clusters and no models"):
+        OwnWorlds()
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        OwnWorlds(clusters=("dgx-a10:1",))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from envs.ramp.job import RampJob
+from envs.ramp.jobs import RampJobs
 from envs.ramp.topology import RampTopology
-from envs.ramp.world import RampJobs
 
 MODELS = ("resnet18", "vgg16", "gnmt", "squeezenet1_0", "alexnet")
 

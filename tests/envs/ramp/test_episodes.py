@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from envs.ramp.arrivals import LAWS
-from envs.ramp.episodes import RampEpisodes
-from envs.ramp.steps import OUTCOMES, servers_in
-from envs.ramp.tables import ramp_tables
+from envs.ramp.episodes import OUTCOMES, RampEpisodes, servers_in
+from envs.ramp.jobs import RampJobs, ramp_tables
 from envs.ramp.topology import RampTopology
-from envs.ramp.world import Arrival, RampJobs, RampWorld
+from envs.ramp.world import Arrival, RampWorld
 from planner.errors import ClusterError, StrategyError, UnknownNameError
 from tests.envs.ramp.conftest import MODELS
 

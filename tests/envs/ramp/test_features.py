@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envs.ramp.arrivals import LAWS
-from envs.ramp.episodes import RampEpisodes
+from envs.ramp.episodes import OUTCOMES, RampEpisodes
 from envs.ramp.features import (
     BLOCK_SIZES,
     NUM_FEATURES,
@@ -21,11 +21,10 @@ from envs.ramp.features import (
     write_shares,
 )
 from envs.ramp.history import EDGES, NUM_HISTORY, remember, write_history
-from envs.ramp.requests import block_table
+from envs.ramp.jobs import RampJobs
+from envs.ramp.placement import block_table
 from envs.ramp.state import RampState, exact_state
-from envs.ramp.steps import OUTCOMES
 from envs.ramp.topology import RampTopology
-from envs.ramp.world import RampJobs
 from tests.envs.ramp.conftest import MODELS
 
 

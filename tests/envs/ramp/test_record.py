@@ -1,4 +1,4 @@
-"""What is kept of a replay is what the reference world comes to."""
+"""Records of a replay agree with the reference world."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.ramp.episodes import RampEpisodes
-from envs.ramp.log import ReplayLog
+from envs.ramp.episodes import RampEpisodes, ReplayLog
+from envs.ramp.jobs import RampJobs
 from envs.ramp.record import device_runs, ramp_record
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import Arrival, RampJobs, RampWorld
+from envs.ramp.world import Arrival, RampWorld
 from planner.errors import StrategyError
 from planner.report.stream.data import StreamData, stream_sums
 from planner.schema.stream import StreamRecord

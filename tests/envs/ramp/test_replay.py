@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from envs.ramp.arrivals import LAWS, ArrivalLaw, BetaLaw, read_arrivals
-from envs.ramp.requests import block_table, requested_sizes, servers_given
+from envs.ramp.jobs import RampJobs
+from envs.ramp.placement import block_table, requested_sizes, servers_given
 from envs.ramp.topology import RampTopology
-from envs.ramp.world import Arrival, RampJobs, RampWorld
+from envs.ramp.world import Arrival, RampWorld
 from planner.errors import StrategyError, UnknownNameError
 from tests.envs.ramp.conftest import MODELS
 

@@ -15,8 +15,9 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 
 import envs
 from envs.ramp.arrivals import LAWS, ArrivalLaw, BetaLaw
+from envs.ramp.jobs import RampJobs
 from envs.ramp.replay_env import RampReplayEnv
-from envs.ramp.world import Arrival, RampJobs, RampWorld
+from envs.ramp.world import Arrival, RampWorld
 from planner.errors import CaptureError, StrategyError, UnknownNameError
 from tests.envs.ramp.conftest import MODELS
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 
+from envs.ramp.jobs import RampJobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import RampJobs
 from planner.errors import StrategyError
 
 

@@ -14,9 +14,8 @@ from envs.stream.decisions import Options, decide, empty_options, list_options
 from envs.stream.events import Rewards, proceed
 from envs.stream.jobs import JobType
 from envs.stream.network import HostKind, Shape, StreamNetwork
-from envs.stream.pricing import STRETCHES, PlanPrice
-from envs.stream.state import StreamState, new_state
-from envs.stream.summary import StreamSummary, summarize
+from envs.stream.prices import STRETCHES, PlanPrice
+from envs.stream.state import StreamState, StreamSummary, new_state, summarize
 from envs.stream.tables import StreamTables, stream_tables
 from planner.cluster import Cluster, device_type
 from planner.schema.cluster import ClusterDocument, DeviceType, HostGroup, Level, Link

@@ -7,7 +7,7 @@ import pytest
 
 from envs.stream.contention import refresh, step_seconds
 from envs.stream.decisions import OUTCOMES
-from envs.stream.pricing import STRETCHES
+from envs.stream.prices import STRETCHES
 from tests.envs.stream.conftest import Episode, MakeTables, job, leaf_spine
 
 PLACED = OUTCOMES.index("placed")

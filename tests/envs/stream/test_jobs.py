@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.stream.book import PriceBook
+from envs.ramp.graphs import model_op_graph
 from envs.stream.jobs import PROFILES, JobType, built_in_jobs, profiled_jobs
-from envs.stream.op_graphs import model_op_graph
+from envs.stream.prices import PriceBook
 from planner.errors import CaptureError, StrategyError
 
 _FOLDER = Path(os.environ.get("MESHWRIGHT_DATA", "none")) / "pipedream"

@@ -1,4 +1,4 @@
-"""What is kept of an episode is what happened in it."""
+"""Records of an episode agree with its events."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from envs.stream.arrivals import StreamLaw
 from envs.stream.env import JobStreamEnv
 from envs.stream.events import Stream
 from envs.stream.log import StreamLog
-from envs.stream.record import stream_record
-from envs.stream.session import StreamConfig, StreamSession
+from envs.stream.session import StreamConfig, StreamSession, stream_record
 from planner.errors import StrategyError
 from planner.report.stream.data import StreamData, stream_sums
 from planner.schema.stream import StreamRecord

@@ -11,12 +11,12 @@ import torch
 from envs.partition.features import Observed
 from envs.partition.world import World
 from planner.cluster import Cluster
-from policies.partition.lessons import Lesson, prepare_lesson
+from policies.partition.examples import Example, prepare_example
 from policies.partition.network import NetworkConfig, PartitionNetwork
 from tests.envs.partition.small import small_world
 from tests.search.arranging.made import far_sites
 
-__all__ = ["lesson_of", "network", "renumbered", "site_world"]
+__all__ = ["example_of", "network", "renumbered", "site_world"]
 
 
 def network(seed: int = 0, **changes: Any) -> PartitionNetwork:
@@ -34,11 +34,11 @@ def site_world(devices: int = 5, **changes: Any) -> World:
     )
 
 
-def lesson_of(world: World, seed: int = 0) -> Lesson:
-    """What there is to learn of a world."""
-    lesson = prepare_lesson(world, np.random.default_rng(seed))
-    assert lesson is not None
-    return lesson
+def example_of(world: World, seed: int = 0) -> Example:
+    """The training example of a world."""
+    example = prepare_example(world, np.random.default_rng(seed))
+    assert example is not None
+    return example
 
 
 def renumbered(seen: Observed, groups: np.ndarray[Any, Any]) -> Observed:

@@ -11,22 +11,22 @@ import torch
 
 from envs.partition.ordering import Ordering
 from policies.partition.decoding import Drawn, draw_orders, log_likelihood
-from policies.partition.lessons import Lesson
+from policies.partition.examples import Example
 from policies.partition.network import PartitionNetwork
 from tests.envs.partition.small import small_world
-from tests.policies.partition.made import lesson_of, network, site_world
+from tests.policies.partition.made import example_of, network, site_world
 
 
 def _draw(
-    net: PartitionNetwork, lesson: Lesson, seed: int, many: int, **options: object
+    net: PartitionNetwork, example: Example, seed: int, many: int, **options: object
 ) -> Drawn:
-    choice = np.arange(many) * 7 % len(lesson.choices)
+    choice = np.arange(many) * 7 % len(example.choices)
     return draw_orders(
         net,
-        lesson.seen,
-        net.encode(lesson.seen),
-        lesson.groups,
-        lesson.choices,
+        example.seen,
+        net.encode(example.seen),
+        example.groups,
+        example.choices,
         choice,
         np.random.default_rng(seed),
         **options,  # type: ignore[arg-type]
@@ -35,49 +35,49 @@ def _draw(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_draws_are_orders_of_the_usable_groups_and_come_again(seed: int) -> None:
-    net, lesson = network(seed), lesson_of(small_world(devices="any"))
-    drawn = _draw(net, lesson, seed, 24)
+    net, example = network(seed), example_of(small_world(devices="any"))
+    drawn = _draw(net, example, seed, 24)
     for choice, sequence in zip(drawn.choice, drawn.sequence, strict=True):
-        usable = lesson.choices.fleets[lesson.choices.fleet[choice]].usable
+        usable = example.choices.fleets[example.choices.fleet[choice]].usable
         members = np.flatnonzero(usable).tolist()
         assert sorted(sequence[: len(members)].tolist()) == members
         assert (sequence[len(members) :] == -1).all()
-    again = _draw(net, lesson, seed, 24)
+    again = _draw(net, example, seed, 24)
     assert (again.sequence == drawn.sequence).all()
-    assert (_draw(net, lesson, seed + 9, 24).sequence != drawn.sequence).any()
+    assert (_draw(net, example, seed + 9, 24).sequence != drawn.sequence).any()
     assert drawn.steps is None
 
 
 def test_greedy_orders_need_no_luck() -> None:
-    net, lesson = network(), lesson_of(site_world())
-    first = _draw(net, lesson, 0, 12, greedy=12)
-    second = _draw(net, lesson, 1, 12, greedy=12)
+    net, example = network(), example_of(site_world())
+    first = _draw(net, example, 0, 12, greedy=12)
+    second = _draw(net, example, 1, 12, greedy=12)
     assert (first.sequence == second.sequence).all()
     # Cold enough, drawing is the same.
-    cold = _draw(net, lesson, 2, 12, temperature=1e-6)
+    cold = _draw(net, example, 2, 12, temperature=1e-6)
     assert (cold.sequence == first.sequence).all()
 
 
 @torch.no_grad()
 def test_likelihoods_are_the_products_of_the_steps() -> None:
-    net, lesson = network(), lesson_of(small_world(devices="any"))
-    drawn = _draw(net, lesson, 3, 16, keep=True)
-    encoded = net.encode(lesson.seen)
-    logs, entropy = log_likelihood(net, lesson.seen, encoded, drawn)
-    fleets = lesson.choices.fleets
+    net, example = network(), example_of(small_world(devices="any"))
+    drawn = _draw(net, example, 3, 16, keep=True)
+    encoded = net.encode(example.seen)
+    logs, entropy = log_likelihood(net, example.seen, encoded, drawn)
+    fleets = example.choices.fleets
     uncertain = []
     for at, choice in enumerate(drawn.choice.tolist()):
-        fleet = fleets[lesson.choices.fleet[choice]]
+        fleet = fleets[example.choices.fleet[choice]]
         ordering = Ordering.start(
-            sizes=lesson.groups.sizes,
-            kinds=lesson.groups.kinds,
-            groups=lesson.seen.groups,
-            pairs=lesson.seen.pairs,
-            mesh=lesson.choices.mesh[[choice]],
+            sizes=example.groups.sizes,
+            kinds=example.groups.kinds,
+            groups=example.seen.groups,
+            pairs=example.seen.pairs,
+            mesh=example.choices.mesh[[choice]],
             count=np.array([fleet.count]),
             usable=fleet.usable[None, :],
         )
-        base = net.bases(lesson.seen, encoded, torch.tensor([choice]))
+        base = net.bases(example.seen, encoded, torch.tensor([choice]))
         total, step = 0.0, 0
         while ordering.going.any():
             logits = net.step_logits(base, torch.from_numpy(ordering.describe()))[0]
@@ -94,21 +94,21 @@ def test_likelihoods_are_the_products_of_the_steps() -> None:
 
 @torch.no_grad()
 def test_orders_come_as_often_as_they_are_likely() -> None:
-    net, lesson = network(), lesson_of(site_world(3, global_batch=6))
-    counts = np.array([f.count for f in lesson.choices.fleets])[lesson.choices.fleet]
-    (choice,) = np.flatnonzero((counts == 3) & (lesson.choices.mesh[:, 0] == 3))[:1]
-    encoded, many = net.encode(lesson.seen), 4000
+    net, example = network(), example_of(site_world(3, global_batch=6))
+    counts = np.array([f.count for f in example.choices.fleets])[example.choices.fleet]
+    (choice,) = np.flatnonzero((counts == 3) & (example.choices.mesh[:, 0] == 3))[:1]
+    encoded, many = net.encode(example.seen), 4000
     drawn = draw_orders(
         net,
-        lesson.seen,
+        example.seen,
         encoded,
-        lesson.groups,
-        lesson.choices,
+        example.groups,
+        example.choices,
         np.full(many, choice),
         np.random.default_rng(0),
         keep=True,
     )
-    logs, _ = log_likelihood(net, lesson.seen, encoded, drawn)
+    logs, _ = log_likelihood(net, example.seen, encoded, drawn)
     total = 0.0
     for order in itertools.permutations(range(3)):
         same = np.flatnonzero((drawn.sequence == order).all(axis=1))
@@ -119,12 +119,12 @@ def test_orders_come_as_often_as_they_are_likely() -> None:
 
 
 def test_what_was_not_kept_cannot_be_learned_from() -> None:
-    net, lesson = network(), lesson_of(site_world())
-    drawn = _draw(net, lesson, 0, 2)
+    net, example = network(), example_of(site_world())
+    drawn = _draw(net, example, 0, 2)
     with pytest.raises(ValueError, match="drawn without keep=True"):
-        log_likelihood(net, lesson.seen, net.encode(lesson.seen), drawn)
-    kept = _draw(net, lesson, 0, 2, keep=True)
+        log_likelihood(net, example.seen, net.encode(example.seen), drawn)
+    kept = _draw(net, example, 0, 2, keep=True)
     with pytest.raises(ValueError, match="drawn without keep=True"):
         log_likelihood(
-            net, lesson.seen, net.encode(lesson.seen), replace(kept, left=None)
+            net, example.seen, net.encode(example.seen), replace(kept, left=None)
         )

@@ -8,47 +8,48 @@ import torch
 
 from planner.errors import NoFeasiblePlanError, StrategyError
 from policies.partition.decoding import draw_orders
-from policies.partition.learning import LearningConfig, mesh_regret, study
-from policies.partition.lessons import Lesson, prepare_lesson
+from policies.partition.examples import Example, prepare_example
+from policies.partition.learning import mesh_regret, study
 from policies.partition.network import PartitionNetwork
 from policies.partition.ppo import PartitionPPOConfig, reinforce
+from policies.partition.settings import LearningConfig
 from tests.cost.made import device, hosts
 from tests.envs.partition.small import small_world
-from tests.policies.partition.made import lesson_of, network, site_world
+from tests.policies.partition.made import example_of, network, site_world
 
 
-def test_a_lesson_holds_the_prices_of_its_meshes() -> None:
-    lesson = lesson_of(small_world())
-    assert len(lesson.score) == len(lesson.priced) == len(lesson.choices)
-    layouts = lesson.arranger.layouts
+def test_an_example_holds_the_prices_of_its_meshes() -> None:
+    example = example_of(small_world())
+    assert len(example.score) == len(example.priced) == len(example.choices)
+    layouts = example.arranger.layouts
     assert len(layouts) <= 32
-    assert (lesson.score[layouts.choice] == layouts.score).all()
-    assert layouts.score[0] == lesson.score.min()
-    assert len(lesson.seen.meshes) == len(lesson.choices)
+    assert (example.score[layouts.choice] == layouts.score).all()
+    assert layouts.score[0] == example.score.min()
+    assert len(example.seen.meshes) == len(example.choices)
 
 
 def test_a_world_that_nothing_fits_teaches_nothing() -> None:
     full = hosts((1, 2, device(memory_bytes=1e6)))
     world = small_world(cluster=full.document)
-    assert prepare_lesson(world, np.random.default_rng(0)) is None
+    assert prepare_example(world, np.random.default_rng(0)) is None
 
 
 def test_meshes_are_learned_by_studying_them_again_and_again() -> None:
-    net, lesson = network(), lesson_of(site_world())
+    net, example = network(), example_of(site_world())
     before = {name: part.clone() for name, part in net.state_dict().items()}
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     config, rng = LearningConfig(), np.random.default_rng(0)
-    regret = mesh_regret(net, lesson, (1, 10_000))
+    regret = mesh_regret(net, example, (1, 10_000))
     losses = []
     for _ in range(60):
-        learned = study(net, lesson, config, rng, orders=False)
+        learned = study(net, example, config, rng, orders=False)
         optimizer.zero_grad()
         learned.loss.backward()
         optimizer.step()
         losses.append(learned.mesh_loss)
     assert losses[-1] < losses[0] - 0.5
     assert (learned.reward, learned.best) == (None, None)
-    after = mesh_regret(net, lesson, (1, 10_000))
+    after = mesh_regret(net, example, (1, 10_000))
     assert after[0] <= regret[0]
     # All of them have the best among them.
     assert regret[1] == after[1] == 0.0
@@ -59,55 +60,55 @@ def test_meshes_are_learned_by_studying_them_again_and_again() -> None:
 
 def test_the_loss_is_least_where_wanted_meshes_are_likely() -> None:
     """Its lower bound is the entropy of what is wanted."""
-    lesson, config = lesson_of(site_world()), LearningConfig()
-    ratio = np.log(lesson.score / lesson.score.min())
+    example, config = example_of(site_world()), LearningConfig()
+    ratio = np.log(example.score / example.score.min())
     wanted = np.exp(-ratio / config.softness)
     wanted /= wanted.sum()
     some = wanted[wanted > 0]
     least = float(-(some * np.log(some)).sum())
     rng = np.random.default_rng(0)
     for seed in range(3):
-        learned = study(network(seed), lesson, config, rng, orders=False)
+        learned = study(network(seed), example, config, rng, orders=False)
         assert learned.mesh_loss > least
 
 
-def _mean_price(net: PartitionNetwork, lesson: Lesson, layout: int) -> float:
+def _mean_price(net: PartitionNetwork, example: Example, layout: int) -> float:
     many = 64
     drawn = draw_orders(
         net,
-        lesson.seen,
-        net.encode(lesson.seen),
-        lesson.groups,
-        lesson.choices,
-        np.full(many, lesson.arranger.layouts.choice[layout]),
+        example.seen,
+        net.encode(example.seen),
+        example.groups,
+        example.choices,
+        np.full(many, example.arranger.layouts.choice[layout]),
         np.random.default_rng(7),
     )
-    priced = lesson.arranger.price(np.full(many, layout), drawn.sequence)
+    priced = example.arranger.price(np.full(many, layout), drawn.sequence)
     return float(np.log(priced.score).mean())
 
 
 def test_orders_are_learned_from_what_they_cost() -> None:
-    net, lesson = network(), lesson_of(site_world(6, global_batch=12))
+    net, example = network(), example_of(site_world(6, global_batch=12))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     config, rng = LearningConfig(meshes=4, draws=16), np.random.default_rng(0)
-    picked = range(min(4, len(lesson.arranger.layouts)))
-    before = np.mean([_mean_price(net, lesson, at) for at in picked])
+    picked = range(min(4, len(example.arranger.layouts)))
+    before = np.mean([_mean_price(net, example, at) for at in picked])
     for _ in range(40):
-        learned = study(net, lesson, config, rng, orders=True)
+        learned = study(net, example, config, rng, orders=True)
         optimizer.zero_grad()
         learned.loss.backward()
         optimizer.step()
     assert learned.reward is not None
     assert learned.best is not None
     assert learned.reward <= learned.best
-    after = np.mean([_mean_price(net, lesson, at) for at in picked])
+    after = np.mean([_mean_price(net, example, at) for at in picked])
     assert after < before - 0.02
 
 
 def test_a_lone_group_has_no_order_to_learn() -> None:
-    lesson = lesson_of(small_world(cluster=hosts((1, 4, device())).document))
+    example = example_of(small_world(cluster=hosts((1, 4, device())).document))
     rng = np.random.default_rng(0)
-    learned = study(network(), lesson, LearningConfig(), rng, orders=True)
+    learned = study(network(), example, LearningConfig(), rng, orders=True)
     assert learned.reward is None
     assert torch.isfinite(learned.loss)
 

@@ -12,17 +12,17 @@ from envs.partition.env import PartitionEnv
 from envs.partition.ordering import STEP_FEATURES
 from envs.partition.padding import Sizes, pad
 from planner.errors import StrategyError
-from policies.partition.batched import encode_padded, padded_logits
 from policies.partition.network import NetworkConfig, PartitionNetwork
+from policies.partition.ppo import encode_padded, padded_logits
 from tests.envs.partition.small import small_world, uneven_machines
-from tests.policies.partition.made import lesson_of, network, renumbered, site_world
+from tests.policies.partition.made import example_of, network, renumbered, site_world
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @torch.no_grad()
 def test_meshes_are_scored_each_by_itself() -> None:
-    net, seen = network(), lesson_of(site_world()).seen
+    net, seen = network(), example_of(site_world()).seen
     encoded = net.encode(seen)
     whole = net.mesh_logits(seen, encoded)
     order = np.random.default_rng(0).permutation(len(seen.meshes))
@@ -37,7 +37,7 @@ def test_meshes_are_scored_each_by_itself() -> None:
 @torch.no_grad()
 def test_renumbering_groups_permutes_what_is_said_of_them(graphs: bool) -> None:
     net = network(graphs=graphs)
-    seen = lesson_of(small_world(cluster=uneven_machines().document)).seen
+    seen = example_of(small_world(cluster=uneven_machines().document)).seen
     rng = np.random.default_rng(1)
     groups = rng.permutation(len(seen.groups))
     other = renumbered(seen, groups)
@@ -59,7 +59,7 @@ def test_renumbering_groups_permutes_what_is_said_of_them(graphs: bool) -> None:
 
 @torch.no_grad()
 def test_graphs_are_read() -> None:
-    net, seen = network(), lesson_of(site_world()).seen
+    net, seen = network(), example_of(site_world()).seen
     cut = replace(seen, group_edges=seen.group_edges[:, :2])
     assert not torch.allclose(net.encode(seen).groups, net.encode(cut).groups)
     deaf = network(graphs=False)
@@ -70,7 +70,7 @@ def test_graphs_are_read() -> None:
 def test_padding_and_neighbours_in_a_batch_change_nothing() -> None:
     net = network()
     problems = [
-        lesson_of(world).seen
+        example_of(world).seen
         for world in (site_world(), small_world(), site_world(3, global_batch=6))
     ]
     rooms = [Sizes(units=7, groups=5, meshes=70), Sizes(units=30, groups=9, meshes=99)]

@@ -12,11 +12,18 @@ import pytest
 import torch
 
 from planner.errors import PlanFileError, StrategyError, UnknownNameError
-from policies.partition.learning import LearningConfig
-from policies.partition.network import NetworkConfig
-from policies.partition.saved import SavedNetwork, load_network, save_network
-from policies.partition.settings import PartitionTrainConfig, read_partition_config
+from policies.partition.network import (
+    NetworkConfig,
+    SavedNetwork,
+    load_network,
+    save_network,
+)
+from policies.partition.settings import (
+    LearningConfig,
+    PartitionTrainConfig,
+)
 from policies.partition.training import WatchedStep, train_partition
+from policies.run_folder import read_settings
 from tests.plans import TINY
 
 #: Three hosts of two kinds, on links of two speeds.
@@ -31,9 +38,9 @@ def config() -> PartitionTrainConfig:
         seq_len=32,
         start="new",
         steps=12,
-        first_lessons=3,
-        lessons=4,
-        lesson_every=4,
+        first_examples=3,
+        examples=4,
+        example_every=4,
         evaluate_every=4,
         checkpoint_every=2,
         validation_count=2,
@@ -61,7 +68,7 @@ def test_a_run_leaves_weights_and_what_they_were_made_from(
 ) -> None:
     folder, made, seen = trained
     assert [one.step for one in seen] == list(range(1, 13))
-    assert [one.lessons for one in seen] == [3] * 4 + [4] * 8
+    assert [one.examples for one in seen] == [3] * 4 + [4] * 8
     lines = (folder / "progress.jsonl").read_text().splitlines()
     said = [json.loads(line) for line in lines]
     assert [line["step"] for line in said] == [4, 8, 12]
@@ -83,7 +90,7 @@ def test_a_run_leaves_weights_and_what_they_were_made_from(
 
 
 class _Killed(Exception):
-    """As if the process had been killed."""
+    """Stands for the process being killed."""
 
 
 def test_a_run_that_is_killed_comes_to_the_same_weights(
@@ -110,7 +117,7 @@ def test_a_run_that_is_killed_comes_to_the_same_weights(
 
 
 @pytest.mark.further
-def test_other_processes_prepare_the_same_lessons(
+def test_other_processes_prepare_the_same_examples(
     config: PartitionTrainConfig,
     trained: tuple[Path, SavedNetwork, list[WatchedStep]],
     tmp_path: Path,
@@ -136,6 +143,28 @@ def test_a_run_begins_with_weights(
     # The sizes are those of the weights.
     wide = replace(still, network=NetworkConfig(width=16))
     assert train_partition(wide, tmp_path / "wide").network.config.width == 8
+
+
+def test_runs_that_call_their_examples_lessons_go_on(
+    config: PartitionTrainConfig,
+    trained: tuple[Path, SavedNetwork, list[WatchedStep]],
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    text = (trained[0] / "config.json").read_text()
+    for new, old in (
+        ("first_examples", "first_lessons"),
+        ("examples", "lessons"),
+        ("example_every", "lesson_every"),
+    ):
+        assert f'"{new}"' in text
+        text = text.replace(f'"{new}"', f'"{old}"')
+    (run / "config.json").write_text(text)
+    state = torch.load(trained[0] / "checkpoint.pt", weights_only=True)
+    state["lessons"] = state.pop("examples")
+    torch.save(state, run / "checkpoint.pt")
+    assert train_partition(config, run).checkpoint == trained[1].checkpoint
 
 
 def test_minutes_end_a_run(config: PartitionTrainConfig, tmp_path: Path) -> None:
@@ -189,7 +218,7 @@ def test_weights_of_another_feature_version_do_not_begin(
     described = json.loads((old / "config.json").read_text())
     described["feature_version"] += 1
     (old / "config.json").write_text(json.dumps(described))
-    with pytest.raises(StrategyError, match=r"feature_version=.* train the network"):
+    with pytest.raises(StrategyError, match=r"feature_version=.* train the policy"):
         train_partition(replace(config, start=str(old)), tmp_path / "run")
 
 
@@ -199,7 +228,7 @@ def test_weights_of_another_feature_version_do_not_begin(
         ({"kinds": []}, "kinds is empty"),
         ({"kinds": ["transfer"]}, "unknown kind of worlds to train on 'transfer'"),
         ({"steps": 0}, "steps=0 is below 1"),
-        ({"lessons": 3}, "lessons=3 is below first_lessons=24"),
+        ({"examples": 3}, "examples=3 is below first_examples=24"),
         ({"minutes": 0}, "minutes=0"),
         ({"rate": -1.0}, "rate=-1.0"),
         ({"seed": -1}, "seed=-1"),
@@ -214,9 +243,9 @@ def test_settings_are_checked(
     file = tmp_path / "settings.json"
     file.write_text(json.dumps(wrong))
     with pytest.raises(StrategyError, match="settings"):
-        read_partition_config(file)
+        read_settings(file, PartitionTrainConfig())
     with pytest.raises(StrategyError) as caught:
-        read_partition_config(file)
+        read_settings(file, PartitionTrainConfig())
     assert message in str(caught.value)
 
 
@@ -224,7 +253,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     given = {"kinds": ["sites"], "minutes": 5, "learning": {"draws": 4}}
     file.write_text(json.dumps(given))
-    read = read_partition_config(file)
+    read = read_settings(file, PartitionTrainConfig())
     assert read.kinds == ("sites",)
     assert read.minutes == 5
     assert read.learning == LearningConfig(draws=4)

@@ -11,15 +11,20 @@ import torch
 
 from envs.ramp.features import NUM_FEATURES
 from envs.ramp.history import NUM_HISTORY
-from envs.ramp.world import RampJobs
+from envs.ramp.jobs import RampJobs
 from planner.errors import StrategyError
-from policies.fitting import FitConfig, ScorerNetwork, fit, fit_loss
+from policies.fitting import (
+    FitConfig,
+    LabelConfig,
+    Labels,
+    ScorerNetwork,
+    fit,
+    fit_loss,
+)
 from policies.improvement import ImprovementConfig, improve, read_round
-from policies.labels import LabelConfig, Labels
-from policies.ramp.evaluation import Validation, play, validation
+from policies.ramp.evaluation import ReplayValidation, play, validation
 from policies.ramp.labels import ReplayWorld, draw_labels, draw_law
-from policies.scored import ScorerPolicy
-from policies.scorer import Scorer, averaged, check_scorer, score
+from policies.scorer import Scorer, ScorerPolicy, averaged, check_scorer, score
 
 FEW = LabelConfig(futures=4, arrivals=8, labelled=0.5, other_laws=0.5)
 HORIZON_S = 5e4
@@ -140,23 +145,28 @@ def test_a_fit_finds_a_scorer_again() -> None:
 
 
 @pytest.fixture(scope="module")
-def judged(jobs: RampJobs) -> Validation:
+def judged(jobs: RampJobs) -> ReplayValidation:
     return validation(jobs, ("A", "C"), range(50, 52), 5e4)
 
 
-def test_validation_compares_with_the_best_constant(judged: Validation) -> None:
+def test_validation_compares_with_the_best_constant(
+    jobs: RampJobs, judged: ReplayValidation
+) -> None:
     from policies.baselines import Constant
 
     gains = judged.gains(lambda env: Constant(env.tables, 4))
     assert len(gains) == 2
     assert max(gains) <= 1e-9
-    assert all(0 < rate < 1 for rate in judged.constants)
+    assert all(0 < rate < 1 for rate in judged.baselines)
     with pytest.raises(StrategyError, match="counting up by 1"):
-        play(lambda env: Constant(env.tables, 4), judged.jobs, "A", [1, 3])
+        play(lambda env: Constant(env.tables, 4), jobs, "A", [1, 3])
 
 
 def test_rounds_go_on_where_they_stopped(
-    jobs: RampJobs, judged: Validation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: RampJobs,
+    judged: ReplayValidation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed after one round of two, and then once more from the start."""
     import policies.improvement

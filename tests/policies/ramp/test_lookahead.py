@@ -10,17 +10,16 @@ import pytest
 from envs.ramp.arrivals import LAWS, ArrivalLaw, BetaLaw
 from envs.ramp.features import NUM_FEATURES, empty_candidates, encode
 from envs.ramp.history import NUM_HISTORY, write_history
+from envs.ramp.jobs import RampJobs
 from envs.ramp.replay_env import RampReplayEnv
 from envs.ramp.state import Past
 from envs.ramp.vector import RampVecEnv
-from envs.ramp.world import Arrival, RampJobs, RampWorld
+from envs.ramp.world import Arrival, RampWorld
 from planner.errors import StrategyError
 from policies.baselines import Constant
-from policies.belief import combined
 from policies.futures import Futures
 from policies.ramp.lookahead import RolloutPolicy
-from policies.scored import ScorerPolicy
-from policies.scorer import Scorer, check_scorer, score
+from policies.scorer import Scorer, ScorerPolicy, check_scorer, combined, score
 from tests.envs.ramp.conftest import MODELS
 
 
@@ -233,7 +232,7 @@ def test_a_scorer_decides_in_rollouts(jobs: RampJobs) -> None:
 
 
 def state_next(env: RampReplayEnv, name: str) -> Any:
-    """What the next job will be, which no policy could know."""
+    """The true future, which no policy could know."""
     arrivals = env.session.episodes.arrivals
     position = int(arrivals.position[0]) + 1
     return np.array([[getattr(arrivals, name)[0, position]]])

@@ -12,14 +12,14 @@ import pytest
 import policies.improvement
 import policies.ramp.labels
 import policies.ramp.training
-from envs.ramp.world import RampJobs
+from envs.ramp.jobs import RampJobs
 from planner.errors import StrategyError
-from policies.fitting import FitConfig
+from policies.fitting import FitConfig, LabelConfig
 from policies.improvement import ImprovementConfig
-from policies.labels import LabelConfig
 from policies.pointer import PointerConfig
 from policies.ramp.reinforcement import PPOConfig
-from policies.ramp.training import TrainConfig, read_config, train
+from policies.ramp.training import TrainConfig, train
+from policies.run_folder import read_settings
 
 FEW = LabelConfig(futures=4, arrivals=8, labelled=0.5)
 CONFIG = TrainConfig(
@@ -68,7 +68,7 @@ def _jobs_of_the_tests(jobs: RampJobs, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Killed(Exception):
-    """As if the process had been killed."""
+    """Stands for the process being killed."""
 
 
 def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_run_of_other_settings_is_refused(tmp_path: Path) -> None:
 def test_settings_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     path.write_text('{"seed": 3, "ppo": {"steps": 10}, "laws": ["A"]}')
-    config = read_config(path)
+    config = read_settings(path, TrainConfig())
     assert config.seed == 3
     assert config.ppo.steps == 10
     assert config.improvement == ImprovementConfig()
@@ -126,11 +126,11 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(StrategyError, match=message):
-            read_config(path)
+            read_settings(path, TrainConfig())
     path.write_text('{"network": {"hidden": 8}}')
     with pytest.raises(
         StrategyError, match="hidden=8, but improvement ends with 32 units"
     ):
-        read_config(path)
+        read_settings(path, TrainConfig())
     with pytest.raises(StrategyError, match="cannot be read"):
-        read_config(tmp_path / "none.json")
+        read_settings(tmp_path / "none.json", TrainConfig())

@@ -11,12 +11,10 @@ from envs.stream.features import NUM_CANDIDATE_FEATURES
 from envs.stream.observation import NUM_SHARED
 from planner.errors import StrategyError, UnknownNameError
 from policies.baselines import make_baseline
-from policies.fitting import FitConfig, fit
-from policies.labels import LabelConfig, Labels
+from policies.by_name import make_stream_policy
+from policies.fitting import FitConfig, LabelConfig, Labels, fit
 from policies.pointer import PointerConfig, PointerNetwork
-from policies.scored import ScorerPolicy
-from policies.scorer import Scorer
-from policies.stream.by_name import make_stream_policy
+from policies.scorer import Scorer, ScorerPolicy
 from policies.stream.evaluation import StreamCase, play_stream, stream_validation
 from policies.stream.labels import StreamWorlds
 from policies.stream.lookahead import costs_of
@@ -85,8 +83,8 @@ def test_costs_are_jobs_and_their_variances_those_of_differences() -> None:
 
 
 def test_a_network_begins_as_a_scorer_that_looks_at_the_job(scorer: Scorer) -> None:
-    from policies.actor import widths_of
-    from policies.learned import PointerDecider
+    from policies.compact import PointerDecider
+    from policies.pointer import widths_of
 
     env = StreamCase(world=LARGE, load=1.5, intervals=40.0).env(observe=True)
     network = PointerNetwork(
@@ -150,6 +148,6 @@ def test_weights_of_the_replay_are_refused() -> None:
 
     env = StreamCase(world=SMALL, load=1.0, intervals=5.0).env(observe=True)
     with pytest.raises(StrategyError, match="is of a policy for observations"):
-        make_stream_policy("learned", env, folder=shipped_folder())
+        make_stream_policy("learned", env, folder=shipped_folder("job_stream"))
     with pytest.raises(UnknownNameError, match="unknown policy 'best'"):
         make_stream_policy("best", env)

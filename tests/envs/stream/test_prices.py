@@ -8,11 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.stream.book import PriceBook
 from envs.stream.jobs import BUILT_IN, JobType, built_in_jobs
 from envs.stream.network import HostKind, Shape, StreamNetwork, sub_cluster
 from envs.stream.prepare import PRESETS
-from envs.stream.pricing import STRETCHES, PlanPrice, price_plan, sequential_step_s
+from envs.stream.prices import (
+    STRETCHES,
+    PlanPrice,
+    PriceBook,
+    price_plan,
+    sequential_step_s,
+)
 from envs.stream.tables import stream_tables
 from planner.cluster import Cluster, device_type
 from planner.cost import CostModel, Setting
@@ -40,10 +45,10 @@ def _no_search(*_: object, **__: object) -> None:
 
 @pytest.fixture
 def shipped(monkeypatch: pytest.MonkeyPatch) -> PriceBook:
-    """What ships, and nothing that is worked out anew."""
-    monkeypatch.setattr("envs.stream.book.price_plan", _no_search)
-    monkeypatch.setattr("envs.stream.book.sequential_step_s", _no_search)
-    monkeypatch.setattr("envs.stream.book.model_op_graph", _no_search)
+    """A book of the prices that ship; computing others fails."""
+    monkeypatch.setattr("envs.stream.prices.price_plan", _no_search)
+    monkeypatch.setattr("envs.stream.prices.sequential_step_s", _no_search)
+    monkeypatch.setattr("envs.stream.prices.model_op_graph", _no_search)
     return PriceBook()
 
 
@@ -61,26 +66,24 @@ def test_prices_of_all_built_in_jobs_ship(
 
 
 def test_shipped_prices_are_those_of_the_planner(
-    network: StreamNetwork, kind: HostKind, shipped: PriceBook
+    network: StreamNetwork,
+    kind: HostKind,
+    shipped: PriceBook,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    book, job, link = shipped, _job("bert-large"), network.levels[0]
-    for shape in (
-        Shape(kind=0, hosts=1, per_host=2),
-        Shape(kind=0, hosts=2, per_host=4),
-    ):
-        kept, fresh = (
-            book.price(job, kind, shape, link),
-            price_plan(job, kind, shape, link),
-        )
+    job, link, device = _job("bert-large"), network.levels[0], device_type("a100-80")
+    shapes = Shape(kind=0, hosts=1, per_host=2), Shape(kind=0, hosts=2, per_host=4)
+    prices = [shipped.price(job, kind, shape, link) for shape in shapes]
+    alone_s = shipped.sequential_step_s(job, device)
+    monkeypatch.undo()
+    for shape, kept in zip(shapes, prices, strict=True):
+        fresh = price_plan(job, kind, shape, link)
         assert kept is not None
         assert fresh is not None
         assert kept.label == fresh.label, "run python -m envs.stream.prepare"
         assert kept.step_s == pytest.approx(fresh.step_s, rel=1e-9)
         assert kept.duty == pytest.approx(fresh.duty, rel=1e-9)
-    device = device_type("a100-80")
-    assert book.sequential_step_s(job, device) == pytest.approx(
-        sequential_step_s(job, device), rel=1e-9
-    )
+    assert alone_s == pytest.approx(sequential_step_s(job, device), rel=1e-9)
 
 
 def test_prices_with_slower_links_are_the_cost_model_s(
@@ -146,7 +149,7 @@ def test_new_prices_are_kept_in_a_file(
     graph = book.graph(_job("bert-large"))
     assert isinstance(made, PlanPrice)
     book.save()
-    monkeypatch.setattr("envs.stream.book.price_plan", None)
+    monkeypatch.setattr("envs.stream.prices.price_plan", None)
     again = PriceBook(path, shipped=False)
     assert again.price(job, kind, shape, None) == made
     kept = again.graph(_job("bert-large"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,13 +14,18 @@ from torch import nn
 from planner.api import plan
 from planner.capture import capture
 from planner.cluster import Cluster
+from planner.cost import CostModel
 from planner.errors import ClusterError, NoFeasiblePlanError, StrategyError
 from planner.graph import ModelGraph
 from planner.request import make_request
-from policies.partition.network import NetworkConfig, PartitionNetwork
-from policies.partition.partitioner import LearnedPartitioner
-from policies.partition.saved import save_network
+from planner.search import Request, SearchResult
+from planner.search.arranging.screening import screen
+from planner.search.base import score
+from policies.partition.network import NetworkConfig, PartitionNetwork, save_network
+from policies.partition.partitioner import LearnedPartitioner, SearchConfig
+from tests.cost.made import device, hosts
 from tests.plans import TINY, tiny_graph
+from tests.search.arranging.made import arranged
 
 LAB = str(TINY.parent / "cluster.yaml")
 
@@ -113,5 +120,35 @@ def test_weights_of_another_feature_version(tmp_path: Path) -> None:
     described["feature_version"] = 0
     file.write_text(json.dumps(described))
     request = make_request(tiny_graph(), Cluster.parse("dgx-a100:1"), global_batch=16)
-    with pytest.raises(StrategyError, match="train the network again"):
+    with pytest.raises(StrategyError, match="train the policy again"):
         LearnedPartitioner(tmp_path).search(request)
+
+
+#: A host short of memory and one that has a little more.
+CLUSTER = hosts(
+    (1, 4, device(memory_bytes=1.72e9)), (1, 4, device("big", memory_bytes=2.5e9))
+)
+
+
+def _found(request: Request, config: SearchConfig | None = None) -> SearchResult:
+    found = LearnedPartitioner(config=config).search(request)
+    assert found.candidates
+    return found
+
+
+def test_what_fits_once_it_is_cut_is_found_without_evolution() -> None:
+    request, groups, choices = arranged(CLUSTER, units=12, global_batch=48)
+    every = np.arange(len(choices))
+    seen = screen(request, CostModel(request.setting), groups, choices, every)
+    best = _found(request, SearchConfig(generations=0)).candidates[0]
+    assert best.cost.fits
+    proposed = score(best.cost, best.strategy.mesh.num_devices, request.objective)
+    assert proposed < 0.8 * seen.score.min()
+
+
+@pytest.mark.parametrize("budget", [1, 3, 9])
+def test_few_simulations_are_kept_for_what_fits(budget: int) -> None:
+    request, _, _ = arranged(CLUSTER, units=12, global_batch=48)
+    found = _found(replace(request, evaluation_budget=budget))
+    assert found.candidates[0].cost.fits
+    assert found.evaluations["simulated"] <= budget

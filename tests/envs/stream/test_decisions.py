@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from envs.stream.placement import place
+from envs.stream.decisions import place
 from envs.stream.tables import StreamTables
 from planner.cluster import Cluster
 from planner.schema.cluster import Link

@@ -1,4 +1,4 @@
-"""What follows what the network proposed: neighbours, and what has memory to spare."""
+"""Steps after the network's proposals: neighbours, and plans with memory to spare."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from planner.search.moves import Solution
 from planner.space import enumerate_strategies, legal
 from planner.space.table import StrategyTable
 from policies.partition.partitioner import LearnedPartitioner
-from policies.partition.polishing import polish
-from policies.partition.proposing import Proposer
-from policies.partition.refining import Known
+from policies.partition.proposing import Known, Proposer, polish
 from tests.cost.made import device, hosts
 from tests.search.arranging.made import arranged
 
@@ -105,7 +103,7 @@ def test_what_has_memory_to_spare_is_tried_last(
 ) -> None:
     # As if nothing that was arranged had turned out to fit.
     monkeypatch.setattr(Proposer, "_arrange", lambda *_: None)
-    monkeypatch.setattr("policies.partition.partitioner.refined", lambda *_: None)
+    monkeypatch.setattr("policies.partition.partitioner._evolve", lambda *_: None)
     monkeypatch.setattr("policies.partition.partitioner.ExpertPartitioner", None)
     request = _request()
     found = LearnedPartitioner().search(request)

@@ -1,11 +1,11 @@
-"""Which meshes stand for all where there are too many."""
+"""The sample of meshes that is offered where there are too many."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from envs.partition.offers import subset, thinned, with_rows
+from envs.partition.problem import subset, thinned, with_rows
 from planner.search.arranging.fleets import Choices, Fleet
 from planner.space import expand_meshes
 from tests.search.arranging.made import arranged, mixed_hosts
