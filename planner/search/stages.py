@@ -9,7 +9,7 @@ section 3.1, with memory and recomputation added.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,14 @@ from planner.simulate import ActionTable, peak_counts, peak_in_flight
 from planner.simulate.compiled import compiled
 from planner.space.table import RECOMPUTE_NAMES
 
-__all__ = ["Cut", "best_cut"]
+__all__ = [
+    "Cut",
+    "Spans",
+    "best_cut",
+    "span_memory",
+    "span_times",
+    "stage_limits",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -91,24 +98,55 @@ def _solve(
     return found
 
 
-def _intervals(values: Array) -> Array:
-    """Sum of values[..., i:j] for all i < j. Shape [..., U, U + 1]."""
-    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
-    np.cumsum(values, axis=-1, out=sums[..., 1:])
-    return np.asarray(sums[..., None, :] - sums[..., :-1, None])
+class Spans(Protocol):
+    """Sets of units from which stages start and at which they end, in pairs.
+
+    On the line of units the sets are its prefixes, and a pair is an interval; along
+    ideals (:mod:`planner.search.ideals`) they are all sets that hold what they read.
+    Arrays over pairs have whatever trailing shape the implementation likes.
+    """
+
+    def sums(self, values: Array) -> Array:
+        """Sum of units' values [..., U] between the sets of each pair."""
+
+    def largest(self, values: Array) -> Array:
+        """Greatest of units' values [..., U] between the sets of each pair."""
+
+    def starts(self, values: Array) -> Array:
+        """Values of sets [sets] at the first set of each pair; likewise ``ends``."""
+
+    def ends(self, values: Array) -> Array:
+        """Values of sets at the second one."""
 
 
-def _interval_max(values: Array) -> Array:
-    """Greatest of values[..., i:j] for all i < j. Shape [..., U, U + 1]."""
-    units = values.shape[-1]
-    result = np.zeros((*values.shape[:-1], units, units + 1))
-    for i in range(units):
-        np.maximum.accumulate(values[..., i:], axis=-1, out=result[..., i, i + 1 :])
-    return result
+class Line:
+    """Prefixes of program order. Arrays over pairs have the shape [..., U, U + 1]."""
+
+    def sums(self, values: Array) -> Array:
+        """Sum of values[..., i:j] for all i < j."""
+        sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+        np.cumsum(values, axis=-1, out=sums[..., 1:])
+        return np.asarray(sums[..., None, :] - sums[..., :-1, None])
+
+    def largest(self, values: Array) -> Array:
+        """Greatest of values[..., i:j] for all i < j."""
+        units = values.shape[-1]
+        result = np.zeros((*values.shape[:-1], units, units + 1))
+        for i in range(units):
+            np.maximum.accumulate(values[..., i:], axis=-1, out=result[..., i, i + 1 :])
+        return result
+
+    def starts(self, values: Array) -> Array:
+        """Values [U + 1] by i."""
+        return values[:-1, None]
+
+    def ends(self, values: Array) -> Array:
+        """Values [U + 1] by j."""
+        return values[None, :]
 
 
-def _interval_times(costs: UnitCosts) -> Array:
-    """Forward and backward of units i .. j - 1. Shape [T, kinds, U, U + 1]."""
+def span_times(costs: UnitCosts, spans: Spans) -> Array:
+    """Forward and backward of the units between two sets. Shape [T, kinds, pairs]."""
     shared = 2 * costs.tp_s[0] + costs.cp_s[0] + 2 * costs.ep_s[0]
     work = costs.forward_s[:, 0] + costs.backward_s[:, 0] + shared
     again = costs.tp_again_s[0] + costs.ep_s[0] + costs.cp_s[0] * costs.cp_forward
@@ -120,46 +158,80 @@ def _interval_times(costs: UnitCosts) -> Array:
         ],
         axis=1,
     )
-    return _intervals(kinds)
+    return spans.sums(kinds)
 
 
-def _interval_memory(
-    setting: Setting, strategy: Strategy, costs: UnitCosts
+def span_memory(
+    setting: Setting,
+    strategy: Strategy,
+    costs: UnitCosts,
+    spans: Spans,
+    cut: Array,
+    shared: Array,
 ) -> tuple[Array, Array]:
-    """Fixed bytes, and bytes per microbatch in flight. Shapes [kinds, U, U + 1]."""
+    """Fixed bytes, and bytes per microbatch in flight. Shapes [kinds, pairs].
+
+    Args:
+        setting: The request.
+        strategy: Everything but the stages.
+        costs: Units under its combination (C = 1).
+        spans: Between which sets of units a stage may lie.
+        cut: Bytes sent behind each set, 0 behind none and all units. Shape [sets].
+        shared: Those of them that the units behind save as they come. Shape [sets].
+    """
     dense, expert = costs.dense_parameters[0], costs.expert_parameters[0]
     trained, trained_experts = costs.trained_dense[0], costs.trained_experts[0]
     mesh = strategy.mesh
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     left = mesh.ep / max(ways, mesh.ep)
-    cut = np.zeros(len(dense) + 1)
-    cut[1:-1] = costs.sent_bytes[0]
     # As planner.cost.held counts: a received tensor is a buffer, a sent one is held.
-    shared = np.zeros((len(dense), 1))
-    shared[1:, 0] = costs.shared_bytes[0]
-    sent = np.broadcast_to(cut, (len(dense), len(cut))).copy()
-    sent[:, -1] = costs.output_bytes[0]
-    kept = np.maximum(_intervals(costs.saved_bytes[:, 0]) + sent - shared, 0.0)
+    sent = cut.copy()
+    sent[-1] = costs.output_bytes[0]
+    saved = spans.sums(costs.saved_bytes[:, 0])
+    kept = np.maximum(saved + spans.ends(sent) - spans.starts(shared), 0.0)
     fixed = memory_parts(
-        parameters=_intervals(dense + expert),
-        sharded=_intervals(dense / ways + expert * left),
-        largest_unit=_interval_max(dense + expert),
-        trained=_intervals(trained + trained_experts),
-        trained_sharded=_intervals(trained / ways + trained_experts * left),
-        largest_trained=_interval_max(trained + trained_experts),
+        parameters=spans.sums(dense + expert),
+        sharded=spans.sums(dense / ways + expert * left),
+        largest_unit=spans.largest(dense + expert),
+        trained=spans.sums(trained + trained_experts),
+        trained_sharded=spans.sums(trained / ways + trained_experts * left),
+        largest_trained=spans.largest(trained + trained_experts),
         zero_stage=strategy.zero_stage,
         pp=mesh.pp,
         num_microbatches=strategy.num_microbatches,
         kept_bytes=0.0,
-        transient_bytes=_interval_max(costs.transient_bytes[:, 0]),
-        receive_bytes=cut[:-1, None] + cut[None, :],
+        transient_bytes=spans.largest(costs.transient_bytes[:, 0]),
+        receive_bytes=spans.starts(cut) + spans.ends(cut),
         precision=setting.precision,
         optimizer=setting.optimizer,
         recipe=setting.recipe,
         on_gpu=setting.on_gpu,
     ).total
     slope = 1 + (setting.recipe.fragmentation if setting.on_gpu else 0.0)
-    return np.ascontiguousarray(fixed), kept * slope
+    return np.ascontiguousarray(fixed), np.ascontiguousarray(kept * slope)
+
+
+def stage_limits(
+    setting: Setting, skeleton: Strategy, costs: UnitCosts, table: ActionTable
+) -> tuple[Index, Array, Array]:
+    """Device type, microbatches held and bytes allowed of each stage. Shapes [stages].
+
+    With several virtual stages on a rank each gets an equal part of the rank's memory.
+    """
+    stages = skeleton.mesh.pp * skeleton.virtual_stages
+    rank = np.array([skeleton.rank_of_stage(s) for s in range(stages)])
+    types = setting.types_of_ranks(skeleton.mesh.pp)[rank].astype(np.int64)
+    limit = setting.limits_of_ranks(skeleton.mesh.pp)[rank] / skeleton.virtual_stages
+    if setting.on_gpu:
+        # The reserve is there once a rank, not once a virtual stage.
+        limit += setting.recipe.reserve_bytes * (1 - 1 / skeleton.virtual_stages)
+    held = peak_in_flight(table).astype(np.float64)
+    # What waits between the halves of a backward holds more, in proportion.
+    saved = max(float(costs.saved_bytes[0, 0].sum()), 1.0)
+    more = float(costs.weight_grad_bytes[0].sum()) / saved
+    waiting = peak_counts(table).split[rank] / skeleton.virtual_stages
+    held[1:] += waiting[1:] * more
+    return types, held, limit
 
 
 def best_cut(
@@ -185,24 +257,17 @@ def best_cut(
     Returns:
         None if no cut fits.
     """
-    stages = skeleton.mesh.pp * skeleton.virtual_stages
-    rank = np.array([skeleton.rank_of_stage(s) for s in range(stages)])
-    time = _interval_times(costs)[:, list(kinds)]
+    stages, units = skeleton.mesh.pp * skeleton.virtual_stages, len(costs.tensors)
+    cut, shared = np.zeros((2, units + 1))
+    cut[1:-1], shared[1:-1] = costs.sent_bytes[0], costs.shared_bytes[0]
+    line = Line()
+    time = span_times(costs, line)[:, list(kinds)]
     fixed, kept = (
-        part[list(kinds)] for part in _interval_memory(setting, skeleton, costs)
+        part[list(kinds)]
+        for part in span_memory(setting, skeleton, costs, line, cut, shared)
     )
-    types = setting.types_of_ranks(skeleton.mesh.pp)[rank].astype(np.int64)
-    limit = setting.limits_of_ranks(skeleton.mesh.pp)[rank] / skeleton.virtual_stages
-    if setting.on_gpu:
-        # The reserve is there once a rank, not once a virtual stage.
-        limit += setting.recipe.reserve_bytes * (1 - 1 / skeleton.virtual_stages)
-    held = peak_in_flight(table).astype(np.float64)
-    # What waits between the halves of a backward holds more, in proportion.
-    saved = max(float(costs.saved_bytes[0, 0].sum()), 1.0)
-    more = float(costs.weight_grad_bytes[0].sum()) / saved
-    waiting = peak_counts(table).split[rank] / skeleton.virtual_stages
-    held[1:] += waiting[1:] * more
-    choice = np.zeros((stages, fixed.shape[1] + 1, 2), dtype=np.int64)
+    types, held, limit = stage_limits(setting, skeleton, costs, table)
+    choice = np.zeros((stages, units + 1, 2), dtype=np.int64)
     problem = (
         np.ascontiguousarray(time),
         np.ascontiguousarray(fixed),
