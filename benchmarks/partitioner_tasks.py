@@ -27,7 +27,7 @@ from planner.split import (
 __all__ = ["run_tasks", "table_of_tasks"]
 
 #: Order of columns; solvers registered besides come after.
-_FIRST = ("exact", "auto", "linearised", "refined", "learned")
+_FIRST = ("exact", "auto", "linearised", "refined")
 
 
 def _methods() -> list[str]:

@@ -12,17 +12,6 @@ from planner.split.linear import (
     standard_orders,
 )
 from planner.split.loads import breaches, loads_ms, max_load_ms, one_device
-from planner.split.piper import (
-    GIB,
-    PIPER_GROUP,
-    PiperPlan,
-    PiperStage,
-    PiperTask,
-    parse_piper,
-    piper_solver_names,
-    read_piper,
-    solve_piper,
-)
 from planner.split.read import TaskFolder, load_tasks, parse_task, read_task
 from planner.split.refine import refine
 from planner.split.solve import solve
@@ -30,14 +19,9 @@ from planner.split.solver import GROUP, Solution, get_solver, solver_names
 from planner.split.task import SplitTask
 
 __all__ = [
-    "GIB",
     "GROUP",
-    "PIPER_GROUP",
     "Groups",
     "Outcome",
-    "PiperPlan",
-    "PiperStage",
-    "PiperTask",
     "Solution",
     "Split",
     "SplitTask",
@@ -53,14 +37,10 @@ __all__ = [
     "max_load_ms",
     "one_device",
     "order_by_priority",
-    "parse_piper",
     "parse_task",
-    "piper_solver_names",
-    "read_piper",
     "read_task",
     "refine",
     "solve",
-    "solve_piper",
     "solver_names",
     "standard_orders",
 ]

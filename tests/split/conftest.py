@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.split import GROUP, PIPER_GROUP, SplitTask, load_tasks, registry
+from planner.split import GROUP, SplitTask, load_tasks, registry
 
 _DATA = Path(os.environ.get("MESHWRIGHT_DATA", "none"))
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -54,9 +54,3 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
 def solvers(registered: dict[str, dict[str, str]]) -> dict[str, str]:
     """What splits tasks; a test may add to it."""
     return registered[GROUP]
-
-
-@pytest.fixture
-def piper_solvers(registered: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What plans Piper tasks; a test may add to it."""
-    return registered[PIPER_GROUP]

@@ -104,7 +104,7 @@ def test_one_that_does_not_finish_gives_none(solvers: dict[str, str]) -> None:
 
 
 def test_unknown_names_and_times_are_refused(solvers: dict[str, str]) -> None:
-    assert solver_names() == ("auto", "exact", "learned", "linearised", "refined")
+    assert solver_names() == ("auto", "exact", "linearised", "refined")
     with pytest.raises(UnknownNameError, match="did you mean 'refined'"):
         solve(hard(), "refind")
     with pytest.raises(StrategyError, match="time_limit_s=0; must be above 0"):
