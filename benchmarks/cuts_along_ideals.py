@@ -1,4 +1,4 @@
-"""How much faster pipelines are that are cut along ideals than along the line of units.
+"""Time that pipelines save which are cut along ideals, not along the line of units.
 
     python -m benchmarks.cuts_along_ideals [--models NAME ...] [--docs docs]
 

@@ -4,7 +4,6 @@ python benchmarks/partitioners.py --quick
 python benchmarks/partitioners.py --budgets 1 10 --count 200 50 --out answers.jsonl
 python benchmarks/partitioners.py --results answers.jsonl --docs docs
 python benchmarks/partitioners.py --worlds FILE.json --budgets 1 --json
-python benchmarks/partitioners.py --tasks DIR --time-limit-s 120 --json
 
 The first draws worlds of all kinds (envs.partition.sampler) and asks every partitioner
 for a plan of each, alone and on a clock; tables compare the learned one with the
@@ -12,8 +11,7 @@ others. It takes minutes, the second a night: what --out keeps is not asked agai
 --results makes tables of it at any time, --docs a results file and figures.
 
 --worlds asks for plans of the worlds of a file and prints what was found world by
-world; null for a solver that found nothing. --tasks splits every operator graph below
-a folder, see benchmarks/partitioner_tasks.py.
+world; null for a solver that found nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ if __package__ in (None, ""):
 
 from benchmarks.partitioner_solvers import ABLATIONS, solver_names
 from benchmarks.partitioner_study import Study, run_study
-from benchmarks.partitioner_tasks import run_tasks, table_of_tasks
 from benchmarks.partitioner_worlds import Arena, Kept, result_of
 from envs.partition import GraphStore, load_worlds
 from envs.partition.sampler import KINDS, SPLITS
@@ -50,7 +47,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--tasks", metavar="DIR", help="split these operator graphs")
     what.add_argument("--worlds", metavar="FILE", help="plan these worlds")
     what.add_argument("--results", type=Path, metavar="FILE", help="only make tables")
     what.add_argument("--quick", action="store_true", help="a world of each kind")
@@ -94,25 +90,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--docs", type=Path, metavar="DIR", help="write results/ and figures/ here"
     )
     worlds.add_argument("--cache", type=Path, metavar="DIR", help="of models' graphs")
-    tasks = parser.add_argument_group("operator graphs")
-    tasks.add_argument("--methods", nargs="+", metavar="NAME")
-    tasks.add_argument("--time-limit-s", type=float, default=120.0)
     return parser.parse_args(arguments)
 
 
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _tasks(options: argparse.Namespace) -> None:
-    result = run_tasks(
-        options.tasks,
-        methods=options.methods,
-        time_limit_s=options.time_limit_s,
-        seed=options.seed,
-        tell=_tell,
-    )
-    print(json.dumps(result) if options.json else table_of_tasks(result))
 
 
 def _solvers(options: argparse.Namespace) -> list[str]:
@@ -166,9 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures; 1 if an input is wrong."""
     options = _parse(arguments)
     try:
-        if options.tasks is not None:
-            _tasks(options)
-        elif options.results is not None:
+        if options.results is not None:
             if not options.results.is_file():
                 raise PlanFileError(
                     f"no file {options.results}; name one that --out wrote"

@@ -141,7 +141,7 @@ class CostModel:
         return step_timeline(model.setting, strategy, model._costs_of(strategy))
 
     def _in_order_of(self, strategy: Strategy) -> CostModel:
-        """Itself, or where stages list the units in another order, a model of that.
+        """Return the model of the order in which a strategy lists the units.
 
         Raises:
             StrategyError: If a unit is listed before one that it reads.
