@@ -4,9 +4,6 @@ python benchmarks/partitioners.py --quick
 python benchmarks/partitioners.py --budgets 1 10 --count 200 50 --out answers.jsonl
 python benchmarks/partitioners.py --results answers.jsonl --docs docs
 python benchmarks/partitioners.py --worlds FILE.json --budgets 1 --json
-python benchmarks/partitioners.py --tasks DIR --time-limit-s 120 --json
-python benchmarks/partitioners.py --piper DIR --devices 8 32 --memory-gib 2 8 --json
-python benchmarks/partitioners.py --piper-drawn 100
 
 The first draws worlds of all kinds (envs.partition.sampler) and asks every partitioner
 for a plan of each, alone and on a clock; tables compare the learned one with the
@@ -14,10 +11,7 @@ others. It takes minutes, the second a night: what --out keeps is not asked agai
 --results makes tables of it at any time, --docs a results file and figures.
 
 --worlds asks for plans of the worlds of a file and prints what was found world by
-world; null for a solver that found nothing. --tasks splits every operator graph below
-a folder, see benchmarks/partitioner_tasks.py; --piper plans every graph of layers
-below one, see benchmarks/partitioner_piper.py; --piper-drawn does so for layers drawn
-by chance, with parts of the learned solver left out.
+world; null for a solver that found nothing.
 """
 
 from __future__ import annotations
@@ -33,16 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.partitioner_piper import (
-    PiperGrid,
-    drawn_tasks,
-    piper_table,
-    run_piper,
-    tasks_of,
-)
 from benchmarks.partitioner_solvers import ABLATIONS, solver_names
 from benchmarks.partitioner_study import Study, run_study
-from benchmarks.partitioner_tasks import run_tasks, table_of_tasks
 from benchmarks.partitioner_worlds import Arena, Kept, result_of
 from envs.partition import GraphStore, load_worlds
 from envs.partition.sampler import KINDS, SPLITS
@@ -61,11 +47,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--tasks", metavar="DIR", help="split these operator graphs")
-    what.add_argument("--piper", metavar="DIR", help="plan these graphs of layers")
-    what.add_argument(
-        "--piper-drawn", type=int, metavar="N", help="plan some drawn by chance"
-    )
     what.add_argument("--worlds", metavar="FILE", help="plan these worlds")
     what.add_argument("--results", type=Path, metavar="FILE", help="only make tables")
     what.add_argument("--quick", action="store_true", help="a world of each kind")
@@ -109,48 +90,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--docs", type=Path, metavar="DIR", help="write results/ and figures/ here"
     )
     worlds.add_argument("--cache", type=Path, metavar="DIR", help="of models' graphs")
-    tasks = parser.add_argument_group("operator graphs and graphs of layers")
-    tasks.add_argument("--methods", nargs="+", metavar="NAME")
-    tasks.add_argument("--time-limit-s", type=float, default=120.0)
-    layers = parser.add_argument_group("graphs of layers")
-    grid = PiperGrid()
-    layers.add_argument("--devices", nargs="+", type=int, default=grid.devices)
-    layers.add_argument("--memory-gib", nargs="+", type=float, default=grid.memory_gib)
-    layers.add_argument("--bandwidth-gib", type=float, default=grid.bandwidth_gib)
     return parser.parse_args(arguments)
 
 
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _tasks(options: argparse.Namespace) -> None:
-    result = run_tasks(
-        options.tasks,
-        methods=options.methods,
-        time_limit_s=options.time_limit_s,
-        seed=options.seed,
-        tell=_tell,
-    )
-    print(json.dumps(result) if options.json else table_of_tasks(result))
-
-
-def _piper(options: argparse.Namespace) -> None:
-    grid = PiperGrid(
-        devices=options.devices,
-        memory_gib=options.memory_gib,
-        bandwidth_gib=options.bandwidth_gib,
-    )
-    drawn = options.piper_drawn
-    result = run_piper(
-        tasks_of(options.piper, grid) if drawn is None else drawn_tasks(drawn),
-        ablate=drawn is not None,
-        methods=options.methods,
-        time_limit_s=options.time_limit_s,
-        seed=options.seed,
-        tell=_tell,
-    )
-    print(json.dumps(result) if options.json else piper_table(result))
 
 
 def _solvers(options: argparse.Namespace) -> list[str]:
@@ -204,11 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures; 1 if an input is wrong."""
     options = _parse(arguments)
     try:
-        if options.tasks is not None:
-            _tasks(options)
-        elif options.piper is not None or options.piper_drawn is not None:
-            _piper(options)
-        elif options.results is not None:
+        if options.results is not None:
             if not options.results.is_file():
                 raise PlanFileError(
                     f"no file {options.results}; name one that --out wrote"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -33,6 +34,7 @@ class CostModel:
         self.setting = setting
         self.evaluations = {"analytic": 0, "simulated": 0}
         self._units: dict[tuple[int | str, ...], UnitCosts] = {}
+        self._reordered: dict[tuple[str, ...], CostModel] = {}
 
     def table(self, table: StrategyTable) -> CostTable:
         """Price many strategies by closed forms; stages are cut evenly by time."""
@@ -103,11 +105,13 @@ class CostModel:
         """Price one strategy with its own stages.
 
         Raises:
-            StrategyError: If its stages are not the model's units in order.
+            StrategyError: If its stages are not the model's units, or list a unit
+                before one that it reads.
         """
         self.evaluations[fidelity] += 1
-        costs = self._costs_of(strategy)
-        return detailed_cost(self.setting, strategy, costs, fidelity)
+        model = self._in_order_of(strategy)
+        costs = model._costs_of(strategy)
+        return detailed_cost(model.setting, strategy, costs, fidelity)
 
     def breakdown(
         self,
@@ -117,20 +121,39 @@ class CostModel:
         """Seconds of its step by part: :meth:`cost` without memory, in half the time.
 
         Raises:
-            StrategyError: If its stages are not the model's units in order.
+            StrategyError: If its stages are not the model's units, or list a unit
+                before one that it reads.
         """
         self.evaluations[fidelity] += 1
-        costs = self._costs_of(strategy)
-        return detailed_breakdown(self.setting, strategy, costs, fidelity)
+        model = self._in_order_of(strategy)
+        costs = model._costs_of(strategy)
+        return detailed_breakdown(model.setting, strategy, costs, fidelity)
 
     def timeline(self, strategy: Strategy) -> StepTimeline:
         """When each pp rank does what in the step that :meth:`cost` prices.
 
         Raises:
-            StrategyError: If its stages are not the model's units in order.
+            StrategyError: If its stages are not the model's units, or list a unit
+                before one that it reads.
         """
         self.evaluations["simulated"] += 1
-        return step_timeline(self.setting, strategy, self._costs_of(strategy))
+        model = self._in_order_of(strategy)
+        return step_timeline(model.setting, strategy, model._costs_of(strategy))
+
+    def _in_order_of(self, strategy: Strategy) -> CostModel:
+        """Return the model of the order in which a strategy lists the units.
+
+        Raises:
+            StrategyError: If a unit is listed before one that it reads.
+        """
+        graph = self.setting.graph
+        listed = tuple(name for stage in strategy.stages for name in stage.modules)
+        if listed == graph.unit_names or sorted(listed) != sorted(graph.unit_names):
+            return self
+        if listed not in self._reordered:
+            setting = replace(self.setting, graph=graph.reordered(listed))
+            self._reordered[listed] = CostModel(setting)
+        return self._reordered[listed]
 
     def _costs_of(self, strategy: Strategy) -> UnitCosts:
         return self.unit_costs(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
+
+from planner.errors import StrategyError
 
 __all__ = [
     "Block",
@@ -313,11 +315,22 @@ class ModelGraph:
         A tensor that several later units read crosses each cut once; recomputable
         bytes are left out. Source: difference array over producer to last reader.
         """
+        steps = np.zeros(len(self.units) + 1)
+        for source, readers, sent in self.unit_tensors:
+            steps[source] += sent
+            steps[max(readers)] -= sent
+        return np.cumsum(steps)[: len(self.units) - 1]
+
+    @cached_property
+    def unit_tensors(self) -> tuple[tuple[int, frozenset[int], float], ...]:
+        """Tensors between blocks: unit that makes each, units that read it, bytes.
+
+        Recomputable bytes, which need no sending, are left out.
+        """
         unit_of = np.zeros(len(self.blocks), dtype=np.int64)
         for index, (start, stop) in enumerate(self.units):
             unit_of[start:stop] = index
-        steps = np.zeros(len(self.units) + 1)
-        last: dict[tuple[int, object], int] = {}
+        readers: dict[tuple[int, object], set[int]] = {}
         size: dict[tuple[int, object], float] = {}
         for edge in self.edges:
             parts: tuple[tuple[object, float], ...] = tuple(
@@ -325,12 +338,66 @@ class ModelGraph:
             ) or ((edge.tensors, edge.bytes - edge.recomputable),)
             for identity, sent in parts:
                 key = (edge.source, identity)
-                last[key] = max(last.get(key, 0), int(unit_of[edge.target]))
+                readers.setdefault(key, set()).add(int(unit_of[edge.target]))
                 size[key] = sent
-        for key, until in last.items():
-            steps[unit_of[key[0]]] += size[key]
-            steps[until] -= size[key]
-        return np.cumsum(steps)[: len(self.units) - 1]
+        return tuple(
+            (int(unit_of[key[0]]), frozenset(units), size[key])
+            for key, units in readers.items()
+        )
+
+    @cached_property
+    def unit_reads(self) -> tuple[frozenset[int], ...]:
+        """Units of which each unit reads something that must be sent."""
+        found: list[set[int]] = [set() for _ in self.units]
+        for source, readers, sent in self.unit_tensors:
+            for unit in readers - {source}:
+                if sent > 0:
+                    found[unit].add(source)
+        return tuple(frozenset(units) for units in found)
+
+    def reordered(self, names: Sequence[str]) -> ModelGraph:
+        """The same model with its units in another order.
+
+        Args:
+            names: All units, each after those that it reads.
+
+        Raises:
+            StrategyError: If a unit comes before one that it reads.
+        """
+        number = {name: index for index, name in enumerate(self.unit_names)}
+        order = [number[name] for name in names]
+        done: set[int] = set()
+        for unit in order:
+            late = self.unit_reads[unit] - done
+            if late:
+                raise StrategyError(
+                    f"the order differs: {self.unit_names[unit]!r} stands before "
+                    f"{self.unit_names[min(late)]!r}, which it reads; put it behind"
+                )
+            done.add(unit)
+        blocks = [block for unit in order for block in range(*self.units[unit])]
+        place = {old: new for new, old in enumerate(blocks)}
+        moved = (
+            replace(edge, source=place[edge.source], target=place[edge.target])
+            for edge in self.edges
+        )
+        # What is turned round is recomputable: each stage makes it anew.
+        edges = (edge for edge in moved if edge.source < edge.target)
+        return replace(
+            self,
+            blocks=tuple(
+                replace(self.blocks[old], index=new) for new, old in enumerate(blocks)
+            ),
+            edges=tuple(sorted(edges, key=lambda edge: (edge.source, edge.target))),
+            parameters=tuple(
+                replace(
+                    one,
+                    block=min(place[block] for block in one.readers or (one.block,)),
+                    readers=tuple(sorted(place[block] for block in one.readers)),
+                )
+                for one in self.parameters
+            ),
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON data, for caches and ``meshwright explain --json``."""

@@ -12,6 +12,7 @@ from planner.cost import CostModel, CostTable
 from planner.schema.schedules import schedule_names
 from planner.search.base import Candidate, Request, SearchResult, finish
 from planner.search.budget import Budget
+from planner.search.ideals import along_ideals
 from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row, eager_variants, schedule_variants
 from planner.space import StrategyTable, enumerate_strategies, legal
@@ -107,6 +108,9 @@ def search_order(
         )
     if not candidates:
         return []
+    left = len(rows) if budget is None else budget - model.evaluations["simulated"]
+    if left > 0 and not late():
+        candidates += along_ideals(request, model, candidates, left)
     priced = StrategyTable.from_strategies([c.strategy for c in candidates])
     kept = np.flatnonzero(legal(priced, request.facts))
     return [candidates[index] for index in kept.tolist()]

@@ -119,7 +119,7 @@ class Spans(Protocol):
         """Values of sets at the second one."""
 
 
-class Line:
+class _Line:
     """Prefixes of program order. Arrays over pairs have the shape [..., U, U + 1]."""
 
     def sums(self, values: Array) -> Array:
@@ -260,7 +260,7 @@ def best_cut(
     stages, units = skeleton.mesh.pp * skeleton.virtual_stages, len(costs.tensors)
     cut, shared = np.zeros((2, units + 1))
     cut[1:-1], shared[1:-1] = costs.sent_bytes[0], costs.shared_bytes[0]
-    line = Line()
+    line = _Line()
     time = span_times(costs, line)[:, list(kinds)]
     fixed, kept = (
         part[list(kinds)]

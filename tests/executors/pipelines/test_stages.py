@@ -107,6 +107,36 @@ def test_skips_are_relayed_and_inputs_are_not() -> None:
     assert all(t.dtype == torch.float32 for s in stages for t in s.receives)
 
 
+class _Towers(nn.Module):
+    """Two encoders side by side, and what compares them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.text = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.image:
+            x = layer(x).relu()
+        for layer in self.text:
+            y = layer(y).relu()
+        return self.head(x) @ y.T
+
+
+def test_towers_may_share_stages() -> None:
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(4, 8), "y": torch.randn(4, 8)}
+    cuts = [
+        ("text.0", "image.0"),
+        ("image.1", "image.2", "text.1"),
+        ("text.2", "head"),
+    ]
+    _same(_Towers(), cuts, inputs)
+    stages = _lower(_Towers(), cuts, inputs)
+    assert [len(stage.sends) for stage in stages] == [2, 2, 1]
+
+
 def test_stages_out_of_order_are_refused() -> None:
     inputs = {"x": torch.randn(3, 4), "mask": torch.zeros(3, 4, dtype=torch.bool)}
     with pytest.raises(ExecutionError, match="pair is on stage 0, but reads"):

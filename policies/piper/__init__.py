@@ -1,1 +1,0 @@
-"""A learned solver of layers that choose a parallelism each."""

@@ -1,1 +1,0 @@
-"""Splits of graphs that are no chain: a network orders, dynamic programming cuts."""
