@@ -22,7 +22,7 @@ from planner.cost import CostModel, Setting
 from planner.cost.stage_times import stage_times, unit_ranges
 from planner.cost.unit_costs import UnitCosts
 from planner.graph import ModelGraph
-from planner.schema import SPLIT_BACKWARD_SCHEDULES, Strategy
+from planner.schema import Strategy
 from planner.search.base import Candidate, Request, score
 from planner.search.stages import span_memory, span_times, stage_limits
 from planner.simulate import actions
@@ -281,7 +281,7 @@ def _recut(
     times = stage_times(setting, line, costs, unit_ranges(setting, line))
     slowest = float((times.forward + times.backward).max())
     used = tuple(sorted({RECOMPUTE_NAMES.index(one.recompute) for one in line.stages}))
-    mixed = free_recompute and line.schedule not in SPLIT_BACKWARD_SCHEDULES
+    mixed = free_recompute and not line.schedule_spec.splits_backward
     found = best_chain(
         setting,
         ideals,

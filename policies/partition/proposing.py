@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from envs.partition.features import Observed, observe
 from planner.cost import CostModel
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_names, schedule_spec
 from planner.search import Candidate, Request
 from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
 from planner.search.arranging.climb import Limits, best_of, climb, joined
@@ -236,7 +236,7 @@ def _left(settler: Settler, until: float | None) -> int:
 
 def _near(request: Request, model: CostModel, leader: Solution) -> list[Row]:
     """Return the row, to be cut in two ways, and its most promising neighbours."""
-    table = neighbours(leader.row, request.facts, request.pins, SCHEDULES)
+    table = neighbours(leader.row, request.facts, request.pins, schedule_names())
     here = StrategyTable.from_columns(**leader.row)
     if table is None:
         return [leader.row]
@@ -260,7 +260,7 @@ _MOST_DRAWN = 120_000
 #: tried under other schedules; these in order of bubble, shortest first.
 _PLAIN, _VARIED = 3, 3
 _PREFERRED = {
-    SCHEDULES.index(name): place
+    schedule_spec(name).code: place
     for place, name in enumerate(
         ("ZBVZeroBubble", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS")
     )
