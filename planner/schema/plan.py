@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from planner.plugins import load_object
 from planner.schema.base import Document
 from planner.schema.limits import batch_norm_limit, stream_limit
 from planner.schema.strategy import Strategy
@@ -345,6 +346,7 @@ class Plan(Document):
             ExportError: If the target cannot say what the plan says.
             PlanFileError: If the folder cannot be written, or holds other content.
         """
-        from planner.export import export
-
-        return export(self, target, out, force=force)
+        # By name: documents know nothing of those who write them for launchers.
+        export = load_object("planner.export:export")
+        written: tuple[str, ...] = export(self, target, out, force=force)
+        return written
