@@ -50,8 +50,8 @@ class Cluster:
     devices takes memory in proportion to n.
 
     Attributes:
-        document: What is described; all that is saved.
-        ref: What names the cluster on a command line: ``dgx-h100:4`` or a file.
+        document: The description; all that is saved.
+        ref: Name of the cluster on a command line: ``dgx-h100:4`` or a file.
     """
 
     document: ClusterDocument
@@ -62,7 +62,7 @@ class Cluster:
 
     @classmethod
     def from_preset(cls, name: str, nodes: int = 1) -> Cluster:
-        """A cluster of known machines; see :func:`planner.cluster.cluster_names`.
+        """Make a cluster of known machines; see :func:`planner.cluster.cluster_names`.
 
         Args:
             name: ``"dgx-h100"``.
@@ -105,7 +105,7 @@ class Cluster:
     def from_document(
         cls, document: ClusterDocument, ref: str | None = None
     ) -> Cluster:
-        """Wrap a document.
+        """Make the cluster that a document describes.
 
         Raises:
             TopologyError: If two devices have no link.
@@ -126,7 +126,7 @@ class Cluster:
         name: str = "matrix",
         source: str = "",
     ) -> Cluster:
-        """A cluster whose every link is given.
+        """Make a cluster whose every link is given.
 
         Args:
             bandwidth: Bytes/s from i to j; NaN or 0 is a missing link, the diagonal
@@ -149,7 +149,7 @@ class Cluster:
 
     @classmethod
     def detect(cls, processes: int | None = None) -> Cluster:
-        """This machine: its GPUs if it has any, otherwise its CPU cores.
+        """Describe this machine: its GPUs if it has any, otherwise its CPU cores.
 
         Args:
             processes: Devices to offer. None for all GPUs, or for one CPU process a
@@ -164,7 +164,7 @@ class Cluster:
 
     @classmethod
     def from_probe(cls, probe: ProbeDocument, ref: str | None = None) -> Cluster:
-        """The cluster that a probe measured."""
+        """Make the cluster that a probe measured."""
         return cls(probed_document(probe), ref=ref)
 
     @classmethod
@@ -178,13 +178,13 @@ class Cluster:
 
         Raises:
             ClusterError: If two clusters give one device type different numbers, or
-                the levels of their networks cannot be said in one document.
+                the levels of their networks do not fit into one document.
         """
         documents = [cluster.document for cluster in clusters]
         return cls.from_document(mixed_document(documents, level, name))
 
     def with_occupied(self, device_ids: Iterable[int]) -> Cluster:
-        """The same cluster with exactly these devices taken, whatever was before.
+        """Return the same cluster with exactly these devices taken.
 
         Raises:
             ClusterError: If an id is not that of a device.
@@ -282,7 +282,7 @@ class Cluster:
 
     @cached_property
     def slowdown(self) -> FloatArray:
-        """How much slower each device computes while its whole host computes.
+        """Factor by which each device computes slower while its whole host computes.
 
         Devices of a host over its compute slots, at least 1: four CPU processes on
         two cores each take twice as long. Shape [n].
@@ -317,7 +317,7 @@ class Cluster:
         return fingerprint_bytes(text.encode())
 
     def reference(self) -> ClusterReference:
-        """How a plan refers to this cluster."""
+        """Reference that a plan keeps of this cluster."""
         counts = np.bincount(self.type_index, minlength=len(self.device_types))
         hosts: list[tuple[int, int]] = []
         for group in self.document.hosts:
@@ -339,7 +339,7 @@ class Cluster:
         )
 
     def describe(self) -> dict[str, str]:
-        """Facts for a table, in the order in which people ask for them."""
+        """Rows of a table of facts, in the order in which people ask for them."""
         return _describe(self.document, self.reference(), self.num_free)
 
     def __eq__(self, other: object) -> bool:
@@ -455,7 +455,7 @@ class Cluster:
     def measured(
         self, kind: CollectiveKind, group_size: int
     ) -> MeasuredCollective | None:
-        """What a probe measured for a collective, at this or the next larger size.
+        """Measurement of a collective by a probe, at this or the next larger size.
 
         None if no probe did, or only for smaller groups.
         """

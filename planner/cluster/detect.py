@@ -1,4 +1,4 @@
-"""The machine at hand as a cluster: its GPUs, or its CPU cores as gloo devices.
+"""Describe the machine at hand: its GPUs, or its CPU cores as gloo devices.
 
 Nothing is measured here; numbers that no datasheet gives are estimates until
 ``meshwright probe`` replaces them.
@@ -117,7 +117,7 @@ def _cgroup_cores() -> float | None:
 
 
 def usable_memory_bytes() -> float:
-    """Memory that can still be allocated: what the system and the cgroup have left."""
+    """Memory that can still be allocated by the system and the cgroup."""
     free = float(psutil.virtual_memory().available)
     for limit, used in (
         ("memory.max", "memory.current"),
@@ -141,7 +141,7 @@ def cpu_device_type(memory_bytes: float) -> DeviceType:
     """Estimate one process on one core from its clock and vector width.
 
     Args:
-        memory_bytes: What the process can allocate.
+        memory_bytes: Bytes that the process can allocate.
     """
     per_cycle, bfloat16 = _vector_width()
     clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None

@@ -204,6 +204,7 @@ class System:
 @cache
 def _catalogue() -> Mapping[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    # Both loaders are safe ones.
     data: Mapping[str, Any] = yaml.load(_text("systems.yaml"), loader)  # noqa: S506
     return data
 

@@ -1,4 +1,4 @@
-"""Measuring a live process group: how fast its ranks compute and talk.
+"""Measure a live process group: the speed of its devices and of its links.
 
 :func:`probe_process_group` runs on every rank of an initialised group, gloo or NCCL.
 Ranks that share a machine also share its cores, its memory and its network, so what is
@@ -59,9 +59,9 @@ def probe_process_group(
 
     Args:
         seconds: About how long to measure; a tenth more or less, plus warming up.
-        seed: Of the random factors.
-        name: What the probe is called, and the calibration of its cluster.
-        date: When it is made, as the caller wants it written.
+        seed: Seed of the random factors.
+        name: Name of the probe, and the calibration of its cluster.
+        date: Date to write into it, in the form the caller wants.
 
     Returns:
         On rank 0 a :class:`~planner.schema.probe.ProbeDocument` as JSON data; an
@@ -129,7 +129,7 @@ def _measure(session: _Session, seconds: float, name: str, date: str) -> ProbeDo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
-    """The process group as this rank sees it."""
+    """The process group as one rank sees it, and its timers."""
 
     rank: int
     world_size: int
@@ -143,7 +143,7 @@ class _Session:
 
     @classmethod
     def open(cls, seed: int) -> _Session:
-        """Learn who is where."""
+        """Exchange hosts, names and memory with all ranks."""
         import torch.distributed as dist
 
         backend = str(dist.get_backend())
@@ -173,7 +173,7 @@ class _Session:
         else:
             name = "cpu"
             memory = usable_memory_bytes() / hosts.count(hosts[dist.get_rank()])
-        # Every rank plans with what the fullest of them has left.
+        # Every rank plans with the memory that the fullest of them has left.
         least = torch.tensor([memory], dtype=torch.float64, device=device)
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return cls(
@@ -205,7 +205,7 @@ class _Session:
         return tuple(r for r, host in enumerate(self.host_of_rank) if host == mine)
 
     def random(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Normal numbers on the device."""
+        """Draw normal numbers on the device."""
         return torch.randn(*shape, generator=self.generator, device=self.device).to(
             dtype
         )
@@ -227,7 +227,7 @@ class _Session:
         return float(box.item()) / self.world_size
 
     def wait(self) -> None:
-        """Until all ranks are here and this device has done its work."""
+        """Wait until all ranks are here and this device has done its work."""
         import torch.distributed as dist
 
         self.finish()
@@ -235,7 +235,7 @@ class _Session:
         self.finish()
 
     def finish(self) -> None:
-        """Until this device has done its work."""
+        """Wait until this device has done its work."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
@@ -281,7 +281,7 @@ def _op_overhead(session: _Session) -> float:
 
 
 def _matmuls(session: _Session, budget_s: float) -> tuple[MatmulPoint, ...]:
-    """Square products: the first rank of each host alone, then all ranks at once."""
+    """Time square products, first by one rank of each host, then by all at once."""
     sizes = _GPU_SIZES if session.on_gpu else _CPU_SIZES
     dtypes = (torch.float32, torch.bfloat16)
     share = budget_s / (2 * len(sizes) * len(dtypes))
@@ -317,7 +317,7 @@ def _matmuls(session: _Session, budget_s: float) -> tuple[MatmulPoint, ...]:
 def _while_all_compute(
     session: _Session, work: Callable[[], object], budget_s: float
 ) -> float:
-    """Mean seconds a call takes while every rank is busy with the same.
+    """Mean seconds of a call while every rank is busy with the same.
 
     A fixed time rather than a fixed count: nobody stops early and leaves the cores to
     the others. Mean rather than median: a rank that waits for a core for a whole time
@@ -338,7 +338,7 @@ def _while_all_compute(
 def _fit_rates(
     points: Sequence[MatmulPoint], main_dtype: str
 ) -> tuple[float, dict[str, float]]:
-    """Fixed seconds of the main dtype, and the rate of each."""
+    """Fit the fixed seconds of the main dtype, and the rate of each dtype."""
     rates, fixed = {}, 0.0
     for dtype in dict.fromkeys(point.dtype for point in points):
         chosen = [point for point in points if point.dtype == dtype]
@@ -381,11 +381,11 @@ def _memory_bandwidth(session: _Session, budget_s: float) -> float:
     return moved / session.slowest(seconds)
 
 
-# -- Talking ---------------------------------------------------------------------
+# -- Links -----------------------------------------------------------------------
 
 
 def _links(session: _Session, budget_s: float) -> tuple[MeasuredLink, ...]:
-    """Rings of messages: inside each host, and from host to host."""
+    """Time rings of messages, inside each host and from host to host."""
     rings = {"host": _ring_inside(session), "network": _ring_across(session)}
     used = {scope: ring for scope, ring in rings.items() if ring is not None}
     found = []
@@ -435,7 +435,7 @@ def _ring_inside(session: _Session) -> tuple[int, int] | None:
 
 
 def _ring_across(session: _Session) -> tuple[int, int] | None:
-    """Same place on the next and the previous host; None for one host."""
+    """Rank at the same place on the next and the previous host; None for one host."""
     counts = {session.host_of_rank.count(h) for h in set(session.host_of_rank)}
     if len(session.host_hashes) == 1:
         return None
@@ -445,7 +445,7 @@ def _ring_across(session: _Session) -> tuple[int, int] | None:
 
 
 def _group_sizes(world_size: int) -> tuple[int, ...]:
-    """2, 4, 8 … as far as they divide the world, and the world itself."""
+    """Powers of two that divide the world, and the world itself."""
     powers = (2**i for i in range(1, math.ceil(math.log2(max(world_size, 2))) + 1))
     sizes = {size for size in powers if world_size % size == 0}
     if world_size > 1:
@@ -454,7 +454,7 @@ def _group_sizes(world_size: int) -> tuple[int, ...]:
 
 
 def _collectives(session: _Session, budget_s: float) -> tuple[MeasuredCollective, ...]:
-    """All groups of one size at a time, each kind, over a ladder of tensors."""
+    """Time each kind of collective on groups of each size, at several sizes."""
     import torch.distributed as dist
 
     sizes = _group_sizes(session.world_size)
@@ -493,7 +493,7 @@ def _collectives(session: _Session, budget_s: float) -> tuple[MeasuredCollective
 def _collective(
     session: _Session, kind: CollectiveKind, group: Any, group_size: int, size: int
 ) -> Callable[[], object]:
-    """A call that runs one collective over a full tensor of ``size`` bytes."""
+    """Return a call that runs one collective over a full tensor of ``size`` bytes."""
     import torch.distributed as dist
 
     part = max(1, size // group_size // 4)
@@ -516,7 +516,7 @@ def _collective(
 
 
 def fit_line(sizes: npt.ArrayLike, times_s: npt.ArrayLike) -> tuple[float, float]:
-    """Fixed time and rate of t = fixed + size / rate.
+    """Fit the fixed time and the rate of t = fixed + size / rate.
 
     Least squares on relative errors, so that small sizes count as much as large ones;
     neither part may be negative.

@@ -1,4 +1,4 @@
-"""The networks of a cluster: which devices meet at which level, and how fast.
+"""The networks of a cluster: devices, the levels they meet at, and link speeds.
 
 In a *hierarchical* network devices sit in hosts, hosts on switches, switches on
 switches: two devices meet at the innermost level they share and nothing of size n x n
@@ -40,7 +40,7 @@ _PAIRS_AT_ONCE = 1 << 21
 
 
 class Topology(Protocol):
-    """What :mod:`planner.cluster.levels` needs to know of a network."""
+    """Arrays and questions that :mod:`planner.cluster.levels` has for a network."""
 
     @property
     def num_devices(self) -> int:
@@ -52,7 +52,7 @@ class Topology(Protocol):
 
     @property
     def domains(self) -> tuple[IntArray, ...]:
-        """Per level, which switch each device hangs on. Each of shape [n]."""
+        """Switch of each device, one array of shape [n] a level."""
 
     @property
     def level_sizes(self) -> tuple[int, ...] | None:
@@ -106,11 +106,11 @@ def topology_of(document: ClusterDocument) -> Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Links by their ends; arrays of shape [devices] unless given.
+    """Bandwidths and latencies at the ends of links; arrays of shape [devices].
 
     Attributes:
         host_bandwidth: Inside the device's host (bytes/s); likewise host_latency (s).
-        mesh: Whether the host's devices have cables to each other.
+        mesh: True if the host's devices have cables to each other.
         nic_bandwidth: Infinite without a NIC; likewise nic_latency, then 0.
         level_bandwidth: Of each level; infinite for the host's. Shape [levels];
             likewise level_latency.
@@ -240,7 +240,7 @@ class HierarchicalTopology:
     def slowest_by_level(
         self, groups: IntArray, in_host: int
     ) -> tuple[FloatArray, FloatArray]:
-        """From the ends of the links alone, without looking at pairs."""
+        """Slowest link at each level, from the ends of the links alone."""
         count = len(self._domains)
         bandwidth = np.full(count, np.inf)
         latency = np.zeros(count)
@@ -268,7 +268,7 @@ def _meets(switch: IntArray, below: IntArray) -> npt.NDArray[np.bool_]:
     """Members that share a switch with a member of another switch below it.
 
     Args:
-        switch: Of each member. Shape [g, d].
+        switch: Switch of each member. Shape [g, d].
         below: Switch one level further in, or the device itself. Shape [g, d].
     """
     rows = np.arange(len(switch), dtype=np.int64)[:, None]
@@ -314,7 +314,7 @@ class MatrixTopology:
 
     @property
     def level_names(self) -> tuple[str, ...]:
-        """Inside one host, and between hosts."""
+        """``host`` and ``network``."""
         return ("host", "network")
 
     @property
@@ -343,7 +343,7 @@ class MatrixTopology:
     def slowest_by_level(
         self, groups: IntArray, in_host: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Over all ordered pairs of each group, in blocks that bound the memory."""
+        """Slowest link at each level over all pairs of each group, block by block."""
         hosts = self._domains[0]
         bandwidth, latency = np.full(2, np.inf), np.zeros(2)
         for a, b in _pairs(groups):

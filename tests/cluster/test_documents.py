@@ -190,7 +190,7 @@ def test_ints_of_any_kind_count() -> None:
 
 
 @pytest.mark.parametrize("wrong", [1.5, float("nan"), 2.0, "4", True, None])
-def test_what_counts_nothing_is_named(wrong: Any) -> None:
+def test_numbers_that_are_not_whole_are_refused(wrong: Any) -> None:
     said = "is no whole number; give an int"
     with pytest.raises(ClusterError, match=rf"nodes={wrong!r} {said}"):
         Cluster.from_preset("dgx-h100", wrong)
