@@ -82,7 +82,7 @@ CASES = {
 #: Steps of a plan, and the functions whose calls they consist of.
 STEPS = (
     ("reading: build without memory", "planner.capture.read", "build_on_meta"),
-    ("reading: run once on fakes", "planner.capture.read", "climb"),
+    ("reading: run once on fakes", "planner.capture.read", "trace_model"),
     ("graph: all layers from one", "planner.capture.read", "expand"),
     ("graph: what tp may split", "planner.capture.read", "infer_roles"),
     ("graph: ops to blocks", "planner.capture.read", "coarsen"),

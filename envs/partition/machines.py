@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.cluster.presets.links import LINKS, ethernet
-from planner.cluster.presets.systems import SYSTEMS
+from planner.cluster.presets import ethernet, known_links, known_systems
 from planner.schema.cluster import HostGroup, Link
 
 __all__ = ["KNOWN", "UNSEEN", "Machine"]
@@ -64,7 +63,7 @@ class Machine:
 
 
 def _preset(name: str, *, shared: bool = False) -> Machine:
-    system = SYSTEMS[name]
+    system = known_systems()[name]
     return Machine(
         name=name,
         device=system.device,
@@ -80,7 +79,7 @@ def _rented(name: str, device: str, inside: str, gbits: float) -> Machine:
     return Machine(
         name=name,
         device=device,
-        inside=LINKS[inside],
+        inside=known_links()[inside],
         outside=ethernet(gbits, 8, source),
     )
 
@@ -90,7 +89,7 @@ def _server(device: str, gbits: float, inside: str = "pcie4") -> Machine:
     return Machine(
         name=f"{device.rpartition('-')[0]}-server",
         device=device,
-        inside=LINKS[inside],
+        inside=known_links()[inside],
         outside=ethernet(gbits, 8, f"one {gbits:g} GbE port: an assumption"),
         shared=True,
     )

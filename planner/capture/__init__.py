@@ -1,9 +1,10 @@
 """Reading a model: from a torch module, a name or a profile to a ModelGraph."""
 
-from planner.capture.architectures import ARCHITECTURES, Architecture
 from planner.capture.inputs import InputShape
 from planner.capture.models import (
+    Architecture,
     LoadedModel,
+    architectures,
     load_config,
     load_model,
     model_names,
@@ -12,10 +13,10 @@ from planner.capture.pipedream import parse_profile, read_profile
 from planner.capture.read import capture
 
 __all__ = [
-    "ARCHITECTURES",
     "Architecture",
     "InputShape",
     "LoadedModel",
+    "architectures",
     "capture",
     "load_config",
     "load_model",

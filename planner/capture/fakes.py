@@ -1,4 +1,4 @@
-"""A copy of a module whose weights have shapes and no memory.
+"""Copies of modules whose weights have shapes and no memory.
 
 The caller's module is never changed: parameters and buffers are replaced through the
 memo of ``copy.deepcopy``, so that no weight is copied and tied weights stay tied.
@@ -115,7 +115,7 @@ def build_on_meta(
 def _cast(
     tensor: torch.Tensor, dtype: torch.dtype | None, persistent: bool
 ) -> torch.dtype:
-    """Floating parameters and persistent buffers take the compute dtype.
+    """Dtype of a tensor's copy: the compute dtype for what is floating and saved.
 
     Buffers that are not saved with the model, such as rotary frequencies, are kept in
     the precision in which the model makes them.
@@ -130,7 +130,7 @@ def _replacements(
     make: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
     dtype: torch.dtype | None,
 ) -> dict[int, torch.Tensor]:
-    """New tensor for each parameter, buffer and tensor attribute, by id."""
+    """Make a new tensor for each parameter, buffer and tensor attribute, by id."""
     made: dict[int, torch.Tensor] = {}
 
     def add(tensor: torch.Tensor, persistent: bool) -> None:
@@ -166,7 +166,7 @@ def _maker(mode: Any) -> Callable[[torch.Tensor, torch.dtype], torch.Tensor]:
 def fake_copy(
     module: torch.nn.Module, mode: Any, dtype: torch.dtype | None
 ) -> torch.nn.Module:
-    """A deep copy with fake weights; the module itself is only read.
+    """Return a deep copy with fake weights; the module itself is only read.
 
     Args:
         module: Real or meta.
@@ -178,7 +178,7 @@ def fake_copy(
 
 
 def real_copy(module: torch.nn.Module, dtype: torch.dtype | None) -> torch.nn.Module:
-    """A deep copy with small random weights on the CPU, for a real run."""
+    """Return a deep copy with small random weights on the CPU, for a real run."""
 
     def make(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
         if not kind.is_floating_point:

@@ -1,4 +1,4 @@
-"""Example inputs: tensors, or only their shapes, made fake."""
+"""Example inputs, given as tensors or only by their shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InputShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleInputs:
-    """What a forward is called with, tensors as shapes.
+    """Arguments of a forward, tensors as shapes.
 
     Attributes:
         positional: Positional arguments; tensors are :class:`InputShape`.
@@ -56,7 +56,7 @@ class ExampleInputs:
     def materialise(
         self, make: Callable[[InputShape], torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with ``make(shape)`` in the place of every tensor."""
+        """Return the arguments with ``make(shape)`` in the place of every tensor."""
         flat, spec = tree_flatten((self.positional, dict(self.keyword)))
         made = [make(leaf) if isinstance(leaf, InputShape) else leaf for leaf in flat]
         positional, keyword = tree_unflatten(made, spec)
@@ -64,7 +64,7 @@ class ExampleInputs:
 
 
 def _is_shape(value: object) -> bool:
-    """Whether a value reads ``((1, 4096), "int64")``, the dtype by name or as such."""
+    """True for ``((1, 4096), "int64")``, the dtype by name or as such."""
     return (
         isinstance(value, tuple)
         and len(value) == 2
@@ -93,7 +93,7 @@ def _shape_of(value: Any, high: int) -> InputShape:
 
 
 def _lower(value: Any, high: int) -> Any:
-    """Nested containers with every tensor or shape as :class:`InputShape`."""
+    """Replace every tensor or shape in nested containers by an :class:`InputShape`."""
     if isinstance(value, torch.Tensor | InputShape) or _is_shape(value):
         return _shape_of(value, high)
     if isinstance(value, Mapping):
@@ -107,7 +107,7 @@ def _lower(value: Any, high: int) -> Any:
 
 
 def _parameter_names(module: torch.nn.Module, count: int) -> list[str]:
-    """Names that positional arguments have in forward's signature."""
+    """Names of positional arguments in forward's signature."""
     try:
         names = [
             name
@@ -138,7 +138,7 @@ def read_inputs(
     """Read example inputs in any of the forms a caller may have.
 
     Args:
-        module: Whose forward they are for; gives positional ones their names.
+        module: Its forward gives positional inputs their names.
         example: A mapping (keyword arguments), a tuple or list (positional ones), or
             a single tensor. Each leaf is a tensor, real, meta or fake, or a shape
             ``((1, 4096), "int64")``.

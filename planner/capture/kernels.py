@@ -1,4 +1,4 @@
-"""What one op costs: FLOPs, and the class of kernel it runs as.
+"""Cost of one op: FLOPs, and the class of kernel it runs as.
 
 Formulas are torch's own where ``torch.utils.flop_counter`` has one. It counts zero for
 grouped products, fused recurrent layers and attention on CPU; those are given here.
@@ -19,12 +19,12 @@ from planner.graph.ops import KernelCost
 
 __all__ = ["MEMORY", "KernelCost", "kernel_cost", "tensor_bytes"]
 
-#: An op of which only the bytes count.
+#: Cost of an op that only moves bytes.
 MEMORY = KernelCost()
 
 
 class _Op(NamedTuple):
-    """One dispatched op: what went in, what came out."""
+    """One dispatched op: its arguments and its result."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -67,7 +67,7 @@ def _baddbmm(op: _Op) -> KernelCost:
 
 
 def _grouped_mm(op: _Op) -> KernelCost:
-    """Every row meets the matrix of one group; 2-d x 2-d is the weight gradient."""
+    """Product of each row with the matrix of its group; 2-d x 2-d: weight gradient."""
     a, b = op.args[:2]
     if a.dim() == 3:
         return _matmul(a.shape[1], b.shape[-1], a.shape[2], a.shape[0])
@@ -88,7 +88,7 @@ def _grouped_fallback_backward(op: _Op) -> KernelCost:
 
 
 def _convolution(op: _Op) -> KernelCost:
-    """As the matrix product that it is: m output positions, n channels, k taps."""
+    """Convolution as a matrix product: m output positions, n channels, k taps."""
     source, weight, transposed = op.args[0], op.args[1], bool(op.args[6])
     groups = int(op.args[8])
     spatial = source.shape[2:] if transposed else op.out.shape[2:]
@@ -126,7 +126,7 @@ def _convolution_backward(op: _Op) -> KernelCost:
 def _scores(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, factor: float, again: float
 ) -> KernelCost:
-    """Both products of attention, in full: causal kernels skip up to half."""
+    """Count both products of attention in full: causal kernels skip up to half."""
     batch, m, d = math.prod(q.shape[:-2]), q.shape[-2], q.shape[-1]
     n, e = k.shape[-2], v.shape[-1]
     forward = 2.0 * batch * m * n * (d + e)

@@ -1,9 +1,9 @@
 """Models by name: built in, from a transformers config, or one's own.
 
-``llama3-8b`` is built in; ``hf:PATH`` reads a ``config.json`` or the folder that holds
-one; ``package.module:factory`` imports one's own code, and is only followed where a
-user names it; :func:`load_config` takes the fields of a config themselves. Nothing is
-downloaded and no weight is allocated.
+``llama3-8b`` is built in (``data/models.yaml``); ``hf:PATH`` reads a ``config.json`` or
+the folder that holds one; ``package.module:factory`` imports one's own code, and is
+only followed where a user names it; :func:`load_config` takes the fields of a config
+themselves. Nothing is downloaded and no weight is allocated.
 """
 
 from __future__ import annotations
@@ -13,21 +13,66 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
-from planner.capture.architectures import ARCHITECTURES
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import InputShape
 from planner.errors import CaptureError, UnknownNameError
 
-__all__ = ["LoadedModel", "load_config", "load_model", "model_names"]
+__all__ = [
+    "Architecture",
+    "LoadedModel",
+    "architectures",
+    "load_config",
+    "load_model",
+    "model_names",
+]
 
 #: Default tokens per sample where a config allows more.
 _LONGEST_DEFAULT = 8192
 _LENGTHS = ("max_position_embeddings", "n_positions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A built-in model of transformers with its figures.
+
+    Attributes:
+        config: Name of the config class.
+        model: Name of the model class.
+        source: Where the figures are published.
+        figures: Arguments of the config class that differ from its defaults.
+        seq_len: Tokens per sample by default; None takes it from the config.
+    """
+
+    config: str
+    model: str
+    source: str
+    figures: Mapping[str, Any]
+    seq_len: int | None = None
+
+
+@cache
+def architectures() -> Mapping[str, Architecture]:
+    """Built-in models by name."""
+    text = Path(__file__).with_name("data").joinpath("models.yaml").read_text("utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return {
+        name: Architecture(
+            config=family["config"],
+            model=family["model"],
+            source=entry.get("source") or family["source"],
+            figures={**family.get("shared", {}), **entry["figures"]},
+            seq_len=family.get("seq_len"),
+        )
+        for family in yaml.load(text, loader)  # noqa: S506 - both loaders are safe
+        for name, entry in family["models"].items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +81,10 @@ class LoadedModel:
 
     Attributes:
         name: For people.
-        ref: What it was asked for by; None for the fields of a config.
+        ref: Name it was asked for by; None for the fields of a config.
         build: Makes the module; on the meta device no weight is allocated.
-        inputs: What forward is called with, as
-            :func:`planner.capture.inputs.read_inputs` takes it.
+        inputs: Arguments of forward, as
+            :func:`planner.capture.inputs.read_inputs` takes them.
         seq_len: Tokens per sample; None without a sequence.
     """
 
@@ -52,7 +97,7 @@ class LoadedModel:
 
 def model_names() -> tuple[str, ...]:
     """Names of the built-in models, sorted."""
-    return tuple(sorted(ARCHITECTURES))
+    return tuple(sorted(architectures()))
 
 
 def load_model(
@@ -62,7 +107,7 @@ def load_model(
     batch: int = 1,
     allow_remote_code: bool = False,
 ) -> LoadedModel:
-    """Find a model by name.
+    """Return a model by name.
 
     Args:
         ref: A built-in name, ``hf:PATH``, or ``module:factory``, where the factory
@@ -83,9 +128,9 @@ def load_model(
         return _from_path(ref, seq_len, batch, allow_remote_code)
     if ":" in ref:
         return _from_code(ref)
-    if ref not in ARCHITECTURES:
-        raise UnknownNameError("model", ref, ARCHITECTURES)
-    entry = ARCHITECTURES[ref]
+    if ref not in architectures():
+        raise UnknownNameError("model", ref, architectures())
+    entry = architectures()[ref]
     library = _transformers()
     config = getattr(library, entry.config)(**entry.figures)
     made = getattr(library, entry.model)
@@ -101,7 +146,7 @@ def load_config(
     seq_len: int | None = None,
     batch: int = 1,
 ) -> LoadedModel:
-    """A model from the fields of a transformers config; its own code is never run.
+    """Return a model from the fields of a transformers config; runs no code of its own.
 
     Args:
         data: As in ``config.json``: ``model_type``, what differs from its defaults,
@@ -146,13 +191,13 @@ def _transformers() -> Any:
 
 
 def _config_errors() -> tuple[type[Exception], ...]:
-    """What transformers raises when it cannot read a config."""
+    """Exceptions that transformers raises when it cannot read a config."""
     own = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     return (OSError, ValueError, KeyError, TypeError, AttributeError, own)
 
 
 def _config_data(path: Path) -> dict[str, Any]:
-    """The JSON of a config, checked to be an object."""
+    """Read the JSON of a config, and check that it is one."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -207,7 +252,7 @@ def _from_path(
 def _model_class(
     library: Any, config: Any, data: Mapping[str, Any], allow_remote_code: bool
 ) -> Callable[[Any], torch.nn.Module]:
-    """What makes the module: the architecture that the config names, or a causal LM."""
+    """Return the class that the config names, or an automatic choice by its type."""
     named = data.get("architectures")
     first = named[0] if isinstance(named, list) and named else None
     own = getattr(library, first, None) if isinstance(first, str) else None
@@ -276,7 +321,7 @@ def _length(config: Any, seq_len: int | None) -> int:
 def _config_inputs(
     config: Any, seq_len: int | None, batch: int
 ) -> tuple[dict[str, Any], int | None]:
-    """Inputs of the forward that a transformers config stands for."""
+    """Inputs of forward, and tokens per sample, for a transformers config."""
     source = getattr(config, "text_config", None) or config
     high = getattr(source, "vocab_size", None)
 

@@ -1,4 +1,4 @@
-"""PipeDream profiles: measured layer times in, a ModelGraph out.
+"""Reading PipeDream profiles: a ModelGraph with measured layer times.
 
 A profile has one node a line, then one edge a line::
 
@@ -51,10 +51,10 @@ class ProfileNode:
 
     Attributes:
         name: ``node12``.
-        op: As torch prints the module.
-        forward_ms: As written, in milliseconds; likewise ``backward_ms``.
+        op: The module as torch prints it.
+        forward_ms: Milliseconds as written; likewise ``backward_ms``.
         activations: Bytes of each output.
-        parameter_bytes: Of its weights.
+        parameter_bytes: Bytes of its weights.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ProfileNode:
 
 
 def _numbers(text: str, field: str, where: str) -> tuple[float, ...]:
-    """A number, or numbers in brackets; finite and not negative."""
+    """Parse a number, or numbers in brackets; finite and not negative."""
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         values = tuple(float(part) for part in inner.split(";"))
@@ -113,7 +113,7 @@ def _node(line: str, where: str) -> ProfileNode:
 def _parse(
     text: str, source: str
 ) -> tuple[dict[str, ProfileNode], list[tuple[str, str, str]]]:
-    """Nodes by name, and edges with the place they were read from."""
+    """Parse nodes by name, and edges with the place they were read from."""
     nodes: dict[str, ProfileNode] = {}
     edges: list[tuple[str, str, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -142,7 +142,7 @@ def _parse(
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """Profiles number nodes in program order: ``node12`` after ``node9``."""
+    """Sort key of a node: profiles number them in program order."""
     digits = re.search(r"(\d+)$", name)
     return (int(digits.group(1)) if digits else 0, name)
 
@@ -201,7 +201,7 @@ def _block(index: int, node: ProfileNode, entering: float) -> Block:
 
 
 def _edge(source: int, target: int, made: ProfileNode, reader: ProfileNode) -> Edge:
-    """All outputs of a node, or the one that ``__getitem__`` takes out."""
+    """Edge with all outputs of a node, or the one that ``__getitem__`` takes out."""
     sizes = dict(enumerate(made.activations))
     chosen = _GETITEM.match(reader.op)
     if chosen and int(chosen.group(1)) in sizes and len(sizes) > 1:
@@ -220,7 +220,7 @@ def _edge(source: int, target: int, made: ProfileNode, reader: ProfileNode) -> E
 def parse_profile(
     path: str | os.PathLike[str],
 ) -> tuple[dict[str, ProfileNode], list[tuple[str, str, str]]]:
-    """Nodes by name and edges of a profile, both in the order of their lines.
+    """Parse the nodes by name and the edges of a profile, in the order of their lines.
 
     Args:
         path: A PipeDream ``graph.txt``.

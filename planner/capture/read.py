@@ -1,23 +1,22 @@
-"""``capture``: from a module to a ModelGraph."""
+"""Read a module into a ModelGraph."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import torch
 
-from planner.capture.expand import expand
-from planner.capture.facts import Facts, expert_patterns, model_facts
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
-from planner.capture.ladder import Reading, Source, climb
-from planner.capture.loss import LossKind
 from planner.capture.models import LoadedModel
-from planner.capture.rehearse import rehearse
+from planner.capture.repeat import expand
+from planner.capture.run import LossKind, Reading, Source, trace_model
+from planner.capture.tp_check import tp_violations
 from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen
 from planner.graph.model import ModelGraph
@@ -28,7 +27,7 @@ from planner.graph.structure import structure
 
 __all__ = ["capture"]
 
-#: Ops other than attention by which one token sees another.
+#: Ops other than attention that mix tokens.
 _MIXES_TOKENS = frozenset(
     {
         "aten::convolution",
@@ -49,6 +48,28 @@ _BATCH_NORMS = frozenset(
         "aten::cudnn_batch_norm",
     }
 )
+#: Fact to the names that transformers configs give it, best first.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers"),
+    "vocab_size": ("vocab_size",),
+    "intermediate_size": (
+        "intermediate_size",
+        "n_inner",
+        "d_ff",
+        "encoder_ffn_dim",
+    ),
+    "num_heads": (
+        "num_attention_heads",
+        "n_head",
+        "num_heads",
+        "encoder_attention_heads",
+    ),
+    "num_key_value_heads": ("num_key_value_heads",),
+    "num_experts": ("num_local_experts", "n_routed_experts", "num_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+    "moe_intermediate_size": ("moe_intermediate_size",),
+}
 
 
 def capture(
@@ -85,7 +106,7 @@ def capture(
             each as it is.
         loss: ``model`` (what forward returns), ``cross_entropy``, ``mean_square``, or
             ``auto``.
-        repeat: Whether equal blocks are run once and counted often.
+        repeat: Run equal blocks once and count them often.
         op_budget: Most ops, forward and backward, before reading is given up.
 
     Returns:
@@ -103,7 +124,7 @@ def capture(
     else:
         build = loaded.build if loaded is not None else model  # type: ignore[assignment]
         module = build_on_meta(build, compute)  # type: ignore[arg-type]
-    facts = model_facts(module)
+    facts = _model_facts(module)
     example = _example(loaded, example_inputs, facts, batch, seq_len)
     inputs = read_inputs(module, example, high=facts.vocab_size)
     source = Source(
@@ -115,7 +136,7 @@ def capture(
         repeat=repeat,
         op_budget=op_budget,
     )
-    reading = climb(source)
+    reading = trace_model(source)
     label = name or (loaded.name if loaded is not None else type(module).__name__)
     where = ref or (loaded.ref if loaded is not None else None)
     return _graph(source, facts, reading=reading, name=label, ref=where)
@@ -136,11 +157,11 @@ def _dtype(name: str | None) -> torch.dtype | None:
 def _example(
     loaded: LoadedModel | None,
     given: Any,
-    facts: Facts,
+    facts: _Facts,
     batch: int | None,
     seq_len: int | None,
 ) -> Any:
-    """Example inputs: the caller's, the loaded model's, or tokens."""
+    """Choose example inputs: the caller's, the loaded model's, or tokens."""
     if given is not None:
         return given
     if loaded is not None:
@@ -166,7 +187,7 @@ def _length(inputs: ExampleInputs) -> int | None:
 def _attention(
     module: torch.nn.Module, ops: OpGraph, reading: Reading
 ) -> Literal["causal", "full"] | None:
-    """The one kind of attention, if nothing else mixes tokens and cp can serve it.
+    """Return the one kind of attention that cp can serve, if nothing else mixes tokens.
 
     A part of a sequence is computed alone only if its tokens' positions can be told
     to the model, and if the loss is a sum over tokens.
@@ -193,7 +214,7 @@ def _batch_norm_values(ops: OpGraph, batch: int) -> int | None:
 
 def _graph(
     source: Source,
-    facts: Facts,
+    facts: _Facts,
     *,
     reading: Reading,
     name: str,
@@ -202,7 +223,7 @@ def _graph(
     module, dtype, inputs = source.module, source.dtype, source.inputs
     ops = expand(reading.trace, module, dtype)
     plan = structure(ops)
-    roles = infer_roles(ops, plan, facts.tp_plan, partial(rehearse, source))
+    roles = infer_roles(ops, plan, facts.tp_plan, partial(tp_violations, source))
     made = coarsen(ops, plan, roles)
     blocks = with_config_heads(made.blocks, facts.dims)
     transposed = {fqn for fqn, kind in ops.linear.items() if kind == "transposed"}
@@ -210,7 +231,7 @@ def _graph(
     compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
     config = dict(facts.config)
     config["loss"] = reading.loss
-    sharding = {**roles.patterns, **expert_patterns(module)}
+    sharding = {**roles.patterns, **_expert_patterns(module)}
     return ModelGraph(
         name=name,
         ref=ref,
@@ -242,4 +263,105 @@ def _graph(
         attention=_attention(module, ops, reading),
         assumptions=reading.assumptions,
         config=config,
+    )
+
+
+# -- The config ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """Sizes and plan that a model's config gives; empty for a module without one.
+
+    Attributes:
+        config: Facts worth showing, by name.
+        dims: The integers among them.
+        vocab_size: Bound of token ids.
+        max_length: Longest sequence that the config names.
+        has_cache: True if forward takes ``use_cache``.
+        tp_plan: Pattern of module names to Hugging Face style.
+    """
+
+    config: Mapping[str, int | float | str] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+    vocab_size: int | None = None
+    max_length: int | None = None
+    has_cache: bool = False
+    tp_plan: Mapping[str, str] = field(default_factory=dict)
+
+
+def _first(config: Any, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _tp_plan(module: torch.nn.Module, config: Any) -> dict[str, str]:
+    """Hugging Face's plan, its patterns with the prefix of the base model."""
+    found: dict[str, str] = {}
+    prefix = getattr(module, "base_model_prefix", "")
+    inner = bool(prefix) and isinstance(getattr(module, prefix, None), torch.nn.Module)
+    base = getattr(config, "base_model_tp_plan", None)
+    if isinstance(base, Mapping):
+        lead = f"{prefix}." if inner else ""
+        found.update({f"{lead}{key}": str(style) for key, style in base.items()})
+    own = getattr(type(module), "_tp_plan", None)
+    if isinstance(own, Mapping):
+        found.update({str(key): str(style) for key, style in own.items()})
+    return found
+
+
+def _expert_patterns(module: torch.nn.Module) -> dict[str, Literal["experts"]]:
+    """Patterns of the modules whose experts ep can divide.
+
+    Such a module is called as ``experts(tokens, chosen, weights)``, has ``num_experts``
+    and parameters of that first dimension, as those of transformers 5.
+    """
+    found: dict[str, Literal["experts"]] = {}
+    for name, part in module.named_modules():
+        count = getattr(part, "num_experts", None)
+        shapes = [parameter.shape for parameter in part.parameters()]
+        stacked = all(len(shape) > 1 and shape[0] == count for shape in shapes)
+        if isinstance(count, int) and shapes and stacked and _takes_routing(part):
+            pattern = ".".join("*" if p.isdigit() else p for p in name.split("."))
+            found[pattern] = "experts"
+    return found
+
+
+def _takes_routing(part: torch.nn.Module) -> bool:
+    needed = [
+        parameter
+        for parameter in inspect.signature(part.forward).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in needed)
+    return variadic or len(needed) == 3
+
+
+def _model_facts(module: torch.nn.Module) -> _Facts:
+    """Read the config of a transformers model, or of one that keeps its own alike."""
+    config = getattr(module, "config", None)
+    if config is None or isinstance(config, Mapping):
+        return _Facts()
+    nested = getattr(config, "text_config", None)
+    source = nested if nested is not None else config
+    dims = {
+        fact: value
+        for fact, names in _NAMES.items()
+        if (value := _first(source, names)) is not None
+    }
+    shown: dict[str, int | float | str] = dict(dims)
+    kind = getattr(config, "model_type", None)
+    if isinstance(kind, str):
+        shown["model_type"] = kind
+    lengths = ("max_position_embeddings", "n_positions", "max_source_positions")
+    return _Facts(
+        config=shown,
+        dims=dims,
+        vocab_size=dims.get("vocab_size"),
+        max_length=_first(source, lengths),
+        has_cache=hasattr(source, "use_cache"),
+        tp_plan=_tp_plan(module, config),
     )

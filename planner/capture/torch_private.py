@@ -1,4 +1,4 @@
-"""Private torch APIs that capture stands on, all in this one file.
+"""Private torch APIs that capture needs, all in this one file.
 
 Seen to work on torch 2.11 to 2.13. Each is looked up with a guard, so that a torch
 that lacks one ends in a :class:`~planner.errors.CaptureError` that names it.
@@ -42,7 +42,7 @@ _SEEN = "2.11 to 2.13"
 
 
 def _private(owner: Any, *names: str) -> Any:
-    """First of ``names`` that ``owner`` has."""
+    """Return the first of ``names`` that ``owner`` has."""
     for name in names:
         found = getattr(owner, name, None)
         if found is not None:
@@ -108,7 +108,7 @@ def last_sequence() -> int:
 
 
 def in_backward() -> bool:
-    """Whether the autograd engine is running."""
+    """True while the autograd engine is running."""
     return _graph_task_id() != -1
 
 
@@ -130,7 +130,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def pin_storage(tensor: torch.Tensor) -> object:
-    """Something to hold on to so that the key of a storage is not used again.
+    """Return an object that, while held, keeps the key of a storage from reuse.
 
     A weak reference: it pins the address, not the memory.
     """
@@ -144,12 +144,12 @@ def pin_storage(tensor: torch.Tensor) -> object:
 
 
 def is_view(func: Any) -> bool:
-    """Whether an op only makes a view of its input, by its schema."""
+    """True if an op only makes a view of its input, by its schema."""
     return bool(getattr(func, "is_view", False))
 
 
 def fake_mode() -> Any:
-    """A FakeTensorMode: shapes and dtypes are computed, memory is not allocated."""
+    """Make a FakeTensorMode: shapes are computed, memory is not allocated."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -158,7 +158,7 @@ def fake_mode() -> Any:
 def fake_tensor(
     mode: Any, tensor: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """A fake tensor of the same shape and strides that claims to be on the CPU.
+    """Make a fake tensor of the same shape and strides that claims to be on the CPU.
 
     Never a fake ``cuda`` tensor: autograd of a torch built without CUDA ends the
     process when it meets one.
@@ -175,7 +175,7 @@ def fake_tensor(
 
 
 def is_plain_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is fake, strided and holds no constant."""
+    """True if a tensor is fake, strided and holds no constant."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return type(tensor) is FakeTensor and tensor.constant is None
@@ -190,7 +190,7 @@ def fake_output(
     alias: torch.Tensor | None,
     offset: int,
 ) -> torch.Tensor:
-    """A fresh fake CPU tensor, or one that views the storage of ``alias``.
+    """Make a fake CPU tensor, or one that views the storage of ``alias``.
 
     To be called inside a dispatch handler; the fake mode itself is bypassed.
     """
@@ -251,7 +251,7 @@ def patched_function(replacement: Callable[..., torch.Tensor]) -> Iterator[None]
 
 @contextlib.contextmanager
 def without_fused_rnn() -> Iterator[None]:
-    """While open, recurrent layers run step by step.
+    """While open, run recurrent layers step by step.
 
     The fused CPU op keeps its gates in a workspace that has no size on fake tensors, so
     five sixths of what an LSTM keeps for backward would be missed.

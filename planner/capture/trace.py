@@ -1,4 +1,4 @@
-"""One forward and backward, op by op, at the dispatcher.
+"""Record one forward and backward, op by op, at the dispatcher.
 
 The module runs eagerly on tensors without memory. A dispatch mode sees every op of
 both passes, below autograd and above the kernels, so that nothing of the model's code
@@ -10,7 +10,9 @@ the node's sequence number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -20,13 +22,13 @@ from torch.nn.modules.module import (
 )
 
 from planner.capture.kernels import KernelCost, kernel_cost, tensor_bytes
-from planner.capture.record import Call, Trace
-from planner.capture.shapes import ShapeCache
-from planner.capture.speculate import run_or_assume
+from planner.capture.stand_ins import run_or_assume
 from planner.capture.torch_private import (
     DispatchMode,
     backward_sequence,
+    fake_output,
     in_backward,
+    is_plain_fake,
     is_view,
     last_sequence,
     pin_storage,
@@ -34,7 +36,7 @@ from planner.capture.torch_private import (
 )
 from planner.errors import OpBudgetError
 
-__all__ = ["Tracer"]
+__all__ = ["Call", "Trace", "Tracer"]
 
 _UNWRITTEN = frozenset(
     {
@@ -45,6 +47,238 @@ _UNWRITTEN = frozenset(
         "aten::new_empty_strided",
     }
 )
+_PLAIN = (
+    int,
+    float,
+    bool,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+_UNKNOWN_TAGS = frozenset(
+    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)
+
+
+# -- The record ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a repeated module.
+
+    Attributes:
+        module: FQN of the module called.
+        template: Index of the traced call that this one repeats; -1 for a traced one.
+        rows: Half-open range of ops traced; of a repeated call the one op that
+            stands for it.
+        saves: Half-open range of ``Trace.saves`` made by it.
+        inputs: Storage of each tensor that went in.
+        outputs: Storage of each tensor that came out.
+    """
+
+    module: str
+    template: int
+    rows: tuple[int, int]
+    saves: tuple[int, int]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Trace:
+    """Forward ops in program order, as columns; views are left out.
+
+    A backward op adds its cost to the forward op it belongs to. Storages have ids in
+    order of appearance; parameters have negative ones, ``-1 - index``.
+
+    Attributes:
+        names: Schema name of each op, ``aten::mm``.
+        modules: FQN of the module in whose forward it ran; "" outside any.
+        kernels: Class and arithmetic of the forward op.
+        inputs: Storages that it reads.
+        outputs: Storages that it writes.
+        random: True if it draws random numbers.
+        weight_bytes: Parameter bytes that it reads.
+        transient: Bytes of the largest working set among its backward ops beyond
+            what is saved.
+        storage_bytes: Bytes of each storage.
+        storage_tensor: (shape, dtype) under which each storage was seen first.
+        sources: Storages that hold inputs, buffers and constants.
+        constants: Storages of registered buffers.
+        saves: (op, storage, module) of each tensor kept for backward, as kept.
+        calls: Calls of repeated modules, in order of their return.
+        operations: Ops seen, backward and repeated ones included.
+    """
+
+    names: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    kernels: list[KernelCost] = field(default_factory=list)
+    inputs: list[tuple[int, ...]] = field(default_factory=list)
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
+    random: list[bool] = field(default_factory=list)
+    forward_bytes: array[float] = field(default_factory=lambda: array("d"))
+    weight_bytes: array[float] = field(default_factory=lambda: array("d"))
+    backward_flops: array[float] = field(default_factory=lambda: array("d"))
+    backward_bytes: array[float] = field(default_factory=lambda: array("d"))
+    recompute_flops: array[float] = field(default_factory=lambda: array("d"))
+    transient: array[float] = field(default_factory=lambda: array("d"))
+    storage_bytes: array[float] = field(default_factory=lambda: array("d"))
+    storage_tensor: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    sources: set[int] = field(default_factory=set)
+    constants: set[int] = field(default_factory=set)
+    saves: list[tuple[int, int, str]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    operations: int = 0
+
+
+# -- Shapes of results -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """One result: the input it is a view of (-1 for none), and its layout."""
+
+    alias: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    outputs: tuple[_Output, ...]
+    #: Type that holds the results; None for a single tensor.
+    container: type | None
+
+
+class _NotPlainError(Exception):
+    """Raised for an argument that no key can be made of."""
+
+
+def _describe(value: Any, key: list[Hashable], tensors: list[torch.Tensor]) -> None:
+    """Append the parts of a value that decide the shape of the result to ``key``."""
+    if isinstance(value, torch.Tensor):
+        if not is_plain_fake(value):
+            raise _NotPlainError
+        tensors.append(value)
+        key.append(value.shape)
+        key.append(value.stride())
+        key.append(value.dtype)
+        key.append(value.storage_offset())
+    elif isinstance(value, list | tuple):
+        key.append(len(value))
+        for item in value:
+            _describe(item, key, tensors)
+    elif isinstance(value, _PLAIN):
+        # 1, 1.0 and True are equal and lead to different dtypes.
+        key.append((type(value), value))
+    else:
+        raise _NotPlainError
+
+
+class _ShapeCache:
+    """Shapes of results by op and arguments, for one trace.
+
+    Which shapes an op returns depends on the shapes it is given and on its scalars. A
+    model of many equal layers asks the same question hundreds of times, so answers are
+    kept, and a fake result is made without asking the fake mode again.
+
+    Args:
+        mode: The FakeTensorMode that made the tensors.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+        self._answers: dict[Hashable, _Answer | None] = {}
+        self._functional: dict[Any, bool] = {}
+
+    def _is_functional(self, func: Any) -> bool:
+        """True if an op writes to no input and its shapes depend on no data."""
+        known = self._functional.get(func)
+        if known is None:
+            known = not func._schema.is_mutable and not _UNKNOWN_TAGS.intersection(
+                func.tags
+            )
+            self._functional[func] = known
+        return known
+
+    def key(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Hashable, list[torch.Tensor]] | None:
+        """Make the key of a call and list its tensors; None if it has no key."""
+        if not self._is_functional(func):
+            return None
+        key: list[Hashable] = [func]
+        tensors: list[torch.Tensor] = []
+        try:
+            _describe(args, key, tensors)
+            for name, value in kwargs.items():
+                key.append(name)
+                _describe(value, key, tensors)
+        except _NotPlainError:
+            return None
+        # Without a tensor, values such as torch.tensor(3) may be asked for later.
+        return (tuple(key), tensors) if tensors else None
+
+    def result(self, key: Hashable, tensors: list[torch.Tensor]) -> Any:
+        """Make a fresh result of a call that was answered before; None otherwise."""
+        answer = self._answers.get(key)
+        if answer is None:
+            return None
+        made = [
+            fake_output(
+                self._mode,
+                output.shape,
+                output.stride,
+                output.dtype,
+                alias=None if output.alias < 0 else tensors[output.alias],
+                offset=output.offset,
+            )
+            for output in answer.outputs
+        ]
+        return made[0] if answer.container is None else answer.container(made)
+
+    def remember(self, key: Hashable, tensors: list[torch.Tensor], out: Any) -> None:
+        """Keep the answer to a call, if it is made of plain tensors."""
+        if key not in self._answers:
+            self._answers[key] = _answer(tensors, out)
+
+
+def _answer(tensors: list[torch.Tensor], out: Any) -> _Answer | None:
+    container = type(out) if isinstance(out, list | tuple) else None
+    results = [out] if container is None else list(out)
+    if container not in {None, list, tuple}:
+        return None
+    held = {storage_key(tensor): index for index, tensor in enumerate(tensors)}
+    outputs: list[_Output] = []
+    fresh: set[int] = set()
+    for tensor in results:
+        if not isinstance(tensor, torch.Tensor) or not is_plain_fake(tensor):
+            return None
+        if any(tensor is given for given in tensors):
+            return None
+        storage = storage_key(tensor)
+        alias = held.get(storage, -1)
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        if alias < 0:
+            extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+            extent = extent if tensor.numel() else 0
+            size = tensor.untyped_storage().nbytes()
+            if storage in fresh or size != extent * tensor.element_size():
+                return None
+            fresh.add(storage)
+        outputs.append(
+            _Output(alias, shape, stride, tensor.dtype, int(tensor.storage_offset()))
+        )
+    return _Answer(tuple(outputs), container)
+
+
+# -- The tracer ------------------------------------------------------------------
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -68,8 +302,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
     Args:
         module: The module that will run; its names give the FQNs.
         op_budget: Most ops that may be seen.
-        hooks: Whether to watch what autograd saves. ``torch.func`` transforms do not
-            allow it.
+        hooks: Watch what autograd saves; ``torch.func`` transforms do not allow it.
         mode: The FakeTensorMode of the module's weights; None for real ones.
     """
 
@@ -88,7 +321,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self.gradients: dict[Any, torch.Tensor] = {}
         self.current: tuple[object, str] = ("", "")
         self._budget = op_budget
-        self._shapes = None if mode is None else ShapeCache(mode)
+        self._shapes = None if mode is None else _ShapeCache(mode)
         self._names = {child: name for name, child in module.named_modules()}
         self._stack = [""]
         self._ids: dict[int, int] = {}
@@ -195,7 +428,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do an op and record it; see :class:`DispatchMode`.
+        """Run an op and record it; see :class:`DispatchMode`.
 
         Raises:
             OpBudgetError: If it is one op too many.
@@ -218,7 +451,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
     def _run(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Result of an op, remembered if it was asked before; and its arguments."""
+        """Return the result of an op, remembered if possible, and its arguments."""
         call = None if self._shapes is None else self._shapes.key(func, args, kwargs)
         if self._shapes is not None and call is not None:
             known = self._shapes.result(*call)

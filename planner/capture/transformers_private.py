@@ -17,12 +17,12 @@ __all__ = ["unpacked_sequences"]
 
 
 def _no_packing(position_ids: torch.Tensor) -> None:
-    """What the real function answers when each row is one sequence."""
+    """Return None, the answer of the real function for one sequence a row."""
 
 
 @contextlib.contextmanager
 def unpacked_sequences() -> Iterator[None]:
-    """While open, every row of a batch is one sequence.
+    """While open, take every row of a batch to be one sequence.
 
     transformers reads the position ids to find out, which on tensors without data it
     cannot, so it would build a mask [length, length] and take the slower path of

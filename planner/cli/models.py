@@ -18,9 +18,9 @@ class ModelsCommand:
 
     def run(self) -> None:
         """Print names and what they stand for."""
-        from planner.capture.architectures import ARCHITECTURES
+        from planner.capture import architectures
 
-        known = sorted(ARCHITECTURES.items())
+        known = sorted(architectures().items())
         if self.json:
             emit_json(
                 {

@@ -2,13 +2,11 @@
 
 from planner.cluster.cluster import Cluster
 from planner.cluster.levels import AxisLevel
-from planner.cluster.measured import cluster_from_probe
 from planner.cluster.presets import cluster_names, device_type, device_type_names
 
 __all__ = [
     "AxisLevel",
     "Cluster",
-    "cluster_from_probe",
     "cluster_names",
     "device_type",
     "device_type_names",

@@ -1,4 +1,4 @@
-"""The machine at hand as a cluster: its GPUs, or its CPU cores as gloo devices.
+"""Describe the machine at hand: its GPUs, or its CPU cores as gloo devices.
 
 Nothing is measured here; numbers that no datasheet gives are estimates until
 ``meshwright probe`` replaces them.
@@ -18,9 +18,8 @@ from typing import Any
 
 import psutil
 
-from planner.cluster.counts import whole_number
-from planner.cluster.presets.devices import device_type, device_type_names
-from planner.cluster.presets.links import LINKS
+from planner.cluster.documents import whole_number
+from planner.cluster.presets import known_links, known_type
 from planner.errors import ClusterError
 from planner.schema.cluster import (
     ClusterDocument,
@@ -33,7 +32,6 @@ from planner.schema.cluster import (
 __all__ = [
     "cpu_device_type",
     "detect_document",
-    "known_type",
     "usable_cores",
     "usable_memory_bytes",
 ]
@@ -61,7 +59,7 @@ _LOOPBACK = Link(
 
 
 def detect_document(processes: int | None = None) -> ClusterDocument:
-    """See :meth:`planner.cluster.Cluster.detect`."""
+    """Describe this machine; see :meth:`planner.cluster.Cluster.detect`."""
     if processes is not None:
         processes = whole_number("processes", processes)
     gpus = _nvidia_gpus() or _amd_gpus()
@@ -119,7 +117,7 @@ def _cgroup_cores() -> float | None:
 
 
 def usable_memory_bytes() -> float:
-    """Memory that can still be allocated: what the system and the cgroup have left."""
+    """Memory that can still be allocated by the system and the cgroup."""
     free = float(psutil.virtual_memory().available)
     for limit, used in (
         ("memory.max", "memory.current"),
@@ -140,10 +138,10 @@ def _read(path: Path) -> str:
 
 
 def cpu_device_type(memory_bytes: float) -> DeviceType:
-    """One process on one core, its rate estimated from clock and vector width.
+    """Estimate one process on one core from its clock and vector width.
 
     Args:
-        memory_bytes: What the process can allocate.
+        memory_bytes: Bytes that the process can allocate.
     """
     per_cycle, bfloat16 = _vector_width()
     clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
@@ -190,28 +188,6 @@ def _read_text(path: str) -> str:
 
 
 # -- GPUs ------------------------------------------------------------------------
-
-
-def known_type(name: str, memory_bytes: float) -> DeviceType | None:
-    """The known accelerator that a driver calls ``name``, told apart by its memory.
-
-    Args:
-        name: ``"NVIDIA H100 80GB HBM3"``, ``"AMD Instinct MI300X"``.
-        memory_bytes: What the driver reports.
-    """
-    text = name.lower().replace(" ", "")
-    found = [
-        device_type(known)
-        for known in device_type_names()
-        if known.rpartition("-")[0] in text
-    ]
-    # gb200 contains b200: the longer name is the better match.
-    longest = max((len(d.name.rpartition("-")[0]) for d in found), default=0)
-    found = [d for d in found if len(d.name.rpartition("-")[0]) == longest]
-    near = min(found, key=lambda d: abs(d.memory_bytes - memory_bytes), default=None)
-    if near is None or abs(near.memory_bytes / memory_bytes - 1) > 0.1:
-        return None
-    return near
 
 
 def _nvidia_gpus() -> list[DeviceType]:
@@ -311,7 +287,7 @@ def _inside(device: DeviceType, count: int) -> str:
 
 
 def _gpu_document(gpus: list[DeviceType]) -> ClusterDocument:
-    pcie = LINKS["pcie4"]
+    links = known_links()
     groups = []
     for device, run in groupby(gpus, key=lambda gpu: gpu):
         count = len(list(run))
@@ -321,7 +297,7 @@ def _gpu_document(gpus: list[DeviceType]) -> ClusterDocument:
                 count=1,
                 devices_per_host=count,
                 device=device.name,
-                link=LINKS[_inside(device, count)],
+                link=links[_inside(device, count)],
             )
         )
     types = {device.name: device for device in gpus}
@@ -330,6 +306,6 @@ def _gpu_document(gpus: list[DeviceType]) -> ClusterDocument:
         device_types=tuple(types.values()),
         hosts=tuple(groups),
         # GPUs of several kinds in one machine: each kind a host, joined by PCIe.
-        levels=(Level(name="PCIe", link=pcie),) if len(groups) > 1 else (),
+        levels=(Level(name="PCIe", link=links["pcie4"]),) if len(groups) > 1 else (),
         source="detected",
     )

@@ -1,8 +1,8 @@
-"""How the ranks of one mesh axis lie on the levels of a network.
+"""Network levels that the ranks of one mesh axis use.
 
 A collective over ranks that lie on several hosts runs in steps: inside each host, then
-between hosts. What its cost depends on is how many members take part in each step and
-how fast the link of that step is: one :class:`AxisLevel` a step.
+between hosts. Its cost depends on the members that take part in each step and on the
+speed of that step's link: one :class:`AxisLevel` a step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class AxisLevel:
 
     Attributes:
         members: Ranks, or parts of the group joined further in, that take part.
-        bandwidth_bytes_per_s: Of the slowest link used, per device and direction.
-        latency_s: Of the slowest link used, per message.
-        name: Of the network level.
+        bandwidth_bytes_per_s: Slowest link used, per device and direction.
+        latency_s: Latency of the slowest link used, per message.
+        name: Name of the network level.
     """
 
     members: int

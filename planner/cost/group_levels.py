@@ -12,9 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cluster.hierarchical import HierarchicalTopology
-from planner.cluster.matrix import MatrixTopology
-from planner.cluster.topology import Topology
+from planner.cluster.topology import HierarchicalTopology, MatrixTopology, Topology
 from planner.simulate.compiled import compiled
 
 __all__ = ["LevelTables", "group_levels", "level_tables"]

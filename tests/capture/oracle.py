@@ -1,4 +1,4 @@
-"""What a real run keeps and computes, measured by torch."""
+"""Bytes and FLOPs of a real run, measured by torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from planner.capture.loss import compute_loss
+from planner.capture.run import compute_loss
 
 
 def saved_bytes(module: torch.nn.Module, inputs: Mapping[str, Any]) -> float:

@@ -157,7 +157,7 @@ def test_a_selective_policy_keeps_less_than_none_and_more_than_full() -> None:
         assert unit[0].boundary_bytes < kept < sum(b.saved_bytes for b in unit)
 
 
-def test_what_tp_divides_of_a_llama_layer() -> None:
+def test_tp_divides_what_a_llama_layer_saves() -> None:
     tokens, hidden, inner, kv = 2 * 64, 64, 128, 32
     graph = capture(_llama, {"input_ids": ((2, 64), "int64"), "use_cache": False})
     unit = {b.name.rpartition(".")[2]: b for b in graph.blocks if "layers.2." in b.name}

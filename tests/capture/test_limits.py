@@ -1,4 +1,4 @@
-"""What cannot be read ends in an error that says why; nothing of the caller changes."""
+"""Models that cannot be read end in an error that says why; nothing else changes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_a_loop_that_does_not_end_meets_the_op_budget() -> None:
         capture(Endless(), {"x": ((2, 4), "float32")}, op_budget=500)
 
 
-def test_what_was_assumed_of_data_is_recorded() -> None:
+def test_assumed_values_are_recorded() -> None:
     graph = capture(Branchy(), {"x": ((16, 8), "float32")})
     text = "\n".join(graph.assumptions)
     assert "a scalar read from a tensor is 0.0" in text
     assert "a mask selects 8 of 16 elements" in text
 
 
-def test_a_transform_without_hooks_is_read_on_the_second_rung() -> None:
+def test_a_transform_without_hooks_is_read_in_the_second_way() -> None:
     class Jacobian(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from planner.capture import ARCHITECTURES, capture, load_config, load_model, model_names
+from planner.capture import (
+    architectures,
+    capture,
+    load_config,
+    load_model,
+    model_names,
+)
 from planner.capture.fakes import build_on_meta
 from planner.errors import CaptureError
 from planner.graph import ModelGraph
@@ -153,7 +160,7 @@ def test_encoder_output_is_relayed_across_every_decoder_cut() -> None:
 
 
 def test_the_fields_of_a_config_are_the_model_they_describe() -> None:
-    fields = {"model_type": "gpt2", **ARCHITECTURES["gpt2-medium"].figures}
+    fields = {"model_type": "gpt2", **architectures()["gpt2-medium"].figures}
     given = capture(load_config(fields, seq_len=128), name="one")
     named = capture(load_model("gpt2-medium", seq_len=128), name="one")
     assert given.ref is None
@@ -169,3 +176,9 @@ def test_a_config_without_a_known_type_is_refused() -> None:
 
 def test_every_built_in_name_is_listed() -> None:
     assert {name for name, _, _ in LOADED} <= set(model_names())
+
+
+def test_every_built_in_model_has_a_source() -> None:
+    for name, entry in architectures().items():
+        assert re.search(r"\b(19|20)\d\d\b|config\.json of", entry.source), name
+        assert entry.figures, name

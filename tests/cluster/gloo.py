@@ -1,4 +1,4 @@
-"""Starts gloo ranks on this machine for the tests of the probe."""
+"""Start gloo ranks on this machine for the tests of the probe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _rank(
 def run_ranks(
     world: int, folder: Path, work: Callable[..., Any], **options: Any
 ) -> list[Any]:
-    """What ``work(**options)`` returned on each rank."""
+    """Return the result of ``work(**options)`` on each rank."""
     args = (world, free_port(), str(folder), work, options)
     mp.spawn(_rank, args=args, nprocs=world)
     return [json.loads((folder / f"{r}.json").read_text()) for r in range(world)]

@@ -168,7 +168,7 @@ def test_measured_collective_of_this_or_the_next_larger_group() -> None:
     assert cluster.measured("all_gather", 2) is None
 
 
-def test_describe_says_what_people_ask_for() -> None:
+def test_describe_has_devices_and_links() -> None:
     rows = Cluster.from_preset("dgx-h100", nodes=2).with_occupied([0]).describe()
     assert rows["devices"] == "16 on 2 hosts"
     assert rows["free"] == "15"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from planner.cluster import Cluster, detect
-from planner.cluster.presets.links import LINKS
+from planner.cluster.presets import known_links, known_type
 from planner.errors import ClusterError
 from planner.units import GIB
 
@@ -158,7 +158,7 @@ def test_gpus_are_joined_as_their_machines_join_them(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([gpu] * count))
-    assert Cluster.detect().link(0, 1)[0] == LINKS[link].bandwidth_bytes_per_s
+    assert Cluster.detect().link(0, 1)[0] == known_links()[link].bandwidth_bytes_per_s
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_unknown_and_mixed_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_names_of_drivers(name: str, memory: float, known: str | None) -> None:
-    found = detect.known_type(name, memory)
+    found = known_type(name, memory)
     assert (found.name if found else None) == known
 
 

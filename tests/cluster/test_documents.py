@@ -3,14 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planner.cluster import Cluster, device_type_names
-from planner.cluster.presets import device_type
+from planner.cluster import Cluster, device_type, device_type_names
+from planner.cluster.documents import whole_number
+from planner.errors import ClusterError
 from planner.schema.cluster import (
     PEAK_DTYPES,
     ClusterDocument,
@@ -180,3 +182,29 @@ def test_unknown_peak_dtype() -> None:
     data = device_type(device_type_names()[0]).model_dump()
     with pytest.raises(ValidationError, match="peak_flops_per_s has 'bf16'"):
         DeviceType.model_validate({**data, "peak_flops_per_s": {"bf16": 1.0}})
+
+
+def test_ints_of_any_kind_count() -> None:
+    assert whole_number("nodes", np.int32(4)) == 4
+    assert whole_number("device", -2, least=None) == -2
+
+
+@pytest.mark.parametrize("wrong", [1.5, float("nan"), 2.0, "4", True, None])
+def test_numbers_that_are_not_whole_are_refused(wrong: Any) -> None:
+    said = "is no whole number; give an int"
+    with pytest.raises(ClusterError, match=rf"nodes={wrong!r} {said}"):
+        Cluster.from_preset("dgx-h100", wrong)
+    with pytest.raises(ClusterError, match=rf"occupied device={wrong!r} {said}"):
+        Cluster.from_preset("dgx-h100").with_occupied([0, wrong])
+    if wrong is not None:
+        with pytest.raises(ClusterError, match=rf"processes={wrong!r} {said}"):
+            Cluster.detect(wrong)
+
+
+def test_too_few_and_too_many() -> None:
+    with pytest.raises(ClusterError, match="dgx-h100: nodes=0; use at least 1"):
+        Cluster.from_preset("dgx-h100", 0)
+    with pytest.raises(ClusterError, match="processes=-3; use at least 1"):
+        Cluster.detect(-3)
+    with pytest.raises(ClusterError, match=f"device {10**30} does not exist"):
+        Cluster.from_preset("dgx-h100").with_occupied([10**30])

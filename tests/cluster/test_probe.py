@@ -4,10 +4,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from planner.cluster import Cluster, cluster_from_probe, device_type
-from planner.cluster.probe import probe_process_group
+from planner.cluster import Cluster, device_type
+from planner.cluster.probe import fit_line, probe_process_group
 from planner.errors import ClusterError, PlanFileError
 from planner.schema.cluster import MeasuredCollective
 from planner.schema.probe import MeasuredLink, ProbeDocument, ProbeEnvironment
@@ -108,7 +109,7 @@ def hand_made(**change: Any) -> ProbeDocument:
 
 
 def test_two_hosts_have_a_network_between_them() -> None:
-    cluster = cluster_from_probe(hand_made())
+    cluster = Cluster.from_probe(hand_made())
     assert cluster.host_of_device.tolist() == [0, 0, 1, 1]
     assert cluster.link(0, 1) == (1e9, 1e-4)
     assert cluster.link(1, 2) == (1e8, 1e-3)
@@ -118,8 +119,8 @@ def test_two_hosts_have_a_network_between_them() -> None:
 
 def test_one_rank_and_uneven_hosts() -> None:
     alone = hand_made(host_of_rank=(0,), links=(), collectives=())
-    assert cluster_from_probe(alone).num_devices == 1
-    uneven = cluster_from_probe(hand_made(host_of_rank=(0, 0, 1)))
+    assert Cluster.from_probe(alone).num_devices == 1
+    uneven = Cluster.from_probe(hand_made(host_of_rank=(0, 0, 1)))
     assert uneven.host_of_device.tolist() == [0, 0, 1]
     assert uneven.slowdown.tolist() == [2.0, 2.0, 1.0]
 
@@ -132,7 +133,7 @@ def test_known_chip_keeps_its_name_and_peaks() -> None:
         memory_bytes=chip.memory_bytes * 0.99,
         peak_flops_per_s={"float32": 5e13, "bfloat16": 0.7 * 989.4e12},
     )
-    device = cluster_from_probe(probe).device_types[0]
+    device = Cluster.from_probe(probe).device_types[0]
     assert device.name == "h100-80"
     assert device.peak_flops_per_s == chip.peak_flops_per_s
     assert device.matmul_efficiency == pytest.approx(0.7)
@@ -154,3 +155,29 @@ def test_probe_documents_must_make_sense(change: dict[str, Any], message: str) -
     data = {**hand_made().model_dump(mode="json"), **change}
     with pytest.raises(PlanFileError, match=message):
         ProbeDocument.from_data(data)
+
+
+def test_exact_line_is_found() -> None:
+    sizes = np.array([4e3, 6e4, 1e6, 8e6])
+    fixed, rate = fit_line(sizes, 2e-4 + sizes / 5e8)
+    assert fixed == pytest.approx(2e-4, rel=1e-9)
+    assert rate == pytest.approx(5e8, rel=1e-9)
+
+
+def test_no_part_is_negative() -> None:
+    sizes = np.array([1.0, 2.0, 4.0])
+    assert fit_line(sizes, sizes**2)[0] == 0.0
+    fixed, rate = fit_line(sizes, [3.0, 2.0, 1.0])
+    assert fixed == 2.0
+    assert rate == 4.0
+
+
+def test_one_size_gives_a_rate_alone() -> None:
+    assert fit_line([8.0, 8.0], [2.0, 2.0]) == (0.0, 4.0)
+
+
+def test_small_times_count_as_much_as_large_ones() -> None:
+    sizes = np.array([1e3, 1e4, 1e5, 1e9])
+    times = 1e-4 + sizes / 1e9
+    times[-1] *= 1.2
+    assert fit_line(sizes, times)[0] == pytest.approx(1e-4, rel=0.1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cluster.presets.devices import device_type, device_type_names
+from planner.cluster import device_type, device_type_names
 from planner.cost import CostModel
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.cost.kernel_table import KernelTable

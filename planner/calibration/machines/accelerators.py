@@ -7,7 +7,7 @@ prints; what a driver reports is not known.
 
 from __future__ import annotations
 
-from planner.cluster.presets.datasheet import of_datasheet
+from planner.cluster.presets import of_datasheet
 from planner.schema.cluster import DeviceType
 from planner.units import GIB
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cluster.presets.links import LINKS
+from planner.cluster.presets import known_links
 from planner.schema.cluster import Link
 
 __all__ = ["HOSTS_OF_DEVICES", "HostKind", "host_kind"]
@@ -72,7 +72,7 @@ def _link(name: str, bandwidth: float, source: str, *, mesh: bool = False) -> Li
 
 _HOP_S = 2e-6  # assumption: as NVLink and PCIe
 _LINKS: dict[str, Link] = {
-    **LINKS,
+    **known_links(),
     "xgmi-mi250": _link(
         "Infinity Fabric", 50e9, "ROCm, MI250 page, 2026: 50 GB/s a link", mesh=True
     ),

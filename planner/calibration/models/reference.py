@@ -20,7 +20,7 @@ __all__ = ["ReferenceModel"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Config:
-    """What :mod:`planner.capture.facts` reads of a model."""
+    """What :mod:`planner.capture.read` reads of a model."""
 
     hidden_size: int
     num_hidden_layers: int

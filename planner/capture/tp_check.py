@@ -1,10 +1,10 @@
-"""Whether tensor parallelism can divide what lies between paired layers.
+"""Check that tensor parallelism can divide the ops between paired layers.
 
 A part of the model is run twice on tensors without memory: as it is, and with twice
 the features between the paired layers. Code that works for any number of features or
 heads does the same ops on tensors of which one dimension is twice as long, and hands
 the same shapes on. Code with a number of heads of its own, or that cuts its features
-at fixed places, does not; what stands against it is the reason that people are given.
+at fixed places, does not; the difference is the reason that the user is given.
 
 Twice as many, not half: then no dimension shrinks to 1, where broadcasting would hide
 the error, and nothing has to divide.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,10 @@ from typing import Any
 
 import torch
 
-from planner.capture.attention import fused_attention_patched
 from planner.capture.fakes import fake_copy, quiet_state
 from planner.capture.inputs import InputShape
-from planner.capture.ladder import Source
-from planner.capture.speculate import run_or_assume
+from planner.capture.run import Source
+from planner.capture.stand_ins import fused_attention_patched, run_or_assume
 from planner.capture.torch_private import (
     DispatchMode,
     as_parameter,
@@ -38,11 +38,69 @@ from planner.capture.torch_private import (
     without_fused_rnn,
 )
 from planner.capture.transformers_private import unpacked_sequences
-from planner.capture.widths import Op, Shape, why_not_divided
 
-__all__ = ["rehearse"]
+__all__ = ["tp_violations"]
 
+_Shape = tuple[int, ...]
 _PLAIN = (int, float, str, bool, type(None), torch.Tensor, torch.dtype, torch.device)
+_VIEWS = frozenset({"view", "_unsafe_view", "_reshape_alias", "reshape", "as_strided"})
+#: Ops that pick elements, or lay copies side by side.
+_CUTS = frozenset(
+    {
+        "slice",
+        "split",
+        "split_with_sizes",
+        "unsafe_split",
+        "unbind",
+        "select",
+        "narrow",
+        "index_select",
+        "constant_pad_nd",
+        "repeat",
+        "unfold",
+    }
+)
+#: Ops that mix elements along their dimension, or change their order.
+_MIXES = frozenset(
+    {
+        "_softmax",
+        "_log_softmax",
+        "cat",
+        "cumsum",
+        "cumprod",
+        "flip",
+        "gather",
+        "glu",
+        "logcumsumexp",
+        "roll",
+        "scatter",
+        "sort",
+        "topk",
+    }
+)
+_FIXED = "cut their features at fixed places ({})"
+_MIXED = "mix their features before they are summed ({})"
+
+
+# -- Two runs --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Op:
+    """Shapes that one op read and made.
+
+    Attributes:
+        name: Name of its schema, without ``aten::``; ``rowwise`` stands for a layer
+            that sums over the divided features.
+        inputs: Shapes of the tensors read.
+        outputs: Shapes of the tensors made.
+        dim: Dimension that it was told to work along.
+    """
+
+    name: str
+    inputs: tuple[_Shape, ...]
+    outputs: tuple[_Shape, ...] = ()
+    dim: int | None = None
 
 
 @dataclass(slots=True)
@@ -54,18 +112,18 @@ class _Call:
 
 
 class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """Ops and their shapes; what runs inside a paired layer is left out."""
+    """Dispatch mode that records ops outside the paired layers, with their shapes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ops: list[Op] = []
+        self.ops: list[_Op] = []
         self.depth = 0
 
     def perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out, _ = run_or_assume(func, args, kwargs, fake=True, record=lambda *_: None)
         if not self.depth:
             self.ops.append(
-                Op(
+                _Op(
                     name=func._schema.name.removeprefix("aten::"),
                     dim=_dim_of(func, args, kwargs),
                     inputs=_shapes((args, kwargs)),
@@ -85,13 +143,13 @@ def _dim_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int 
     return None
 
 
-def _shapes(value: Any) -> tuple[Shape, ...]:
+def _shapes(value: Any) -> tuple[_Shape, ...]:
     leaves = tree_flatten(value)[0]
     return tuple(tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor))
 
 
 def _copied(value: Any) -> Any:
-    """Arguments anew: what is no tensor may change in a call (caches)."""
+    """Copy arguments other than tensors: a call may change them (caches)."""
     leaves, spec = tree_flatten(value)
     with _tensors_kept():
         fresh = [x if isinstance(x, _PLAIN) else copy.deepcopy(x) for x in leaves]
@@ -100,7 +158,7 @@ def _copied(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _tensors_kept() -> Iterator[None]:
-    """While open, a deep copy shares tensors: fake ones have no memory to copy."""
+    """While open, let deep copies share tensors: fake ones have no memory."""
     owner: Any = torch.Tensor
     before = owner.__deepcopy__
     owner.__deepcopy__ = lambda tensor, _: tensor
@@ -123,22 +181,24 @@ def _around(names: Sequence[str]) -> str:
 
 
 def _called(name: str, calls: Mapping[str, _Call]) -> str:
-    """The module, or the innermost one around it that has been called."""
+    """Return the module, or the innermost one around it that has been called."""
     while name and name not in calls:
         name = name.rpartition(".")[0]
     return name
 
 
-def rehearse(source: Source, groups: Sequence[Mapping[str, str]]) -> list[str | None]:
-    """Try whether what lies between paired layers can be divided.
+def tp_violations(
+    source: Source, groups: Sequence[Mapping[str, str]]
+) -> list[str | None]:
+    """Check the ops between paired layers for what keeps tp from dividing them.
 
     Args:
         source: The model and its inputs.
         groups: Paired layers by name, each ``colwise`` or ``rowwise``.
 
     Returns:
-        Of each group why it cannot be, in words that may follow its names; None if
-        it can.
+        One entry a group: the violation, in words that may follow the names of its
+        layers, or None.
     """
     if not groups:
         return []
@@ -160,12 +220,12 @@ def rehearse(source: Source, groups: Sequence[Mapping[str, str]]) -> list[str | 
             except Exception as error:
                 reason = f"could not be tried on fake tensors ({type(error).__name__})"
                 return [reason] * len(groups)
-            return [_refusal(module, calls, group, mode) for group in groups]
+            return [_group_violation(module, calls, group, mode) for group in groups]
 
 
 @contextlib.contextmanager
 def _silent_failures() -> Iterator[None]:
-    """While open, torch does not log what fails on fake tensors: it is an answer."""
+    """While open, keep torch from logging failures on fake tensors."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -176,7 +236,7 @@ def _silent_failures() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _masks_checked() -> Iterator[None]:
-    """While open, attention refuses a mask that does not fit its scores.
+    """While open, make attention refuse a mask that does not fit its scores.
 
     A bias of a fixed number of heads is such a mask; the stand-in for attention does
     not look at masks.
@@ -205,7 +265,7 @@ def _masks_checked() -> Iterator[None]:
 def _first_calls(
     source: Source, module: torch.nn.Module, groups: Sequence[Mapping[str, str]]
 ) -> dict[str, _Call]:
-    """Run the model until all modules around a group were called; their arguments."""
+    """Run the model until each module around a group was called; return the calls."""
     if source.dtype is not None:
         torch.set_default_dtype(source.dtype)
 
@@ -244,7 +304,7 @@ def _first_calls(
     return calls
 
 
-def _refusal(
+def _group_violation(
     module: torch.nn.Module,
     calls: Mapping[str, _Call],
     group: Mapping[str, str],
@@ -261,7 +321,7 @@ def _refusal(
         return f"read their features in fixed numbers ({text})"
     if before != after:
         return "hand features of their own to modules that need all of them"
-    return why_not_divided(whole, wide)
+    return _violation(whole, wide)
 
 
 def _record(
@@ -269,15 +329,15 @@ def _record(
     part: torch.nn.Module,
     call: _Call,
     group: Mapping[str, str],
-) -> tuple[list[Op], tuple[Shape, ...]]:
-    """Ops of one call outside the paired layers, and the shapes it returns."""
+) -> tuple[list[_Op], tuple[_Shape, ...]]:
+    """Record the ops of one call outside the paired layers, and its output shapes."""
     recorder = _Recorder()
     handles = []
     for name, style in group.items():
 
         def enter(_: Any, args: Any, style: str = style) -> None:
             if style == "rowwise":
-                recorder.ops.append(Op(name="rowwise", inputs=_shapes(args)))
+                recorder.ops.append(_Op(name="rowwise", inputs=_shapes(args)))
             recorder.depth += 1
 
         def leave(*_: Any) -> None:
@@ -300,7 +360,7 @@ def _record(
 def _widened(
     module: torch.nn.Module, group: Mapping[str, str], mode: Any
 ) -> Iterator[None]:
-    """While open, paired layers have twice the features between them."""
+    """While open, double the features between the paired layers."""
     kept: list[tuple[Any, str, Any]] = []
     for name, style in group.items():
         layer: Any = module.get_submodule(name)
@@ -329,3 +389,83 @@ def _widened(
                 layer.nf = before
             else:
                 layer._parameters[leaf] = before
+
+
+# -- Comparing them --------------------------------------------------------------
+
+
+def _violation(whole: Sequence[_Op], wide: Sequence[_Op]) -> str | None:
+    """Compare two runs of ops; return the violation that keeps ranks from sharing.
+
+    Ranks share the features in equal runs. That is right if every op treats each run
+    on its own: the doubled dimension stays one dimension with the same elements outside
+    of it, is never summed, cut or joined, and arrives whole in the layer that sums.
+
+    Args:
+        whole: Ops of the run as it is.
+        wide: Ops of the run with twice the features.
+
+    Returns:
+        Words that may follow the names of the layers; None if nothing does.
+    """
+    if [op.name for op in whole] != [op.name for op in wide]:
+        return "run other ops with other numbers of features"
+    for one, two in zip(whole, wide, strict=True):
+        reason = _op_violation(one, two)
+        if reason is not None:
+            return reason.format(one.name)
+    return None
+
+
+def _doubled(one: _Shape, two: _Shape) -> int | None:
+    """Index of the one dimension that doubled; None if equal, -1 if else differs."""
+    if one == two:
+        return None
+    if len(one) != len(two):
+        return -1
+    at, *more = [at for at, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
+    return at if not more and two[at] == 2 * one[at] else -1
+
+
+def _op_violation(one: _Op, two: _Op) -> str | None:
+    if len(one.inputs) != len(two.inputs) or len(one.outputs) != len(two.outputs):
+        return _FIXED
+    ins = [_doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
+    outs = [_doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
+    if -1 in ins or -1 in outs:
+        return _MIXED
+    if one.name == "rowwise":
+        return None if ins and ins[0] == len(one.inputs[0]) - 1 else _MIXED
+    if all(axis is None for axis in ins):
+        return None
+    if all(axis is None for axis in outs):
+        return _MIXED
+    if one.name == "meshwright::attention":
+        # Heads: the third dimension from the right, of all three.
+        at = [len(shape) - 3 for shape in one.inputs]
+        return None if ins == at else _FIXED
+    axis, shape = next(
+        (a, s) for a, s in zip(ins, one.inputs, strict=True) if a is not None
+    )
+    if one.dim is not None and one.name in _MIXES and one.dim % len(shape) == axis:
+        return _MIXED
+    if one.name in _CUTS:
+        made = zip(outs, one.outputs, strict=True)
+        same = all(a is not None and s[a] == shape[axis] for a, s in made)
+        return None if same else _FIXED
+    if one.name in _VIEWS:
+        out = outs[0]
+        kept = out is not None and _in_place(shape, axis, one.outputs[0], out)
+        return None if kept else _FIXED
+    return None
+
+
+def _in_place(before: _Shape, axis: int, after: _Shape, at: int) -> bool:
+    """True if a view leaves the shared dimension where it was in memory."""
+    outside, now = math.prod(before[:axis]), math.prod(after[:at])
+    if outside == now:
+        return True
+    # Products of matrices take [batch x heads] as one dimension, and give it back.
+    merged = len(after) == 3 and not at and after[0] == math.prod(before[: axis + 1])
+    parted = len(before) == 3 and not axis and before[0] == math.prod(after[: at + 1])
+    return (now < outside and merged) or (now > outside and parted)

@@ -1,17 +1,16 @@
-"""Documents made of other things: of matrices, of several clusters."""
+"""Cluster documents made of matrices or of other documents."""
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.cluster.counts import whole_number
-from planner.cluster.matrix import refuse_holes
-from planner.cluster.topology import FloatArray
+from planner.cluster.topology import FloatArray, refuse_holes, topology_of
 from planner.errors import ClusterError
 from planner.schema.cluster import (
     ClusterDocument,
@@ -22,10 +21,29 @@ from planner.schema.cluster import (
     Matrices,
 )
 
-if TYPE_CHECKING:
-    from planner.cluster.cluster import Cluster
+__all__ = ["matrix_document", "mixed_document", "whole_number"]
 
-__all__ = ["matrix_document", "mixed_document"]
+
+def whole_number(what: str, value: Any, least: int | None = 1) -> int:
+    """Return a count as an int.
+
+    Args:
+        what: Name of the count in the message: ``"nodes"``.
+        value: An int, also of numpy; no bool, and no float even if it is whole.
+        least: Smallest that makes sense; None for any.
+
+    Raises:
+        ClusterError: If it is not a whole number, or below ``least``.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise ClusterError(f"{what}={value!r} is no whole number; give an int")
+    if least is not None and number < least:
+        raise ClusterError(f"{what}={number}; use at least {least}")
+    return number
 
 
 def matrix_document(
@@ -37,7 +55,7 @@ def matrix_document(
     name: str,
     source: str = "",
 ) -> ClusterDocument:
-    """See :meth:`planner.cluster.Cluster.from_matrices`."""
+    """Describe every link; see :meth:`planner.cluster.Cluster.from_matrices`."""
     speed = _read_matrix("bandwidth", bandwidth)
     wait = _read_matrix("latency", latency)
     if wait.shape != speed.shape:
@@ -84,7 +102,7 @@ def _read_matrix(title: str, values: npt.ArrayLike) -> FloatArray:
 
 
 def _refuse_impossible(title: str, array: FloatArray, unit: str) -> None:
-    """What no link has; NaN says that there is none, and the diagonal is not read."""
+    """Refuse infinite and negative entries off the diagonal; NaN is a missing link."""
     wrong = np.isinf(array) | (array < 0)
     np.fill_diagonal(wrong, False)
     if wrong.any():
@@ -189,12 +207,11 @@ def _distinct_types(devices: Sequence[DeviceType]) -> tuple[DeviceType, ...]:
 
 
 def mixed_document(
-    clusters: Sequence[Cluster], level: Link, name: str
+    documents: Sequence[ClusterDocument], level: Link, name: str
 ) -> ClusterDocument:
-    """See :meth:`planner.cluster.Cluster.mixed`."""
-    if len(clusters) < 2:
-        raise ClusterError(f"{len(clusters)} clusters to join; give at least two")
-    documents = [cluster.document for cluster in clusters]
+    """Join clusters; see :meth:`planner.cluster.Cluster.mixed`."""
+    if len(documents) < 2:
+        raise ClusterError(f"{len(documents)} clusters to join; give at least two")
     title = name or "+".join(document.name for document in documents)
     types = _distinct_types([t for d in documents for t in d.device_types])
     offsets = np.cumsum([0, *(d.num_devices for d in documents)]).tolist()
@@ -204,7 +221,7 @@ def mixed_document(
         for start, stop in document.occupied
     )
     if any(document.topology == "matrix" for document in documents):
-        joined = _mixed_matrices(clusters, level, offsets)
+        joined = _mixed_matrices(documents, level, offsets)
         hosts = tuple(group for d in documents for group in d.hosts)
         return ClusterDocument(
             name=title,
@@ -226,16 +243,16 @@ def mixed_document(
 
 
 def _mixed_matrices(
-    clusters: Sequence[Cluster], level: Link, offsets: Sequence[int]
+    documents: Sequence[ClusterDocument], level: Link, offsets: Sequence[int]
 ) -> Matrices:
     shape = (offsets[-1], offsets[-1])
     speed = np.full(shape, level.bandwidth_bytes_per_s)
     wait = np.full(shape, level.latency_s)
-    for cluster, start in zip(clusters, offsets, strict=False):
-        ids = np.arange(cluster.num_devices)
-        stop = start + cluster.num_devices
+    for document, start in zip(documents, offsets, strict=False):
+        ids = np.arange(document.num_devices)
+        stop = start + document.num_devices
         a, b = np.broadcast_arrays(ids[:, None], ids[None, :])
-        inside = cluster.topology.links(a, b)
+        inside = topology_of(document).links(a, b)
         speed[start:stop, start:stop], wait[start:stop, start:stop] = inside
     return _matrices(speed, wait)
 
@@ -243,7 +260,7 @@ def _mixed_matrices(
 def _mixed_levels(
     documents: Sequence[ClusterDocument],
 ) -> tuple[tuple[HostGroup, ...], tuple[Level, ...]]:
-    """Levels of all clusters side by side; what differs between them goes to the NICs.
+    """Put the levels of all clusters side by side; NICs take up their differences.
 
     A level of the joined network has the fastest link of any cluster at that depth,
     and the hosts of a slower cluster a NIC that holds them back to their own.

@@ -1,4 +1,4 @@
-"""Three ways to run a model for reading, tried in order.
+"""Run a model under the tracer, in the first of three ways that works.
 
 1. On fake tensors, watching what autograd saves.
 2. On fake tensors without saved-tensor hooks, which ``torch.func`` transforms refuse;
@@ -12,40 +12,42 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, Literal
 
 import torch
 
-from planner.capture.attention import AttentionKind, fused_attention_patched
 from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
-from planner.capture.loss import LossKind, compute_loss
-from planner.capture.record import Trace
 from planner.capture.repeat import repeats_traced_once
-from planner.capture.torch_private import fake_mode, without_fused_rnn
-from planner.capture.trace import Tracer
+from planner.capture.stand_ins import AttentionKind, fused_attention_patched
+from planner.capture.torch_private import fake_mode, tree_flatten, without_fused_rnn
+from planner.capture.trace import Trace, Tracer
 from planner.capture.transformers_private import unpacked_sequences
 from planner.errors import CaptureError, OpBudgetError
 
-__all__ = ["Reading", "Source", "climb"]
+__all__ = ["LossKind", "Reading", "Source", "compute_loss", "trace_model"]
 
 #: Most parameters for which a model is run for real.
 _REAL_LIMIT = 100_000_000
 
+LossKind = Literal["auto", "cross_entropy", "model", "mean_square"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What is to be read, and how.
+    """A model to be read, with its inputs and options.
 
     Attributes:
         module: The caller's module, real or meta; never changed.
-        owned: Whether nobody else holds the module, so that one try may use it up
+        owned: True if nobody else holds the module, so that one try may use it up
             instead of a copy.
-        inputs: What forward is called with.
+        inputs: Arguments of forward.
         dtype: Compute dtype; None keeps every tensor as it is.
-        loss: How the scalar is made.
-        repeat: Whether equal blocks are run once.
+        loss: Kind of the scalar that backward starts from.
+        repeat: Run equal blocks once.
         op_budget: Most ops that may be seen.
     """
 
@@ -64,21 +66,21 @@ class Reading:
 
     Attributes:
         trace: The ops.
-        rung: Which of the three ways worked: ``fake``, ``no_hooks`` or ``real``.
+        way: The way that worked: ``fake``, ``no_hooks`` or ``real``.
         loss: Kind of the loss.
-        assumptions: What was guessed.
+        assumptions: Guesses that were made.
         attention: Kinds of attention that were called; empty where it was not seen.
     """
 
     trace: Trace
-    rung: str
+    way: str
     loss: str
     assumptions: tuple[str, ...]
     attention: frozenset[AttentionKind] = frozenset()
 
 
-def climb(source: Source) -> Reading:
-    """Read a model by the first way that works.
+def trace_model(source: Source) -> Reading:
+    """Trace a model in the first way that works.
 
     Raises:
         OpBudgetError: If the budget ran out; other ways would not end either.
@@ -86,19 +88,19 @@ def climb(source: Source) -> Reading:
     """
     failures: list[str] = []
     last: Exception | None = None
-    for rung, attempt in (("fake", _fake), ("no_hooks", _fake), ("real", _real)):
-        if rung == "real" and (refusal := _too_large(source.module)):
+    for way, attempt in (("fake", _fake), ("no_hooks", _fake), ("real", _real)):
+        if way == "real" and (refusal := _too_large(source.module)):
             failures.append(f"real run: {refusal}")
             break
         try:
             with quiet_state(), warnings.catch_warnings():
                 # The traced model's own deprecations are not the caller's.
                 warnings.simplefilter("ignore")
-                return attempt(source, rung)
+                return attempt(source, way)
         except (OpBudgetError, CaptureError):
             raise
         except Exception as error:
-            failures.append(f"{_RUNGS[rung]}: {_one_line(error)}")
+            failures.append(f"{_WAYS[way]}: {_one_line(error)}")
             last = error
     raise CaptureError(
         f"the model could not be read; {'; '.join(failures)}. Check that "
@@ -106,7 +108,7 @@ def climb(source: Source) -> Reading:
     ) from last
 
 
-_RUNGS = {
+_WAYS = {
     "fake": "on fake tensors",
     "no_hooks": "on fake tensors without saved-tensor hooks",
     "real": "real run",
@@ -129,12 +131,12 @@ def _too_large(module: torch.nn.Module) -> str:
     )
 
 
-def _fake(source: Source, rung: str) -> Reading:
+def _fake(source: Source, way: str) -> Reading:
     mode = fake_mode()
     make = fakeify if source.owned else fake_copy
     module = make(source.module, mode, source.dtype)
     module.train()
-    tracer = Tracer(module, op_budget=source.op_budget, hooks=rung == "fake", mode=mode)
+    tracer = Tracer(module, op_budget=source.op_budget, hooks=way == "fake", mode=mode)
     attention: set[AttentionKind] = set()
     with (
         mode,
@@ -143,30 +145,30 @@ def _fake(source: Source, rung: str) -> Reading:
         without_fused_rnn(),
     ):
         loss = _run(source, module, tracer)
-    if rung == "no_hooks":
+    if way == "no_hooks":
         _assume_saved(tracer)
     return Reading(
         trace=tracer.trace,
-        rung=rung,
+        way=way,
         loss=loss,
         assumptions=tuple(tracer.assumptions),
         attention=frozenset(attention),
     )
 
 
-def _real(source: Source, rung: str) -> Reading:
+def _real(source: Source, way: str) -> Reading:
     module = real_copy(source.module, source.dtype)
     module.train()
     tracer = Tracer(module, op_budget=source.op_budget)
     loss = _run(source, module, tracer)
     tracer.assume("real run", "weights are small positive numbers, integers are zero")
     return Reading(
-        trace=tracer.trace, rung=rung, loss=loss, assumptions=tuple(tracer.assumptions)
+        trace=tracer.trace, way=way, loss=loss, assumptions=tuple(tracer.assumptions)
     )
 
 
 def _run(source: Source, module: torch.nn.Module, tracer: Tracer) -> str:
-    """Forward, loss and backward under the tracer; kind of the loss."""
+    """Run forward, loss and backward under the tracer; return the kind of the loss."""
     if source.dtype is not None:
         torch.set_default_dtype(source.dtype)
 
@@ -199,7 +201,7 @@ def _run(source: Source, module: torch.nn.Module, tracer: Tracer) -> str:
 
 
 def _where(error: Exception, tracer: Tracer) -> str:
-    """``op aten::mm in module 'a.b': `` for a message."""
+    """Begin a message with ``op aten::mm in module 'a.b': ``."""
     module = _failing_module(error.__traceback__, tracer) or tracer.current[1]
     op = tracer.current[0] or "none yet"
     return f"op {op} in module {module or 'root'!r}: "
@@ -218,10 +220,123 @@ def _failing_module(trace: TracebackType | None, tracer: Tracer) -> str | None:
 
 
 def _assume_saved(tracer: Tracer) -> None:
-    """Without hooks, take every forward output that is not a source to be saved."""
+    """Record every forward output that is not a source as saved, without hooks."""
     trace = tracer.trace
     for row, storages in enumerate(trace.outputs):
         for storage in storages:
             if storage >= 0 and trace.backward_bytes[row] > 0:
                 trace.saves.append((row, storage, trace.modules[row]))
     tracer.assume("no saved-tensor hooks", "every tensor of forward is kept")
+
+
+# -- The loss --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A loss and its kind.
+
+    Attributes:
+        value: Scalar tensor.
+        kind: ``cross_entropy``, ``model`` or ``mean_square``.
+    """
+
+    value: torch.Tensor
+    kind: str
+
+
+def _field(output: Any, name: str) -> torch.Tensor | None:
+    found = (
+        output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+    )
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _logits(output: Any, integers: Iterable[tuple[int, ...]]) -> torch.Tensor | None:
+    """Find scores [batch, length, vocabulary] of an integer input [batch, length]."""
+    found = _field(output, "logits")
+    if found is None and isinstance(output, torch.Tensor):
+        found = output
+    if found is None or found.dim() != 3 or not found.is_floating_point():
+        return None
+    return found if tuple(found.shape[:2]) in set(integers) else None
+
+
+def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Next-token loss in fp32, labels shifted by one as in training.
+
+    fp32 matters: the log-probabilities that are kept are the largest tensor of many
+    models.
+    """
+    labels = torch.zeros(logits.shape[:2], dtype=torch.int64, device=logits.device)
+    return torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten()
+    )
+
+
+def _mean_square(output: Any) -> torch.Tensor:
+    floating = [
+        leaf
+        for leaf in tree_flatten(output)[0]
+        if isinstance(leaf, torch.Tensor)
+        and leaf.is_floating_point()
+        and leaf.requires_grad
+    ]
+    if not floating:
+        raise CaptureError(
+            "forward returned no floating tensor that needs a gradient, so there is "
+            "nothing to train; check requires_grad and that forward is not under "
+            "no_grad"
+        )
+    total = floating[0].float().square().mean()
+    for tensor in floating[1:]:
+        total = total + tensor.float().square().mean()
+    return total
+
+
+def compute_loss(
+    output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]
+) -> Loss:
+    """Make a scalar loss from whatever a forward returned.
+
+    ``auto`` takes the model's own loss if it has one, next-token cross-entropy if the
+    output scores every position of an integer input, and the mean square otherwise.
+
+    Args:
+        output: Result of forward.
+        kind: Kind of loss to make.
+        integers: Shapes of the integer inputs.
+
+    Raises:
+        CaptureError: If the output does not allow that loss.
+    """
+    found = _loss(output, kind, integers)
+    if not found.value.requires_grad:
+        raise CaptureError(
+            "the loss needs no gradient, so there is nothing to train; check "
+            "requires_grad of the parameters and that forward is not under no_grad"
+        )
+    return found
+
+
+def _loss(output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]) -> Loss:
+    own = _field(output, "loss")
+    if own is None and isinstance(output, torch.Tensor) and not output.dim():
+        own = output
+    if kind == "model" or (kind == "auto" and own is not None):
+        if own is None:
+            raise CaptureError(
+                "loss='model', but forward returned neither a scalar nor a .loss; use "
+                "loss='mean_square' or pass labels among example_inputs"
+            )
+        return Loss(value=own, kind="model")
+    logits = _logits(output, integers)
+    if kind == "cross_entropy" or (kind == "auto" and logits is not None):
+        if logits is None:
+            raise CaptureError(
+                "loss='cross_entropy', but forward returned no logits of shape "
+                "[batch, length, vocabulary] for an integer input [batch, length]; use "
+                "loss='mean_square'"
+            )
+        return Loss(value=_cross_entropy(logits), kind="cross_entropy")
+    return Loss(value=_mean_square(output), kind="mean_square")

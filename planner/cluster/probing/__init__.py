@@ -1,1 +1,0 @@
-"""The parts of a probe: the process group, computing, talking."""
