@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from planner.capture import capture, load_model
 from planner.cluster import Cluster
 from planner.cost import CostModel, Setting
-from planner.cost.partition import balanced_bounds
-from planner.cost.unit_costs import Combinations, price_units
+from planner.cost.context import Combinations
+from planner.cost.table.cuts import balanced_bounds
+from planner.cost.units import price_units
 from planner.schema import (
     SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,

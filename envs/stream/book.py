@@ -33,7 +33,7 @@ SHIPPED = Path(__file__).parent / "data" / "prices.json.gz"
 
 _VERSION = 1
 #: What prices do not depend on: words, and what fitted constants alone look at, which
-#: these prices are without (:mod:`planner.cost.tiles`).
+#: these prices are without (:mod:`planner.cost.kernels.efficiency`).
 _IGNORED = {"name", "source", "processors"}
 
 

@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.analytic import analytic_costs
-from planner.cost.detailed import detailed_breakdown, detailed_cost
+from planner.cost.context import Combinations, Setting
 from planner.cost.orders import Orders
 from planner.cost.result import Cost, CostTable
-from planner.cost.setting import Setting
-from planner.cost.timed import StepTimeline, step_timeline
-from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.cost.strategy.step import detailed_breakdown, detailed_cost
+from planner.cost.strategy.timeline import StepTimeline, step_timeline
+from planner.cost.table.step import analytic_costs
+from planner.cost.units import UnitCosts, price_units
 from planner.schema import Strategy
 from planner.schema.strategy import ContextAlgorithm
 from planner.space.table import StrategyTable

@@ -3,7 +3,7 @@
 A row of the strategy table says how devices are divided, an order says which device is
 which rank. Rows of one table may each have an order of their own; everything that
 depends on it is found here, for all orders at once. With a single order the answers are
-those of :class:`planner.cost.setting.Setting`, which keeps them.
+those of :class:`planner.cost.context.Setting`, which keeps them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.collectives import Groups, lines_of
-from planner.cost.group_levels import LevelTables, group_levels, level_tables
-from planner.cost.numbering import number_rows
-from planner.cost.setting import Setting
+from planner.cost.context import Setting, number_rows
+from planner.cost.traffic.collectives import (
+    Groups,
+    LevelTables,
+    group_levels,
+    level_tables,
+    lines_of,
+)
 
 __all__ = ["Orders", "Places"]
 
@@ -36,7 +40,7 @@ class Places:
         bandwidth: Of the boundary after each rank, wrapping. [places, most pp].
         latency: The same in seconds.
         limits: Bytes that ranks 0, 1 and last may use. Shape [places, 3].
-        crowding: See :meth:`planner.cost.setting.Setting.crowding`. [places, 2].
+        crowding: See :meth:`planner.cost.context.Setting.crowding`. [places, 2].
         slowest: Slowest device type of all ranks. Shape [places].
         wait_s: What a message waits for a core at its receiver. Shape [places].
     """
@@ -112,7 +116,7 @@ class Orders:
 
     @cached_property
     def core_waits_s(self) -> Array:
-        """As :attr:`planner.cost.setting.Setting.core_wait_s`. Shape [orders]."""
+        """As :attr:`planner.cost.context.Setting.core_wait_s`. Shape [orders]."""
         if not self.setting.shares_cores:
             return np.zeros(len(self.ids))
         every = range(len(self.ids))
@@ -215,7 +219,7 @@ class Orders:
     def _boundaries(
         self, made: Places, order: Index, runs: _Runs, ids: Index
     ) -> tuple[Array, Array]:
-        """As :meth:`planner.cost.setting.Setting.boundaries`, of every run."""
+        """As :meth:`planner.cost.context.Setting.boundaries`, of every run."""
         setting = self.setting
         if len(self.ids) == 1:
             found = [setting.boundaries(depth) for depth in made.pp.tolist()]
@@ -234,7 +238,7 @@ class Orders:
     def pair_lines(self, places: Places) -> Array:
         """Fixed seconds, and seconds per byte, of an all-reduce between two pp ranks.
 
-        As :meth:`planner.cost.setting.Setting.pair_line`, for every place with a
+        As :meth:`planner.cost.context.Setting.pair_line`, for every place with a
         pipeline; 0 for the others. Shape [places, 2].
         """
         lines = np.zeros((len(places.pp), 2))

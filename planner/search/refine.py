@@ -8,9 +8,9 @@ from itertools import islice
 import numpy as np
 
 from planner.cost import CostModel, Setting
-from planner.cost.context_traffic import context_algorithms
-from planner.cost.partition import balanced_bounds
-from planner.cost.unit_costs import UnitCosts
+from planner.cost.table.cuts import balanced_bounds
+from planner.cost.traffic.layers import context_algorithms
+from planner.cost.units import UnitCosts
 from planner.schema import (
     SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import Setting
-from planner.cost.memory import memory_parts
-from planner.cost.unit_costs import UnitCosts
+from planner.cost.strategy.memory import memory_parts
+from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.simulate import ActionTable, peak_counts, peak_in_flight
 from planner.simulate.compiled import compiled
@@ -134,7 +134,7 @@ def _interval_memory(
     left = mesh.ep / max(ways, mesh.ep)
     cut = np.zeros(len(dense) + 1)
     cut[1:-1] = costs.sent_bytes[0]
-    # As planner.cost.held counts: a received tensor is a buffer, a sent one is held.
+    # As planner.cost counts: a received tensor is a buffer, a sent one is held.
     shared = np.zeros((len(dense), 1))
     shared[1:, 0] = costs.shared_bytes[0]
     sent = np.broadcast_to(cut, (len(dense), len(cut))).copy()

@@ -10,8 +10,9 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.cost import CostModel, Setting
-from planner.cost.stage_times import stage_times
-from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.cost.strategy.stages import stage_times
+from planner.cost.context import Combinations
+from planner.cost.units import UnitCosts, price_units
 from planner.graph import ModelGraph
 from planner.schema import SCHEDULES, Strategy
 from planner.search.stages import best_cut
