@@ -13,7 +13,7 @@ import numpy as np
 
 from envs.stream.jobs import JobType
 from envs.stream.network import HostKind, Shape, sub_cluster
-from planner.cost import CostModel, Setting
+from planner.cost import CostModel, PricingContext
 from planner.schema import Precision
 from planner.schema.cluster import DeviceType, Link, MeasuredCollective
 from planner.search import Candidate, Request, get_partitioner
@@ -52,9 +52,11 @@ class PlanPrice:
     memory_bytes: float
 
 
-def _setting(job: JobType, kind: HostKind, shape: Shape, link: Link | None) -> Setting:
+def _setting(
+    job: JobType, kind: HostKind, shape: Shape, link: Link | None
+) -> PricingContext:
     graph = job.read_graph()
-    return Setting(
+    return PricingContext(
         graph=graph,
         cluster=sub_cluster(kind, shape, link),
         order=np.arange(shape.devices, dtype=np.int64),

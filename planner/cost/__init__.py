@@ -1,6 +1,6 @@
 """How long a strategy takes and how much memory, without running it."""
 
-from planner.cost.context import Setting
+from planner.cost.context import PricingContext
 from planner.cost.model import CostModel
 from planner.cost.recipes import RECIPES, Recipe, get_recipe
 from planner.cost.result import PARTS, Cost, CostTable
@@ -12,8 +12,8 @@ __all__ = [
     "Cost",
     "CostModel",
     "CostTable",
+    "PricingContext",
     "Recipe",
-    "Setting",
     "StepTimeline",
     "get_recipe",
 ]

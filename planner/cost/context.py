@@ -30,7 +30,7 @@ from planner.schema.cluster import DeviceType
 from planner.simulate.compiled import compiled
 from planner.units import dtype_bytes
 
-__all__ = ["Combinations", "Setting", "number_rows"]
+__all__ = ["Combinations", "PricingContext", "number_rows"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -134,7 +134,58 @@ _BETWEEN_HOSTS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SharedFacts:
+    """Everything that neither the order of devices nor fitted constants change.
+
+    Found when first asked for; contexts of one request share one of these.
+
+    Attributes:
+        graph: The model.
+        cluster: The machines.
+        compute: Dtype that device types are compared in.
+        loss_parallel: As :attr:`planner.cost.recipes.Recipe.loss_parallel`; likewise
+            experts_on_shards.
+    """
+
+    graph: ModelGraph
+    cluster: Cluster
+    compute: str
+    loss_parallel: bool
+    experts_on_shards: bool
+
+    @cached_property
+    def on_gpu(self) -> bool:
+        """Whether no device type is a CPU process."""
+        return all(device.backend != "gloo" for device in self.cluster.device_types)
+
+    @cached_property
+    def speed(self) -> Array:
+        """Peak of each device type in the compute dtype (FLOP/s). Shape [T]."""
+        return np.array(
+            [
+                peak_flops_per_s(device, self.compute)
+                for device in self.cluster.device_types
+            ]
+        )
+
+    @cached_property
+    def memory_bytes(self) -> Array:
+        """Memory of each device type. Shape [T]."""
+        return np.array([device.memory_bytes for device in self.cluster.device_types])
+
+    @cached_property
+    def classes(self) -> BlockClasses:
+        """Blocks of equal cost."""
+        return group_blocks(self.graph, self.loss_parallel, self.experts_on_shards)
+
+    @cached_property
+    def parameter_counts(self) -> ParameterCounts:
+        """Scalars of each unit."""
+        return count_parameters(self.graph)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricingContext:
     """Model, machines and training recipe that strategies are priced for.
 
     Attributes:
@@ -147,6 +198,7 @@ class Setting:
             be planned, for runs of others; None for the compute dtype.
         calibration: Fitted constants of device types; None for what their documents
             say.
+        shared: Facts of another context, taken over where they are this one's, too.
     """
 
     graph: ModelGraph
@@ -160,6 +212,7 @@ class Setting:
     compile: bool = False
     product_dtype: str | None = None
     calibration: Calibration | None = None
+    shared: SharedFacts | None = field(default=None, repr=False, compare=False)
 
     @property
     def activation_dtype(self) -> str:
@@ -183,11 +236,32 @@ class Setting:
         return gathered_share(self.operand_dtype, before=self.recipe.narrow_gathers)
 
     @cached_property
+    def facts(self) -> SharedFacts:
+        """Facts that contexts with other orders of devices share with this one."""
+        graph, cluster, recipe = self.graph, self.cluster, self.recipe
+        own = SharedFacts(
+            graph=graph,
+            cluster=cluster,
+            compute=self.precision.compute,
+            loss_parallel=recipe.loss_parallel,
+            experts_on_shards=recipe.experts_on_shards,
+        )
+        other = self.shared
+        same = other is not None and (
+            other.graph is graph
+            and other.cluster is cluster
+            and other.compute == own.compute
+            and other.loss_parallel == own.loss_parallel
+            and other.experts_on_shards == own.experts_on_shards
+        )
+        return other if other is not None and same else own
+
+    @property
     def on_gpu(self) -> bool:
         """Whether compute and communication run beside each other, and a context and
         an allocator take memory: everywhere but on CPU processes.
         """
-        return all(device.backend != "gloo" for device in self.cluster.device_types)
+        return self.facts.on_gpu
 
     @cached_property
     def ranks(self) -> tuple[int, ...] | None:
@@ -200,49 +274,13 @@ class Setting:
     def _device_types(self) -> Index:
         return np.asarray(self.cluster.type_index)[self.order]
 
-    @cached_property
-    def _speed(self) -> Array:
-        return np.array(
-            [
-                peak_flops_per_s(device, self.precision.compute)
-                for device in self.cluster.device_types
-            ]
-        )
+    def recalibrated(self, calibration: Calibration, recipe: Recipe) -> PricingContext:
+        """The same under other constants; facts that do not depend on them are kept."""
+        return replace(self, calibration=calibration, recipe=recipe, shared=self.facts)
 
-    @cached_property
-    def _memory(self) -> Array:
-        return np.array([device.memory_bytes for device in self.cluster.device_types])
-
-    @cached_property
-    def classes(self) -> BlockClasses:
-        """Blocks of equal cost."""
-        recipe = self.recipe
-        return group_blocks(self.graph, recipe.loss_parallel, recipe.experts_on_shards)
-
-    @cached_property
-    def parameter_counts(self) -> ParameterCounts:
-        """Scalars of each unit."""
-        return count_parameters(self.graph)
-
-    def recalibrated(self, calibration: Calibration, recipe: Recipe) -> Setting:
-        """The same under other constants; what does not depend on them is kept."""
-        made = replace(self, calibration=calibration, recipe=recipe)
-        kept = ["ranks", "_device_types", "_memory", "_speed", "parameter_counts"]
-        if (recipe.loss_parallel, recipe.experts_on_shards) == (
-            self.recipe.loss_parallel,
-            self.recipe.experts_on_shards,
-        ):
-            kept.append("classes")
-        for name in kept:
-            made.__dict__[name] = getattr(self, name)
-        return made
-
-    def reordered(self, order: Index) -> Setting:
+    def reordered(self, order: Index) -> PricingContext:
         """The same on devices in another order, or on other devices of the cluster."""
-        made = replace(self, order=order)
-        for name in ("on_gpu", "_memory", "_speed", "classes", "parameter_counts"):
-            made.__dict__[name] = getattr(self, name)
-        return made
+        return replace(self, order=order, shared=self.facts)
 
     @cached_property
     def _by_pp(self) -> dict[int, tuple[Index, Array]]:
@@ -272,9 +310,9 @@ class Setting:
             Shapes [...] each.
         """
         kinds = np.asarray(self.cluster.type_index)[ids]
-        slowest = self._speed[kinds].argmin(axis=-1)
+        slowest = self.facts.speed[kinds].argmin(axis=-1)
         types = np.take_along_axis(kinds, slowest[..., None], axis=-1)[..., 0]
-        limits = self._memory[kinds].min(axis=-1) * self.memory_fraction
+        limits = self.facts.memory_bytes[kinds].min(axis=-1) * self.memory_fraction
         return types, np.asarray(limits)
 
     def types_and_limits_of_runs(
@@ -290,10 +328,10 @@ class Setting:
         """
         kinds = np.asarray(self.cluster.type_index)[ids]
         # The first of the slowest, as argmin has it.
-        rank = np.unique(self._speed, return_inverse=True)[1].reshape(-1)
+        rank = np.unique(self.facts.speed, return_inverse=True)[1].reshape(-1)
         keyed = rank[kinds] * len(ids) + np.arange(len(ids))
         types = kinds[np.minimum.reduceat(keyed, starts) % len(ids)]
-        limits = np.minimum.reduceat(self._memory[kinds], starts)
+        limits = np.minimum.reduceat(self.facts.memory_bytes[kinds], starts)
         return types, np.asarray(limits * self.memory_fraction)
 
     def constants(self, device: DeviceType) -> DeviceConstants:
@@ -326,7 +364,7 @@ class Setting:
 
     def total_peak_flops_per_s(self) -> float:
         """Summed over the devices used, in the compute dtype."""
-        return float(self._speed[self._device_types].sum())
+        return float(self.facts.speed[self._device_types].sum())
 
     def groups(self, degree: Index, stride: Index) -> Groups:
         """Communication groups of (degree, stride) pairs. Shapes [n]."""
@@ -397,7 +435,7 @@ class Setting:
     @property
     def core_wait_s(self) -> float:
         """What a message waits for its receiver to be given a core; 0 on GPUs."""
-        return self.recipe.core_wait_s if self.crowding(1)[1] > 1 else 0.0
+        return self.recipe.core_wait_s if self.core_contention(1)[1] > 1 else 0.0
 
     def pair_line(self, pp: int) -> tuple[float, float]:
         """Fixed seconds, and seconds per byte, of an all-reduce between two pp ranks.
@@ -423,7 +461,7 @@ class Setting:
         hosts = self.cluster.document.hosts
         return any(group.compute_slots is not None for group in hosts)
 
-    def crowding(self, pp: int) -> tuple[float, float]:
+    def core_contention(self, pp: int) -> tuple[float, float]:
         """How much CPU processes that share cores slow each other down.
 
         Returns:

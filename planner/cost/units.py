@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import Combinations, Setting
+from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable, Ties
 from planner.cost.kernels.roofline import kernel_times, score_elements
 from planner.cost.orders import Orders
@@ -71,7 +71,7 @@ class UnitCompute:
 
 
 def unit_compute(
-    setting: Setting, classes: BlockClasses, combos: Combinations
+    setting: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> UnitCompute:
     """Price the compute of every unit under every combination.
 
@@ -95,7 +95,10 @@ def unit_compute(
 
 
 def _by_block(
-    setting: Setting, classes: BlockClasses, combos: Combinations, device: DeviceType
+    setting: PricingContext,
+    classes: BlockClasses,
+    combos: Combinations,
+    device: DeviceType,
 ) -> Array:
     """Forward, backward, weight, selective, two of hosts. Shape [6, C, classes]."""
     table = classes.kernels
@@ -191,7 +194,7 @@ _SCORE_BYTES = 5.0
 
 
 def saved_bytes(
-    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
+    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
 
@@ -245,7 +248,7 @@ def saved_bytes(
 
 
 def _every_second(
-    setting: Setting, classes: BlockClasses, combos: Combinations, stream: Array
+    setting: PricingContext, classes: BlockClasses, combos: Combinations, stream: Array
 ) -> Array:
     """Outputs of products that alternate recomputation makes again. [C, classes].
 
@@ -268,7 +271,7 @@ def _every_second(
     return np.asarray(half * (tokens * made / ways) @ member)
 
 
-def _mask_bytes(setting: Setting, classes: BlockClasses) -> Array:
+def _mask_bytes(setting: PricingContext, classes: BlockClasses) -> Array:
     """Masks of dropout behind attention and MLP, a byte an element. [classes].
 
     Source: Korthikanti et al. 2022, section 4.1.
@@ -284,7 +287,7 @@ def _mask_bytes(setting: Setting, classes: BlockClasses) -> Array:
 
 
 def _score_bytes(
-    setting: Setting, classes: BlockClasses, combos: Combinations
+    setting: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> Array:
     """Scores that backward keeps where attention is not fused. [C, classes]."""
     table = classes.kernels
@@ -315,7 +318,7 @@ def transient_bytes(
 
 
 def cut_bytes(
-    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
+    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """Bytes at the cut after each unit but the last, and those saved as they come.
 
@@ -334,7 +337,7 @@ def cut_bytes(
     return cut, np.where(split & entry, 0.0, cut)
 
 
-def sent_bytes(setting: Setting, combos: Combinations, cut: Array) -> Array:
+def sent_bytes(setting: PricingContext, combos: Combinations, cut: Array) -> Array:
     """What one device sends of the bytes at each cut. Shape [C, U - 1].
 
     Every tp rank has all of a stream that is not divided. Source: Narayanan et al.
@@ -360,7 +363,7 @@ def parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
 
 
 def between_halves(
-    setting: Setting, classes: BlockClasses, combos: Combinations, scale: Array
+    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """What a split backward keeps besides, and what the model returns.
 
@@ -465,16 +468,16 @@ class UnitCosts:
 
 
 def _summed_parameters(
-    setting: Setting, classes: BlockClasses, combos: Combinations
+    setting: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> Array:
     """Trained scalars that sequence parallelism computes on shards of. Shape [C, U]."""
-    whole = setting.parameter_counts.trained[0, 0]
+    whole = setting.facts.parameter_counts.trained[0, 0]
     inside = np.isin(np.arange(len(whole)), classes.region)
     split = (combos.sequence_parallel > 0) & (combos.tp > 1)
     return np.asarray(np.where(inside, whole, 0.0) * split[:, None])
 
 
-def _recomputed(setting: Setting) -> NDArray[np.bool_]:
+def _recomputed(setting: PricingContext) -> NDArray[np.bool_]:
     """Units that full recomputation covers. Shape [U]."""
     graph = setting.graph
     return np.array(
@@ -487,10 +490,10 @@ def _recomputed(setting: Setting) -> NDArray[np.bool_]:
 
 
 def _parameters(
-    setting: Setting, classes: BlockClasses, combos: Combinations
+    setting: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> dict[str, Array]:
     """Fields of :class:`UnitCosts` that count scalars of weights."""
-    parameters = setting.parameter_counts
+    parameters = setting.facts.parameter_counts
     dense, expert = parameters_of(parameters.scalars, combos)
     trained_dense, trained_experts = parameters_of(parameters.trained, combos)
     ties = parameters.ties
@@ -508,7 +511,7 @@ def _parameters(
 
 
 def price_units(
-    setting: Setting,
+    setting: PricingContext,
     combos: Combinations,
     orders: Orders | None = None,
     *,
@@ -524,7 +527,7 @@ def price_units(
     """
     graph = setting.graph
     orders = orders or Orders.of(setting)
-    classes = setting.classes
+    classes = setting.facts.classes
     to_units = classes.count
     scale = combos.microbatch / graph.batch / combos.cp
     scale = scale * setting.element_ratio
@@ -568,6 +571,6 @@ def price_units(
         ep_payload=ep.payload @ to_units,
         cp_payload=cp.payload @ to_units,
         cp_forward=FORWARD_SHARE[context],
-        ties=setting.parameter_counts.ties,
+        ties=setting.facts.parameter_counts.ties,
         **_parameters(setting, classes, combos),
     )

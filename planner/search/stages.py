@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import Setting
+from planner.cost import PricingContext
 from planner.cost.strategy.memory import memory_parts
 from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
@@ -124,7 +124,7 @@ def _interval_times(costs: UnitCosts) -> Array:
 
 
 def _interval_memory(
-    setting: Setting, strategy: Strategy, costs: UnitCosts
+    setting: PricingContext, strategy: Strategy, costs: UnitCosts
 ) -> tuple[Array, Array]:
     """Fixed bytes, and bytes per microbatch in flight. Shapes [kinds, U, U + 1]."""
     dense, expert = costs.dense_parameters[0], costs.expert_parameters[0]
@@ -163,7 +163,7 @@ def _interval_memory(
 
 
 def best_cut(
-    setting: Setting,
+    setting: PricingContext,
     skeleton: Strategy,
     costs: UnitCosts,
     table: ActionTable,

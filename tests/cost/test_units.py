@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost import Setting
+from planner.cost import PricingContext
 from planner.cost.context import Combinations
 from planner.cost.recipes import RECIPES
 from planner.cost.traffic.layers import context_algorithms
@@ -21,7 +21,9 @@ STREAM = 2.0 * TOKENS * HIDDEN
 CLUSTER = hosts((2, 8, device()))
 
 
-def priced(graph: ModelGraph, setting: Setting | None = None, **axes: int) -> UnitCosts:
+def priced(
+    graph: ModelGraph, setting: PricingContext | None = None, **axes: int
+) -> UnitCosts:
     names = ("tp", "cp", "ep", "microbatch")
     columns = {name: np.array([axes.get(name, 1)]) for name in names}
     parallel = np.array([axes.get("sequence_parallel", 0)])

@@ -11,7 +11,7 @@ from planner.cost.constants import DeviceConstants
 from planner.cost.kernels.blocks import KernelTable
 from planner.schema.cluster import DeviceType
 
-__all__ = ["cast_bytes", "gathered_share", "narrow_rates", "peak_flops_per_s"]
+__all__ = ["cast_bytes", "gathered_share", "low_precision_rates", "peak_flops_per_s"]
 
 Array = NDArray[np.float64]
 
@@ -111,7 +111,7 @@ _CAST_BEHIND = frozenset({"float8_rowwise"})
 _PEAKS = {"mxfp8": "float8", "float8_rowwise": "float8"}
 
 
-def narrow_rates(
+def low_precision_rates(
     table: KernelTable, device: DeviceType, dtype: str, constants: DeviceConstants
 ) -> Array:
     """FLOP/s that very large kernels reach. Shape [1, kernels]."""

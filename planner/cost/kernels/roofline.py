@@ -24,7 +24,7 @@ from planner.cost.kernels.efficiency import (
     tile_factors,
     unaligned_factors,
 )
-from planner.cost.kernels.low_precision import cast_bytes, narrow_rates
+from planner.cost.kernels.low_precision import cast_bytes, low_precision_rates
 from planner.cost.recipes import Recipe
 from planner.schema import Optimizer
 from planner.schema.cluster import DeviceType
@@ -340,7 +340,7 @@ class _Roof:
         return cls(
             table=table,
             part=part,
-            rate=narrow_rates(table, device, dtype, reach)
+            rate=low_precision_rates(table, device, dtype, reach)
             * (recipe.newer_products if _after_ampere(device) else 1.0),
             fused=fused,
             skipped=np.where(fused & causal, recipe.causal_share, 1.0),

@@ -288,7 +288,7 @@ def _fill_parts(
     load: Array,
     whole: Array,
     sends: Array,
-    crowding: Array,
+    core_contention: Array,
     place: Index,
     by_chains: Array,
     parts: _Parts,
@@ -318,9 +318,9 @@ def _fill_parts(
             sent = plain + 2 * send + waits
         slow = slow_links(schedule, pp, virtual, many, own, all_of, sends[pair])
         sent = max(sent, slow)
-        crowd = crowding[rows.place[row], 0]
+        crowd = core_contention[rows.place[row], 0]
         # Processes that share cores can at best keep all cores busy all the time.
-        cores = many * all_of.total / pp * crowding[rows.place[row], 1]
+        cores = many * all_of.total / pp * core_contention[rows.place[row], 1]
         plain = max(plain, many * own.total)
         sent = max(sent, plain)
         parts.compute[row] = many * (own.forward + own.backward)
@@ -351,14 +351,14 @@ class RowTimes:
     backward_s: Array
 
 
-def row_times(rows: Columns, summaries: Summaries, crowding: Array) -> RowTimes:
+def row_times(rows: Columns, summaries: Summaries, core_contention: Array) -> RowTimes:
     """Time every row's pipeline.
 
     Args:
         rows: The table.
         summaries: Of the cuts that ``rows.pair`` names.
-        crowding: How much processes that share cores slow each other down, at each of
-            ``rows.place``, see :class:`planner.cost.orders.Places`. [places, 2].
+        core_contention: How much processes that share cores slow each other down, at
+            each of ``rows.place``. Shape [places, 2].
     """
     count = len(rows.pp)
     found, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
@@ -380,7 +380,7 @@ def row_times(rows: Columns, summaries: Summaries, crowding: Array) -> RowTimes:
     _fill_parts(
         rows,
         *of_pairs,
-        crowding,
+        core_contention,
         place,
         _makespans(rows, found[:chained], times[:, :chained]),
         _Parts(*(result.parts_s[PARTS.index(name)] for name in _Parts._fields)),

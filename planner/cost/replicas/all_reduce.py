@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import Setting
+from planner.cost.context import PricingContext
 from planner.cost.recipes import Recipe
 from planner.cost.table.rows import plain
 from planner.cost.traffic.collectives import Groups, ReplicaGroups, time_of
@@ -398,7 +398,7 @@ def _power_sgd(shapes: list[tuple[int, ...]]) -> tuple[float, float]:
 
 
 def compressed_traffic(
-    setting: Setting,
+    setting: PricingContext,
     how: GradientCompression,
     replicate: Groups,
     units: Array,

@@ -40,7 +40,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from planner.cost.context import Setting
+from planner.cost.context import PricingContext
 from planner.cost.recipes import Recipe
 from planner.cost.replicas.all_reduce import (
     compress,
@@ -53,7 +53,7 @@ from planner.cost.strategy.stages import (
     recompute_codes,
     stage_sums,
 )
-from planner.cost.table.memory import Devices, bytes_of, weight_bytes
+from planner.cost.table.memory import Devices, scalar_bytes, weight_bytes
 from planner.cost.units import UnitCosts
 from planner.schema import (
     SPLIT_BACKWARD_SCHEDULES,
@@ -65,13 +65,13 @@ from planner.simulate import ActionTable, peak_held_bytes
 from planner.units import dtype_bytes
 
 __all__ = [
-    "HeldBytes",
-    "OwnedScalars",
-    "held_bytes",
-    "memory_of",
+    "ParameterShards",
+    "PipelineMemory",
     "memory_parts",
-    "owned_scalars",
+    "parameter_shards",
+    "pipeline_memory",
     "stages_of_links",
+    "strategy_memory",
 ]
 
 Array = NDArray[np.float64]
@@ -79,7 +79,7 @@ Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnedScalars:
+class ParameterShards:
     """Scalars on one device of each pp rank, copies of tied weights too. Shapes [pp].
 
     Attributes:
@@ -104,7 +104,9 @@ def stages_of_links(costs: UnitCosts, bounds: Index) -> tuple[Index, Index]:
     return first, second
 
 
-def owned_scalars(strategy: Strategy, costs: UnitCosts, bounds: Index) -> OwnedScalars:
+def parameter_shards(
+    strategy: Strategy, costs: UnitCosts, bounds: Index
+) -> ParameterShards:
     """Count them.
 
     Args:
@@ -127,7 +129,7 @@ def owned_scalars(strategy: Strategy, costs: UnitCosts, bounds: Index) -> OwnedS
     expert = of_ranks(costs.expert_parameters[0], no_copies)
     trained = of_ranks(costs.trained_dense[0], costs.tied_trained[0])
     trained_experts = of_ranks(costs.trained_experts[0], no_copies)
-    return OwnedScalars(
+    return ParameterShards(
         whole=dense + expert,
         shard=dense / ways + expert * left,
         trained=trained + trained_experts,
@@ -140,7 +142,7 @@ _WAITING = frozenset({"GPipe", "1F1B"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldBytes:
+class PipelineMemory:
     """Bytes of each pp rank. Shapes [pp].
 
     Attributes:
@@ -152,7 +154,7 @@ class HeldBytes:
     received: Array
 
 
-def held_bytes(
+def pipeline_memory(
     strategy: Strategy,
     costs: UnitCosts,
     bounds: Index,
@@ -160,7 +162,7 @@ def held_bytes(
     *,
     keeps_sent: bool,
     keeps_graph: bool = True,
-) -> HeldBytes:
+) -> PipelineMemory:
     """Count what the schedule's exact order holds.
 
     Args:
@@ -175,7 +177,9 @@ def held_bytes(
     kept = stage_sums(costs.saved_bytes[:, 0], bounds)
     kept = kept[recompute_codes(strategy), np.arange(len(rank))]
     if table is None:
-        return HeldBytes(activations=by_rank(kept, rank, pp), received=np.zeros(pp))
+        return PipelineMemory(
+            activations=by_rank(kept, rank, pp), received=np.zeros(pp)
+        )
     cut = costs.cut_bytes[0, bounds[1:-1] - 1]
     # The two stages at the fold of a V lie on one rank: nothing is sent, and a stage's
     # output is the other's buffer.
@@ -201,7 +205,7 @@ def held_bytes(
         after_whole_bytes=returned + sent if still else 0.0,
     )
     buffers = np.concatenate([none, cut]) + np.concatenate([cut, none])
-    return HeldBytes(activations=held, received=by_rank(buffers, rank, pp))
+    return PipelineMemory(activations=held, received=by_rank(buffers, rank, pp))
 
 
 def memory_parts(
@@ -255,7 +259,7 @@ def memory_parts(
         *(np.asarray(size, dtype=np.float64) for size in sizes),
         *(np.asarray(x, dtype=np.int64) for x in (zero_stage, pp, num_microbatches)),
     )
-    of = bytes_of(precision, optimizer, recipe, on_gpu)
+    of = scalar_bytes(precision, optimizer, recipe, on_gpu)
     scalars = np.stack([column.ravel() for column in columns[:6]], axis=1)
     others = (column.flatten() for column in columns[6:])
     weights = weight_bytes(Devices(scalars, *others), of)
@@ -277,12 +281,12 @@ def memory_parts(
     )
 
 
-def memory_of(
-    setting: Setting,
+def strategy_memory(
+    setting: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     bounds: Index,
-    owned: OwnedScalars,
+    owned: ParameterShards,
     table: ActionTable | None,
 ) -> MemoryParts:
     """Peak memory of one device of each pp rank. Shapes [pp]."""
@@ -295,7 +299,7 @@ def memory_of(
     np.maximum.at(transient, rank, working[codes, np.arange(len(rank))])
     np.maximum.at(largest, rank, np.maximum.reduceat(scalars, bounds[:-1]))
     np.maximum.at(most_trained, rank, np.maximum.reduceat(trained, bounds[:-1]))
-    held = held_bytes(
+    held = pipeline_memory(
         strategy,
         costs,
         bounds,

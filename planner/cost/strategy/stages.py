@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import Setting
+from planner.cost.context import PricingContext
 from planner.cost.units import UnitCosts
 from planner.errors import StrategyError
 from planner.schema import SPLIT_BACKWARD_SCHEDULES, Strategy
@@ -69,7 +69,7 @@ class StageTimes:
         return into, weight
 
 
-def unit_ranges(setting: Setting, strategy: Strategy) -> Index:
+def unit_ranges(setting: PricingContext, strategy: Strategy) -> Index:
     """Unit at which each stage starts, then the number of units. Shape [stages + 1].
 
     Raises:
@@ -119,7 +119,7 @@ def by_rank(values: Array, rank: Index, pp: int) -> Array:
 
 
 def stage_times(
-    setting: Setting, strategy: Strategy, costs: UnitCosts, bounds: Index
+    setting: PricingContext, strategy: Strategy, costs: UnitCosts, bounds: Index
 ) -> StageTimes:
     """Seconds of every stage for one microbatch, at full speed."""
     pp = strategy.mesh.pp

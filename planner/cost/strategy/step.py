@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import Setting
+from planner.cost.context import PricingContext
 from planner.cost.kernels.roofline import optimizer_seconds
 from planner.cost.pipelines.flushed import Pipeline, time_pipeline
 from planner.cost.replicas.all_reduce import (
@@ -25,10 +25,10 @@ from planner.cost.replicas.all_reduce import (
 )
 from planner.cost.result import Cost
 from planner.cost.strategy.memory import (
-    OwnedScalars,
-    memory_of,
-    owned_scalars,
+    ParameterShards,
+    parameter_shards,
     stages_of_links,
+    strategy_memory,
 )
 from planner.cost.strategy.stages import (
     StageTimes,
@@ -46,13 +46,13 @@ from planner.simulate import ActionTable, actions
 from planner.units import dtype_bytes
 
 __all__ = [
+    "PostPipeline",
     "Step",
-    "Tail",
     "TiedTraffic",
     "collective_bytes",
-    "detailed_breakdown",
-    "detailed_cost",
     "link_bytes",
+    "price_breakdown",
+    "price_strategy",
     "schedule_of",
     "tied_traffic",
     "time_step",
@@ -76,7 +76,7 @@ class TiedTraffic:
 
 
 def tied_traffic(
-    setting: Setting, strategy: Strategy, costs: UnitCosts, bounds: Index
+    setting: PricingContext, strategy: Strategy, costs: UnitCosts, bounds: Index
 ) -> TiedTraffic:
     """Of one strategy, rank by rank."""
     mesh, rank = strategy.mesh, ranks_of_stages(strategy)
@@ -189,7 +189,7 @@ def schedule_of(strategy: Strategy) -> ActionTable | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
+class PostPipeline:
     """After (or beside) the pipeline: copies made alike, weights updated.
 
     Attributes:
@@ -199,7 +199,7 @@ class Tail:
         update: Seconds of the optimizer on cores of its own. Shape [pp].
     """
 
-    owned: OwnedScalars
+    owned: ParameterShards
     traffic: ReplicaTraffic
     tied: TiedTraffic
     update: Array
@@ -210,17 +210,17 @@ class Tail:
         return self.traffic.exposed_s + self.tied.exposed_s
 
 
-def _tail(
-    setting: Setting,
+def _post_pipeline(
+    setting: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     bounds: Index,
     busy: tuple[Array, Array],
-) -> Tail:
+) -> PostPipeline:
     """Of each pp rank; ``busy`` are seconds of a microbatch, forward and backward."""
     mesh, pp = strategy.mesh, strategy.mesh.pp
     rank = ranks_of_stages(strategy)
-    owned = owned_scalars(strategy, costs, bounds)
+    owned = parameter_shards(strategy, costs, bounds)
     units = by_rank(np.diff(bounds).astype(float), rank, pp)
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)
@@ -262,7 +262,7 @@ def _tail(
         ]
     )
     tied = tied_traffic(setting, strategy, costs, bounds)
-    return Tail(owned=owned, traffic=traffic, tied=tied, update=update)
+    return PostPipeline(owned=owned, traffic=traffic, tied=tied, update=update)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,7 @@ class Step:
 
     Attributes:
         breakdown_s: Seconds by part, see :data:`planner.cost.result.PARTS`.
-        tail: What follows the pipeline on each rank.
+        after_pipeline: What follows the pipeline on each rank.
         times: One microbatch on every virtual stage, each process on cores of its own.
         pipeline_s: When the last rank is through with its microbatches.
         lag_s: How long before that each rank is. Shape [pp].
@@ -280,7 +280,7 @@ class Step:
     """
 
     breakdown_s: dict[str, float]
-    tail: Tail
+    after_pipeline: PostPipeline
     times: StageTimes
     pipeline_s: float
     lag_s: Array
@@ -289,7 +289,7 @@ class Step:
 
 
 def time_step(
-    setting: Setting,
+    setting: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     bounds: Index,
@@ -312,10 +312,12 @@ def time_step(
     times = stage_times(setting, strategy, costs, bounds)
     pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
     run = time_pipeline(strategy, times, table, fidelity)
-    crowd, everyone = setting.crowding(pp)
+    crowd, everyone = setting.core_contention(pp)
     forward = by_rank(times.forward, rank, pp) * crowd
     backward = by_rank(times.backward, rank, pp) * crowd
-    tail = _tail(setting, strategy, costs, bounds, (forward, backward))
+    after_pipeline = _post_pipeline(
+        setting, strategy, costs, bounds, (forward, backward)
+    )
     # Processes that share cores can at best keep all cores busy all the time.
     cores = float(run.busy_s.sum()) / pp * everyone
     sent = max(run.sent_s * crowd, cores)
@@ -324,16 +326,16 @@ def time_step(
     lag = np.zeros(pp)
     if pp > 1 and cores < run.sent_s * crowd:
         lag = sent - run.done_s * crowd
-    update = tail.update * everyone
-    after = np.maximum(tail.exposed + update - lag, 0.0)
+    update = after_pipeline.update * everyone
+    after = np.maximum(after_pipeline.exposed + update - lag, 0.0)
     last = int(after.argmax())
     breakdown = _breakdown(strategy, times, run, sent)
-    share = after[last] / max(tail.exposed[last] + update[last], 1e-300)
-    breakdown["data_parallel"] = float(tail.exposed[last] * share)
+    share = after[last] / max(after_pipeline.exposed[last] + update[last], 1e-300)
+    breakdown["data_parallel"] = float(after_pipeline.exposed[last] * share)
     breakdown["optimizer"] = float(update[last] * share)
     return Step(
         breakdown_s=breakdown,
-        tail=tail,
+        after_pipeline=after_pipeline,
         times=times,
         pipeline_s=sent,
         lag_s=lag,
@@ -371,8 +373,11 @@ def _breakdown(
     }
 
 
-def detailed_breakdown(
-    setting: Setting, strategy: Strategy, costs: UnitCosts, fidelity: str = "simulated"
+def price_breakdown(
+    setting: PricingContext,
+    strategy: Strategy,
+    costs: UnitCosts,
+    fidelity: str = "simulated",
 ) -> dict[str, float]:
     """Seconds of a step by part, without memory; arguments as :func:`detailed_cost`."""
     bounds = unit_ranges(setting, strategy)
@@ -381,8 +386,11 @@ def detailed_breakdown(
     return found.breakdown_s
 
 
-def detailed_cost(
-    setting: Setting, strategy: Strategy, costs: UnitCosts, fidelity: str = "simulated"
+def price_strategy(
+    setting: PricingContext,
+    strategy: Strategy,
+    costs: UnitCosts,
+    fidelity: str = "simulated",
 ) -> Cost:
     """Time and memory of a strategy whose stages are given.
 
@@ -398,16 +406,20 @@ def detailed_cost(
     bounds = unit_ranges(setting, strategy)
     table = schedule_of(strategy)
     step = time_step(setting, strategy, costs, bounds, table, fidelity)
-    pp, tail = strategy.mesh.pp, step.tail
+    pp, after_pipeline = strategy.mesh.pp, step.after_pipeline
     return Cost(
         step_time_s=float(sum(step.breakdown_s.values())),
         breakdown_s=step.breakdown_s,
-        memory=memory_of(setting, strategy, costs, bounds, tail.owned, table),
+        memory=strategy_memory(
+            setting, strategy, costs, bounds, after_pipeline.owned, table
+        ),
         limit_bytes=setting.limits_of_ranks(pp),
         device_type=setting.types_of_ranks(pp),
-        link_bytes=link_bytes(strategy, costs, bounds, tail.traffic, tail.tied),
+        link_bytes=link_bytes(
+            strategy, costs, bounds, after_pipeline.traffic, after_pipeline.tied
+        ),
         collective_bytes=collective_bytes(
-            strategy, costs, bounds, tail.traffic, tail.tied
+            strategy, costs, bounds, after_pipeline.traffic, after_pipeline.tied
         ),
         fidelity="simulated" if fidelity == "simulated" else "analytic",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import Setting
+from planner.cost.context import PricingContext
 from planner.cost.pipelines.flushed import queues
 from planner.cost.strategy.stages import StageTimes, unit_ranges
 from planner.cost.strategy.step import Step, schedule_of, time_step
@@ -49,11 +49,11 @@ class StepTimeline:
 
 
 def step_timeline(
-    setting: Setting, strategy: Strategy, costs: UnitCosts
+    setting: PricingContext, strategy: Strategy, costs: UnitCosts
 ) -> StepTimeline:
     """Lay out a step as the simulator times it.
 
-    Its end is the step time of :func:`planner.cost.strategy.step.detailed_cost`. Where
+    Its end is the step time of :func:`planner.cost.strategy.step.price_strategy`. Where
     processes share cores, all actions are longer by the same factor.
 
     Args:
@@ -74,7 +74,7 @@ def step_timeline(
         else _pipeline(strategy, times, table)
     )
     ended = step.pipeline_s - step.lag_s
-    exchanged = ended + step.tail.exposed
+    exchanged = ended + step.after_pipeline.exposed
     return StepTimeline(
         actions=run,
         times=times,

@@ -29,14 +29,14 @@ __all__ = [
     "CROSSING_COLUMNS",
     "KEPT_COLUMNS",
     "PEAK_COLUMNS",
-    "Bytes",
     "Devices",
-    "FullestRanks",
-    "bytes_of",
+    "ScalarBytes",
+    "TableMemory",
     "chunks_between_halves",
     "chunks_in_flight",
-    "fill_fullest",
-    "fullest_ranks",
+    "fill_table_memory",
+    "scalar_bytes",
+    "table_memory",
     "weight_bytes",
 ]
 
@@ -79,7 +79,7 @@ _FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
 _SPLIT = np.array([name in SPLIT_BACKWARD_SCHEDULES for name in SCHEDULES])
 
 
-class Bytes(NamedTuple):
+class ScalarBytes(NamedTuple):
     """Bytes of a scalar by purpose, and what a recipe adds."""
 
     stored: float
@@ -109,7 +109,7 @@ class _Scalars(NamedTuple):
 
 @compiled
 def _of_weights(
-    has: _Scalars, zero: int, pp: int, many: int, of: Bytes
+    has: _Scalars, zero: int, pp: int, many: int, of: ScalarBytes
 ) -> tuple[float, float, float]:
     """Bytes of parameters, gradients and optimizer states on one device."""
     gathered = 0.0
@@ -153,7 +153,7 @@ class Devices(NamedTuple):
 
 
 @compiled
-def _of_all_weights(each: Devices, of: Bytes, parts: Array) -> None:
+def _of_all_weights(each: Devices, of: ScalarBytes, parts: Array) -> None:
     for i in range(len(each.scalars)):
         has = each.scalars[i]
         sizes = _Scalars(has[0], has[1], has[2], has[3], has[4], has[5])
@@ -162,7 +162,7 @@ def _of_all_weights(each: Devices, of: Bytes, parts: Array) -> None:
         )
 
 
-def weight_bytes(each: Devices, of: Bytes) -> Array:
+def weight_bytes(each: Devices, of: ScalarBytes) -> Array:
     """Bytes of parameters, gradients and optimizer states. Shape [3, n]."""
     parts = np.empty((3, len(each.scalars)))
     _of_all_weights(each, of, parts)
@@ -315,13 +315,13 @@ def _activations(
 
 
 @compiled
-def fill_fullest(
+def fill_table_memory(
     rows: Columns,
     kept: Array,
     peaks: Array,
     crossing: Array,
     limits: Array,
-    of: Bytes,
+    of: ScalarBytes,
     worst: Array,
     excess: Array,
     owned: Array,
@@ -396,9 +396,9 @@ def fill_fullest(
         worst[row], excess[row] = fullest, over
 
 
-def bytes_of(
+def scalar_bytes(
     precision: Precision, optimizer: Optimizer, recipe: Recipe, on_gpu: bool
-) -> Bytes:
+) -> ScalarBytes:
     """What a request says of bytes.
 
     Args:
@@ -410,7 +410,7 @@ def bytes_of(
     # float8 products still gather and keep bfloat16 weights and activations.
     compute = "bfloat16" if precision.compute == "float8" else precision.compute
     states = optimizer.states_per_parameter * dtype_bytes(optimizer.state_dtype)
-    return Bytes(
+    return ScalarBytes(
         stored=float(dtype_bytes(precision.parameter)),
         compute=float(dtype_bytes(compute)),
         reduce=float(dtype_bytes(precision.reduce)),
@@ -428,7 +428,7 @@ def bytes_of(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullestRanks:
+class TableMemory:
     """Memory of the rows of a strategy table; arrays of shape [n].
 
     Attributes:
@@ -442,7 +442,7 @@ class FullestRanks:
     owned: Array
 
 
-def fullest_ranks(
+def table_memory(
     rows: Columns,
     ranks: RankMemory,
     limits: Array,
@@ -451,7 +451,7 @@ def fullest_ranks(
     optimizer: Optimizer,
     recipe: Recipe,
     on_gpu: bool,
-) -> FullestRanks:
+) -> TableMemory:
     """Peak memory of every row, on the ranks that can be fullest.
 
     Args:
@@ -466,15 +466,15 @@ def fullest_ranks(
     kept = ranks.kept[:, :, [KEPT.index(name) for name in KEPT_COLUMNS]]
     peaks = ranks.peaks[:, :, [PEAKS.index(name) for name in PEAK_COLUMNS]]
     crossing = ranks.crossing[:, :, [CROSSING.index(name) for name in CROSSING_COLUMNS]]
-    fill_fullest(
+    fill_table_memory(
         rows,
         np.ascontiguousarray(kept),
         np.ascontiguousarray(peaks),
         np.ascontiguousarray(crossing),
         limits,
-        bytes_of(precision, optimizer, recipe, on_gpu),
+        scalar_bytes(precision, optimizer, recipe, on_gpu),
         worst,
         excess,
         owned,
     )
-    return FullestRanks(memory_bytes=worst, excess_bytes=excess, owned=owned)
+    return TableMemory(memory_bytes=worst, excess_bytes=excess, owned=owned)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import Combinations, Setting, number_rows
+from planner.cost.context import Combinations, PricingContext, number_rows
 from planner.cost.kernels.roofline import optimizer_seconds
 from planner.cost.orders import Orders, Places
 from planner.cost.pipelines.flushed import RowTimes, row_times
 from planner.cost.replicas.all_reduce import ReplicaRows, exposed_seconds
 from planner.cost.result import PARTS, CostTable
-from planner.cost.table.memory import fullest_ranks
+from planner.cost.table.memory import table_memory
 from planner.cost.table.rows import Columns, columns_of
 from planner.cost.table.stages import KEPT, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
@@ -20,7 +20,7 @@ from planner.schema import SCHEDULES, V_SCHEDULES
 from planner.space.table import StrategyTable
 from planner.units import dtype_bytes
 
-__all__ = ["analytic_costs"]
+__all__ = ["price_table"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -122,7 +122,7 @@ def _replica_seconds(
 
 
 def _update_seconds(
-    setting: Setting, places: Places, rows: Columns, owned: Array, tensors: Array
+    setting: PricingContext, places: Places, rows: Columns, owned: Array, tensors: Array
 ) -> Array:
     """Of the optimizer, on the slowest device that a row uses. Shape [n]."""
     kinds = places.slowest[rows.place]
@@ -136,11 +136,11 @@ def _update_seconds(
             setting.optimizer,
             clip=setting.grad_clip_norm is not None,
         )
-    return np.asarray(seconds * places.crowding[rows.place, 1])
+    return np.asarray(seconds * places.core_contention[rows.place, 1])
 
 
-def analytic_costs(
-    setting: Setting,
+def price_table(
+    setting: PricingContext,
     table: StrategyTable,
     orders: Orders | None = None,
     order: Index | None = None,
@@ -166,7 +166,7 @@ def analytic_costs(
     places = orders.places(order, table.pp)
     summaries, pair = _look_up(orders, table, order, places)
     rows = columns_of(table, pair, places.which)
-    memory = fullest_ranks(
+    memory = table_memory(
         rows,
         summaries.memory,
         places.limits,
@@ -175,7 +175,7 @@ def analytic_costs(
         recipe=setting.recipe,
         on_gpu=setting.on_gpu,
     )
-    times = row_times(rows, summaries, places.crowding)
+    times = row_times(rows, summaries, places.core_contention)
     tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]
     parts = times.parts_s
     replicas = _replicas(orders, table, order)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import Combinations, Setting
+from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.blocks import BlockClasses
 from planner.cost.orders import Orders
 from planner.cost.recipes import Recipe
@@ -71,7 +71,7 @@ class TensorTraffic:
 class _Calls:
     """Seconds of calls of one size under every combination."""
 
-    setting: Setting
+    setting: PricingContext
     groups: Groups
     wait: Array
 

@@ -10,7 +10,11 @@ import pytest
 
 from planner.cost.constants import DeviceConstants
 from planner.cost.kernels.blocks import KernelTable
-from planner.cost.kernels.low_precision import cast_bytes, gathered_share, narrow_rates
+from planner.cost.kernels.low_precision import (
+    cast_bytes,
+    gathered_share,
+    low_precision_rates,
+)
 from planner.cost.kernels.roofline import divide
 from planner.cost.recipes import RECIPES
 from planner.graph import Kernel
@@ -53,7 +57,7 @@ def cast(dtype: str, style: str = "none", **changes: Any) -> tuple[float, float]
 
 def test_scales_a_row_cost_rate_of_what_is_narrow() -> None:
     plain, rows = (
-        narrow_rates(table(), GPU, dtype, REACHED)[0]
+        low_precision_rates(table(), GPU, dtype, REACHED)[0]
         for dtype in ("float8", "float8_rowwise")
     )
     assert plain == pytest.approx([0.5 * 0.9 * 2e14, 0.5 * 1e14])

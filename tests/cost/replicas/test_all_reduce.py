@@ -145,13 +145,13 @@ def test_cpu_processes_hide_nothing_and_pay_for_each_call() -> None:
 def test_processes_on_shared_cores_crowd_each_other() -> None:
     graph = uniform_graph(4)
     own = setting_for(graph, hosts((1, 4, device(backend="gloo")), slots=4.0))
-    assert own.crowding(1) == (1.0, 1.0)
+    assert own.core_contention(1) == (1.0, 1.0)
     shared = setting_for(graph, hosts((1, 4, device(backend="gloo")), slots=2.0))
     # All four compute at once without a pipeline, one at a time with four stages.
-    assert shared.crowding(1) == (2.0, 2.0)
-    assert shared.crowding(2) == (1.0, 2.0)
-    assert shared.crowding(4) == (1.0, 2.0)
-    assert setting_for(graph, hosts((1, 4, device()))).crowding(1) == (1.0, 1.0)
+    assert shared.core_contention(1) == (2.0, 2.0)
+    assert shared.core_contention(2) == (1.0, 2.0)
+    assert shared.core_contention(4) == (1.0, 2.0)
+    assert setting_for(graph, hosts((1, 4, device()))).core_contention(1) == (1.0, 1.0)
 
 
 def test_a_rank_is_as_fast_and_as_roomy_as_its_weakest_device() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from planner.cost import Recipe
 from planner.cost.context import Combinations
-from planner.cost.strategy.memory import HeldBytes, held_bytes
+from planner.cost.strategy.memory import PipelineMemory, pipeline_memory
 from planner.cost.strategy.stages import stage_times
 from planner.cost.units import UnitCosts, price_units
 from planner.schema import SCHEDULES, Strategy
@@ -62,9 +62,9 @@ def held(
     keeps_sent: bool,
     keeps_graph: bool = True,
     **changes: Any,
-) -> HeldBytes:
+) -> PipelineMemory:
     strategy, costs = pipeline(schedule, virtual, keeps_graph=keeps_graph, **changes)
-    return held_bytes(
+    return pipeline_memory(
         strategy,
         costs,
         np.arange(2 * virtual + 1),
