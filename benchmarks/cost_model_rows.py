@@ -81,7 +81,7 @@ class Rows:
 
     def peak_flops_per_s(self, place: int) -> float | None:
         """Of one device in the dtype of the row's products."""
-        from planner.cost.peaks import peak_flops_per_s
+        from planner.cost.kernels.low_precision import peak_flops_per_s
 
         if place not in self._cases:
             return None

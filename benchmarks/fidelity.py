@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from planner.capture import capture, load_model
 from planner.cluster import Cluster
-from planner.cost import CostModel, Setting
-from planner.cost.partition import balanced_bounds
-from planner.cost.unit_costs import Combinations, price_units
+from planner.cost import CostModel, PricingContext
+from planner.cost.context import Combinations
+from planner.cost.table.cuts import balanced_bounds
+from planner.cost.units import price_units
 from planner.schema import (
     SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,
@@ -109,9 +110,9 @@ class Difference:
         return None if self.table_s is None else self.table_s / self.simulated_s - 1
 
 
-def _setting(case: Case) -> Setting:
+def _setting(case: Case) -> PricingContext:
     cluster = Cluster.parse(case.cluster)
-    return Setting(
+    return PricingContext(
         graph=capture(load_model(case.model, seq_len=case.seq_len)),
         cluster=cluster,
         order=np.asarray(cluster.free),
@@ -120,7 +121,7 @@ def _setting(case: Case) -> Setting:
     )
 
 
-def _rows(setting: Setting, case: Case, schedule: str) -> StrategyTable | None:
+def _rows(setting: PricingContext, case: Case, schedule: str) -> StrategyTable | None:
     """Legal rows of a schedule that have a pipeline."""
     facts = gather_facts(
         setting.graph,
@@ -138,7 +139,7 @@ def _rows(setting: Setting, case: Case, schedule: str) -> StrategyTable | None:
     return StrategyTable.concatenate(tables) if tables else None
 
 
-def _even(setting: Setting, row: Mapping[str, int], rank: Index) -> Index:
+def _even(setting: PricingContext, row: Mapping[str, int], rank: Index) -> Index:
     combination = Combinations(
         tp=np.array([row["tp"]]),
         cp=np.array([row["cp"]]),
@@ -171,7 +172,7 @@ def _cut(even: Index, how: str, random: np.random.Generator) -> Index:
 
 
 def _strategy(
-    setting: Setting, row: dict[str, int], how: str, random: np.random.Generator
+    setting: PricingContext, row: dict[str, int], how: str, random: np.random.Generator
 ) -> Strategy:
     bare = skeleton(row)
     stages = row["pp"] * row["virtual_stages"]
@@ -193,7 +194,7 @@ def _strategy(
 
 
 def _drawn(
-    case: Case, setting: Setting, schedule: str, random: np.random.Generator
+    case: Case, setting: PricingContext, schedule: str, random: np.random.Generator
 ) -> Iterator[Difference]:
     """Feasible plans of a schedule, endlessly; none if it has no feasible row."""
     table = _rows(setting, case, schedule)

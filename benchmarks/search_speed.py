@@ -17,14 +17,14 @@ import numpy as np
 
 from planner.capture import capture, load_model
 from planner.cluster import Cluster
-from planner.cost import CostModel, Setting
+from planner.cost import CostModel, PricingContext
 from planner.schema import Optimizer, Precision
 from planner.space import StrategyTable, enumerate_strategies, gather_facts
 
 _MODEL, _CLUSTER, _BATCH, _LENGTH = "llama3-405b", "dgx-h100:2048", 2048, 8192
 
 
-def _rows(setting: Setting, count: int) -> StrategyTable:
+def _rows(setting: PricingContext, count: int) -> StrategyTable:
     facts = gather_facts(
         setting.graph,
         setting.cluster,
@@ -45,7 +45,7 @@ def _rows(setting: Setting, count: int) -> StrategyTable:
 def analytic_rate(count: int = 500_000) -> tuple[int, float]:
     """Rows priced, and rows per second of processor time."""
     cluster = Cluster.parse(_CLUSTER)
-    setting = Setting(
+    setting = PricingContext(
         graph=capture(load_model(_MODEL, seq_len=_LENGTH)),
         cluster=cluster,
         order=np.asarray(cluster.free),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.cost import Cost, CostModel
-from planner.cost.peaks import peak_flops_per_s
+from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.graph import ModelGraph
 from planner.schema import (
     Contender,

@@ -13,7 +13,7 @@ from planner.calibration.choice import (
     choose_calibration,
 )
 from planner.cluster import Cluster
-from planner.cost import Setting
+from planner.cost import PricingContext
 from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
@@ -35,7 +35,7 @@ def make_setting(
     calibration: CalibrationChoice,
     memory_fraction: float,
     compiled: bool = False,
-) -> Setting:
+) -> PricingContext:
     """What all strategies of a request have in common; arguments as for ``plan``.
 
     Raises:
@@ -51,7 +51,7 @@ def make_setting(
             [f"all {cluster.num_devices} devices of {cluster.name} are occupied"]
         )
     fitted = choose_calibration(calibration, cluster)
-    return Setting(
+    return PricingContext(
         graph=graph,
         cluster=cluster,
         order=np.asarray(cluster.free, dtype=np.int64),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import CostModel, Setting
+from planner.cost import CostModel, PricingContext
 from planner.errors import PlanFileError, StrategyError
 from planner.schema import Strategy
 from planner.search.refine import candidates_of_row
@@ -59,7 +59,7 @@ def read_strategy(
 
 
 def complete_strategy(
-    given: Strategy, setting: Setting
+    given: Strategy, setting: PricingContext
 ) -> tuple[Strategy, NDArray[np.int64]]:
     """Fill in stages and sharding, and the device of every rank.
 
@@ -97,7 +97,7 @@ def complete_strategy(
     return _with_sharding(full, setting), order
 
 
-def _with_sharding(strategy: Strategy, setting: Setting) -> Strategy:
+def _with_sharding(strategy: Strategy, setting: PricingContext) -> Strategy:
     if strategy.sharding.patterns:
         return strategy
     patterns = patterns_for(strategy.mesh, setting.graph.sharding)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.peaks import peak_flops_per_s
+from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.graph import ModelGraph
 from planner.search import OBJECTIVES, Request
 from planner.search.arranging.fleets import Choices

@@ -22,7 +22,7 @@ import numpy as np
 from envs.ramp.graphs import OpGraph, model_op_graph
 from envs.stream.jobs import JobType
 from envs.stream.network import HostKind, Shape, sub_cluster
-from planner.cost import CostModel, Setting
+from planner.cost import CostModel, PricingContext
 from planner.errors import PlanFileError
 from planner.schema import Precision
 from planner.schema.base import write_atomically
@@ -72,9 +72,11 @@ class PlanPrice:
     memory_bytes: float
 
 
-def _setting(job: JobType, kind: HostKind, shape: Shape, link: Link | None) -> Setting:
+def _setting(
+    job: JobType, kind: HostKind, shape: Shape, link: Link | None
+) -> PricingContext:
     graph = job.read_graph()
-    return Setting(
+    return PricingContext(
         graph=graph,
         cluster=sub_cluster(kind, shape, link),
         order=np.arange(shape.devices, dtype=np.int64),
@@ -169,7 +171,7 @@ SHIPPED = Path(__file__).parent / "data" / "prices.json.gz"
 
 _VERSION = 1
 #: Fields that prices do not depend on: names, sources, and a field that only fitted
-#: constants use, which these prices are without (:mod:`planner.cost.tiles`).
+#: constants use, which these prices are without (:mod:`planner.cost.kernels.efficiency`).
 _IGNORED = {"name", "source", "processors"}
 
 

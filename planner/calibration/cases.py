@@ -21,7 +21,7 @@ from planner.calibration.nvidia_recipes import as_nvidia_ran, nvidia_recipe, rec
 from planner.calibration.parameters import RECIPE_CONSTANTS
 from planner.calibration.plans import assume_plan
 from planner.calibration.points import Point
-from planner.cost import Cost, CostModel, Recipe, Setting
+from planner.cost import Cost, CostModel, PricingContext, Recipe
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError, MeshwrightError
 from planner.schema import Strategy
@@ -48,7 +48,7 @@ class Case:
     """
 
     point: Point
-    setting: Setting
+    setting: PricingContext
     strategy: Strategy
     framework: str
     why: tuple[str, ...]
@@ -135,7 +135,7 @@ def prepare(point: Point) -> Case:
     metric = time_metric_named(point.metric)
     if metric is not None and metric.counts in ("flops", "peak"):
         counted = convention_of(point)[1]
-    setting = Setting(
+    setting = PricingContext(
         graph=graph,
         cluster=machine.cluster,
         order=np.arange(machine.cluster.num_devices),

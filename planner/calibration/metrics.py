@@ -12,7 +12,7 @@ from planner.calibration.metric_names import (
     time_metric_named,
 )
 from planner.calibration.points import Point
-from planner.cost.peaks import peak_flops_per_s
+from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
 from planner.schema import Strategy

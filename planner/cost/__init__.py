@@ -1,10 +1,10 @@
 """How long a strategy takes and how much memory, without running it."""
 
+from planner.cost.context import PricingContext
 from planner.cost.model import CostModel
 from planner.cost.recipes import RECIPES, Recipe, get_recipe
 from planner.cost.result import PARTS, Cost, CostTable
-from planner.cost.setting import Setting
-from planner.cost.timed import StepTimeline
+from planner.cost.strategy.timeline import StepTimeline
 
 __all__ = [
     "PARTS",
@@ -12,8 +12,8 @@ __all__ = [
     "Cost",
     "CostModel",
     "CostTable",
+    "PricingContext",
     "Recipe",
-    "Setting",
     "StepTimeline",
     "get_recipe",
 ]

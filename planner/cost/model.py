@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.analytic import analytic_costs
-from planner.cost.detailed import detailed_breakdown, detailed_cost
+from planner.cost.context import Combinations, PricingContext
 from planner.cost.orders import Orders
 from planner.cost.result import Cost, CostTable
-from planner.cost.setting import Setting
-from planner.cost.timed import StepTimeline, step_timeline
-from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.cost.strategy.step import price_breakdown, price_strategy
+from planner.cost.strategy.timeline import StepTimeline, step_timeline
+from planner.cost.table.step import price_table
+from planner.cost.units import UnitCosts, price_units
 from planner.schema import Strategy
 from planner.schema.strategy import ContextAlgorithm
 from planner.space.table import StrategyTable
@@ -30,7 +30,7 @@ class CostModel:
         evaluations: Strategies priced so far, by fidelity.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: PricingContext) -> None:
         self.setting = setting
         self.evaluations = {"analytic": 0, "simulated": 0}
         self._units: dict[tuple[int | str, ...], UnitCosts] = {}
@@ -39,7 +39,7 @@ class CostModel:
     def table(self, table: StrategyTable) -> CostTable:
         """Price many strategies by closed forms; stages are cut evenly by time."""
         self.evaluations["analytic"] += len(table)
-        return analytic_costs(self.setting, table)
+        return price_table(self.setting, table)
 
     def arranged(
         self, table: StrategyTable, ids: NDArray[np.int64], order: NDArray[np.int64]
@@ -54,9 +54,9 @@ class CostModel:
         """
         self.evaluations["analytic"] += len(table)
         if len(ids) == 1:
-            return analytic_costs(self.setting.reordered(ids[0, ids[0] >= 0]), table)
+            return price_table(self.setting.reordered(ids[0, ids[0] >= 0]), table)
         orders = Orders(setting=self.setting, ids=ids)
-        return analytic_costs(self.setting, table, orders, order)
+        return price_table(self.setting, table, orders, order)
 
     def unit_costs(
         self,
@@ -111,7 +111,7 @@ class CostModel:
         self.evaluations[fidelity] += 1
         model = self._in_order_of(strategy)
         costs = model._costs_of(strategy)
-        return detailed_cost(model.setting, strategy, costs, fidelity)
+        return price_strategy(model.setting, strategy, costs, fidelity)
 
     def breakdown(
         self,
@@ -127,7 +127,7 @@ class CostModel:
         self.evaluations[fidelity] += 1
         model = self._in_order_of(strategy)
         costs = model._costs_of(strategy)
-        return detailed_breakdown(model.setting, strategy, costs, fidelity)
+        return price_breakdown(model.setting, strategy, costs, fidelity)
 
     def timeline(self, strategy: Strategy) -> StepTimeline:
         """When each pp rank does what in the step that :meth:`cost` prices.

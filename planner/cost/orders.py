@@ -3,7 +3,7 @@
 A row of the strategy table says how devices are divided, an order says which device is
 which rank. Rows of one table may each have an order of their own; everything that
 depends on it is found here, for all orders at once. With a single order the answers are
-those of :class:`planner.cost.setting.Setting`, which keeps them.
+those of :class:`planner.cost.context.PricingContext`, which keeps them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.collectives import Groups, lines_of
-from planner.cost.group_levels import LevelTables, group_levels, level_tables
-from planner.cost.numbering import number_rows
-from planner.cost.setting import Setting
+from planner.cost.context import PricingContext, number_rows
+from planner.cost.traffic.collectives import (
+    Groups,
+    LevelTables,
+    group_levels,
+    level_tables,
+    lines_of,
+)
 
 __all__ = ["Orders", "Places"]
 
@@ -36,7 +40,7 @@ class Places:
         bandwidth: Of the boundary after each rank, wrapping. [places, most pp].
         latency: The same in seconds.
         limits: Bytes that ranks 0, 1 and last may use. Shape [places, 3].
-        crowding: See :meth:`planner.cost.setting.Setting.crowding`. [places, 2].
+        core_contention: As :meth:`PricingContext.core_contention`. [places, 2].
         slowest: Slowest device type of all ranks. Shape [places].
         wait_s: What a message waits for a core at its receiver. Shape [places].
     """
@@ -47,7 +51,7 @@ class Places:
     bandwidth: Array
     latency: Array
     limits: Array
-    crowding: Array
+    core_contention: Array
     slowest: Index
     wait_s: Array
 
@@ -97,11 +101,11 @@ class Orders:
         ids: Device id of each rank, -1 after the last. Shape [orders, most ranks].
     """
 
-    setting: Setting
+    setting: PricingContext
     ids: Index
 
     @classmethod
-    def of(cls, setting: Setting) -> Orders:
+    def of(cls, setting: PricingContext) -> Orders:
         """The one order of a setting."""
         return cls(setting=setting, ids=setting.order[None, :])
 
@@ -112,7 +116,7 @@ class Orders:
 
     @cached_property
     def core_waits_s(self) -> Array:
-        """As :attr:`planner.cost.setting.Setting.core_wait_s`. Shape [orders]."""
+        """Each order's :attr:`PricingContext.core_wait_s`. Shape [orders]."""
         if not self.setting.shares_cores:
             return np.zeros(len(self.ids))
         every = range(len(self.ids))
@@ -122,7 +126,7 @@ class Orders:
     def _net(self) -> LevelTables | None:
         return level_tables(self.setting.cluster.topology)
 
-    def setting_of(self, order: int) -> Setting:
+    def setting_of(self, order: int) -> PricingContext:
         """The setting with one of the orders."""
         return self.setting.reordered(self.ids[order, : self.lengths[order]])
 
@@ -180,7 +184,7 @@ class Orders:
             bandwidth=np.full(shape, np.inf),
             latency=np.zeros(shape),
             limits=np.zeros((len(first), 3)),
-            crowding=np.ones((len(first), 2)),
+            core_contention=np.ones((len(first), 2)),
             slowest=np.zeros(len(first), dtype=np.int64),
             wait_s=self.core_waits_s[order],
         )
@@ -210,12 +214,12 @@ class Orders:
             for row, (one, depth) in enumerate(
                 zip(order.tolist(), pp.tolist(), strict=True)
             ):
-                made.crowding[row] = self.setting_of(one).crowding(depth)
+                made.core_contention[row] = self.setting_of(one).core_contention(depth)
 
     def _boundaries(
         self, made: Places, order: Index, runs: _Runs, ids: Index
     ) -> tuple[Array, Array]:
-        """As :meth:`planner.cost.setting.Setting.boundaries`, of every run."""
+        """As :meth:`planner.cost.context.PricingContext.boundaries`, of every run."""
         setting = self.setting
         if len(self.ids) == 1:
             found = [setting.boundaries(depth) for depth in made.pp.tolist()]
@@ -234,7 +238,7 @@ class Orders:
     def pair_lines(self, places: Places) -> Array:
         """Fixed seconds, and seconds per byte, of an all-reduce between two pp ranks.
 
-        As :meth:`planner.cost.setting.Setting.pair_line`, for every place with a
+        As :meth:`planner.cost.context.PricingContext.pair_line`, for every place with a
         pipeline; 0 for the others. Shape [places, 2].
         """
         lines = np.zeros((len(places.pp), 2))

@@ -8,9 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.memory import MemoryParts
-
-__all__ = ["PARTS", "Cost", "CostTable"]
+__all__ = ["PARTS", "Cost", "CostTable", "MemoryParts"]
 
 Array = NDArray[np.float64]
 
@@ -29,6 +27,30 @@ PARTS = (
     "data_parallel",
     "optimizer",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryParts:
+    """Bytes on one device by category; all of one shape."""
+
+    parameters: Array
+    gradients: Array
+    optimizer: Array
+    activations: Array
+    buffers: Array
+    reserve: Array
+
+    @property
+    def total(self) -> Array:
+        """Sum of the categories."""
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.buffers
+            + self.reserve
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from planner.cost import Cost, CostModel, Setting
+from planner.cost import Cost, CostModel, PricingContext
 from planner.errors import UnknownNameError
 from planner.schema import Strategy
 from planner.search.saying import Sayable
@@ -59,7 +59,7 @@ class Request:
             clusters at least every one of a type; ``any`` lets fewer win.
     """
 
-    setting: Setting
+    setting: PricingContext
     global_batch: int
     pins: Mapping[str, int] = field(default_factory=dict)
     objective: Objective = "throughput"

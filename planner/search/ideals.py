@@ -18,9 +18,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import CostModel, Setting
-from planner.cost.stage_times import stage_times, unit_ranges
-from planner.cost.unit_costs import UnitCosts
+from planner.cost import CostModel, PricingContext
+from planner.cost.strategy.stages import stage_times, unit_ranges
+from planner.cost.units import UnitCosts
 from planner.graph import ModelGraph
 from planner.schema import Strategy
 from planner.search.base import Candidate, Request, score
@@ -167,7 +167,7 @@ def _solve(
 
 
 def best_chain(
-    setting: Setting,
+    setting: PricingContext,
     ideals: Ideals,
     bare: Strategy,
     costs: UnitCosts,

@@ -7,10 +7,10 @@ from itertools import islice
 
 import numpy as np
 
-from planner.cost import CostModel, Setting
-from planner.cost.context_traffic import context_algorithms
-from planner.cost.partition import balanced_bounds
-from planner.cost.unit_costs import UnitCosts
+from planner.cost import CostModel, PricingContext
+from planner.cost.table.cuts import balanced_bounds
+from planner.cost.traffic.layers import context_algorithms
+from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Candidate
@@ -27,7 +27,9 @@ __all__ = ["candidates_of_row", "eager_variants", "schedule_variants"]
 _MOST_UNITS = 512
 
 
-def _even_cut(setting: Setting, bare: Strategy, costs: UnitCosts, kind: int) -> Cut:
+def _even_cut(
+    setting: PricingContext, bare: Strategy, costs: UnitCosts, kind: int
+) -> Cut:
     """Equal times, the same recomputation everywhere."""
     stages = bare.mesh.pp * bare.virtual_stages
     rank = np.array([bare.rank_of_stage(s) for s in range(stages)])

@@ -14,9 +14,9 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import Setting
-from planner.cost.memory import memory_parts
-from planner.cost.unit_costs import UnitCosts
+from planner.cost import PricingContext
+from planner.cost.strategy.memory import memory_parts
+from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.simulate import ActionTable, peak_counts, peak_in_flight
 from planner.simulate.compiled import compiled
@@ -162,7 +162,7 @@ def span_times(costs: UnitCosts, spans: Spans) -> Array:
 
 
 def span_memory(
-    setting: Setting,
+    setting: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     spans: Spans,
@@ -212,7 +212,7 @@ def span_memory(
 
 
 def stage_limits(
-    setting: Setting, skeleton: Strategy, costs: UnitCosts, table: ActionTable
+    setting: PricingContext, skeleton: Strategy, costs: UnitCosts, table: ActionTable
 ) -> tuple[Index, Array, Array]:
     """Device type, microbatches held and bytes allowed of each stage. Shapes [stages].
 
@@ -235,7 +235,7 @@ def stage_limits(
 
 
 def best_cut(
-    setting: Setting,
+    setting: PricingContext,
     skeleton: Strategy,
     costs: UnitCosts,
     table: ActionTable,

@@ -15,7 +15,7 @@ from planner.calibration.parameters import (
     Vector,
     recipe_constants,
 )
-from planner.cost import CostModel, Setting
+from planner.cost import CostModel, PricingContext
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError
 from planner.schema import Mesh
@@ -69,7 +69,7 @@ def test_a_case_costs_what_a_new_setting_does(
 ) -> None:
     case, calibration = prepare(small(**row)), _calibration(shift)
     facts = case.setting
-    setting = Setting(
+    setting = PricingContext(
         graph=facts.graph,
         cluster=facts.cluster,
         order=facts.order,

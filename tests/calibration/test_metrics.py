@@ -22,7 +22,7 @@ from planner.calibration.metrics import (
     time_metric,
 )
 from planner.calibration.points import Point
-from planner.cost.peaks import peak_flops_per_s
+from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.errors import CalibrationError
 from tests.calibration.rows import small
 

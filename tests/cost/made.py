@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.capture import capture, load_model
 from planner.cluster import Cluster
-from planner.cost import Setting
+from planner.cost import PricingContext
 from planner.graph import Block, Edge, Kernel, ModelGraph, Parameter
 from planner.schema.cluster import (
     ClusterDocument,
@@ -180,16 +180,16 @@ def real_graph(name: str) -> ModelGraph:
     return capture(load_model(name))
 
 
-def setting_for(graph: ModelGraph, cluster: Cluster, **changes: Any) -> Setting:
+def setting_for(graph: ModelGraph, cluster: Cluster, **changes: Any) -> PricingContext:
     """A request's setting with every free device."""
     order = np.asarray(cluster.free, dtype=np.int64)
-    return Setting(graph=graph, cluster=cluster, order=order, **changes)
+    return PricingContext(graph=graph, cluster=cluster, order=order, **changes)
 
 
 def request_for(
     graph: ModelGraph, cluster: Cluster, global_batch: int, **changes: Any
 ) -> Request:
-    """A request; fields of :class:`Setting` and :class:`Request` in one list."""
+    """A request; fields of :class:`PricingContext` and :class:`Request` in one list."""
     names = {"precision", "optimizer", "grad_clip_norm", "recipe", "memory_fraction"}
     of_setting = {key: changes.pop(key) for key in names & set(changes)}
     setting = setting_for(graph, cluster, **of_setting)

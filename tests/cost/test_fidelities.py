@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from planner.cost import PARTS, CostModel, Recipe
-from planner.cost.partition import balanced_bounds
-from planner.cost.unit_costs import Combinations, price_units
+from planner.cost.context import Combinations
+from planner.cost.table.cuts import balanced_bounds
+from planner.cost.units import price_units
 from planner.errors import StrategyError
 from planner.schema import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Strategy
 from planner.space import StrategyTable, build_strategy

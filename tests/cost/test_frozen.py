@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from planner.cost import CostModel
-from planner.cost.parameters import count_parameters
-from planner.cost.unit_costs import Combinations, price_units
+from planner.cost.context import Combinations
+from planner.cost.kernels.blocks import count_parameters
+from planner.cost.units import price_units
 from planner.graph import ModelGraph
 from planner.schema import Precision
 from planner.space import build_strategy

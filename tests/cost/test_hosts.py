@@ -9,10 +9,10 @@ import pytest
 
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.cost.recipes import RECIPES
-from planner.cost.unit_costs import UnitCosts
+from planner.cost.units import UnitCosts
 from planner.graph import Block, ModelGraph
 from tests.cost.made import device, hosts, setting_for, uniform_graph
-from tests.cost.test_unit_costs import priced, with_blocks
+from tests.cost.test_units import priced, with_blocks
 
 
 def _under(graph: ModelGraph, **facts: float) -> UnitCosts:

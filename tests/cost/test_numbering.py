@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.cost.numbering import number_rows
+from planner.cost.context import number_rows
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from planner.cluster import Cluster
-from planner.cost import CostModel, Setting
-from planner.cost.group_levels import group_levels, level_tables
+from planner.cost import CostModel, PricingContext
+from planner.cost.traffic.collectives import group_levels, level_tables
 from planner.schema.cluster import Link
 from planner.space import StrategyTable, enumerate_strategies
 from tests.cost.made import device, hosts, real_graph, request_for
@@ -45,7 +45,9 @@ def clusters() -> dict[str, Cluster]:
 NAMES = ("mixed", "uneven", "cables", "matrix", "cores", "taken")
 
 
-def orders_of(setting: Setting, count: int, rng: np.random.Generator) -> np.ndarray:
+def orders_of(
+    setting: PricingContext, count: int, rng: np.random.Generator
+) -> np.ndarray:
     """Whole devices shuffled, or hosts only; the setting's own order first."""
     ids = [setting.order]
     owners = np.asarray(setting.cluster.host_of_device)[setting.order]

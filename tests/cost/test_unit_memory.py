@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.cost.context import Combinations
 from planner.cost.recipes import Recipe
-from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.cost.units import UnitCosts, price_units
 from planner.graph import Kernel, ModelGraph
 from tests.cost.made import HIDDEN, TOKENS, device, hosts, setting_for, uniform_graph
 

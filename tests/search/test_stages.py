@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from planner.cluster import Cluster
-from planner.cost import CostModel, Setting
-from planner.cost.stage_times import stage_times
-from planner.cost.unit_costs import Combinations, UnitCosts, price_units
+from planner.cost import CostModel, PricingContext
+from planner.cost.context import Combinations
+from planner.cost.strategy.stages import stage_times
+from planner.cost.units import UnitCosts, price_units
 from planner.graph import ModelGraph
 from planner.schema import SCHEDULES, Strategy
 from planner.search.stages import best_cut
@@ -35,7 +36,7 @@ def uneven_graph(units: int, seed: int) -> ModelGraph:
     return replace(graph, blocks=tuple(blocks))
 
 
-def unit_costs(setting: Setting) -> UnitCosts:
+def unit_costs(setting: PricingContext) -> UnitCosts:
     one = np.ones(1, dtype=np.int64)
     combination = Combinations(
         tp=one, cp=one, ep=one, microbatch=one, sequence_parallel=0 * one
@@ -43,7 +44,7 @@ def unit_costs(setting: Setting) -> UnitCosts:
     return price_units(setting, combination)
 
 
-def work(setting: Setting, costs: UnitCosts, strategy: Strategy) -> np.ndarray:
+def work(setting: PricingContext, costs: UnitCosts, strategy: Strategy) -> np.ndarray:
     sizes = [len(stage.modules) for stage in strategy.stages]
     bounds = np.cumsum([0, *sizes])
     times = stage_times(setting, strategy, costs, bounds)

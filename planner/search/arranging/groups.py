@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import Setting
+from planner.cost import PricingContext
 from planner.simulate.compiled import compiled
 
 __all__ = ["DeviceGroups", "group_devices"]
@@ -114,7 +114,7 @@ class DeviceGroups:
         return self.latency + size_bytes / self.bandwidth
 
 
-def group_devices(setting: Setting) -> DeviceGroups:
+def group_devices(setting: PricingContext) -> DeviceGroups:
     """Free devices of a request, by host in the order of their ids."""
     cluster = setting.cluster
     ids = np.sort(setting.order)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel
-from planner.cost.row_times import has_textbook_time
+from planner.cost.pipelines.flushed import has_textbook_time
 from planner.schema.schedules import schedule_spec
 from planner.search.arranging.fleets import Choices, Fleet
 from planner.search.arranging.groups import DeviceGroups

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel
-from planner.cost.row_times import has_textbook_time
+from planner.cost.pipelines.flushed import has_textbook_time
 from planner.search.arranging.fleets import Choices
 from planner.search.arranging.groups import DeviceGroups
 from planner.search.arranging.layouts import (

@@ -20,7 +20,7 @@ from envs.stream.prices import (
 )
 from envs.stream.tables import stream_tables
 from planner.cluster import Cluster, device_type
-from planner.cost import CostModel, Setting
+from planner.cost import CostModel, PricingContext
 from planner.errors import PlanFileError
 from planner.search import Request, get_partitioner
 
@@ -93,7 +93,7 @@ def test_prices_with_slower_links_are_the_cost_model_s(
     shape = Shape(kind=0, hosts=2, per_host=2)
     price = price_plan(job, kind, shape, link)
     assert price is not None
-    setting = Setting(
+    setting = PricingContext(
         graph=job.read_graph(),
         cluster=sub_cluster(kind, shape, link),
         order=np.arange(4, dtype=np.int64),

@@ -10,7 +10,7 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.cost import CostModel
-from planner.cost.row_times import has_textbook_time
+from planner.cost.pipelines.flushed import has_textbook_time
 from planner.schema import SCHEDULES
 from planner.search import Request
 from planner.search.arranging.arranger import Arranger, open_arranger

@@ -1,0 +1,485 @@
+"""Everything that the strategies of one request have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster import AxisLevel, Cluster
+from planner.cost.constants import Calibration, DeviceConstants, constants_of
+from planner.cost.kernels.blocks import (
+    BlockClasses,
+    ParameterCounts,
+    count_parameters,
+    group_blocks,
+)
+from planner.cost.kernels.low_precision import gathered_share, peak_flops_per_s
+from planner.cost.recipes import RECIPES, Recipe
+from planner.cost.traffic.collectives import (
+    Groups,
+    ReplicaGroups,
+    lines_of,
+    replica_groups,
+)
+from planner.graph import ModelGraph
+from planner.schema import Optimizer, Precision
+from planner.schema.cluster import DeviceType
+from planner.simulate.compiled import compiled
+from planner.units import dtype_bytes
+
+__all__ = ["Combinations", "PricingContext", "number_rows"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+_FEWEST_SLOTS = 1 << 12
+
+#: Odd integer nearest 2**64 over the golden ratio, as a signed number: its products
+#: spread consecutive keys. Source: Knuth, The Art of Computer Programming 3, 6.4.
+_SPREAD = -7046029254386353131
+
+
+@compiled
+def _number(packed: Index, keys: Index, ids: Index, first: Index, which: Index) -> int:
+    """Fill in first rows and numbers.
+
+    ``keys`` and ``ids`` are an empty hash table, in which a number of -1 is a free
+    slot; a key that finds its slot taken goes to the next free one.
+
+    Returns:
+        How many numbers there are, or -1 if the table is too small for them.
+    """
+    mask, count = len(keys) - 1, 0
+    for row in range(len(packed)):
+        key = packed[row]
+        if row > 0 and key == packed[row - 1]:
+            which[row] = which[row - 1]
+            continue
+        mixed = key * _SPREAD
+        slot = (mixed ^ (mixed >> 32)) & mask
+        while ids[slot] >= 0 and keys[slot] != key:
+            slot = (slot + 1) & mask
+        if ids[slot] < 0:
+            if 2 * count > mask:
+                return -1
+            keys[slot], ids[slot], first[count] = key, count, row
+            count += 1
+        which[row] = ids[slot]
+    return count
+
+
+def number_rows(*columns: Index) -> tuple[Index, Index]:
+    """Number the distinct combinations of columns in order of appearance.
+
+    Args:
+        columns: Of non-negative integers. Shape [n] each.
+    Returns:
+        First row of each combination, shape [combinations], and number of each row's
+        combination, shape [n].
+    """
+    packed = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        packed *= int(column.max(initial=0)) + 1
+        packed += column
+    first, which = np.empty_like(packed), np.empty_like(packed)
+    count, slots = -1, _FEWEST_SLOTS
+    while count < 0:
+        keys, ids = np.empty(slots, dtype=np.int64), np.full(slots, -1, dtype=np.int64)
+        count = _number(packed, keys, ids, first, which)
+        slots *= 8
+    return first[:count], which
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combinations:
+    """Distinct (tp, cp, ep, microbatch, sequence_parallel). Shapes [combinations].
+
+    Attributes:
+        order: Which of several orders of devices the groups lie in, see
+            :class:`planner.cost.orders.Orders`; None for the only one.
+    """
+
+    tp: Index
+    cp: Index
+    ep: Index
+    microbatch: Index
+    sequence_parallel: Index
+    order: Index | None = None
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def orders(self) -> Index:
+        """Order of each, 0 where there is one. Shape [combinations]."""
+        return np.zeros_like(self.tp) if self.order is None else self.order
+
+    def without_order(self) -> tuple[Combinations, Index]:
+        """Those that differ in more than the order; and which of them each is. [n]."""
+        if self.order is None:
+            return self, np.arange(len(self))
+        columns = (self.tp, self.cp, self.ep, self.microbatch, self.sequence_parallel)
+        first, which = number_rows(*columns)
+        names = ("tp", "cp", "ep", "microbatch", "sequence_parallel")
+        kept = {n: c[first] for n, c in zip(names, columns, strict=True)}
+        return Combinations(**kept), which
+
+
+#: Links that are slower than this share of those inside a host lie between hosts.
+_BETWEEN_HOSTS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedFacts:
+    """Everything that neither the order of devices nor fitted constants change.
+
+    Found when first asked for; contexts of one request share one of these.
+
+    Attributes:
+        graph: The model.
+        cluster: The machines.
+        compute: Dtype that device types are compared in.
+        loss_parallel: As :attr:`planner.cost.recipes.Recipe.loss_parallel`; likewise
+            experts_on_shards.
+    """
+
+    graph: ModelGraph
+    cluster: Cluster
+    compute: str
+    loss_parallel: bool
+    experts_on_shards: bool
+
+    @cached_property
+    def on_gpu(self) -> bool:
+        """Whether no device type is a CPU process."""
+        return all(device.backend != "gloo" for device in self.cluster.device_types)
+
+    @cached_property
+    def speed(self) -> Array:
+        """Peak of each device type in the compute dtype (FLOP/s). Shape [T]."""
+        return np.array(
+            [
+                peak_flops_per_s(device, self.compute)
+                for device in self.cluster.device_types
+            ]
+        )
+
+    @cached_property
+    def memory_bytes(self) -> Array:
+        """Memory of each device type. Shape [T]."""
+        return np.array([device.memory_bytes for device in self.cluster.device_types])
+
+    @cached_property
+    def classes(self) -> BlockClasses:
+        """Blocks of equal cost."""
+        return group_blocks(self.graph, self.loss_parallel, self.experts_on_shards)
+
+    @cached_property
+    def parameter_counts(self) -> ParameterCounts:
+        """Scalars of each unit."""
+        return count_parameters(self.graph)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricingContext:
+    """Model, machines and training recipe that strategies are priced for.
+
+    Attributes:
+        graph: The model.
+        cluster: The machines.
+        order: Device id of every rank; its length is the number of devices used.
+        memory_fraction: Share of a device's memory that a plan may fill.
+        compile: Whether plans compile blocks; prices leave it alone.
+        product_dtype: Of matrix products where it is none of the precisions that can
+            be planned, for runs of others; None for the compute dtype.
+        calibration: Fitted constants of device types; None for what their documents
+            say.
+        shared: Facts of another context, taken over where they are this one's, too.
+    """
+
+    graph: ModelGraph
+    cluster: Cluster
+    order: Index
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    grad_clip_norm: float | None = None
+    recipe: Recipe = RECIPES["torch"]
+    memory_fraction: float = 0.9
+    compile: bool = False
+    product_dtype: str | None = None
+    calibration: Calibration | None = None
+    shared: SharedFacts | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def activation_dtype(self) -> str:
+        """Dtype of activations and of gathered weights: float8 keeps bfloat16."""
+        compute = self.precision.compute
+        return "bfloat16" if compute == "float8" else compute
+
+    @property
+    def element_ratio(self) -> float:
+        """Bytes of an activation over what it had in the trace."""
+        return dtype_bytes(self.activation_dtype) / dtype_bytes(self.graph.dtype)
+
+    @property
+    def operand_dtype(self) -> str:
+        """Of matrix products."""
+        return self.product_dtype or self.precision.compute
+
+    @property
+    def gathered_share(self) -> tuple[float, float]:
+        """Bytes of what tp gathers for narrow products over bfloat16's, each way."""
+        return gathered_share(self.operand_dtype, before=self.recipe.narrow_gathers)
+
+    @cached_property
+    def facts(self) -> SharedFacts:
+        """Facts that contexts with other orders of devices share with this one."""
+        graph, cluster, recipe = self.graph, self.cluster, self.recipe
+        own = SharedFacts(
+            graph=graph,
+            cluster=cluster,
+            compute=self.precision.compute,
+            loss_parallel=recipe.loss_parallel,
+            experts_on_shards=recipe.experts_on_shards,
+        )
+        other = self.shared
+        same = other is not None and (
+            other.graph is graph
+            and other.cluster is cluster
+            and other.compute == own.compute
+            and other.loss_parallel == own.loss_parallel
+            and other.experts_on_shards == own.experts_on_shards
+        )
+        return other if other is not None and same else own
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether compute and communication run beside each other, and a context and
+        an allocator take memory: everywhere but on CPU processes.
+        """
+        return self.facts.on_gpu
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...] | None:
+        """What cluster methods take as device ids: None where ranks are devices."""
+        if np.array_equal(self.order, np.arange(self.cluster.num_devices)):
+            return None
+        return tuple(int(device) for device in self.order)
+
+    @cached_property
+    def _device_types(self) -> Index:
+        return np.asarray(self.cluster.type_index)[self.order]
+
+    def recalibrated(self, calibration: Calibration, recipe: Recipe) -> PricingContext:
+        """The same under other constants; facts that do not depend on them are kept."""
+        return replace(self, calibration=calibration, recipe=recipe, shared=self.facts)
+
+    def reordered(self, order: Index) -> PricingContext:
+        """The same on devices in another order, or on other devices of the cluster."""
+        return replace(self, order=order, shared=self.facts)
+
+    @cached_property
+    def _by_pp(self) -> dict[int, tuple[Index, Array]]:
+        return {}
+
+    def _of_ranks(self, pp: int) -> tuple[Index, Array]:
+        if pp not in self._by_pp:
+            self._by_pp[pp] = self.types_and_limits(self.order.reshape(pp, -1))
+            for found in self._by_pp[pp]:
+                found.setflags(write=False)
+        return self._by_pp[pp]
+
+    def types_of_ranks(self, pp: int) -> Index:
+        """Slowest device type among the devices of each pp rank. Shape [pp]."""
+        return self._of_ranks(pp)[0]
+
+    def limits_of_ranks(self, pp: int) -> Array:
+        """Bytes that a device of each pp rank may use, the smallest counts. [pp]."""
+        return self._of_ranks(pp)[1]
+
+    def types_and_limits(self, ids: Index) -> tuple[Index, Array]:
+        """Slowest device type, and least bytes that may be used, among some devices.
+
+        Args:
+            ids: Devices of the cluster. Shape [..., devices].
+        Returns:
+            Shapes [...] each.
+        """
+        kinds = np.asarray(self.cluster.type_index)[ids]
+        slowest = self.facts.speed[kinds].argmin(axis=-1)
+        types = np.take_along_axis(kinds, slowest[..., None], axis=-1)[..., 0]
+        limits = self.facts.memory_bytes[kinds].min(axis=-1) * self.memory_fraction
+        return types, np.asarray(limits)
+
+    def types_and_limits_of_runs(
+        self, ids: Index, starts: Index
+    ) -> tuple[Index, Array]:
+        """As :meth:`types_and_limits` of many runs of devices side by side.
+
+        Args:
+            ids: Devices of the cluster. Shape [devices].
+            starts: First of each run; it ends where the next starts. Shape [runs].
+        Returns:
+            Shapes [runs] each.
+        """
+        kinds = np.asarray(self.cluster.type_index)[ids]
+        # The first of the slowest, as argmin has it.
+        rank = np.unique(self.facts.speed, return_inverse=True)[1].reshape(-1)
+        keyed = rank[kinds] * len(ids) + np.arange(len(ids))
+        types = kinds[np.minimum.reduceat(keyed, starts) % len(ids)]
+        limits = np.minimum.reduceat(self.facts.memory_bytes[kinds], starts)
+        return types, np.asarray(limits * self.memory_fraction)
+
+    def constants(self, device: DeviceType) -> DeviceConstants:
+        """What a device type reaches of its datasheet."""
+        return constants_of(device, self.recipe, self.calibration)
+
+    @cached_property
+    def _link_shares(self) -> tuple[float, float, float]:
+        """Bandwidth below which a link is between hosts, shares of both kinds.
+
+        The lowest device's shares count.
+        """
+        fastest = max(g.link.bandwidth_bytes_per_s for g in self.cluster.document.hosts)
+        constants = [self.constants(device) for device in self.cluster.device_types]
+        return (
+            fastest * _BETWEEN_HOSTS,
+            min(one.link_efficiency for one in constants),
+            min(one.network_efficiency for one in constants),
+        )
+
+    def reached(self, bandwidth: Array) -> Array:
+        """What collectives and transfers reach of links' bandwidths. Same shape."""
+        limit, inside, outside = self._link_shares
+        return np.asarray(bandwidth * np.where(bandwidth < limit, outside, inside))
+
+    @property
+    def slowest_device(self) -> DeviceType:
+        """Of all devices used."""
+        return self.cluster.device_types[int(self.types_of_ranks(1)[0])]
+
+    def total_peak_flops_per_s(self) -> float:
+        """Summed over the devices used, in the compute dtype."""
+        return float(self.facts.speed[self._device_types].sum())
+
+    def groups(self, degree: Index, stride: Index) -> Groups:
+        """Communication groups of (degree, stride) pairs. Shapes [n]."""
+        first, which = number_rows(degree, stride)
+        levels = [
+            self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
+            for i in first
+        ]
+        rings = self.calibration is not None and self.on_gpu
+        found = Groups.from_levels(levels, which, rings=rings)
+        reached = self.reached(found.bandwidth)
+        return replace(found, bandwidth=reached * self.rails(found, stride[first]))
+
+    @cached_property
+    def _replicas(self) -> dict[tuple[int, ...], ReplicaGroups]:
+        return {}
+
+    def replicas(self, pp: int, ways: int, copies: int, tp: int) -> ReplicaGroups:
+        """Groups of data parallelism, the same for each of a strategy's pp ranks.
+
+        Args:
+            pp: Pipeline degree.
+            ways: Devices that share one copy of the weights.
+            copies: Devices that hold the same shard.
+            tp: Devices between neighbours of the former.
+        """
+        key = (pp, ways, copies, tp)
+        if key not in self._replicas:
+
+            def of_ranks(degree: int, stride: int) -> Groups:
+                return self.groups(np.full(pp, degree), np.full(pp, stride))
+
+            self._replicas[key] = replica_groups(
+                of_ranks(ways, tp),
+                of_ranks(copies, tp * ways),
+                self.recipe,
+                measured=self.cluster.document.collectives,
+                on_gpu=self.on_gpu,
+                core_wait_s=self.core_wait_s,
+            )
+        return self._replicas[key]
+
+    def rails(self, groups: Groups, stride: Index) -> Array:
+        """Share of its interfaces that each distinct group drives by level.
+
+        Args:
+            groups: Of one axis each.
+            stride: Distance in ranks between neighbours of each. Shape [distinct].
+        Returns:
+            Shape [distinct, levels].
+        """
+        if self.recipe.partial_rails == 1.0:
+            return np.ones_like(groups.members)
+        # Between neighbours are ranks of other groups, that drive the rest.
+        shared = (stride[:, None] > 1) & (groups.below > 1)
+        return np.where(shared, self.recipe.partial_rails, 1.0)
+
+    def boundaries(self, pp: int) -> tuple[Array, Array]:
+        """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""
+        if pp == 1:
+            return np.full(1, np.inf), np.zeros(1)
+        stride = len(self.order) // pp
+        bandwidth, latency = self.cluster.boundary_links(
+            pp, stride, self.ranks, wrap=True
+        )
+        return self.reached(bandwidth), latency + self.core_wait_s
+
+    @property
+    def core_wait_s(self) -> float:
+        """What a message waits for its receiver to be given a core; 0 on GPUs."""
+        return self.recipe.core_wait_s if self.core_contention(1)[1] > 1 else 0.0
+
+    def pair_line(self, pp: int) -> tuple[float, float]:
+        """Fixed seconds, and seconds per byte, of an all-reduce between two pp ranks.
+
+        Over the slowest of the pipeline's boundaries, whichever the two are.
+        """
+        bandwidth, latency = self.boundaries(pp)
+        slowest = AxisLevel(
+            name="pair",
+            members=2,
+            bandwidth_bytes_per_s=float(bandwidth.min()),
+            latency_s=float(latency.max()) - self.core_wait_s,
+        )
+        pair = Groups.from_levels([(slowest,)])
+        lines = lines_of("all_reduce", pair, self.cluster.document.collectives)[0]
+        fixed, per_byte = lines[lines[:, 1].argmin()]
+        # A ring of two has two hops.
+        return float(fixed) + 2 * self.core_wait_s, float(per_byte)
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether some host has fewer cores than devices."""
+        hosts = self.cluster.document.hosts
+        return any(group.compute_slots is not None for group in hosts)
+
+    def core_contention(self, pp: int) -> tuple[float, float]:
+        """How much CPU processes that share cores slow each other down.
+
+        Returns:
+            Factor on the compute of one pp rank, whose devices all compute at the same
+            time; and devices per core of the fullest host if every device computes.
+            Both 1 where each device has its own cores.
+        """
+        if not self.shares_cores:
+            return 1.0, 1.0
+        groups = self.cluster.document.hosts
+        slots = np.repeat(
+            [group.compute_slots or np.inf for group in groups],
+            [group.count for group in groups],
+        )
+        hosts = np.asarray(self.cluster.host_of_device)[self.order]
+        used = np.bincount(hosts, minlength=len(slots))
+        within = max(
+            float((np.bincount(block, minlength=len(slots)) / slots).max())
+            for block in hosts.reshape(pp, -1)
+        )
+        return max(1.0, within), max(1.0, float((used / slots).max()))

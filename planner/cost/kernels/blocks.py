@@ -1,0 +1,358 @@
+"""A model as arrays: its distinct blocks, their kernels, and its parameters.
+
+Blocks of equal cost form a class, so that a hundred equal layers are priced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.graph import Block, Kernel, ModelGraph
+
+__all__ = [
+    "KERNEL_KINDS",
+    "KERNEL_STYLES",
+    "BlockClasses",
+    "KernelTable",
+    "ParameterCounts",
+    "Ties",
+    "count_parameters",
+    "group_blocks",
+]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+#: In the order of :attr:`KernelTable.style` and :attr:`KernelTable.kind`.
+KERNEL_STYLES = ("colwise", "rowwise", "local", "stream", "none")
+
+KERNEL_KINDS = ("matmul", "attention", "conv", "embedding", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTable:
+    """Distinct kernels of a model as arrays of shape [kernels].
+
+    Attributes:
+        owner: Index of the block class that each kernel belongs to.
+        style: Index into colwise, rowwise, local, stream, none.
+        kind: Index into matmul, attention, conv, embedding, memory.
+        expert_share: Share of the weights that ep divides.
+        trained: Whether there are weights that get a gradient.
+        narrow: Whether recipes for float8 and float4 convert it: products with weights
+            but those of heads. Sources: torchtitan, docs/float8.md, which filters
+            ``output``; Megatron-Core, GPTModel.output_layer, which is no module of
+            Transformer Engine.
+    """
+
+    owner: NDArray[np.int64]
+    style: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    batch: Array
+    m: Array
+    n: Array
+    k: Array
+    count: Array
+    forward_flops: Array
+    backward_flops: Array
+    recompute_flops: Array
+    forward_bytes: Array
+    backward_bytes: Array
+    weight_bytes: Array
+    expert_share: Array
+    trained: NDArray[np.bool_]
+    narrow: NDArray[np.bool_]
+
+    @classmethod
+    def build(
+        cls,
+        kernels: Sequence[tuple[int, float, Kernel]],
+        heads: Collection[int] = (),
+    ) -> KernelTable:
+        """From (owner, expert share, kernel) triples; ``heads`` are owners."""
+
+        def column(name: str) -> Array:
+            return np.array([float(getattr(kernel, name)) for _, _, kernel in kernels])
+
+        return cls(
+            owner=np.array([owner for owner, _, _ in kernels], dtype=np.int64),
+            style=np.array(
+                [KERNEL_STYLES.index(k.style) for _, _, k in kernels], dtype=np.int64
+            ),
+            kind=np.array(
+                [KERNEL_KINDS.index(k.kind) for _, _, k in kernels], dtype=np.int64
+            ),
+            expert_share=np.array([share for _, share, _ in kernels]),
+            trained=np.array(
+                [k.trained and k.weight_bytes > 0 for _, _, k in kernels], dtype=bool
+            ),
+            narrow=np.array(
+                [
+                    k.kind == "matmul" and k.weight_bytes > 0 and owner not in heads
+                    for owner, _, k in kernels
+                ],
+                dtype=bool,
+            ),
+            **{
+                name: column(name)
+                for name in (
+                    "batch",
+                    "m",
+                    "n",
+                    "k",
+                    "count",
+                    "forward_flops",
+                    "backward_flops",
+                    "recompute_flops",
+                    "forward_bytes",
+                    "backward_bytes",
+                    "weight_bytes",
+                )
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockClasses:
+    """Distinct blocks and where they are.
+
+    Attributes:
+        blocks: One of each class.
+        count: How many blocks of a class a unit has. Shape [classes, units].
+        kernels: Of all classes; ``owner`` is the class.
+        has_attention: Per class.
+        streamed: Per class, whether sequence parallelism divides its residual stream:
+            it reaches from the first unit that tp reduces in to the last.
+        region: Those units.
+        gathered_bytes: Outputs that tp gathers whole, at the traced batch. [classes].
+        logit_bytes: Logits of heads, at the traced batch. [classes].
+        entered_bytes: Inputs of the same, whose gradients tp sums up. [classes].
+    """
+
+    blocks: tuple[Block, ...]
+    count: Array
+    kernels: KernelTable
+    has_attention: NDArray[np.bool_]
+    streamed: NDArray[np.bool_]
+    region: range
+    gathered_bytes: Array
+    logit_bytes: Array
+    entered_bytes: Array
+
+    @property
+    def narrow(self) -> NDArray[np.bool_]:
+        """Blocks with products that recipes for float8 and float4 convert. [blocks]."""
+        found = np.zeros(len(self.blocks), dtype=bool)
+        found[self.kernels.owner[self.kernels.narrow]] = True
+        return found
+
+    def column(self, name: str) -> Array:
+        """A number of every class's block. Shape [classes]."""
+        return np.array([float(getattr(block, name)) for block in self.blocks])
+
+
+def group_blocks(
+    graph: ModelGraph, loss_parallel: bool = False, experts_on_shards: bool = False
+) -> BlockClasses:
+    """Find the classes of a graph.
+
+    Args:
+        graph: The model.
+        loss_parallel: Whether tp ranks take the loss of their part of the vocabulary.
+        experts_on_shards: Whether tp ranks route the tokens of their shards.
+    """
+    seen: dict[object, int] = {}
+    blocks: list[Block] = []
+    streamed: list[bool] = []
+    count = np.zeros((len(graph.blocks), len(graph.units)))
+    region = _reduced_units(graph)
+    for unit, (start, stop) in enumerate(graph.units):
+        for block in graph.blocks[start:stop]:
+            inside = unit in region
+            # Equal structure is not enough: the first block of a run carries the
+            # unit's boundary, and only one of several tied users owns the weight.
+            key = (
+                block.repeat or block.index,
+                block.boundary_bytes,
+                block.parameter_count,
+                block.saved_bytes,
+                block.tp_again_bytes,
+                inside,
+            )
+            if key not in seen:
+                seen[key] = len(blocks)
+                run = _as_run(block, inside, loss_parallel)
+                blocks.append(_on_shards(run) if experts_on_shards else run)
+                streamed.append(inside)
+            count[seen[key], unit] += 1
+    attention = [any(k.kind == "attention" for k in block.kernels) for block in blocks]
+    return BlockClasses(
+        blocks=tuple(blocks),
+        count=count[: len(blocks)],
+        kernels=KernelTable.build(
+            [
+                (owner, block.expert_parameter_count / max(block.parameter_count, 1), k)
+                for owner, block in enumerate(blocks)
+                for k in block.kernels
+            ],
+            heads=[owner for owner, block in enumerate(blocks) if block.kind == "head"],
+        ),
+        has_attention=np.array(attention, dtype=bool),
+        streamed=np.array(streamed, dtype=bool),
+        region=region,
+        gathered_bytes=np.array(
+            [0.0 if loss_parallel else _head_bytes(block)[1] for block in blocks]
+        ),
+        logit_bytes=np.array([_head_bytes(block)[1] for block in blocks]),
+        entered_bytes=np.array([_head_bytes(block)[0] for block in blocks]),
+    )
+
+
+def _reduced_units(graph: ModelGraph) -> range:
+    """Units from the first with a rowwise layer to the last.
+
+    What an embedding reduces, every rank has in full.
+    """
+    found = [
+        unit
+        for unit, (start, stop) in enumerate(graph.units)
+        if any(
+            block.tp_collectives and block.kind != "embedding"
+            for block in graph.blocks[start:stop]
+        )
+    ]
+    return range(found[0], found[-1] + 1) if found else range(0)
+
+
+def _as_run(block: Block, inside: bool, loss_parallel: bool) -> Block:
+    """A block as the executors run it under tp.
+
+    Without loss parallelism the logits of a colwise head are gathered, so that loss and
+    logits are whole on every tp rank; and outside the sequence-parallel region the
+    residual stream is whole.
+    """
+    if block.kind == "head" and not loss_parallel:
+        return replace(
+            block,
+            saved_tensor_bytes=0.0,
+            saved_selective_tensor_bytes=0.0,
+            kernels=tuple(_whole(k, {"local", "stream"}) for k in block.kernels),
+        )
+    if inside:
+        return block
+    return replace(block, kernels=tuple(_whole(k, {"stream"}) for k in block.kernels))
+
+
+def _on_shards(block: Block) -> Block:
+    """A block whose experts see a shard of the stream under sequence parallelism."""
+    if block.kind != "expert":
+        return block
+    return replace(
+        block,
+        kernels=tuple(
+            replace(k, style="stream") if k.style == "none" else k
+            for k in block.kernels
+        ),
+    )
+
+
+def _whole(kernel: Kernel, styles: set[str]) -> Kernel:
+    return replace(kernel, style="none") if kernel.style in styles else kernel
+
+
+def _head_bytes(block: Block) -> tuple[float, float]:
+    """Bytes that a head's products read, m x k, and their logits, m x n."""
+    if block.kind != "head":
+        return 0.0, 0.0
+    products = [k for k in block.kernels if k.kind == "matmul" and k.style == "colwise"]
+    moved = [k.count * k.forward_bytes / (k.k + k.n) for k in products]
+    return (
+        sum(size * k.k for size, k in zip(moved, products, strict=True)),
+        sum(size * k.n for size, k in zip(moved, products, strict=True)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ties:
+    """Weights that several units read, as links between neighbouring readers.
+
+    A stage holds one copy of a tied weight, whichever of its readers it has: a copy
+    more than the model for each link whose ends lie on different stages. Arrays of
+    shape [links].
+
+    Attributes:
+        first: Unit of the earlier reader.
+        second: Unit of the next reader, after ``first``.
+        split: 1 if tp divides the weight.
+        scalars: Of the weight.
+        trained: Of its gradient: ``scalars``, or 0 if it is frozen.
+    """
+
+    first: Index
+    second: Index
+    split: Index
+    scalars: Array
+    trained: Array
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """Scalars of every unit, tied ones in the unit that reads them first.
+
+    Attributes:
+        scalars: By [of experts, split along tp, unit]. Shape [2, 2, units].
+        trained: Those of them that have a gradient. Shape [2, 2, units].
+        tensors: Trained parameter tensors. Shape [units].
+        ties: What further units read.
+    """
+
+    scalars: Array
+    trained: Array
+    tensors: Array
+    ties: Ties
+
+
+def count_parameters(graph: ModelGraph) -> ParameterCounts:
+    """Count a model's parameters unit by unit."""
+    unit_of_block = np.zeros(len(graph.blocks), dtype=np.int64)
+    for unit, (start, stop) in enumerate(graph.units):
+        unit_of_block[start:stop] = unit
+    scalars, trained = np.zeros((2, 2, 2, len(graph.units)))
+    tensors = np.zeros(len(graph.units))
+    links: list[tuple[int, int, int, float, float]] = []
+    for parameter in graph.parameters:
+        split, size = int(parameter.style != "none"), float(parameter.numel)
+        unit = unit_of_block[parameter.block]
+        place = int(parameter.expert), split, unit
+        scalars[place] += size
+        if parameter.trainable:
+            trained[place] += size
+            tensors[unit] += 1
+        own = size if parameter.trainable else 0.0
+        readers = sorted({int(unit_of_block[block]) for block in parameter.readers})
+        links += [
+            (first, second, split, size, own) for first, second in pairwise(readers)
+        ]
+    columns = np.array(links, dtype=np.float64).reshape(-1, 5).T
+    first, second, divided = columns[:3].astype(np.int64)
+    return ParameterCounts(
+        scalars=scalars,
+        trained=trained,
+        tensors=tensors,
+        ties=Ties(
+            first=first,
+            second=second,
+            split=divided,
+            scalars=columns[3].copy(),
+            trained=columns[4].copy(),
+        ),
+    )

@@ -1,0 +1,498 @@
+"""Time of kernels under tp, cp, ep and a microbatch size: a roofline.
+
+t(op) = max(FLOPs / (peak x efficiency), bytes / memory bandwidth) + overhead
+
+with efficiency = e FLOPs' / (FLOPs' + h), where e is what very large products reach, h
+the FLOPs at which half of that is reached, and FLOPs' counts the tile padding that the
+hardware computes anyway, and, under fitted constants, waves of tiles and the ramp of
+the inner length (:mod:`planner.cost.kernels.efficiency`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.constants import DeviceConstants, constants_of
+from planner.cost.kernels.blocks import KERNEL_KINDS, KernelTable
+from planner.cost.kernels.efficiency import (
+    head_share,
+    inner_factors,
+    padding,
+    tile_factors,
+    unaligned_factors,
+)
+from planner.cost.kernels.low_precision import cast_bytes, low_precision_rates
+from planner.cost.recipes import Recipe
+from planner.schema import Optimizer
+from planner.schema.cluster import DeviceType
+
+__all__ = [
+    "Division",
+    "KernelTimes",
+    "divide",
+    "kernel_times",
+    "optimizer_seconds",
+    "rows_of",
+    "score_elements",
+    "summed_bytes",
+]
+
+Array = NDArray[np.float64]
+
+
+def score_elements(table: KernelTable, scale: Array, tp: Array) -> Array:
+    """Attention scores of one kernel on one device. Shape [combinations, kernels].
+
+    Args:
+        table: Kernels at the traced batch.
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        tp: Shape [combinations, 1].
+    """
+    heads = np.where(table.style[None, :] <= 2, tp.astype(float), 1.0)
+    whole = np.where(table.kind == 1, table.batch * table.m * table.n, 0.0)
+    return np.asarray(whole * scale / heads)
+
+
+def rows_of(table: KernelTable, scale: Array, ep: Array) -> Array:
+    """Length of m. A device that has 1/ep of the experts gets ep ranks' tokens.
+
+    Args:
+        table: Kernels at the traced batch.
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        ep: Shape [combinations, 1].
+    Returns:
+        Shape [combinations, kernels].
+    """
+    return np.asarray(table.m * scale * np.where(table.expert_share > 0, ep, 1.0))
+
+
+def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
+    """Share of a kernel's activation bytes that one tp rank moves. [combos, kernels].
+
+    A colwise product reads its whole input and writes 1/tp of its output, a rowwise
+    one the other way round.
+    """
+    into = table.k / np.maximum(table.k + table.n, 1)
+    one = np.ones((len(tp), len(table.k)))
+    shares = np.stack(
+        [
+            into + (1 - into) / tp,
+            into / tp + (1 - into),
+            one / tp,
+            one / stream,
+            one,
+        ]
+    )
+    rows = np.arange(len(tp))[:, None]
+    return np.asarray(
+        shares[table.style[None, :], rows, np.arange(len(table.k))[None, :]]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What combinations of degrees leave of a kernel. Shapes [combinations, kernels].
+
+    Attributes:
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        tp: Shape [combinations, 1].
+        stream: Ranks that share the stream between tp's layers. Likewise.
+        work: Ranks that share the FLOPs.
+        share: Of the activation bytes.
+        weights: Bytes of weights on one device.
+        rows: Length of a product's first dimension, m.
+    """
+
+    scale: Array
+    tp: Array
+    stream: Array
+    work: Array
+    share: Array
+    weights: Array
+    rows: Array
+
+
+def divide(
+    table: KernelTable,
+    tokens: Array,
+    tp: Array,
+    cp: Array,
+    ep: Array,
+    sequence_parallel: Array,
+) -> Division:
+    """Divide kernels by degrees.
+
+    Args:
+        table: Kernels at the traced batch.
+        tokens: Microbatch size over the traced batch. Shape [combinations].
+        tp: Shape [combinations]; likewise cp, ep.
+        sequence_parallel: 0 or 1. Shape [combinations].
+    """
+    tp, cp, ep = (x[:, None].astype(float) for x in (tp, cp, ep))
+    scale = tokens[:, None] / cp
+    stream = np.where(sequence_parallel[:, None] > 0, tp, 1.0)
+    style = table.style[None, :]
+    return Division(
+        scale=scale,
+        tp=tp,
+        stream=stream,
+        work=np.where(style <= 2, tp, np.where(style == 3, stream, 1.0)),
+        share=_byte_shares(table, tp, stream),
+        weights=table.weight_bytes
+        * (1 - table.expert_share + table.expert_share / ep)
+        / np.where(style <= 1, tp, 1.0),
+        rows=rows_of(table, scale, ep),
+    )
+
+
+#: How often attention that is not fused moves a score in forward and backward, each in
+#: half precision: softmax with scale and mask reads and writes, dropout reads and
+#: writes both it and a mask of a byte; the products write and read them once more.
+#: Backward reads what was kept besides. Source: counted after Korthikanti et al. 2022,
+#: section 4.1, for the fused softmax of Megatron-LM.
+_SCORES_MOVED = (6.5, 9.5)
+
+#: What FlashAttention-2 reaches on devices newer than Ampere over what attention that
+#: was written for them does. Source: Shah et al. 2024 (FlashAttention-3,
+#: arXiv:2407.08608), figures 5 and 6, on H100: about 350 to 400 TFLOP/s against 600 to
+#: 740.
+_AMPERE_ON_NEWER = 0.57
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes:
+    """Seconds of all ops of each kernel. Shapes [combinations, kernels].
+
+    Attributes:
+        weight: Part of ``backward`` that makes weight gradients: one of the two
+            products that a product with a parameter has in its backward, or the only
+            one where the input needs no gradient; nothing where the weights are frozen.
+        selective: Part of ``forward`` that selective recomputation runs again, see
+            :attr:`planner.cost.recipes.Recipe.selective`.
+        forward_host: Seconds in which the host of a GPU launches all of it; likewise
+            backward_host. Shapes [1, kernels].
+    """
+
+    forward: Array
+    backward: Array
+    weight: Array
+    selective: Array
+    forward_host: Array
+    backward_host: Array
+
+
+def kernel_times(
+    table: KernelTable,
+    device: DeviceType,
+    recipe: Recipe,
+    *,
+    dtype: str,
+    element: float = 1.0,
+    tokens: Array,
+    tp: Array,
+    cp: Array,
+    ep: Array,
+    sequence_parallel: Array,
+    constants: DeviceConstants | None = None,
+    causal: bool = False,
+) -> KernelTimes:
+    """Seconds of every kernel under every combination of degrees.
+
+    Args:
+        table: Kernels at the traced batch.
+        device: On which they run.
+        recipe: Of the framework.
+        dtype: Of products: a compute dtype, or a format of ``narrow.py``.
+        element: Bytes of an activation over what it had in the trace.
+        tokens: Microbatch size over the traced batch. Shape [combinations].
+        tp: Shape [combinations]; likewise cp, ep.
+        sequence_parallel: 0 or 1. Shape [combinations].
+        constants: What the device reaches; what its document says if None.
+        causal: Whether attention is, so that kernels skip the recipe's share of it.
+    """
+    reach = constants or constants_of(device, recipe)
+    part = divide(table, tokens, tp, cp, ep, sequence_parallel)
+    roof = _Roof.over(table, device, recipe, reach, part, dtype, element, causal)
+    one, product = np.ones(len(table.count)), _backward_ops(table)
+    share = _attention_share(table, device, recipe, reach)
+    inner = _shape_factors(
+        table, device, recipe, reach, part.rows, tp[:, None], ep[:, None]
+    )
+    forward = roof.seconds(
+        table.forward_flops, table.forward_bytes, one, share, inner[0], one
+    )
+    again = np.where(roof.fused[0], table.recompute_flops, 0.0)
+    # Gradients of experts' weights are as many as a device has experts, whatever the
+    # number of tokens.
+    made = np.where(table.trained & (table.expert_share > 0), table.weight_bytes, 0.0)
+    backward = roof.seconds(
+        table.backward_flops + again,
+        np.maximum(table.backward_bytes - made, 0.0),
+        product,
+        share * (recipe.attention_backward / recipe.attention_forward),
+        inner[1],
+        product + (made > 0),
+    )
+    if not recipe.fused_attention:
+        scores = score_elements(table, part.scale, tp[:, None]) * table.count * element
+        written = 2 * scores / roof.bandwidth
+        forward = forward + _SCORES_MOVED[0] * written
+        backward = backward + _SCORES_MOVED[1] * written
+    moved = cast_bytes(table, dtype, part.tp, part.stream, before=recipe.narrow_gathers)
+    casts = roof.passes(moved)
+    forward, backward = forward + casts[0], backward + casts[1]
+    weighted = _products(table) & table.trained
+    weight = np.where(weighted, backward / np.maximum(product, 1), 0.0)
+    summed = roof.moves(summed_bytes(table, part, recipe.gradient_passes))
+    launched = roof.host * table.count[None, :]
+    return KernelTimes(
+        forward=forward,
+        backward=backward + summed,
+        weight=weight + np.where(weighted, summed, 0.0),
+        selective=_repeated(table, recipe) * forward,
+        forward_host=launched,
+        backward_host=launched * product,
+    )
+
+
+def _shape_factors(
+    table: KernelTable,
+    device: DeviceType,
+    recipe: Recipe,
+    reach: DeviceConstants,
+    rows: Array,
+    tp: Array,
+    ep: Array,
+) -> tuple[Array, Array]:
+    """Time of products over that of endless ones. Shapes [combinations, kernels].
+
+    Waves are for fitted constants: what documents say of products that reach half of
+    their rate has them in it.
+    """
+    if not reach.inner_ramp:
+        padded = padding(table, device, rows, tp)
+        return padded, padded
+    long = inner_factors(table, reach.inner_ramp, rows, tp)
+    tiles = tile_factors(table, device, rows, tp, ep)
+    odd = unaligned_factors(table, tp, not recipe.fused_attention)
+    return odd * long[0] * tiles[0], odd * long[1] * tiles[1]
+
+
+def _products(table: KernelTable) -> NDArray[np.bool_]:
+    """Whether a kernel is a product: matmul, attention, convolution. [1, kernels]."""
+    return np.asarray(table.kind[None, :] <= 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Roof:
+    """What bounds the time of a kernel. Shapes [1, kernels] where not said otherwise.
+
+    Attributes:
+        table: Kernels at the traced batch.
+        part: What a device has of them.
+        rate: FLOP/s that very large kernels reach.
+        fused: Whether it is fused attention.
+        skipped: Share of its FLOPs that it computes.
+        light: Share of its bytes that it moves.
+        half: FLOPs of a product that reaches half of its rate.
+        bandwidth: Bytes/s.
+        overhead: Seconds of an op, whatever its size.
+        host: Seconds in which a GPU's host launches an op.
+        element: Bytes of an activation over what it had in the trace.
+        elementwise: Share of their bytes that elementwise kernels move.
+    """
+
+    table: KernelTable
+    part: Division
+    rate: Array
+    fused: NDArray[np.bool_]
+    skipped: Array
+    light: Array
+    half: float
+    bandwidth: float
+    overhead: float
+    host: float
+    element: float
+    elementwise: float
+
+    @classmethod
+    def over(
+        cls,
+        table: KernelTable,
+        device: DeviceType,
+        recipe: Recipe,
+        reach: DeviceConstants,
+        part: Division,
+        dtype: str,
+        element: float,
+        causal: bool,
+    ) -> _Roof:
+        """Of a device, a framework and what a division leaves of each kernel."""
+        attention = table.kind[None, :] == KERNEL_KINDS.index("attention")
+        fused = attention & recipe.fused_attention
+        # A GPU's queue hides the host's work behind kernels, where they take longer.
+        on_cpu = device.backend == "gloo"
+        ops = recipe.op_overhead_factor if on_cpu else 1.0
+        host = 0.0 if on_cpu else recipe.launch * recipe.launches * reach.host_overhead
+        return cls(
+            table=table,
+            part=part,
+            rate=low_precision_rates(table, device, dtype, reach)
+            * (recipe.newer_products if _after_ampere(device) else 1.0),
+            fused=fused,
+            skipped=np.where(fused & causal, recipe.causal_share, 1.0),
+            light=np.where(_products(table), 1.0, recipe.elementwise),
+            half=reach.half_efficiency_flops,
+            bandwidth=device.memory_bandwidth_bytes_per_s * reach.memory_efficiency,
+            overhead=device.kernel_overhead_s * ops,
+            host=device.kernel_overhead_s * host,
+            element=element,
+            elementwise=recipe.elementwise,
+        )
+
+    def seconds(
+        self,
+        flops: Array,
+        moved: Array,
+        ops: Array,
+        efficiency: Array,
+        inner: Array,
+        held: Array,
+    ) -> Array:
+        """Of all ops of each kernel. Shape [combinations, kernels].
+
+        Args:
+            flops: At the traced batch. Shape [kernels]; likewise the next four.
+            moved: Bytes of activations.
+            ops: Kernels that are launched.
+            efficiency: Share of the rate, of fused attention.
+            inner: Time over that of products of endless size. [combinations, kernels].
+            held: How often weights are read or made. Shape [kernels].
+        """
+        part = self.part
+        speed = np.where(self.fused, self.rate * efficiency, self.rate)
+        busy = flops * self.skipped * part.scale / part.work
+        ramp = np.where(_products(self.table) & (flops > 0), self.half * ops, 0.0)
+        activations = moved * self.light * part.scale * part.share
+        size = (activations + part.weights * held) * self.element
+        roof = np.maximum((busy * inner + ramp) / speed, size / self.bandwidth)
+        return np.asarray(self.table.count * (roof + self.overhead * ops))
+
+    def passes(self, moved: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Seconds of elementwise kernels beside products, as far as none is fused.
+
+        Args:
+            moved: Bytes of this rank at the traced batch, forward and backward.
+                Shapes [combinations, kernels].
+        Returns:
+            Likewise.
+        """
+        share = self.part.scale * self.elementwise
+        return self.moves(moved[0] * share), self.moves(moved[1] * share)
+
+    def moves(self, moved: Array) -> Array:
+        """Seconds of kernels of their own that move bytes, in the dtype of the trace.
+
+        Args:
+            moved: Of one op of each kernel. Shape [combinations, kernels].
+        """
+        return np.asarray(moved * (self.table.count * self.element / self.bandwidth))
+
+
+def _after_ampere(device: DeviceType) -> bool:
+    return "float8_e4m3fn" in device.peak_flops_per_s
+
+
+def _attention_share(
+    table: KernelTable, device: DeviceType, recipe: Recipe, reach: DeviceConstants
+) -> Array:
+    """Share of a product's rate that fused attention reaches forward. [kernels]."""
+    share = reach.attention_efficiency * head_share(table, reach)
+    if recipe.ampere_attention and _after_ampere(device):
+        share = share * _AMPERE_ON_NEWER
+    return share
+
+
+def _repeated(table: KernelTable, recipe: Recipe) -> Array:
+    """Share of forward that selective recomputation runs again. [1, kernels]."""
+    attention = table.kind[None, :] == KERNEL_KINDS.index("attention")
+    if recipe.selective == "attention":
+        return np.where(attention, 1.0, 0.0)
+    light = np.where(_products(table), 0.0, 1.0)
+    if recipe.selective == "alternate":
+        weighted = (table.kind == KERNEL_KINDS.index("matmul")) & (
+            table.weight_bytes > 0
+        )
+        return np.where(weighted, 0.5, light)
+    return light
+
+
+def _backward_ops(table: KernelTable) -> Array:
+    """Ops in the backward of each kernel. Shape [kernels].
+
+    A product with weights has one for its input and one for its weights, if both want
+    a gradient: as many as its FLOPs are those of the forward. Nothing that leads to
+    trained weights alone, such as the first of a frozen base, has none at all.
+    """
+    wanted = np.round(table.backward_flops / np.maximum(table.forward_flops, 1.0))
+    products = np.where(table.trained, np.clip(wanted, 1.0, 2.0), 1.0)
+    products = np.where(table.kind <= 2, products, 1.0 + table.trained)
+    moves = table.trained | (table.backward_flops + table.backward_bytes > 0)
+    return np.where(moves | (table.weight_bytes == 0), products, 0.0)
+
+
+def summed_bytes(table: KernelTable, part: Division, passes: float) -> Array:
+    """Bytes that adding a microbatch's gradients to the sum moves, as traced.
+
+    Whatever the number of tokens, so that small microbatches pay for it. Kernels of
+    their own do it, unless products of weight gradients add to the sum themselves.
+    Shape [combinations, kernels].
+
+    Args:
+        table: Kernels at the traced batch.
+        part: What a device has of them.
+        passes: ``gradient_passes`` of the recipe.
+    """
+    return np.asarray(part.weights * np.where(table.trained, passes, 0.0))
+
+
+#: Passes over memory of one update: (reads + writes of 4-byte scalars, host ops).
+#: Counted in torch/optim/adam.py and sgd.py, single-tensor paths.
+_UPDATE = {"AdamW": (7.0, 12.0), "Adam": (7.0, 12.0), "SGD": (3.0, 1.0)}
+
+#: Unfused on CPU, each op is a pass of two reads and a write.
+_UNFUSED_PASS = 3.0
+
+
+def optimizer_seconds(
+    scalars: Array,
+    tensors: Array,
+    device: DeviceType,
+    optimizer: Optimizer,
+    *,
+    clip: bool,
+) -> Array:
+    """Time of one update: bound by memory, fused on GPUs, op by op on CPUs.
+
+    Args:
+        scalars: Parameters that the device updates.
+        tensors: Tensors they are in.
+        device: On which.
+        optimizer: Which update.
+        clip: Whether gradients are normed and scaled before.
+    """
+    passes, ops = _UPDATE[optimizer.name]
+    if optimizer.name == "SGD" and optimizer.momentum:
+        passes, ops = passes + 2, ops + 2
+    ops += 3 if clip else 0
+    passes += 3 if clip else 0
+    if device.backend == "gloo":
+        moved = scalars * 4 * ops * _UNFUSED_PASS
+        return np.asarray(
+            moved / device.memory_bandwidth_bytes_per_s
+            + tensors * ops * device.kernel_overhead_s
+        )
+    return np.asarray(scalars * 4 * passes / device.memory_bandwidth_bytes_per_s)

@@ -1,0 +1,556 @@
+"""Pipelines that are flushed once a step: from times of stages to the pipeline's end.
+
+Transfers queue. What a rank sends to another goes over one link, message after message:
+a transfer waits until the bytes of the one before are through. Over links that are
+slower than the stages between them, as between sites, that is what bounds the step; a
+simulator that lets any number of transfers pass at once calls GPipe's forwards free to
+overlap all of them.
+
+Rows of a table are timed by closed forms in one compiled pass, one strategy by running
+its schedule's exact order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.result import PARTS
+from planner.cost.strategy.stages import StageTimes, by_rank, ranks_of_stages
+from planner.cost.table.rows import Columns
+from planner.cost.table.stages import SENDS as FOUND_SENDS
+from planner.cost.table.stages import TIMES, Summaries
+from planner.errors import StrategyError
+from planner.schema import (
+    FORWARDS_FIRST_SCHEDULES,
+    SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
+    V_SCHEDULES,
+    Strategy,
+)
+from planner.simulate import (
+    ActionTable,
+    Sharing,
+    check_sharing,
+    closed_form_makespan,
+    closed_form_of_stages,
+    evaluate,
+    simulate_shared,
+)
+from planner.simulate.compiled import compiled
+from planner.space.table import StrategyTable
+
+__all__ = [
+    "SENDS",
+    "TEXTBOOK",
+    "Pipeline",
+    "RowTimes",
+    "Work",
+    "has_textbook_time",
+    "queues",
+    "row_times",
+    "slow_links",
+    "time_pipeline",
+    "transfer_waits",
+]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+_ONE_BY_ONE, _INTERLEAVED = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
+
+#: Schedules whose makespan is M x slowest rank + fill.
+TEXTBOOK = np.array(
+    [name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES]
+)
+
+_FORWARDS_FIRST = np.array([name in FORWARDS_FIRST_SCHEDULES for name in SCHEDULES])
+
+#: Columns of ``sends`` here, in the words of :data:`planner.cost.table.stages.SENDS`.
+#: Compiled code is kept as long as this file is unchanged, so that they are said here.
+SENDS = ("way", "edge", "link", "tail", "depth")
+
+WAY, _EDGE, _LINK, _TAIL, _DEPTH = range(len(SENDS))
+
+
+class Work(NamedTuple):
+    """Seconds of one microbatch by cause, and two sums of them."""
+
+    forward: float
+    backward: float
+    weight: float
+    again: float
+    tensor: float
+    context: float
+    expert: float
+    total: float
+    forward_total: float
+
+
+@compiled
+def transfer_waits(
+    schedule: int,
+    pp: int,
+    virtual: int,
+    many: int,
+    load: Work,
+    whole: Work,
+    send: float,
+) -> float:
+    """What transfers add beyond one way down the pipeline and back.
+
+    1F1B lets pp microbatches in, so that each round of pp waits for the first of them
+    to come back: (all + 2 send) / pp is the least time of a microbatch. Interleaved
+    stages hide transfers under a forward or a backward unless those are shorter. Counts
+    of hops are those of :func:`planner.simulate.bubble_coefficients` for equal stages.
+    """
+    if pp == 1:
+        return 0.0
+    if schedule == _ONE_BY_ONE:
+        rounds = (pp - 1) * many // pp - 1 + (many % pp == 1)
+        late = max((whole.total + 2 * send) / pp - load.total, 0.0)
+        return max(late * pp / (pp - 1) * rounds, 0.0)
+    if schedule == _INTERLEAVED:
+        stages = pp * virtual
+        forward = whole.forward_total / stages
+        shorter = min(forward, whole.total / stages - forward)
+        longer = max(send / max(stages - 1, 1) - shorter, 0.0)
+        return max((many - pp) * (virtual - 1) * longer, 0.0)
+    return 0.0
+
+
+@compiled
+def slow_links(
+    schedule: int,
+    pp: int,
+    virtual: int,
+    many: int,
+    load: Work,
+    whole: Work,
+    sends: Array,
+) -> float:
+    """The least seconds of a pipeline whose links are what is slow.
+
+    What is sent over a link queues. Where all forwards come before all backwards, each
+    half takes as long as its rank or its link. Of 1F1B, each round of ``depth``
+    microbatches makes a trip over some boundaries and back: a rank is one forward ahead
+    of the next; see :func:`planner.simulate.uneven.one_by_one_makespan`.
+    """
+    if pp == 1:
+        return 0.0
+    if _FORWARDS_FIRST[schedule]:
+        edge, backward_total = sends[_EDGE], load.total - load.forward_total
+        if edge <= min(load.forward_total, backward_total):
+            return 0.0
+        there, back = max(load.forward_total, edge), max(backward_total, edge)
+        fill = whole.total + 2 * sends[WAY] - there - back
+        return float(many * (there + back) + fill / virtual)
+    # Before the first transfer and after the last: with one stage a rank and backwards
+    # in one piece all of a microbatch, else a stage at least.
+    all_of_it = virtual == 1 and TEXTBOOK[schedule]
+    once = whole.total if all_of_it else whole.total / (pp * virtual)
+    found = once + many * sends[_LINK]
+    if schedule == _ONE_BY_ONE:
+        trips = 1 + (many - 1) // int(sends[_DEPTH])
+        before = sends[WAY] - sends[_TAIL]
+        ways = 2 * (before + trips * sends[_TAIL])
+        found = max(found, whole.total + (many - 1) * whole.total / pp + ways)
+    return float(found)
+
+
+_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
+
+# Compiled code is kept as long as this file is unchanged: what it takes for granted
+# about the order of columns must be said in here.
+_TIMES = (
+    "forward",
+    "backward",
+    "weight",
+    "selective",
+    "full",
+    "tp",
+    "tp_again",
+    "cp",
+    "ep",
+)
+
+_FORWARD, _BACKWARD, _WEIGHT, _SELECTIVE, _FULL = range(5)
+
+_TP, _TP_AGAIN, _CP, _EP = range(5, len(_TIMES))
+
+
+def has_textbook_time(table: StrategyTable) -> NDArray[np.bool_]:
+    """Rows whose makespan is a formula. Shape [n].
+
+    The others are timed by chains of actions, which are found by simulating equal
+    stages: milliseconds for each schedule, depth and number of microbatches that no
+    row had before.
+    """
+    odd = (table.virtual_stages > 1) & (table.num_microbatches % table.pp > 0)
+    return np.asarray(TEXTBOOK[table.schedule] & ~odd)
+
+
+class _Parts(NamedTuple):
+    """Those of :data:`PARTS` that are filled in here, under their names. Shapes [n]."""
+
+    compute: Array
+    recompute: Array
+    tensor: Array
+    context: Array
+    expert: Array
+    pipeline_bubble: Array
+    pipeline_transfer: Array
+    shared_cores: Array
+
+
+@compiled
+def _work(times: Array, recompute: int) -> Work:
+    """From the times of a rank or of the model, under one recompute kind.
+
+    The forward has its share of communication: a half, of context a third.
+    """
+    forward, backward = times[_FORWARD], times[_BACKWARD]
+    tensor, expert, context = 2 * times[_TP], 2 * times[_EP], times[_CP]
+    shared = tensor / 2 + expert / 2 + context / 3
+    again = 0.0
+    if recompute > 0:
+        tensor += times[_TP_AGAIN]
+    if recompute == 2:
+        again, expert, context = times[_FULL], 1.5 * expert, context * (4 / 3)
+    elif recompute == 1:
+        again = times[_SELECTIVE]
+    return Work(
+        forward,
+        backward,
+        times[_WEIGHT],
+        again,
+        tensor,
+        context,
+        expert,
+        forward + backward + again + tensor + context + expert,
+        forward + shared,
+    )
+
+
+@compiled
+def _by_chains(
+    rows: Columns,
+    load: Array,
+    whole: Array,
+    sends: Array,
+    found: Index,
+    place: Index,
+    times: Array,
+) -> int:
+    """Find rows that no textbook formula covers, and what their chains are made of.
+
+    Args:
+        rows: The table.
+        load: Times of the slowest rank. Shape [pairs, _TIMES].
+        whole: Times of the model. Shape [pairs, _TIMES].
+        sends: Of transfers. Shape [pairs, SENDS].
+        found: Filled in with these rows. Shape [n].
+        place: Filled in with where in ``found`` each row is, or -1. Shape [n].
+        times: Filled in for these rows with forward, backward and weight seconds of
+            one mean stage, a transfer, and the slowest rank. Shape [5, n].
+    Returns:
+        How many were found.
+    """
+    count = 0
+    for row in range(len(rows.pp)):
+        schedule, recompute = rows.schedule[row], rows.recompute[row]
+        pp, virtual = rows.pp[row], rows.virtual_stages[row]
+        odd = virtual > 1 and rows.num_microbatches[row] % pp > 0
+        place[row] = -1
+        if TEXTBOOK[schedule] and not odd:
+            continue
+        pair, stages = rows.pair[row], pp * virtual
+        all_of = _work(whole[pair], recompute)
+        # A V turns on the last rank, where nothing is sent.
+        boundaries = max(stages - 1 - int(_FOLDED[schedule]), 1)
+        times[0, count] = all_of.forward_total / stages
+        times[2, count] = all_of.weight / stages
+        times[1, count] = all_of.total / stages - times[0, count] - times[2, count]
+        times[3, count] = sends[pair, WAY] / boundaries
+        times[4, count] = _work(load[pair], recompute).total
+        found[count], place[row] = row, count
+        count += 1
+    return count
+
+
+@compiled
+def _fill_parts(
+    rows: Columns,
+    load: Array,
+    whole: Array,
+    sends: Array,
+    core_contention: Array,
+    place: Index,
+    by_chains: Array,
+    parts: _Parts,
+    forward_s: Array,
+    backward_s: Array,
+) -> None:
+    """Parts of the step but for data parallelism and the optimizer.
+
+    Seconds of the pipeline are M x slowest rank + (all - slowest rank) / virtual
+    stages: the fill passes one virtual stage of each rank. Exact for equal stages, for
+    Interleaved1F1B in whole rounds of pp microbatches; the rest goes by chains. What a
+    slow rank does during the fill is not taken off, so that 1F1B of uneven stages is a
+    little too long; :func:`planner.simulate.uneven.one_by_one_makespan` takes it off.
+    Source: Narayanan et al. 2021, section 2.2.
+    """
+    for row in range(len(rows.pp)):
+        pp, schedule = rows.pp[row], rows.schedule[row]
+        virtual, many = rows.virtual_stages[row], rows.num_microbatches[row]
+        pair, recompute = rows.pair[row], rows.recompute[row]
+        own, all_of = _work(load[pair], recompute), _work(whole[pair], recompute)
+        if place[row] >= 0:
+            plain, sent = by_chains[0, place[row]], by_chains[1, place[row]]
+        else:
+            send = sends[pair, WAY]
+            plain = many * own.total + (all_of.total - own.total) / virtual
+            waits = transfer_waits(schedule, pp, virtual, many, own, all_of, send)
+            sent = plain + 2 * send + waits
+        slow = slow_links(schedule, pp, virtual, many, own, all_of, sends[pair])
+        sent = max(sent, slow)
+        crowd = core_contention[rows.place[row], 0]
+        # Processes that share cores can at best keep all cores busy all the time.
+        cores = many * all_of.total / pp * core_contention[rows.place[row], 1]
+        plain = max(plain, many * own.total)
+        sent = max(sent, plain)
+        parts.compute[row] = many * (own.forward + own.backward)
+        parts.recompute[row] = many * own.again
+        parts.tensor[row] = many * own.tensor
+        parts.context[row] = many * own.context
+        parts.expert[row] = many * own.expert
+        parts.pipeline_bubble[row] = plain - many * own.total
+        parts.pipeline_transfer[row] = sent - plain
+        parts.shared_cores[row] = max(sent * crowd, cores) - sent
+        forward_s[row] = own.forward_total * crowd
+        backward_s[row] = own.total * crowd - forward_s[row]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTimes:
+    """Times of every row of a table.
+
+    Attributes:
+        parts_s: By part, those of data parallelism and the optimizer left at 0. Shape
+            [PARTS, n].
+        forward_s: Of one microbatch on the slowest rank. Shape [n].
+        backward_s: The same for the whole backward. Shape [n].
+    """
+
+    parts_s: Array
+    forward_s: Array
+    backward_s: Array
+
+
+def row_times(rows: Columns, summaries: Summaries, core_contention: Array) -> RowTimes:
+    """Time every row's pipeline.
+
+    Args:
+        rows: The table.
+        summaries: Of the cuts that ``rows.pair`` names.
+        core_contention: How much processes that share cores slow each other down, at
+            each of ``rows.place``. Shape [places, 2].
+    """
+    count = len(rows.pp)
+    found, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    times = np.empty((5, count))
+    order = [TIMES.index(name) for name in _TIMES]
+    load, whole = summaries.load[:, order], summaries.whole[:, order]
+    sends = summaries.sends[:, [FOUND_SENDS.index(name) for name in SENDS]]
+    of_pairs = (
+        np.ascontiguousarray(load),
+        np.ascontiguousarray(whole),
+        np.ascontiguousarray(sends),
+    )
+    chained = _by_chains(rows, *of_pairs, found, place, times)
+    result = RowTimes(
+        parts_s=np.zeros((len(PARTS), count)),
+        forward_s=np.empty(count),
+        backward_s=np.empty(count),
+    )
+    _fill_parts(
+        rows,
+        *of_pairs,
+        core_contention,
+        place,
+        _makespans(rows, found[:chained], times[:, :chained]),
+        _Parts(*(result.parts_s[PARTS.index(name)] for name in _Parts._fields)),
+        result.forward_s,
+        result.backward_s,
+    )
+    return result
+
+
+def _makespans(rows: Columns, found: Index, times: Array) -> Array:
+    """Of some rows without and with transfers. Shape [2, found]."""
+    if not len(found):
+        return np.zeros((2, 0))
+    forward, backward, weight, hop, slowest = times
+    hops = np.stack([np.zeros_like(hop), hop])
+    return closed_form_makespan(
+        rows.schedule[found],
+        rows.pp[found],
+        rows.virtual_stages[found],
+        rows.num_microbatches[found],
+        forward,
+        backward,
+        weight,
+        hops,
+        hops,
+        slowest_rank_s=slowest,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """End of the pipeline, without and with transfers, and per rank. [pp]."""
+
+    plain_s: float
+    sent_s: float
+    done_s: Array
+    busy_s: Array
+
+
+def time_pipeline(
+    strategy: Strategy, times: StageTimes, table: ActionTable | None, fidelity: str
+) -> Pipeline:
+    """Time all microbatches of a step.
+
+    Args:
+        strategy: With stages.
+        times: One microbatch on each of them.
+        table: The order of actions; simulation alone wants it.
+        fidelity: ``simulated`` or ``analytic``.
+
+    Raises:
+        StrategyError: If a pipeline is to be simulated and there is no table.
+    """
+    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
+    work = times.forward + times.backward
+    busy = strategy.num_microbatches * by_rank(work, rank, pp)
+    if pp == 1:
+        total = float(busy[0])
+        return Pipeline(plain_s=total, sent_s=total, done_s=busy, busy_s=busy)
+    if fidelity == "analytic":
+        plain, sent = _by_formula(strategy, times)
+        return Pipeline(
+            plain_s=plain, sent_s=sent, done_s=np.full(pp, sent), busy_s=busy
+        )
+    if table is None:
+        raise StrategyError(f"schedule {strategy.schedule!r} has no order to simulate")
+    return _simulated(strategy, times, table, busy)
+
+
+def _simulated(
+    strategy: Strategy, times: StageTimes, table: ActionTable, busy: Array
+) -> Pipeline:
+    backward, weight = times.halves(strategy)
+    stages = times.forward, backward, weight
+    sharing = queues(strategy, times, table)
+    # Both at once: without transfers, and with them.
+    sends = np.stack([np.zeros_like(times.send), times.send])
+    timed = evaluate(table, *stages, sends, sends)
+    plain, sent = timed.makespan_s.tolist()
+    ends = timed.backward_done_s[1]
+    if sharing is not None:
+        there, back = np.split(sharing.link_of[1:], 2)
+        queued = simulate_shared(
+            table,
+            *stages,
+            times.send,
+            times.send,
+            link_of_forward=there,
+            link_of_backward=back,
+            latency_s=times.latency,
+        )
+        sent, ends = float(queued.makespan_s), queued.backward_done_s
+    done = np.zeros(strategy.mesh.pp)
+    np.maximum.at(done, ranks_of_stages(strategy), ends)
+    return Pipeline(plain_s=plain, sent_s=sent, done_s=done, busy_s=busy)
+
+
+def _by_formula(strategy: Strategy, times: StageTimes) -> tuple[float, float]:
+    """Seconds without and with transfers."""
+    key = (
+        strategy.schedule,
+        strategy.mesh.pp,
+        strategy.virtual_stages,
+        strategy.num_microbatches,
+    )
+    # Of equal stages: the mean is of those that do split their backward.
+    parts = (times.forward, times.backward - times.weight, times.weight)
+    plain = float(closed_form_of_stages(*key, *parts))
+    sent = float(closed_form_of_stages(*key, *parts, times.send, times.send))
+    return plain, max(sent, _slow_links(strategy, times))
+
+
+def _slow_links(strategy: Strategy, times: StageTimes) -> float:
+    """As :func:`slow_links`, of given stages."""
+    rank, pp, virtual = (
+        ranks_of_stages(strategy),
+        strategy.mesh.pp,
+        strategy.virtual_stages,
+    )
+    there, back = _directions(strategy)
+    held = np.maximum(times.send - times.latency, 0.0)
+    halves = [
+        (by_rank(work, rank, pp), np.bincount(way, held).max())
+        for work, way in ((times.forward, there), (times.backward, back))
+    ]
+    many = strategy.num_microbatches
+    whole = float((times.forward + times.backward).sum())
+    if strategy.schedule in FORWARDS_FIRST_SCHEDULES:
+        if all(busy <= own.max() for own, busy in halves):
+            return 0.0
+        each = sum(max(float(own.max()), float(busy)) for own, busy in halves)
+        fill = whole + 2 * float(times.send.sum()) - each
+        return many * each + fill / virtual
+    link = np.bincount(np.concatenate([there, back]), np.tile(held, 2)).max()
+    split = strategy.schedule in SPLIT_BACKWARD_SCHEDULES
+    once = whole / len(rank) if split or virtual > 1 else whole
+    return many * float(link) + once
+
+
+def _directions(strategy: Strategy) -> tuple[Index, Index]:
+    """Number of the way over each boundary, forward and back. Shapes [stages - 1].
+
+    A way leads from one rank to another; what stays on a rank takes one, too.
+    """
+    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
+    here, there = rank[:-1], rank[1:]
+    return here * pp + there, there * pp + here
+
+
+def queues(strategy: Strategy, times: StageTimes, table: ActionTable) -> Sharing | None:
+    """Who waits for whom on links; None where no transfer can meet another.
+
+    A rank sends when an action ends, so that what it sends is at least as far apart
+    as its shortest action that sends is long: shorter transfers never meet. (Ends of
+    overlapped pairs send twice at once; where that is short, it is left out.)
+
+    Args:
+        strategy: A pipeline.
+        times: One microbatch on each of its stages.
+        table: Its order of actions.
+    """
+    backward, _ = times.halves(strategy)
+    there, back = _directions(strategy)
+    count = int(max(there.max(), back.max())) + 1
+    apart = np.full(count, np.inf)
+    np.minimum.at(apart, there, times.forward[:-1])
+    np.minimum.at(apart, back, backward[1:])
+    held = np.maximum(times.send - times.latency, 0.0)
+    if (held <= np.minimum(apart[there], apart[back])).all():
+        return None
+    _, number = np.unique(np.concatenate([there, back]), return_inverse=True)
+    links = np.where(np.tile(times.send, 2) > 0, number, -1)
+    return check_sharing(table, *np.split(links, 2), latency_s=times.latency)

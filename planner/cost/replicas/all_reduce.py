@@ -1,0 +1,435 @@
+"""Replicas kept alike in every step: gathers of weights, reductions of gradients.
+
+Without a pipeline, ZeRO 2 and 3 reduce-scatter after every microbatch. ZeRO 2 gathers
+once a step, ZeRO 3 before every forward and every backward; all of it hides under
+compute as far as ``overlap`` of it reaches. With a pipeline, torch gathers each stage
+once before its first forward and reduces once after its last backward, and nothing
+hides that on the rank that finishes last; under ZeRO 3 every forward frees the stage
+again, so that each microbatch gathers it once more.
+Source: torch.distributed.pipelining.stage, backward_maybe_with_nosync, torch 2.13.
+Frameworks whose pipelines hide it (``pipeline_overlap``) reduce once a step, too: a
+chunk of several that a rank has while the others still compute.
+
+Hidden communication is not free: a collective's kernels take multiprocessors, and
+products whose tiles filled the device in whole waves need one more. ``overlap_cost`` of
+the hidden time comes on top.
+
+Compression makes gradients smaller. Casts halve what replicas exchange. PowerSGD sends
+two factors of every matrix that it makes at least half as small, and the rest whole, in
+three all-reduces; it runs on all gradients at once, when the backward is over, so that
+nothing hides it. What it missed it keeps for the next step.
+Source: Vogels et al. 2019 (1905.13727), algorithm 1; as
+torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook has it, torch 2.13, with the
+arguments that the executors give.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.context import PricingContext
+from planner.cost.recipes import Recipe
+from planner.cost.table.rows import plain
+from planner.cost.traffic.collectives import Groups, ReplicaGroups, time_of
+from planner.graph import ModelGraph
+from planner.schema import GradientCompression, Precision, Strategy
+from planner.simulate.compiled import compiled, inlined
+from planner.units import dtype_bytes
+
+__all__ = [
+    "CompressedGradients",
+    "ReplicaRows",
+    "ReplicaTraffic",
+    "compress",
+    "compressed_traffic",
+    "exposed_seconds",
+    "is_compressed",
+    "replica_traffic",
+]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+#: What DistributedDataParallel, which averages copies where nothing is cast nor cut,
+#: puts in one all-reduce. Source: torch.nn.parallel, ``bucket_cap_mb``.
+_BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTraffic:
+    """What one device spends and moves per step; arrays of shape [n].
+
+    Attributes:
+        exposed_s: Seconds added to those of compute.
+        gathered_bytes: Payload of all all-gathers of weights.
+        scattered_bytes: Payload of all reduce-scatters of gradients.
+        reduced_bytes: Payload of the all-reduce over replicas.
+        sent_bytes: Bytes that leave the device for all of them.
+    """
+
+    exposed_s: Array
+    gathered_bytes: Array
+    scattered_bytes: Array
+    reduced_bytes: Array
+    sent_bytes: Array
+
+
+@inlined
+def _beside(seconds: float, room: float, cost: float) -> float:
+    """What a collective adds to compute that has ``room`` to hide it under."""
+    added: float = max(seconds - room, 0.0) + cost * min(seconds, room)
+    return added
+
+
+@compiled
+def _exposed(
+    zero: int,
+    pp: int,
+    many: int,
+    gather: float,
+    scatter: float,
+    mirror: float,
+    under_forward: float,
+    under_backward: float,
+    cost: float,
+    behind_pipeline: bool,
+    each: bool,
+) -> float:
+    """Seconds that a step's gathers, scatters and all-reduces add to it.
+
+    ``gather`` and the next two are the seconds of one of each, then what a microbatch's
+    forward and backward can hide, and what a hidden second costs compute.
+    """
+    if pp > 1 and not behind_pipeline:
+        again = many * _beside(gather, under_backward, cost) if zero == 3 else 0.0
+        return gather + again + scatter + mirror
+    # Gathers and reductions of one backward share its links and its compute.
+    behind = scatter + (gather if zero == 3 else 0.0)
+    gathers = (many if zero == 3 else 1) * _beside(gather, under_forward, cost)
+    # Without a reduction of its own, a backward has ZeRO 3's gathers to hide alone. A
+    # pipeline adds up the gradients of its microbatches before it reduces any.
+    own = behind if each and pp == 1 else behind - scatter
+    early = (many - 1) * _beside(own, under_backward, cost) if zero >= 2 else 0.0
+    return gathers + early + _beside(behind + mirror, under_backward, cost)
+
+
+@compiled
+def _wire(lines: Array, size: float, units: float) -> float:
+    """Seconds of a collective in ``units`` pieces, by the faster of two lines."""
+    piece = size / units
+    first = lines[0, 0] + lines[0, 1] * piece
+    second = lines[1, 0] + lines[1, 1] * piece
+    seconds: float = units * min(first, second)
+    return seconds
+
+
+@compiled
+def _fill_exposed(
+    zero_stage: Index,
+    pp: Index,
+    many: Index,
+    scalars: Array,
+    trained: Array,
+    units: Array,
+    forward_s: Array,
+    backward_s: Array,
+    shard: Index,
+    shard_size: Array,
+    replicate: Index,
+    gather_lines: Array,
+    scatter_lines: Array,
+    mirror_lines: Array,
+    bytes_each: tuple[int, int],
+    hidden: float,
+    cost: float,
+    behind_pipeline: bool,
+    each: bool,
+    whole: bool,
+    exposed: Array,
+) -> None:
+    for i in range(len(exposed)):
+        group, pieces = shard[i], max(units[i], 1.0)
+        reduced = trained[i] * bytes_each[1]
+        buckets = pieces
+        if zero_stage[i] == 0 and pp[i] == 1 and bytes_each[0] == bytes_each[1]:
+            buckets = 1 + reduced // _BUCKET_BYTES
+        exposed[i] = _exposed(
+            zero_stage[i],
+            pp[i],
+            many[i],
+            _wire(gather_lines[group], scalars[i] * bytes_each[0], pieces),
+            (2.0 if whole and zero_stage[i] == 1 else 1.0)
+            * _wire(scatter_lines[group], reduced, pieces),
+            _wire(mirror_lines[replicate[i]], reduced / shard_size[group], buckets),
+            hidden * forward_s[i],
+            hidden * backward_s[i],
+            cost,
+            behind_pipeline,
+            each,
+        )
+
+
+def _payload_bytes(precision: Precision) -> tuple[int, int]:
+    """Bytes of a scalar in a gather and in a reduction."""
+    name = "bfloat16" if precision.compute == "float8" else precision.compute
+    return dtype_bytes(name), dtype_bytes(precision.reduce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRows:
+    """What keeping copies alike depends on, for n devices. Shapes [n].
+
+    Attributes:
+        scalars: Parameters on the device before ZeRO, after tp and ep.
+        trained: Those of them that have a gradient.
+        units: Groups of parameters that are gathered or reduced together.
+        zero_stage: 0 to 3.
+        pp: Pipeline degree.
+        num_microbatches: Per step.
+        virtual_stages: Chunks of a rank.
+        forward_s: Forward of one microbatch on this device.
+        backward_s: Its backward.
+    """
+
+    scalars: Array
+    trained: Array
+    units: Array
+    zero_stage: Index
+    pp: Index
+    num_microbatches: Index
+    virtual_stages: Index
+    forward_s: Array
+    backward_s: Array
+
+
+def exposed_seconds(
+    rows: ReplicaRows,
+    groups: ReplicaGroups,
+    precision: Precision,
+    recipe: Recipe,
+    *,
+    on_gpu: bool = True,
+) -> Array:
+    """The seconds of :func:`replica_traffic` alone, with the same arguments. [n]."""
+    room = np.ones(len(rows.pp))
+    if recipe.pipeline_overlap:
+        room = _rounds_in_a_row(rows)
+    exposed = np.empty(len(rows.scalars))
+    _fill_exposed(
+        plain(rows.zero_stage),
+        plain(rows.pp),
+        plain(rows.num_microbatches),
+        np.ascontiguousarray(rows.scalars),
+        np.ascontiguousarray(rows.trained),
+        np.ascontiguousarray(rows.units * recipe.pieces),
+        np.ascontiguousarray(rows.forward_s * room),
+        np.ascontiguousarray(rows.backward_s * room),
+        plain(groups.shard.which),
+        groups.shard.distinct_size,
+        plain(groups.replicate.which),
+        groups.gather,
+        groups.scatter,
+        groups.mirror,
+        _payload_bytes(precision),
+        # One process computes and communicates on CPU: there is nothing to hide under.
+        recipe.overlap if on_gpu else 0.0,
+        recipe.overlap_cost,
+        recipe.pipeline_overlap and on_gpu,
+        recipe.reduces_each,
+        recipe.reduces_whole,
+        exposed,
+    )
+    return exposed
+
+
+def _rounds_in_a_row(rows: ReplicaRows) -> Array:
+    """Microbatches under whose compute a rank's weights are gathered, or reduced. [n].
+
+    One, where it has one chunk. Interleaved chunks take pp microbatches one after the
+    other, so that a chunk's turn comes while those before it (behind it, backward) have
+    theirs: Narayanan et al. 2021, section 2.2.2. ZeRO 3 gathers for each of them.
+    """
+    turns = np.minimum(rows.pp, rows.num_microbatches) - 1
+    row = 1 + turns * (1 - 1 / np.maximum(rows.virtual_stages, 1))
+    return np.asarray(np.where(rows.zero_stage < 3, row, 1.0))
+
+
+def replica_traffic(
+    rows: ReplicaRows,
+    groups: ReplicaGroups,
+    precision: Precision,
+    recipe: Recipe,
+    *,
+    on_gpu: bool = True,
+) -> ReplicaTraffic:
+    """Exposed time of gathers and reductions, and the bytes that they move.
+
+    Args:
+        rows: Of n devices.
+        groups: Of the same.
+        precision: Dtypes of gathers and reductions.
+        recipe: What of them hides, and how often gradients are reduced.
+        on_gpu: False lets nothing hide.
+    """
+    exposed = exposed_seconds(rows, groups, precision, recipe, on_gpu=on_gpu)
+    each = _payload_bytes(precision)
+    gathered, reduced = rows.scalars * each[0], rows.trained * each[1]
+    n, r = groups.shard.size, groups.replicate.size
+    gathers, scatters = _rounds(rows)
+    scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
+    if recipe.reduces_whole:
+        scatters = np.where(rows.zero_stage == 1, 2.0, scatters)
+    gathered, scattered = gathered * gathers * (n > 1), reduced * scatters * (n > 1)
+    mirrored = np.where(r > 1, reduced / n, 0.0)
+    return ReplicaTraffic(
+        exposed_s=exposed,
+        gathered_bytes=gathered,
+        scattered_bytes=scattered,
+        reduced_bytes=mirrored,
+        sent_bytes=(gathered + scattered) * (n - 1) / n + 2 * mirrored * (r - 1) / r,
+    )
+
+
+def _rounds(rows: ReplicaRows) -> tuple[Array, Array]:
+    """Gathers and reduce-scatters of every scalar in a step. Shapes [n]."""
+    many, piped = rows.num_microbatches, rows.pp > 1
+    zero3 = rows.zero_stage == 3
+    gathers = np.where(zero3, np.where(piped, many + 1, 2 * many), 1)
+    scatters = np.where(~piped & (rows.zero_stage >= 2), many, 1)
+    return gathers.astype(float), scatters.astype(float)
+
+
+_POWER_SGD_RANK = 4
+
+#: A matrix is sent whole unless its factors are smaller by more than this.
+_POWER_SGD_GAIN = 2
+
+#: Reads and writes of every gradient: error added (3), copied (2), two products that
+#: read it, one that writes it, error kept (3).
+_POWER_SGD_PASSES = 11
+
+#: A cast reads 4 bytes and writes 2, the division reads and writes 2, the cast back
+#: reads 2 and writes 4.
+_CAST_BYTES = 16.0
+
+
+def is_compressed(strategy: Strategy) -> bool:
+    """Whether replicas exchange smaller gradients, which only plain ones can."""
+    mesh = strategy.mesh
+    plain = mesh.pp == mesh.tp == mesh.dp_shard == 1 and mesh.dp_replicate * mesh.cp > 1
+    return plain and strategy.gradient_compression != "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedGradients:
+    """One replica's gradients on their way, plain ones if nothing is done to them.
+
+    Attributes:
+        payload_bytes: What is all-reduced in a step.
+        calls: All-reduces of one set of gradients.
+        moved_bytes: Read and written to compress and to restore.
+        kept_bytes: Held from step to step.
+        working_bytes: Held while gradients are exchanged, beside them.
+        hides: Whether it may run while the backward does.
+    """
+
+    payload_bytes: float
+    calls: int
+    moved_bytes: float
+    kept_bytes: float
+    working_bytes: float
+    hides: bool
+
+
+def compress(
+    graph: ModelGraph, how: GradientCompression, scalar_bytes: int
+) -> CompressedGradients:
+    """Size up the gradients of a whole model.
+
+    Args:
+        graph: Its trained parameters have gradients.
+        how: What is done to them.
+        scalar_bytes: Of a gradient before.
+    """
+    shapes = [p.shape for p in graph.parameters if p.trainable]
+    scalars = float(sum(math.prod(shape) for shape in shapes))
+    if how == "powersgd":
+        sent, factors = _power_sgd(shapes)
+        return CompressedGradients(
+            payload_bytes=sent * scalar_bytes,
+            calls=3,
+            moved_bytes=_POWER_SGD_PASSES * scalars * scalar_bytes,
+            # The error, and the factors that the next step starts from.
+            kept_bytes=(scalars + factors) * scalar_bytes,
+            # The copy, and the new error beside the old one.
+            working_bytes=2 * scalars * scalar_bytes,
+            hides=False,
+        )
+    size = scalar_bytes if how == "none" else dtype_bytes(how)
+    cast = how != "none"
+    return CompressedGradients(
+        payload_bytes=scalars * size,
+        calls=1,
+        moved_bytes=_CAST_BYTES / 4 * scalar_bytes * scalars * cast,
+        kept_bytes=0.0,
+        working_bytes=scalars * size * cast,
+        hides=True,
+    )
+
+
+def _power_sgd(shapes: list[tuple[int, ...]]) -> tuple[float, float]:
+    """Scalars that are sent, and those of them that are factors."""
+    sent, factors = 0.0, 0.0
+    for shape in shapes:
+        whole = math.prod(shape)
+        rows = shape[0] if shape else 1
+        columns = whole // max(rows, 1)
+        small = (rows + columns) * min(rows, columns, _POWER_SGD_RANK)
+        if small * _POWER_SGD_GAIN < whole:
+            factors += small
+        else:
+            sent += whole
+    return sent + factors, factors
+
+
+def compressed_traffic(
+    setting: PricingContext,
+    how: GradientCompression,
+    replicate: Groups,
+    units: Array,
+    backward_s: Array,
+) -> ReplicaTraffic:
+    """Traffic of plain replicas whose gradients are made smaller. Shapes [1].
+
+    Args:
+        setting: The request.
+        how: What is done to gradients.
+        replicate: All replicas.
+        units: Groups of parameters that are reduced together, if not all at once.
+        backward_s: Of one microbatch on a device.
+    """
+    found = compress(setting.graph, how, dtype_bytes(setting.precision.reduce))
+    pieces = np.maximum(units, 1.0) if found.hides else np.full(1, float(found.calls))
+    size = np.full(1, found.payload_bytes)
+    known = setting.cluster.document.collectives
+    wire = pieces * time_of("all_reduce", size / pieces, replicate, known)
+    if not setting.on_gpu:
+        hops = 2 * (replicate.size - 1)
+        each = setting.recipe.collective_overhead_s + hops * setting.core_wait_s
+        wire = wire + pieces * each
+    device = setting.slowest_device
+    wire = wire + found.moved_bytes / device.memory_bandwidth_bytes_per_s
+    hidden = setting.recipe.overlap if setting.on_gpu and found.hides else 0.0
+    ranks, none = replicate.size, np.zeros(1)
+    return ReplicaTraffic(
+        exposed_s=np.maximum(wire - hidden * backward_s, 0.0),
+        gathered_bytes=none,
+        scattered_bytes=none,
+        reduced_bytes=size,
+        sent_bytes=2 * size * (ranks - 1) / ranks,
+    )

@@ -1,0 +1,480 @@
+"""Peak memory of every row of a strategy table, by closed forms: what prunes.
+
+Bounds :mod:`planner.cost.strategy.memory` from above for the same stages, and equals it
+where the order of a schedule leaves no doubt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.recipes import Recipe
+from planner.cost.table.rows import Columns
+from planner.cost.table.stages import CROSSING, KEPT, PEAKS, RankMemory
+from planner.schema import (
+    SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
+    V_SCHEDULES,
+    Optimizer,
+    Precision,
+)
+from planner.simulate.compiled import compiled, inlined
+from planner.units import dtype_bytes
+
+__all__ = [
+    "CROSSING_COLUMNS",
+    "KEPT_COLUMNS",
+    "PEAK_COLUMNS",
+    "Devices",
+    "ScalarBytes",
+    "TableMemory",
+    "chunks_between_halves",
+    "chunks_in_flight",
+    "fill_table_memory",
+    "scalar_bytes",
+    "table_memory",
+    "weight_bytes",
+]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+# Compiled code is kept as long as this file is unchanged: what it takes for granted
+# about the order of columns, and of fields, must be said in here. Recompute kinds come
+# last.
+KEPT_COLUMNS = (
+    "dense",
+    "expert",
+    "trained_dense",
+    "trained_experts",
+    "weight_grad",
+    "none",
+    "selective",
+    "full",
+)
+
+PEAK_COLUMNS = ("largest_unit", "largest_trained", "none", "selective", "full")
+
+CROSSING_COLUMNS = ("received", "shared", "returned", "sent", "output")
+
+_DENSE, _EXPERT, _TRAINED_DENSE, _TRAINED_EXPERTS, _WEIGHT_GRAD, _NONE = range(6)
+
+_RECEIVED, _SHARED, _RETURNED, _SENT, _OUTPUT = range(len(CROSSING_COLUMNS))
+
+_GPIPE, _LOOPED_BFS = SCHEDULES.index("GPipe"), SCHEDULES.index("LoopedBFS")
+
+_ONE_BY_ONE, _INTERLEAVED = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
+
+_ZERO_BUBBLE = SCHEDULES.index("InterleavedZeroBubble")
+
+_V = SCHEDULES.index("ZBVZeroBubble")
+
+_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
+
+_SPLIT = np.array([name in SPLIT_BACKWARD_SCHEDULES for name in SCHEDULES])
+
+
+class ScalarBytes(NamedTuple):
+    """Bytes of a scalar by purpose, and what a recipe adds."""
+
+    stored: float
+    compute: float
+    reduce: float
+    states: float
+    swell: float
+    reserve: float
+    computed_gradients: bool
+    both_gradients: bool
+    gathers_whole: bool
+    all_waiting: bool
+    keeps_sent: bool
+    keeps_graph: bool
+
+
+class _Scalars(NamedTuple):
+    """On one device: all, what ZeRO leaves, those of the largest unit; trained ones."""
+
+    whole: float
+    shard: float
+    unit: float
+    trained: float
+    trained_shard: float
+    trained_unit: float
+
+
+@compiled
+def _of_weights(
+    has: _Scalars, zero: int, pp: int, many: int, of: ScalarBytes
+) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and optimizer states on one device."""
+    gathered = 0.0
+    if zero == 3 and pp == 1 and not of.gathers_whole:
+        gathered = min(has.whole, 2 * has.unit) * of.compute
+    elif zero >= 1 or of.compute != of.stored:
+        gathered = has.whole * of.compute
+    owned, trained, gradients = has.whole, has.trained, has.trained * of.stored
+    if zero >= 1:
+        wide = max(of.reduce, of.compute) if many > 1 else of.compute
+        whole = 2 * has.trained_unit * of.reduce
+        if pp > 1 or zero == 1:
+            whole = has.trained * wide
+        owned, trained = has.shard, has.trained_shard
+        gradients = has.trained_shard * of.stored + whole
+    sums = of.stored if zero == 0 else of.reduce
+    if of.both_gradients and sums > of.compute and (pp > 1 or zero <= 1):
+        gradients += has.trained * of.compute
+    if of.computed_gradients:
+        early = zero == 3 or (zero == 2 and pp == 1 and not of.gathers_whole)
+        units = 0.0 if of.gathers_whole else 2 * has.trained_unit
+        gradients = (has.trained_shard + units if early else has.trained) * of.compute
+    return owned * of.stored + gathered, gradients, trained * of.states
+
+
+class Devices(NamedTuple):
+    """Many devices, each with its parameters. Shapes [n] but for ``scalars``.
+
+    Attributes:
+        scalars: All; what ZeRO leaves of them; those of the largest unit; and the
+            trained ones of each of the three. Shape [n, 6].
+        zero: ZeRO stage.
+        pp: Pipeline degree.
+        many: Microbatches in a step.
+    """
+
+    scalars: Array
+    zero: Index
+    pp: Index
+    many: Index
+
+
+@compiled
+def _of_all_weights(each: Devices, of: ScalarBytes, parts: Array) -> None:
+    for i in range(len(each.scalars)):
+        has = each.scalars[i]
+        sizes = _Scalars(has[0], has[1], has[2], has[3], has[4], has[5])
+        parts[0, i], parts[1, i], parts[2, i] = _of_weights(
+            sizes, each.zero[i], each.pp[i], each.many[i], of
+        )
+
+
+def weight_bytes(each: Devices, of: ScalarBytes) -> Array:
+    """Bytes of parameters, gradients and optimizer states. Shape [3, n]."""
+    parts = np.empty((3, len(each.scalars)))
+    _of_all_weights(each, of, parts)
+    return parts
+
+
+class _Order(NamedTuple):
+    """What a row's schedule leaves to its ranks to differ in.
+
+    Attributes:
+        virtual: Stages of each rank.
+        many: Microbatches in a step.
+        chunks: Of all microbatches on one rank.
+        flying, fewer: In flight on rank 0, and how many fewer on each rank after it.
+        waiting, more: Between the halves of a backward on rank 0, and how many more on
+            each rank after it; -1 and 0 if the schedule does not split it.
+        last: Rank of the last stage.
+        keeps: Whether what is sent is kept up to the end of the step.
+        frees: Whether what is sent back and returned goes with the first half.
+    """
+
+    virtual: int
+    many: int
+    chunks: int
+    flying: int
+    fewer: int
+    waiting: int
+    more: int
+    last: int
+    keeps: bool
+    frees: bool
+
+
+@inlined
+def _order(
+    schedule: int,
+    pp: int,
+    virtual: int,
+    many: int,
+    keeps_sent: bool,
+    keeps_graph: bool,
+) -> _Order:
+    chunks = virtual * many
+    flying, fewer, waiting, more = chunks, 0, -1, 0
+    if schedule == _ONE_BY_ONE:
+        flying, fewer = pp, 1
+    elif schedule in (_INTERLEAVED, _ZERO_BUBBLE):
+        # Microbatches that a rank takes through one virtual stage before the next.
+        flying = (virtual - 1) * (many // max(many // pp, 1))
+        if schedule == _ZERO_BUBBLE:
+            # What later ranks have less in flight waits there for its weight gradient.
+            flying += pp
+        else:
+            flying, fewer = flying + 2 * pp - 1, 2
+    elif schedule not in (_GPIPE, _LOOPED_BFS):
+        # A V: as much as 1F1B, on every rank; DualPipeV pairs up one more.
+        flying = 2 * pp + (0 if schedule == _V else 1)
+    if pp == 1:
+        flying, fewer = virtual, 0
+    elif _SPLIT[schedule]:
+        # The one at work counts as waiting where that holds more.
+        waiting, more = 1 if keeps_graph else 0, 2 if schedule == _V else 1
+    keeps = keeps_sent and pp > 1 and schedule not in (_GPIPE, _ONE_BY_ONE)
+    last = 0 if _FOLDED[schedule] else pp - 1
+    frees = not keeps_graph
+    return _Order(
+        virtual, many, chunks, flying, fewer, waiting, more, last, keeps, frees
+    )
+
+
+@compiled
+def chunks_in_flight(
+    schedule: int, pp: int, virtual_stages: int, num_microbatches: int, rank: int
+) -> int:
+    """Microbatch activations that a pp rank holds at once, counted in virtual stages.
+
+    Closed forms of torch's schedules, for pruning, whatever has to wait for its weight
+    gradient included: exact but for ZBVZeroBubble with fewer than 2 pp microbatches,
+    where it is an upper bound; the finalists are counted on their action tables.
+
+    Args:
+        schedule: Index into :data:`planner.schema.SCHEDULES`.
+        pp: Ranks.
+        virtual_stages: Of each rank.
+        num_microbatches: In a step.
+        rank: 0 to pp - 1.
+
+    Source: Narayanan et al. 2021 (2104.04473), section 2.2: 1F1B holds pp - rank, an
+    interleaved schedule (v - 1) pp + 2 (pp - 1 - rank) + 1 chunks if pp divides M.
+    """
+    order = _order(schedule, pp, virtual_stages, num_microbatches, False, True)
+    flying = order.flying - order.fewer * rank
+    return flying if pp == 1 else min(flying, order.chunks)
+
+
+@compiled
+def chunks_between_halves(
+    schedule: int, pp: int, virtual_stages: int, num_microbatches: int, rank: int
+) -> int:
+    """Microbatches that wait for their weight gradients at once, over virtual stages.
+
+    An upper bound, as :func:`chunks_in_flight`, whose arguments it takes; 0 for
+    schedules that do not split the backward.
+    """
+    order = _order(schedule, pp, virtual_stages, num_microbatches, False, True)
+    return max(min(order.waiting + order.more * rank, order.chunks), 0)
+
+
+@inlined
+def _activations(
+    order: _Order,
+    rank: int,
+    own: float,
+    output: float,
+    weight_grad: float,
+    all_shared: float,
+    all_returned: float,
+    all_sent: float,
+) -> float:
+    """Bytes that a rank of a pipeline holds for its microbatches, at most.
+
+    Chunks in flight hold what they saved, less the received tensor that is counted as
+    a buffer, and what they sent or returned. See :mod:`planner.cost.strategy.memory`.
+    """
+    virtual, many = order.virtual, order.many
+    flying = min(order.flying - order.fewer * rank, max(order.chunks, virtual))
+    # Early stages have most in flight. The first shares no buffer with anybody, nor
+    # does it return anything; the last sends nothing.
+    first = 1 if rank == 0 else 0
+    receiving = max(virtual - first, 1)
+    returned = all_returned / receiving
+    sent = all_sent / max(virtual - (1 if rank == order.last else 0), 1)
+    held = ((own + output) / virtual + sent) * flying
+    held -= all_shared / receiving * max(flying - many * first, 0)
+    held = max(held, 0.0)
+    after, at_end = 0.0, 0.0
+    if order.keeps:
+        after = sent + returned
+        at_end = (all_sent + all_returned) * many
+    if order.waiting >= 0:
+        halves = min(order.waiting + order.more * rank, order.chunks)
+        if order.frees:
+            held = max(held + (weight_grad - output) / virtual * halves, 0.0)
+        else:
+            held += (weight_grad / virtual + returned) * halves
+            after, at_end = max(after, returned), max(at_end, all_returned * many)
+    done = min(after * (order.chunks - flying), at_end)
+    # The end of the step may be the worst, if what is saved is less than what is sent.
+    return max(held + done, at_end)
+
+
+@compiled
+def fill_table_memory(
+    rows: Columns,
+    kept: Array,
+    peaks: Array,
+    crossing: Array,
+    limits: Array,
+    of: ScalarBytes,
+    worst: Array,
+    excess: Array,
+    owned: Array,
+) -> None:
+    """Fill in the last three for every row, see :mod:`planner.cost.table.memory`.
+
+    Args:
+        rows: The table.
+        kept: Columns :data:`KEPT_COLUMNS` of ranks 0, 1 and last. [pairs, 3, columns].
+        peaks: Columns :data:`PEAK_COLUMNS`, likewise.
+        crossing: Columns :data:`CROSSING_COLUMNS`, likewise.
+        limits: Bytes that these ranks may use at each place. Shape [places, 3].
+        of: What the request says of bytes.
+        worst: Bytes on the fullest of them. Shape [n].
+        excess: Most bytes over a limit. Shape [n].
+        owned: Trained scalars that ZeRO leaves on a device of rank 0. Shape [n].
+    """
+    # Single values, not rows of the arrays: taking a row costs more than reading it.
+    for row in range(len(rows.pp)):
+        pp, zero, pair = rows.pp[row], rows.zero_stage[row], rows.pair[row]
+        many, again, ep = rows.num_microbatches[row], rows.recompute[row], rows.ep[row]
+        at = rows.place[row]
+        order = _order(
+            rows.schedule[row],
+            pp,
+            rows.virtual_stages[row],
+            many,
+            of.keeps_sent,
+            of.keeps_graph,
+        )
+        ways = rows.dp_shard[row] * rows.cp[row] if zero > 0 else 1
+        # All of dp_shard x cp share a copy, of experts at most their part of it.
+        left = ep / max(ways, ep)
+        fullest, over = 0.0, -np.inf
+        for place in range(min(pp, 3)):
+            dense, experts = kept[pair, place, _DENSE], kept[pair, place, _EXPERT]
+            trained_dense = kept[pair, place, _TRAINED_DENSE]
+            trained_experts = kept[pair, place, _TRAINED_EXPERTS]
+            trained = trained_dense / ways + trained_experts * left
+            has = _Scalars(
+                dense + experts,
+                dense / ways + experts * left,
+                peaks[pair, place, 0],
+                trained_dense + trained_experts,
+                trained,
+                peaks[pair, place, 1],
+            )
+            parameters, gradients, states = _of_weights(has, zero, pp, many, of)
+            rank = place if place < 2 else pp - 1
+            own = kept[pair, place, _NONE + again]
+            output = crossing[pair, place, _OUTPUT]
+            weight_grad = kept[pair, place, _WEIGHT_GRAD]
+            shared = crossing[pair, place, _SHARED]
+            returned = crossing[pair, place, _RETURNED]
+            sent = crossing[pair, place, _SENT]
+            activations = _activations(
+                order, rank, own, output, weight_grad, shared, returned, sent
+            )
+            if place == 1 and pp > 3 and order.waiting >= 0:
+                # The second has most in flight, the last but one most between halves.
+                other = _activations(
+                    order, pp - 2, own, output, weight_grad, shared, returned, sent
+                )
+                activations = max(activations, other)
+            activations = (activations + peaks[pair, place, 2 + again]) * of.swell
+            buffers = crossing[pair, place, _RECEIVED]
+            buffers *= many if of.all_waiting else 1
+            total = parameters + gradients + states + activations + buffers + of.reserve
+            fullest, over = max(fullest, total), max(over, total - limits[at, place])
+            if place == 0:
+                owned[row] = trained
+        worst[row], excess[row] = fullest, over
+
+
+def scalar_bytes(
+    precision: Precision, optimizer: Optimizer, recipe: Recipe, on_gpu: bool
+) -> ScalarBytes:
+    """What a request says of bytes.
+
+    Args:
+        precision: What parameters are kept, computed with and reduced in.
+        optimizer: How many states each parameter has, and of which dtype.
+        recipe: What the executors keep beside tensors.
+        on_gpu: Whether an allocator and contexts take their part, and NCCL sends.
+    """
+    # float8 products still gather and keep bfloat16 weights and activations.
+    compute = "bfloat16" if precision.compute == "float8" else precision.compute
+    states = optimizer.states_per_parameter * dtype_bytes(optimizer.state_dtype)
+    return ScalarBytes(
+        stored=float(dtype_bytes(precision.parameter)),
+        compute=float(dtype_bytes(compute)),
+        reduce=float(dtype_bytes(precision.reduce)),
+        states=float(states),
+        swell=1.0 + recipe.fragmentation if on_gpu else 1.0,
+        reserve=float(recipe.reserve_bytes) if on_gpu else 0.0,
+        computed_gradients=recipe.gradients == "computed",
+        both_gradients=recipe.gradients == "both",
+        gathers_whole=recipe.gathers_whole,
+        all_waiting=recipe.receive_buffers == "all",
+        # gloo's requests hold what they have sent until the pipeline lets go of them.
+        keeps_sent=not on_gpu,
+        keeps_graph=recipe.keeps_graph,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableMemory:
+    """Memory of the rows of a strategy table; arrays of shape [n].
+
+    Attributes:
+        memory_bytes: Of the fullest of ranks 0, 1 and last.
+        excess_bytes: Most bytes that one of them is over its limit.
+        owned: Trained scalars that ZeRO leaves on a device of rank 0.
+    """
+
+    memory_bytes: Array
+    excess_bytes: Array
+    owned: Array
+
+
+def table_memory(
+    rows: Columns,
+    ranks: RankMemory,
+    limits: Array,
+    *,
+    precision: Precision,
+    optimizer: Optimizer,
+    recipe: Recipe,
+    on_gpu: bool,
+) -> TableMemory:
+    """Peak memory of every row, on the ranks that can be fullest.
+
+    Args:
+        rows: The table.
+        ranks: Of the cuts that ``rows.pair`` names.
+        limits: Bytes that ranks 0, 1 and last may use at each of ``rows.place``.
+            Shape [places, 3].
+        precision: This and the rest as in
+            :func:`planner.cost.strategy.memory.memory_parts`.
+    """
+    worst, excess, owned = np.empty((3, len(rows.pp)))
+    kept = ranks.kept[:, :, [KEPT.index(name) for name in KEPT_COLUMNS]]
+    peaks = ranks.peaks[:, :, [PEAKS.index(name) for name in PEAK_COLUMNS]]
+    crossing = ranks.crossing[:, :, [CROSSING.index(name) for name in CROSSING_COLUMNS]]
+    fill_table_memory(
+        rows,
+        np.ascontiguousarray(kept),
+        np.ascontiguousarray(peaks),
+        np.ascontiguousarray(crossing),
+        limits,
+        scalar_bytes(precision, optimizer, recipe, on_gpu),
+        worst,
+        excess,
+        owned,
+    )
+    return TableMemory(memory_bytes=worst, excess_bytes=excess, owned=owned)

@@ -1,0 +1,571 @@
+"""Sums over the stages of each distinct cut, which many rows of a table share.
+
+A row of the strategy table asks for one (combination, pp, virtual stages, placement);
+many rows ask for the same. Each such *pair* is summed up once: its slowest rank, the
+whole model, the memory of ranks 0, 1 and last, which are the ones that can be fullest
+(most microbatches in flight, embedding, head), and the tied weights that the cut has
+torn apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.context import number_rows
+from planner.cost.table.cuts import balanced_bounds
+from planner.cost.units import UnitCosts
+from planner.simulate.compiled import compiled
+
+__all__ = [
+    "CROSSING",
+    "KEPT",
+    "PEAKS",
+    "SENDS",
+    "TIMES",
+    "Pairs",
+    "RankMemory",
+    "Summaries",
+    "cuts_between",
+    "prefix_sums",
+    "rank_memory",
+    "rank_of",
+    "stage_of",
+    "summarize",
+]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+#: Additive memory of a rank, order of the last axis of ``kept``.
+KEPT = (
+    "dense",
+    "expert",
+    "trained_dense",
+    "trained_experts",
+    "tensors",
+    "weight_grad",
+    "none",
+    "selective",
+    "full",
+)
+
+_DENSE, _TRAINED = KEPT.index("dense"), KEPT.index("trained_dense")
+
+#: Greatest over the units of a rank, order of the last axis of ``peaks``.
+PEAKS = ("largest_unit", "largest_trained", "none", "selective", "full")
+
+#: Bytes at the cuts of a rank's stages, order of the last axis of ``crossing``:
+#: buffers of activations and gradients that come in; the part of them that saved
+#: activations are, too; gradients and activations sent to other ranks; what the model
+#: returns.
+CROSSING = ("received", "shared", "returned", "sent", "output")
+
+_RECEIVED, _SHARED, _RETURNED, _SENT, _OUTPUT = range(len(CROSSING))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """What :func:`rank_memory` finds for each cut.
+
+    Attributes:
+        kept: Of ranks 0, 1 and last; without what stage 0 would keep between the
+            halves of its backward, which is never split. Shape [pairs, 3, KEPT].
+        peaks: Of the same ranks. Shape [pairs, 3, PEAKS].
+        crossing: Of the same ranks, one microbatch. Shape [pairs, 3, CROSSING].
+        tied: Trained scalars of copies whose gradients ranks sum up, and how many
+            sums that takes. Shape [pairs, 2].
+    """
+
+    kept: Array
+    peaks: Array
+    crossing: Array
+    tied: Array
+
+
+@compiled
+def stage_of(rank: int, turn: int, pp: int, folded: int) -> int:
+    """Stage that a rank holds on its ``turn``-th virtual stage."""
+    if folded and turn == 1:
+        return 2 * pp - 1 - rank
+    return rank + turn * pp
+
+
+@compiled
+def rank_of(stage: int, pp: int, folded: int) -> int:
+    """Rank that holds a stage."""
+    if folded and stage >= pp:
+        return 2 * pp - 1 - stage
+    return stage % pp
+
+
+class _Memory(NamedTuple):
+    """Memory of the units of one combination.
+
+    Attributes:
+        kept: Sums of the units before each. Shape [U + 1, KEPT].
+        peaks: Shape [U, PEAKS].
+        cut: Bytes across the cut before each unit. Shape [U + 1].
+        shared: Those of them that are saved as they come. Shape [U + 1].
+        output: Bytes that the model returns.
+        links: First and second unit of each tied link. Shape [2, links].
+        copies: Scalars of the link's weight, and those trained. Shape [2, links].
+        weight_grad: Which of KEPT stage 0 has nothing of.
+    """
+
+    kept: Array
+    peaks: Array
+    cut: Array
+    shared: Array
+    output: float
+    links: Index
+    copies: Array
+    weight_grad: int
+
+
+class _Memories(NamedTuple):
+    """As :class:`_Memory`, of all combinations: a leading axis more, but for links."""
+
+    kept: Array
+    peaks: Array
+    cut: Array
+    shared: Array
+    output: Array
+    links: Index
+    copies: Array
+    weight_grad: int
+
+
+@compiled
+def _add_units(of: _Memory, start: int, stop: int, kept: Array, peaks: Array) -> None:
+    """Add the units of one stage to what a rank holds."""
+    for part in range(len(kept)):
+        if start > 0 or part != of.weight_grad:
+            kept[part] += of.kept[stop, part] - of.kept[start, part]
+    for unit in range(start, stop):
+        for part in range(len(peaks)):
+            peaks[part] = max(peaks[part], of.peaks[unit, part])
+    for link in range(of.links.shape[1]):
+        # An earlier stage holds the weight, too: this one has a copy of its own.
+        if of.links[0, link] < start <= of.links[1, link] < stop:
+            kept[_DENSE] += of.copies[0, link]
+            kept[_TRAINED] += of.copies[1, link]
+
+
+@compiled
+def _memory(
+    of: _Memory,
+    bounds: Index,
+    pp: int,
+    folded: int,
+    kept: Array,
+    peaks: Array,
+    crossing: Array,
+) -> None:
+    """Memory of ranks 0, 1 and last."""
+    stages = len(bounds) - 1
+    for place in range(3):
+        rank = 0 if place == 0 else (min(1, pp - 1) if place == 1 else pp - 1)
+        for turn in range(stages // pp):
+            stage = stage_of(rank, turn, pp, folded)
+            start, stop = bounds[stage], bounds[stage + 1]
+            _add_units(of, start, stop, kept[place], peaks[place])
+            if stage > 0:
+                crossing[place, _RECEIVED] += of.cut[start]
+                crossing[place, _SHARED] += of.shared[start]
+                if rank_of(stage - 1, pp, folded) != rank:
+                    crossing[place, _RETURNED] += of.cut[start]
+            if stage < stages - 1:
+                crossing[place, _RECEIVED] += of.cut[stop]
+                if rank_of(stage + 1, pp, folded) != rank:
+                    crossing[place, _SENT] += of.cut[stop]
+            elif pp > 1:
+                crossing[place, _OUTPUT] += of.output
+
+
+@compiled
+def _tied(of: _Memory, bounds: Index, pp: int, folded: int, tied: Array) -> None:
+    """Gradients of copies that lie on different ranks."""
+    for link in range(of.links.shape[1]):
+        ranks = np.zeros(2, dtype=np.int64)
+        for end in range(2):
+            stage = 0
+            while bounds[stage + 1] <= of.links[end, link]:
+                stage += 1
+            ranks[end] = rank_of(stage, pp, folded)
+        if ranks[0] != ranks[1] and of.copies[1, link] > 0:
+            tied[0] += of.copies[1, link]
+            tied[1] += 1
+
+
+@compiled
+def _remember(
+    memory: _Memories,
+    combo: Index,
+    pp: Index,
+    virtual: Index,
+    folded: Index,
+    bounds: Index,
+    problem: Index,
+    kept: Array,
+    peaks: Array,
+    crossing: Array,
+    tied: Array,
+) -> None:
+    for row in range(len(combo)):
+        c, p, v = combo[row], pp[row], folded[row]
+        edges = bounds[problem[row], : p * virtual[row] + 1]
+        of = _Memory(
+            memory.kept[c],
+            memory.peaks[c],
+            memory.cut[c],
+            memory.shared[c],
+            memory.output[c],
+            memory.links,
+            memory.copies[c],
+            memory.weight_grad,
+        )
+        _memory(of, edges, p, v, kept[row], peaks[row], crossing[row])
+        _tied(of, edges, p, v, tied[row])
+
+
+def prefix_sums(values: Array) -> Array:
+    """Sums of the units before each. Shape [..., U, parts] to [..., U + 1, parts]."""
+    sums = np.zeros((*values.shape[:-2], values.shape[-2] + 1, values.shape[-1]))
+    np.cumsum(values, axis=-2, out=sums[..., 1:, :])
+    return sums
+
+
+def cuts_between(cut_bytes: Array) -> Array:
+    """Bytes at the cut before each unit, 0 at both ends. [C, U - 1] to [C, U + 1]."""
+    cut = np.zeros((len(cut_bytes), cut_bytes.shape[1] + 2))
+    cut[:, 1:-1] = cut_bytes
+    return cut
+
+
+def _stacked_memory(costs: UnitCosts) -> _Memories:
+    """Columns of KEPT and PEAKS, and what crosses each cut."""
+    combos, units = costs.dense_parameters.shape
+    kept_values = np.stack(
+        [
+            costs.dense_parameters,
+            costs.expert_parameters,
+            costs.trained_dense,
+            costs.trained_experts,
+            np.broadcast_to(costs.tensors, (combos, units)),
+            costs.weight_grad_bytes,
+            *costs.saved_bytes,
+        ],
+        axis=-1,
+    )
+    both = costs.dense_parameters + costs.expert_parameters
+    trained = costs.trained_dense + costs.trained_experts
+    return _Memories(
+        kept=prefix_sums(kept_values),
+        peaks=np.stack([both, trained, *costs.transient_bytes], axis=-1),
+        cut=cuts_between(costs.cut_bytes),
+        shared=cuts_between(costs.shared_bytes),
+        output=costs.output_bytes,
+        links=np.stack([costs.ties.first, costs.ties.second]),
+        copies=np.stack([costs.tied_parameters, costs.tied_trained], axis=1),
+        weight_grad=KEPT.index("weight_grad"),
+    )
+
+
+def rank_memory(
+    costs: UnitCosts,
+    combo: Index,
+    pp: Index,
+    virtual: Index,
+    folded: Index,
+    bounds: Index,
+    problem: Index,
+) -> RankMemory:
+    """Sum up the fullest ranks of every cut.
+
+    Args:
+        costs: Of all units under all combinations.
+        combo: Of each pair, like the next three as in
+            :class:`planner.cost.table.stages.Pairs`. Shape [pairs].
+        pp: Shape [pairs].
+        virtual: Shape [pairs].
+        folded: Shape [pairs].
+        bounds: Unit at which each stage starts. Shape [problems, most stages + 1].
+        problem: Which of them each pair has. Shape [pairs].
+    """
+    count = len(combo)
+    found = RankMemory(
+        kept=np.zeros((count, 3, len(KEPT))),
+        peaks=np.zeros((count, 3, len(PEAKS))),
+        crossing=np.zeros((count, 3, len(CROSSING))),
+        tied=np.zeros((count, 2)),
+    )
+    _remember(
+        _stacked_memory(costs),
+        combo,
+        pp,
+        virtual,
+        folded,
+        bounds,
+        problem,
+        found.kept,
+        found.peaks,
+        found.crossing,
+        found.tied,
+    )
+    return found
+
+
+#: Additive times of a rank, order of the last axis of ``load`` and ``whole``.
+TIMES = (
+    "forward",
+    "backward",
+    "weight",
+    "selective",
+    "full",
+    "tp",
+    "tp_again",
+    "cp",
+    "ep",
+)
+
+#: Seconds of one microbatch's transfers in one direction, order of the last axis of
+#: ``sends``. ``way``: over all boundaries. ``edge``: over those between two neighbours,
+#: the busiest two, without latency; ``link``: all that one rank sends another,
+#: gradients too. ``tail``: over one boundary, or over the last so many, whichever take
+#: longest for the number of microbatches that 1F1B has under way behind their first
+#: rank and their last one, which is ``depth``.
+SENDS = ("way", "edge", "link", "tail", "depth")
+
+#: What one forward and backward of a unit costs, as weights of TIMES.
+_WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 2.0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Distinct cuts to sum up; arrays of shape [pairs] unless given.
+
+    Attributes:
+        combo: Index into the combinations of the unit costs.
+        folded: 1 where rank r holds stages r and 2 pp - 1 - r, 0 where r, r + pp …
+        place: Row of the three tables below: place of each, see
+            :class:`planner.cost.orders.Places`.
+        types: Device type of each pp rank, padded. Shape [places, most pp].
+        bandwidth: Of the boundary after each pp rank, wrapping. [places, most pp].
+        latency: The same in seconds.
+    """
+
+    combo: Index
+    pp: Index
+    virtual: Index
+    folded: Index
+    place: Index
+    types: Index
+    bandwidth: Array
+    latency: Array
+
+    @property
+    def stages(self) -> Index:
+        """Virtual stages of each pair. Shape [pairs]."""
+        return self.pp * self.virtual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summaries:
+    """What :func:`summarize` finds for each pair.
+
+    Attributes:
+        load: Times of the slowest rank, one microbatch. Shape [pairs, TIMES].
+        whole: Times of the whole model. Shape [pairs, TIMES].
+        sends: Of transfers, see :data:`SENDS`. Shape [pairs, SENDS].
+        memory: Of ranks 0, 1 and last.
+    """
+
+    load: Array
+    whole: Array
+    sends: Array
+    memory: RankMemory
+
+
+@compiled
+def _times(
+    sums: Array,
+    combo: int,
+    bounds: Index,
+    types: Index,
+    pp: int,
+    folded: int,
+    work: Array,
+    load: Array,
+    whole: Array,
+) -> None:
+    """Times of every rank; keep the slowest and the total."""
+    turns = (len(bounds) - 1) // pp
+    own = np.empty(len(load))
+    worst = -1.0
+    for rank in range(pp):
+        of_type = sums[types[rank], combo]
+        for part in range(len(own)):
+            own[part] = 0.0
+        for turn in range(turns):
+            stage = stage_of(rank, turn, pp, folded)
+            start, stop = bounds[stage], bounds[stage + 1]
+            for part in range(len(own)):
+                own[part] += of_type[stop, part] - of_type[start, part]
+        total = 0.0
+        for part in range(len(own)):
+            total += work[part] * own[part]
+            whole[part] += own[part]
+        if total > worst:
+            worst = total
+            for part in range(len(own)):
+                load[part] = own[part]
+
+
+@compiled
+def _sends(
+    cut: Array,
+    bounds: Index,
+    pp: int,
+    folded: int,
+    bandwidth: Array,
+    latency: Array,
+    held: Array,
+    found: Array,
+) -> None:
+    """Fill in SENDS; ``held`` is room for what each edge is busy. Shape [>= pp]."""
+    way = tail = 0.0
+    depth = 1
+    held[:pp] = 0.0
+    # From the last boundary on, so that those behind a rank are known there.
+    for stage in range(len(bounds) - 3, -1, -1):
+        edge = stage % pp
+        if folded:
+            if stage == pp - 1:
+                # A V turns on the last rank, where nothing is sent.
+                continue
+            edge = min(stage, 2 * pp - 2 - stage)
+        elif pp == 1:
+            continue
+        busy = cut[bounds[stage + 1]] / bandwidth[edge]
+        held[edge] += busy
+        way += latency[edge] + busy
+        if stage < pp and way * depth > tail * (pp - stage):
+            tail, depth = way, pp - stage
+        if (latency[edge] + busy) * depth > tail * 2:
+            tail, depth = latency[edge] + busy, 2
+    edge_s = held[:pp].max()
+    found[0], found[1], found[3], found[4] = way, edge_s, tail, depth
+    # Two ranks in a loop: what goes round goes back over the link of gradients.
+    found[2] = held[0] + held[1] if pp == 2 and not folded else edge_s
+
+
+@compiled
+def _summarize(
+    sums: Array,
+    cut: Array,
+    combo: Index,
+    pp: Index,
+    virtual: Index,
+    folded: Index,
+    place: Index,
+    types: Index,
+    bandwidth: Array,
+    latency: Array,
+    bounds: Index,
+    problem: Index,
+    work: Array,
+    load: Array,
+    whole: Array,
+    sends: Array,
+) -> None:
+    held = np.zeros(bandwidth.shape[1])
+    for row in range(len(combo)):
+        c, d, p, v = combo[row], place[row], pp[row], folded[row]
+        edges = bounds[problem[row], : p * virtual[row] + 1]
+        _times(sums, c, edges, types[d], p, v, work, load[row], whole[row])
+        _sends(cut[c], edges, p, v, bandwidth[d], latency[d], held, sends[row])
+
+
+def _stacked_times(costs: UnitCosts) -> Array:
+    """Columns of TIMES. Shape [T, C, U, TIMES]."""
+    shared = [
+        np.broadcast_to(part, costs.forward_s.shape)
+        for part in (costs.tp_s, costs.tp_again_s, costs.cp_s, costs.ep_s)
+    ]
+    return np.stack(
+        [
+            costs.forward_s,
+            costs.backward_s,
+            costs.weight_s,
+            costs.selective_s,
+            costs.full_s,
+            *shared,
+        ],
+        axis=-1,
+    )
+
+
+def _cuts(work: Array, pairs: Pairs) -> tuple[Index, Index]:
+    """Stage boundaries; pairs that ask for the same cut share it.
+
+    On ranks of one device type a cut depends on the number of stages alone, however
+    they are dealt out to ranks.
+
+    Args:
+        work: Seconds of each unit. Shape [T, combinations, units].
+        pairs: What is to be cut.
+    Returns:
+        Boundaries, shape [problems, most stages + 1], and each pair's problem.
+    """
+    same = (pairs.types == pairs.types[:, :1]).all(axis=1)
+    alike = np.where(same, pairs.types[:, 0], len(work) + 2 * np.arange(len(same)))
+    dealt = np.where(same[pairs.place], 0, pairs.folded)
+    first, problem = number_rows(pairs.combo, pairs.stages, alike[pairs.place] + dealt)
+    pp, folded = pairs.pp[first, None], pairs.folded[first, None]
+    stage = np.arange(int(pairs.stages.max()))
+    rank = np.where(folded > 0, np.minimum(stage, 2 * pp - 1 - stage), stage % pp)
+    types = pairs.types[pairs.place[first, None], np.maximum(rank, 0)]
+    return balanced_bounds(
+        work, pairs.combo[first], types, pairs.stages[first]
+    ), problem
+
+
+def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
+    """Cut every pair's model evenly by time and sum up its ranks.
+
+    Args:
+        costs: Of all units under all combinations.
+        pairs: What to sum up.
+    """
+    times = _stacked_times(costs)
+    bounds, problem = _cuts(times @ _WORK, pairs)
+    count = len(pairs.combo)
+    load, whole = np.zeros((2, count, len(TIMES)))
+    sends = np.zeros((count, len(SENDS)))
+    _summarize(
+        prefix_sums(times),
+        cuts_between(costs.sent_bytes),
+        pairs.combo,
+        pairs.pp,
+        pairs.virtual,
+        pairs.folded,
+        pairs.place,
+        pairs.types,
+        pairs.bandwidth,
+        pairs.latency,
+        bounds,
+        problem,
+        _WORK,
+        load,
+        whole,
+        sends,
+    )
+    memory = rank_memory(
+        costs, pairs.combo, pairs.pp, pairs.virtual, pairs.folded, bounds, problem
+    )
+    return Summaries(load=load, whole=whole, sends=sends, memory=memory)

@@ -1,0 +1,193 @@
+"""Closed forms over a whole table of strategies: what prunes the space."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.context import Combinations, PricingContext, number_rows
+from planner.cost.kernels.roofline import optimizer_seconds
+from planner.cost.orders import Orders, Places
+from planner.cost.pipelines.flushed import RowTimes, row_times
+from planner.cost.replicas.all_reduce import ReplicaRows, exposed_seconds
+from planner.cost.result import PARTS, CostTable
+from planner.cost.table.memory import table_memory
+from planner.cost.table.rows import Columns, columns_of
+from planner.cost.table.stages import KEPT, Pairs, Summaries, summarize
+from planner.cost.traffic.collectives import Groups, replica_groups
+from planner.cost.units import price_units
+from planner.schema import SCHEDULES, V_SCHEDULES
+from planner.space.table import StrategyTable
+from planner.units import dtype_bytes
+
+__all__ = ["price_table"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES], dtype=np.int64)
+
+
+def _look_up(
+    orders: Orders, table: StrategyTable, order: Index, places: Places
+) -> tuple[Summaries, Index]:
+    """Sum up the table's distinct cuts; and which of them each row uses. [n]."""
+    first, combo = number_rows(
+        order,
+        table.tp,
+        table.cp,
+        table.ep,
+        table.microbatch_size,
+        table.sequence_parallel,
+    )
+    combos = Combinations(
+        tp=table.tp[first],
+        cp=table.cp[first],
+        ep=table.ep[first],
+        microbatch=table.microbatch_size[first],
+        sequence_parallel=table.sequence_parallel[first],
+        order=order[first] if len(orders.ids) > 1 else None,
+    )
+    # A combination has one order, so that it and a degree make a place.
+    rows, pair = number_rows(
+        combo, table.pp, table.virtual_stages, _FOLDED[table.schedule]
+    )
+    pairs = Pairs(
+        combo=combo[rows],
+        pp=table.pp[rows],
+        virtual=table.virtual_stages[rows],
+        folded=_FOLDED[table.schedule[rows]],
+        place=places.which[rows],
+        types=places.types,
+        bandwidth=places.bandwidth,
+        latency=places.latency,
+    )
+    return summarize(price_units(orders.setting, combos, orders), pairs), pair
+
+
+def _replicas(
+    orders: Orders, table: StrategyTable, order: Index
+) -> tuple[Groups, Groups]:
+    """Devices that share a copy, and those that hold the same part of one."""
+    sharded = table.zero_stage > 0
+    ways = np.where(sharded, table.dp_shard * table.cp, 1)
+    copies = np.where(sharded, table.dp_replicate, table.dp_replicate * table.cp)
+    shard = orders.groups(ways, table.tp, order)
+    return shard, orders.groups(copies, table.tp * ways, order)
+
+
+def _replica_seconds(
+    orders: Orders,
+    replicas: tuple[Groups, Groups],
+    places: Places,
+    rows: Columns,
+    summaries: Summaries,
+    times: RowTimes,
+) -> Array:
+    """Exposed seconds of data parallelism on the first rank. Shape [n]."""
+    setting, memory = orders.setting, summaries.memory
+    dense, expert, trained, trained_experts = (
+        memory.kept[:, 0, KEPT.index(name)]
+        for name in ("dense", "expert", "trained_dense", "trained_experts")
+    )
+    owed = ReplicaRows(
+        scalars=(dense + expert)[rows.pair],
+        trained=(trained + trained_experts)[rows.pair],
+        units=np.maximum(1.0, len(setting.graph.units) / rows.pp),
+        zero_stage=rows.zero_stage,
+        pp=rows.pp,
+        num_microbatches=rows.num_microbatches,
+        virtual_stages=rows.virtual_stages,
+        forward_s=times.forward_s,
+        backward_s=times.backward_s,
+    )
+    groups = replica_groups(
+        *replicas,
+        setting.recipe,
+        measured=setting.cluster.document.collectives,
+        on_gpu=setting.on_gpu,
+        core_wait_s=places.wait_s[rows.place],
+    )
+    exposed = exposed_seconds(
+        owed, groups, setting.precision, setting.recipe, on_gpu=setting.on_gpu
+    )
+    if not memory.tied.any():
+        return exposed
+    ways = np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)
+    size = dtype_bytes(setting.precision.parameter) / ways
+    payload, sums = memory.tied[rows.pair].T
+    fixed, per_byte = orders.pair_lines(places)[rows.place].T
+    return np.asarray(exposed + fixed * sums + per_byte * payload * size)
+
+
+def _update_seconds(
+    setting: PricingContext, places: Places, rows: Columns, owned: Array, tensors: Array
+) -> Array:
+    """Of the optimizer, on the slowest device that a row uses. Shape [n]."""
+    kinds = places.slowest[rows.place]
+    seconds = np.zeros(len(kinds))
+    for kind in np.unique(places.slowest).tolist():
+        mine = kinds == kind
+        seconds[mine] = optimizer_seconds(
+            owned[mine],
+            tensors[mine],
+            setting.cluster.device_types[kind],
+            setting.optimizer,
+            clip=setting.grad_clip_norm is not None,
+        )
+    return np.asarray(seconds * places.core_contention[rows.place, 1])
+
+
+def price_table(
+    setting: PricingContext,
+    table: StrategyTable,
+    orders: Orders | None = None,
+    order: Index | None = None,
+) -> CostTable:
+    """Time and memory of every row, in a few compiled passes.
+
+    Args:
+        setting: The request.
+        table: Legal rows; each must use as many devices as its order has.
+        orders: Orders of devices; None for the setting's own.
+        order: Which of them each row is priced under; None for the first. Shape [n].
+    """
+    orders = orders or Orders.of(setting)
+    if order is None:
+        order = np.zeros(len(table), dtype=np.int64)
+    if not len(table):
+        return CostTable(
+            step_time_s=np.zeros(0),
+            parts_s=np.zeros((0, len(PARTS))),
+            memory_bytes=np.zeros(0),
+            excess_bytes=np.zeros(0),
+        )
+    places = orders.places(order, table.pp)
+    summaries, pair = _look_up(orders, table, order, places)
+    rows = columns_of(table, pair, places.which)
+    memory = table_memory(
+        rows,
+        summaries.memory,
+        places.limits,
+        precision=setting.precision,
+        optimizer=setting.optimizer,
+        recipe=setting.recipe,
+        on_gpu=setting.on_gpu,
+    )
+    times = row_times(rows, summaries, places.core_contention)
+    tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]
+    parts = times.parts_s
+    replicas = _replicas(orders, table, order)
+    parts[PARTS.index("data_parallel")] = _replica_seconds(
+        orders, replicas, places, rows, summaries, times
+    )
+    parts[PARTS.index("optimizer")] = _update_seconds(
+        setting, places, rows, memory.owned, tensors
+    )
+    return CostTable(
+        step_time_s=parts.sum(axis=0),
+        parts_s=parts.T,
+        memory_bytes=memory.memory_bytes,
+        excess_bytes=memory.excess_bytes,
+    )

@@ -1,0 +1,408 @@
+"""Bytes and seconds of the collectives inside layers: of tp, cp and ep.
+
+tp      A layer's region is entered and left. Whole streams are summed on leaving in
+        forward, on entering in backward. With sequence parallelism each of the four is
+        a gather or a scatter of the same bytes, and the stream is scattered before the
+        first region (backward gathers) and gathered after the last. An embedding's rows
+        are summed in forward alone; a head gathers logits in forward and sums its
+        input's gradient in backward. Recomputation enters all regions again, and leaves
+        those after which the unit saves something.
+cp      Attention must see keys and values of all of a sequence.
+ep      Tokens go to where their experts are, and come back.
+
+Source: executors/strategies/tensor_parallel.py; Korthikanti et al. 2022, section 4.2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.context import Combinations, PricingContext
+from planner.cost.kernels.blocks import BlockClasses
+from planner.cost.orders import Orders
+from planner.cost.recipes import Recipe
+from planner.cost.traffic.collectives import Groups, time_of
+from planner.graph import ModelGraph
+from planner.schema.strategy import ContextAlgorithm
+from planner.units import dtype_bytes
+
+__all__ = [
+    "FORWARD_SHARE",
+    "TP_KINDS",
+    "ContextTraffic",
+    "ExpertTraffic",
+    "TensorTraffic",
+    "context_algorithms",
+    "context_traffic",
+    "expert_traffic",
+    "exposed_exchanges",
+    "tensor_traffic",
+]
+
+Array = NDArray[np.float64]
+
+
+#: Kinds of call, order of the first axis of payloads.
+TP_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTraffic:
+    """Of every combination (C) and unit (U), one microbatch.
+
+    Attributes:
+        seconds: Half of what forward and backward take. Shape [C, U].
+        again_s: What recomputation adds. Shape [C, U].
+        sent: Bytes that leave a device in forward and backward. Shape [C, U].
+        payload: Bytes by :data:`TP_KINDS`, then of forward and backward, or of what
+            recomputation adds. Shape [3, 2, C, U].
+    """
+
+    seconds: Array
+    again_s: Array
+    sent: Array
+    payload: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """Seconds of calls of one size under every combination."""
+
+    setting: PricingContext
+    groups: Groups
+    wait: Array
+
+    def of(self, kind: str, size: Array) -> Array:
+        """Seconds of one call of ``size`` bytes. Shape [C]."""
+        measured = self.setting.cluster.document.collectives
+        return self.wait + time_of(kind, size, self.groups, measured)
+
+
+def tensor_traffic(
+    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
+) -> TensorTraffic:
+    """Price the collectives of tensor parallelism.
+
+    Args:
+        orders: The request, and the orders that combinations refer to.
+        classes: Distinct blocks.
+        combos: Degrees.
+        scale: Bytes of each combination's microbatch for one traced. Shape [C].
+    """
+    setting = orders.setting
+    # Where all ranks are of one group they wait for nothing but each other.
+    among = (combos.tp > 1) & (combos.tp < orders.lengths[combos.orders])
+    hops = 2 * (combos.tp - 1)
+    calls = _Calls(
+        setting=setting,
+        groups=orders.groups(combos.tp, np.ones_like(combos.tp), combos.orders),
+        wait=np.where(among, hops * orders.core_waits_s[combos.orders], 0.0),
+    )
+    split = combos.sequence_parallel > 0
+    narrow = np.where(classes.narrow[:, None], setting.gathered_share, 1.0).T
+    seconds, again = _seconds(classes, calls, split, scale, narrow)
+    payload = _payload(classes, split, narrow) * (scale * (combos.tp > 1))[:, None]
+    exposed = 1 - setting.recipe.layer_overlap
+    seconds, again = (part * exposed @ classes.count for part in (seconds, again))
+    payload = payload @ classes.count
+    for unit, stream in _ends(classes):
+        size = stream * scale * split
+        # One of the two in forward, one in backward.
+        seconds[:, unit] += np.where(split, calls.of("all_gather", size), 0.0) / 2
+        payload[1, 0, :, unit] += size * (combos.tp > 1)
+    # A reduction is a scatter and a gather.
+    moved = 2 * payload[0, 0] + payload[1, 0] + payload[2, 0]
+    tp = combos.tp[:, None]
+    return TensorTraffic(
+        seconds=seconds, again_s=again, sent=moved * (tp - 1) / tp, payload=payload
+    )
+
+
+def _seconds(
+    classes: BlockClasses,
+    calls: _Calls,
+    split: NDArray[np.bool_],
+    scale: Array,
+    narrow: Array,
+) -> tuple[Array, Array]:
+    """Seconds and those of recomputation. Shapes [C, classes].
+
+    ``narrow`` is what gathers move of the bytes of a block's stream, forward and
+    backward. Shape [2, classes].
+    """
+    seconds, again = np.zeros((2, len(scale), len(classes.blocks)))
+    for index, block in enumerate(classes.blocks):
+        number = block.tp_collectives
+        if number:
+            each = block.tp_collective_bytes / number
+            plain, scatter = (calls.of(k, each * scale) for k in TP_KINDS[::2])
+            gather, back = (
+                calls.of("all_gather", each * scale * share)
+                for share in narrow[:, index]
+            )
+            repeated = block.tp_again_bytes / each
+            if block.kind == "embedding":
+                seconds[:, index] = number * plain / 2
+                again[:, index] = repeated * plain
+            else:
+                seconds[:, index] = number * np.where(
+                    split, (gather + back) / 2 + scatter, plain
+                )
+                twice = number * gather + repeated * scatter
+                again[:, index] = np.where(split, twice, repeated * plain)
+        logits, entered = classes.gathered_bytes[index], classes.entered_bytes[index]
+        if logits:
+            seconds[:, index] += calls.of("all_gather", logits * scale) / 2
+        if entered:
+            seconds[:, index] += calls.of("all_reduce", entered * scale) / 2
+    return seconds, again
+
+
+def _payload(classes: BlockClasses, split: NDArray[np.bool_], narrow: Array) -> Array:
+    """Bytes at the traced batch, by kind. Shape [3, 2, C, classes]."""
+    embedding = np.array([block.kind == "embedding" for block in classes.blocks])
+    total = classes.column("tp_collective_bytes")
+    repeated = classes.column("tp_again_bytes")
+    layers, again = np.where(embedding, 0.0, total), np.where(embedding, 0.0, repeated)
+    rows = np.where(embedding, total, 0.0)
+    divided = split[:, None].astype(float)
+    first = rows + classes.entered_bytes + (1 - divided) * 2 * layers
+    gathers = classes.gathered_bytes + divided * layers * narrow.sum(axis=0)
+    return np.array(
+        [
+            [first, np.where(embedding, repeated, (1 - divided) * again)],
+            [gathers, divided * layers * narrow[0]],
+            [divided * 2 * layers, divided * again],
+        ]
+    )
+
+
+def _ends(classes: BlockClasses) -> list[tuple[int, float]]:
+    """First and last unit of the region, with the bytes of the stream there."""
+    layers = np.array([block.kind != "embedding" for block in classes.blocks])
+    total = (classes.column("tp_collective_bytes") * layers) @ classes.count
+    number = (classes.column("tp_collectives") * layers) @ classes.count
+    ends = (classes.region[0], classes.region[-1]) if classes.region else ()
+    return [(unit, float(total[unit] / number[unit])) for unit in ends]
+
+
+#: Of a forward's and backward's traffic, what the forward has: a ring's backward passes
+#: on the gradients of keys and values, too.
+FORWARD_SHARE: dict[ContextAlgorithm, float] = {"ring": 1 / 3, "all_to_all": 1 / 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextTraffic:
+    """Traffic of cp. Shapes [combinations, classes].
+
+    Attributes:
+        seconds: Exposed, of one forward and backward.
+        sent: Bytes that one device sends in them.
+        payload: Of a forward's all-to-alls: what a rank holds before them. 0 of a ring.
+    """
+
+    seconds: Array
+    sent: Array
+    payload: Array
+
+
+def context_algorithms(
+    graph: ModelGraph, *, cp: int, tp: int
+) -> tuple[ContextAlgorithm, ...]:
+    """What a sequence can be divided by: trading it for heads needs heads to deal out.
+
+    Args:
+        graph: The model.
+        cp: Context parallel degree.
+        tp: Tensor parallel degree, which has divided the heads before.
+    Returns:
+        A ring first, and alone where cp is 1.
+    """
+    if cp == 1:
+        return ("ring",)
+    heads = {
+        kernel.batch // graph.batch
+        for block in graph.blocks
+        for kernel in block.kernels
+        if kernel.kind == "attention"
+    }
+    if not heads or any(count % (cp * tp) for count in heads):
+        return ("ring",)
+    return ("ring", "all_to_all")
+
+
+def context_traffic(
+    algorithm: ContextAlgorithm,
+    orders: Orders,
+    classes: BlockClasses,
+    combos: Combinations,
+    scale: Array,
+    attention_s: Array,
+) -> ContextTraffic:
+    """Traffic of every class of blocks under every combination.
+
+    Args:
+        algorithm: How attention sees the whole sequence.
+        orders: What ``combos.order`` refers to.
+        classes: Blocks.
+        combos: Degrees.
+        scale: Of a rank's activations over those of the trace. Shape [combinations].
+        attention_s: Kernels of forward and backward that a ring hides under.
+            Shape [combinations, classes].
+    """
+    if algorithm == "ring":
+        return _ring(orders, classes, combos, scale, attention_s)
+    return _all_to_all(orders, classes, combos, scale)
+
+
+def _ring(
+    orders: Orders,
+    classes: BlockClasses,
+    combos: Combinations,
+    scale: Array,
+    attention_s: Array,
+) -> ContextTraffic:
+    """Keys and values passed round the ring, hidden under attention where it lasts.
+
+    Each of cp - 1 hops sends 1/cp of keys and values; backward also sends gradients
+    back, twice the bytes. Source: Liu et al. 2023, Ring Attention, section 3.
+    """
+    groups = orders.groups(combos.cp, combos.tp, combos.orders)
+    # ``scale`` is of one rank's part of the sequence; the ring passes on all of it.
+    ring = scale * combos.cp / combos.tp
+    whole = classes.column("sequence_bytes") * ring[:, None]
+    share = (combos.cp - 1) / combos.cp
+    wire = np.zeros_like(whole)
+    measured = orders.setting.cluster.document.collectives
+    for index, block in enumerate(classes.blocks):
+        if not block.sequence_bytes:
+            continue
+        wire[:, index] = 3 * time_of("all_gather", whole[:, index], groups, measured)
+    return ContextTraffic(
+        seconds=np.maximum(0.0, wire - attention_s),
+        sent=3 * whole * share[:, None],
+        payload=np.zeros_like(whole),
+    )
+
+
+def _all_to_all(
+    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
+) -> ContextTraffic:
+    """Parts of the sequence traded for heads, and back: four exchanges a forward.
+
+    Queries, keys and values go, outputs come back, and as many gradients in backward;
+    attention cannot begin before. Keys and values of fewer heads than cp can deal out
+    are repeated for every query, as the executors do.
+    Source: Jacobs et al. 2023, DeepSpeed-Ulysses, section 3.
+    """
+    groups = orders.groups(combos.cp, combos.tp, combos.orders)
+    graph = orders.setting.graph
+    measured = orders.setting.cluster.document.collectives
+    shape = (len(combos), len(classes.blocks))
+    seconds, payload = np.zeros(shape), np.zeros(shape)
+    part = scale / combos.tp
+    for index, block in enumerate(classes.blocks):
+        kernels = [one for one in block.kernels if one.kind == "attention"]
+        if not block.sequence_bytes or not kernels:
+            continue
+        elements = sum(one.batch * one.m * one.k * one.count for one in kernels)
+        queries = elements * dtype_bytes(graph.dtype)
+        heads = kernels[0].batch / graph.batch / combos.tp
+        shared = np.round(heads * block.sequence_bytes / (2 * queries))
+        dealt = (shared >= combos.cp) & (shared % combos.cp == 0)
+        both = np.where(dealt, block.sequence_bytes, 2 * queries)
+        one = time_of("all_to_all", queries * part, groups, measured)
+        other = time_of("all_to_all", both / 2 * part, groups, measured)
+        divided = combos.cp > 1
+        seconds[:, index] = 4 * (one + other) * divided
+        payload[:, index] = (2 * queries + both) * part * divided
+    share = (combos.cp - 1) / combos.cp
+    return ContextTraffic(
+        seconds=seconds, sent=2 * payload * share[:, None], payload=payload
+    )
+
+
+#: Links that carry less than this share of what those inside a host do are outside.
+_OUTSIDE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTraffic:
+    """Traffic of ep. Shapes [combinations, classes].
+
+    Attributes:
+        seconds: Of the two all-to-alls of a forward, or of a backward.
+        sent: Bytes that one device sends in a forward and backward.
+        payload: What a rank holds before an all-to-all.
+    """
+
+    seconds: Array
+    sent: Array
+    payload: Array
+
+
+def expert_traffic(
+    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
+) -> ExpertTraffic:
+    """Tokens sent to their experts and back, as long as nothing hides it.
+
+    An exchange lasts until the rank has all that most tokens go to.
+
+    Args:
+        orders: What ``combos.order`` refers to.
+        classes: Distinct blocks.
+        combos: Degrees and microbatches.
+        scale: Activation bytes over those of the trace. Shape [combinations].
+    """
+    setting = orders.setting
+    stride = combos.tp
+    if setting.recipe.experts_on_shards:
+        # Shards of one sequence and replicas alike have experts of their own.
+        stride = np.where(combos.sequence_parallel > 0, 1, combos.tp)
+    found = orders.groups(combos.ep, stride, combos.orders)
+    groups = _once_a_host(found, setting.recipe)
+    routed = classes.column("expert_bytes")
+    seconds = np.zeros((len(combos), len(routed)))
+    measured = setting.cluster.document.collectives
+    stream = np.where(combos.sequence_parallel > 0, combos.tp, 1)
+    for index, total in enumerate(routed):
+        if total:
+            one = time_of("all_to_all", total * scale / stream, groups, measured)
+            seconds[:, index] = 2 * one * setting.recipe.imbalance
+    share = (combos.ep - 1) / combos.ep
+    payload = routed * (scale / stream * (combos.ep > 1))[:, None]
+    sent = 4 * payload * share[:, None]
+    return ExpertTraffic(seconds=seconds, sent=sent, payload=payload)
+
+
+def _once_a_host(groups: Groups, recipe: Recipe) -> Groups:
+    """Groups whose slower levels carry the recipe's share of what is routed."""
+    inner = groups.bandwidth[:, :1]
+    slower = (groups.bandwidth < _OUTSIDE * inner) & (groups.members > 1)
+    share = np.where(slower, recipe.routed_share, 1.0)
+    return replace(groups, bandwidth=groups.bandwidth / share)
+
+
+def exposed_exchanges(
+    recipe: Recipe, exchanged: Array, forward: Array, backward: Array
+) -> Array:
+    """Seconds of exchanges of a direction that hide nowhere.
+
+    exposed = exchanged - min(expert_overlap exchanged, (forward + backward) / 2)
+
+    A unit's forward and backward stand beside as many exchanges each, of the same
+    microbatch or of another one, which can hide no longer than these take.
+
+    Args:
+        recipe: Of the framework.
+        exchanged: Seconds of a forward's exchanges, or of a backward's. [C, units].
+        forward: Seconds of compute. [C, units]; likewise backward.
+    Returns:
+        Shape [C, units].
+    """
+    beside = (forward + backward) / 2
+    hidden = np.minimum(recipe.expert_overlap * exchanged, beside)
+    return np.asarray(exchanged - hidden)

@@ -1,0 +1,576 @@
+"""Cost of every pipeline unit under every combination of tp, cp, ep and microbatch.
+
+These few combinations (hundreds) are priced once; a million strategies then look them
+up. Expensive work is done per distinct block, of which a deep model has a handful.
+
+A GPU works through a queue that its host fills, so that a unit takes as long as the
+slower of the two, not each of its kernels. Blocks with experts empty the queue: the
+host must know which tokens go where before it can launch what they go to. Around them
+every block begins with an empty one, and is as slow as the slower of the two itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.context import Combinations, PricingContext
+from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable, Ties
+from planner.cost.kernels.roofline import kernel_times, score_elements
+from planner.cost.orders import Orders
+from planner.cost.recipes import Recipe
+from planner.cost.traffic.layers import (
+    FORWARD_SHARE,
+    context_traffic,
+    expert_traffic,
+    exposed_exchanges,
+    tensor_traffic,
+)
+from planner.schema.cluster import DeviceType
+from planner.schema.strategy import ContextAlgorithm
+from planner.units import dtype_bytes
+
+__all__ = [
+    "UnitCompute",
+    "UnitCosts",
+    "between_halves",
+    "cut_bytes",
+    "parameters_of",
+    "price_units",
+    "saved_bytes",
+    "sent_bytes",
+    "transient_bytes",
+    "unit_compute",
+    "weight_gradient_bytes",
+]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCompute:
+    """Seconds of one microbatch, T device types, C combinations, U units.
+
+    Attributes:
+        forward: Shape [T, C, U].
+        backward: Shape [T, C, U].
+        weight: Part of ``backward`` that makes weight gradients. Shape [T, C, U].
+        selective: What selective recomputation runs again. Shape [T, C, U].
+        busy: Forward and backward of a device's kernels alone, on the fastest device
+            type, by block. Shape [C, classes].
+    """
+
+    forward: Array
+    backward: Array
+    weight: Array
+    selective: Array
+    busy: Array
+
+
+def unit_compute(
+    setting: PricingContext, classes: BlockClasses, combos: Combinations
+) -> UnitCompute:
+    """Price the compute of every unit under every combination.
+
+    Args:
+        setting: The request.
+        classes: Distinct blocks.
+        combos: Degrees and microbatches.
+    """
+    combos, which = combos.without_order()
+    types = setting.cluster.device_types
+    found = np.stack([_by_block(setting, classes, combos, one) for one in types], 1)
+    _put_measured(found, classes, combos.microbatch / setting.graph.batch)
+    forward, backward, weight, selective, *host = found[:, :, which]
+    return UnitCompute(
+        forward=_launched(setting.recipe, classes, forward, host[0]),
+        backward=_launched(setting.recipe, classes, backward, host[1]),
+        weight=weight @ classes.count,
+        selective=selective @ classes.count,
+        busy=(forward + backward).min(axis=0),
+    )
+
+
+def _by_block(
+    setting: PricingContext,
+    classes: BlockClasses,
+    combos: Combinations,
+    device: DeviceType,
+) -> Array:
+    """Forward, backward, weight, selective, two of hosts. Shape [6, C, classes]."""
+    table = classes.kernels
+    member = np.zeros((len(table.owner), len(classes.blocks)))
+    member[np.arange(len(table.owner)), table.owner] = 1.0
+    times = kernel_times(
+        table,
+        device,
+        setting.recipe,
+        dtype=setting.operand_dtype,
+        element=setting.element_ratio,
+        tokens=combos.microbatch / setting.graph.batch,
+        tp=combos.tp.astype(float),
+        cp=combos.cp.astype(float),
+        ep=combos.ep.astype(float),
+        sequence_parallel=combos.sequence_parallel.astype(float),
+        constants=setting.constants(device),
+        causal=setting.graph.attention == "causal",
+    )
+    sharded = (table.style <= 2) * table.count
+    slower = setting.recipe.sharded_op_overhead_s * (device.backend == "gloo")
+    extra = np.where(combos.tp[:, None] > 1, sharded, 0.0) * slower
+    parts = (
+        times.forward + extra,
+        times.backward + extra,
+        times.weight,
+        times.selective,
+        np.broadcast_to(times.forward_host, times.forward.shape),
+        np.broadcast_to(times.backward_host, times.forward.shape),
+    )
+    return np.stack([part @ member for part in parts])
+
+
+def _launched(recipe: Recipe, classes: BlockClasses, busy: Array, host: Array) -> Array:
+    """Seconds of units. Shape [T, C, U].
+
+    Args:
+        recipe: Of the framework.
+        classes: Distinct blocks.
+        busy: Seconds of a device's kernels. Shape [T, C, classes].
+        host: Seconds in which its host launches them. Shape [T, C, classes].
+    """
+    routed = np.array([block.kind == "expert" for block in classes.blocks])
+    busy = busy * np.where(routed, recipe.imbalance, 1.0)
+    left = host * (1 - np.where(routed, recipe.captured_routing, recipe.captured))
+    waits = (routed & (recipe.captured_routing < 1)) | recipe.blocking
+    emptied = (classes.count * waits[:, None]).any(axis=0)
+    each = np.where(waits, busy + left, np.maximum(busy, left)) @ classes.count
+    queued = np.maximum(busy @ classes.count, left @ classes.count)
+    return np.asarray(np.where(emptied, each, queued))
+
+
+def _put_measured(found: Array, classes: BlockClasses, tokens: Array) -> None:
+    """Blocks of unknown FLOPs take the times that a profile gave, on any device."""
+    for index, block in enumerate(classes.blocks):
+        if block.forward_flops or block.measured_forward_s is None:
+            continue
+        backward = block.measured_backward_s or 0.0
+        weight = backward / 2 if block.parameter_count else 0.0
+        times = (block.measured_forward_s, backward, weight, 0.0)
+        for part, seconds in zip(found, times, strict=False):
+            part[:, :, index] = seconds * tokens
+
+
+def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Array:
+    """Gradients from which weight gradients are made. Shape [combinations, kernels].
+
+    Of everything that reads trained weights: the gradient of its output, which is
+    what torch keeps between the two halves of a split backward.
+    Source: torch.distributed.pipelining._backward, stage_backward_input, torch 2.13.
+
+    Args:
+        table: Kernels at the traced batch.
+        element: Bytes of an activation as traced.
+        tp: Shape [combinations].
+    """
+    product = (table.kind != KERNEL_KINDS.index("attention")) & (
+        table.kind != KERNEL_KINDS.index("memory")
+    )
+    # What is no product writes as much as it reads.
+    output = np.where(
+        product, table.batch * table.m * table.n * element, table.forward_bytes / 2
+    )
+    kept = np.where(table.trained, table.count * output, 0.0)
+    divided = (table.style == 0) | (table.style == 2)
+    return np.asarray(np.where(divided, kept / tp[:, None], kept))
+
+
+#: Bytes that backward wants of a score of attention that is not fused: what softmax and
+#: dropout put out in half precision, and the mask. Source: Korthikanti et al. 2022,
+#: section 4.1.
+_SCORE_BYTES = 5.0
+
+
+def saved_bytes(
+    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+) -> tuple[Array, Array]:
+    """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
+
+    The working set is that of one op; what recomputation makes again comes on top.
+    Sequence parallelism divides the stream, but not what colwise layers read, nor the
+    sums that rowwise ones have a part of.
+    """
+    tp = combos.tp[:, None].astype(float)
+    split = (combos.sequence_parallel[:, None] > 0) & classes.streamed
+    stream = np.where(split, tp, 1.0)
+    column = scale[:, None]
+
+    def divided(total: str, inside: str, whole: Array) -> Array:
+        tensor = classes.column(inside)
+        rest = classes.column(total) - tensor - whole
+        return np.asarray(column * (tensor / tp + rest / stream + whole))
+
+    gathered, boundary = (
+        classes.column(name) for name in ("saved_gathered_bytes", "boundary_bytes")
+    )
+    if setting.recipe.regathers:
+        gathered = np.zeros_like(gathered)
+    none = divided("saved_bytes", "saved_tensor_bytes", gathered)
+    kinds = ("saved_selective_bytes", "saved_selective_tensor_bytes")
+    sums = classes.column(kinds[0]) - classes.column(kinds[1]) - boundary
+    if setting.recipe.regathers:
+        sums = np.zeros_like(sums)
+    selective = np.minimum(none, divided(*kinds, np.maximum(sums, 0.0)))
+    full = column * boundary / stream
+    if setting.recipe.selective == "alternate":
+        selective = selective - _every_second(setting, classes, combos, stream)
+        selective = np.maximum(selective, full)
+    none = none + column * _mask_bytes(setting, classes) / stream
+    if setting.recipe.selective == "attention":
+        selective = none
+    none = none + _score_bytes(setting, classes, combos)
+    working = column * classes.column("transient_bytes")
+    apart = classes.streamed
+    if setting.recipe.loss_parallel:
+        apart = apart | (classes.logit_bytes > 0)
+    working = np.where(apart, working / tp, working)
+    if setting.recipe.fused_loss:
+        ways = tp if setting.recipe.loss_parallel else 1.0
+        logits = column * classes.logit_bytes / ways
+        # Logits, what their gradient is made of, and that: nothing is there in fp32.
+        wide = (4.0 / dtype_bytes(setting.graph.dtype) - 1.0) * logits
+        none = np.maximum(none - wide, full)
+        selective = np.minimum(selective, none)
+        working = np.where(logits > 0, 2.0 * logits, working)
+    return np.stack([none, selective, full]), working
+
+
+def _every_second(
+    setting: PricingContext, classes: BlockClasses, combos: Combinations, stream: Array
+) -> Array:
+    """Outputs of products that alternate recomputation makes again. [C, classes].
+
+    Of a layer's products with weights it makes every second one again: half of their
+    bytes, as several of them may have been merged into one. Source: torchtitan,
+    torchtitan/parallelisms/parallelize_llama.py of December 2024, whose op-wise
+    checkpointing recomputes every other mm.
+    """
+    table = classes.kernels
+    tokens = (combos.microbatch / setting.graph.batch / combos.cp)[:, None]
+    tp = combos.tp[:, None].astype(float)
+    heads = np.array([block.kind == "head" for block in classes.blocks])
+    product = (table.kind == 0) & (table.weight_bytes > 0) & ~heads[table.owner]
+    made = np.where(product, table.batch * table.m * table.n * table.count, 0.0)
+    # Colwise products put out what tp divides, the others the stream.
+    ways = np.where(table.style == 0, tp, stream[:, table.owner])
+    member = np.zeros((len(table.owner), len(classes.blocks)))
+    member[np.arange(len(table.owner)), table.owner] = 1.0
+    half = 0.5 * dtype_bytes(setting.activation_dtype)
+    return np.asarray(half * (tokens * made / ways) @ member)
+
+
+def _mask_bytes(setting: PricingContext, classes: BlockClasses) -> Array:
+    """Masks of dropout behind attention and MLP, a byte an element. [classes].
+
+    Source: Korthikanti et al. 2022, section 4.1.
+    """
+    if not setting.recipe.dropout:
+        return np.zeros(len(classes.blocks))
+    element = dtype_bytes(setting.graph.dtype)
+    stream = float(np.max(setting.graph.cut_bytes, initial=0.0)) / element
+    ends = ("attention", "mlp", "expert")
+    inside = np.array([block.kind in ends for block in classes.blocks])
+    # A mask is a byte whatever the activations have: undo what scales those.
+    return np.where(inside, stream, 0.0) / setting.element_ratio
+
+
+def _score_bytes(
+    setting: PricingContext, classes: BlockClasses, combos: Combinations
+) -> Array:
+    """Scores that backward keeps where attention is not fused. [C, classes]."""
+    table = classes.kernels
+    if setting.recipe.fused_attention:
+        return np.zeros((len(combos.tp), len(classes.blocks)))
+    tokens = combos.microbatch / setting.graph.batch / combos.cp
+    scores = score_elements(table, tokens[:, None], combos.tp[:, None].astype(float))
+    member = np.zeros((len(table.owner), len(classes.blocks)))
+    member[np.arange(len(table.owner)), table.owner] = table.count
+    return np.asarray(_SCORE_BYTES * scores @ member)
+
+
+def transient_bytes(
+    saved: Array, working: Array, to_units: Array, repeated: NDArray[np.bool_]
+) -> Array:
+    """Working set of each unit by recompute kind. Shape [3, C, U], as ``saved``.
+
+    A unit is recomputed as a whole, so that in its backward all that it would have
+    kept without recomputation is there at once; of units that are not ``repeated``
+    that is kept anyway.
+    """
+    largest = np.zeros((working.shape[0], to_units.shape[1]))
+    for index, present in enumerate(to_units > 0):
+        np.maximum(largest, working[:, index, None] * present, out=largest)
+    none, selective, _ = saved
+    again = np.where(repeated, none, 0.0)
+    return np.stack([largest, largest + none - selective, largest + again])
+
+
+def cut_bytes(
+    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+) -> tuple[Array, Array]:
+    """Bytes at the cut after each unit but the last, and those saved as they come.
+
+    Sequence parallelism sends shards between the units that it divides the stream of.
+    The first of them takes a part of its own of what comes whole.
+
+    Returns:
+        Shapes [C, U - 1] each.
+    """
+    split = ((combos.sequence_parallel > 0) & (combos.tp > 1))[:, None]
+    after = np.arange(1, len(setting.graph.units))
+    within = np.isin(after, classes.region[1:])
+    entry = np.isin(after, classes.region[:1])
+    ways = np.where(split & within, combos.tp[:, None], 1)
+    cut = np.asarray(setting.graph.cut_bytes * scale[:, None] / ways)
+    return cut, np.where(split & entry, 0.0, cut)
+
+
+def sent_bytes(setting: PricingContext, combos: Combinations, cut: Array) -> Array:
+    """What one device sends of the bytes at each cut. Shape [C, U - 1].
+
+    Every tp rank has all of a stream that is not divided. Source: Narayanan et al.
+    2021, section 4.1, "Scatter/gather communication optimization".
+    """
+    if not setting.recipe.scattered_transfers:
+        return cut
+    whole = combos.sequence_parallel == 0
+    return cut / np.where(whole, combos.tp, 1)[:, None]
+
+
+def parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
+    """Dense and expert scalars per device before ZeRO. Shapes [C, U].
+
+    Args:
+        whole: By [of experts, split along tp, unit]. Shape [2, 2, U].
+        combos: Degrees.
+    """
+    tp, ep = combos.tp[:, None], combos.ep[:, None]
+    dense = whole[0, 0] + whole[0, 1] / tp
+    expert = (whole[1, 0] + whole[1, 1] / tp) / ep
+    return dense, expert
+
+
+def between_halves(
+    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+) -> tuple[Array, Array]:
+    """What a split backward keeps besides, and what the model returns.
+
+    A head's loss is done with at the input gradient: what was saved behind the head's
+    input goes, and the gradient of its output comes. Where nothing else of the graph
+    stays either, the latter is mostly less.
+
+    Returns:
+        Bytes of one microbatch. Shapes [C, U] and [C].
+    """
+    table = classes.kernels
+    element = float(dtype_bytes(setting.graph.dtype))
+    member = np.zeros((len(table.owner), len(classes.blocks)))
+    member[np.arange(len(table.owner)), table.owner] = 1.0
+    kept = weight_gradient_bytes(table, element, combos.tp.astype(float)) @ member
+    whole = weight_gradient_bytes(table, element, np.ones(1)) @ member
+    head = np.array([block.kind == "head" for block in classes.blocks])
+    last = head & (classes.count[:, -1] > 0)
+    freed = classes.column("saved_bytes") - classes.column("boundary_bytes")
+    if setting.recipe.keeps_graph:
+        kept = np.where(head, np.maximum(kept - freed, 0.0), kept)
+    else:
+        kept = np.where(head, kept - freed, 0.0)
+    kept = kept * scale[:, None]
+    return kept @ classes.count, scale * float(whole[0, last].sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCosts:
+    """Per device type (T), combination (C) and unit (U); one microbatch.
+
+    Attributes:
+        forward_s: Kernels of one forward. Shape [T, C, U]; likewise backward_s.
+        weight_s: Part of backward_s that makes weight gradients.
+        selective_s: Run again under selective recomputation, on top of backward.
+        full_s: The same under full recomputation (all of forward).
+        tp_s: Exposed tp communication of one forward; backward has as much. [C, U].
+        tp_again_s: What recomputation of either kind adds to it. Shape [C, U].
+        cp_s: Exposed traffic of cp of one forward and backward. Shape [C, U].
+        ep_s: Exposed all-to-all of one forward; backward has as much. [C, U].
+        saved_bytes: Kept per microbatch in flight, by recompute kind. [3, C, U].
+        transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
+        dense_parameters: Scalars on one device before ZeRO, without experts. [C, U].
+        expert_parameters: Scalars of its experts, before ZeRO. Shape [C, U].
+        trained_dense: Those of dense_parameters that have a gradient. [C, U]; likewise
+            trained_experts.
+        ties: Weights that several units read.
+        tied_parameters: Scalars of each of them on one device. Shape [C, links];
+            likewise tied_trained, of those that have a gradient.
+        tensors: Trained parameter tensors, whatever their size. Shape [U].
+        weight_grad_bytes: What a split backward keeps of one microbatch between its
+            halves, beyond saved_bytes. Shape [C, U].
+        output_bytes: What the model returns for one microbatch, where it ends in a
+            head; 0 where that is not known. Shape [C].
+        cut_bytes: Across the cut after each unit, per device. Shape [C, U - 1].
+        sent_bytes: What each device sends of them. Shape [C, U - 1].
+        shared_bytes: Those of them that the unit behind the cut saves as they come:
+            all, but where sequence parallelism begins. Shape [C, U - 1].
+        tp_bytes: Sent by one device for tp in forward and backward. [C, U]; also
+            cp_bytes, ep_bytes.
+        tp_payload: Payload of tp's collectives, as in
+            :class:`planner.cost.traffic.layers.TensorTraffic`. Shape [3, 2, C, U].
+        summed_parameters: Trained scalars, whole on every tp rank, whose gradients tp
+            sums up once a step. Shape [C, U].
+        ep_payload: Payload of one of a forward's two all-to-alls. Shape [C, U].
+        cp_payload: Payload of all of a forward's all-to-alls of cp. Shape [C, U].
+        cp_forward: Share of cp_s that is the forward's.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    weight_s: Array
+    selective_s: Array
+    full_s: Array
+    tp_s: Array
+    tp_again_s: Array
+    cp_s: Array
+    ep_s: Array
+    saved_bytes: Array
+    transient_bytes: Array
+    dense_parameters: Array
+    expert_parameters: Array
+    trained_dense: Array
+    trained_experts: Array
+    ties: Ties
+    tied_parameters: Array
+    tied_trained: Array
+    tensors: Array
+    weight_grad_bytes: Array
+    output_bytes: Array
+    cut_bytes: Array
+    sent_bytes: Array
+    shared_bytes: Array
+    tp_bytes: Array
+    cp_bytes: Array
+    ep_bytes: Array
+    tp_payload: Array
+    summed_parameters: Array
+    ep_payload: Array
+    cp_payload: Array
+    cp_forward: float
+
+
+def _summed_parameters(
+    setting: PricingContext, classes: BlockClasses, combos: Combinations
+) -> Array:
+    """Trained scalars that sequence parallelism computes on shards of. Shape [C, U]."""
+    whole = setting.facts.parameter_counts.trained[0, 0]
+    inside = np.isin(np.arange(len(whole)), classes.region)
+    split = (combos.sequence_parallel > 0) & (combos.tp > 1)
+    return np.asarray(np.where(inside, whole, 0.0) * split[:, None])
+
+
+def _recomputed(setting: PricingContext) -> NDArray[np.bool_]:
+    """Units that full recomputation covers. Shape [U]."""
+    graph = setting.graph
+    return np.array(
+        [
+            setting.recipe.recompute_ends
+            or not {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
+            for a, b in graph.units
+        ]
+    )
+
+
+def _parameters(
+    setting: PricingContext, classes: BlockClasses, combos: Combinations
+) -> dict[str, Array]:
+    """Fields of :class:`UnitCosts` that count scalars of weights."""
+    parameters = setting.facts.parameter_counts
+    dense, expert = parameters_of(parameters.scalars, combos)
+    trained_dense, trained_experts = parameters_of(parameters.trained, combos)
+    ties = parameters.ties
+    ways = np.where(ties.split[None, :] > 0, combos.tp[:, None], 1)
+    return {
+        "dense_parameters": dense,
+        "expert_parameters": expert,
+        "trained_dense": trained_dense,
+        "trained_experts": trained_experts,
+        "tied_parameters": ties.scalars / ways,
+        "tied_trained": ties.trained / ways,
+        "tensors": parameters.tensors,
+        "summed_parameters": _summed_parameters(setting, classes, combos),
+    }
+
+
+def price_units(
+    setting: PricingContext,
+    combos: Combinations,
+    orders: Orders | None = None,
+    *,
+    context: ContextAlgorithm = "ring",
+) -> UnitCosts:
+    """Price every unit under every combination.
+
+    Args:
+        setting: The request.
+        combos: Degrees and microbatches.
+        orders: What ``combos.order`` refers to; None for the setting's own.
+        context: How attention sees a sequence that cp divides.
+    """
+    graph = setting.graph
+    orders = orders or Orders.of(setting)
+    classes = setting.facts.classes
+    to_units = classes.count
+    scale = combos.microbatch / graph.batch / combos.cp
+    scale = scale * setting.element_ratio
+    compute = unit_compute(setting, classes, combos)
+    hidden = compute.busy * classes.has_attention
+    tp = tensor_traffic(orders, classes, combos, scale)
+    cp = context_traffic(context, orders, classes, combos, scale, hidden)
+    ep = expert_traffic(orders, classes, combos, scale)
+    kept, working = saved_bytes(setting, classes, combos, scale)
+    saved = kept @ to_units
+    repeated = _recomputed(setting)
+    saved[2] = np.where(repeated, saved[2], saved[0])
+    halves, output = between_halves(setting, classes, combos, scale)
+    cut, shared = cut_bytes(setting, classes, combos, scale)
+    return UnitCosts(
+        forward_s=compute.forward,
+        backward_s=compute.backward,
+        weight_s=compute.weight,
+        selective_s=compute.selective * repeated,
+        full_s=compute.forward * repeated,
+        tp_s=tp.seconds,
+        tp_again_s=tp.again_s,
+        cp_s=cp.seconds @ to_units,
+        ep_s=exposed_exchanges(
+            setting.recipe,
+            ep.seconds @ to_units,
+            compute.forward.min(axis=0),
+            compute.backward.min(axis=0),
+        ),
+        saved_bytes=saved,
+        transient_bytes=transient_bytes(saved, working, to_units, repeated),
+        weight_grad_bytes=halves,
+        output_bytes=output,
+        cut_bytes=cut,
+        sent_bytes=sent_bytes(setting, combos, cut),
+        shared_bytes=shared,
+        tp_bytes=tp.sent,
+        cp_bytes=cp.sent @ to_units,
+        ep_bytes=ep.sent @ to_units,
+        tp_payload=tp.payload,
+        ep_payload=ep.payload @ to_units,
+        cp_payload=cp.payload @ to_units,
+        cp_forward=FORWARD_SHARE[context],
+        ties=setting.facts.parameter_counts.ties,
+        **_parameters(setting, classes, combos),
+    )
