@@ -14,7 +14,7 @@ from planner.simulate.in_flight import (
     peak_held_bytes,
     peak_in_flight,
 )
-from planner.simulate.schedules import actions
+from planner.simulate.schedules import actions, schedule_columns
 from planner.simulate.shared import Sharing, check_sharing, simulate_shared
 from planner.simulate.timeline import Timeline, timeline
 
@@ -38,6 +38,7 @@ __all__ = [
     "peak_held_bytes",
     "peak_in_flight",
     "rank_of_stages",
+    "schedule_columns",
     "simulate_shared",
     "timeline",
 ]

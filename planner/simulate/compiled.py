@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
 import numba
 import numpy as np
+from numba.core.caching import FunctionCache
 from numpy.typing import NDArray
 
 __all__ = ["compiled", "copy_into", "inlined"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+class _Kept(FunctionCache):  # type: ignore[misc]
+    """Code on disk; what names a type that has moved since is dropped, not an error.
+
+    numba reads the whole index of a function, types of arguments included, before it
+    looks whether the source has changed. Seen with numba 0.61 to 0.66.
+    """
+
+    def load_overload(self, *arguments: object) -> object:
+        """Code for types of arguments; None if there is none to be used."""
+        try:
+            return super().load_overload(*arguments)
+        except (ImportError, AttributeError):
+            self.flush()
+            return None
 
 
 def compiled(function: _Function) -> _Function:
@@ -20,10 +38,10 @@ def compiled(function: _Function) -> _Function:
     An install that cannot be written to, with a home that cannot either, leaves numba
     no place to keep code; it then compiles once in each process.
     """
-    try:
-        kept: _Function = numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:
-        kept = numba.njit(nogil=True)(function)
+    made = numba.njit(nogil=True)(function)
+    with contextlib.suppress(RuntimeError):
+        made._cache = _Kept(function)
+    kept: _Function = made
     return kept
 
 

@@ -24,13 +24,7 @@ from planner.cost.table.rows import Columns
 from planner.cost.table.stages import SENDS as FOUND_SENDS
 from planner.cost.table.stages import TIMES, Summaries
 from planner.errors import StrategyError
-from planner.schema import (
-    FORWARDS_FIRST_SCHEDULES,
-    SCHEDULES,
-    SPLIT_BACKWARD_SCHEDULES,
-    V_SCHEDULES,
-    Strategy,
-)
+from planner.schema import Strategy
 from planner.simulate import (
     ActionTable,
     Sharing,
@@ -38,6 +32,7 @@ from planner.simulate import (
     closed_form_makespan,
     closed_form_of_stages,
     evaluate,
+    schedule_columns,
     simulate_shared,
 )
 from planner.simulate.compiled import compiled
@@ -45,7 +40,6 @@ from planner.space.table import StrategyTable
 
 __all__ = [
     "SENDS",
-    "TEXTBOOK",
     "Pipeline",
     "RowTimes",
     "Work",
@@ -61,14 +55,11 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
-_ONE_BY_ONE, _INTERLEAVED = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
+#: Columns of schedules that compiled code here takes; it is kept as long as this file
+#: is unchanged, so that their order is said here.
+RULES = ("folded", "forwards_first", "textbook", "one_by_one", "rounds")
 
-#: Schedules whose makespan is M x slowest rank + fill.
-TEXTBOOK = np.array(
-    [name in {"GPipe", "1F1B", "Interleaved1F1B"} for name in SCHEDULES]
-)
-
-_FORWARDS_FIRST = np.array([name in FORWARDS_FIRST_SCHEDULES for name in SCHEDULES])
+_FOLDED, _FORWARDS_FIRST, _TEXTBOOK, _ONE_BY_ONE, _ROUNDS = range(len(RULES))
 
 #: Columns of ``sends`` here, in the words of :data:`planner.cost.table.stages.SENDS`.
 #: Compiled code is kept as long as this file is unchanged, so that they are said here.
@@ -93,7 +84,7 @@ class Work(NamedTuple):
 
 @compiled
 def transfer_waits(
-    schedule: int,
+    rule: Index,
     pp: int,
     virtual: int,
     many: int,
@@ -110,11 +101,11 @@ def transfer_waits(
     """
     if pp == 1:
         return 0.0
-    if schedule == _ONE_BY_ONE:
+    if rule[_ONE_BY_ONE]:
         rounds = (pp - 1) * many // pp - 1 + (many % pp == 1)
         late = max((whole.total + 2 * send) / pp - load.total, 0.0)
         return max(late * pp / (pp - 1) * rounds, 0.0)
-    if schedule == _INTERLEAVED:
+    if rule[_ROUNDS]:
         stages = pp * virtual
         forward = whole.forward_total / stages
         shorter = min(forward, whole.total / stages - forward)
@@ -125,7 +116,7 @@ def transfer_waits(
 
 @compiled
 def slow_links(
-    schedule: int,
+    rule: Index,
     pp: int,
     virtual: int,
     many: int,
@@ -142,7 +133,7 @@ def slow_links(
     """
     if pp == 1:
         return 0.0
-    if _FORWARDS_FIRST[schedule]:
+    if rule[_FORWARDS_FIRST]:
         edge, backward_total = sends[_EDGE], load.total - load.forward_total
         if edge <= min(load.forward_total, backward_total):
             return 0.0
@@ -151,18 +142,16 @@ def slow_links(
         return float(many * (there + back) + fill / virtual)
     # Before the first transfer and after the last: with one stage a rank and backwards
     # in one piece all of a microbatch, else a stage at least.
-    all_of_it = virtual == 1 and TEXTBOOK[schedule]
+    all_of_it = virtual == 1 and rule[_TEXTBOOK]
     once = whole.total if all_of_it else whole.total / (pp * virtual)
     found = once + many * sends[_LINK]
-    if schedule == _ONE_BY_ONE:
+    if rule[_ONE_BY_ONE]:
         trips = 1 + (many - 1) // int(sends[_DEPTH])
         before = sends[WAY] - sends[_TAIL]
         ways = 2 * (before + trips * sends[_TAIL])
         found = max(found, whole.total + (many - 1) * whole.total / pp + ways)
     return float(found)
 
-
-_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
 
 # Compiled code is kept as long as this file is unchanged: what it takes for granted
 # about the order of columns must be said in here.
@@ -191,7 +180,7 @@ def has_textbook_time(table: StrategyTable) -> NDArray[np.bool_]:
     row had before.
     """
     odd = (table.virtual_stages > 1) & (table.num_microbatches % table.pp > 0)
-    return np.asarray(TEXTBOOK[table.schedule] & ~odd)
+    return np.asarray((schedule_columns("textbook")[table.schedule, 0] > 0) & ~odd)
 
 
 class _Parts(NamedTuple):
@@ -239,6 +228,7 @@ def _work(times: Array, recompute: int) -> Work:
 @compiled
 def _by_chains(
     rows: Columns,
+    rules: Index,
     load: Array,
     whole: Array,
     sends: Array,
@@ -250,6 +240,7 @@ def _by_chains(
 
     Args:
         rows: The table.
+        rules: Columns :data:`RULES` of each schedule. Shape [codes, columns].
         load: Times of the slowest rank. Shape [pairs, _TIMES].
         whole: Times of the model. Shape [pairs, _TIMES].
         sends: Of transfers. Shape [pairs, SENDS].
@@ -266,12 +257,12 @@ def _by_chains(
         pp, virtual = rows.pp[row], rows.virtual_stages[row]
         odd = virtual > 1 and rows.num_microbatches[row] % pp > 0
         place[row] = -1
-        if TEXTBOOK[schedule] and not odd:
+        if rules[schedule, _TEXTBOOK] and not odd:
             continue
         pair, stages = rows.pair[row], pp * virtual
         all_of = _work(whole[pair], recompute)
         # A V turns on the last rank, where nothing is sent.
-        boundaries = max(stages - 1 - int(_FOLDED[schedule]), 1)
+        boundaries = max(stages - 1 - rules[schedule, _FOLDED], 1)
         times[0, count] = all_of.forward_total / stages
         times[2, count] = all_of.weight / stages
         times[1, count] = all_of.total / stages - times[0, count] - times[2, count]
@@ -285,6 +276,7 @@ def _by_chains(
 @compiled
 def _fill_parts(
     rows: Columns,
+    rules: Index,
     load: Array,
     whole: Array,
     sends: Array,
@@ -305,7 +297,7 @@ def _fill_parts(
     Source: Narayanan et al. 2021, section 2.2.
     """
     for row in range(len(rows.pp)):
-        pp, schedule = rows.pp[row], rows.schedule[row]
+        pp, rule = rows.pp[row], rules[rows.schedule[row]]
         virtual, many = rows.virtual_stages[row], rows.num_microbatches[row]
         pair, recompute = rows.pair[row], rows.recompute[row]
         own, all_of = _work(load[pair], recompute), _work(whole[pair], recompute)
@@ -314,9 +306,9 @@ def _fill_parts(
         else:
             send = sends[pair, WAY]
             plain = many * own.total + (all_of.total - own.total) / virtual
-            waits = transfer_waits(schedule, pp, virtual, many, own, all_of, send)
+            waits = transfer_waits(rule, pp, virtual, many, own, all_of, send)
             sent = plain + 2 * send + waits
-        slow = slow_links(schedule, pp, virtual, many, own, all_of, sends[pair])
+        slow = slow_links(rule, pp, virtual, many, own, all_of, sends[pair])
         sent = max(sent, slow)
         crowd = core_contention[rows.place[row], 0]
         # Processes that share cores can at best keep all cores busy all the time.
@@ -371,7 +363,8 @@ def row_times(rows: Columns, summaries: Summaries, core_contention: Array) -> Ro
         np.ascontiguousarray(whole),
         np.ascontiguousarray(sends),
     )
-    chained = _by_chains(rows, *of_pairs, found, place, times)
+    rules = schedule_columns(*RULES)
+    chained = _by_chains(rows, rules, *of_pairs, found, place, times)
     result = RowTimes(
         parts_s=np.zeros((len(PARTS), count)),
         forward_s=np.empty(count),
@@ -379,6 +372,7 @@ def row_times(rows: Columns, summaries: Summaries, core_contention: Array) -> Ro
     )
     _fill_parts(
         rows,
+        rules,
         *of_pairs,
         core_contention,
         place,
@@ -508,14 +502,14 @@ def _slow_links(strategy: Strategy, times: StageTimes) -> float:
     ]
     many = strategy.num_microbatches
     whole = float((times.forward + times.backward).sum())
-    if strategy.schedule in FORWARDS_FIRST_SCHEDULES:
+    if strategy.schedule_spec.forwards_first:
         if all(busy <= own.max() for own, busy in halves):
             return 0.0
         each = sum(max(float(own.max()), float(busy)) for own, busy in halves)
         fill = whole + 2 * float(times.send.sum()) - each
         return many * each + fill / virtual
     link = np.bincount(np.concatenate([there, back]), np.tile(held, 2)).max()
-    split = strategy.schedule in SPLIT_BACKWARD_SCHEDULES
+    split = strategy.schedule_spec.splits_backward
     once = whole / len(rank) if split or virtual > 1 else whole
     return many * float(link) + once
 

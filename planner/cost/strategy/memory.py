@@ -56,7 +56,6 @@ from planner.cost.strategy.stages import (
 from planner.cost.table.memory import Devices, scalar_bytes, weight_bytes
 from planner.cost.units import UnitCosts
 from planner.schema import (
-    SPLIT_BACKWARD_SCHEDULES,
     Optimizer,
     Precision,
     Strategy,
@@ -137,10 +136,6 @@ def parameter_shards(
     )
 
 
-#: Schedules that wait for what they send: one stage a rank, a runtime of their own.
-_WAITING = frozenset({"GPipe", "1F1B"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineMemory:
     """Bytes of each pp rank. Shapes [pp].
@@ -191,12 +186,12 @@ def pipeline_memory(
     shared = np.concatenate([none, costs.shared_bytes[0, bounds[1:-1] - 1]])
     flying = np.maximum(kept + sent + output - shared, 0.0)
     split, after = flying, returned if keeps_graph else 0.0 * returned
-    if strategy.schedule in SPLIT_BACKWARD_SCHEDULES:
+    if strategy.schedule_spec.splits_backward:
         halves = stage_sums(costs.weight_grad_bytes[0], bounds) + after
         halves -= 0.0 if keeps_graph else output
         halves[0] = 0.0
         split = np.maximum(flying + halves, 0.0)
-    still = keeps_sent and strategy.schedule not in _WAITING
+    still = keeps_sent and not strategy.schedule_spec.waits_for_sends
     held = peak_held_bytes(
         table,
         flying,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from planner.cost.context import PricingContext
 from planner.cost.units import UnitCosts
 from planner.errors import StrategyError
-from planner.schema import SPLIT_BACKWARD_SCHEDULES, Strategy
+from planner.schema import Strategy
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = [
@@ -64,7 +64,7 @@ class StageTimes:
         backward_weight_one_chunk, torch 2.13.
         """
         into, weight = self.backward - self.weight, self.weight.copy()
-        if strategy.schedule in SPLIT_BACKWARD_SCHEDULES:
+        if strategy.schedule_spec.splits_backward:
             into[0], weight[0] = 0.0, self.backward[0]
         return into, weight
 

@@ -16,13 +16,11 @@ from planner.cost.recipes import Recipe
 from planner.cost.table.rows import Columns
 from planner.cost.table.stages import CROSSING, KEPT, PEAKS, RankMemory
 from planner.schema import (
-    SCHEDULES,
-    SPLIT_BACKWARD_SCHEDULES,
-    V_SCHEDULES,
     Optimizer,
     Precision,
 )
 from planner.simulate.compiled import compiled, inlined
+from planner.simulate.schedules import schedule_columns
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -66,17 +64,22 @@ _DENSE, _EXPERT, _TRAINED_DENSE, _TRAINED_EXPERTS, _WEIGHT_GRAD, _NONE = range(6
 
 _RECEIVED, _SHARED, _RETURNED, _SENT, _OUTPUT = range(len(CROSSING_COLUMNS))
 
-_GPIPE, _LOOPED_BFS = SCHEDULES.index("GPipe"), SCHEDULES.index("LoopedBFS")
+#: Columns of schedules that compiled code here takes.
+RULES = (
+    "folded",
+    "splits_backward",
+    "waits_for_sends",
+    "holds_all",
+    "per_pp",
+    "constant",
+    "fewer_per_rank",
+    "in_rounds",
+    "more_waiting_per_rank",
+)
 
-_ONE_BY_ONE, _INTERLEAVED = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
+_FOLDED, _SPLITS, _WAITS_FOR_SENDS, _HOLDS_ALL = range(4)
 
-_ZERO_BUBBLE = SCHEDULES.index("InterleavedZeroBubble")
-
-_V = SCHEDULES.index("ZBVZeroBubble")
-
-_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES])
-
-_SPLIT = np.array([name in SPLIT_BACKWARD_SCHEDULES for name in SCHEDULES])
+_PER_PP, _CONSTANT, _FEWER, _IN_ROUNDS, _MORE_WAITING = range(4, len(RULES))
 
 
 class ScalarBytes(NamedTuple):
@@ -198,6 +201,7 @@ class _Order(NamedTuple):
 
 @inlined
 def _order(
+    rules: Index,
     schedule: int,
     pp: int,
     virtual: int,
@@ -207,26 +211,19 @@ def _order(
 ) -> _Order:
     chunks = virtual * many
     flying, fewer, waiting, more = chunks, 0, -1, 0
-    if schedule == _ONE_BY_ONE:
-        flying, fewer = pp, 1
-    elif schedule in (_INTERLEAVED, _ZERO_BUBBLE):
-        # Microbatches that a rank takes through one virtual stage before the next.
-        flying = (virtual - 1) * (many // max(many // pp, 1))
-        if schedule == _ZERO_BUBBLE:
-            # What later ranks have less in flight waits there for its weight gradient.
-            flying += pp
-        else:
-            flying, fewer = flying + 2 * pp - 1, 2
-    elif schedule not in (_GPIPE, _LOOPED_BFS):
-        # A V: as much as 1F1B, on every rank; DualPipeV pairs up one more.
-        flying = 2 * pp + (0 if schedule == _V else 1)
+    if not rules[schedule, _HOLDS_ALL]:
+        flying = rules[schedule, _PER_PP] * pp + rules[schedule, _CONSTANT]
+        fewer = rules[schedule, _FEWER]
+        if rules[schedule, _IN_ROUNDS]:
+            # Microbatches that a rank takes through one virtual stage before the next.
+            flying += (virtual - 1) * (many // max(many // pp, 1))
     if pp == 1:
         flying, fewer = virtual, 0
-    elif _SPLIT[schedule]:
+    elif rules[schedule, _SPLITS]:
         # The one at work counts as waiting where that holds more.
-        waiting, more = 1 if keeps_graph else 0, 2 if schedule == _V else 1
-    keeps = keeps_sent and pp > 1 and schedule not in (_GPIPE, _ONE_BY_ONE)
-    last = 0 if _FOLDED[schedule] else pp - 1
+        waiting, more = 1 if keeps_graph else 0, rules[schedule, _MORE_WAITING]
+    keeps = keeps_sent and pp > 1 and not rules[schedule, _WAITS_FOR_SENDS]
+    last = 0 if rules[schedule, _FOLDED] else pp - 1
     frees = not keeps_graph
     return _Order(
         virtual, many, chunks, flying, fewer, waiting, more, last, keeps, frees
@@ -235,7 +232,12 @@ def _order(
 
 @compiled
 def chunks_in_flight(
-    schedule: int, pp: int, virtual_stages: int, num_microbatches: int, rank: int
+    rules: Index,
+    schedule: int,
+    pp: int,
+    virtual_stages: int,
+    num_microbatches: int,
+    rank: int,
 ) -> int:
     """Microbatch activations that a pp rank holds at once, counted in virtual stages.
 
@@ -244,7 +246,8 @@ def chunks_in_flight(
     where it is an upper bound; the finalists are counted on their action tables.
 
     Args:
-        schedule: Index into :data:`planner.schema.SCHEDULES`.
+        rules: Columns :data:`RULES` of each schedule. Shape [codes, columns].
+        schedule: Code, see :mod:`planner.schema.schedules`.
         pp: Ranks.
         virtual_stages: Of each rank.
         num_microbatches: In a step.
@@ -253,21 +256,26 @@ def chunks_in_flight(
     Source: Narayanan et al. 2021 (2104.04473), section 2.2: 1F1B holds pp - rank, an
     interleaved schedule (v - 1) pp + 2 (pp - 1 - rank) + 1 chunks if pp divides M.
     """
-    order = _order(schedule, pp, virtual_stages, num_microbatches, False, True)
+    order = _order(rules, schedule, pp, virtual_stages, num_microbatches, False, True)
     flying = order.flying - order.fewer * rank
     return flying if pp == 1 else min(flying, order.chunks)
 
 
 @compiled
 def chunks_between_halves(
-    schedule: int, pp: int, virtual_stages: int, num_microbatches: int, rank: int
+    rules: Index,
+    schedule: int,
+    pp: int,
+    virtual_stages: int,
+    num_microbatches: int,
+    rank: int,
 ) -> int:
     """Microbatches that wait for their weight gradients at once, over virtual stages.
 
     An upper bound, as :func:`chunks_in_flight`, whose arguments it takes; 0 for
     schedules that do not split the backward.
     """
-    order = _order(schedule, pp, virtual_stages, num_microbatches, False, True)
+    order = _order(rules, schedule, pp, virtual_stages, num_microbatches, False, True)
     return max(min(order.waiting + order.more * rank, order.chunks), 0)
 
 
@@ -317,6 +325,7 @@ def _activations(
 @compiled
 def fill_table_memory(
     rows: Columns,
+    rules: Index,
     kept: Array,
     peaks: Array,
     crossing: Array,
@@ -330,6 +339,7 @@ def fill_table_memory(
 
     Args:
         rows: The table.
+        rules: Columns :data:`RULES` of each schedule. Shape [codes, columns].
         kept: Columns :data:`KEPT_COLUMNS` of ranks 0, 1 and last. [pairs, 3, columns].
         peaks: Columns :data:`PEAK_COLUMNS`, likewise.
         crossing: Columns :data:`CROSSING_COLUMNS`, likewise.
@@ -345,6 +355,7 @@ def fill_table_memory(
         many, again, ep = rows.num_microbatches[row], rows.recompute[row], rows.ep[row]
         at = rows.place[row]
         order = _order(
+            rules,
             rows.schedule[row],
             pp,
             rows.virtual_stages[row],
@@ -468,6 +479,7 @@ def table_memory(
     crossing = ranks.crossing[:, :, [CROSSING.index(name) for name in CROSSING_COLUMNS]]
     fill_table_memory(
         rows,
+        schedule_columns(*RULES),
         np.ascontiguousarray(kept),
         np.ascontiguousarray(peaks),
         np.ascontiguousarray(crossing),

@@ -16,7 +16,7 @@ from planner.cost.table.rows import Columns, columns_of
 from planner.cost.table.stages import KEPT, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.cost.units import price_units
-from planner.schema import SCHEDULES, V_SCHEDULES
+from planner.simulate import schedule_columns
 from planner.space.table import StrategyTable
 from planner.units import dtype_bytes
 
@@ -24,9 +24,6 @@ __all__ = ["price_table"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-
-_FOLDED = np.array([name in V_SCHEDULES for name in SCHEDULES], dtype=np.int64)
 
 
 def _look_up(
@@ -50,14 +47,13 @@ def _look_up(
         order=order[first] if len(orders.ids) > 1 else None,
     )
     # A combination has one order, so that it and a degree make a place.
-    rows, pair = number_rows(
-        combo, table.pp, table.virtual_stages, _FOLDED[table.schedule]
-    )
+    folded = schedule_columns("folded")[table.schedule, 0]
+    rows, pair = number_rows(combo, table.pp, table.virtual_stages, folded)
     pairs = Pairs(
         combo=combo[rows],
         pp=table.pp[rows],
         virtual=table.virtual_stages[rows],
-        folded=_FOLDED[table.schedule[rows]],
+        folded=folded[rows],
         place=places.which[rows],
         types=places.types,
         bandwidth=places.bandwidth,

@@ -10,13 +10,18 @@ import pytest
 from planner.cost.recipes import RECIPES, Recipe
 from planner.cost.result import MemoryParts
 from planner.cost.strategy.memory import memory_parts
-from planner.cost.table.memory import chunks_between_halves, chunks_in_flight
+from planner.cost.table.memory import (
+    RULES,
+    chunks_between_halves,
+    chunks_in_flight,
+)
 from planner.schema import SCHEDULES, Optimizer, Precision
 from planner.simulate import (
     actions,
     peak_activation_bytes,
     peak_counts,
     peak_in_flight,
+    schedule_columns,
 )
 from tests.simulate.cases import legal
 
@@ -24,6 +29,8 @@ from tests.simulate.cases import legal
 P, SHARD, UNIT = 1000, 250, 100
 MIXED = Precision(parameter="float32", compute="bfloat16", reduce="float32")
 FULL = Precision(parameter="float32", compute="float32", reduce="float32")
+
+RULES_OF = schedule_columns(*RULES)
 
 
 def parts(zero: int, **changes: Any) -> MemoryParts:
@@ -160,7 +167,9 @@ def test_arguments_broadcast_against_each_other() -> None:
 
 def counted(schedule: str, pp: int, virtual: int, many: int) -> np.ndarray:
     code = SCHEDULES.index(schedule)  # type: ignore[arg-type]
-    ranks = [chunks_in_flight(code, pp, virtual, many, rank) for rank in range(pp)]
+    ranks = [
+        chunks_in_flight(RULES_OF, code, pp, virtual, many, rank) for rank in range(pp)
+    ]
     return np.array(ranks, dtype=float)
 
 
@@ -199,7 +208,9 @@ def test_chunks_between_the_halves_are_bounded() -> None:
     for case in CASES:
         code = SCHEDULES.index(case[0])
         pp = case[1]
-        bound = [chunks_between_halves(code, *case[1:], rank) for rank in range(pp)]
+        bound = [
+            chunks_between_halves(RULES_OF, code, *case[1:], rank) for rank in range(pp)
+        ]
         exact = peak_counts(actions(*case)).split
         assert (np.array(bound) >= exact).all(), (case, bound, exact)
         if not exact.any():
