@@ -29,13 +29,12 @@ from planner.cost.context import Combinations
 from planner.cost.table.cuts import balanced_bounds
 from planner.cost.units import price_units
 from planner.schema import (
-    SCHEDULES,
-    SPLIT_BACKWARD_SCHEDULES,
     Optimizer,
     Precision,
     Recompute,
     Strategy,
 )
+from planner.schema.schedules import schedule_names, schedule_spec
 from planner.space import (
     RECOMPUTE_NAMES,
     StrategyTable,
@@ -131,7 +130,7 @@ def _rows(setting: PricingContext, case: Case, schedule: str) -> StrategyTable |
         precision=setting.precision,
         optimizer=setting.optimizer,
     )
-    pins = {"schedule": SCHEDULES.index(schedule)}
+    pins = {"schedule": schedule_spec(schedule).code}
     tables = [
         table[np.flatnonzero(table.pp > 1)]
         for table in enumerate_strategies(facts, pins=pins)
@@ -179,7 +178,7 @@ def _strategy(
     rank = np.array([bare.rank_of_stage(stage) for stage in range(stages)])
     bounds = _cut(_even(setting, row, rank), how, random)
     kinds = [row["recompute"]] * stages
-    mixed = bare.schedule not in SPLIT_BACKWARD_SCHEDULES and random.random() < 0.5
+    mixed = not schedule_spec(bare.schedule).splits_backward and random.random() < 0.5
     if mixed and how != "even":
         kinds = random.integers(0, len(RECOMPUTE_NAMES), stages).tolist()
     return build_strategy(
@@ -230,13 +229,21 @@ def _drawn(
         )
 
 
-def compare(plans: int, seed: int) -> list[Difference]:
-    """Draw plans, one of each case and schedule in turn, and price each."""
+def compare(
+    plans: int, seed: int, schedules: Sequence[str] | None = None
+) -> list[Difference]:
+    """Draw plans, one of each case and schedule in turn, and price each.
+
+    Args:
+        plans: How many.
+        seed: Of the draw.
+        schedules: All if None.
+    """
     sources = [
         _drawn(case, setting, schedule, np.random.default_rng([seed, number, code]))
         for number, case in enumerate(CASES)
         for setting in [_setting(case)]
-        for code, schedule in enumerate(SCHEDULES)
+        for code, schedule in enumerate(schedules or schedule_names())
     ]
     found: list[Difference] = []
     while sources and len(found) < plans:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from planner.schema.schedules import schedule_names
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from planner.schema import SCHEDULES
 from planner.simulate import (
     actions,
     closed_form_makespan,
@@ -116,7 +117,7 @@ def _shared(schedule: str, virtual: int, target: float | None) -> Rate:
 def _closed() -> Rate:
     rng = np.random.default_rng(0)
     count = 1_000_000
-    code = rng.integers(0, len(SCHEDULES), count)
+    code = rng.integers(0, len(schedule_names()), count)
     virtual = np.where(np.isin(code, [0, 1]), 1, 2)
     pp = 2 ** rng.integers(1, 5, count)
     microbatches = pp * 2 ** rng.integers(1, 5, count)

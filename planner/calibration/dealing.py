@@ -8,7 +8,7 @@ from planner.calibration.frameworks import Framework
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
 from planner.schema import Stage
-from planner.schema.strategy import V_SCHEDULES
+from planner.schema.schedules import schedule_spec
 
 __all__ = ["ends_of", "stages_of"]
 
@@ -52,7 +52,7 @@ def stages_of(
     Raises:
         CalibrationError: If there are more stages than units.
     """
-    number, folded = pp * virtual, schedule in V_SCHEDULES
+    number, folded = pp * virtual, schedule_spec(schedule).folded
     if number > len(graph.unit_names):
         layers = len(graph.unit_names) - sum(ends_of(graph))
         raise CalibrationError(

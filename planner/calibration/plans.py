@@ -81,7 +81,7 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
             ep=ep,
         ),
         zero_stage=zero,  # type: ignore[arg-type]
-        schedule=schedule,  # type: ignore[arg-type]
+        schedule=schedule,
         virtual_stages=virtual,
         microbatch_size=microbatch,
         num_microbatches=count,

@@ -13,12 +13,15 @@ from planner.schema.plan import (
     StageMemory,
     Workload,
 )
+from planner.schema.schedules import (
+    Schedule,
+    ScheduleSpec,
+    register_schedule,
+    schedule_names,
+    schedule_spec,
+)
 from planner.schema.strategy import (
     AXES,
-    FORWARDS_FIRST_SCHEDULES,
-    SCHEDULES,
-    SPLIT_BACKWARD_SCHEDULES,
-    V_SCHEDULES,
     ContextAlgorithm,
     GradientCompression,
     Mesh,
@@ -26,7 +29,6 @@ from planner.schema.strategy import (
     Overlap,
     Precision,
     Recompute,
-    Schedule,
     Stage,
     Strategy,
     TensorSharding,
@@ -34,10 +36,6 @@ from planner.schema.strategy import (
 
 __all__ = [
     "AXES",
-    "FORWARDS_FIRST_SCHEDULES",
-    "SCHEDULES",
-    "SPLIT_BACKWARD_SCHEDULES",
-    "V_SCHEDULES",
     "Alternative",
     "ClusterReference",
     "Contender",
@@ -55,10 +53,14 @@ __all__ = [
     "Provenance",
     "Recompute",
     "Schedule",
+    "ScheduleSpec",
     "Stage",
     "StageMemory",
     "Strategy",
     "TensorSharding",
     "Workload",
+    "register_schedule",
+    "schedule_names",
+    "schedule_spec",
     "write_atomically",
 ]

@@ -10,20 +10,10 @@ from pydantic import Field, model_validator
 
 from planner.schema.base import Document
 from planner.schema.leaves import leaf_defaults, leaf_of
-from planner.schema.schedules import (
-    Schedule,
-    ScheduleSpec,
-    schedule_names,
-    schedule_spec,
-    schedules,
-)
+from planner.schema.schedules import Schedule, ScheduleSpec, schedule_spec
 
 __all__ = [
     "AXES",
-    "FORWARDS_FIRST_SCHEDULES",
-    "SCHEDULES",
-    "SPLIT_BACKWARD_SCHEDULES",
-    "V_SCHEDULES",
     "ContextAlgorithm",
     "GradientCompression",
     "Mesh",
@@ -31,7 +21,6 @@ __all__ = [
     "Overlap",
     "Precision",
     "Recompute",
-    "Schedule",
     "Stage",
     "Strategy",
     "TensorSharding",
@@ -41,11 +30,6 @@ __all__ = [
 #: the product of these degrees is the number of devices.
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
-# Until every room reads the registry.
-SCHEDULES = schedule_names()
-SPLIT_BACKWARD_SCHEDULES = frozenset(s.name for s in schedules() if s.splits_backward)
-FORWARDS_FIRST_SCHEDULES = frozenset(s.name for s in schedules() if s.forwards_first)
-V_SCHEDULES = frozenset(s.name for s in schedules() if s.folded)
 
 #: What a stage's backward computes again: nothing, what is cheap for its size, all.
 Recompute = Literal["none", "selective", "full"]

@@ -107,6 +107,18 @@ def _sharded_weights(case: Case) -> Refusal | None:
     )
 
 
+def _schedule(case: Case) -> Refusal | None:
+    strategy = case.strategy
+    if strategy.mesh.pp == 1 or strategy.schedule_spec.runs is not None:
+        return None
+    return Refusal(
+        field="schedule",
+        value=strategy.schedule,
+        why="it takes the names of torch's schedules alone",
+        remedy="use 1F1B or another schedule of torch",
+    )
+
+
 def _split_backward(case: Case) -> Refusal | None:
     strategy = case.strategy
     mesh = strategy.mesh
@@ -242,6 +254,7 @@ _RULES = (
     one_recompute,
     experts_apart_from_tensors,
     _sharded_weights,
+    _schedule,
     _split_backward,
     _gathered_keys,
     _tied_pipeline,

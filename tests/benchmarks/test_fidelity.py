@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import fidelity
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_names
 
 
 @pytest.fixture(scope="module")
@@ -16,13 +16,12 @@ def few() -> list[fidelity.Difference]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fidelity, "CASES", (case,))
-        patch.setattr(fidelity, "SCHEDULES", SCHEDULES[:2])
-        return fidelity.compare(24, seed=3)
+        return fidelity.compare(24, seed=3, schedules=schedule_names()[:2])
 
 
 def test_every_schedule_and_cut_is_drawn(few: list[fidelity.Difference]) -> None:
     assert len(few) == 24
-    assert {entry.schedule for entry in few} == set(SCHEDULES[:2])
+    assert {entry.schedule for entry in few} == set(schedule_names()[:2])
     assert {entry.cut for entry in few} == {"even", "moved", "anywhere"}
     uneven = [len(set(entry.units)) > 1 for entry in few if entry.cut == "anywhere"]
     assert any(uneven)

@@ -13,7 +13,8 @@ from planner.cost.context import Combinations
 from planner.cost.table.cuts import balanced_bounds
 from planner.cost.units import price_units
 from planner.errors import StrategyError
-from planner.schema import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Strategy
+from planner.schema import Strategy
+from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
 from planner.space import StrategyTable, build_strategy
 from tests.cost.made import device, hosts, real_graph, row, setting_for, uniform_graph
 from tests.simulate.cases import violation
@@ -24,14 +25,14 @@ SLOW = hosts((8, 1, device()), between=2e9)
 
 def pipelines(units: int) -> list[dict[str, int]]:
     """Every schedule x pp x virtual stages x microbatches that cuts evenly."""
-    cases = itertools.product(SCHEDULES, (2, 4, 8), (1, 2, 4), (2, 4, 8, 32))
+    cases = itertools.product(schedule_names(), (2, 4, 8), (1, 2, 4), (2, 4, 8, 32))
     return [
         row(
             pp=pp,
-            schedule=SCHEDULES.index(name),
+            schedule=schedule_spec(name).code,
             virtual_stages=virtual,
             num_microbatches=many,
-            recompute=0 if name in SPLIT_BACKWARD_SCHEDULES else many % 3,
+            recompute=0 if schedule_spec(name).splits_backward else many % 3,
             dp_shard=8 // pp,
             zero_stage=2 if pp < 8 else 0,
         )
@@ -71,7 +72,7 @@ def table_of(rows: list[dict[str, int]]) -> StrategyTable:
 
 @pytest.mark.parametrize(
     ("cluster", "schedules"),
-    [(NODE, SCHEDULES), (SLOW, ("GPipe", "1F1B"))],
+    [(NODE, schedule_names()), (SLOW, ("GPipe", "1F1B"))],
     ids=["node", "network"],
 )
 def test_all_three_agree_on_even_pipelines(
@@ -80,8 +81,8 @@ def test_all_three_agree_on_even_pipelines(
     # A unit's forward takes 12 us; a transfer 10 us inside a node, 0.5 ms outside.
     graph = uniform_graph(32)
     model = CostModel(setting_for(graph, cluster))
-    rows = [r for r in pipelines(32) if SCHEDULES[r["schedule"]] in schedules]
-    assert {SCHEDULES[r["schedule"]] for r in rows} == set(schedules)
+    rows = [r for r in pipelines(32) if schedule_name(r["schedule"]) in schedules]
+    assert {schedule_name(r["schedule"]) for r in rows} == set(schedules)
     table = model.table(table_of(rows))
     for index, values in enumerate(rows):
         strategy = even(model, values)
@@ -110,7 +111,7 @@ def test_the_table_never_promises_memory_that_is_not_there(
     table = model.table(table_of(rows))
     for index, values in enumerate(rows):
         exact = model.cost(even(model, values))
-        name = SCHEDULES[values["schedule"]]
+        name = schedule_name(values["schedule"])
         assert table.memory_bytes[index] >= exact.peak_memory_bytes * (1 - 1e-9)
         slack = SLACK.get(name, 1.05)
         assert table.memory_bytes[index] <= exact.peak_memory_bytes * slack
@@ -129,16 +130,16 @@ def test_the_table_bounds_random_strategies_of_a_real_model(keeps_graph: bool) -
     model = CostModel(setting_for(graph, cluster, recipe=recipe))
     ratios = []
     for _ in range(60):
-        name = str(random.choice(SCHEDULES))
+        name = str(random.choice(schedule_names()))
         pp, many = int(random.choice([2, 4, 8])), int(random.choice([16, 32]))
         single = name in ("GPipe", "1F1B")
         values = row(
             pp=pp,
-            schedule=SCHEDULES.index(name),  # type: ignore[arg-type]
+            schedule=schedule_spec(name).code,  # type: ignore[arg-type]
             virtual_stages=1 if single else 2,
             num_microbatches=many,
             recompute=0
-            if name in SPLIT_BACKWARD_SCHEDULES
+            if schedule_spec(name).splits_backward
             else int(random.choice([0, 2])),
             dp_shard=8 // pp,
             zero_stage=int(random.choice([1, 2])) if pp < 8 else 0,

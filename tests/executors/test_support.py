@@ -17,8 +17,6 @@ from torch.distributed.pipelining.schedules import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.schema import (
-    SCHEDULES,
-    SPLIT_BACKWARD_SCHEDULES,
     Mesh,
     Optimizer,
     Overlap,
@@ -28,6 +26,7 @@ from planner.schema import (
     Strategy,
     TensorSharding,
 )
+from planner.schema.schedules import schedule_names, schedule_spec
 from planner.schema.support import unsupported
 
 FP32 = Precision(compute="float32")
@@ -76,7 +75,7 @@ def _torch_accepts(schedule: Schedule, pp: int, virtual: int, micro: int) -> boo
     return True
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", schedule_names())
 def test_schedules_are_refused_where_torch_refuses_them(
     pipeline: int, schedule: Schedule
 ) -> None:
@@ -202,10 +201,10 @@ def test_bucket_sizes_have_a_range(value: int) -> None:
 
 
 def test_compiled_blocks_need_a_backward_in_one_piece() -> None:
-    for schedule in SCHEDULES:
+    for schedule in schedule_names():
         virtual = 1 if schedule in ("GPipe", "1F1B") else 2
         reasons = unsupported(_strategy(schedule, 2, virtual, 4, compile=True))
-        assert bool(reasons) == (schedule in SPLIT_BACKWARD_SCHEDULES)
+        assert bool(reasons) == (schedule_spec(schedule).splits_backward)
 
 
 def test_context_needs_attention_that_it_can_serve() -> None:

@@ -34,7 +34,9 @@ def accelerate(text: str, **wanted: int) -> Imported:
 def test_flags_with_and_without_an_equals_sign() -> None:
     found = megatron(f"{BASE} --sequence-parallel --hidden-size=512 --swiglu")
     strategy = found.strategy
-    assert strategy.label() == "pp2 dp_shard2 tp2 zero1 1F1B mb1x16"
+    assert strategy.label() == (
+        "pp2 dp_shard2 tp2 zero1 1F1B mb1x16 sp weight_decay0.01 clip1"
+    )
     assert strategy.sharding.sequence_parallel
     assert strategy.grad_clip_norm == 1.0
     assert found.cut == (4, 4)
@@ -130,7 +132,7 @@ def test_deepspeed_counts_devices_by_its_batch() -> None:
         bf16={"enabled": True},
         tensor_parallel={"autotp_size": 2},
     )
-    assert found.strategy.label() == "dp_shard8 tp2 zero3 mb2x4"
+    assert found.strategy.label() == "dp_shard8 tp2 zero3 mb2x4 bfloat16_reduce"
     assert [entry.key for entry in found.ignored] == ["zero_optimization.overlap_comm"]
 
 
@@ -176,7 +178,7 @@ FSDP = "distributed_type: FSDP\nnum_processes: 8\n"
 
 def test_accelerate_shards_over_all_without_a_mesh() -> None:
     found = accelerate(f"{FSDP}fsdp_config: {{fsdp_sharding_strategy: SHARD_GRAD_OP}}")
-    assert found.strategy.label() == "dp_shard8 zero2 mb1x1"
+    assert found.strategy.label() == "dp_shard8 zero2 mb1x1 float32"
     assert any(entry.key == "microbatch_size" for entry in found.ignored)
 
 

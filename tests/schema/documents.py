@@ -8,8 +8,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from planner.schema import (
-    SCHEDULES,
-    V_SCHEDULES,
     Alternative,
     ClusterReference,
     InputSpec,
@@ -45,6 +43,7 @@ from planner.schema.probe import (
     ProbeDocument,
     ProbeEnvironment,
 )
+from planner.schema.schedules import schedule_names, schedule_spec
 from planner.schema.stream import (
     StreamCluster,
     StreamJobs,
@@ -116,11 +115,11 @@ overlaps = st.builds(
 def strategies(draw: st.DrawFn) -> Strategy:
     """Any legal document, with and without stages and device ranges."""
     mesh = draw(meshes)
-    schedule = draw(st.sampled_from(SCHEDULES))
+    schedule = draw(st.sampled_from(schedule_names()))
     virtual = draw(counts)
     fields: dict[str, Any] = {"mesh": mesh, "schedule": schedule}
     bare = Strategy(mesh=mesh, schedule=schedule, virtual_stages=virtual)
-    if draw(st.booleans()) and (schedule not in V_SCHEDULES or virtual == 2):
+    if draw(st.booleans()) and (not schedule_spec(schedule).folded or virtual == 2):
         fields["stages"] = tuple(
             Stage(
                 rank=bare.rank_of_stage(index),

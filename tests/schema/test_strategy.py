@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planner.schema import AXES, SCHEDULES, V_SCHEDULES, Mesh, Optimizer, Strategy
+from planner.schema import AXES, Mesh, Optimizer, Strategy
+from planner.schema.schedules import schedule_names, schedule_spec
 from tests.schema.documents import strategies
 
 degrees = st.integers(1, 5)
@@ -31,7 +32,7 @@ def test_ranks_are_row_major_over_the_axes(sizes: tuple[int, ...]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(strategy=strategies())
 def test_every_stage_has_one_rank_and_every_rank_its_stages(strategy: Strategy) -> None:
-    if strategy.schedule in V_SCHEDULES and strategy.virtual_stages != 2:
+    if schedule_spec(strategy.schedule).folded and strategy.virtual_stages != 2:
         strategy = strategy.model_copy(update={"virtual_stages": 2})
     held = [strategy.stages_of_rank(rank) for rank in range(strategy.mesh.pp)]
     count = strategy.mesh.pp * strategy.virtual_stages
@@ -94,5 +95,5 @@ def test_schedules_are_torchs() -> None:
     """Except LoopedBFS and GPipe under the names that torch accepts, too."""
     from torch.distributed.pipelining.schedules import get_schedule_class
 
-    for name in SCHEDULES:
+    for name in schedule_names():
         assert get_schedule_class(name) is not None

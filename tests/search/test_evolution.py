@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_spec
 from planner.search import Request
 from planner.search.campaign import Campaign
 from planner.search.evolutionary import evolve
@@ -88,7 +88,7 @@ def test_a_row_that_a_cut_let_fit_is_taken_to_fit_elsewhere() -> None:
 def test_eager_pipelines_are_a_move_away() -> None:
     request = tight(80e9)
     campaign, every = priced(request)
-    plain = SCHEDULES.index("1F1B"), SCHEDULES.index("Interleaved1F1B")
+    plain = schedule_spec("1F1B").code, schedule_spec("Interleaved1F1B").code
     one = next(
         each
         for each in every

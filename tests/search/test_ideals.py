@@ -12,7 +12,7 @@ import pytest
 from planner.cost import CostModel
 from planner.errors import StrategyError
 from planner.graph import ModelGraph
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_spec
 from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.ideals import best_chain, ideals_of
 from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
@@ -81,7 +81,7 @@ def test_no_cut_of_any_order_beats_it(seed: int, share: float) -> None:
     cluster = hosts((2, 1, device(memory_bytes=3e9)))
     setting = setting_for(towers(3, 2, seed=seed), cluster, memory_fraction=share)
     model, costs = CostModel(setting), unit_costs(setting)
-    values = row(pp=2, schedule=SCHEDULES.index("1F1B"), num_microbatches=6)
+    values = row(pp=2, schedule=schedule_spec("1F1B").code, num_microbatches=6)
     found = []
     for names in orders(setting.graph):
         for cut in range(1, len(names)):
@@ -140,7 +140,7 @@ def test_towers_share_stages_where_that_is_faster() -> None:
     )
     graph = replace(graph, blocks=heavy)
     cluster = hosts((1, 4, device()))
-    pins = {"pp": 4, "schedule": SCHEDULES.index("1F1B"), "num_microbatches": 32}
+    pins = {"pp": 4, "schedule": schedule_spec("1F1B").code, "num_microbatches": 32}
     asked = request_for(graph, cluster, 32, pins=pins)
     found = ExhaustivePartitioner().search(asked).candidates
     steps = {}

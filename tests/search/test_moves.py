@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_names, schedule_spec
 from planner.search.campaign import Campaign
 from planner.search.moves import Solution, block_sizes, crossed, moved_order, swapped
 from planner.search.row_moves import neighbours
@@ -124,8 +124,8 @@ def test_a_walk_stays_legal_and_keeps_the_pins(name: str, pins: dict[str, Any]) 
 def test_neighbours_change_every_knob() -> None:
     request = request_on("uniform", 32)
     made = row(pp=2, dp_shard=2, dp_replicate=2, zero_stage=1, microbatch_size=2)
-    made |= {"num_microbatches": 4, "schedule": SCHEDULES.index("1F1B")}
-    found = neighbours(made, request.facts, {}, SCHEDULES)
+    made |= {"num_microbatches": 4, "schedule": schedule_spec("1F1B").code}
+    found = neighbours(made, request.facts, {}, schedule_names())
     assert found is not None
     for knob in ("pp", "dp_replicate", "dp_shard", "tp", "zero_stage", "recompute"):
         assert len(set(getattr(found, knob).tolist())) > 1, knob

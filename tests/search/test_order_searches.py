@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from planner.cost import CostModel
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_spec
 from planner.search import (
     OBJECTIVES,
     Objective,
@@ -185,7 +185,7 @@ def test_with_any_devices_fewer_may_win(search: type[Partitioner]) -> None:
 def test_pins_are_kept(search: type[Partitioner]) -> None:
     pins = {
         "pp": 3,
-        "schedule": SCHEDULES.index("1F1B"),
+        "schedule": schedule_spec("1F1B").code,
         "recompute": RECOMPUTE_NAMES.index("selective"),
         "microbatch_size": 2,
     }

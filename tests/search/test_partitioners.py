@@ -15,8 +15,9 @@ from planner import plan
 from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.errors import MeshwrightError, UnknownNameError
-from planner.schema import SCHEDULES, Strategy
+from planner.schema import Strategy
 from planner.schema.cluster import Link
+from planner.schema.schedules import schedule_spec
 from planner.schema.support import unsupported
 from planner.search import (
     OBJECTIVES,
@@ -175,7 +176,7 @@ def test_occupied_devices_are_left_alone(name: str) -> None:
 
 
 def test_faster_devices_get_more_units() -> None:
-    pins = {"pp": 2, "schedule": SCHEDULES.index("1F1B")}
+    pins = {"pp": 2, "schedule": schedule_spec("1F1B").code}
     request = request_for(real_graph("llama3-8b"), mixed(), 32, pins=pins)
     found = get_partitioner("exhaustive").search(request).candidates[0]
     types = request.setting.cluster.type_index

@@ -14,7 +14,8 @@ from planner.cost.context import Combinations
 from planner.cost.strategy.stages import stage_times
 from planner.cost.units import UnitCosts, price_units
 from planner.graph import ModelGraph
-from planner.schema import SCHEDULES, Strategy
+from planner.schema import Strategy
+from planner.schema.schedules import schedule_spec
 from planner.search.stages import best_cut
 from planner.simulate import actions
 from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
@@ -89,7 +90,7 @@ def test_no_cut_beats_it(seed: int, cluster: Cluster, share: float) -> None:
     # 1.5 GB are reserve; from roomy over tight to hopeless.
     setting = setting_for(uneven_graph(4, seed), cluster, memory_fraction=share)
     model, costs = CostModel(setting), unit_costs(setting)
-    values = row(pp=3, schedule=SCHEDULES.index("1F1B"), num_microbatches=6)
+    values = row(pp=3, schedule=schedule_spec("1F1B").code, num_microbatches=6)
     best = brute_force(model, costs, values)
     cut = best_cut(setting, skeleton(values), costs, actions("1F1B", 3, 1, 6))
     if best is None:
@@ -111,7 +112,7 @@ def test_the_memory_limits_cover_roomy_tight_and_hopeless() -> None:
     kinds = set()
     for share in (1.0, 0.52, 0.515, 0.5):
         setting = setting_for(uneven_graph(4, 0), UNIFORM, memory_fraction=share)
-        values = row(pp=3, schedule=SCHEDULES.index("1F1B"), num_microbatches=6)
+        values = row(pp=3, schedule=schedule_spec("1F1B").code, num_microbatches=6)
         costs = unit_costs(setting)
         cut = best_cut(setting, skeleton(values), costs, actions("1F1B", 3, 1, 6))
         kinds.add("hopeless" if cut is None else "+".join(sorted(set(cut.recompute))))
@@ -120,7 +121,7 @@ def test_the_memory_limits_cover_roomy_tight_and_hopeless() -> None:
 
 def test_only_the_kinds_that_are_allowed_are_chosen() -> None:
     setting = setting_for(uneven_graph(4, 0), UNIFORM)
-    values = row(pp=3, schedule=SCHEDULES.index("1F1B"), num_microbatches=6)
+    values = row(pp=3, schedule=schedule_spec("1F1B").code, num_microbatches=6)
     table = actions("1F1B", 3, 1, 6)
     costs = unit_costs(setting)
     cut = best_cut(setting, skeleton(values), costs, table, kinds=(2,))
@@ -131,7 +132,7 @@ def test_only_the_kinds_that_are_allowed_are_chosen() -> None:
 def test_a_faster_device_gets_more_units() -> None:
     slow = device("slow", peak_flops_per_s={"bfloat16": 2e13})
     setting = setting_for(uniform_graph(24), hosts((1, 1, device()), (1, 1, slow)))
-    values = row(pp=2, schedule=SCHEDULES.index("1F1B"), num_microbatches=8)
+    values = row(pp=2, schedule=schedule_spec("1F1B").code, num_microbatches=8)
     table = actions("1F1B", 2, 1, 8)
     cut = best_cut(setting, skeleton(values), unit_costs(setting), table)
     assert cut is not None
@@ -141,7 +142,7 @@ def test_a_faster_device_gets_more_units() -> None:
 
 def test_as_many_stages_as_units() -> None:
     setting = setting_for(uniform_graph(4), hosts((1, 4, device())))
-    values = row(pp=4, schedule=SCHEDULES.index("1F1B"), num_microbatches=4)
+    values = row(pp=4, schedule=schedule_spec("1F1B").code, num_microbatches=4)
     table = actions("1F1B", 4, 1, 4)
     cut = best_cut(setting, skeleton(values), unit_costs(setting), table)
     assert cut is not None

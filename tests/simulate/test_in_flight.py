@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.errors import StrategyError
-from planner.schema.strategy import SPLIT_BACKWARD_SCHEDULES
+from planner.schema.schedules import schedule_spec
 from planner.simulate import (
     actions,
     peak_activation_bytes,
@@ -19,7 +19,7 @@ from tests.simulate.cases import legal
 from tests.simulate.torch_orders import torch_order
 
 CASES = legal((1, 2, 3, 4, 6), (1, 2, 3), (1, 6, 12, 13))
-SPLIT = [case for case in CASES if case[0] in SPLIT_BACKWARD_SCHEDULES]
+SPLIT = [case for case in CASES if schedule_spec(case[0]).splits_backward]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
 from planner.space import (
     Facts,
     StrategyTable,
@@ -30,7 +30,7 @@ FACTS = Facts(
     num_experts=2,
     target="any",
 )
-REPRESENTATIVES = [SCHEDULES.index(n) for n in ("GPipe", "1F1B", "Interleaved1F1B")]
+REPRESENTATIVES = [schedule_spec(n).code for n in ("GPipe", "1F1B", "Interleaved1F1B")]
 
 
 def every_row(facts: Facts, count: int) -> set[tuple[int, ...]]:
@@ -50,9 +50,9 @@ def every_row(facts: Facts, count: int) -> set[tuple[int, ...]]:
         for ep, zero, schedule, virtual, size, many, again in itertools.product(
             (1, 2), range(4), REPRESENTATIVES, range(1, 6), sizes, sizes, range(3)
         ):
-            if pp > 1 and SCHEDULES[schedule] == "GPipe" and many >= pp:
+            if pp > 1 and schedule_name(schedule) == "GPipe" and many >= pp:
                 continue
-            if SCHEDULES[schedule] == "Interleaved1F1B" and virtual == 1:
+            if schedule_name(schedule) == "Interleaved1F1B" and virtual == 1:
                 continue  # It is 1F1B then.
             rows.append(
                 (
@@ -141,7 +141,7 @@ def whole_space(target: str) -> StrategyTable:
         **dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp"), (1, 2, 4)),
         "ep": (1, 2),
         "zero_stage": range(4),
-        "schedule": range(len(SCHEDULES)),
+        "schedule": range(len(schedule_names())),
         "virtual_stages": range(1, 6),
         "microbatch_size": (1, 2, 5, 10),
         "num_microbatches": (1, 2, 5, 10),
@@ -200,7 +200,7 @@ def test_a_stand_in_is_there_only_where_it_is_needed() -> None:
     names = list(StrategyTable.__dataclass_fields__)
     many = names.index("num_microbatches")
     rows = [dict(zip(names, r, strict=True)) for r in found(TEN, num_devices=4)]
-    looped = [r for r in rows if SCHEDULES[r["schedule"]] == "LoopedBFS"]
+    looped = [r for r in rows if schedule_name(r["schedule"]) == "LoopedBFS"]
     assert {(r["pp"], r["num_microbatches"]) for r in looped} == {(2, 5)}
     filling = found(TEN, num_devices=4, pins={"schedule": 0, "pp": 2})
     assert {row[many] for row in filling} == {1, 2, 5, 10}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.errors import StrategyError, UnknownNameError
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_spec
 from planner.space import (
     PINNABLE,
     RECOMPUTE_NAMES,
@@ -93,7 +93,7 @@ def test_pins_become_columns_of_a_table() -> None:
     )
     assert pins == {
         "tp": 8,
-        "schedule": SCHEDULES.index("1F1B"),
+        "schedule": schedule_spec("1F1B").code,
         "recompute": RECOMPUTE_NAMES.index("full"),
         "sequence_parallel": 1,
     }

@@ -10,7 +10,8 @@ import pytest
 from planner.cost import CostModel
 from planner.cost.pipelines.flushed import queues
 from planner.cost.strategy.step import schedule_of
-from planner.schema import SCHEDULES, Strategy
+from planner.schema import Strategy
+from planner.schema.schedules import schedule_names, schedule_spec
 from planner.space import StrategyTable, build_strategy
 from tests.cost.made import device, hosts, row, setting_for, uniform_graph
 
@@ -25,7 +26,7 @@ def _plan(
     model = CostModel(setting_for(uniform_graph(32), cluster))
     values = row(
         pp=pp,
-        schedule=SCHEDULES.index(schedule),
+        schedule=schedule_spec(schedule).code,
         virtual_stages=virtual,
         num_microbatches=many,
     )
@@ -100,7 +101,7 @@ def test_two_microbatches_pass_a_slow_boundary_in_a_trip(boundary: int) -> None:
     assert model.table(table).step_time_s[0] == exact
 
 
-@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if "V" not in s])
+@pytest.mark.parametrize("schedule", [s for s in schedule_names() if "V" not in s])
 def test_quick_links_keep_nobody_waiting(schedule: str) -> None:
     virtual = 1 if schedule in ("GPipe", "1F1B") else 2
     model, _, strategy = _plan(FAST, schedule, 8, virtual=virtual)

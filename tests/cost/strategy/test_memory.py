@@ -15,7 +15,8 @@ from planner.cost.table.memory import (
     chunks_between_halves,
     chunks_in_flight,
 )
-from planner.schema import SCHEDULES, Optimizer, Precision
+from planner.schema import Optimizer, Precision
+from planner.schema.schedules import schedule_names, schedule_spec
 from planner.simulate import (
     actions,
     peak_activation_bytes,
@@ -166,7 +167,7 @@ def test_arguments_broadcast_against_each_other() -> None:
 
 
 def counted(schedule: str, pp: int, virtual: int, many: int) -> np.ndarray:
-    code = SCHEDULES.index(schedule)  # type: ignore[arg-type]
+    code = schedule_spec(schedule).code  # type: ignore[arg-type]
     ranks = [
         chunks_in_flight(RULES_OF, code, pp, virtual, many, rank) for rank in range(pp)
     ]
@@ -177,7 +178,7 @@ CASES = legal((2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 4, 6, 8, 12, 16, 24))
 
 
 @pytest.mark.parametrize(
-    "schedule", [name for name in SCHEDULES if name != "ZBVZeroBubble"]
+    "schedule", [name for name in schedule_names() if name != "ZBVZeroBubble"]
 )
 def test_chunks_in_flight_equal_the_action_tables(schedule: str) -> None:
     cases = [case for case in CASES if case[0] == schedule]
@@ -206,7 +207,7 @@ def test_chunks_in_flight_bound_a_v_with_few_microbatches() -> None:
 
 def test_chunks_between_the_halves_are_bounded() -> None:
     for case in CASES:
-        code = SCHEDULES.index(case[0])
+        code = schedule_spec(case[0]).code
         pp = case[1]
         bound = [
             chunks_between_halves(RULES_OF, code, *case[1:], rank) for rank in range(pp)

@@ -12,7 +12,8 @@ from planner.cost.context import Combinations
 from planner.cost.strategy.memory import PipelineMemory, pipeline_memory
 from planner.cost.strategy.stages import stage_times
 from planner.cost.units import UnitCosts, price_units
-from planner.schema import SCHEDULES, Strategy
+from planner.schema import Strategy
+from planner.schema.schedules import schedule_spec
 from planner.simulate import actions
 from planner.space import build_strategy
 from tests.cost.made import (
@@ -40,7 +41,7 @@ def pipeline(
     strategy = build_strategy(
         row(
             pp=2,
-            schedule=SCHEDULES.index(schedule),  # type: ignore[arg-type]
+            schedule=schedule_spec(schedule).code,  # type: ignore[arg-type]
             virtual_stages=virtual,
             num_microbatches=many,
         ),

@@ -10,7 +10,8 @@ import pytest
 from planner.cost import CostModel
 from planner.cost.kernels.blocks import count_parameters
 from planner.graph import ModelGraph
-from planner.schema import SCHEDULES, Precision
+from planner.schema import Precision
+from planner.schema.schedules import schedule_spec
 from planner.space import build_strategy
 from tests.cost.made import (
     HIDDEN,
@@ -58,7 +59,7 @@ def test_copies_take_memory_and_a_sum(
         dp_shard=shards,
         dp_replicate=2 // shards,
         zero_stage=zero,
-        schedule=SCHEDULES.index(schedule),  # type: ignore[arg-type]
+        schedule=schedule_spec(schedule).code,  # type: ignore[arg-type]
         virtual_stages=virtual,
         num_microbatches=4,
     )

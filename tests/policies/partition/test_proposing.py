@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.cost import CostModel
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_spec
 from planner.search import Request
 from planner.search.arranging.misses import best_score
 from planner.search.arranging.settling import Settler
@@ -46,7 +46,7 @@ def _best(request: Request, known: Known) -> float:
     return min(best_score(request, cuts) for _, cuts in known.found)
 
 
-START = {"pp": 4, "schedule": SCHEDULES.index("1F1B"), "recompute": 2}
+START = {"pp": 4, "schedule": schedule_spec("1F1B").code, "recompute": 2}
 
 
 def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
@@ -73,7 +73,7 @@ def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
 
 
 def test_pins_simulations_and_time_are_kept_to() -> None:
-    pins = {"schedule": SCHEDULES.index("1F1B"), "dp_shard": 2}
+    pins = {"schedule": schedule_spec("1F1B").code, "dp_shard": 2}
     request = _request(pins=pins)
     settler, known = _known(request, pp=4)
     polish(settler, known, None)

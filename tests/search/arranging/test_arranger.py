@@ -11,7 +11,7 @@ import pytest
 from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.cost.pipelines.flushed import has_textbook_time
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search import Request
 from planner.search.arranging.arranger import Arranger, open_arranger
 from planner.search.arranging.fleets import Choices
@@ -49,7 +49,7 @@ def _mesh_rows(choices: Choices, request: Request, choice: int) -> StrategyTable
     mesh = choices.mesh[[choice]]
     table = expand_meshes(mesh, request.facts, request.pins)
     if mesh[0, 0] > 1:
-        eager = {"schedule": SCHEDULES.index("Interleaved1F1B"), "virtual_stages": 1}
+        eager = {"schedule": schedule_spec("Interleaved1F1B").code, "virtual_stages": 1}
         more = expand_meshes(mesh, request.facts, {**request.pins, **eager})
         table = StrategyTable.concatenate([table, more])
     return table[np.flatnonzero(has_textbook_time(table))]
@@ -187,7 +187,7 @@ def test_settled_candidates_are_legal_and_keep_the_order(
             assert one.cost.fidelity == "simulated"
             alone = model.cost(one.strategy)
             assert one.cost.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
-            names = {SCHEDULES[row["schedule"]]}
+            names = {schedule_name(row["schedule"])}
             assert variants or one.strategy.schedule in names
         total += len(found)
     assert total > 0
@@ -204,7 +204,7 @@ def test_variants_are_other_schedules_unless_one_is_pinned() -> None:
     pinned, _ = opened(mixed_hosts(), pins={"pp": 2, "schedule": 1})
     priced = pinned.price(np.zeros(1, np.int64), pinned.layouts.sequence[:1])
     found = pinned.built(priced, 0, variants=True)
-    assert {one.strategy.schedule for one in found} == {SCHEDULES[1]}
+    assert {one.strategy.schedule for one in found} == {schedule_name(1)}
 
 
 def test_nothing_that_fits_opens_no_arranger() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.cost import CostModel
-from planner.schema import SCHEDULES
+from planner.schema.schedules import schedule_spec
 from planner.search import Request
 from planner.search.arranging.arranger import open_arranger
 from planner.search.arranging.fleets import Choices
@@ -93,7 +93,7 @@ def test_a_miss_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> None:
         [cut for _, cuts in found for cut in cuts]
     )
     # What fitted well was tried as eager 1F1B right after.
-    eager = SCHEDULES.index("Interleaved1F1B")
+    eager = schedule_spec("Interleaved1F1B").code
     first = next(place for place, value in enumerate(values) if np.isfinite(value))
     after = found[first + 1][0].row
     assert after["virtual_stages"] == 1
@@ -159,7 +159,7 @@ def test_time_and_simulations_are_kept_to(seen: _Seen) -> None:
 
 
 def test_pins_hold_in_what_is_tried_besides() -> None:
-    pins = {"schedule": SCHEDULES.index("1F1B")}
+    pins = {"schedule": schedule_spec("1F1B").code}
     pinned, groups, choices = arranged(_short(), units=12, global_batch=48, pins=pins)
     model = CostModel(pinned.setting)
     found = screen(pinned, model, groups, choices, np.arange(len(choices)))

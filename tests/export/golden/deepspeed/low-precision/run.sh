@@ -2,7 +2,7 @@
 # Trains by ds_config.json with DeepSpeed 0.19.6. TRAIN names your training script,
 # which takes --deepspeed_config (deepspeed.add_config_arguments); arguments go to it.
 #
-# The plan: dp_shard8 zero1 mb1x8
+# The plan: dp_shard8 zero1 mb1x8 bfloat16_weights bfloat16_reduce Adam bfloat16_states
 # What the script decides, and has to do as planned:
 #   recompute activations: none
 #   no engine.compile()

@@ -2,7 +2,7 @@
 # Trains by ds_config.json with DeepSpeed 0.19.6. TRAIN names your training script,
 # which takes --deepspeed_config (deepspeed.add_config_arguments); arguments go to it.
 #
-# The plan: dp_shard8 zero2 mb1x8 compiled
+# The plan: dp_shard8 zero2 mb1x8 float16 SGD lr0.1 momentum0.9 compiled
 # What the script decides, and has to do as planned:
 #   recompute activations: none
 #   engine.compile()

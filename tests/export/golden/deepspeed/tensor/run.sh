@@ -2,7 +2,7 @@
 # Trains by ds_config.json with DeepSpeed 0.19.6. TRAIN names your training script,
 # which takes --deepspeed_config (deepspeed.add_config_arguments); arguments go to it.
 #
-# The plan: tp8 mb1x8 full
+# The plan: tp8 mb1x8 full clip1
 # What the script decides, and has to do as planned:
 #   recompute activations: full
 #   no engine.compile()

@@ -2,7 +2,7 @@
 # Starts pretrain_gpt.py of Megatron-LM core 0.19.2 with megatron.args.
 # Model: 'llama3-8b'
 # Cluster: 'h100-80 x 16'
-# Strategy: pp4 dp_shard2 tp2 zero1 1F1B mb1x16
+# Strategy: pp4 dp_shard2 tp2 zero1 1F1B mb1x16 sp clip1
 # Ranks: tp-cp-ep-dp-pp, Megatron's own order, innermost first, as in the plan.
 # Give what the plan does not say as arguments of this script, where they win:
 # sizes of the model, tokenizer, data, --train-iters, checkpoints.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains by plan.json on Ray Train: tp8 mb1x8 full.
+"""Trains by plan.json on Ray Train: tp8 mb1x8 full clip1.
 
     python train.py --steps 1000
     ray job submit --working-dir . -- python train.py --steps 1000

@@ -2,7 +2,7 @@
 # Starts torchtitan.toml in torchtitan 0.2.2. Arguments go on to it.
 # Model: 'llama3-8b'
 # Cluster: 'h100-80 x 16'
-# Strategy: pp4 dp_shard2 tp2 zero2 1F1B mb1x16
+# Strategy: pp4 dp_shard2 tp2 zero2 1F1B mb1x16 sp clip1
 set -eu
 # Run it once on each of 2 hosts, in order: NODE_RANK is 0 to 1.
 : "${NODE_RANK:?set NODE_RANK, the number of this host}"

@@ -2,7 +2,7 @@
 
 # Model: 'llama3-8b'
 # Cluster: 'h100-80 x 16'
-# Strategy: pp4 dp_shard2 tp2 zero2 1F1B mb1x16
+# Strategy: pp4 dp_shard2 tp2 zero2 1F1B mb1x16 sp clip1
 # Left to torchtitan: tp splits what its model says, embedding and head too.
 
 import dataclasses
