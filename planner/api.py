@@ -81,7 +81,7 @@ def plan(
     time_budget_s: float | None = None,
     seed: int = 0,
 ) -> Plan:
-    """How a model should be split over a cluster.
+    """Choose how a model is split over a cluster.
 
     No weight is allocated, nothing is launched. The same request gives the same bytes.
 
@@ -166,7 +166,7 @@ def _read(
     seq_len: int | None,
     precision: Precision,
 ) -> tuple[Cluster, ModelGraph]:
-    """What cluster and model were named; the cluster first, it is read faster."""
+    """Read the named cluster and model; the cluster first, it is read faster."""
     machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     # float8 products are traced in the dtype that their inputs are kept in.
     dtype = "bfloat16" if precision.compute == "float8" else precision.compute

@@ -36,7 +36,7 @@ _LARGE_SHARE = 0.2
 
 
 def model_reference(graph: ModelGraph) -> ModelReference:
-    """How a plan names and recognises the model, and what it rules out."""
+    """Name the model as a plan does: how it is recognised, and what it rules out."""
     whole_stream = graph.whole_stream
     if not any(style != "experts" for style in graph.sharding.values()):
         whole_stream = "tp splits none of the model's layers"
@@ -55,7 +55,7 @@ def model_reference(graph: ModelGraph) -> ModelReference:
 
 
 def workload(graph: ModelGraph, global_batch: int) -> Workload:
-    """What one step trains on."""
+    """Describe what one step trains on."""
     loss = str(graph.config.get("loss", "cross_entropy"))
     return Workload(
         global_batch=global_batch,
@@ -113,7 +113,7 @@ def _prediction(request: Request, candidate: Candidate) -> Prediction:
 
 
 def _bound_by(request: Request, candidate: Candidate) -> str:
-    """What most of the step goes into, and whether memory stood in the way of less."""
+    """Name the largest part of the step, and whether memory stood in the way."""
     cost = candidate.cost
     parts = sorted(cost.breakdown_s.items(), key=lambda item: -item[1])
     shares = [(PART_NAMES.get(part, part), s / cost.step_time_s) for part, s in parts]

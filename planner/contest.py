@@ -50,7 +50,7 @@ _TOO_LITTLE = 0.02
 
 @cache
 def _can_learn() -> bool:
-    """Whether the learned partitioner is there and loads; says once if it does not."""
+    """True if the learned partitioner is there and loads; says once if it does not."""
     if find_spec("torch_geometric") is None or find_spec("safetensors") is None:
         why = "it needs pip install 'meshwright[learn]'"
     else:
@@ -121,7 +121,7 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
 
 
 def _asked(request: Request, hurried: bool, names: Sequence[str]) -> list[Partitioner]:
-    """Those that were named; in ``auto`` on a clock those that are worth their time."""
+    """Return the partitioners to ask: those named, or those worth their time."""
     if not hurried:
         return [get_partitioner(name) for name in names]
     if "learned" in names and (request.time_budget_s or 0.0) >= _LONG_S:

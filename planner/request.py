@@ -36,7 +36,7 @@ def make_setting(
     memory_fraction: float,
     compiled: bool = False,
 ) -> PricingContext:
-    """What all strategies of a request have in common; arguments as for ``plan``.
+    """Build what all strategies of a request have in common; arguments as for ``plan``.
 
     Raises:
         NoFeasiblePlanError: If every device is occupied.
@@ -121,7 +121,7 @@ def make_request(
     time_budget_s: float | None = None,
     seed: int = 0,
 ) -> Request:
-    """What :func:`planner.plan` asks its partitioners, with the same arguments.
+    """Build the request of :func:`planner.plan`, from the same arguments.
 
     Args:
         graph: The model, read.

@@ -1,4 +1,4 @@
-"""What the ops of a block come to."""
+"""Sums over the ops of a block."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class BlockSums:
         return replace(made, repeat=_signature(made, owned, self.pictures))
 
     def _part(self, index: int, start: int, stop: int) -> Block:
-        """What equal ops have in common, wherever they are."""
+        """Return what equal ops have in common, wherever they are."""
         graph, rows = self.graph, slice(start, stop)
         collectives = self.roles.collectives
         return Block(
@@ -184,7 +184,7 @@ class BlockSums:
         )
 
     def _trained(self, row: int) -> bool:
-        """Whether the largest parameter that an op reads is trained; True without."""
+        """True if the largest parameter that an op reads is trained, or it has none."""
         tensors = self.graph.parameters
         read = [tensors[-1 - i] for i in self.graph.inputs[row] if i < 0]
         largest = max(read, key=lambda tensor: math.prod(tensor.shape), default=None)

@@ -1,4 +1,4 @@
-"""What a block mostly does, told from its ops and its class."""
+"""Kind of a block, told from its ops and its class."""
 
 from __future__ import annotations
 

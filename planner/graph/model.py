@@ -280,12 +280,12 @@ class ModelGraph:
 
     @cached_property
     def forward_flops(self) -> float:
-        """Of the traced batch."""
+        """FLOPs of the forward of the traced batch."""
         return sum(block.forward_flops for block in self.blocks)
 
     @cached_property
     def backward_flops(self) -> float:
-        """Of the traced batch, recomputation inside fused attention apart."""
+        """FLOPs of its backward, recomputation inside fused attention apart."""
         return sum(block.backward_flops for block in self.blocks)
 
     @cached_property

@@ -47,7 +47,7 @@ def linear_module(graph: OpGraph, row: int) -> str | None:
 
 
 class _Walk:
-    """What one linear layer's output reaches in its unit."""
+    """Ops that one linear layer's output reaches in its unit."""
 
     def __init__(
         self, graph: OpGraph, flow: Flow, readers: dict[int, list[int]], stop: int

@@ -1,4 +1,4 @@
-"""What tensor parallelism does to each op and parameter of a model."""
+"""Effect of tensor parallelism on each op and parameter of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensor parallelism may divide.
+"""Modules that tensor parallelism may divide.
 
 Styles come from the model's Hugging Face plan where its config has one, otherwise
 from the traced dataflow: a linear layer whose output reaches other linear layers of

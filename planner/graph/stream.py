@@ -1,4 +1,4 @@
-"""Whether sequence parallelism may divide the residual stream."""
+"""Analysis of whether sequence parallelism may divide the residual stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIXING = frozenset({"conv", "recurrent", "scan"})
 
 
 def why_whole_stream(blocks: Sequence[Block], edges: Sequence[Edge]) -> str | None:
-    """What stands against dividing the stream along the sequence.
+    """Return what stands against dividing the stream along the sequence, or None.
 
     From the first unit that tp splits to the last one each rank has some tokens of the
     stream, and has all of them only between a colwise and a rowwise layer. So whatever
@@ -81,14 +81,14 @@ def mixing_layers(
 
 
 def _mixes_whole(block: Block) -> bool:
-    """Whether tokens see each other where tp has not made features local."""
+    """True if tokens see each other where tp has not made features local."""
     return block.kind in _MIXING or any(
         kernel.style == "none" and _mixes(kernel) for kernel in block.kernels
     )
 
 
 def _mixes(kernel: Kernel) -> bool:
-    """Whether an op's output at one token depends on others."""
+    """True if an op's output at one token depends on others."""
     return kernel.kind in {"attention", "conv"} or (
         # A product of activations alone: scores of attention, or their use.
         kernel.kind == "matmul" and not kernel.weight_bytes

@@ -1,4 +1,4 @@
-"""Which pipeline unit and which block each op belongs to.
+"""Pipeline unit and block of each op.
 
 A unit is what a pipeline stage holds whole: an element of a list of modules
 (``model.layers.3``) or a module beside such lists (``model.embed_tokens``). Units and
@@ -90,7 +90,7 @@ class _Tree:
         return [c for c in self.graph.children.get(name, ()) if c in self.executed]
 
     def is_composite(self, name: str) -> bool:
-        """Whether a module is more than one layer, or a row of layers."""
+        """True if a module is more than one layer, or a row of layers."""
         children = self.graph.children.get(name, ())
         if self.graph.module_types.get(name) != "Sequential":
             return bool(children)
@@ -100,7 +100,7 @@ class _Tree:
         return name in self.graph.module_lists and len(self.elements(name)) > 1
 
     def _inner_lists(self, name: str) -> bool:
-        """Whether below ``name`` a list of modules with children is executed."""
+        """True if below ``name`` a list of modules with children is executed."""
         for child in self.graph.children.get(name, ()):
             if self.is_list(child) and any(
                 self.graph.children.get(element) for element in self.elements(child)

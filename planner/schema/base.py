@@ -1,4 +1,4 @@
-"""What every document that crosses a boundary shares: strict, frozen, stable bytes."""
+"""Base of every document that crosses a boundary: strict, frozen, stable bytes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _refuse_write(target: Path, reason: str) -> NoReturn:
 
 
 def _is_device(target: Path) -> bool:
-    """Whether the path is there but neither a file nor a folder."""
+    """True if the path is there but neither a file nor a folder."""
     return target.exists() and not target.is_file() and not target.is_dir()
 
 
@@ -119,7 +119,7 @@ class Document(BaseModel):
     CLOCK_FIELDS: ClassVar[frozenset[str]] = frozenset()
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON values; NaN and the infinities, where allowed, as strings."""
+        """Return JSON values; NaN and the infinities, where allowed, as strings."""
         data: dict[str, Any] = spell_non_finite(self.model_dump(mode="json"))
         return data
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder holds, told beside it: ``checkpoint.json``."""
+"""Contents of a checkpoint's folder, told beside it: ``checkpoint.json``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class FileRecord(Document):
-    """How a whole file looks: enough to tell that one was cut off or changed.
+    """Size and hash of a whole file: enough to tell that one was cut off or changed.
 
     Attributes:
         bytes: Its size.

@@ -84,7 +84,7 @@ class DeviceType(Document):
 
 
 class Link(Document):
-    """What one device can send while all its neighbours send too.
+    """Bandwidth and latency of one device while all its neighbours send too.
 
     Attributes:
         bandwidth_bytes_per_s: Per device and direction; where devices share a NIC,
@@ -141,7 +141,7 @@ class Level(Document):
     link: Link
 
     def switch_of_host(self, num_hosts: int) -> list[int]:
-        """Which switch of this level each host hangs on. Length ``num_hosts``."""
+        """Switch of this level that each host hangs on. Length ``num_hosts``."""
         if self.hosts is None:
             return [0] * num_hosts
         if isinstance(self.hosts, int):

@@ -1,4 +1,4 @@
-"""Which features of a strategy go together: what is asked of the executors, as data.
+"""Features of a strategy that go together, as data: what the executors are asked.
 
 Whether a combination runs is for :mod:`planner.schema.support` to say, which planner
 and executors read alike; here are the features by name, what each sets, and the table
@@ -138,7 +138,7 @@ TRIPLES: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What becomes of a combination.
+    """Verdict on one combination of features.
 
     Attributes:
         features: Names.
@@ -152,7 +152,7 @@ class Cell:
 
     @property
     def works(self) -> bool:
-        """Whether the executors run it."""
+        """True if the executors run it."""
         return self.strategy is not None and not self.reasons
 
 
@@ -221,7 +221,7 @@ _PATTERNS = {"layers.*.up": "colwise", "head": "colwise", "layers.*.experts": "e
 
 
 def cell(names: Iterable[str]) -> Cell:
-    """What becomes of a combination of features, on a model that all of them fit."""
+    """Judge a combination of features on a model that all of them fit."""
     features = tuple(names)
     strategy = compose(features, _UNITS, dict(_PATTERNS))
     if strategy is None:

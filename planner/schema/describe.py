@@ -81,7 +81,7 @@ def _batch_line(plan: Plan) -> str:
 
 
 def _overlap_line(plan: Plan) -> str:
-    """What is set by hand; empty where torch is left its own ways."""
+    """Settings made by hand; empty where torch is left its own ways."""
     overlap = plan.strategy.overlap
     told = []
     if plan.strategy.compile:
@@ -139,7 +139,7 @@ def _finder_line(plan: Plan) -> str:
 
 
 def facts(plan: Plan) -> dict[str, str]:
-    """What was chosen, how fast, how full, by name."""
+    """Return what was chosen, how fast and how full, by name."""
     strategy = plan.strategy
     zero = f", ZeRO-{strategy.zero_stage}" if strategy.zero_stage else ""
     used, there = strategy.mesh.num_devices, plan.cluster.num_devices
@@ -160,7 +160,7 @@ def facts(plan: Plan) -> dict[str, str]:
 
 
 def summary(plan: Plan) -> str:
-    """What was chosen, how fast, how full: a few lines."""
+    """Tell what was chosen, how fast and how full, in a few lines."""
     return "\n".join(
         [
             *(f"{name:<11}{text}" for name, text in facts(plan).items()),
@@ -180,7 +180,7 @@ _WAYS = {
 
 
 def paragraph(plan: Plan) -> str:
-    """What was chosen and why, in sentences."""
+    """Tell what was chosen and why, in sentences."""
     strategy, prediction = plan.strategy, plan.prediction
     ways = [
         f"{degree:,} {_WAYS[axis]} ({axis})"
@@ -243,7 +243,7 @@ def _memory_table(plan: Plan) -> list[str]:
 
 
 def explain(plan: Plan) -> str:
-    """What bounds the step, what it is made of, and what the runners-up cost."""
+    """Tell what bounds the step, its parts, and the cost of the runners-up."""
     prediction = plan.prediction
     total = prediction.step_time_s or 1.0
     lines = [summary(plan), "", f"bound by: {plan.provenance.bound_by}"]

@@ -51,7 +51,7 @@ def _differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
 
 
 def _alike(ours: list[Any], theirs: list[Any]) -> bool:
-    """Whether entries have a counterpart: runners-up are told as a whole."""
+    """True if entries have a counterpart: runners-up are told as a whole."""
     return len(ours) == len(theirs) and not _labelled(ours)
 
 

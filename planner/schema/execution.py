@@ -8,7 +8,7 @@ __all__ = ["compile_reason", "overlap_reason", "replicas_by_ddp"]
 
 
 def replicas_by_ddp(strategy: Strategy) -> bool:
-    """Whether ``DistributedDataParallel`` would hold the replicas, if there are any.
+    """True if ``DistributedDataParallel`` would hold the replicas, if there are any.
 
     Args:
         strategy: Any.

@@ -14,7 +14,7 @@ def fingerprint_bytes(data: bytes) -> str:
 
 
 def fingerprint_parameters(shapes: Iterable[tuple[str, Iterable[int]]]) -> str:
-    """Of parameter names and shapes, dtype and order left out.
+    """Hash parameter names and shapes, leaving out dtype and order.
 
     The dtype is left out because a plan for bf16 training also fits the fp32 module
     that it starts from.

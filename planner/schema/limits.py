@@ -1,4 +1,4 @@
-"""What a model itself rules out, whoever runs the plan.
+"""Limits that a model itself sets, whoever runs the plan.
 
 Two ways of dividing a step give wrong gradients, or none, on some models. What must be
 known of the model to tell is in :class:`planner.schema.ModelReference`; the planner

@@ -1,4 +1,4 @@
-"""What a run of a plan measured, to be laid beside what was predicted."""
+"""Measurements of a run of a plan, to be laid beside its prediction."""
 
 from __future__ import annotations
 

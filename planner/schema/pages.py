@@ -84,7 +84,7 @@ def _section(page: str, schema: _Schema, owners: Mapping[str, str]) -> Iterator[
 
 
 def _parts(schema: _Schema) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the whole, and of each field under ``Attributes``."""
+    """Split a docstring into its text and that of each field under ``Attributes``."""
     text, _, attributes = schema.get("description", "").partition("\nAttributes:\n")
     meanings: dict[str, str] = {}
     name = ""

@@ -1,4 +1,4 @@
-"""Which modules a sharding pattern means."""
+"""Patterns of module names, as sharding uses them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["matches_pattern"]
 
 
 def matches_pattern(pattern: str, fqn: str) -> bool:
-    """Whether a sharding pattern means a module.
+    """True if a sharding pattern matches a module's name.
 
     ``*`` stands for one component; the pattern is matched against the end of the
     name, as Hugging Face's plans are relative to the base model.

@@ -32,7 +32,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class ModelReference(Document):
-    """Which model the plan is for, and how to build it again.
+    """Model that the plan is for, and how to build it again.
 
     Attributes:
         name: For people.
@@ -68,7 +68,7 @@ class ModelReference(Document):
 
 
 class ClusterReference(Document):
-    """Which devices the plan is for.
+    """Devices that the plan is for.
 
     Attributes:
         ref: What names it on a command line, ``dgx-h100:4`` or a file; None for one
@@ -108,7 +108,7 @@ class InputSpec(Document):
 
 
 class Workload(Document):
-    """What one step trains on.
+    """Batch, inputs and loss of one step.
 
     Attributes:
         global_batch: Samples per optimizer step, over all devices.
@@ -152,7 +152,7 @@ class StageMemory(Document):
 
 
 class Prediction(Document):
-    """What the cost model says of a strategy.
+    """Time, memory and traffic that the cost model predicts for a strategy.
 
     Attributes:
         step_time_s: One optimizer step.
@@ -183,7 +183,7 @@ class Prediction(Document):
 
     @property
     def peak_memory_bytes(self) -> float:
-        """Of the fullest device."""
+        """Memory of the fullest device."""
         return max(entry.total_bytes for entry in self.memory)
 
 

@@ -115,7 +115,7 @@ class ScheduleSpec:
 
     @property
     def single_stage(self) -> bool:
-        """Whether each rank holds exactly one stage."""
+        """True if each rank holds exactly one stage."""
         return self.virtual_stages == (1, 1)
 
     @property
@@ -126,7 +126,7 @@ class ScheduleSpec:
 
     @property
     def has_textbook_time(self) -> bool:
-        """Whether equal stages take M slowest rank + fill."""
+        """True if equal stages take M slowest rank + fill."""
         return not self.splits_backward and self.closed_form in {
             "fill",
             "one_by_one",

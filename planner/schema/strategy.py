@@ -83,7 +83,7 @@ class Mesh(Document):
 
 
 class Precision(Document):
-    """Which dtype each kind of tensor has.
+    """Dtype of each kind of tensor.
 
     ``parameter`` is the dtype in which weights are kept and updated; ``compute`` what
     the matrix products see; ``reduce`` the dtype of gradient reductions.
@@ -119,7 +119,7 @@ Depth = Annotated[int, Field(ge=1, le=64)]
 
 
 class Overlap(Document):
-    """How far communication runs ahead of what needs it, and in which pieces.
+    """Distance by which communication runs ahead, and sizes of its pieces.
 
     None leaves a choice to torch.
 
@@ -140,7 +140,7 @@ Style = Literal["colwise", "rowwise", "vocab", "experts"]
 
 
 class TensorSharding(Document):
-    """How modules are split along tp and ep: patterns of module names to styles.
+    """Split of modules along tp and ep: patterns of module names to styles.
 
     Patterns follow Hugging Face: ``layers.*.mlp.down_proj``, where ``*`` is one
     component of the dotted name. Styles along tp: ``colwise`` (output features
@@ -189,7 +189,7 @@ def _count_devices(ranges: tuple[tuple[int, int], ...]) -> int:
 
 
 class Strategy(Document):
-    """How one model is trained on one set of devices.
+    """Way in which one model is trained on one set of devices.
 
     Attributes:
         mesh: Degrees along each axis.

@@ -1,4 +1,4 @@
-"""What became of every job of a stream: who ran where, from when to when."""
+"""Record of every job of a stream: who ran where, from when to when."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StreamCluster(Document):
 
 
 class StreamModel(Document):
-    """What arrives again and again.
+    """Model that arrives again and again.
 
     Attributes:
         name: For people.
@@ -276,7 +276,7 @@ def _require_runs(name: str, pairs: Sequence[tuple[int, int]], devices: int) -> 
 
 
 def _misfit(outcome: Outcome, decided: bool, ran: bool, ended: bool) -> str:
-    """What a job with this outcome cannot be, or nothing."""
+    """Return why a job with this outcome cannot be; None if it can."""
     if decided != (outcome != "undecided"):
         return "has a decision" if decided else "has no decision"
     if outcome in {"met", "unfinished"} and not ran:

@@ -1,4 +1,4 @@
-"""What Meshwright's own executors can run, as data that planner and executors share.
+"""Strategies that Meshwright's own executors can run, told to planner and executors.
 
 The planner refuses what is refused here before it prices it; the executors refuse it
 again before they start. Every rule is torch's own, or one of the executors', seen to

@@ -1,4 +1,4 @@
-"""What a dry run of a plan found, to be laid beside what was predicted."""
+"""Findings of a dry run of a plan, to be laid beside its prediction."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Deviation(Document):
         return self.predicted / self.found if self.found else None
 
     def beyond(self, share: float) -> bool:
-        """Whether the prediction is off by more than a share of what was found."""
+        """True if the prediction is off by more than a share of what was found."""
         return abs(self.predicted - self.found) > share * self.found
 
 

@@ -1,4 +1,4 @@
-"""What to choose: partitioners behind one protocol."""
+"""Partitioners, which choose strategies, behind one protocol."""
 
 from planner.search.base import (
     OBJECTIVES,

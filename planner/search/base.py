@@ -1,4 +1,4 @@
-"""What a partitioner is asked, and what it answers."""
+"""Questions that partitioners are asked, and their answers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Request:
 
     @cached_property
     def facts(self) -> Facts:
-        """What the rules of the space compare against."""
+        """Facts that the rules of the space compare against."""
         return gather_facts(
             self.setting.graph,
             self.setting.cluster,
@@ -85,7 +85,7 @@ class Request:
 
     @cached_property
     def sayable(self) -> Sayable | None:
-        """What the launcher can say of cuts and devices; None without a launcher."""
+        """Limits of the launcher on cuts and devices; None without a launcher."""
         if self.target in OWN_TARGETS:
             return None
         facts = self.facts
@@ -142,7 +142,7 @@ class Partitioner(Protocol):
 
 
 def score(cost: Cost, num_devices: int, objective: Objective) -> float:
-    """What an objective makes small.
+    """Return the number that an objective makes small.
 
     Raises:
         UnknownNameError: If there is no such objective.
@@ -178,7 +178,7 @@ def preference(
 
 
 def said(sayable: Sayable, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those of which a launcher can say everything, cut and devices, too."""
+    """Return the candidates that the launcher can express, cut and devices included."""
     return tuple(c for c in candidates if not sayable.refusals(c.strategy))
 
 

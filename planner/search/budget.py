@@ -1,4 +1,4 @@
-"""How much a search may still spend: simulations, and time."""
+"""Budget of a search: simulations, and time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Budget:
         return None if budget is None else self.started + budget
 
     def is_late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time that was given is over."""
+        """True if this share of the time that was given is over."""
         budget = self.request.time_budget_s
         return budget is not None and (
             time.perf_counter() - self.started > budget * share
@@ -76,7 +76,7 @@ class Budget:
         return int(np.clip((self._budget or most) // 2, 2, most))
 
     def is_over(self, done: int, most: int, share: float) -> bool:
-        """Whether to go on to the finalists.
+        """True if the search goes on to the finalists.
 
         Args:
             done: Rounds so far.
@@ -95,7 +95,7 @@ class Budget:
         return min(self._budget // (2 * rounds) + 1, self.left or 0)
 
     def elapsed_share(self, share: float = 1.0) -> float:
-        """How much of a share of the time is over, from 0 to 1; 1 without a limit."""
+        """Elapsed part of a share of the time, from 0 to 1; 1 without a limit."""
         budget = self.request.time_budget_s
         if not budget:
             return 1.0

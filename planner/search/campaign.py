@@ -1,4 +1,4 @@
-"""What every search over orders and rows shares: prices, budgets, what was found.
+"""State that every search over orders and rows shares: prices, budgets, findings.
 
 Many solutions are priced at once by closed forms; the most promising ones are cut
 exactly and simulated. The simulator's word on a row corrects the closed form of the
@@ -178,7 +178,7 @@ class Campaign(Prices):
         return self.adopt(solution, found)
 
     def was_simulated(self, solution: Solution) -> bool:
-        """Whether it, or one that comes to the same cut, was."""
+        """True if it, or one that comes to the same cut, was simulated."""
         return self._cut_key(solution) in self._cut
 
     def adopt(self, solution: Solution, found: Sequence[Candidate]) -> float:

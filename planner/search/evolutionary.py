@@ -77,7 +77,7 @@ def evolve(campaign: Campaign, generations: int | None = None) -> None:
 
 
 def _child(campaign: Campaign, people: list[Solution]) -> Solution:
-    """Of two parents, the better ones more often; then moved."""
+    """Cross two parents, the better ones more often, and move the result."""
     rng = campaign.rng
     one, other = (people[int(len(people) * rng.random() ** 2)] for _ in range(2))
     order = one.order
@@ -131,7 +131,7 @@ def _few_of_a_mesh(ranked: list[Solution], count: int, each: int) -> list[Soluti
 
 
 def _near_misses(campaign: Campaign, ranked: list[Solution]) -> list[Solution]:
-    """Those that lack memory but would be faster than all that fit.
+    """Return those that lack memory but would be faster than all that fit.
 
     Between what fits and something better that does there may be nothing that fits:
     descendants of these find a way round. What lacks the least and what would be the

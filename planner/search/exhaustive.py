@@ -160,7 +160,7 @@ class _Finalists:
 
     @property
     def any_fits(self) -> bool:
-        """Whether a row that fits is among them."""
+        """True if a row that fits is among them."""
         return any(bool((excess <= 0).any()) for excess in self._excess)
 
     def _score(self, table: StrategyTable, costs: CostTable) -> NDArray[np.float64]:

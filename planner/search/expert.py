@@ -1,4 +1,4 @@
-"""What an experienced practitioner would do by hand."""
+"""Rules of thumb of an experienced practitioner."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _by_the_rules(request: Request, model: CostModel) -> StrategyTable | None:
 
 
 def _widened(request: Request, model: CostModel) -> StrategyTable | None:
-    """Of the whole space what departs least from the rules, and the closest misses."""
+    """Return the rows that depart least from the rules, and near misses."""
     host = host_size(request)
     kept = [
         _least_departing(table, model, host)
@@ -135,7 +135,7 @@ def _least_departing(
 
 
 def _departures(table: StrategyTable, host: int) -> tuple[Index, ...]:
-    """How far rows are from the rules, the gravest departure first. Shapes [n]."""
+    """Measure departures of rows from the rules, the gravest first. Shapes [n]."""
     deep = table.pp > 1
     shallow = deep & (table.num_microbatches < FILL * table.pp)
     return (

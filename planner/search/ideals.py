@@ -59,7 +59,7 @@ class Ideals:
 
     @cached_property
     def inside(self) -> Mask:
-        """Whether each ideal (row) is a proper part of each other (column)."""
+        """True where an ideal (row) is a proper part of another (column)."""
         bits = self.bits.astype(np.float32)
         found = bits @ (1.0 - bits.T) == 0
         np.fill_diagonal(found, False)

@@ -44,7 +44,7 @@ class Pool:
 
 
 def pools(request: Request) -> list[Pool]:
-    """What devices there are to choose from: the most, single types, round numbers.
+    """Return sets of devices to choose from: the most, single types, round numbers.
 
     As :func:`planner.search.orders.device_orders`: all free devices if any legal
     strategy uses them, or all of one type; with ``devices="any"``, or where the number

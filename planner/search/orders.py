@@ -93,7 +93,7 @@ def _fewer(request: Request) -> list[Index]:
 
 
 def _sayable(request: Request, sayable: Sayable, orders: list[Index]) -> list[Index]:
-    """Those of some orders that a launcher can say; else fewer devices that it can."""
+    """Return the orders that a launcher can express; else fewer devices that it can."""
     said, most = sayable.allowed(orders), len(request.setting.order)
     alike = sayable.alike_hosts(request.setting.order)
     if request.devices == "any":

@@ -92,7 +92,7 @@ class Prices(Budget):
             self._mended[row] = max(lacked, closed), ratio
 
     def may_fit(self, solution: Solution) -> bool:
-        """Whether a solution that was priced fits, as far as is known."""
+        """True if a solution that was priced fits, as far as is known."""
         return self.corrected(solution) < OVER
 
     def hope(self, solution: Solution) -> float:
@@ -141,7 +141,7 @@ class Prices(Budget):
             self._distinct.setdefault(self._kinds[one.key], one)
 
     def objective(self, seconds: Array, memory_bytes: Array, devices: Index) -> Array:
-        """What the request makes small, of many strategies. Shapes [n]."""
+        """Number that the request makes small, of many strategies. Shapes [n]."""
         if self.request.objective == "memory":
             return memory_bytes
         if self.request.objective == "throughput_per_device":

@@ -39,7 +39,7 @@ def _product(factors: Mapping[str, int]) -> str:
 
 
 def _nearest(request: Request, need: int) -> str:
-    """What speaks against the row that breaks the fewest rules; empty if none does."""
+    """Return what speaks against the row that breaks the fewest rules, or nothing."""
     facts = request.facts
     counts = dict.fromkeys((facts.num_devices, need, 2 * need))
     tables = [ladder(request, count) for count in counts if count <= facts.num_devices]
@@ -66,7 +66,7 @@ def _nearest(request: Request, need: int) -> str:
 
 
 def _unsayable(request: Request, need: int) -> str:
-    """What the launcher has against devices and cuts of rows that break no rule."""
+    """Return what the launcher has against devices and cuts of otherwise legal rows."""
     sayable, order = request.sayable, request.setting.order
     if sayable is None:
         return "what is legal was not looked at"

@@ -161,7 +161,7 @@ def _kinds(
 
 
 def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:
-    """What follows from a change: how many microbatches, and what no longer applies."""
+    """Complete a changed row: number of microbatches, and what no longer applies."""
     per_replica, rest = divmod(
         facts.global_batch, row["dp_replicate"] * row["dp_shard"]
     )

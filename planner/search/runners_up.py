@@ -1,4 +1,4 @@
-"""What else was priced, and in words why it was not chosen."""
+"""Runners-up of a search, and in words why they were not chosen."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _memory(other: Candidate, best: Candidate) -> str:
 
 
 def _causes(other: Candidate, best: Candidate) -> str:
-    """Which parts of the step grew, which shrank; empty if it is not slower."""
+    """Name the parts of the step that grew or shrank; empty if it is not slower."""
     seconds = other.cost.step_time_s - best.cost.step_time_s
     if seconds < _EQUAL * best.cost.step_time_s:
         return ""

@@ -1,4 +1,4 @@
-"""What the launcher of a request can say beyond rows of the table: cuts and devices."""
+"""Limits of a launcher beyond rows of the table: cuts and devices."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Sayable:
 
     @property
     def mixes_recompute(self) -> bool:
-        """Whether each stage may have its own recomputation."""
+        """True if each stage may have its own recomputation."""
         same, mixed = (
             Strategy(
                 mesh=Mesh(pp=2),
@@ -118,16 +118,16 @@ class Sayable:
         return self._orders[key]
 
     def allows_order(self, order: Index) -> bool:
-        """Whether the launcher can give ranks these devices."""
+        """True if the launcher can give ranks these devices."""
         return self.why_not_order(order) is None
 
     def mask(self, orders: Index) -> NDArray[np.bool_]:
-        """Which of many orders it can say; -1 after the last. [n, ranks] to [n]."""
+        """Mask of the orders that it can express, -1 after the last. Shape [n]."""
         each = (self.allows_order(order[order >= 0]) for order in orders)
         return np.fromiter(each, dtype=bool, count=len(orders))
 
     def allowed(self, orders: Sequence[Index]) -> list[Index]:
-        """Those of some orders that it can say."""
+        """Return the orders that it can express."""
         return [order for order in orders if self.allows_order(order)]
 
     def alike_hosts(self, free: Index) -> list[Index]:

@@ -27,7 +27,7 @@ IntArray = NDArray[np.integer[Any]]
 
 
 class ActionKind(IntEnum):
-    """What a rank does with one microbatch on one virtual stage.
+    """Kind of work that a rank does with one microbatch on one virtual stage.
 
     ``OVERLAP_F_B`` holds a forward and a full backward that torch may interleave; by
     default it runs them one after the other and sends both results afterwards.
@@ -92,7 +92,7 @@ def rank_of_stages(schedule: str, pp: int, virtual_stages: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActionTable:
-    """What each rank does, in order. Made by :func:`planner.simulate.actions`.
+    """Actions of each rank, in order. Made by :func:`planner.simulate.actions`.
 
     Two tables are the same if they are one object: :func:`planner.simulate.actions`
     keeps the tables it made, so that compiled programs can be kept with them.

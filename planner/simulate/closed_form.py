@@ -103,7 +103,7 @@ def closed_form_of_stages(
     send_forward_s: ArrayLike = 0.0,
     send_backward_s: ArrayLike = 0.0,
 ) -> FloatArray:
-    """As :func:`closed_form_makespan`, from durations per stage of one schedule.
+    """Seconds of a step's pipeline, from durations per stage of one schedule.
 
     LoopedBFS is exact, whatever the stages and transfers; 1F1B is the longest of the
     chains that matter, or that of its mean stage. Elsewhere the mean stage goes through

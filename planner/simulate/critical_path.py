@@ -1,4 +1,4 @@
-"""What the longest chain of a schedule consists of, counted."""
+"""Counts of the actions that make up the longest chain of a schedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def critical_path_counts(
     send_forward_s: float,
     send_backward_s: float,
 ) -> IntArray:
-    """What the makespan of equal stages is a sum of.
+    """Count the actions that the makespan of equal stages is a sum of.
 
     The counts of every chain, times any durations, bound the makespan from below; at
     the durations given here they are it.

@@ -1,4 +1,4 @@
-"""What every op of a schedule costs, checked and laid out for the kernels."""
+"""Durations of every op of a schedule, checked and laid out for the kernels."""
 
 from __future__ import annotations
 

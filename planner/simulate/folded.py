@@ -71,7 +71,7 @@ class _Writer:
                 return
 
     def owes(self, stage: int) -> bool:
-        """Whether a stage has weight gradients to compute."""
+        """True if a stage has weight gradients to compute."""
         return any(owing == stage for owing, _ in self._owed)
 
 

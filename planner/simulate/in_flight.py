@@ -1,4 +1,4 @@
-"""How much a rank holds for its microbatches, exactly, from its order alone.
+"""Microbatches and bytes that a rank holds, exactly, from its order alone.
 
 A microbatch on a virtual stage is, one after the other,
 

@@ -18,7 +18,7 @@ __all__ = ["has_one_sender", "time_in_order"]
 
 
 def has_one_sender(rank_of_stage: IntArray, link_of: IntArray) -> bool:
-    """Whether no link is used by two ranks.
+    """True if no link is used by two ranks.
 
     Args:
         rank_of_stage: Shape [stages].

@@ -1,4 +1,4 @@
-"""What uneven stages make of schedules whose stages loop over the ranks."""
+"""Makespans of uneven stages under schedules whose stages loop over the ranks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def steady_microbatch_seconds(
     *,
     split_backward: bool,
 ) -> FloatArray:
-    """What a microbatch more takes under an interleaved schedule, once it runs.
+    """Seconds of one more microbatch under an interleaved schedule, once it runs.
 
     A rank runs a round of microbatches on each virtual stage in turn. Which rank is
     slowest may change from turn to turn; what the step waits for is the chain that goes
@@ -178,7 +178,7 @@ def _detours(
     input_s: FloatArray,
     slot_s: FloatArray,
 ) -> FloatArray:
-    """What a chain loses that goes from one rank to another.
+    """Seconds that a chain loses by going from one rank to another.
 
     Going up it takes a forward of each rank and no slot passes; going down it takes an
     input gradient of each rank, and ``ahead`` slots pass on each, which it skips. Round

@@ -1,4 +1,4 @@
-"""What may be chosen: strategies, one by one and as tables, and their rules."""
+"""Strategies that may be chosen, one by one and as tables, and their rules."""
 
 from planner.space.build import build_strategy, patterns_for, skeleton
 from planner.space.enumerate import (

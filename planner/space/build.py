@@ -46,7 +46,7 @@ def skeleton(
 
 
 def patterns_for(mesh: Mesh, sharding: Mapping[str, str]) -> dict[str, str]:
-    """Those patterns that a mesh makes use of: experts along ep, others along tp."""
+    """Return the patterns that a mesh uses: experts along ep, others along tp."""
     return {
         pattern: style
         for pattern, style in sharding.items()

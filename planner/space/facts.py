@@ -1,4 +1,4 @@
-"""What the rules must know of a model, a cluster and a request."""
+"""Facts of a model, a cluster and a request that the rules compare against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may not be chosen, and why.
+"""Rules of the space: which rows may not be chosen, and why.
 
 A rule is one vectorised predicate over a :class:`StrategyTable` and one sentence. The
 enumerator asks for the mask, people get the sentence, and both come from one place.
@@ -99,7 +99,7 @@ def _batch_norm_broken(table: StrategyTable, facts: Facts) -> Mask:
 
 
 def _stream_reason(facts: Facts) -> str | None:
-    """What speaks against dividing the stream, if that is asked for."""
+    """Return why sequence parallelism may not divide the stream; None if it may."""
     return stream_limit(
         TensorSharding(patterns=dict(facts.sharding), sequence_parallel=True),  # type: ignore[arg-type]
         whole_stream=facts.whole_stream,

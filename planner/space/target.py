@@ -45,7 +45,7 @@ _FILLING = 4
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """What a target is told beside a row, and therefore all that its answer rests on.
+    """Everything a target is told beside a row, and therefore all its answer rests on.
 
     Answers are kept for equal askers: whoever plans for many clusters asks the same of
     each, a tenth of a second a time.
@@ -88,7 +88,7 @@ class _Asker:
         )
 
     def violations(self, row: Row) -> tuple[str, ...]:
-        """What the target says against a row; empty if it takes it.
+        """Return what the target says against a row; empty if it takes it.
 
         However a divided sequence attends: a launcher that takes one algorithm takes
         the row.
@@ -126,7 +126,7 @@ class _Asker:
 
 @lru_cache(maxsize=64)
 def _refuses(asker: _Asker) -> Callable[[tuple[int, ...]], bool]:
-    """Whether the target refuses rows of :data:`_COLUMNS`, each asked for once."""
+    """Return a predicate of rows that the target refuses, asking once for each."""
 
     @cache
     def refuses(columns: tuple[int, ...]) -> bool:
@@ -169,7 +169,7 @@ def _sizes(target: str) -> frozenset[str]:
 
 
 def target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
-    """What the target says against a row; empty if it takes it."""
+    """Return what the target says against a row; empty if it takes it."""
     if facts.target == "any":
         return ()
     small = dict(row)
@@ -237,7 +237,7 @@ def with_sayable_streams(table: StrategyTable, facts: Facts) -> StrategyTable:
 
 
 def refuses_schedule(name: str, facts: Facts) -> bool:
-    """Whether the target refuses a schedule of torch, all else being plain."""
+    """True if the target refuses a schedule of torch, all else being plain."""
     spec = schedule_spec(name)
     row = {
         **dict.fromkeys((*_DEGREES, *_COUNTS), 1),

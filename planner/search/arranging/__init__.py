@@ -1,4 +1,4 @@
-"""Which device becomes which rank: layouts, orders of device groups, their prices.
+"""Orders of device groups as ranks: layouts, moves, prices.
 
 On machines that differ, or whose links do, a strategy is half the answer; the other
 half is which devices share a stage, and in which order stages follow one another.

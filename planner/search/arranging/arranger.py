@@ -120,7 +120,7 @@ class Arranger:
     def _scores(
         self, table: StrategyTable, layout: Index, sequence: Index, order: Index
     ) -> Array:
-        """Of rows, each under one of some arrangements. Shape [n]."""
+        """Score rows, each under one of some arrangements. Shape [n]."""
         ids = self.groups.orders(sequence, self.layouts.count[layout])
         costs = self.model.arranged(table, ids, order)
         score = self.mended.scores(costs, table, self.request.objective)
@@ -231,7 +231,7 @@ def open_arranger(
     settler: Settler | None = None,
     mended: Mended | None = None,
 ) -> Arranger | None:
-    """What arrangements of some meshes are made of and priced with.
+    """Build what arrangements of some meshes are made of and priced with.
 
     Args:
         request: The question.

@@ -22,7 +22,7 @@ _AT_ONCE = 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long to go on.
+    """Rounds and time after which a climb stops.
 
     Attributes:
         until: Of :func:`time.perf_counter`; None for no clock.
@@ -33,7 +33,7 @@ class Limits:
     rounds: int | None = None
 
     def over(self, rounds: int) -> bool:
-        """Whether to stop after so many rounds."""
+        """True if the climb stops after so many rounds."""
         if self.rounds is not None and rounds >= self.rounds:
             return True
         return self.until is not None and time.perf_counter() >= self.until

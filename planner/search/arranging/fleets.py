@@ -1,4 +1,4 @@
-"""Which devices a strategy may use, in which plain orders, and how it may divide them.
+"""Subsets of devices, their plain orders, and how a strategy may divide them.
 
 A *fleet* is a number of devices out of some groups. On a cluster that is used whole
 there is one, on a mixed one besides one of each device type; where any devices may be
@@ -93,7 +93,7 @@ def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
 def _said(
     request: Request, groups: DeviceGroups, sequences: Index, count: int
 ) -> Index:
-    """Those sequences that the request's launcher can say."""
+    """Return the sequences that the request's launcher can express."""
     if request.sayable is None:
         return sequences
     ids = groups.orders(sequences, count)
@@ -118,7 +118,7 @@ def _counts(total: int) -> list[int]:
 
 
 def _has_rows(request: Request, count: int) -> bool:
-    """Whether any strategy on so many devices is legal; most often at first sight."""
+    """True if any strategy on so many devices is legal; most often at first sight."""
     mesh = enumerate_meshes(request.facts, count, request.pins)
     return any(
         len(expand_meshes(mesh[start::_STRIDE], request.facts, request.pins))

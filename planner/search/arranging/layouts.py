@@ -72,7 +72,7 @@ class Layouts:
 
 
 def mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
-    """Which of some meshes each row has. Shape [n]."""
+    """Index of the mesh that each row has. Shape [n]."""
     both = [
         np.concatenate([mesh[:, at], getattr(table, name)])
         for at, name in enumerate(MESH_COLUMNS)
@@ -193,7 +193,7 @@ def _priced(
     cells: Sequence[_Cell],
     mended: Mended,
 ) -> list[_Layout]:
-    """Those of which a row fits."""
+    """Return the arrangements of which a row fits."""
     sequences = np.concatenate([cell.fleet.sequences for cell in cells])
     counts = np.concatenate(
         [np.full(len(c.fleet.sequences), c.fleet.count) for c in cells]

@@ -23,7 +23,7 @@ def scores_of(
     *,
     fitting: bool = True,
 ) -> Array:
-    """What the objective makes small, infinite where memory does not suffice. [n].
+    """Objective of each row, infinite where memory does not suffice. Shape [n].
 
     Args:
         costs: Of the rows.
@@ -70,7 +70,7 @@ class Mended:
     def scores(
         self, costs: CostTable, table: StrategyTable, objective: Objective
     ) -> Array:
-        """As :func:`scores_of`, and of rows that a cut by memory lets fit. [n]."""
+        """:func:`scores_of`, also of rows that a cut by memory lets fit. Shape [n]."""
         found = scores_of(costs, table, objective)
         if not self.meshes or costs.fits.all():
             return found

@@ -70,7 +70,7 @@ def nearest_misses(
     choices: Choices,
     seen: Screened,
 ) -> list[Miss]:
-    """Of meshes that lack little memory and would be fast, a row each.
+    """Return one row each of meshes that lack little memory and would be fast.
 
     Args:
         request: The question.
@@ -99,7 +99,7 @@ def roomiest(
     choices: Choices,
     seen: Screened,
 ) -> Iterator[Miss]:
-    """Of meshes with the most memory to spare, or that lack least, a row each.
+    """Return one row each of meshes with most memory to spare, or that lack least.
 
     What is left to try where nothing that looked fast fits; takes what
     :func:`nearest_misses` does, and prices one at a time: the first most often fits.
@@ -116,7 +116,7 @@ def _least_lacking(
     choices: Choices,
     choice: int,
 ) -> Miss:
-    """Of a mesh's rows under its plain orders the one that lacks least memory."""
+    """Return the row of a mesh, under its plain orders, that lacks least memory."""
     fleet = choices.fleets[choices.fleet[choice]]
     table = StrategyTable.concatenate(
         [few_rows(request, choices.mesh[[choice]], many) for many in (1, 2)]
@@ -138,7 +138,7 @@ def _least_lacking(
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Settled:
-    """What cutting near misses found.
+    """Result of cutting near misses.
 
     Attributes:
         found: Solutions with their cuts, whether they fit or not.
@@ -191,7 +191,7 @@ def settle_misses(
 
 
 def best_score(request: Request, cuts: list[Candidate]) -> float:
-    """Of what fits; infinite if nothing does."""
+    """Best score of what fits; infinite if nothing does."""
     return min(
         (
             score(one.cost, one.strategy.mesh.num_devices, request.objective)

@@ -33,7 +33,7 @@ _SIZES, _BATCHING = (1, 4), {"microbatch_size", "num_microbatches"}
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Screened:
-    """What a glance found; arrays of shape [n].
+    """Result of a first look; arrays of shape [n].
 
     Attributes:
         choice: Meshes that have any row, as indices into the :class:`Choices`.

@@ -1,4 +1,4 @@
-"""Which devices form which stage, by what they send alone, after DT-FM.
+"""Assignment of devices to stages by communication alone, after DT-FM.
 
 A grid of pipeline stages and replicas is laid over devices that are joined by uneven
 links. Source: Yuan et al. 2022, DT-FM (2206.01288), section 3.

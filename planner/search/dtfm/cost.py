@@ -1,4 +1,4 @@
-"""What a grid of stages and replicas spends on communication, after DT-FM.
+"""Communication cost of a grid of stages and replicas, after DT-FM.
 
 COMM = max over groups of the time in which its members add up their gradients
      + the shortest open tour through the groups, where two groups are as far apart as

@@ -47,7 +47,7 @@ def _augmented(
 
 @compiled
 def _is_perfect(weights: Array, limit: float, partner: Index) -> bool:
-    """Whether all rows find a column over edges up to ``limit``; fills ``partner``."""
+    """True if all rows find a column over edges up to ``limit``; fills ``partner``."""
     members = len(weights)
     partner[:] = -1
     seen = np.zeros(members, dtype=np.bool_)

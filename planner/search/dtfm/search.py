@@ -32,7 +32,7 @@ _CYCLES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemeticResult:
-    """What the search found.
+    """Best division that the search found.
 
     Attributes:
         best: The best placement.
@@ -221,7 +221,7 @@ def _offspring(
 
 @compiled
 def _same_division(one: Index, other: Index, groups: int) -> bool:
-    """Whether two divisions differ in the names of their groups alone."""
+    """True if two divisions differ in the names of their groups alone."""
     names = np.full(groups, -1, dtype=np.int64)
     for device in range(len(one)):
         if names[one[device]] < 0:
