@@ -1,1 +1,123 @@
-"""Placeholder."""
+"""Pricing of what keeps the copies of a model together, one file a method.
+
+Each file holds a :class:`ReplicaPricing` as ``PRICING``: for the rows of a table and
+for one strategy alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.schema import GradientCompression
+
+if TYPE_CHECKING:
+    from planner.cost.context import PricingContext
+    from planner.cost.traffic.collectives import ReplicaGroups
+
+__all__ = [
+    "ReplicaBytes",
+    "ReplicaPricing",
+    "ReplicaRows",
+    "ReplicaTraffic",
+    "replica_pricing",
+]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: The one method there is; a registry of methods takes its place.
+_PRICES = "planner.cost.replicas.all_reduce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRows:
+    """What keeping copies alike depends on, for n devices. Shapes [n].
+
+    Attributes:
+        scalars: Parameters on the device before ZeRO, after tp and ep.
+        trained: Those of them that have a gradient.
+        units: Groups of parameters that are gathered or reduced together.
+        zero_stage: 0 to 3.
+        pp: Pipeline degree.
+        num_microbatches: Per step.
+        virtual_stages: Chunks of a rank.
+        forward_s: Forward of one microbatch on this device.
+        backward_s: Its backward.
+        compression: What is done to gradients on their way.
+    """
+
+    scalars: Array
+    trained: Array
+    units: Array
+    zero_stage: Index
+    pp: Index
+    num_microbatches: Index
+    virtual_stages: Index
+    forward_s: Array
+    backward_s: Array
+    compression: GradientCompression = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTraffic:
+    """What one device spends and moves per step; arrays of shape [n].
+
+    Attributes:
+        exposed_s: Seconds added to those of compute.
+        gathered_bytes: Payload of all all-gathers of weights.
+        scattered_bytes: Payload of all reduce-scatters of gradients.
+        reduced_bytes: Payload of the all-reduce over replicas.
+        sent_bytes: Bytes that leave the device for all of them.
+    """
+
+    exposed_s: Array
+    gathered_bytes: Array
+    scattered_bytes: Array
+    reduced_bytes: Array
+    sent_bytes: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaBytes:
+    """Bytes that a method adds to those of a step without it. Shapes [n].
+
+    Attributes:
+        kept: Held from step to step.
+        working: Held while copies exchange, when activations are gone.
+    """
+
+    kept: Array
+    working: Array
+
+
+class ReplicaPricing(Protocol):
+    """Price of one method that keeps copies together."""
+
+    def seconds(
+        self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
+    ) -> Array:
+        """Seconds that a mean step is longer for it. Shape [n]."""
+        ...
+
+    def traffic(
+        self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
+    ) -> ReplicaTraffic:
+        """The same seconds, and the bytes that move."""
+        ...
+
+    def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
+        """Bytes that devices hold for it."""
+        ...
+
+
+@cache
+def replica_pricing() -> ReplicaPricing:
+    """Return the pricing of the method that keeps copies together."""
+    pricing: ReplicaPricing = import_module(_PRICES).PRICING
+    return pricing

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
 from planner.cost.recipes import Recipe
+from planner.cost.replicas import ReplicaBytes, ReplicaRows, ReplicaTraffic
 from planner.cost.table.rows import plain
 from planner.cost.traffic.collectives import Groups, ReplicaGroups, time_of
 from planner.graph import ModelGraph
@@ -41,9 +42,9 @@ from planner.simulate.compiled import compiled, inlined
 from planner.units import dtype_bytes
 
 __all__ = [
+    "PRICING",
+    "AllReduce",
     "CompressedGradients",
-    "ReplicaRows",
-    "ReplicaTraffic",
     "compress",
     "compressed_traffic",
     "exposed_seconds",
@@ -58,25 +59,6 @@ Index = NDArray[np.int64]
 #: What DistributedDataParallel, which averages copies where nothing is cast nor cut,
 #: puts in one all-reduce. Source: torch.nn.parallel, ``bucket_cap_mb``.
 _BUCKET_BYTES = 25 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaTraffic:
-    """What one device spends and moves per step; arrays of shape [n].
-
-    Attributes:
-        exposed_s: Seconds added to those of compute.
-        gathered_bytes: Payload of all all-gathers of weights.
-        scattered_bytes: Payload of all reduce-scatters of gradients.
-        reduced_bytes: Payload of the all-reduce over replicas.
-        sent_bytes: Bytes that leave the device for all of them.
-    """
-
-    exposed_s: Array
-    gathered_bytes: Array
-    scattered_bytes: Array
-    reduced_bytes: Array
-    sent_bytes: Array
 
 
 @inlined
@@ -178,33 +160,6 @@ def _payload_bytes(precision: Precision) -> tuple[int, int]:
     """Bytes of a scalar in a gather and in a reduction."""
     name = "bfloat16" if precision.compute == "float8" else precision.compute
     return dtype_bytes(name), dtype_bytes(precision.reduce)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaRows:
-    """What keeping copies alike depends on, for n devices. Shapes [n].
-
-    Attributes:
-        scalars: Parameters on the device before ZeRO, after tp and ep.
-        trained: Those of them that have a gradient.
-        units: Groups of parameters that are gathered or reduced together.
-        zero_stage: 0 to 3.
-        pp: Pipeline degree.
-        num_microbatches: Per step.
-        virtual_stages: Chunks of a rank.
-        forward_s: Forward of one microbatch on this device.
-        backward_s: Its backward.
-    """
-
-    scalars: Array
-    trained: Array
-    units: Array
-    zero_stage: Index
-    pp: Index
-    num_microbatches: Index
-    virtual_stages: Index
-    forward_s: Array
-    backward_s: Array
 
 
 def exposed_seconds(
@@ -433,3 +388,51 @@ def compressed_traffic(
         reduced_bytes=size,
         sent_bytes=2 * size * (ranks - 1) / ranks,
     )
+
+
+class AllReduce:
+    """Copies that exchange their gradients in every step.
+
+    Compressed gradients are priced for plain replicas, see :func:`is_compressed`.
+    """
+
+    def seconds(
+        self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
+    ) -> Array:
+        """Seconds that nothing hides. Shape [n]."""
+        if rows.compression != "none":
+            return self.traffic(rows, groups, context).exposed_s
+        return exposed_seconds(
+            rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
+        )
+
+    def traffic(
+        self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
+    ) -> ReplicaTraffic:
+        """The same seconds, and the bytes that move."""
+        if rows.compression != "none":
+            return compressed_traffic(
+                context,
+                rows.compression,
+                groups.replicate,
+                rows.units,
+                rows.backward_s,
+            )
+        return replica_traffic(
+            rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
+        )
+
+    def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
+        """Errors of compressed gradients, and the copies that they are made from."""
+        count = len(rows.pp)
+        if rows.compression == "none":
+            return ReplicaBytes(kept=np.zeros(count), working=np.zeros(count))
+        size = dtype_bytes(context.precision.reduce)
+        found = compress(context.graph, rows.compression, size)
+        return ReplicaBytes(
+            kept=np.full(count, found.kept_bytes),
+            working=np.full(count, found.working_bytes),
+        )
+
+
+PRICING = AllReduce()

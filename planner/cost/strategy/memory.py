@@ -42,10 +42,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.cost.context import PricingContext
 from planner.cost.recipes import Recipe
-from planner.cost.replicas.all_reduce import (
-    compress,
-    is_compressed,
-)
+from planner.cost.replicas import ReplicaBytes
 from planner.cost.result import MemoryParts
 from planner.cost.strategy.stages import (
     by_rank,
@@ -61,7 +58,6 @@ from planner.schema import (
     Strategy,
 )
 from planner.simulate import ActionTable, peak_held_bytes
-from planner.units import dtype_bytes
 
 __all__ = [
     "ParameterShards",
@@ -282,6 +278,7 @@ def strategy_memory(
     costs: UnitCosts,
     bounds: Index,
     owned: ParameterShards,
+    exchanged: ReplicaBytes,
     table: ActionTable | None,
 ) -> MemoryParts:
     """Peak memory of one device of each pp rank. Shapes [pp]."""
@@ -320,13 +317,9 @@ def strategy_memory(
         recipe=setting.recipe,
         on_gpu=setting.on_gpu,
     )
-    if not is_compressed(strategy):
-        return parts
-    size = dtype_bytes(setting.precision.reduce)
-    found = compress(setting.graph, strategy.gradient_compression, size)
-    # Activations are gone when the last gradients are exchanged.
     return replace(
         parts,
-        gradients=parts.gradients + found.kept_bytes,
-        activations=np.maximum(parts.activations, found.working_bytes),
+        gradients=parts.gradients + exchanged.kept,
+        # Activations are gone when the last gradients are exchanged.
+        activations=np.maximum(parts.activations, exchanged.working),
     )

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from planner.cost.context import PricingContext
 from planner.cost.kernels.roofline import optimizer_seconds
 from planner.cost.pipelines.flushed import Pipeline, time_pipeline
-from planner.cost.replicas.all_reduce import (
+from planner.cost.replicas import (
+    ReplicaBytes,
     ReplicaRows,
     ReplicaTraffic,
-    compressed_traffic,
-    is_compressed,
-    replica_traffic,
+    replica_pricing,
 )
+from planner.cost.replicas.all_reduce import is_compressed
 from planner.cost.result import Cost
 from planner.cost.strategy.memory import (
     ParameterShards,
@@ -195,12 +195,14 @@ class PostPipeline:
     Attributes:
         owned: Scalars that each rank has.
         traffic: Gathers and reductions over replicas.
+        held: Bytes that keeping copies together takes.
         tied: Sums of tied weights' gradients.
         update: Seconds of the optimizer on cores of its own. Shape [pp].
     """
 
     owned: ParameterShards
     traffic: ReplicaTraffic
+    held: ReplicaBytes
     tied: TiedTraffic
     update: Array
 
@@ -225,28 +227,26 @@ def _post_pipeline(
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)
     groups = setting.replicas(pp, ways, copies, mesh.tp)
-    if is_compressed(strategy):
-        how = strategy.gradient_compression
-        traffic = compressed_traffic(setting, how, groups.replicate, units, busy[1])
-    else:
 
-        def full(value: int) -> Index:
-            return np.full(pp, value, dtype=np.int64)
+    def full(value: int) -> Index:
+        return np.full(pp, value, dtype=np.int64)
 
-        rows = ReplicaRows(
-            scalars=owned.whole,
-            trained=owned.trained,
-            units=units,
-            zero_stage=full(strategy.zero_stage),
-            pp=full(pp),
-            num_microbatches=full(strategy.num_microbatches),
-            virtual_stages=full(strategy.virtual_stages),
-            forward_s=busy[0],
-            backward_s=busy[1],
-        )
-        traffic = replica_traffic(
-            rows, groups, setting.precision, setting.recipe, on_gpu=setting.on_gpu
-        )
+    rows = ReplicaRows(
+        scalars=owned.whole,
+        trained=owned.trained,
+        units=units,
+        zero_stage=full(strategy.zero_stage),
+        pp=full(pp),
+        num_microbatches=full(strategy.num_microbatches),
+        virtual_stages=full(strategy.virtual_stages),
+        forward_s=busy[0],
+        backward_s=busy[1],
+        compression=(
+            strategy.gradient_compression if is_compressed(strategy) else "none"
+        ),
+    )
+    pricing = replica_pricing()
+    traffic = pricing.traffic(rows, groups, setting)
     kinds = setting.types_of_ranks(pp)
     tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)
     update = np.array(
@@ -262,7 +262,13 @@ def _post_pipeline(
         ]
     )
     tied = tied_traffic(setting, strategy, costs, bounds)
-    return PostPipeline(owned=owned, traffic=traffic, tied=tied, update=update)
+    return PostPipeline(
+        owned=owned,
+        traffic=traffic,
+        held=pricing.held(rows, setting),
+        tied=tied,
+        update=update,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +277,7 @@ class Step:
 
     Attributes:
         breakdown_s: Seconds by part, see :data:`planner.cost.result.PARTS`.
-        after_pipeline: What follows the pipeline on each rank.
+        after: What follows the pipeline on each rank.
         times: One microbatch on every virtual stage, each process on cores of its own.
         pipeline_s: When the last rank is through with its microbatches.
         lag_s: How long before that each rank is. Shape [pp].
@@ -280,7 +286,7 @@ class Step:
     """
 
     breakdown_s: dict[str, float]
-    after_pipeline: PostPipeline
+    after: PostPipeline
     times: StageTimes
     pipeline_s: float
     lag_s: Array
@@ -315,9 +321,7 @@ def time_step(
     crowd, everyone = setting.core_contention(pp)
     forward = by_rank(times.forward, rank, pp) * crowd
     backward = by_rank(times.backward, rank, pp) * crowd
-    after_pipeline = _post_pipeline(
-        setting, strategy, costs, bounds, (forward, backward)
-    )
+    after = _post_pipeline(setting, strategy, costs, bounds, (forward, backward))
     # Processes that share cores can at best keep all cores busy all the time.
     cores = float(run.busy_s.sum()) / pp * everyone
     sent = max(run.sent_s * crowd, cores)
@@ -326,16 +330,16 @@ def time_step(
     lag = np.zeros(pp)
     if pp > 1 and cores < run.sent_s * crowd:
         lag = sent - run.done_s * crowd
-    update = after_pipeline.update * everyone
-    after = np.maximum(after_pipeline.exposed + update - lag, 0.0)
-    last = int(after.argmax())
+    update = after.update * everyone
+    ends = np.maximum(after.exposed + update - lag, 0.0)
+    last = int(ends.argmax())
     breakdown = _breakdown(strategy, times, run, sent)
-    share = after[last] / max(after_pipeline.exposed[last] + update[last], 1e-300)
-    breakdown["data_parallel"] = float(after_pipeline.exposed[last] * share)
+    share = ends[last] / max(after.exposed[last] + update[last], 1e-300)
+    breakdown["data_parallel"] = float(after.exposed[last] * share)
     breakdown["optimizer"] = float(update[last] * share)
     return Step(
         breakdown_s=breakdown,
-        after_pipeline=after_pipeline,
+        after=after,
         times=times,
         pipeline_s=sent,
         lag_s=lag,
@@ -406,20 +410,18 @@ def price_strategy(
     bounds = unit_ranges(setting, strategy)
     table = schedule_of(strategy)
     step = time_step(setting, strategy, costs, bounds, table, fidelity)
-    pp, after_pipeline = strategy.mesh.pp, step.after_pipeline
+    pp, after = strategy.mesh.pp, step.after
     return Cost(
         step_time_s=float(sum(step.breakdown_s.values())),
         breakdown_s=step.breakdown_s,
         memory=strategy_memory(
-            setting, strategy, costs, bounds, after_pipeline.owned, table
+            setting, strategy, costs, bounds, after.owned, after.held, table
         ),
         limit_bytes=setting.limits_of_ranks(pp),
         device_type=setting.types_of_ranks(pp),
-        link_bytes=link_bytes(
-            strategy, costs, bounds, after_pipeline.traffic, after_pipeline.tied
-        ),
+        link_bytes=link_bytes(strategy, costs, bounds, after.traffic, after.tied),
         collective_bytes=collective_bytes(
-            strategy, costs, bounds, after_pipeline.traffic, after_pipeline.tied
+            strategy, costs, bounds, after.traffic, after.tied
         ),
         fidelity="simulated" if fidelity == "simulated" else "analytic",
     )

@@ -74,7 +74,7 @@ def step_timeline(
         else _pipeline(strategy, times, table)
     )
     ended = step.pipeline_s - step.lag_s
-    exchanged = ended + step.after_pipeline.exposed
+    exchanged = ended + step.after.exposed
     return StepTimeline(
         actions=run,
         times=times,

@@ -9,7 +9,7 @@ from planner.cost.context import Combinations, PricingContext, number_rows
 from planner.cost.kernels.roofline import optimizer_seconds
 from planner.cost.orders import Orders, Places
 from planner.cost.pipelines.flushed import RowTimes, row_times
-from planner.cost.replicas.all_reduce import ReplicaRows, exposed_seconds
+from planner.cost.replicas import ReplicaRows, replica_pricing
 from planner.cost.result import PARTS, CostTable
 from planner.cost.table.memory import table_memory
 from planner.cost.table.rows import Columns, columns_of
@@ -105,9 +105,7 @@ def _replica_seconds(
         on_gpu=setting.on_gpu,
         core_wait_s=places.wait_s[rows.place],
     )
-    exposed = exposed_seconds(
-        owed, groups, setting.precision, setting.recipe, on_gpu=setting.on_gpu
-    )
+    exposed = replica_pricing().seconds(owed, groups, setting)
     if not memory.tied.any():
         return exposed
     ways = np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)
