@@ -207,9 +207,9 @@ def _own_numbers() -> tuple[int, int]:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def _store(timeout: datetime.timedelta) -> dist.Store:
+def _store(timeout: datetime.timedelta) -> dist.Store:  # type: ignore[name-defined]
     if "WORLD_SIZE" not in os.environ:
-        return dist.HashStore()  # type: ignore[attr-defined,no-any-return]
+        return dist.HashStore()  # type: ignore[attr-defined]
     store = fresh_store(timeout)
     if store is None:
         # As torch would make it; its host is process 0, whatever rank that has.
