@@ -28,7 +28,7 @@ from planner.capture.trace import Trace, Tracer
 from planner.capture.transformers_private import unpacked_sequences
 from planner.errors import CaptureError, OpBudgetError
 
-__all__ = ["LossKind", "Reading", "Source", "compute_loss", "trace_model"]
+__all__ = ["Loss", "LossKind", "Reading", "Source", "compute_loss", "trace_model"]
 
 #: Most parameters for which a model is run for real.
 _REAL_LIMIT = 100_000_000

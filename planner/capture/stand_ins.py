@@ -21,7 +21,12 @@ import torch
 
 from planner.capture.torch_private import patched_function
 
-__all__ = ["AttentionKind", "fused_attention_patched", "run_or_assume"]
+__all__ = [
+    "AttentionKind",
+    "fused_attention",
+    "fused_attention_patched",
+    "run_or_assume",
+]
 
 # -- Results that depend on data -------------------------------------------------
 

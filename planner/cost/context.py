@@ -30,7 +30,7 @@ from planner.schema.cluster import DeviceType
 from planner.simulate.compiled import compiled
 from planner.units import dtype_bytes
 
-__all__ = ["Combinations", "PricingContext", "number_rows"]
+__all__ = ["Combinations", "PricingContext", "SharedFacts", "number_rows"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numba
 import pytest
+from numba.core.caching import CacheImpl, NullCache
 
 from planner.simulate.compiled import compiled, inlined
 
@@ -15,17 +18,28 @@ def _double(value: float) -> float:
 def test_compiles_where_no_place_can_keep_the_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, asked = numba.njit, []
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
 
-    def njit(*arguments: Any, **options: Any) -> Any:
-        asked.append(options.get("cache", False))
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return real(*arguments, **options)
+    monkeypatch.setattr(CacheImpl, "__init__", refuse)
+    made = compiled(_double)
+    assert made(4.0) == 8.0
+    assert isinstance(made._cache, NullCache)
 
-    monkeypatch.setattr(numba, "njit", njit)
+
+def test_code_that_names_a_type_which_moved_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     assert compiled(_double)(4.0) == 8.0
-    assert asked == [True, False]
+    (index,) = tmp_path.rglob("*.nbi")
+    version = pickle.dumps(numba.__version__)
+    gone = b"cplanner.no_such_module\nThing\n."
+    index.write_bytes(version + gone)
+    assert compiled(_double)(4.0) == 8.0
+    # The index is whole again.
+    assert compiled(_double)(4.0) == 8.0
+    assert gone not in index.read_bytes()
 
 
 def test_a_part_compiles_by_itself_too() -> None:
