@@ -33,7 +33,7 @@ from benchmarks.tables import cpu_name, piped, report_name
 from planner import Cluster
 from planner.capture import capture, load_model
 from planner.graph import ModelGraph
-from planner.request import make_request
+from planner.request import PlanOptions, make_request
 from planner.schema import Strategy
 from planner.search.exhaustive import ExhaustivePartitioner
 from planner.search.ideals import ideals_of
@@ -219,7 +219,8 @@ def compare(
     Returns:
         None if nothing fits.
     """
-    request = make_request(graph, Cluster.parse(cluster), global_batch=batch, pin=pin)
+    options = PlanOptions(global_batch=batch, pin=pin)
+    request = make_request(graph, Cluster.parse(cluster), options)
     found = ExhaustivePartitioner().search(request).candidates
     line = [one for one in found if _units(one.strategy) == graph.unit_names]
     if not line:

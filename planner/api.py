@@ -16,16 +16,16 @@ from planner.contest import ask, best_answer
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
-from planner.request import check_choices, make_request, make_setting
+from planner.request import PlanOptions, make_request, make_setting
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
-from planner.space import Pin, check, read_pins
+from planner.space import Pin, check
 from planner.strategy_input import complete_strategy, read_strategy
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["plan", "predict", "read_model", "require_fit"]
+__all__ = ["plan", "plan_graph", "predict", "read_model", "require_fit"]
 
 
 def read_model(
@@ -128,24 +128,14 @@ def plan(
         StrategyError: If a value has the wrong type or is out of range.
         UnknownNameError: For a name that no registry holds; suggests the nearest.
     """
-    check_choices(
-        global_batch, objective, target, devices, evaluation_budget, time_budget_s
-    )
-    pins = read_pins(pin or {})
-    precision = precision or Precision()
-    started = time.perf_counter()
-    machines, graph = _read(model, cluster, example_inputs, seq_len, precision)
-    captured = time.perf_counter()
-    request = make_request(
-        graph,
-        machines,
+    options = PlanOptions(
         global_batch=global_batch,
         objective=objective,
-        pin=pins,
+        pin=pin or {},
         target=target,
         devices=devices,
-        precision=precision,
-        optimizer=optimizer,
+        precision=precision or Precision(),
+        optimizer=optimizer or Optimizer(),
         grad_clip_norm=grad_clip_norm,
         recipe=recipe,
         calibration=calibration,
@@ -154,23 +144,43 @@ def plan(
         time_budget_s=time_budget_s,
         seed=seed,
     )
-    results = ask(request, partitioner)
-    took = {"capture": captured - started, "search": time.perf_counter() - captured}
-    return _assembled(request, results, pins, took)
-
-
-def _read(
-    model: torch.nn.Module | ModelGraph | str | Mapping[str, Any],
-    cluster: Cluster | str,
-    example_inputs: Any,
-    seq_len: int | None,
-    precision: Precision,
-) -> tuple[Cluster, ModelGraph]:
-    """Read the named cluster and model; the cluster first, it is read faster."""
+    started = time.perf_counter()
+    # The cluster first: it is read faster.
     machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    # float8 products are traced in the dtype that their inputs are kept in.
-    dtype = "bfloat16" if precision.compute == "float8" else precision.compute
-    return machines, read_model(model, example_inputs, seq_len=seq_len, dtype=dtype)
+    graph = read_model(
+        model,
+        example_inputs,
+        seq_len=seq_len,
+        dtype=options.precision.activation_dtype,
+    )
+    made = plan_graph(graph, machines, options, partitioner=partitioner)
+    capture_s = time.perf_counter() - started - made.timing_s["search"]
+    return made.model_copy(update={"timing_s": {"capture": capture_s, **made.timing_s}})
+
+
+def plan_graph(
+    graph: ModelGraph,
+    cluster: Cluster,
+    options: PlanOptions,
+    *,
+    partitioner: str | Sequence[str] = "auto",
+) -> Plan:
+    """Plan a model that was read before.
+
+    Args:
+        graph: The model.
+        cluster: The devices.
+        options: What is asked of the partitioners.
+        partitioner: As for :func:`plan`.
+    Raises:
+        NoFeasiblePlanError: If nothing fits.
+        MeshwrightError: As :func:`plan`.
+    """
+    started = time.perf_counter()
+    request = make_request(graph, cluster, options)
+    results = ask(request, partitioner)
+    timing_s = {"search": time.perf_counter() - started}
+    return _assembled(request, results, options.pin, timing_s)
 
 
 def _assembled(
@@ -227,7 +237,13 @@ def predict(
         StrategyError: If the strategy breaks a rule: value, rule, remedy.
     """
     given = read_strategy(strategy)
-    machines, graph = _read(model, cluster, example_inputs, seq_len, given.precision)
+    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    graph = read_model(
+        model,
+        example_inputs,
+        seq_len=seq_len,
+        dtype=given.precision.activation_dtype,
+    )
     setting = make_setting(
         graph,
         machines,

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from planner.api import plan as make
-from planner.api import predict, read_model
+from planner.api import plan_graph, predict, read_model
 from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
 from planner.imports import Imported, name_stages
+from planner.request import PlanOptions
 from planner.schema import Plan, Strategy
 from planner.schema.describe import PART_NAMES
 from planner.units import format_bytes, format_seconds
@@ -190,30 +190,28 @@ def compare_with_plan(
         StrategyError: If the current strategy breaks a rule.
     """
     strategy = current.strategy if isinstance(current, Imported) else current
-    compute = strategy.precision.compute
-    graph = read_model(
-        model,
-        None,
-        seq_len=seq_len,
-        dtype="bfloat16" if compute == "float8" else compute,
-    )
-    if isinstance(current, Imported):
-        strategy = name_stages(current, graph.unit_names)
-    options: dict[str, Any] = {
-        "calibration": calibration,
-        "memory_fraction": memory_fraction,
-    }
-    priced = predict(graph, cluster, strategy, **options)
-    ours = make(
-        graph,
-        cluster,
+    options = PlanOptions(
         global_batch=strategy.global_batch,
         target=target,
         precision=strategy.precision,
         optimizer=strategy.optimizer,
         grad_clip_norm=strategy.grad_clip_norm,
+        calibration=calibration,
+        memory_fraction=memory_fraction,
         time_budget_s=time_budget_s,
         seed=seed,
-        **options,
     )
-    return Comparison(current=priced, ours=ours)
+    machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    graph = read_model(
+        model, None, seq_len=seq_len, dtype=strategy.precision.activation_dtype
+    )
+    if isinstance(current, Imported):
+        strategy = name_stages(current, graph.unit_names)
+    priced = predict(
+        graph,
+        machines,
+        strategy,
+        calibration=calibration,
+        memory_fraction=memory_fraction,
+    )
+    return Comparison(current=priced, ours=plan_graph(graph, machines, options))

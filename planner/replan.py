@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import cast
 
-from planner.api import plan as make
-from planner.api import read_model
+from planner.api import plan_graph, read_model
 from planner.assemble import model_reference
 from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
 from planner.errors import FingerprintError, NoFeasiblePlanError, PlanFileError
 from planner.graph import ModelGraph
-from planner.request import make_request
+from planner.request import PlanOptions, make_request
 from planner.schema import Plan
-from planner.search import partitioner_names
+from planner.search import Objective, partitioner_names
 from planner.search.orders import device_orders
 from planner.space import Pin, enumerate_strategies
 from planner.targets import get_target
@@ -86,27 +86,29 @@ def replan_within(
     strategy, work, asked = plan.strategy, plan.workload, plan.provenance
     machines = _machines(plan, cluster)
     graph = _graph(plan, model)
-    options: dict[str, Any] = {
-        "global_batch": work.global_batch,
-        "objective": asked.objective,
-        "target": target,
-        "precision": strategy.precision,
-        "optimizer": strategy.optimizer,
-        "grad_clip_norm": strategy.grad_clip_norm,
-        "calibration": calibration if asked.calibration is not None else None,
-        "memory_fraction": asked.memory_fraction,
-        "evaluation_budget": asked.evaluation_budget,
-        "time_budget_s": asked.time_budget_s,
-        "seed": asked.seed,
-    }
-    pins = _allowed_pins(graph, machines, options, asked.pinned)
+    options = PlanOptions(
+        global_batch=work.global_batch,
+        objective=cast(Objective, asked.objective),
+        target=target,
+        precision=strategy.precision,
+        optimizer=strategy.optimizer,
+        grad_clip_norm=strategy.grad_clip_norm,
+        calibration=calibration if asked.calibration is not None else None,
+        memory_fraction=asked.memory_fraction,
+        evaluation_budget=asked.evaluation_budget,
+        time_budget_s=asked.time_budget_s,
+        seed=asked.seed,
+    )
+    options = _keep_legal_pins(graph, machines, options, asked.pinned)
     names = [one.partitioner for one in asked.contenders]
     known = [name for name in names if name in partitioner_names()]
-    made = make(graph, machines, partitioner=known or "auto", pin=pins, **options)
+    made = plan_graph(graph, machines, options, partitioner=known or "auto")
     return Replanned(
         before=plan,
         plan=made,
-        dropped=tuple(f"{k}={v}" for k, v in asked.pinned.items() if k not in pins),
+        dropped=tuple(
+            f"{k}={v}" for k, v in asked.pinned.items() if k not in options.pin
+        ),
         changes=tuple(line for line in plan.diff(made) if line.startswith("strategy.")),
     )
 
@@ -135,12 +137,11 @@ def _graph(plan: Plan, named: ModelGraph | str | None) -> ModelGraph:
             f"the plan does not say where its model {plan.model.name!r} comes from; "
             f"name it with --model (model=...)"
         )
-    compute = plan.strategy.precision.compute
     graph = read_model(
         given,
         None,
         seq_len=plan.workload.seq_len,
-        dtype="bfloat16" if compute == "float8" else compute,
+        dtype=plan.strategy.precision.activation_dtype,
     )
     fingerprint = model_reference(graph).fingerprint
     if named is None and fingerprint != plan.model.fingerprint:
@@ -152,31 +153,23 @@ def _graph(plan: Plan, named: ModelGraph | str | None) -> ModelGraph:
     return graph
 
 
-def _allowed_pins(
-    graph: ModelGraph,
-    machines: Cluster,
-    options: dict[str, Any],
-    pins: dict[str, Pin],
-) -> dict[str, Pin]:
-    """One pin after the other, as long as anything is legal with it."""
-    kept: dict[str, Pin] = {}
-    if not _any_legal(graph, machines, options, {}):
-        # The request itself cannot be said; the search says why.
-        return kept
+def _keep_legal_pins(
+    graph: ModelGraph, machines: Cluster, options: PlanOptions, pins: Mapping[str, Pin]
+) -> PlanOptions:
+    """Pin one knob after the other, as long as any strategy is legal with it."""
+    if not _any_legal(graph, machines, options):
+        # Not even without pins; the search says why.
+        return options
     for knob, value in pins.items():
-        if _any_legal(graph, machines, options, {**kept, knob: value}):
-            kept[knob] = value
-    return kept
+        pinned = replace(options, pin={**options.pin, knob: value})
+        if _any_legal(graph, machines, pinned):
+            options = pinned
+    return options
 
 
-def _any_legal(
-    graph: ModelGraph,
-    machines: Cluster,
-    options: dict[str, Any],
-    pins: dict[str, Pin],
-) -> bool:
+def _any_legal(graph: ModelGraph, machines: Cluster, options: PlanOptions) -> bool:
     try:
-        request = make_request(graph, machines, pin=pins, **options)
+        request = make_request(graph, machines, options)
     except NoFeasiblePlanError:
         return False
     return any(

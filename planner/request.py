@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.search import OBJECTIVES, Objective, Request
-from planner.space import OWN_TARGETS, normalize_pins, read_pins
+from planner.space import OWN_TARGETS, Pin, normalize_pins, read_pins
 from planner.targets import get_target, target_names
 
-__all__ = ["check_choices", "make_request", "make_setting"]
+__all__ = ["PlanOptions", "make_request", "make_setting"]
 
 
 def make_setting(
@@ -65,96 +66,93 @@ def make_setting(
     )
 
 
-def check_choices(
-    global_batch: int,
-    objective: str,
-    target: str,
-    devices: str,
-    evaluation_budget: int | None,
-    time_budget_s: float | None,
-) -> None:
-    """Refuse arguments of ``plan`` that are out of range.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """A checked request of :func:`planner.plan`, without model and cluster.
+
+    Attributes are the arguments of ``plan`` of the same name; ``pin`` holds each knob's
+    value as one type (:func:`planner.space.read_pins`), however it was written.
 
     Raises:
-        StrategyError: If a number is.
+        StrategyError: If a value has the wrong type or is out of range.
         UnknownNameError: If a name is known to no registry.
         MeshwrightError: If a target is registered that cannot be loaded.
     """
-    if global_batch < 1:
-        raise StrategyError(f"global_batch={global_batch} is below 1; give at least 1")
-    if objective not in OBJECTIVES:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
-    if target not in OWN_TARGETS:
-        if target not in target_names():
-            raise UnknownNameError("target", target, (*OWN_TARGETS, *target_names()))
-        get_target(target)
-    if devices not in {"all", "any"}:
-        raise UnknownNameError("choice of devices", devices, ("all", "any"))
-    if evaluation_budget is not None and evaluation_budget < 1:
-        raise StrategyError(
-            f"evaluation_budget={evaluation_budget} is below 1; give at least 1, or "
-            f"None to leave it to the partitioner"
-        )
-    if time_budget_s is not None and not 0 <= time_budget_s < float("inf"):
-        raise StrategyError(
-            f"time_budget_s={time_budget_s} is not a number of seconds; give 0 or "
-            f"more, or None to leave it to the partitioner"
-        )
+
+    global_batch: int
+    objective: Objective = "throughput"
+    pin: Mapping[str, Pin] = field(default_factory=dict)
+    target: str = "meshwright"
+    devices: Literal["all", "any"] = "all"
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    grad_clip_norm: float | None = None
+    recipe: str = "torch"
+    calibration: CalibrationChoice = "shipped"
+    memory_fraction: float = 0.9
+    evaluation_budget: int | None = None
+    time_budget_s: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pin", read_pins(self.pin))
+        if self.global_batch < 1:
+            raise StrategyError(
+                f"global_batch={self.global_batch} is below 1; give at least 1"
+            )
+        if self.objective not in OBJECTIVES:
+            raise UnknownNameError("objective", self.objective, OBJECTIVES)
+        if self.target not in OWN_TARGETS:
+            if self.target not in target_names():
+                known = (*OWN_TARGETS, *target_names())
+                raise UnknownNameError("target", self.target, known)
+            get_target(self.target)
+        if self.devices not in {"all", "any"}:
+            raise UnknownNameError("choice of devices", self.devices, ("all", "any"))
+        budget, seconds = self.evaluation_budget, self.time_budget_s
+        if budget is not None and budget < 1:
+            raise StrategyError(
+                f"evaluation_budget={budget} is below 1; give at least 1, or None to "
+                f"leave it to the partitioner"
+            )
+        if seconds is not None and not 0 <= seconds < float("inf"):
+            raise StrategyError(
+                f"time_budget_s={seconds} is not a number of seconds; give 0 or more, "
+                f"or None to leave it to the partitioner"
+            )
 
 
-def make_request(
-    graph: ModelGraph,
-    cluster: Cluster,
-    *,
-    global_batch: int,
-    objective: Objective = "throughput",
-    pin: Mapping[str, Any] | None = None,
-    target: str = "meshwright",
-    devices: Literal["all", "any"] = "all",
-    precision: Precision | None = None,
-    optimizer: Optimizer | None = None,
-    grad_clip_norm: float | None = None,
-    recipe: str = "torch",
-    calibration: CalibrationChoice = "shipped",
-    memory_fraction: float = 0.9,
-    evaluation_budget: int | None = None,
-    time_budget_s: float | None = None,
-    seed: int = 0,
-) -> Request:
-    """Build the request of :func:`planner.plan`, from the same arguments.
+def make_request(graph: ModelGraph, cluster: Cluster, options: PlanOptions) -> Request:
+    """Build the request that partitioners answer.
 
     Args:
         graph: The model, read.
         cluster: The devices; the free ones, in the order of their ids, are ranks.
+        options: What is asked of them.
 
     Raises:
         NoFeasiblePlanError: If every device is occupied.
-        StrategyError: If a value has the wrong type or is out of range.
-        UnknownNameError: For a name that no registry holds.
+        StrategyError: If ``memory_fraction`` is not a share.
     """
-    check_choices(
-        global_batch, objective, target, devices, evaluation_budget, time_budget_s
-    )
-    pins = read_pins(pin or {})
     setting = make_setting(
         graph,
         cluster,
-        precision=precision or Precision(),
-        optimizer=optimizer or Optimizer(),
-        grad_clip_norm=grad_clip_norm,
-        recipe=recipe,
-        calibration=calibration,
-        memory_fraction=memory_fraction,
-        compiled=bool(pins.get("compile", False)),
+        precision=options.precision,
+        optimizer=options.optimizer,
+        grad_clip_norm=options.grad_clip_norm,
+        recipe=options.recipe,
+        calibration=options.calibration,
+        memory_fraction=options.memory_fraction,
+        compiled=bool(options.pin.get("compile", False)),
     )
     return Request(
         setting=setting,
-        global_batch=global_batch,
-        pins=normalize_pins(pins),
-        objective=objective,
-        target=target,
-        seed=seed,
-        evaluation_budget=evaluation_budget,
-        time_budget_s=time_budget_s,
-        devices=devices,
+        global_batch=options.global_batch,
+        pins=normalize_pins(options.pin),
+        objective=options.objective,
+        target=options.target,
+        seed=options.seed,
+        evaluation_budget=options.evaluation_budget,
+        time_budget_s=options.time_budget_s,
+        devices=options.devices,
     )

@@ -15,7 +15,7 @@ from planner.cluster import Cluster
 from planner.cluster.read import named_types
 from planner.errors import PlanFileError, UnknownNameError
 from planner.graph import ModelGraph
-from planner.request import make_request
+from planner.request import PlanOptions, make_request
 from planner.schema import Precision
 from planner.schema.base import Document, write_atomically
 from planner.schema.cluster import ClusterDocument
@@ -118,9 +118,7 @@ class World(Document):
         """
         machines = self.machines()
         store = process_store() if graphs is None else graphs
-        # float8 products are traced in the dtype of their inputs.
-        kept = self.precision.compute
-        dtype = "bfloat16" if kept == "float8" else kept
+        dtype = self.precision.activation_dtype
         return store.graph(self.model, seq_len=self.seq_len, dtype=dtype), machines
 
     def request(self, graphs: GraphStore | None = None) -> Request:
@@ -131,9 +129,7 @@ class World(Document):
             MeshwrightError: As :meth:`read`.
         """
         graph, machines = self.read(graphs)
-        return make_request(
-            graph,
-            machines,
+        options = PlanOptions(
             global_batch=self.global_batch,
             objective=self.objective,
             target=self.target,
@@ -142,6 +138,7 @@ class World(Document):
             memory_fraction=self.memory_fraction,
             seed=self.seed,
         )
+        return make_request(graph, machines, options)
 
 
 def save_worlds(worlds: Iterable[World], path: str | os.PathLike[str]) -> None:

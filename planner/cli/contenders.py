@@ -12,6 +12,7 @@ from planner.schema import Plan
 
 if TYPE_CHECKING:
     from planner.graph import ModelGraph
+    from planner.request import PlanOptions
 
 __all__ = ["Contender", "as_data", "compare", "emit_contenders"]
 
@@ -46,7 +47,9 @@ def compare(
     model: str | ModelGraph,
     cluster: str,
     partitioner: str | Sequence[str],
-    arguments: Mapping[str, Any],
+    options: PlanOptions,
+    *,
+    seq_len: int | None,
 ) -> tuple[Plan, tuple[Contender, ...]]:
     """Plan with each of several partitioners, each with the whole budget.
 
@@ -54,31 +57,28 @@ def compare(
         model: Read once.
         cluster: A name, as for :func:`planner.api.plan`.
         partitioner: Names; ``auto`` stands for all that are installed.
-        arguments: Further ones of ``plan``.
+        options: Further arguments of ``plan``.
+        seq_len: Tokens a sample.
     Returns:
         The best plan, which names all contenders, and one entry each, best first.
     Raises:
         MeshwrightError: If none of them has a plan.
     """
-    from planner.api import plan, read_model
+    from planner.api import plan_graph, read_model
     from planner.cluster import Cluster
     from planner.contest import names_of
     from planner.search import partitioner_names
 
     names = partitioner_names() if partitioner == "auto" else names_of(partitioner)
     machines = Cluster.parse(cluster)
-    compute = arguments["precision"].compute
     graph = read_model(
-        model,
-        None,
-        seq_len=arguments["seq_len"],
-        dtype="bfloat16" if compute == "float8" else compute,
+        model, None, seq_len=seq_len, dtype=options.precision.activation_dtype
     )
     plans: dict[str, Plan] = {}
     refused: dict[str, MeshwrightError] = {}
     for name in names:
         try:
-            plans[name] = plan(graph, machines, partitioner=name, **arguments)
+            plans[name] = plan_graph(graph, machines, options, partitioner=name)
         except MeshwrightError as error:
             refused[name] = error
     if not plans:

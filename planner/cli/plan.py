@@ -102,9 +102,7 @@ class PlanCommand:
                 allow_remote_code=self.allow_remote_code,
             )
             if self.compare:
-                made, contenders = compare(
-                    model, self.cluster, self._asked(), arguments
-                )
+                made, contenders = self._compare(model, arguments)
             else:
                 made = self._plan(model, arguments)
         if self.out is not None:
@@ -122,7 +120,23 @@ class PlanCommand:
     def _plan(self, model: str | ModelGraph, arguments: Mapping[str, Any]) -> Plan:
         from planner.api import plan
 
-        return plan(model, self.cluster, partitioner=self._asked(), **arguments)
+        return plan(
+            model,
+            self.cluster,
+            seq_len=self.seq_len,
+            partitioner=self._asked(),
+            **arguments,
+        )
+
+    def _compare(
+        self, model: str | ModelGraph, arguments: Mapping[str, Any]
+    ) -> tuple[Plan, tuple[Contender, ...]]:
+        from planner.request import PlanOptions
+
+        options = PlanOptions(**arguments)
+        return compare(
+            model, self.cluster, self._asked(), options, seq_len=self.seq_len
+        )
 
     def _asked(self) -> str | tuple[str, ...]:
         """A name, or several.
@@ -138,14 +152,13 @@ class PlanCommand:
         return names[0] if len(names) == 1 else names
 
     def _arguments(self) -> dict[str, Any]:
-        """What :func:`planner.api.plan` takes besides model, cluster and partitioner.
+        """Arguments of :func:`planner.api.plan` that a request shares with others.
 
         Raises:
             StrategyError: If a pin or a number is wrong.
         """
         return {
             "global_batch": self.global_batch,
-            "seq_len": self.seq_len,
             "objective": self.objective,
             "pin": parse_pins(self.pin),
             "target": self.target,

@@ -125,8 +125,7 @@ def _cluster(plan: Plan, given: Cluster | str | None) -> tuple[Cluster | None, s
 def _model(plan: Plan, given: ModelGraph | str | None) -> tuple[ModelGraph | None, str]:
     """The model's graph, or why there is none."""
     reference = plan.model
-    compute = plan.strategy.precision.compute
-    dtype = "bfloat16" if compute == "float8" else compute
+    dtype = plan.strategy.precision.activation_dtype
 
     def read(source: ModelGraph | str) -> ModelGraph:
         return read_model(source, None, seq_len=plan.workload.seq_len, dtype=dtype)

@@ -93,6 +93,11 @@ class Precision(Document):
     compute: Literal["float32", "bfloat16", "float16", "float8"] = "bfloat16"
     reduce: Literal["float32", "bfloat16"] = "float32"
 
+    @property
+    def activation_dtype(self) -> str:
+        """Dtype that activations are kept in; products in float8 keep bfloat16."""
+        return "bfloat16" if self.compute == "float8" else self.compute
+
 
 class Optimizer(Document):
     """The optimizer, for its memory and its arithmetic.

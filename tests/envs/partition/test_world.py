@@ -13,7 +13,7 @@ from envs.partition import GraphStore, World, load_worlds, save_worlds
 from planner import plan
 from planner.cluster import Cluster
 from planner.errors import CaptureError, NoFeasiblePlanError, PlanFileError
-from planner.request import make_request
+from planner.request import PlanOptions, make_request
 
 TINY = {
     "model_type": "llama",
@@ -135,7 +135,8 @@ def test_a_request_is_what_plan_asks() -> None:
     assert request.setting.graph is graph
     assert request.setting.memory_fraction == 0.7
     assert np.array_equal(request.setting.order, np.arange(16))
-    asked = make_request(graph, machines, global_batch=64, memory_fraction=0.7)
+    options = PlanOptions(global_batch=64, memory_fraction=0.7)
+    asked = make_request(graph, machines, options)
     assert asked.facts == request.facts
     answer = plan(TINY, machines, global_batch=64, seq_len=32, partitioner="expert")
     assert answer.strategy.global_batch == 64

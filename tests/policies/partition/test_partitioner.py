@@ -17,7 +17,7 @@ from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.errors import ClusterError, NoFeasiblePlanError, StrategyError
 from planner.graph import ModelGraph
-from planner.request import make_request
+from planner.request import PlanOptions, make_request
 from planner.search import Request, SearchResult
 from planner.search.arranging.screening import screen
 from planner.search.base import score
@@ -119,7 +119,9 @@ def test_weights_of_another_feature_version(tmp_path: Path) -> None:
     described = json.loads(file.read_text())
     described["feature_version"] = 0
     file.write_text(json.dumps(described))
-    request = make_request(tiny_graph(), Cluster.parse("dgx-a100:1"), global_batch=16)
+    request = make_request(
+        tiny_graph(), Cluster.parse("dgx-a100:1"), PlanOptions(global_batch=16)
+    )
     with pytest.raises(StrategyError, match="train the policy again"):
         LearnedPartitioner(tmp_path).search(request)
 
