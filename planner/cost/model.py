@@ -23,15 +23,15 @@ __all__ = ["CostModel"]
 
 
 class CostModel:
-    """Prices strategies for one setting and counts how many it priced.
+    """Price of strategies in one context, with a count of those priced.
 
     Attributes:
-        setting: Model, machines, recipe.
+        context: Model, machines and recipe.
         evaluations: Strategies priced so far, by fidelity.
     """
 
-    def __init__(self, setting: PricingContext) -> None:
-        self.setting = setting
+    def __init__(self, context: PricingContext) -> None:
+        self.context = context
         self.evaluations = {"analytic": 0, "simulated": 0}
         self._units: dict[tuple[int | str, ...], UnitCosts] = {}
         self._reordered: dict[tuple[str, ...], CostModel] = {}
@@ -39,7 +39,7 @@ class CostModel:
     def table(self, table: StrategyTable) -> CostTable:
         """Price many strategies by closed forms; stages are cut evenly by time."""
         self.evaluations["analytic"] += len(table)
-        return price_table(self.setting, table)
+        return price_table(self.context, table)
 
     def arranged(
         self, table: StrategyTable, ids: NDArray[np.int64], order: NDArray[np.int64]
@@ -54,9 +54,9 @@ class CostModel:
         """
         self.evaluations["analytic"] += len(table)
         if len(ids) == 1:
-            return price_table(self.setting.reordered(ids[0, ids[0] >= 0]), table)
-        orders = Orders(setting=self.setting, ids=ids)
-        return price_table(self.setting, table, orders, order)
+            return price_table(self.context.reordered(ids[0, ids[0] >= 0]), table)
+        orders = Orders(context=self.context, ids=ids)
+        return price_table(self.context, table, orders, order)
 
     def unit_costs(
         self,
@@ -66,7 +66,7 @@ class CostModel:
         ep: int,
         microbatch: int,
         sequence_parallel: bool,
-        context: ContextAlgorithm = "ring",
+        context_algorithm: ContextAlgorithm = "ring",
     ) -> UnitCosts:
         """Every unit under one combination (C = 1); kept, as finalists share a few.
 
@@ -76,16 +76,16 @@ class CostModel:
             ep: Expert parallel degree.
             microbatch: Samples per microbatch.
             sequence_parallel: Whether tp also splits the stream between layers.
-            context: How attention sees a sequence that cp divides.
+            context_algorithm: How attention sees a sequence that cp divides.
         """
-        key = (tp, cp, ep, microbatch, int(sequence_parallel), context)
+        key = (tp, cp, ep, microbatch, int(sequence_parallel), context_algorithm)
         if key not in self._units:
 
             def one(value: int) -> NDArray[np.int64]:
                 return np.array([value], dtype=np.int64)
 
             self._units[key] = price_units(
-                self.setting,
+                self.context,
                 Combinations(
                     tp=one(tp),
                     cp=one(cp),
@@ -93,7 +93,7 @@ class CostModel:
                     microbatch=one(microbatch),
                     sequence_parallel=one(int(sequence_parallel)),
                 ),
-                context=context,
+                context_algorithm=context_algorithm,
             )
         return self._units[key]
 
@@ -111,7 +111,7 @@ class CostModel:
         self.evaluations[fidelity] += 1
         model = self._in_order_of(strategy)
         costs = model._costs_of(strategy)
-        return price_strategy(model.setting, strategy, costs, fidelity)
+        return price_strategy(model.context, strategy, costs, fidelity)
 
     def breakdown(
         self,
@@ -127,7 +127,7 @@ class CostModel:
         self.evaluations[fidelity] += 1
         model = self._in_order_of(strategy)
         costs = model._costs_of(strategy)
-        return price_breakdown(model.setting, strategy, costs, fidelity)
+        return price_breakdown(model.context, strategy, costs, fidelity)
 
     def timeline(self, strategy: Strategy) -> StepTimeline:
         """When each pp rank does what in the step that :meth:`cost` prices.
@@ -138,7 +138,7 @@ class CostModel:
         """
         self.evaluations["simulated"] += 1
         model = self._in_order_of(strategy)
-        return step_timeline(model.setting, strategy, model._costs_of(strategy))
+        return step_timeline(model.context, strategy, model._costs_of(strategy))
 
     def _in_order_of(self, strategy: Strategy) -> CostModel:
         """Return the model of the order in which a strategy lists the units.
@@ -146,13 +146,13 @@ class CostModel:
         Raises:
             StrategyError: If a unit is listed before one that it reads.
         """
-        graph = self.setting.graph
+        graph = self.context.graph
         listed = tuple(name for stage in strategy.stages for name in stage.modules)
         if listed == graph.unit_names or sorted(listed) != sorted(graph.unit_names):
             return self
         if listed not in self._reordered:
-            setting = replace(self.setting, graph=graph.reordered(listed))
-            self._reordered[listed] = CostModel(setting)
+            context = replace(self.context, graph=graph.reordered(listed))
+            self._reordered[listed] = CostModel(context)
         return self._reordered[listed]
 
     def _costs_of(self, strategy: Strategy) -> UnitCosts:
@@ -162,5 +162,7 @@ class CostModel:
             ep=strategy.mesh.ep,
             microbatch=strategy.microbatch_size,
             sequence_parallel=strategy.sharding.sequence_parallel,
-            context=strategy.context_algorithm if strategy.mesh.cp > 1 else "ring",
+            context_algorithm=strategy.context_algorithm
+            if strategy.mesh.cp > 1
+            else "ring",
         )

@@ -97,17 +97,17 @@ class Orders:
     """Orders that a table's rows refer to by number.
 
     Attributes:
-        setting: Everything else; its own order is not read where ``ids`` has several.
+        context: Everything else; its own order is not read where ``ids`` has several.
         ids: Device id of each rank, -1 after the last. Shape [orders, most ranks].
     """
 
-    setting: PricingContext
+    context: PricingContext
     ids: Index
 
     @classmethod
-    def of(cls, setting: PricingContext) -> Orders:
-        """The one order of a setting."""
-        return cls(setting=setting, ids=setting.order[None, :])
+    def of(cls, context: PricingContext) -> Orders:
+        """The one order of a context."""
+        return cls(context=context, ids=context.order[None, :])
 
     @cached_property
     def lengths(self) -> Index:
@@ -117,23 +117,23 @@ class Orders:
     @cached_property
     def core_waits_s(self) -> Array:
         """Each order's :attr:`PricingContext.core_wait_s`. Shape [orders]."""
-        if not self.setting.shares_cores:
+        if not self.context.shares_cores:
             return np.zeros(len(self.ids))
         every = range(len(self.ids))
-        return np.array([self.setting_of(order).core_wait_s for order in every])
+        return np.array([self.context_of(order).core_wait_s for order in every])
 
     @cached_property
     def _net(self) -> LevelTables | None:
-        return level_tables(self.setting.cluster.topology)
+        return level_tables(self.context.cluster.topology)
 
-    def setting_of(self, order: int) -> PricingContext:
-        """The setting with one of the orders."""
-        return self.setting.reordered(self.ids[order, : self.lengths[order]])
+    def context_of(self, order: int) -> PricingContext:
+        """The context with one of the orders."""
+        return self.context.reordered(self.ids[order, : self.lengths[order]])
 
     def groups(self, degree: Index, stride: Index, which: Index) -> Groups:
         """Communication groups of (order, degree, stride). Shapes [n]."""
         if len(self.ids) == 1:
-            return self.setting.groups(degree, stride)
+            return self.context.groups(degree, stride)
         first, index = number_rows(which, degree, stride)
         if self._net is None:
             return self._one_by_one(degree, stride, which)
@@ -142,29 +142,29 @@ class Orders:
         )
         found = Groups(
             members=members,
-            bandwidth=self.setting.reached(bandwidth),
+            bandwidth=self.context.reached(bandwidth),
             latency=latency,
             which=index,
-            rings=self.setting.calibration is not None and self.setting.on_gpu,
+            rings=self.context.calibration is not None and self.context.on_gpu,
         )
-        rails = self.setting.rails(found, stride[first])
+        rails = self.context.rails(found, stride[first])
         return replace(found, bandwidth=found.bandwidth * rails)
 
     def _one_by_one(self, degree: Index, stride: Index, which: Index) -> Groups:
         """For networks whose arrays are not known."""
         first, index = number_rows(which, degree, stride)
         levels = [
-            self.setting.cluster.axis_levels(
+            self.context.cluster.axis_levels(
                 int(degree[i]),
                 int(stride[i]),
                 self.ids[which[i], : self.lengths[which[i]]].tolist(),
             )
             for i in first
         ]
-        rings = self.setting.calibration is not None and self.setting.on_gpu
+        rings = self.context.calibration is not None and self.context.on_gpu
         found = Groups.from_levels(levels, index, rings=rings)
-        reached = self.setting.reached(found.bandwidth)
-        rails = self.setting.rails(found, stride[first])
+        reached = self.context.reached(found.bandwidth)
+        rails = self.context.rails(found, stride[first])
         return replace(found, bandwidth=reached * rails)
 
     def places(self, which: Index, pp: Index) -> Places:
@@ -194,10 +194,10 @@ class Orders:
 
     def _fill(self, made: Places, order: Index) -> None:
         """All stages of all places side by side, each a run of as many devices."""
-        setting, pp = self.setting, made.pp
+        context, pp = self.context, made.pp
         runs = _Runs.of(pp, self.lengths[order])
         ids = self.ids[order[runs.place], runs.rank]
-        kinds, memory = setting.types_and_limits_of_runs(ids, runs.starts)
+        kinds, memory = context.types_and_limits_of_runs(ids, runs.starts)
         made.types[runs.owner, runs.stage] = kinds
         beyond = np.arange(made.types.shape[1]) >= pp[:, None]
         made.types[:] = np.where(beyond, made.types[:, :1], made.types)
@@ -205,35 +205,35 @@ class Orders:
         for column, stage in enumerate((0 * pp, np.minimum(1, pp - 1), pp - 1)):
             made.limits[:, column] = memory[head + stage]
         whole = runs.starts[head]
-        made.slowest[:] = setting.types_and_limits_of_runs(ids, whole)[0]
+        made.slowest[:] = context.types_and_limits_of_runs(ids, whole)[0]
         bandwidth, latency = self._boundaries(made, order, runs, ids)
         deep = pp[runs.owner] > 1
         at = runs.owner[deep], runs.stage[deep]
         made.bandwidth[at], made.latency[at] = bandwidth[deep], latency[deep]
-        if setting.shares_cores:
+        if context.shares_cores:
             for row, (one, depth) in enumerate(
                 zip(order.tolist(), pp.tolist(), strict=True)
             ):
-                made.core_contention[row] = self.setting_of(one).core_contention(depth)
+                made.core_contention[row] = self.context_of(one).core_contention(depth)
 
     def _boundaries(
         self, made: Places, order: Index, runs: _Runs, ids: Index
     ) -> tuple[Array, Array]:
         """As :meth:`planner.cost.context.PricingContext.boundaries`, of every run."""
-        setting = self.setting
+        context = self.context
         if len(self.ids) == 1:
-            found = [setting.boundaries(depth) for depth in made.pp.tolist()]
+            found = [context.boundaries(depth) for depth in made.pp.tolist()]
             bandwidth, latency = (
                 np.concatenate(part) for part in zip(*found, strict=True)
             )
             return bandwidth, latency
-        links, length = setting.cluster.topology.links, self.lengths[order]
+        links, length = context.cluster.topology.links, self.lengths[order]
         ahead = (runs.rank + (length // made.pp)[runs.place]) % length[runs.place]
         behind = self.ids[order[runs.place], ahead]
         there, back = links(ids, behind), links(behind, ids)
         bandwidth = np.minimum.reduceat(np.minimum(there[0], back[0]), runs.starts)
         latency = np.maximum.reduceat(np.maximum(there[1], back[1]), runs.starts)
-        return setting.reached(bandwidth), latency + made.wait_s[runs.owner]
+        return context.reached(bandwidth), latency + made.wait_s[runs.owner]
 
     def pair_lines(self, places: Places) -> Array:
         """Fixed seconds, and seconds per byte, of an all-reduce between two pp ranks.
@@ -245,14 +245,14 @@ class Orders:
         deep = np.flatnonzero(places.pp > 1)
         if not len(deep):
             return lines
-        setting, wait = self.setting, places.wait_s[deep]
+        context, wait = self.context, places.wait_s[deep]
         pairs = Groups(
             members=np.full((len(deep), 1), 2.0),
             bandwidth=places.bandwidth[deep].min(axis=1, keepdims=True),
             latency=places.latency[deep].max(axis=1, keepdims=True) - wait[:, None],
             which=np.arange(len(deep)),
         )
-        both = lines_of("all_reduce", pairs, setting.cluster.document.collectives)
+        both = lines_of("all_reduce", pairs, context.cluster.document.collectives)
         cheaper = both[:, :, 1].argmin(axis=1)
         lines[deep] = both[np.arange(len(deep)), cheaper]
         # A ring of two has two hops.

@@ -71,23 +71,23 @@ class UnitCompute:
 
 
 def unit_compute(
-    setting: PricingContext, classes: BlockClasses, combos: Combinations
+    context: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> UnitCompute:
     """Price the compute of every unit under every combination.
 
     Args:
-        setting: The request.
+        context: The request.
         classes: Distinct blocks.
         combos: Degrees and microbatches.
     """
     combos, which = combos.without_order()
-    types = setting.cluster.device_types
-    found = np.stack([_by_block(setting, classes, combos, one) for one in types], 1)
-    _put_measured(found, classes, combos.microbatch / setting.graph.batch)
+    types = context.cluster.device_types
+    found = np.stack([_by_block(context, classes, combos, one) for one in types], 1)
+    _put_measured(found, classes, combos.microbatch / context.graph.batch)
     forward, backward, weight, selective, *host = found[:, :, which]
     return UnitCompute(
-        forward=_launched(setting.recipe, classes, forward, host[0]),
-        backward=_launched(setting.recipe, classes, backward, host[1]),
+        forward=_launched(context.recipe, classes, forward, host[0]),
+        backward=_launched(context.recipe, classes, backward, host[1]),
         weight=weight @ classes.count,
         selective=selective @ classes.count,
         busy=(forward + backward).min(axis=0),
@@ -95,7 +95,7 @@ def unit_compute(
 
 
 def _by_block(
-    setting: PricingContext,
+    context: PricingContext,
     classes: BlockClasses,
     combos: Combinations,
     device: DeviceType,
@@ -107,19 +107,19 @@ def _by_block(
     times = kernel_times(
         table,
         device,
-        setting.recipe,
-        dtype=setting.operand_dtype,
-        element=setting.element_ratio,
-        tokens=combos.microbatch / setting.graph.batch,
+        context.recipe,
+        dtype=context.operand_dtype,
+        element=context.element_ratio,
+        tokens=combos.microbatch / context.graph.batch,
         tp=combos.tp.astype(float),
         cp=combos.cp.astype(float),
         ep=combos.ep.astype(float),
         sequence_parallel=combos.sequence_parallel.astype(float),
-        constants=setting.constants(device),
-        causal=setting.graph.attention == "causal",
+        constants=context.constants(device),
+        causal=context.graph.attention == "causal",
     )
     sharded = (table.style <= 2) * table.count
-    slower = setting.recipe.sharded_op_overhead_s * (device.backend == "gloo")
+    slower = context.recipe.sharded_op_overhead_s * (device.backend == "gloo")
     extra = np.where(combos.tp[:, None] > 1, sharded, 0.0) * slower
     parts = (
         times.forward + extra,
@@ -194,7 +194,7 @@ _SCORE_BYTES = 5.0
 
 
 def saved_bytes(
-    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+    context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
 
@@ -215,32 +215,32 @@ def saved_bytes(
     gathered, boundary = (
         classes.column(name) for name in ("saved_gathered_bytes", "boundary_bytes")
     )
-    if setting.recipe.regathers:
+    if context.recipe.regathers:
         gathered = np.zeros_like(gathered)
     none = divided("saved_bytes", "saved_tensor_bytes", gathered)
     kinds = ("saved_selective_bytes", "saved_selective_tensor_bytes")
     sums = classes.column(kinds[0]) - classes.column(kinds[1]) - boundary
-    if setting.recipe.regathers:
+    if context.recipe.regathers:
         sums = np.zeros_like(sums)
     selective = np.minimum(none, divided(*kinds, np.maximum(sums, 0.0)))
     full = column * boundary / stream
-    if setting.recipe.selective == "alternate":
-        selective = selective - _every_second(setting, classes, combos, stream)
+    if context.recipe.selective == "alternate":
+        selective = selective - _every_second(context, classes, combos, stream)
         selective = np.maximum(selective, full)
-    none = none + column * _mask_bytes(setting, classes) / stream
-    if setting.recipe.selective == "attention":
+    none = none + column * _mask_bytes(context, classes) / stream
+    if context.recipe.selective == "attention":
         selective = none
-    none = none + _score_bytes(setting, classes, combos)
+    none = none + _score_bytes(context, classes, combos)
     working = column * classes.column("transient_bytes")
     apart = classes.streamed
-    if setting.recipe.loss_parallel:
+    if context.recipe.loss_parallel:
         apart = apart | (classes.logit_bytes > 0)
     working = np.where(apart, working / tp, working)
-    if setting.recipe.fused_loss:
-        ways = tp if setting.recipe.loss_parallel else 1.0
+    if context.recipe.fused_loss:
+        ways = tp if context.recipe.loss_parallel else 1.0
         logits = column * classes.logit_bytes / ways
         # Logits, what their gradient is made of, and that: nothing is there in fp32.
-        wide = (4.0 / dtype_bytes(setting.graph.dtype) - 1.0) * logits
+        wide = (4.0 / dtype_bytes(context.graph.dtype) - 1.0) * logits
         none = np.maximum(none - wide, full)
         selective = np.minimum(selective, none)
         working = np.where(logits > 0, 2.0 * logits, working)
@@ -248,7 +248,7 @@ def saved_bytes(
 
 
 def _every_second(
-    setting: PricingContext, classes: BlockClasses, combos: Combinations, stream: Array
+    context: PricingContext, classes: BlockClasses, combos: Combinations, stream: Array
 ) -> Array:
     """Outputs of products that alternate recomputation makes again. [C, classes].
 
@@ -258,7 +258,7 @@ def _every_second(
     checkpointing recomputes every other mm.
     """
     table = classes.kernels
-    tokens = (combos.microbatch / setting.graph.batch / combos.cp)[:, None]
+    tokens = (combos.microbatch / context.graph.batch / combos.cp)[:, None]
     tp = combos.tp[:, None].astype(float)
     heads = np.array([block.kind == "head" for block in classes.blocks])
     product = (table.kind == 0) & (table.weight_bytes > 0) & ~heads[table.owner]
@@ -267,33 +267,33 @@ def _every_second(
     ways = np.where(table.style == 0, tp, stream[:, table.owner])
     member = np.zeros((len(table.owner), len(classes.blocks)))
     member[np.arange(len(table.owner)), table.owner] = 1.0
-    half = 0.5 * dtype_bytes(setting.activation_dtype)
+    half = 0.5 * dtype_bytes(context.activation_dtype)
     return np.asarray(half * (tokens * made / ways) @ member)
 
 
-def _mask_bytes(setting: PricingContext, classes: BlockClasses) -> Array:
+def _mask_bytes(context: PricingContext, classes: BlockClasses) -> Array:
     """Masks of dropout behind attention and MLP, a byte an element. [classes].
 
     Source: Korthikanti et al. 2022, section 4.1.
     """
-    if not setting.recipe.dropout:
+    if not context.recipe.dropout:
         return np.zeros(len(classes.blocks))
-    element = dtype_bytes(setting.graph.dtype)
-    stream = float(np.max(setting.graph.cut_bytes, initial=0.0)) / element
+    element = dtype_bytes(context.graph.dtype)
+    stream = float(np.max(context.graph.cut_bytes, initial=0.0)) / element
     ends = ("attention", "mlp", "expert")
     inside = np.array([block.kind in ends for block in classes.blocks])
     # A mask is a byte whatever the activations have: undo what scales those.
-    return np.where(inside, stream, 0.0) / setting.element_ratio
+    return np.where(inside, stream, 0.0) / context.element_ratio
 
 
 def _score_bytes(
-    setting: PricingContext, classes: BlockClasses, combos: Combinations
+    context: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> Array:
     """Scores that backward keeps where attention is not fused. [C, classes]."""
     table = classes.kernels
-    if setting.recipe.fused_attention:
+    if context.recipe.fused_attention:
         return np.zeros((len(combos.tp), len(classes.blocks)))
-    tokens = combos.microbatch / setting.graph.batch / combos.cp
+    tokens = combos.microbatch / context.graph.batch / combos.cp
     scores = score_elements(table, tokens[:, None], combos.tp[:, None].astype(float))
     member = np.zeros((len(table.owner), len(classes.blocks)))
     member[np.arange(len(table.owner)), table.owner] = table.count
@@ -318,7 +318,7 @@ def transient_bytes(
 
 
 def cut_bytes(
-    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+    context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """Bytes at the cut after each unit but the last, and those saved as they come.
 
@@ -329,21 +329,21 @@ def cut_bytes(
         Shapes [C, U - 1] each.
     """
     split = ((combos.sequence_parallel > 0) & (combos.tp > 1))[:, None]
-    after = np.arange(1, len(setting.graph.units))
+    after = np.arange(1, len(context.graph.units))
     within = np.isin(after, classes.region[1:])
     entry = np.isin(after, classes.region[:1])
     ways = np.where(split & within, combos.tp[:, None], 1)
-    cut = np.asarray(setting.graph.cut_bytes * scale[:, None] / ways)
+    cut = np.asarray(context.graph.cut_bytes * scale[:, None] / ways)
     return cut, np.where(split & entry, 0.0, cut)
 
 
-def sent_bytes(setting: PricingContext, combos: Combinations, cut: Array) -> Array:
+def sent_bytes(context: PricingContext, combos: Combinations, cut: Array) -> Array:
     """What one device sends of the bytes at each cut. Shape [C, U - 1].
 
     Every tp rank has all of a stream that is not divided. Source: Narayanan et al.
     2021, section 4.1, "Scatter/gather communication optimization".
     """
-    if not setting.recipe.scattered_transfers:
+    if not context.recipe.scattered_transfers:
         return cut
     whole = combos.sequence_parallel == 0
     return cut / np.where(whole, combos.tp, 1)[:, None]
@@ -363,7 +363,7 @@ def parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
 
 
 def between_halves(
-    setting: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+    context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """What a split backward keeps besides, and what the model returns.
 
@@ -375,7 +375,7 @@ def between_halves(
         Bytes of one microbatch. Shapes [C, U] and [C].
     """
     table = classes.kernels
-    element = float(dtype_bytes(setting.graph.dtype))
+    element = float(dtype_bytes(context.graph.dtype))
     member = np.zeros((len(table.owner), len(classes.blocks)))
     member[np.arange(len(table.owner)), table.owner] = 1.0
     kept = weight_gradient_bytes(table, element, combos.tp.astype(float)) @ member
@@ -383,7 +383,7 @@ def between_halves(
     head = np.array([block.kind == "head" for block in classes.blocks])
     last = head & (classes.count[:, -1] > 0)
     freed = classes.column("saved_bytes") - classes.column("boundary_bytes")
-    if setting.recipe.keeps_graph:
+    if context.recipe.keeps_graph:
         kept = np.where(head, np.maximum(kept - freed, 0.0), kept)
     else:
         kept = np.where(head, kept - freed, 0.0)
@@ -468,21 +468,21 @@ class UnitCosts:
 
 
 def _summed_parameters(
-    setting: PricingContext, classes: BlockClasses, combos: Combinations
+    context: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> Array:
     """Trained scalars that sequence parallelism computes on shards of. Shape [C, U]."""
-    whole = setting.facts.parameter_counts.trained[0, 0]
+    whole = context.facts.parameter_counts.trained[0, 0]
     inside = np.isin(np.arange(len(whole)), classes.region)
     split = (combos.sequence_parallel > 0) & (combos.tp > 1)
     return np.asarray(np.where(inside, whole, 0.0) * split[:, None])
 
 
-def _recomputed(setting: PricingContext) -> NDArray[np.bool_]:
+def _recomputed(context: PricingContext) -> NDArray[np.bool_]:
     """Units that full recomputation covers. Shape [U]."""
-    graph = setting.graph
+    graph = context.graph
     return np.array(
         [
-            setting.recipe.recompute_ends
+            context.recipe.recompute_ends
             or not {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
             for a, b in graph.units
         ]
@@ -490,10 +490,10 @@ def _recomputed(setting: PricingContext) -> NDArray[np.bool_]:
 
 
 def _parameters(
-    setting: PricingContext, classes: BlockClasses, combos: Combinations
+    context: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> dict[str, Array]:
     """Fields of :class:`UnitCosts` that count scalars of weights."""
-    parameters = setting.facts.parameter_counts
+    parameters = context.facts.parameter_counts
     dense, expert = parameters_of(parameters.scalars, combos)
     trained_dense, trained_experts = parameters_of(parameters.trained, combos)
     ties = parameters.ties
@@ -506,42 +506,42 @@ def _parameters(
         "tied_parameters": ties.scalars / ways,
         "tied_trained": ties.trained / ways,
         "tensors": parameters.tensors,
-        "summed_parameters": _summed_parameters(setting, classes, combos),
+        "summed_parameters": _summed_parameters(context, classes, combos),
     }
 
 
 def price_units(
-    setting: PricingContext,
+    context: PricingContext,
     combos: Combinations,
     orders: Orders | None = None,
     *,
-    context: ContextAlgorithm = "ring",
+    context_algorithm: ContextAlgorithm = "ring",
 ) -> UnitCosts:
     """Price every unit under every combination.
 
     Args:
-        setting: The request.
+        context: The request.
         combos: Degrees and microbatches.
-        orders: What ``combos.order`` refers to; None for the setting's own.
-        context: How attention sees a sequence that cp divides.
+        orders: What ``combos.order`` refers to; None for the context's own.
+        context_algorithm: How attention sees a sequence that cp divides.
     """
-    graph = setting.graph
-    orders = orders or Orders.of(setting)
-    classes = setting.facts.classes
+    graph = context.graph
+    orders = orders or Orders.of(context)
+    classes = context.facts.classes
     to_units = classes.count
     scale = combos.microbatch / graph.batch / combos.cp
-    scale = scale * setting.element_ratio
-    compute = unit_compute(setting, classes, combos)
+    scale = scale * context.element_ratio
+    compute = unit_compute(context, classes, combos)
     hidden = compute.busy * classes.has_attention
     tp = tensor_traffic(orders, classes, combos, scale)
-    cp = context_traffic(context, orders, classes, combos, scale, hidden)
+    cp = context_traffic(context_algorithm, orders, classes, combos, scale, hidden)
     ep = expert_traffic(orders, classes, combos, scale)
-    kept, working = saved_bytes(setting, classes, combos, scale)
+    kept, working = saved_bytes(context, classes, combos, scale)
     saved = kept @ to_units
-    repeated = _recomputed(setting)
+    repeated = _recomputed(context)
     saved[2] = np.where(repeated, saved[2], saved[0])
-    halves, output = between_halves(setting, classes, combos, scale)
-    cut, shared = cut_bytes(setting, classes, combos, scale)
+    halves, output = between_halves(context, classes, combos, scale)
+    cut, shared = cut_bytes(context, classes, combos, scale)
     return UnitCosts(
         forward_s=compute.forward,
         backward_s=compute.backward,
@@ -552,7 +552,7 @@ def price_units(
         tp_again_s=tp.again_s,
         cp_s=cp.seconds @ to_units,
         ep_s=exposed_exchanges(
-            setting.recipe,
+            context.recipe,
             ep.seconds @ to_units,
             compute.forward.min(axis=0),
             compute.backward.min(axis=0),
@@ -562,7 +562,7 @@ def price_units(
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=cut,
-        sent_bytes=sent_bytes(setting, combos, cut),
+        sent_bytes=sent_bytes(context, combos, cut),
         shared_bytes=shared,
         tp_bytes=tp.sent,
         cp_bytes=cp.sent @ to_units,
@@ -570,7 +570,7 @@ def price_units(
         tp_payload=tp.payload,
         ep_payload=ep.payload @ to_units,
         cp_payload=cp.payload @ to_units,
-        cp_forward=FORWARD_SHARE[context],
-        ties=setting.facts.parameter_counts.ties,
-        **_parameters(setting, classes, combos),
+        cp_forward=FORWARD_SHARE[context_algorithm],
+        ties=context.facts.parameter_counts.ties,
+        **_parameters(context, classes, combos),
     )

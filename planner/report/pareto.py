@@ -82,7 +82,7 @@ def priced_points(plan: Plan, pricing: CostModel) -> list[ParetoPoint]:
 
     What was pinned stays pinned.
     """
-    setting = pricing.setting
+    setting = pricing.context
     pins = normalize_pins(read_pins(dict(plan.provenance.pinned)))
     points: list[ParetoPoint] = []
     for count in _counts(len(setting.order)):

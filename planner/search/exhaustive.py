@@ -81,7 +81,7 @@ def search_order(
     def late() -> bool:
         return until is not None and time.perf_counter() >= until
 
-    count = len(model.setting.order)
+    count = len(model.context.order)
     finalists = _Finalists(request)
     size = _ROWS_AT_ONCE if until is None else _ROWS_TIMED
     for table in enumerate_strategies(

@@ -57,7 +57,7 @@ class ExpertPartitioner:
         for order in device_orders(request):
             model = CostModel(replace(request.setting, order=order))
             models.append(model)
-            asked = replace(request, setting=model.setting)
+            asked = replace(request, setting=model.context)
             for rows in _rounds(asked, model, self._sources):
                 keep = self._keep
                 if request.time_budget_s is not None:
@@ -107,7 +107,7 @@ def _rounds(
 
 
 def _by_the_rules(request: Request, model: CostModel) -> StrategyTable | None:
-    table = ladder(request, len(model.setting.order))
+    table = ladder(request, len(model.context.order))
     return table and table[np.flatnonzero(legal(table, request.facts))]
 
 
@@ -117,7 +117,7 @@ def _widened(request: Request, model: CostModel) -> StrategyTable | None:
     kept = [
         _least_departing(table, model, host)
         for table in enumerate_strategies(
-            request.facts, num_devices=len(model.setting.order), pins=request.pins
+            request.facts, num_devices=len(model.context.order), pins=request.pins
         )
     ]
     if not kept:

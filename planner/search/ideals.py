@@ -269,14 +269,14 @@ def _recut(
     model: CostModel, ideals: Ideals, line: Strategy, *, free_recompute: bool
 ) -> Strategy | None:
     """The same strategy cut along ideals; None if its slowest stage is no faster."""
-    setting, mesh = model.setting, line.mesh
+    setting, mesh = model.context, line.mesh
     costs = model.unit_costs(
         tp=mesh.tp,
         cp=mesh.cp,
         ep=mesh.ep,
         microbatch=line.microbatch_size,
         sequence_parallel=False,
-        context=line.context_algorithm if mesh.cp > 1 else "ring",
+        context_algorithm=line.context_algorithm if mesh.cp > 1 else "ring",
     )
     times = stage_times(setting, line, costs, unit_ranges(setting, line))
     slowest = float((times.forward + times.backward).max())

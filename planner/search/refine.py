@@ -51,7 +51,7 @@ def _cuts(
     sayable: Sayable | None,
 ) -> Iterator[Cut]:
     """The exact cut, the evenly timed one, and for launchers the one that all know."""
-    bare, setting = skeleton(row), model.setting
+    bare, setting = skeleton(row), model.context
     costs = model.unit_costs(
         tp=row["tp"],
         cp=row["cp"],
@@ -114,7 +114,7 @@ def candidates_of_row(
     Returns:
         None at all if the launcher can say no cut, or not on these devices.
     """
-    setting = model.setting
+    setting = model.context
     if sayable is not None and not sayable.allows_order(setting.order):
         return []
     cuts = _cuts(model, row, free_recompute=free_recompute, sayable=sayable)
@@ -131,7 +131,7 @@ def _of_cut(
     model: CostModel, row: Mapping[str, int], cut: Cut, sayable: Sayable | None
 ) -> Iterator[Candidate]:
     """One cut, under each algorithm that a divided sequence can attend by."""
-    setting = model.setting
+    setting = model.context
     for context in context_algorithms(setting.graph, cp=row["cp"], tp=row["tp"]):
         strategy = build_strategy(
             row,

@@ -42,13 +42,13 @@ def pipelines(units: int) -> list[dict[str, int]]:
 
 
 def even(model: CostModel, values: dict[str, int]) -> Strategy:
-    names = model.setting.graph.unit_names
+    names = model.context.graph.unit_names
     stages = values["pp"] * values["virtual_stages"]
     return build_strategy(
         values,
         unit_names=names,
         bounds=[i * len(names) // stages for i in range(stages + 1)],
-        sharding=model.setting.graph.sharding,
+        sharding=model.context.graph.sharding,
     )
 
 
@@ -58,7 +58,7 @@ def timed_cut(model: CostModel, values: dict[str, int]) -> list[int]:
     combos = Combinations(
         tp=one, cp=one, ep=one, microbatch=one, sequence_parallel=0 * one
     )
-    costs = price_units(model.setting, combos)
+    costs = price_units(model.context, combos)
     stages = values["pp"] * values["virtual_stages"]
     work = costs.forward_s + costs.backward_s
     types = np.zeros((1, stages), dtype=np.int64)

@@ -40,7 +40,7 @@ def test_frozen_products_have_no_weight_gradient() -> None:
     )
     wide = {"memory_bandwidth_bytes_per_s": 1e18}
     frozen, trained = (
-        price_units(model_of(adapted_graph(frozen=f), **wide).setting, combos)
+        price_units(model_of(adapted_graph(frozen=f), **wide).context, combos)
         for f in (True, False)
     )
     assert frozen.forward_s == pytest.approx(trained.forward_s)

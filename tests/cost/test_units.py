@@ -185,7 +185,7 @@ def test_a_sequence_traded_for_heads_goes_there_and_back(
     costs = price_units(
         setting_for(attending(8, shared), CLUSTER),
         Combinations(**{name: np.array([value]) for name, value in names.items()}),
-        context="all_to_all",
+        context_algorithm="all_to_all",
     )
     # Queries and outputs of 8 heads, keys and values of some, in bfloat16.
     once = 2.0 * TOKENS * 64 * (2 * 8 + 2 * each) / cp / tp

@@ -56,7 +56,7 @@ def brute_force(
     model: CostModel, costs: UnitCosts, values: dict[str, int]
 ) -> tuple[float, float] | None:
     """Least bottleneck of all that fit, and the least sum that reaches it."""
-    names = model.setting.graph.unit_names
+    names = model.context.graph.unit_names
     units, stages = len(names), values["pp"]
     found = []
     for cut in itertools.combinations(range(1, units), stages - 1):
@@ -68,7 +68,7 @@ def brute_force(
                 recompute=kinds,  # type: ignore[arg-type]
             )
             if model.cost(strategy).fits:
-                seconds = work(model.setting, costs, strategy)
+                seconds = work(model.context, costs, strategy)
                 found.append((float(seconds.max()), float(seconds.sum())))
     if not found:
         return None

@@ -45,10 +45,10 @@ class KernelTable:
         kind: Index into matmul, attention, conv, embedding, memory.
         expert_share: Share of the weights that ep divides.
         trained: Whether there are weights that get a gradient.
-        narrow: Whether recipes for float8 and float4 convert it: products with weights
-            but those of heads. Sources: torchtitan, docs/float8.md, which filters
-            ``output``; Megatron-Core, GPTModel.output_layer, which is no module of
-            Transformer Engine.
+        low_precision: Whether recipes for float8 and float4 convert it: products with
+            weights but those of heads. Sources: torchtitan, docs/float8.md, which
+            filters ``output``; Megatron-Core, GPTModel.output_layer, which is no module
+            of Transformer Engine.
     """
 
     owner: NDArray[np.int64]
@@ -67,7 +67,7 @@ class KernelTable:
     weight_bytes: Array
     expert_share: Array
     trained: NDArray[np.bool_]
-    narrow: NDArray[np.bool_]
+    low_precision: NDArray[np.bool_]
 
     @classmethod
     def build(
@@ -92,7 +92,7 @@ class KernelTable:
             trained=np.array(
                 [k.trained and k.weight_bytes > 0 for _, _, k in kernels], dtype=bool
             ),
-            narrow=np.array(
+            low_precision=np.array(
                 [
                     k.kind == "matmul" and k.weight_bytes > 0 and owner not in heads
                     for owner, _, k in kernels
@@ -146,10 +146,10 @@ class BlockClasses:
     entered_bytes: Array
 
     @property
-    def narrow(self) -> NDArray[np.bool_]:
+    def low_precision(self) -> NDArray[np.bool_]:
         """Blocks with products that recipes for float8 and float4 convert. [blocks]."""
         found = np.zeros(len(self.blocks), dtype=bool)
-        found[self.kernels.owner[self.kernels.narrow]] = True
+        found[self.kernels.owner[self.kernels.low_precision]] = True
         return found
 
     def column(self, name: str) -> Array:

@@ -117,11 +117,11 @@ def low_precision_rates(
     """FLOP/s that very large kernels reach. Shape [1, kernels]."""
     found = _FORMATS.get(dtype)
     wide = peak_flops_per_s(device, _PEAKS.get(dtype, dtype))
-    peak = np.full(table.narrow[None, :].shape, wide)
+    peak = np.full(table.low_precision[None, :].shape, wide)
     if found:
         # Each halving of the width loses the same share to scales.
         peak *= found.rate * constants.float8_efficiency**found.halvings
-        peak[:, ~table.narrow] = peak_flops_per_s(device, "bfloat16")
+        peak[:, ~table.low_precision] = peak_flops_per_s(device, "bfloat16")
     return peak * constants.matmul_efficiency
 
 
@@ -155,7 +155,7 @@ def cast_bytes(
     given = np.where(style == 2, 1 / tp, np.where(style == 3, 1 / stream, given))
     made = np.where(style == 2, 1 / tp, np.where(style == 3, 1 / stream, made))
     into = table.k / np.maximum(table.k + table.n, 1)
-    moved = np.where(table.narrow, found.cast * table.forward_bytes, 0.0)
+    moved = np.where(table.low_precision, found.cast * table.forward_bytes, 0.0)
     return moved * into * given, moved * (1 - into) * table.trained * made
 
 

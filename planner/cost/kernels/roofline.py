@@ -205,7 +205,8 @@ def kernel_times(
         table: Kernels at the traced batch.
         device: On which they run.
         recipe: Of the framework.
-        dtype: Of products: a compute dtype, or a format of ``narrow.py``.
+        dtype: Of products: a compute dtype, or a format of
+            :mod:`planner.cost.kernels.low_precision`.
         element: Bytes of an activation over what it had in the trace.
         tokens: Microbatch size over the traced batch. Shape [combinations].
         tp: Shape [combinations]; likewise cp, ep.

@@ -273,7 +273,7 @@ def memory_parts(
 
 
 def strategy_memory(
-    setting: PricingContext,
+    context: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     bounds: Index,
@@ -296,8 +296,8 @@ def strategy_memory(
         costs,
         bounds,
         table,
-        keeps_sent=not setting.on_gpu,
-        keeps_graph=setting.recipe.keeps_graph,
+        keeps_sent=not context.on_gpu,
+        keeps_graph=context.recipe.keeps_graph,
     )
     parts = memory_parts(
         parameters=owned.whole,
@@ -312,10 +312,10 @@ def strategy_memory(
         kept_bytes=held.activations,
         transient_bytes=transient,
         receive_bytes=held.received,
-        precision=setting.precision,
-        optimizer=setting.optimizer,
-        recipe=setting.recipe,
-        on_gpu=setting.on_gpu,
+        precision=context.precision,
+        optimizer=context.optimizer,
+        recipe=context.recipe,
+        on_gpu=context.on_gpu,
     )
     return replace(
         parts,

@@ -69,13 +69,13 @@ class StageTimes:
         return into, weight
 
 
-def unit_ranges(setting: PricingContext, strategy: Strategy) -> Index:
+def unit_ranges(context: PricingContext, strategy: Strategy) -> Index:
     """Unit at which each stage starts, then the number of units. Shape [stages + 1].
 
     Raises:
         StrategyError: If the stages are not the model's units in order.
     """
-    names = setting.graph.unit_names
+    names = context.graph.unit_names
     listed = [name for stage in strategy.stages for name in stage.modules]
     if tuple(listed) != names:
         missing = [name for name in names if name not in set(listed)]
@@ -119,12 +119,12 @@ def by_rank(values: Array, rank: Index, pp: int) -> Array:
 
 
 def stage_times(
-    setting: PricingContext, strategy: Strategy, costs: UnitCosts, bounds: Index
+    context: PricingContext, strategy: Strategy, costs: UnitCosts, bounds: Index
 ) -> StageTimes:
     """Seconds of every stage for one microbatch, at full speed."""
     pp = strategy.mesh.pp
     rank = ranks_of_stages(strategy)
-    kind = setting.types_of_ranks(pp)[rank]
+    kind = context.types_of_ranks(pp)[rank]
     column = np.arange(len(rank))
 
     codes = recompute_codes(strategy)
@@ -148,7 +148,7 @@ def stage_times(
     repeated = tp_again + np.where(full, ep + cp_forward, 0.0)
     send, late = np.zeros((2, max(len(rank) - 1, 0)))
     if pp > 1:
-        bandwidth, latency = setting.boundaries(pp)
+        bandwidth, latency = context.boundaries(pp)
         before, after = rank[:-1], rank[1:]
         edge = np.where((before - after) == pp - 1, pp - 1, np.minimum(before, after))
         cut = costs.sent_bytes[0, bounds[1:-1] - 1]

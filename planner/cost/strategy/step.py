@@ -76,12 +76,12 @@ class TiedTraffic:
 
 
 def tied_traffic(
-    setting: PricingContext, strategy: Strategy, costs: UnitCosts, bounds: Index
+    context: PricingContext, strategy: Strategy, costs: UnitCosts, bounds: Index
 ) -> TiedTraffic:
     """Of one strategy, rank by rank."""
     mesh, rank = strategy.mesh, ranks_of_stages(strategy)
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
-    size = dtype_bytes(setting.precision.parameter) / ways
+    size = dtype_bytes(context.precision.parameter) / ways
     first, second = (rank[stage] for stage in stages_of_links(costs, bounds))
     apart = (first != second) & (costs.tied_trained[0] > 0)
     payload, sums = np.zeros((2, mesh.pp))
@@ -90,7 +90,7 @@ def tied_traffic(
         np.add.at(sums, ends, 1.0)
     seconds = np.zeros(mesh.pp)
     if sums.any():
-        fixed, per_byte = setting.pair_line(mesh.pp)
+        fixed, per_byte = context.pair_line(mesh.pp)
         seconds = fixed * sums + per_byte * payload
     return TiedTraffic(exposed_s=seconds, reduced_bytes=payload)
 
@@ -213,7 +213,7 @@ class PostPipeline:
 
 
 def _post_pipeline(
-    setting: PricingContext,
+    context: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     bounds: Index,
@@ -226,7 +226,7 @@ def _post_pipeline(
     units = by_rank(np.diff(bounds).astype(float), rank, pp)
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)
-    groups = setting.replicas(pp, ways, copies, mesh.tp)
+    groups = context.replicas(pp, ways, copies, mesh.tp)
 
     def full(value: int) -> Index:
         return np.full(pp, value, dtype=np.int64)
@@ -246,26 +246,26 @@ def _post_pipeline(
         ),
     )
     pricing = replica_pricing()
-    traffic = pricing.traffic(rows, groups, setting)
-    kinds = setting.types_of_ranks(pp)
+    traffic = pricing.traffic(rows, groups, context)
+    kinds = context.types_of_ranks(pp)
     tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)
     update = np.array(
         [
             optimizer_seconds(
                 owned.trained_shard[r],
                 tensors[r],
-                setting.cluster.device_types[kinds[r]],
-                setting.optimizer,
+                context.cluster.device_types[kinds[r]],
+                context.optimizer,
                 clip=strategy.grad_clip_norm is not None,
             )
             for r in range(pp)
         ]
     )
-    tied = tied_traffic(setting, strategy, costs, bounds)
+    tied = tied_traffic(context, strategy, costs, bounds)
     return PostPipeline(
         owned=owned,
         traffic=traffic,
-        held=pricing.held(rows, setting),
+        held=pricing.held(rows, context),
         tied=tied,
         update=update,
     )
@@ -295,7 +295,7 @@ class Step:
 
 
 def time_step(
-    setting: PricingContext,
+    context: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     bounds: Index,
@@ -305,7 +305,7 @@ def time_step(
     """Time a strategy whose stages are given.
 
     Args:
-        setting: The request.
+        context: The request.
         strategy: With stages that list all units of the model in order.
         costs: Units under its one combination (C = 1).
         bounds: Of its stages, from :func:`planner.cost.strategy.stages.unit_ranges`.
@@ -315,13 +315,13 @@ def time_step(
     Raises:
         StrategyError: If a pipeline is to be simulated and there is no table.
     """
-    times = stage_times(setting, strategy, costs, bounds)
+    times = stage_times(context, strategy, costs, bounds)
     pp, rank = strategy.mesh.pp, ranks_of_stages(strategy)
     run = time_pipeline(strategy, times, table, fidelity)
-    crowd, everyone = setting.core_contention(pp)
+    crowd, everyone = context.core_contention(pp)
     forward = by_rank(times.forward, rank, pp) * crowd
     backward = by_rank(times.backward, rank, pp) * crowd
-    after = _post_pipeline(setting, strategy, costs, bounds, (forward, backward))
+    after = _post_pipeline(context, strategy, costs, bounds, (forward, backward))
     # Processes that share cores can at best keep all cores busy all the time.
     cores = float(run.busy_s.sum()) / pp * everyone
     sent = max(run.sent_s * crowd, cores)
@@ -378,20 +378,20 @@ def _breakdown(
 
 
 def price_breakdown(
-    setting: PricingContext,
+    context: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     fidelity: str = "simulated",
 ) -> dict[str, float]:
     """Seconds of a step by part, without memory; arguments as :func:`detailed_cost`."""
-    bounds = unit_ranges(setting, strategy)
+    bounds = unit_ranges(context, strategy)
     table = None if fidelity == "analytic" else schedule_of(strategy)
-    found = time_step(setting, strategy, costs, bounds, table, fidelity)
+    found = time_step(context, strategy, costs, bounds, table, fidelity)
     return found.breakdown_s
 
 
 def price_strategy(
-    setting: PricingContext,
+    context: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     fidelity: str = "simulated",
@@ -399,7 +399,7 @@ def price_strategy(
     """Time and memory of a strategy whose stages are given.
 
     Args:
-        setting: The request.
+        context: The request.
         strategy: With stages that list all units of the model in order.
         costs: Units under its one combination (C = 1).
         fidelity: ``simulated`` runs the schedule's exact order, ``analytic`` takes its
@@ -407,18 +407,18 @@ def price_strategy(
     Raises:
         StrategyError: If the stages are not the model's units.
     """
-    bounds = unit_ranges(setting, strategy)
+    bounds = unit_ranges(context, strategy)
     table = schedule_of(strategy)
-    step = time_step(setting, strategy, costs, bounds, table, fidelity)
+    step = time_step(context, strategy, costs, bounds, table, fidelity)
     pp, after = strategy.mesh.pp, step.after
     return Cost(
         step_time_s=float(sum(step.breakdown_s.values())),
         breakdown_s=step.breakdown_s,
         memory=strategy_memory(
-            setting, strategy, costs, bounds, after.owned, after.held, table
+            context, strategy, costs, bounds, after.owned, after.held, table
         ),
-        limit_bytes=setting.limits_of_ranks(pp),
-        device_type=setting.types_of_ranks(pp),
+        limit_bytes=context.limits_of_ranks(pp),
+        device_type=context.types_of_ranks(pp),
         link_bytes=link_bytes(strategy, costs, bounds, after.traffic, after.tied),
         collective_bytes=collective_bytes(
             strategy, costs, bounds, after.traffic, after.tied

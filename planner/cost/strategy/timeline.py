@@ -49,7 +49,7 @@ class StepTimeline:
 
 
 def step_timeline(
-    setting: PricingContext, strategy: Strategy, costs: UnitCosts
+    context: PricingContext, strategy: Strategy, costs: UnitCosts
 ) -> StepTimeline:
     """Lay out a step as the simulator times it.
 
@@ -57,16 +57,16 @@ def step_timeline(
     processes share cores, all actions are longer by the same factor.
 
     Args:
-        setting: The request.
+        context: The request.
         strategy: With stages that list all units of the model in order.
         costs: Units under its one combination (C = 1).
 
     Raises:
         StrategyError: If the stages are not the model's units.
     """
-    bounds = unit_ranges(setting, strategy)
+    bounds = unit_ranges(context, strategy)
     table = schedule_of(strategy)
-    step = time_step(setting, strategy, costs, bounds, table, "simulated")
+    step = time_step(context, strategy, costs, bounds, table, "simulated")
     times = _stretched(step)
     run = (
         _accumulation(strategy, times)

@@ -59,7 +59,7 @@ def _look_up(
         bandwidth=places.bandwidth,
         latency=places.latency,
     )
-    return summarize(price_units(orders.setting, combos, orders), pairs), pair
+    return summarize(price_units(orders.context, combos, orders), pairs), pair
 
 
 def _replicas(
@@ -82,7 +82,7 @@ def _replica_seconds(
     times: RowTimes,
 ) -> Array:
     """Exposed seconds of data parallelism on the first rank. Shape [n]."""
-    setting, memory = orders.setting, summaries.memory
+    context, memory = orders.context, summaries.memory
     dense, expert, trained, trained_experts = (
         memory.kept[:, 0, KEPT.index(name)]
         for name in ("dense", "expert", "trained_dense", "trained_experts")
@@ -90,7 +90,7 @@ def _replica_seconds(
     owed = ReplicaRows(
         scalars=(dense + expert)[rows.pair],
         trained=(trained + trained_experts)[rows.pair],
-        units=np.maximum(1.0, len(setting.graph.units) / rows.pp),
+        units=np.maximum(1.0, len(context.graph.units) / rows.pp),
         zero_stage=rows.zero_stage,
         pp=rows.pp,
         num_microbatches=rows.num_microbatches,
@@ -100,23 +100,23 @@ def _replica_seconds(
     )
     groups = replica_groups(
         *replicas,
-        setting.recipe,
-        measured=setting.cluster.document.collectives,
-        on_gpu=setting.on_gpu,
+        context.recipe,
+        measured=context.cluster.document.collectives,
+        on_gpu=context.on_gpu,
         core_wait_s=places.wait_s[rows.place],
     )
-    exposed = replica_pricing().seconds(owed, groups, setting)
+    exposed = replica_pricing().seconds(owed, groups, context)
     if not memory.tied.any():
         return exposed
     ways = np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)
-    size = dtype_bytes(setting.precision.parameter) / ways
+    size = dtype_bytes(context.precision.parameter) / ways
     payload, sums = memory.tied[rows.pair].T
     fixed, per_byte = orders.pair_lines(places)[rows.place].T
     return np.asarray(exposed + fixed * sums + per_byte * payload * size)
 
 
 def _update_seconds(
-    setting: PricingContext, places: Places, rows: Columns, owned: Array, tensors: Array
+    context: PricingContext, places: Places, rows: Columns, owned: Array, tensors: Array
 ) -> Array:
     """Of the optimizer, on the slowest device that a row uses. Shape [n]."""
     kinds = places.slowest[rows.place]
@@ -126,15 +126,15 @@ def _update_seconds(
         seconds[mine] = optimizer_seconds(
             owned[mine],
             tensors[mine],
-            setting.cluster.device_types[kind],
-            setting.optimizer,
-            clip=setting.grad_clip_norm is not None,
+            context.cluster.device_types[kind],
+            context.optimizer,
+            clip=context.grad_clip_norm is not None,
         )
     return np.asarray(seconds * places.core_contention[rows.place, 1])
 
 
 def price_table(
-    setting: PricingContext,
+    context: PricingContext,
     table: StrategyTable,
     orders: Orders | None = None,
     order: Index | None = None,
@@ -142,12 +142,12 @@ def price_table(
     """Time and memory of every row, in a few compiled passes.
 
     Args:
-        setting: The request.
+        context: The request.
         table: Legal rows; each must use as many devices as its order has.
-        orders: Orders of devices; None for the setting's own.
+        orders: Orders of devices; None for the context's own.
         order: Which of them each row is priced under; None for the first. Shape [n].
     """
-    orders = orders or Orders.of(setting)
+    orders = orders or Orders.of(context)
     if order is None:
         order = np.zeros(len(table), dtype=np.int64)
     if not len(table):
@@ -164,10 +164,10 @@ def price_table(
         rows,
         summaries.memory,
         places.limits,
-        precision=setting.precision,
-        optimizer=setting.optimizer,
-        recipe=setting.recipe,
-        on_gpu=setting.on_gpu,
+        precision=context.precision,
+        optimizer=context.optimizer,
+        recipe=context.recipe,
+        on_gpu=context.on_gpu,
     )
     times = row_times(rows, summaries, places.core_contention)
     tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]
@@ -177,7 +177,7 @@ def price_table(
         orders, replicas, places, rows, summaries, times
     )
     parts[PARTS.index("optimizer")] = _update_seconds(
-        setting, places, rows, memory.owned, tensors
+        context, places, rows, memory.owned, tensors
     )
     return CostTable(
         step_time_s=parts.sum(axis=0),

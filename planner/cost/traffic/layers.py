@@ -71,13 +71,13 @@ class TensorTraffic:
 class _Calls:
     """Seconds of calls of one size under every combination."""
 
-    setting: PricingContext
+    context: PricingContext
     groups: Groups
     wait: Array
 
     def of(self, kind: str, size: Array) -> Array:
         """Seconds of one call of ``size`` bytes. Shape [C]."""
-        measured = self.setting.cluster.document.collectives
+        measured = self.context.cluster.document.collectives
         return self.wait + time_of(kind, size, self.groups, measured)
 
 
@@ -92,20 +92,20 @@ def tensor_traffic(
         combos: Degrees.
         scale: Bytes of each combination's microbatch for one traced. Shape [C].
     """
-    setting = orders.setting
+    context = orders.context
     # Where all ranks are of one group they wait for nothing but each other.
     among = (combos.tp > 1) & (combos.tp < orders.lengths[combos.orders])
     hops = 2 * (combos.tp - 1)
     calls = _Calls(
-        setting=setting,
+        context=context,
         groups=orders.groups(combos.tp, np.ones_like(combos.tp), combos.orders),
         wait=np.where(among, hops * orders.core_waits_s[combos.orders], 0.0),
     )
     split = combos.sequence_parallel > 0
-    narrow = np.where(classes.narrow[:, None], setting.gathered_share, 1.0).T
-    seconds, again = _seconds(classes, calls, split, scale, narrow)
-    payload = _payload(classes, split, narrow) * (scale * (combos.tp > 1))[:, None]
-    exposed = 1 - setting.recipe.layer_overlap
+    shares = np.where(classes.low_precision[:, None], context.gathered_share, 1.0).T
+    seconds, again = _seconds(classes, calls, split, scale, shares)
+    payload = _payload(classes, split, shares) * (scale * (combos.tp > 1))[:, None]
+    exposed = 1 - context.recipe.layer_overlap
     seconds, again = (part * exposed @ classes.count for part in (seconds, again))
     payload = payload @ classes.count
     for unit, stream in _ends(classes):
@@ -126,11 +126,11 @@ def _seconds(
     calls: _Calls,
     split: NDArray[np.bool_],
     scale: Array,
-    narrow: Array,
+    shares: Array,
 ) -> tuple[Array, Array]:
     """Seconds and those of recomputation. Shapes [C, classes].
 
-    ``narrow`` is what gathers move of the bytes of a block's stream, forward and
+    ``shares`` is what gathers move of the bytes of a block's stream, forward and
     backward. Shape [2, classes].
     """
     seconds, again = np.zeros((2, len(scale), len(classes.blocks)))
@@ -141,7 +141,7 @@ def _seconds(
             plain, scatter = (calls.of(k, each * scale) for k in TP_KINDS[::2])
             gather, back = (
                 calls.of("all_gather", each * scale * share)
-                for share in narrow[:, index]
+                for share in shares[:, index]
             )
             repeated = block.tp_again_bytes / each
             if block.kind == "embedding":
@@ -161,7 +161,7 @@ def _seconds(
     return seconds, again
 
 
-def _payload(classes: BlockClasses, split: NDArray[np.bool_], narrow: Array) -> Array:
+def _payload(classes: BlockClasses, split: NDArray[np.bool_], shares: Array) -> Array:
     """Bytes at the traced batch, by kind. Shape [3, 2, C, classes]."""
     embedding = np.array([block.kind == "embedding" for block in classes.blocks])
     total = classes.column("tp_collective_bytes")
@@ -170,11 +170,11 @@ def _payload(classes: BlockClasses, split: NDArray[np.bool_], narrow: Array) -> 
     rows = np.where(embedding, total, 0.0)
     divided = split[:, None].astype(float)
     first = rows + classes.entered_bytes + (1 - divided) * 2 * layers
-    gathers = classes.gathered_bytes + divided * layers * narrow.sum(axis=0)
+    gathers = classes.gathered_bytes + divided * layers * shares.sum(axis=0)
     return np.array(
         [
             [first, np.where(embedding, repeated, (1 - divided) * again)],
-            [gathers, divided * layers * narrow[0]],
+            [gathers, divided * layers * shares[0]],
             [divided * 2 * layers, divided * again],
         ]
     )
@@ -276,7 +276,7 @@ def _ring(
     whole = classes.column("sequence_bytes") * ring[:, None]
     share = (combos.cp - 1) / combos.cp
     wire = np.zeros_like(whole)
-    measured = orders.setting.cluster.document.collectives
+    measured = orders.context.cluster.document.collectives
     for index, block in enumerate(classes.blocks):
         if not block.sequence_bytes:
             continue
@@ -299,8 +299,8 @@ def _all_to_all(
     Source: Jacobs et al. 2023, DeepSpeed-Ulysses, section 3.
     """
     groups = orders.groups(combos.cp, combos.tp, combos.orders)
-    graph = orders.setting.graph
-    measured = orders.setting.cluster.document.collectives
+    graph = orders.context.graph
+    measured = orders.context.cluster.document.collectives
     shape = (len(combos), len(classes.blocks))
     seconds, payload = np.zeros(shape), np.zeros(shape)
     part = scale / combos.tp
@@ -357,21 +357,21 @@ def expert_traffic(
         combos: Degrees and microbatches.
         scale: Activation bytes over those of the trace. Shape [combinations].
     """
-    setting = orders.setting
+    context = orders.context
     stride = combos.tp
-    if setting.recipe.experts_on_shards:
+    if context.recipe.experts_on_shards:
         # Shards of one sequence and replicas alike have experts of their own.
         stride = np.where(combos.sequence_parallel > 0, 1, combos.tp)
     found = orders.groups(combos.ep, stride, combos.orders)
-    groups = _once_a_host(found, setting.recipe)
+    groups = _once_a_host(found, context.recipe)
     routed = classes.column("expert_bytes")
     seconds = np.zeros((len(combos), len(routed)))
-    measured = setting.cluster.document.collectives
+    measured = context.cluster.document.collectives
     stream = np.where(combos.sequence_parallel > 0, combos.tp, 1)
     for index, total in enumerate(routed):
         if total:
             one = time_of("all_to_all", total * scale / stream, groups, measured)
-            seconds[:, index] = 2 * one * setting.recipe.imbalance
+            seconds[:, index] = 2 * one * context.recipe.imbalance
     share = (combos.ep - 1) / combos.ep
     payload = routed * (scale / stream * (combos.ep > 1))[:, None]
     sent = 4 * payload * share[:, None]

@@ -30,10 +30,10 @@ def _plan(
         virtual_stages=virtual,
         num_microbatches=many,
     )
-    names = model.setting.graph.unit_names
+    names = model.context.graph.unit_names
     stages = pp * virtual
     bounds = [i * len(names) // stages for i in range(stages + 1)]
-    sharding = model.setting.graph.sharding
+    sharding = model.context.graph.sharding
     return (
         model,
         values,
@@ -87,12 +87,12 @@ def test_two_microbatches_pass_a_slow_boundary_in_a_trip(boundary: int) -> None:
     cluster = hosts(*groups, inside=1e12, between=2e8)
     model, values, strategy = _plan(cluster, "1F1B", many)
     values |= {"dp_replicate": 2}
-    names = model.setting.graph.unit_names
+    names = model.context.graph.unit_names
     strategy = build_strategy(
         values,
         unit_names=names,
         bounds=[8 * i for i in range(5)],
-        sharding=model.setting.graph.sharding,
+        sharding=model.context.graph.sharding,
     )
     send = _send_s(model, strategy)
     assert _pipeline_s(model, strategy) == pytest.approx(many * send, rel=0.15)
