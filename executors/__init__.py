@@ -11,6 +11,8 @@ Each room, and each file beside them, imports those below alone, neighbours not 
     runner                         train by a plan
     checkpoints, measuring         what is kept of a run; what a step takes
     trainer                        one step, on this process's part of the model
+    replicas                       copies of the weights: kept equal, or let part
+    steps                          a batch becomes new weights
     parallelize, pipelines         one part made parallel; a model cut into parts
     gradients, losses, optimizer   what a step does outside of the model
     deferred, strategies           parameters without values; what is done to modules

@@ -43,6 +43,9 @@ class ProcessMesh:
         views: For each way that there is, a mesh of its axes; axes of degree 1 are
             left out, except where mixed precision needs one.
         rank: Rank in the whole group.
+        apart: True if copies along ``replicate`` may differ between exchanges.
+        replica: Ranks of this process's copy if copies are apart and it is not alone
+            in it.
     """
 
     device: torch.device
@@ -50,6 +53,8 @@ class ProcessMesh:
     degrees: Mapping[str, int]
     views: tuple[DeviceMesh, ...]
     rank: int
+    apart: bool = False
+    replica: dist.ProcessGroup | None = None
 
     def size(self, axis: str) -> int:
         """Degree along an axis."""
@@ -60,6 +65,11 @@ class ProcessMesh:
         if axis in AXES:
             return self.plan.coordinates(self.rank)[axis]
         return self.along(axis).get_local_rank() if self.size(axis) > 1 else 0
+
+    @property
+    def reduces(self) -> bool:
+        """True if every step reduces gradients over copies."""
+        return self.size("replicate") > 1 and not self.apart
 
     @property
     def data_index(self) -> int:
@@ -185,12 +195,15 @@ def _own_numbers() -> tuple[int, int]:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def arrange(strategy: Strategy, device: torch.device) -> ProcessMesh:
+def arrange(
+    strategy: Strategy, device: torch.device, *, apart: bool = False
+) -> ProcessMesh:
     """Lay the processes of the current group out as the strategy's mesh.
 
     Args:
         strategy: Whose mesh to build.
         device: Device of this process.
+        apart: See :class:`ProcessMesh`.
 
     Raises:
         ExecutionError: If there are more or fewer processes than the mesh needs.
@@ -204,7 +217,8 @@ def arrange(strategy: Strategy, device: torch.device) -> ProcessMesh:
     degrees = communication_degrees(strategy)
     casts = strategy.precision.compute != strategy.precision.parameter
     # fully_shard over one process is how one process gets mixed precision.
-    lone = {"shard"} if casts and degrees["replicate"] == 1 else set()
+    alone = apart or degrees["replicate"] == 1
+    lone = {"shard"} if casts and alone else set()
     views = [_view(device, degrees, ("pp", "replicate", "shard", "tp"), lone)]
     if degrees["cp"] > 1:
         outer = {"outer": have // (degrees["cp"] * degrees["tp"])}
@@ -218,7 +232,23 @@ def arrange(strategy: Strategy, device: torch.device) -> ProcessMesh:
         degrees=degrees,
         views=tuple(views),
         rank=dist.get_rank(),
+        apart=apart,
+        replica=_replica_group(degrees) if apart else None,
     )
+
+
+def _replica_group(degrees: Mapping[str, int]) -> dist.ProcessGroup | None:
+    """Group of the ranks of this process's copy; None if it is alone."""
+    axes = ("pp", "replicate", "shard", "tp")
+    ranks = torch.arange(dist.get_world_size()).view([degrees[axis] for axis in axes])
+    mine = None
+    for copy in ranks.unbind(1):
+        members = copy.flatten().tolist()
+        # new_group is collective over the world: every rank makes every group.
+        group = dist.new_group(members) if len(members) > 1 else None
+        if dist.get_rank() in members:
+            mine = group
+    return mine
 
 
 def _view(

@@ -189,12 +189,12 @@ def _data_parallel(
 ) -> nn.Module:
     """Make replicas or shards of a part, or neither; what to call from then on."""
     precision = strategy.precision
-    replicas, casts = place.size("replicate") > 1, _casts(precision)
-    if place.size("shard") == 1 and not replicas and not casts:
+    casts = _casts(precision)
+    if place.size("shard") == 1 and not place.reduces and not casts:
         return model
     if not any(True for _ in model.parameters()):
         return model
-    if place.size("shard") > 1 or not replicas:
+    if place.size("shard") > 1 or not place.reduces:
         _fully_shard(model, strategy, place, units, experts)
         return model
     mixed = place.size("pp") > 1 or place.size("tp") > 1 or casts
@@ -242,7 +242,7 @@ def _fully_shard(
     """ZeRO: experts first, then batch norms, then units, then what is left."""
     precision, reshard = strategy.precision, strategy.zero_stage == 3
     policy = _mixed_precision(precision)
-    outer = ("replicate",) if place.size("replicate") > 1 else ()
+    outer = ("replicate",) if place.reduces else ()
     for fqn in experts:
         fully_shard(
             model.get_submodule(fqn),

@@ -22,6 +22,7 @@ from executors.deferred.model import record
 from executors.measuring.measure import measure_step, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters
+from executors.replicas import replicas_of
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
@@ -224,7 +225,8 @@ def _prepare(
     force: bool,
 ) -> tuple[Trainer, Inventory]:
     """Check processes, model and strategy, and build this rank's part."""
-    place = arrange(plan.strategy, device)
+    apart = replicas_of(plan.strategy).apart
+    place = arrange(plan.strategy, device, apart=apart)
     torch.manual_seed(seed)
     model, recording = record(model_fn)
     if not force:

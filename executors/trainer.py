@@ -10,13 +10,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from executors.data import Batch, slice_batch, synthetic_batch
 from executors.deferred.materialize import compute_attributes
 from executors.deferred.recording import Recording
-from executors.gradients import clip_gradients, gradient_norm, sum_over_tp
-from executors.losses import LossFunction, target_of
+from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
 from executors.names import units_of_model
 from executors.optimizer import build_optimizer
@@ -25,6 +23,8 @@ from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.stages import lower
 from executors.pipelines.stream import cuts_inside_stream
 from executors.pipelines.tied import TiedSync, find_copies, untie
+from executors.replicas import replicas_of
+from executors.steps import PlainStep, Step
 from executors.strategies.context import local_positions, slice_sequence
 from planner.schema import Plan, Recompute
 
@@ -72,14 +72,16 @@ class Trainer:
         strategy = plan.strategy
         self.plan, self.place = plan, place
         mesh = strategy.mesh
+        self._copies = place.size("replicate") if place.apart else 1
         self.loss = LossFunction(
             kind=plan.workload.loss,
-            data_parallel=mesh.data_parallel * mesh.cp,
+            # Gradients are averaged over the ranks of one copy if copies are apart.
+            data_parallel=mesh.data_parallel * mesh.cp // self._copies,
             vocabulary=place.group("tp") if strategy.sharding.loss_parallel else None,
         )
-        self._positions: torch.Tensor | None = None
+        self.positions: torch.Tensor | None = None
         if mesh.cp > 1:
-            self._positions = local_positions(
+            self.positions = local_positions(
                 plan.workload.seq_len or 0,
                 place.index("cp"),
                 mesh.cp,
@@ -87,9 +89,10 @@ class Trainer:
             )
         #: What this rank added to the last step's loss: tells who first had a NaN.
         self.loss_share = torch.zeros((), device=place.device)
+        self._spoiled = torch.zeros_like(self.loss_share)
         self.parts: dict[int, ParallelPart] = {}
         self.pipeline: Pipeline | None = None
-        self._tied: TiedSync | None = None
+        self.tied: TiedSync | None = None
         model.train()
         if place.size("pp") > 1:
             self._build_pipeline(model, recording)
@@ -99,15 +102,20 @@ class Trainer:
             gc.collect()
         else:
             self._build_whole(model, recording)
-        self.optimizer = build_optimizer(self._parameters(), strategy.optimizer)
-        partial = [
+        self.optimizer = build_optimizer(self.all_parameters(), strategy.optimizer)
+        #: Parameters whose gradients are summed over tp.
+        self.partial = [
             parameter
             for part in self.parts.values()
             for name, parameter in part.inner.named_parameters()
             if name in part.partial
         ]
-        self._partial = partial
         self._seed_dropout()
+        #: Steps done; a resumed run sets it.
+        self.done = 0
+        self.step_rule: Step = PlainStep()
+        self.replicas = replicas_of(strategy)
+        self.replicas.attach(self)
 
     def _build_whole(self, model: nn.Module, recording: Recording | None) -> None:
         strategy = self.plan.strategy
@@ -138,7 +146,7 @@ class Trainer:
         lowered = lower(
             model,
             strategy.stages,
-            self._own_tokens(sample),
+            self.own_tokens(sample),
             kind=self.loss.kind,
             device=place.device,
             wire=(
@@ -166,7 +174,7 @@ class Trainer:
                 leaves_sharded=lowered[index].leaves_sharded,
             )
         inner = {index: part.inner for index, part in self.parts.items()}
-        self._tied = TiedSync(copies, inner, strategy, place)
+        self.tied = TiedSync(copies, inner, strategy, place)
         modules = {index: part.module for index, part in self.parts.items()}
         mine = [lowered[index] for index in own]
         self.pipeline = Pipeline(mine, modules, strategy, place, self.loss)
@@ -182,13 +190,14 @@ class Trainer:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this rank under the model's own FQNs, tied copies once."""
-        extra = self._tied.extra if self._tied else frozenset()
+        extra = self.tied.extra if self.tied else frozenset()
         for part in self.parts.values():
             for name, parameter in part.inner.named_parameters():
                 if id(parameter) not in extra:
                     yield name, parameter
 
-    def _parameters(self) -> list[nn.Parameter]:
+    def all_parameters(self) -> list[nn.Parameter]:
+        """Parameters of this rank, tied copies each."""
         parts = self.parts.values()
         return [p for part in parts for p in part.inner.parameters()]
 
@@ -201,14 +210,14 @@ class Trainer:
         Raises:
             ExecutionError: If the loss is undefined on this batch.
         """
-        strategy = self.plan.strategy
+        strategy, place = self.plan.strategy, self.place
+        ways = strategy.mesh.data_parallel // self._copies
+        copy, index = divmod(place.data_index, ways)
+        if place.apart:
+            # A copy trains on the mean over its own samples.
+            batch = slice_batch(batch, copy, self._copies, torch.device("cpu"))
         self.loss.prepare(batch, strategy.num_microbatches)
-        local = slice_batch(
-            batch,
-            self.place.data_index,
-            strategy.mesh.data_parallel,
-            self.place.device,
-        )
+        local = slice_batch(batch, index, ways, place.device)
         loss, norm = self.update(local)
         return StepResult(
             loss=float(loss), grad_norm=None if norm is None else float(norm)
@@ -226,87 +235,42 @@ class Trainer:
         Returns:
             Mean loss of the global batch, and norm of the gradient if the plan clips.
         """
-        self.optimizer.zero_grad()
-        loss = self._forward_backward(local)
-        sum_over_tp(self._partial, self.place)
-        if self._tied is not None:
-            self._tied.sum_gradients()
-        norm = self._clip()
-        self.optimizer.step()
+        step = self.done
+        self.replicas.before_forward(step)
+        loss, norm = self.step_rule.update(self, local)
+        self.replicas.after_update(step)
+        self.done += 1
         return self._mean_loss(loss), norm
 
-    def _forward_backward(
-        self, local: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor | None:
-        target = target_of(local, self.loss.kind)
-        if target is not None and self._positions is not None and target.ndim > 1:
-            target = target.index_select(1, self._positions.to(target.device))
-        inputs = self._own_tokens(self._model_inputs(local))
-        if self.pipeline is not None:
-            return self.pipeline.step(inputs, target)
-        total = torch.zeros((), device=self.place.device)
-        for index in range(self.plan.strategy.num_microbatches):
-            total += self.accumulate(inputs, target, index)
-        return total
-
-    def accumulate(
-        self,
-        inputs: Mapping[str, torch.Tensor],
-        target: torch.Tensor | None,
-        index: int,
-    ) -> torch.Tensor:
-        """Forward and backward of one microbatch without a pipeline.
-
-        Args:
-            inputs: Of all microbatches of this rank, on its device.
-            target: What the loss compares with, of all of them.
-            index: Which microbatch.
-
-        Returns:
-            Its share of the loss.
-        """
-        count = self.plan.strategy.num_microbatches
-        part, last = self.parts[0], index == count - 1
-        part.sync_gradients(last)
-        module = part.module
-        ddp = module if isinstance(module, DistributedDataParallel) else None
-        with ddp.no_sync() if ddp is not None and not last else nullcontext():
-            micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
-            wanted = None if target is None else target.chunk(count)[index]
-            loss = self.loss(module(**micro), wanted)
-            loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    def _model_inputs(
-        self, local: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """What the plan says forward takes; all of the batch where it says nothing."""
-        wanted = {spec.name for spec in self.plan.workload.inputs}
-        return {n: v for n, v in local.items() if not wanted or n in wanted}
-
-    def _own_tokens(
-        self, inputs: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """The part of every sequence that this rank has under cp."""
-        if self._positions is None:
+    def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Cut out the part of every sequence that this rank has under cp."""
+        if self.positions is None:
             return dict(inputs)
         length = self.plan.workload.seq_len or 0
-        return slice_sequence(inputs, self._positions, length)
-
-    def _clip(self) -> torch.Tensor | None:
-        limit = self.plan.strategy.grad_clip_norm
-        if limit is None:
-            return None
-        norm = gradient_norm((p for _, p in self.named_parameters()), self.place)
-        clip_gradients(self._parameters(), norm, limit)
-        return norm
+        return slice_sequence(inputs, self.positions, length)
 
     def _mean_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """Mean over the global batch, known to every rank."""
-        share = torch.zeros((), device=self.place.device) if loss is None else loss
-        mesh = self.plan.strategy.mesh
+        """Mean over the samples of all replicas, or of this one while they are apart.
+
+        Every rank of them gets it.
+        """
+        place = self.place
+        share = torch.zeros((), device=place.device) if loss is None else loss
         # Every tp rank has the same loss; each data-parallel rank scaled its own up.
-        self.loss_share = share / (mesh.data_parallel * mesh.cp * mesh.tp)
+        self.loss_share = share / (self.loss.data_parallel * place.size("tp"))
+        if not place.apart:
+            total = self.loss_share.clone()
+            dist.all_reduce(total)
+            return total
+        # No number is zero times itself but a finite one: a loss that was not finite
+        # since the last exchange is told to all at the next.
+        self._spoiled = self._spoiled + 0 * self.loss_share
+        self.loss_share = self.loss_share + self._spoiled
         total = self.loss_share.clone()
-        dist.all_reduce(total)
+        if self.replicas.rests(self.done):
+            dist.all_reduce(total)
+            self._spoiled = torch.zeros_like(self._spoiled)
+            return total / place.size("replicate")
+        if place.replica is not None:
+            dist.all_reduce(total, group=place.replica)
         return total

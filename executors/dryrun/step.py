@@ -13,6 +13,7 @@ from executors.dryrun.pipeline import first_of_each_kind, replayed_pipeline
 from executors.dryrun.replay import Action, Replay
 from executors.dryrun.shards import enter_state, sharding_state
 from executors.dryrun.trace import StepTrace
+from executors.steps import PlainStep
 from executors.trainer import Trainer
 
 __all__ = ["replayed_step"]
@@ -54,14 +55,18 @@ def replayed_step(
     replay = Replay(
         trace, {0: frozenset(ends)}, state=state, settle=settle, patient=patient
     )
-    double = partial(_accumulate, replay, trainer.accumulate)
-    with mock.patch.object(trainer, "accumulate", double):
+    rule = trainer.step_rule
+    # A step of its own decides itself what a microbatch does.
+    assert isinstance(rule, PlainStep)
+    double = partial(_accumulate, replay, rule.accumulate)
+    with mock.patch.object(rule, "accumulate", double):
         yield replay
 
 
 def _accumulate(
     replay: Replay,
     accumulate: Callable[..., torch.Tensor],
+    trainer: Trainer,
     inputs: Mapping[str, torch.Tensor],
     target: torch.Tensor | None,
     index: int,
@@ -70,7 +75,7 @@ def _accumulate(
     given = [*inputs.values(), target]
     if replay.is_run(action):
         numbers = replay.numbers(given)
-        call = partial(accumulate, inputs, target, index)
+        call = partial(accumulate, trainer, inputs, target, index)
         loss: torch.Tensor = replay.run(
             action, call, given=numbers, products=lambda loss: (loss,)
         )
