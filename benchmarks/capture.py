@@ -1,4 +1,4 @@
-"""How long reading a large model takes, and what running equal blocks once changes.
+"""Time of reading a large model, with equal blocks run once and run each.
 
     python benchmarks/capture.py [--model llama3-405b] [--seq-len 8192] [--json]
 

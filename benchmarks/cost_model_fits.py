@@ -37,7 +37,7 @@ _FLOOR: Mapping[str, FloorFit] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What one fit says of the rows.
+    """Errors of one fit over the rows.
 
     Attributes:
         fit: A name of FITS.

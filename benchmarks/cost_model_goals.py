@@ -1,4 +1,4 @@
-"""What the cost model is meant to reach, and whether it does."""
+"""Goals of the cost model beside its figures."""
 
 from __future__ import annotations
 

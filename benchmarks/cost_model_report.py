@@ -146,7 +146,7 @@ def _coverages(judged: Sequence[Judged]) -> _Lines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the cost model's predictions came to.
+    """Errors of the cost model's predictions.
 
     Attributes:
         points: Name of the file of measurements.

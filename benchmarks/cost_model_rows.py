@@ -80,7 +80,7 @@ class Rows:
         return float(FlopCount(attention=0.5).of(graph, batch, "none"))
 
     def peak_flops_per_s(self, place: int) -> float | None:
-        """Of one device in the dtype of the row's products."""
+        """Peak of one device in the dtype of the row's products."""
         from planner.cost.kernels.low_precision import peak_flops_per_s
 
         if place not in self._cases:

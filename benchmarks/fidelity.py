@@ -1,4 +1,4 @@
-"""How far closed forms are from the simulator, on random feasible plans.
+"""Distance of closed forms from the simulator, on random feasible plans.
 
 python -m benchmarks.fidelity [--plans 1000] [--seed 0] [--json]
 
@@ -100,12 +100,12 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """Of the analytic to the simulated time, signed."""
+        """Relative error of the analytic time to the simulated, signed."""
         return self.analytic_s / self.simulated_s - 1
 
     @property
     def relative_table(self) -> float | None:
-        """Of the table's to the simulated time, signed."""
+        """Relative error of the table's time to the simulated, signed."""
         return None if self.table_s is None else self.table_s / self.simulated_s - 1
 
 

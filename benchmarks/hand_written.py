@@ -34,7 +34,7 @@ _IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a script is written for.
+    """Model, machines and framework that a script is written for.
 
     Attributes:
         degrees: Of ``pp``, ``dp`` and ``tp``, outermost first.

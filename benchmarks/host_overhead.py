@@ -1,4 +1,4 @@
-"""What the host itself costs on a CPU: the constants of planner/cost/recipes.py.
+"""Time of the host itself on a CPU: the constants of planner/cost/recipes.py.
 
 python -m benchmarks.host_overhead
 

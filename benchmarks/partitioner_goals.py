@@ -1,4 +1,4 @@
-"""What the learned partitioner is meant to reach, and whether it does."""
+"""Goals of the learned partitioner beside its figures."""
 
 from __future__ import annotations
 

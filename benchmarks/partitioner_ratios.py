@@ -56,7 +56,7 @@ class Comparison:
 
 
 def value_of(answer: Answer | None) -> float | None:
-    """What is counted: the objective's value; None if it came late or not at all."""
+    """The objective's value; None if the answer came late or not at all."""
     return None if answer is None or answer.late else answer.score
 
 

@@ -1,4 +1,4 @@
-"""What was kept of a run as tables: for a terminal, for a results file, as JSON."""
+"""Tables of a run: for a terminal, for a results file, as JSON."""
 
 from __future__ import annotations
 

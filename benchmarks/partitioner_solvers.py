@@ -60,7 +60,7 @@ _PATIENCE, _PATIENCE_S = 5.0, 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a solver made of a world; fields but the first two are None without a plan.
+    """A solver's answer to a world; fields but the first two are None without a plan.
 
     Attributes:
         seconds: Wall time of the search.
@@ -90,7 +90,7 @@ def solver_names() -> list[str]:
 
 
 def baselines(names: Sequence[str]) -> list[str]:
-    """Those that learn nothing."""
+    """Solvers that learn nothing."""
     return [n for n in names if n != "auto" and n.partition(":")[0] != "learned"]
 
 

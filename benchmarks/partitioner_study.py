@@ -1,4 +1,4 @@
-"""Which worlds are drawn, and who is asked what of them."""
+"""Worlds of the study and the solvers that answer each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RUNS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What is run.
+    """Worlds, budgets and solvers of a run.
 
     Attributes:
         kinds: Of worlds.
@@ -64,7 +64,7 @@ class Study:
 
     @property
     def ablations(self) -> list[str]:
-        """Those that there is something to run for."""
+        """Ablations that are run."""
         return [n for n in ABLATIONS if self.no_graphs or n != "learned:no-graphs"]
 
 

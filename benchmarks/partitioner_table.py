@@ -63,7 +63,7 @@ class KindTable:
     rows: tuple[SolverRow, ...]
 
     def row(self, solver: str) -> SolverRow | None:
-        """Of a solver, if it took part."""
+        """Row of a solver, if it took part."""
         return next((row for row in self.rows if row.solver == solver), None)
 
 

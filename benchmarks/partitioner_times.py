@@ -49,7 +49,7 @@ class WithoutClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstPlan:
-    """How long a solver takes that is given no time.
+    """Time that a solver takes when it is given none.
 
     Attributes:
         case: Model and machines.
@@ -93,7 +93,7 @@ def without_clock(records: Sequence[Record]) -> tuple[WithoutClock, ...]:
 
 
 def first_plans(records: Sequence[Record]) -> tuple[FirstPlan, ...]:
-    """Of the worlds of that kind; the runs of a case are told apart by their number."""
+    """Times on worlds of a kind; runs of a case are numbered."""
     runs: dict[tuple[str, int, str], list[float]] = {}
     for record in records:
         if record.kind == FIRST:

@@ -45,7 +45,7 @@ _WARM_UPS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What solvers made of a world within a budget.
+    """Answers of solvers to a world within a budget.
 
     Attributes:
         world: Its name.
@@ -124,7 +124,7 @@ class Kept:
         return [n for n in names if record is None or n not in record.answers]
 
     def answer(self, world: World, budget_s: float | None, name: str) -> Answer | None:
-        """Of a solver that has been asked."""
+        """Answer of a solver that took part."""
         record = self._records.get((world.name, identity(world), budget_s))
         return None if record is None else record.answers.get(name)
 

@@ -1,4 +1,4 @@
-"""How long a plan takes, how much memory it needs, and where the time goes.
+"""Time and memory of planning, and the share of each part.
 
 python -m benchmarks.planning_time [--runs 3] [--json]
 

@@ -1,4 +1,4 @@
-"""How many strategies and schedules a second.
+"""Strategies priced and schedules simulated in a second.
 
 python -m benchmarks.search_speed
 

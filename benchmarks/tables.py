@@ -22,7 +22,7 @@ def cpu_name() -> str:
 
 
 def report_name(kind: str) -> str:
-    """Of the results file of this machine and day."""
+    """Name of the results file of this machine and day."""
     cpu = re.sub(r"[^a-z0-9.]+", "-", cpu_name().lower()).strip("-")
     return f"{kind}_{cpu}_{datetime.date.today().isoformat()}.md"
 

@@ -34,7 +34,7 @@ _SAMPLED_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one verification took.
+    """Time and memory of one verification.
 
     Attributes:
         wall_s: Of the whole command, imports included.

@@ -72,7 +72,7 @@ def dead_links(page: Path) -> list[str]:
 
 
 class _Page(HTMLParser):
-    """What a page can be linked by, and what it links to."""
+    """Anchors of a page and its links."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def tiny_graph() -> ModelGraph:
 
 @functools.cache
 def local_plan(processes: int = 2, **pins: int | str) -> Plan:
-    """Of the tiny Llama on CPU processes of this machine, in float32."""
+    """Plan of the tiny Llama on CPU processes of this machine, in float32."""
     return plan(
         tiny_graph(),
         Cluster.detect(processes=processes),

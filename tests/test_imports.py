@@ -1,4 +1,4 @@
-"""What importing costs, and what works without what."""
+"""Imports stay light, and extras stay optional."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def _fresh(code: str) -> str:
-    """What a new interpreter prints."""
+    """Output of a new interpreter."""
     ran = subprocess.run(
         [sys.executable, "-W", "error::ImportWarning", "-c", code],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What is registered is read once, and again when something was installed."""
+"""Registered plugins are read once, and again when something was installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which constants price a plan, and that the plan says so."""
+"""The calibration that prices a plan is chosen and named in the plan."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.calibration.rows import small
 
 @pytest.fixture(scope="module")
 def graph() -> ModelGraph:
-    """As large as the model of nanotron's sweep; its head has two layers' weights."""
+    """Layer sizes of nanotron's sweep; the head has two layers' weights."""
     row = small(layers=24, hidden=2048, heads=32, seq=64, vocab=50257)
     return graph_of(shape_of(row))
 

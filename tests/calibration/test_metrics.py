@@ -1,4 +1,4 @@
-"""What sources print, against closed forms."""
+"""Metrics that sources print, against closed forms."""
 
 from __future__ import annotations
 

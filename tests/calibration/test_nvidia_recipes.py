@@ -1,4 +1,4 @@
-"""What NVIDIA's recipes set, and to which runs that is put down."""
+"""Settings of NVIDIA's recipes and the runs that they are used for."""
 
 from __future__ import annotations
 

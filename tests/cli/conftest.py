@@ -36,7 +36,7 @@ def failing_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can be known before must not start a process."""
+    """Fail if a process is started: what is known before must not start one."""
 
     def launched(*_: object, **__: object) -> None:
         pytest.fail("processes were started")

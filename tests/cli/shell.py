@@ -20,7 +20,7 @@ __all__ = ["Answer", "ask", "meshwright", "start"]
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a command answered."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

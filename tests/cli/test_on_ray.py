@@ -68,7 +68,7 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def losses(plan_file: Path) -> tuple[float, ...]:
-    """Of ``meshwright run``, without Ray."""
+    """Losses of ``meshwright run``, without Ray."""
     done = meshwright("run", plan_file, "--steps", "2", "--data", TOKENS, "--json")
     assert done.code == 0, done.err
     return tuple(done.json["losses"])

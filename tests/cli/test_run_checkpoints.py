@@ -15,7 +15,7 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the ranks were given; they do two steps more than were done before."""
+    """Arguments of the ranks; they do two steps more than were done before."""
     given: dict[str, Any] = {"done": 0}
 
     def launch(entry: str, arguments: dict[str, Any], **_: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Of a run that ends early no process is left."""
+"""No process is left of a run that ends early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``meshwright run`` and ``probe`` refuse before any process is started."""
+"""``meshwright run`` and ``probe`` refuse bad requests before they start a process."""
 
 from __future__ import annotations
 

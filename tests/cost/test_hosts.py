@@ -1,4 +1,4 @@
-"""What launching kernels costs, and when it hides behind them."""
+"""Price of launching kernels, exposed and hidden."""
 
 from __future__ import annotations
 

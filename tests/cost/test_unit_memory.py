@@ -1,4 +1,4 @@
-"""What a recipe changes in the activations of a unit, by hand."""
+"""Activations of a unit under each recipe, against counts by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tp, cp, ep, profiles and recomputation do to the cost of a unit."""
+"""Cost of a unit under tp, cp, ep, profiles and recomputation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far training by a plan is from plain training."""
+"""Distance of training by a plan from plain training."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _RATES = {"tiny-recommender": 1e-3}
 
 @cache
 def graph_of(name: str) -> ModelGraph:
-    """Of one of the tiny models."""
+    """Graph of one of the tiny models."""
     tiny = TINY[name]
     return capture(tiny.build, tiny.example(4), dtype="float32", name=name)
 

@@ -1,4 +1,4 @@
-"""What torchrun starts in the test of restarts: a run that kills itself once.
+"""Script that torchrun starts in the test of restarts: it kills itself once.
 
 ``python restarts.py PLAN FOLDER STEPS VICTIM STEP``: rank VICTIM is killed as it asks
 for the batch of a step, in torchrun's first attempt alone. Rank 0 prints its losses.

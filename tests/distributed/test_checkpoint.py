@@ -202,7 +202,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(
 
 
 def _buffers(plan_json: str, options: dict[str, Any]) -> dict[str, list[float]]:
-    """Of the model as this rank has it when the run has ended."""
+    """Buffers of the model as this rank has it when the run has ended."""
     plan = Plan.from_json(plan_json)
     built: list[torch.nn.Module] = []
 
@@ -242,7 +242,7 @@ REPLICAS = {"dp_replicate": 2}
 def test_the_first_data_parallel_rank_tells_the_running_statistics(
     pool: Pool, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """As DistributedDataParallel gives rank 0's to the others."""
+    """Replicas resume with rank 0's buffers, as under DistributedDataParallel."""
     plan = make_plan("resnet", **changes)
     pp = plan.strategy.mesh.pp
     options = {"steps": 2, "checkpoint_dir": str(tmp_path / "kept"), "resume": True}

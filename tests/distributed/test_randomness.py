@@ -58,7 +58,7 @@ def train_alone(plan_json: str, seeds: list[int]) -> list[list[float]]:
 
 @pytest.fixture(scope="module")
 def alone(pool: Pool) -> list[list[float]]:
-    """Of seeds 3 and 4."""
+    """Losses of a single process with seeds 3 and 4."""
     found: list[list[list[float]]] = pool.run(
         train_alone, 1, make_plan("llama").to_json(), [3, 4]
     )

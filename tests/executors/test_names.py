@@ -1,4 +1,4 @@
-"""Which modules a plan means."""
+"""Modules that a plan's names stand for."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def sharding(**fields: object) -> TensorSharding:
 
 
 def _experts(zero_stage: int) -> Plan:
-    """Of a model of 48 layers and 128 experts."""
+    """Plan of a model of 48 layers and 128 experts."""
     plan = make_plan(
         ((2, 8),),
         mesh={"dp_replicate": 2, "dp_shard": 8, "ep": 4},

@@ -1,4 +1,4 @@
-"""What exporters wrote once, and a person has read."""
+"""Files that exporters wrote once and a person has read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accelerate, DeepSpeed and nanotron have no words for: value, why, remedy."""
+"""Fields that accelerate, DeepSpeed and nanotron refuse: value, rule, remedy."""
 
 from __future__ import annotations
 

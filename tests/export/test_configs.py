@@ -1,4 +1,4 @@
-"""What accelerate, DeepSpeed and nanotron are given, and what is refused."""
+"""Configs of accelerate, DeepSpeed and nanotron."""
 
 from __future__ import annotations
 

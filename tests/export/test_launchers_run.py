@@ -1,4 +1,4 @@
-"""What is exported for launchers trains: scripts, with stand-ins for the launcher.
+"""Exported scripts train, with stand-ins for the launcher.
 
 Two nodes are two processes of this machine, each of which is told that it is a node.
 """

@@ -1,4 +1,4 @@
-"""What the graph says of each parameter: who reads it, whether it trains."""
+"""Readers and training flags of each parameter of a graph."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_flags_with_and_without_an_equals_sign() -> None:
     ],
 )
 def test_what_fsdp_shards_unless_it_is_said(flags: str, stage: int) -> None:
-    """As the defaults of Megatron's own parser are."""
+    """Flags that are left out have the defaults of Megatron's own parser."""
     text = "--micro-batch-size 1 --global-batch-size 32 --bf16 " + flags
     assert megatron(text).strategy.zero_stage == stage
 

@@ -1,4 +1,4 @@
-"""What the exporters write is read back as the strategy that it was written for."""
+"""Exported configs are read back as the strategies that they were written for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _read(source: str, file: str, plan: Plan) -> Imported:
 
 
 def _said(strategy: Any, left: set[str]) -> dict[str, Any]:
-    """What a config says: no patterns of the model's, no devices."""
+    """The strategy as a config states it: without the model's patterns and devices."""
     data: dict[str, Any] = strategy.to_data()
     data["stages"] = [stage["recompute"] for stage in data["stages"]] or ["none"]
     data["sharding"] = data["sharding"]["sequence_parallel"]

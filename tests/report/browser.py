@@ -33,7 +33,7 @@ class Page:
         )
 
     def theme(self, name: str) -> None:
-        """What the system prefers: light or dark."""
+        """The system's preference: light or dark."""
         feature = {"name": "prefers-color-scheme", "value": name}
         self.driver.execute_cdp_cmd(
             "Emulation.setEmulatedMedia", {"features": [feature]}

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _in_sight(page: Page) -> list[str]:
-    """What each timeline says it shows."""
+    """Title of each timeline."""
     page.settle()
     return [element.text for element in page.every("#timeline output")]
 

@@ -1,4 +1,4 @@
-"""What a report shows, before it is drawn."""
+"""Content of a report, before it is drawn."""
 
 from __future__ import annotations
 

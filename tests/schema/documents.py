@@ -158,7 +158,7 @@ def _stage_memory(draw: st.DrawFn, rank: int) -> StageMemory:
 
 
 def _stream(draw: st.DrawFn, divided: bool) -> dict[str, Any]:
-    """What stands against dividing the stream: nothing, where it is divided."""
+    """Obstacles to dividing the stream: none where it is divided."""
     if divided:
         return {"whole_stream": None}
     return {

@@ -1,4 +1,4 @@
-"""What a plan says of itself, held against its own numbers."""
+"""Texts about a plan, held against its own numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes two models, or two files, the same."""
+"""Fingerprints: equal models and files have equal ones."""
 
 from __future__ import annotations
 

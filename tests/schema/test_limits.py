@@ -1,4 +1,4 @@
-"""What a model rules out is refused wherever a plan is made, read or run."""
+"""Limits of a model are kept wherever a plan is made, read or run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_whole_stream_is_refused_for_its_reason() -> None:
 def test_a_variance_takes_two_values(
     size: int, values: int | None, refused: bool
 ) -> None:
-    """As torch's batch norm says itself, when it is too late."""
+    """Expected message, as torch's batch norm raises it too late."""
     reason = batch_norm_limit(size, values)
     assert (reason is not None) == refused
     if reason:

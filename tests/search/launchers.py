@@ -106,7 +106,7 @@ class _Point:
 
 @contextmanager
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if packages that register these launchers were installed."""
+    """Register launchers as an installed package would."""
     points = {name: _Point(target=target) for name, target in LAUNCHERS.items()}
     monkeypatch.setattr(registry, "_registered", lambda: points)
     get_target.cache_clear()

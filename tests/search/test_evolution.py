@@ -31,7 +31,7 @@ def priced(request: Request) -> tuple[Campaign, list[Solution]]:
 
 
 def faster_misses(campaign: Campaign, every: list[Solution]) -> list[Solution]:
-    """Those that lack memory but would be faster than all that fit."""
+    """Strategies that lack memory but would be faster than all that fit."""
     fits = [campaign.corrected(one) for one in every if campaign.may_fit(one)]
     return [
         one

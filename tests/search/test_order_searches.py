@@ -1,4 +1,4 @@
-"""What evolution, annealing and beam search over orders and rows promise."""
+"""Guarantees of evolution, annealing and beam search over orders and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What partitioners promise, on models and clusters that people have."""
+"""Guarantees of partitioners, on models and clusters that people have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is pinned holds, and all partitioners agree on whether anything is legal."""
+"""Pins hold, and all partitioners agree on the legal strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of the strategies that were not chosen."""
+"""Runners-up that a plan lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's pipeline runtime holds, byte by byte, against the counts.
+"""Bytes that torch's pipeline runtime holds, against the counts.
 
 The runtime runs one rank of a pipeline on a process group that moves nothing, so that
 what it holds is what its stages and caches hold.
@@ -50,7 +50,7 @@ def rank_of_two(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def _agree(stages: list[PipelineStage], *_: Any) -> None:
-    """What ranks otherwise tell each other: that all know their shapes."""
+    """Take static shapes, which ranks cannot exchange without a process group."""
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC
 

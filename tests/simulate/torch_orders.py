@@ -1,4 +1,4 @@
-"""What torch itself orders, read from its schedules without any process."""
+"""Orders of torch's own schedules, read without any process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["executed_order", "torch_order"]
 
 
 class _Stage(SimpleNamespace):
-    """As much of a pipeline stage as schedule constructors read."""
+    """The part of a pipeline stage that schedule constructors read."""
 
     def __init__(self, index: int, num_stages: int, pp: int) -> None:
         super().__init__(
@@ -71,7 +71,7 @@ class _Recorder(_Stage):
 
 
 def executed_order(schedule: str, pp: int, num_microbatches: int) -> list[list[str]]:
-    """What the single-stage schedules compute on each rank when they are run.
+    """Actions of the single-stage schedules on each rank when they are run.
 
     Their printed order is not what they run: torch 2.13 prints 1F1B's last rank one
     microbatch too far.

@@ -1,4 +1,4 @@
-"""What is comparable, and what is left out."""
+"""Comparable rows form groups; others are left out."""
 
 from __future__ import annotations
 

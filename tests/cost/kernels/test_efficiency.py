@@ -30,7 +30,7 @@ def factors(
     weights: float = 1.0,
     backend: str = "nccl",
 ) -> tuple[float, float]:
-    """Of one product, forward and backward."""
+    """Time of one product, forward and backward."""
     kernel = Kernel(
         kind=kind,  # type: ignore[arg-type]
         m=m,

@@ -1,4 +1,4 @@
-"""How fast narrow products are."""
+"""Speed of products in low precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What updating weights costs."""
+"""Price of updating weights."""
 
 from __future__ import annotations
 

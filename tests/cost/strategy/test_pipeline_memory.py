@@ -1,4 +1,4 @@
-"""What pipelines hold, against counts by hand on a pipeline of two ranks."""
+"""Memory of pipelines, against counts by hand on a pipeline of two ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of exchanges hides, and what leaves a host."""
+"""Exposed time and traffic across hosts of the exchanges of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan predicts of memory and messages, beside a dry run of every stage."""
+"""Predicted memory and messages equal those of a dry run of every stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dry run says without a group, and what it refuses to say."""
+"""Output of a dry run without a process group, and its refusals."""
 
 from __future__ import annotations
 

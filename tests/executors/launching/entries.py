@@ -1,4 +1,4 @@
-"""What launched processes do in the tests of ``launch``; imports nothing heavy."""
+"""Entry points of launched processes in tests of ``launch``; imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher makes of ranks that end while it looks elsewhere."""
+"""The launcher's answer to ranks that end while it looks elsewhere."""
 
 from __future__ import annotations
 

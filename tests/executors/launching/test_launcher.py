@@ -20,7 +20,7 @@ ENTRIES = "tests.executors.launching.entries"
 
 
 def _gone(pids: list[int], within_s: float = 10.0) -> bool:
-    """Whether all processes end in time; zombies count as gone."""
+    """True if all processes end in time; zombies count as gone."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not any(_alive(pid) for pid in pids):

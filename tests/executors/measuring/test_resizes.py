@@ -9,7 +9,7 @@ from executors.measuring.resizes import watched_resizes
 
 
 def _sizes(*, before: bool) -> list[int]:
-    """What is told of a storage of 16 bytes that shrinks, and then grows."""
+    """Sizes reported of a storage of 16 bytes that shrinks, and then grows."""
     storage = torch.zeros(4).untyped_storage()
     told: list[int] = []
     with watched_resizes(lambda s: told.append(s.nbytes()), before=before):

@@ -15,7 +15,7 @@ from tests.distributed.cases import build, make_plan
 
 
 def _masks_given(name: str, block: str, **more: torch.Tensor) -> list[Any]:
-    """What the first block of the last of two stages is given as its mask."""
+    """Mask that reaches the first block of the last of two stages."""
     plan = make_plan(name, pp=2, schedule="1F1B", num_microbatches=4)
     model = build(name)
     inputs = synthetic_batch(plan.workload, 0, samples=4) | more

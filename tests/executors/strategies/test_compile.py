@@ -1,4 +1,4 @@
-"""Which modules are compiled, and what is asked of the machine first."""
+"""Modules that are compiled, and checks of the machine before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens a rank has, and what is told to the model."""
+"""Tokens of a rank, and positions that the model is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report of job streams is made of: totals, curves, tables, words."""
+"""Parts of a report of job streams: totals, curves, tables, words."""
 
 from __future__ import annotations
 

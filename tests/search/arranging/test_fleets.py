@@ -1,4 +1,4 @@
-"""Which meshes over which devices there are to choose from."""
+"""Meshes and device subsets to choose from."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _short() -> Cluster:
 
 @pytest.fixture(scope="module")
 def seen() -> _Seen:
-    """What a glance finds where most long pipelines are too large by closed forms."""
+    """First pass where closed forms find most long pipelines too large."""
     request, groups, choices = arranged(_short(), units=12, global_batch=48)
     every = np.arange(len(choices))
     model = CostModel(request.setting)
