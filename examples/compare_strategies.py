@@ -20,7 +20,7 @@ from planner.errors import MeshwrightError
 def by_hand(
     devices: int, batch: int, units: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """What people tend to begin with. What is left out has the schema's default."""
+    """Strategies that people tend to begin with; omitted fields have their defaults."""
     each = batch // devices
     return {
         "replicas (DDP)": {

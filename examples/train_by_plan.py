@@ -76,7 +76,7 @@ def batches(samples: int) -> Callable[[int], dict[str, torch.Tensor]]:
 
 
 def train_rank(given: dict[str, Any], emit: Callable[[Any], None]) -> list[float]:
-    """What each process does; called by name in a process of its own."""
+    """Train as one rank; called by name in a process of its own."""
     found = Plan.load(given["plan"])
     result = run(
         found,

@@ -1,4 +1,4 @@
-"""What is run today beside what would be planned, with the difference explained."""
+"""The plan that runs today beside the planner's, with the difference explained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def lack_bytes(self) -> float:
-        """What the fullest device lacks today; 0 if it fits."""
+        """Bytes that the current plan lacks on its fullest device; 0 if it fits."""
         return max(
             0.0,
             *(m.total_bytes - m.limit_bytes for m in self.current.prediction.memory),
@@ -51,7 +51,7 @@ class Comparison:
         return before.step_time_s / after.step_time_s
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """What is laid side by side: name, today's, ours."""
+        """Rows of the comparison: name, current value, planned value."""
         pair = (self.current, self.ours)
         found = [
             ("strategy", *(one.strategy.label() for one in pair)),
@@ -74,7 +74,7 @@ class Comparison:
         return [(name, *cells) for name, *cells in found]  # type: ignore[misc]
 
     def verdict(self) -> str:
-        """What ours does better, or that it does not, in a few sentences."""
+        """Explain in a few sentences where the planned strategy gains, if it does."""
         return " ".join(self._sentences())
 
     def _sentences(self) -> Iterator[str]:

@@ -126,7 +126,7 @@ def _fitting(
 
 
 def _feasible(request: Request, orders: Iterable[Index] | None = None) -> bool:
-    """Whether a changed request has a strategy that fits, priced in detail."""
+    """True if a changed request has a strategy that fits, priced in detail."""
     return any(
         candidate.cost.fits
         for model, table in _fitting(request, orders)

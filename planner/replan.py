@@ -1,4 +1,4 @@
-"""A plan once more, within the limits of a launcher that cannot say the first one."""
+"""Plan the same work again within the limits of a launcher."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Replanned:
         return self.plan.prediction.step_time_s / self.before.prediction.step_time_s
 
     def text(self) -> str:
-        """What changed and what it costs, for people."""
+        """Describe what changed and what it costs."""
         before, after = (one.prediction.step_time_s for one in (self.before, self.plan))
         lines = [
             f"planned again: {self.before.strategy.label()} -> "
