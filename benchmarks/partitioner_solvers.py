@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.contest import ask, best_answer
 from planner.cost import CostModel
 from planner.errors import MeshwrightError
+from planner.portfolio import best_answer, run_partitioners
 from planner.search import (
     Candidate,
     Request,
@@ -137,7 +137,7 @@ def solver_named(name: str, no_graphs: Path | None = None) -> Solver:
         MeshwrightError: If what it needs is not installed.
     """
     if name == "auto":
-        return lambda request: ask(request, "auto")
+        return lambda request: run_partitioners(request, "auto")
     one = _ablated(name, no_graphs) if name in ABLATIONS else get_partitioner(name)
     return lambda request: [one.search(request)]
 

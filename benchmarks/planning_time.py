@@ -185,7 +185,7 @@ def measure(case: Case) -> dict[str, Any]:
 
     from planner.api import plan
     from planner.capture import capture, load_model
-    from planner.contest import AUTO
+    from planner.portfolio import AUTO
     from planner.search import get_partitioner
 
     # Registered partitioners and transformers' classes are imported when looked up.

@@ -12,10 +12,10 @@ from planner import __version__
 from planner.assemble import make_plan
 from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
-from planner.contest import ask, best_answer
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
+from planner.portfolio import best_answer, run_partitioners
 from planner.request import PlanOptions, make_request, make_setting
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
@@ -178,7 +178,7 @@ def plan_graph(
     """
     started = time.perf_counter()
     request = make_request(graph, cluster, options)
-    results = ask(request, partitioner)
+    results = run_partitioners(request, partitioner)
     timing_s = {"search": time.perf_counter() - started}
     return _assembled(request, results, options.pin, timing_s)
 

@@ -87,7 +87,9 @@ def _memory_reason(request: Request, nearest: Candidate) -> str:
 def _legality_reason(request: Request) -> str:
     facts = request.facts
     pins = ", ".join(pin_text(knob, code) for knob, code in request.pins.items())
-    target = f" for target {request.target!r}" if request.sayable is not None else ""
+    target = (
+        f" for target {request.target!r}" if request.launcher_limits is not None else ""
+    )
     return (
         f"no legal strategy for global_batch={facts.global_batch} on "
         f"{facts.num_devices} devices{f' with {pins}' if pins else ''}{target}: "
@@ -108,7 +110,7 @@ def _fitting(
     """
     free = {"microbatch_size", "num_microbatches"}.isdisjoint(request.pins)
     lean = ({"microbatch_size": 1}, {"num_microbatches": 1}) if free else ({},)
-    if orders is None and request.sayable is not None:
+    if orders is None and request.launcher_limits is not None:
         orders = device_orders(request)
     for order in orders or [request.setting.order]:
         model = CostModel(replace(request.setting, order=order))
@@ -130,7 +132,9 @@ def _feasible(request: Request, orders: Iterable[Index] | None = None) -> bool:
     return any(
         candidate.cost.fits
         for model, table in _fitting(request, orders)
-        for candidate in candidates_of_row(model, table.row(0), sayable=request.sayable)
+        for candidate in candidates_of_row(
+            model, table.row(0), limits=request.launcher_limits
+        )
     )
 
 
@@ -139,7 +143,9 @@ def _remedies(request: Request, memory: bool) -> Iterator[str]:
     yield from _other_pins(request)
     yield from _other_batch(request)
     if request.target != "any" and not memory:
-        wider = ("meshwright", "any") if request.sayable is not None else ("any",)
+        wider = (
+            ("meshwright", "any") if request.launcher_limits is not None else ("any",)
+        )
         yield from _first(
             (f'target="{name}"', _changed(request, target=name)) for name in wider
         )

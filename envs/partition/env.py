@@ -203,15 +203,15 @@ class PartitionEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return self._end(built, "own" if np.isfinite(built.score) else "overflow")
 
     def _begin_order(self, problem: Problem, choice: int) -> Ordering:
-        fleet = problem.choices.fleets[problem.choices.fleet[choice]]
+        subset = problem.choices.subsets[problem.choices.subset[choice]]
         return Ordering.start(
             sizes=problem.groups.sizes,
             kinds=problem.groups.kinds,
             groups=problem.seen.groups,
             pairs=problem.seen.pairs,
             mesh=problem.choices.mesh[[choice]],
-            count=np.array([fleet.count]),
-            usable=fleet.usable[None, :],
+            count=np.array([subset.count]),
+            usable=subset.usable[None, :],
         )
 
     def _describe(self, ordering: Ordering) -> None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.graph import ModelGraph
 from planner.search import OBJECTIVES, Request
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.subsets import Choices
 from planner.simulate.compiled import compiled
 
 __all__ = [
@@ -209,15 +209,15 @@ def _sums(request: Request) -> _Sums:
     )
 
 
-def _fleet_numbers(
+def _subset_numbers(
     request: Request, groups: DeviceGroups, choices: Choices
 ) -> tuple[Wide, Wide]:
-    """Describe the fastest devices of each fleet, and its links.
+    """Describe the fastest devices of each subset, and its links.
 
     Returns:
         Speed of all as fast as the slowest, summed speed, and least memory, shape
-        [fleets, 3]; and the median and the least bandwidth between groups in the best
-        plain order, and that inside a group, shape [fleets, 3].
+        [subsets, 3]; and the median and the least bandwidth between groups in the best
+        plain order, and that inside a group, shape [subsets, 3].
     """
     setting = request.setting
     types = setting.cluster.device_types
@@ -225,14 +225,14 @@ def _fleet_numbers(
     speed = np.array([peak_flops_per_s(kind, compute) for kind in types])
     memory = np.array([kind.memory_bytes for kind in types])
     power, links = [], []
-    for fleet in choices.fleets:
-        ids = groups.orders(fleet.sequences, fleet.count)
+    for subset in choices.subsets:
+        ids = groups.orders(subset.sequences, subset.count)
         kinds = np.asarray(setting.cluster.type_index)[ids]
-        total = speed[kinds].min(axis=1) * fleet.count
+        total = speed[kinds].min(axis=1) * subset.count
         best = int(total.argmax())
         used = kinds[best]
         power.append([total[best], speed[used].sum(), memory[used].min()])
-        last = fleet.sequences[-1]
+        last = subset.sequences[-1]
         near = last[last >= 0]
         between = groups.bandwidth[near[:-1], near[1:]] if len(near) > 1 else [1e12]
         inside = np.median(np.minimum(np.diagonal(groups.bandwidth), 1e13)[near])
@@ -246,11 +246,15 @@ def _mesh_features(
     if not len(choices):
         return np.zeros((0, MESH_FEATURES))
     pp, replicate, shard, cp, tp, ep = choices.mesh.T.astype(float)
-    power, links = _fleet_numbers(request, groups, choices)
-    slow, summed, least = power[choices.fleet].T
-    typical, worst, inside = links[choices.fleet].T
-    counts = np.array([fleet.count for fleet in choices.fleets], float)[choices.fleet]
-    whole = np.array([fleet.usable.all() for fleet in choices.fleets])[choices.fleet]
+    power, links = _subset_numbers(request, groups, choices)
+    slow, summed, least = power[choices.subset].T
+    typical, worst, inside = links[choices.subset].T
+    counts = np.array([subset.count for subset in choices.subsets], float)[
+        choices.subset
+    ]
+    whole = np.array([subset.usable.all() for subset in choices.subsets])[
+        choices.subset
+    ]
     total, host = float(groups.sizes.sum()), float(np.median(groups.sizes))
     copies = replicate * shard
     batch = request.global_batch / copies

@@ -24,11 +24,11 @@ from envs.partition.world import World
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError, StrategyError
 from planner.search import Candidate, Request, get_partitioner, preference, score
-from planner.search.arranging.arranger import Arranger, open_arranger
-from planner.search.arranging.fleets import Choices, list_choices
-from planner.search.arranging.groups import DeviceGroups, group_devices
-from planner.search.arranging.layouts import Layouts
-from planner.search.arranging.mended import scores_of
+from planner.search.device_order.groups import DeviceGroups, group_devices
+from planner.search.device_order.layouts import Layouts
+from planner.search.device_order.pricer import OrderPricer, open_order_pricer
+from planner.search.device_order.recut import scores_of
+from planner.search.device_order.subsets import Choices, list_choices
 from planner.search.refusal import why_nothing_is_legal
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 
@@ -51,39 +51,39 @@ Fidelity = Literal["simulated", "analytic"]
 
 
 def _shares(many: Index, most: int) -> Index:
-    """Divide a number among fleets equally; unused shares go to the others. [n]."""
+    """Divide a number among subsets equally; unused shares go to the others. [n]."""
     share = np.zeros(len(many), dtype=np.int64)
     left = most
     while left > 0 and (open_ := np.flatnonzero(share < many)).size:
         each = max(1, left // len(open_))
-        for fleet in open_.tolist():
-            more = min(each, int(many[fleet] - share[fleet]), left)
-            share[fleet] += more
+        for subset in open_.tolist():
+            more = min(each, int(many[subset] - share[subset]), left)
+            share[subset] += more
             left -= more
     return share
 
 
 def thinned(choices: Choices, among: Index, most: int) -> Index:
-    """Select a number of choices: of every fleet, evenly over its meshes.
+    """Select a number of choices: of every subset, evenly over its meshes.
 
-    Meshes of a fleet are in the order of their degrees, so that the selection ranges
+    Meshes of a subset are in the order of their degrees, so that the selection ranges
     from the shallowest pipeline to the deepest. It is deterministic.
 
     Args:
         choices: All meshes.
         among: Choices to select from, ascending. Shape [n].
-        most: Number to select; if there are more fleets, the first fleets keep one
+        most: Number to select; if there are more subsets, the first subsets keep one
             each.
     Returns:
         Shape [min(n, most)], ascending.
     """
     if len(among) <= most:
         return among
-    fleet = choices.fleet[among]
-    numbers, many = np.unique(fleet, return_counts=True)
+    subset = choices.subset[among]
+    numbers, many = np.unique(subset, return_counts=True)
     kept = []
     for number, share in zip(numbers, _shares(many, most).tolist(), strict=True):
-        mine = among[fleet == number]
+        mine = among[subset == number]
         kept.append(mine[np.linspace(0, len(mine) - 1, share).round().astype(int)])
     return np.sort(np.concatenate(kept))
 
@@ -94,8 +94,8 @@ def with_rows(request: Request, choices: Choices) -> Index:
     Half or more of the meshes have none, and would take the place of others.
     """
     kept = []
-    for number in range(len(choices.fleets)):
-        mine = np.flatnonzero(choices.fleet == number)
+    for number in range(len(choices.subsets)):
+        mine = np.flatnonzero(choices.subset == number)
         table = expand_meshes(choices.mesh[mine], request.facts, request.pins)
         rows = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
         both = np.concatenate([np.unique(rows, axis=0), choices.mesh[mine]])
@@ -107,9 +107,9 @@ def with_rows(request: Request, choices: Choices) -> Index:
 
 
 def subset(choices: Choices, kept: Index) -> Choices:
-    """Return some of the choices, over the same fleets."""
+    """Return some of the choices, over the same subsets."""
     return Choices(
-        fleets=choices.fleets, mesh=choices.mesh[kept], fleet=choices.fleet[kept]
+        subsets=choices.subsets, mesh=choices.mesh[kept], subset=choices.subset[kept]
     )
 
 
@@ -164,7 +164,7 @@ class Problem:
         choices: Meshes that are offered.
         fits: True for meshes with a row that fits under a plain order. Shape [choices].
         seen: Features of the problem.
-        arranger: Prices arrangements of the meshes that fit.
+        pricer: Prices arrangements of the meshes that fit.
         baseline: The plan to beat.
         fidelity: Fidelity of all prices.
     """
@@ -175,7 +175,7 @@ class Problem:
     choices: Choices
     fits: Mask
     seen: Observed
-    arranger: Arranger
+    pricer: OrderPricer
     baseline: Baseline
     fidelity: Fidelity
 
@@ -191,22 +191,22 @@ class Problem:
             choice: Number of an offered mesh.
             sequence: Groups in order, -1 after the last; enough for its devices.
         """
-        fleet = self.choices.fleets[self.choices.fleet[choice]]
+        subset = self.choices.subsets[self.choices.subset[choice]]
         table = expand_meshes(
             self.choices.mesh[[choice]], self.request.facts, self.request.pins
         )
-        order = self.groups.orders(sequence[None, :], fleet.count)[0]
+        order = self.groups.orders(sequence[None, :], subset.count)[0]
         if not len(table):
             return Built(score=np.inf, row=None, order=order, candidate=None)
         # All rows of the mesh, because the best of a plain order may not fit here.
         local = replace(
-            self.arranger,
+            self.pricer,
             layouts=Layouts(
                 choice=np.array([choice]),
                 rows=table,
                 starts=np.array([0, len(table)]),
-                count=np.array([fleet.count]),
-                usable=fleet.usable[None, :],
+                count=np.array([subset.count]),
+                usable=subset.usable[None, :],
                 score=np.full(1, np.inf),
                 sequence=sequence[None, :],
             ),
@@ -246,15 +246,15 @@ def _priced_alike(request: Request, candidate: Candidate) -> float:
     return float(scores_of(costs, table, request.objective)[0])
 
 
-def _plain(arranger: Arranger, fidelity: Fidelity) -> Baseline | None:
-    request, layouts = arranger.request, arranger.layouts.best(_SETTLED)
+def _plain(pricer: OrderPricer, fidelity: Fidelity) -> Baseline | None:
+    request, layouts = pricer.request, pricer.layouts.best(_SETTLED)
     if fidelity == "analytic":
         return Baseline(name=PLAIN, score=float(layouts.score[0]), candidate=None)
-    priced = arranger.price(np.arange(len(layouts)), layouts.sequence)
+    priced = pricer.price(np.arange(len(layouts)), layouts.sequence)
     found = [
         candidate
         for at in range(len(priced))
-        for candidate in arranger.built(priced, at, variants=True)
+        for candidate in pricer.built(priced, at, variants=True)
     ]
     best = _best(request, found)
     if best is None:
@@ -263,14 +263,14 @@ def _plain(arranger: Arranger, fidelity: Fidelity) -> Baseline | None:
 
 
 def _baseline(
-    arranger: Arranger, names: Sequence[str], fidelity: Fidelity
+    pricer: OrderPricer, names: Sequence[str], fidelity: Fidelity
 ) -> Baseline | None:
     """Return the best of some baselines; None if none finds a plan that fits."""
-    request = arranger.request
+    request = pricer.request
     found = []
     for name in names:
         if name == PLAIN:
-            found.append(_plain(arranger, fidelity))
+            found.append(_plain(pricer, fidelity))
             continue
         best = _best(request, get_partitioner(name).search(request).candidates)
         if best is None:
@@ -318,11 +318,11 @@ def open_problem(
     every = list_choices(request, groups)
     if not len(every):
         raise NoFeasiblePlanError([why_nothing_is_legal(request)])
-    kept, arranger = _offered(request, groups, every, sizes)
-    if arranger is None:
+    kept, pricer = _offered(request, groups, every, sizes)
+    if pricer is None:
         raise _nothing_fits(world, request, every)
     choices = subset(every, kept)
-    baseline = _baseline(arranger, baselines, fidelity) or _plain(arranger, fidelity)
+    baseline = _baseline(pricer, baselines, fidelity) or _plain(pricer, fidelity)
     if baseline is None:
         raise _nothing_fits(world, request, every)
     seen = observe(request, groups, choices)
@@ -330,7 +330,7 @@ def open_problem(
     if reason := sizes.why_not(units=units, groups=len(groups), unit_edges=edges):
         raise StrategyError(f"world {world.name!r}: {reason}")
     fits = np.zeros(len(kept), dtype=np.bool_)
-    fits[arranger.layouts.choice] = True
+    fits[pricer.layouts.choice] = True
     return Problem(
         world=world,
         request=request,
@@ -338,7 +338,7 @@ def open_problem(
         choices=choices,
         fits=fits,
         seen=seen,
-        arranger=arranger,
+        pricer=pricer,
         baseline=baseline,
         fidelity=fidelity,
     )
@@ -346,32 +346,32 @@ def open_problem(
 
 def _offered(
     request: Request, groups: DeviceGroups, every: Choices, sizes: Sizes
-) -> tuple[Index, Arranger | None]:
+) -> tuple[Index, OrderPricer | None]:
     """Return the meshes on offer, and their pricer; None if no mesh at all fits."""
     whole = np.arange(len(every))
     if len(every) > sizes.meshes:
         whole = with_rows(request, every)
     kept = thinned(every, whole, sizes.meshes)
-    arranger = open_arranger(request, every, groups, kept)
-    if arranger is None and len(kept) < len(whole):
+    pricer = open_order_pricer(request, every, groups, kept)
+    if pricer is None and len(kept) < len(whole):
         # All that fits may be among the meshes left out.
-        found = open_arranger(request, every, groups, whole)
+        found = open_order_pricer(request, every, groups, whole)
         if found is not None:
             kept = thinned(every, np.sort(found.layouts.choice), sizes.meshes)
-            arranger = open_arranger(request, every, groups, kept)
-    if arranger is None:
+            pricer = open_order_pricer(request, every, groups, kept)
+    if pricer is None:
         return kept, None
     # The pricer numbers choices as they are offered.
-    choice = np.searchsorted(kept, arranger.layouts.choice)
-    return kept, replace(arranger, layouts=replace(arranger.layouts, choice=choice))
+    choice = np.searchsorted(kept, pricer.layouts.choice)
+    return kept, replace(pricer, layouts=replace(pricer.layouts, choice=choice))
 
 
 def _nothing_fits(
     world: World, request: Request, every: Choices
 ) -> NoFeasiblePlanError:
     legal_rows = (
-        len(expand_meshes(every.mesh[every.fleet == k], request.facts, request.pins))
-        for k in range(len(every.fleets))
+        len(expand_meshes(every.mesh[every.subset == k], request.facts, request.pins))
+        for k in range(len(every.subsets))
     )
     if not any(legal_rows):
         return NoFeasiblePlanError([why_nothing_is_legal(request)])

@@ -48,14 +48,14 @@ class HalvingPartitioner:
             if fits and (spent() or rank >= self._first):
                 break
             candidates += candidates_of_row(
-                model, row, free_recompute=False, most=1, sayable=request.sayable
+                model, row, free_recompute=False, most=1, limits=request.launcher_limits
             )
         for row in rows[: self._first // 2]:
             if spent():
                 break
             free = "recompute" not in request.pins
             candidates += candidates_of_row(
-                model, row, free_recompute=free, most=1, sayable=request.sayable
+                model, row, free_recompute=free, most=1, limits=request.launcher_limits
             )
         return finish(self.name, request, model, candidates, started)
 

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from executors.deferred.past_dispatcher import past_dispatcher
+from executors.deferred.non_dispatched_ops import non_dispatched_ops
 from executors.deferred.seeds import draw_seed, seeded
 from executors.deferred.tape import SMALL_BYTES, Tape
 from planner.errors import ExecutionError
@@ -104,7 +104,7 @@ class Recording:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Record what is done to tensors in the block, and make new ones deferred."""
-        with past_dispatcher(self.replay, self.whole), _Operations(self):
+        with non_dispatched_ops(self.replay, self.whole), _Operations(self):
             yield
 
     def hidden(self, known: Iterable[torch.Tensor]) -> int:

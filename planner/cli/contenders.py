@@ -66,7 +66,7 @@ def compare(
     """
     from planner.api import plan_graph, read_model
     from planner.cluster import Cluster
-    from planner.contest import names_of
+    from planner.portfolio import names_of
     from planner.search import partitioner_names
 
     names = partitioner_names() if partitioner == "auto" else names_of(partitioner)

@@ -111,10 +111,10 @@ def train_on_ray(
         MeshwrightError: What a rank raised, if it is one of ours.
         RankFailedError: If a rank died or raised something else.
     """
-    from planner.export.checking import require_sayable
+    from planner.export.checking import require_expressible
     from planner.targets import get_target
 
-    require_sayable(get_target("ray"), plan)
+    require_expressible(get_target("ray"), plan)
     _require_ray()
     with _ray(plan, address), tempfile.TemporaryDirectory(prefix="meshwright-") as home:
         _require_room(plan)

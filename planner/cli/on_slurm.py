@@ -89,12 +89,12 @@ def submit(
         PlanFileError: If the script cannot be written.
         ExecutionError: If there is no sbatch, or it refuses.
     """
-    from planner.export.checking import require_sayable
+    from planner.export.checking import require_expressible
     from planner.export.slurm import slurm_script
     from planner.schema import write_atomically
     from planner.targets import get_target
 
-    require_sayable(get_target("slurm"), plan)
+    require_expressible(get_target("slurm"), plan)
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise ExecutionError(

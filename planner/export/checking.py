@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planner.errors import ExportError
-from planner.targets import Case, Target, nearest_sayable
+from planner.targets import Case, Target, nearest_expressible
 from planner.targets.devices import is_cpu
 
 if TYPE_CHECKING:
     from planner.schema import Plan
 
-__all__ = ["case_of", "require_sayable"]
+__all__ = ["case_of", "require_expressible"]
 
 
 def case_of(plan: Plan) -> Case:
@@ -26,7 +26,7 @@ def case_of(plan: Plan) -> Case:
     )
 
 
-def require_sayable(target: Target, plan: Plan) -> None:
+def require_expressible(target: Target, plan: Plan) -> None:
     """Refuse a plan that a target cannot say.
 
     Raises:
@@ -45,7 +45,7 @@ def require_sayable(target: Target, plan: Plan) -> None:
         ]
     if not found:
         return
-    near = nearest_sayable(target, case)
+    near = nearest_expressible(target, case)
     hint = "--nearest plans again within its limits"
     if near is not None:
         hint = f"nearest that it can: {near.label()} (not priced); {hint}"

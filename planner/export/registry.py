@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from planner.errors import MeshwrightError, UnknownNameError
-from planner.export.checking import require_sayable
+from planner.export.checking import require_expressible
 from planner.export.folder import write_folder
 from planner.plugins import entry_points
 from planner.targets import get_target, target_names
@@ -77,7 +77,7 @@ def export_files(plan: Plan, target: str) -> dict[str, str]:
             the nearest that it could say.
     """
     write = _exporter(target)
-    require_sayable(get_target(target), plan)
+    require_expressible(get_target(target), plan)
     return write(plan)
 
 

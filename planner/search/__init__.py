@@ -7,8 +7,8 @@ from planner.search.base import (
     Partitioner,
     Request,
     SearchResult,
+    expressible,
     preference,
-    said,
     score,
 )
 from planner.search.registry import GROUP, get_partitioner, partitioner_names
@@ -21,9 +21,9 @@ __all__ = [
     "Partitioner",
     "Request",
     "SearchResult",
+    "expressible",
     "get_partitioner",
     "partitioner_names",
     "preference",
-    "said",
     "score",
 ]

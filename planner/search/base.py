@@ -13,7 +13,7 @@ import numpy as np
 from planner.cost import Cost, CostModel, PricingContext
 from planner.errors import UnknownNameError
 from planner.schema import Strategy
-from planner.search.saying import Sayable
+from planner.search.launcher_limits import LauncherLimits
 from planner.space import OWN_TARGETS, Facts, gather_facts
 from planner.targets import get_target
 
@@ -24,9 +24,9 @@ __all__ = [
     "Partitioner",
     "Request",
     "SearchResult",
+    "expressible",
     "finish",
     "preference",
-    "said",
     "score",
 ]
 
@@ -84,12 +84,12 @@ class Request:
         )
 
     @cached_property
-    def sayable(self) -> Sayable | None:
+    def launcher_limits(self) -> LauncherLimits | None:
         """Limits of the launcher on cuts and devices; None without a launcher."""
         if self.target in OWN_TARGETS:
             return None
         facts = self.facts
-        return Sayable(
+        return LauncherLimits(
             target=get_target(self.target),
             hosts=facts.hosts,
             host_of_device=np.asarray(self.setting.cluster.host_of_device),
@@ -177,9 +177,11 @@ def preference(
     )
 
 
-def said(sayable: Sayable, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def expressible(
+    limits: LauncherLimits, candidates: Sequence[Candidate]
+) -> tuple[Candidate, ...]:
     """Return the candidates that the launcher can express, cut and devices included."""
-    return tuple(c for c in candidates if not sayable.refusals(c.strategy))
+    return tuple(c for c in candidates if not limits.refusals(c.strategy))
 
 
 def finish(
@@ -194,8 +196,8 @@ def finish(
 
     What the request's launcher cannot say is left out.
     """
-    if request.sayable is not None:
-        candidates = said(request.sayable, candidates)
+    if request.launcher_limits is not None:
+        candidates = expressible(request.launcher_limits, candidates)
     models = [model] if isinstance(model, CostModel) else list(model)
     fitting = sorted(
         (c for c in candidates if c.cost.fits),

@@ -23,7 +23,7 @@ from planner.search.moves import (
     refilled,
     spare_of,
 )
-from planner.search.prices import OVER, REMEMBERED, UNSAID, Prices
+from planner.search.prices import INEXPRESSIBLE, OVER, REMEMBERED, Prices
 from planner.search.refine import candidates_of_row
 from planner.search.row_moves import neighbours, neighbours_of, resized
 from planner.space import StrategyTable, legal
@@ -115,8 +115,8 @@ class Campaign(Prices):
             spare = spare_of(pool, order) if len(pool) > len(order) else pool[:0]
             size = sizes[int(rng.random() * len(sizes))]
             order = moved_order(order, spare, size, rng)
-        sayable = self.request.sayable
-        if sayable is not None and not sayable.allows_order(order):
+        limits = self.request.launcher_limits
+        if limits is not None and not limits.allows_order(order):
             return solution.order
         return order
 
@@ -172,7 +172,7 @@ class Campaign(Prices):
             free_recompute=self._free_recompute,
             most=most,
             spare=int(left is None or left > most),
-            sayable=self.request.sayable,
+            limits=self.request.launcher_limits,
         )
         self.count(model)
         return self.adopt(solution, found)
@@ -191,7 +191,9 @@ class Campaign(Prices):
             As :meth:`simulate`.
         """
         key = self._cut_key(solution)
-        value = min((self._value(candidate) for candidate in found), default=UNSAID)
+        value = min(
+            (self._value(candidate) for candidate in found), default=INEXPRESSIBLE
+        )
         self._cut[key] = value
         self.learn(solution, value)
         self._alike.add(self.alike(solution))
@@ -231,11 +233,11 @@ class Campaign(Prices):
         """
         self._try_schedules()
         self.simulate_best(_TIES)
-        self._settle_ties()
+        self._simulate_ties()
         left = self.left
         self.simulate_best(SIMULATIONS if left is None else left)
 
-    def _settle_ties(self) -> None:
+    def _simulate_ties(self) -> None:
         """Simulate rows that promise the same as the best: one may send less."""
         leader = self._leader
         rows = None if leader is None else self.neighbours(leader)

@@ -104,7 +104,7 @@ def search_order(
             row,
             free_recompute=free,
             most=min(left, 2),
-            sayable=request.sayable,
+            limits=request.launcher_limits,
         )
     if not candidates:
         return []

@@ -81,7 +81,7 @@ def _price(
         if fitting == keep:
             break
         found = candidates_of_row(
-            model, row, free_recompute=False, most=1, sayable=request.sayable
+            model, row, free_recompute=False, most=1, limits=request.launcher_limits
         )
         priced += found
         fitting += sum(one.cost.fits for one in found)

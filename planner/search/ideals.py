@@ -245,7 +245,7 @@ def along_ideals(
         for one in candidates
         if one.strategy.mesh.pp > 1 and not one.strategy.sharding.sequence_parallel
     ]
-    if request.sayable is not None or not found:
+    if request.launcher_limits is not None or not found:
         return
     ideals = ideals_of(request.setting.graph)
     if ideals is None:

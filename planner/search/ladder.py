@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Request
-from planner.space import StrategyTable, with_sayable_streams
+from planner.space import StrategyTable, with_expressible_streams
 
 __all__ = ["FILL", "host_size", "ladder"]
 
@@ -51,7 +51,7 @@ def ladder(request: Request, devices: int) -> StrategyTable | None:
     )
     if "sequence_parallel" in request.pins:
         return table
-    return with_sayable_streams(table, request.facts)
+    return with_expressible_streams(table, request.facts)
 
 
 def _rungs(request: Request, devices: int) -> Iterator[dict[str, int]]:

@@ -139,12 +139,12 @@ def device_splits(request: Request) -> list[DeviceSplit]:
             request.pins.get(axis, size) == size for axis, size in split.pins.items()
         )
     ]
-    sayable = request.sayable
-    if sayable is not None:
+    limits = request.launcher_limits
+    if limits is not None:
         # Cuts of the device graph seldom number ranks as a launcher does.
         plain = [DeviceSplit(order=order, pins={}) for order in device_orders(request)]
-        said = [split for split in allowed if sayable.allows_order(split.order)]
-        allowed = [*said, *plain]
+        expressible = [split for split in allowed if limits.allows_order(split.order)]
+        allowed = [*expressible, *plain]
     unique = {(*s.pins.items(), *s.order.tolist()): s for s in allowed}
     return list(unique.values())
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.base import Request
-from planner.search.saying import Sayable
+from planner.search.launcher_limits import LauncherLimits
 from planner.space import enumerate_strategies
 
 __all__ = ["device_orders"]
@@ -92,26 +92,28 @@ def _fewer(request: Request) -> list[Index]:
     return []
 
 
-def _sayable(request: Request, sayable: Sayable, orders: list[Index]) -> list[Index]:
+def _expressible(
+    request: Request, limits: LauncherLimits, orders: list[Index]
+) -> list[Index]:
     """Return the orders that a launcher can express; else fewer devices that it can."""
-    said, most = sayable.allowed(orders), len(request.setting.order)
-    alike = sayable.alike_hosts(request.setting.order)
+    allowed, most = limits.allowed(orders), len(request.setting.order)
+    alike = limits.alike_hosts(request.setting.order)
     if request.devices == "any":
-        return [*said, *sayable.allowed(alike)]
-    if any(len(order) == most for order in said) and _has_legal(request, most):
-        return said
+        return [*allowed, *limits.allowed(alike)]
+    if any(len(order) == most for order in allowed) and _has_legal(request, most):
+        return allowed
     counts = {*_reachable(request).tolist(), *map(len, alike)}
     legal: dict[int, bool] = {}
     for count in sorted(counts, reverse=True):
         for devices in alike:
             first = devices[:count]
-            if len(first) < count or not sayable.allows_order(first):
+            if len(first) < count or not limits.allows_order(first):
                 continue
             if count not in legal:
                 legal[count] = _has_legal(request, count)
             if legal[count]:
-                return [*(one for one in said if len(one) < most), first]
-    return [one for one in said if len(one) < most]
+                return [*(one for one in allowed if len(one) < most), first]
+    return [one for one in allowed if len(one) < most]
 
 
 def device_orders(request: Request) -> list[Index]:
@@ -129,8 +131,8 @@ def device_orders(request: Request) -> list[Index]:
         small = range(1, len(order)) if len(order) <= 64 else ()
         powers = [2**k for k in range(len(order).bit_length()) if 2**k < len(order)]
         orders += [order[:count] for count in sorted({*small, *powers}, reverse=True)]
-    if request.sayable is not None:
-        orders = _sayable(request, request.sayable, orders)
+    if request.launcher_limits is not None:
+        orders = _expressible(request, request.launcher_limits, orders)
     elif request.devices == "all" and not _has_legal(request, len(order)):
         orders = [o for o in orders if len(o) < len(order)] + _fewer(request)
     unique = {tuple(o.tolist()): o for o in orders}

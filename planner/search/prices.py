@@ -12,7 +12,7 @@ from planner.search.budget import Budget
 from planner.search.moves import Solution
 from planner.space import StrategyTable
 
-__all__ = ["OVER", "REMEMBERED", "UNSAID", "Prices"]
+__all__ = ["INEXPRESSIBLE", "OVER", "REMEMBERED", "Prices"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -22,7 +22,7 @@ OVER = 1e12
 #: Priced solutions that are remembered before the worse half is forgotten.
 REMEMBERED = 4_000
 #: Score of what the request's launcher cannot say.
-UNSAID = 1e30
+INEXPRESSIBLE = 1e30
 
 
 class Prices(Budget):
@@ -38,7 +38,7 @@ class Prices(Budget):
         self._distinct: dict[object, Solution] = {}
         self._kinds: dict[object, object] = {}
         self._ratios: dict[object, float] = {}
-        self._mended: dict[object, tuple[float, float]] = {}
+        self._recut: dict[object, tuple[float, float]] = {}
         self._simulated: dict[object, float] = {}
         self._hopes: dict[object, float] = {}
         self._types = np.asarray(request.setting.cluster.type_index)
@@ -70,7 +70,7 @@ class Prices(Budget):
         row, closed = solution.key[1], self._scores[solution.key]
         if closed < OVER:
             return closed * self._ratios.get(row, 1.0)
-        lacked, ratio = self._mended.get(row, (0.0, 1.0))
+        lacked, ratio = self._recut.get(row, (0.0, 1.0))
         return self._hopes[solution.key] * ratio if closed <= lacked else closed
 
     def learn(self, solution: Solution, value: float) -> None:
@@ -86,10 +86,10 @@ class Prices(Budget):
             return
         if closed < OVER:
             self._ratios[row] = value / closed
-        elif closed < UNSAID:
-            lacked, _ = self._mended.get(row, (0.0, 1.0))
+        elif closed < INEXPRESSIBLE:
+            lacked, _ = self._recut.get(row, (0.0, 1.0))
             ratio = value / self._hopes[solution.key]
-            self._mended[row] = max(lacked, closed), ratio
+            self._recut[row] = max(lacked, closed), ratio
 
     def may_fit(self, solution: Solution) -> bool:
         """True if a solution that was priced fits, as far as is known."""
@@ -129,10 +129,10 @@ class Prices(Budget):
         value = self.objective(costs.step_time_s, costs.memory_bytes, table.num_devices)
         over = OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
         found = np.where(costs.fits, value, over)
-        sayable = self.request.sayable
-        if sayable is not None:
-            found = np.where(sayable.mask(ids)[which], found, UNSAID)
-        missed = np.flatnonzero((found >= OVER) & (found < UNSAID))
+        limits = self.request.launcher_limits
+        if limits is not None:
+            found = np.where(limits.mask(ids)[which], found, INEXPRESSIBLE)
+        missed = np.flatnonzero((found >= OVER) & (found < INEXPRESSIBLE))
         for place in missed.tolist():
             self._hopes[solutions[place].key] = float(value[place])
         for one, each in zip(solutions, found.tolist(), strict=True):

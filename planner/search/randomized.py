@@ -44,7 +44,7 @@ class RandomPartitioner:
                     row,
                     free_recompute=False,
                     most=1,
-                    sayable=request.sayable,
+                    limits=request.launcher_limits,
                 )
                 if spending.is_late():
                     break

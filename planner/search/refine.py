@@ -14,7 +14,7 @@ from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Candidate
-from planner.search.saying import Sayable, rank_ranges
+from planner.search.launcher_limits import LauncherLimits, rank_ranges
 from planner.search.stages import Cut, best_cut
 from planner.simulate import actions
 from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
@@ -48,7 +48,7 @@ def _cuts(
     row: Mapping[str, int],
     *,
     free_recompute: bool,
-    sayable: Sayable | None,
+    limits: LauncherLimits | None,
 ) -> Iterator[Cut]:
     """The exact cut, the evenly timed one, and for launchers the one that all know."""
     bare, setting = skeleton(row), model.context
@@ -70,17 +70,17 @@ def _cuts(
             row["num_microbatches"],
         )
         mixed = free_recompute and not bare.schedule_spec.splits_backward
-        if sayable is not None:
-            mixed = mixed and sayable.mixes_recompute
+        if limits is not None:
+            mixed = mixed and limits.mixes_recompute
         kinds = (0, 1, 2) if mixed else (row["recompute"],)
         # A split backward goes with no recomputation on torch (selective raises, full
         # runs several times): stages are not mixed under those schedules.
         exact = best_cut(setting, bare, costs, table, kinds=kinds)
         found = [exact, even] if exact else [even]
-    if row["pp"] > 1 and sayable is not None:
-        known = sayable.even_bounds(row["pp"] * row["virtual_stages"])
+    if row["pp"] > 1 and limits is not None:
+        known = limits.even_bounds(row["pp"] * row["virtual_stages"])
         layers = [Cut(bounds=known, recompute=even.recompute)] if known else []
-        found = layers if sayable.target.even_layers else [*found, *layers]
+        found = layers if limits.target.even_layers else [*found, *layers]
     for cut in found:
         key = (cut.bounds, cut.recompute)
         if key not in seen:
@@ -95,7 +95,7 @@ def candidates_of_row(
     free_recompute: bool = True,
     most: int = 2,
     spare: int = 0,
-    sayable: Sayable | None = None,
+    limits: LauncherLimits | None = None,
 ) -> list[Candidate]:
     """Price a row with its exact cut and, if different, the evenly timed one.
 
@@ -109,16 +109,16 @@ def candidates_of_row(
         free_recompute: Whether each stage may choose its own recomputation.
         most: Candidates to price.
         spare: As many more while none of them fits.
-        sayable: Of the request: cuts that its launcher cannot say are left out.
+        limits: Of the request: cuts that its launcher cannot say are left out.
 
     Returns:
         None at all if the launcher can say no cut, or not on these devices.
     """
     setting = model.context
-    if sayable is not None and not sayable.allows_order(setting.order):
+    if limits is not None and not limits.allows_order(setting.order):
         return []
-    cuts = _cuts(model, row, free_recompute=free_recompute, sayable=sayable)
-    every = (one for cut in cuts for one in _of_cut(model, row, cut, sayable))
+    cuts = _cuts(model, row, free_recompute=free_recompute, limits=limits)
+    every = (one for cut in cuts for one in _of_cut(model, row, cut, limits))
     found = list(islice(every, most))
     for _ in range(spare):
         if any(one.cost.fits for one in found):
@@ -128,7 +128,10 @@ def candidates_of_row(
 
 
 def _of_cut(
-    model: CostModel, row: Mapping[str, int], cut: Cut, sayable: Sayable | None
+    model: CostModel,
+    row: Mapping[str, int],
+    cut: Cut,
+    limits: LauncherLimits | None,
 ) -> Iterator[Candidate]:
     """One cut, under each algorithm that a divided sequence can attend by."""
     setting = model.context
@@ -146,7 +149,7 @@ def _of_cut(
             device_ranges=rank_ranges(setting.order),
             context=context,
         )
-        if sayable is None or not sayable.refusals(strategy):
+        if limits is None or not limits.refusals(strategy):
             yield Candidate(strategy=strategy, cost=model.cost(strategy))
 
 

@@ -30,7 +30,7 @@ def why_nothing_is_legal(request: Request) -> str:
     shares = {knob: pins[knob] for knob in counts if knob in pins}
     if facts.global_batch % math.prod(shares.values()):
         return f"{_product(shares)} must divide global_batch={facts.global_batch}"
-    return _nearest(request, need) or _unsayable(request, need)
+    return _nearest(request, need) or _launcher_violations(request, need)
 
 
 def _product(factors: Mapping[str, int]) -> str:
@@ -65,18 +65,18 @@ def _nearest(request: Request, need: int) -> str:
     )
 
 
-def _unsayable(request: Request, need: int) -> str:
+def _launcher_violations(request: Request, need: int) -> str:
     """Return what the launcher has against devices and cuts of otherwise legal rows."""
-    sayable, order = request.sayable, request.setting.order
-    if sayable is None:
+    limits, order = request.launcher_limits, request.setting.order
+    if limits is None:
         return "what is legal was not looked at"
-    refused = sayable.why_not_order(order)
+    refused = limits.why_not_order(order)
     if refused is not None:
         return str(refused)
     rows = ladder(request, len(order)) or ladder(request, need)
     names = request.setting.graph.unit_names
     if rows is None:
-        return f"{sayable.target.title} can say no strategy on {len(order)} devices"
+        return f"{limits.target.title} can say no strategy on {len(order)} devices"
     row = rows.row(0)
     stages = row["pp"] * row["virtual_stages"]
     strategy = build_strategy(
@@ -89,4 +89,4 @@ def _unsayable(request: Request, need: int) -> str:
         grad_clip_norm=request.setting.grad_clip_norm,
         compiled=request.setting.compile,
     )
-    return "; ".join(map(str, sayable.refusals(strategy)))
+    return "; ".join(map(str, limits.refusals(strategy)))

@@ -18,7 +18,7 @@ from planner.space.pins import (
 )
 from planner.space.rules import RULES, Rule, broken_rules, check, legal
 from planner.space.table import RECOMPUTE_NAMES, StrategyTable
-from planner.space.target import with_sayable_streams
+from planner.space.target import with_expressible_streams
 
 __all__ = [
     "MESH_COLUMNS",
@@ -45,5 +45,5 @@ __all__ = [
     "pin_text",
     "read_pins",
     "skeleton",
-    "with_sayable_streams",
+    "with_expressible_streams",
 ]

@@ -12,7 +12,7 @@ from planner.schema.schedules import schedule_spec, schedules
 from planner.space.facts import OWN_TARGETS, Facts
 from planner.space.rules import legal
 from planner.space.table import StrategyTable
-from planner.space.target import refuses_schedule, with_sayable_streams
+from planner.space.target import refuses_schedule, with_expressible_streams
 
 __all__ = ["MESH_COLUMNS", "enumerate_meshes", "enumerate_strategies", "expand_meshes"]
 
@@ -92,13 +92,13 @@ def _schedules(
     (:func:`planner.search.refine.schedule_variants`).
     """
     uneven = bool(_uneven_rounds(mesh[:, :1], _divisors(facts.global_batch)).any())
-    unsaid = _unsaid(facts)
+    inexpressible = _inexpressible_stand_ins(facts)
     pairs = []
     for spec in schedules():
         if "schedule" in pins:
             listed = spec.code == pins["schedule"]
         else:
-            listed = spec.representative or spec.name in unsaid
+            listed = spec.representative or spec.name in inexpressible
             if spec.stands_in_for is not None:
                 other = schedule_spec(spec.stands_in_for)
                 listed |= uneven and other.equal_rounds
@@ -115,8 +115,8 @@ def _schedules(
     return pairs
 
 
-def _unsaid(facts: Facts) -> set[str]:
-    """Stand-ins whose counterpart the launcher does not know."""
+def _inexpressible_stand_ins(facts: Facts) -> set[str]:
+    """Return stand-ins whose counterpart the launcher cannot express."""
     if facts.target in OWN_TARGETS:
         return set()
     return {
@@ -133,10 +133,10 @@ def _is_needed(
     facts: Facts,
 ) -> NDArray[np.bool_]:
     """False for a stand-in where its counterpart is legal. Shape [n]."""
-    unsaid = _unsaid(facts)
+    inexpressible = _inexpressible_stand_ins(facts)
     needed = np.ones((), dtype=bool)
     for spec in schedules():
-        if spec.stands_in_for is None or spec.name in unsaid:
+        if spec.stands_in_for is None or spec.name in inexpressible:
             continue
         other = schedule_spec(spec.stands_in_for)
         illegal = (pp == 1) | (many < other.microbatches_per_stage * pp)
@@ -192,7 +192,7 @@ def _expand(
     )
     if "sequence_parallel" in pins:
         return table
-    return with_sayable_streams(table, facts)
+    return with_expressible_streams(table, facts)
 
 
 def _sequence_parallel(

@@ -27,7 +27,7 @@ __all__ = [
     "refuses_schedule",
     "target_broken",
     "target_reasons",
-    "with_sayable_streams",
+    "with_expressible_streams",
 ]
 
 Mask = NDArray[np.bool_]
@@ -223,7 +223,7 @@ def target_broken(table: StrategyTable, facts: Facts) -> Mask:
     return np.asarray(bad | _uneven(get_target(facts.target), table, facts))
 
 
-def with_sayable_streams(table: StrategyTable, facts: Facts) -> StrategyTable:
+def with_expressible_streams(table: StrategyTable, facts: Facts) -> StrategyTable:
     """The table without sequence parallelism where a launcher cannot say it.
 
     The enumerator has it wherever it applies, as it costs nothing.

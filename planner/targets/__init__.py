@@ -11,7 +11,7 @@ from planner.targets.layers import (
     layers_of_stages,
     may_be_even,
 )
-from planner.targets.nearest import nearest_sayable
+from planner.targets.nearest import nearest_expressible
 from planner.targets.placement import Placement, placement_of, same_on_every_host
 from planner.targets.registry import get_target, target_names
 
@@ -29,7 +29,7 @@ __all__ = [
     "layer_stem",
     "layers_of_stages",
     "may_be_even",
-    "nearest_sayable",
+    "nearest_expressible",
     "placement_of",
     "same_on_every_host",
     "target_names",

@@ -10,13 +10,13 @@ from typing import Any
 from planner.schema import Overlap, Stage, Strategy
 from planner.targets.base import Case, Target
 
-__all__ = ["nearest_sayable"]
+__all__ = ["nearest_expressible"]
 
 #: Edits on top of each other, and strategies looked at, before giving up.
 _DEEPEST, _MOST = 5, 2000
 
 
-def nearest_sayable(target: Target, case: Case) -> Strategy | None:
+def nearest_expressible(target: Target, case: Case) -> Strategy | None:
     """The strategy with the fewest edits that the target can say; None if none is near.
 
     An edit folds one axis of the mesh into another (devices and global batch stay the

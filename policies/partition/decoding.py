@@ -11,8 +11,8 @@ from torch import Tensor
 
 from envs.partition.features import Observed
 from envs.partition.ordering import Ordering
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.subsets import Choices
 from policies.partition.network import Encoded, PartitionNetwork
 
 __all__ = ["Drawn", "draw_orders", "log_likelihood"]
@@ -70,15 +70,15 @@ def draw_orders(
         keep: Whether to keep inputs and choices, for training.
         forced: Orders to follow instead of drawing any. Shape [n, groups].
     """
-    fleets = choices.fleet[choice]
+    subsets = choices.subset[choice]
     ordering = Ordering.start(
         sizes=groups.sizes,
         kinds=groups.kinds,
         groups=seen.groups,
         pairs=seen.pairs,
         mesh=choices.mesh[choice],
-        count=np.array([fleet.count for fleet in choices.fleets])[fleets],
-        usable=np.stack([fleet.usable for fleet in choices.fleets])[fleets],
+        count=np.array([subset.count for subset in choices.subsets])[subsets],
+        usable=np.stack([subset.usable for subset in choices.subsets])[subsets],
     )
     bases = network.bases(seen, encoded, torch.from_numpy(choice))
     cool = np.full((len(choice), 1), temperature, dtype=np.float32)

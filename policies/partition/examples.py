@@ -27,10 +27,10 @@ from envs.partition.graphs import GraphStore
 from envs.partition.world import World
 from planner.errors import StrategyError
 from planner.search import Request
-from planner.search.arranging.arranger import Arranger, Priced, open_arranger
-from planner.search.arranging.climb import Limits, best_of, climb, joined
-from planner.search.arranging.fleets import Choices, list_choices
-from planner.search.arranging.groups import DeviceGroups, group_devices
+from planner.search.device_order.climb import Limits, best_of, climb, joined
+from planner.search.device_order.groups import DeviceGroups, group_devices
+from planner.search.device_order.pricer import OrderPricer, Priced, open_order_pricer
+from planner.search.device_order.subsets import Choices, list_choices
 from policies.partition.settings import PartitionTrainConfig, WorldSource, worlds_of
 
 __all__ = [
@@ -62,7 +62,7 @@ class Example:
         seen: Input of the network.
         priced: Meshes that were priced. Shape [n].
         score: Best price of each so far; infinite if nothing fits. Shape [n].
-        arranger: Prices arrangements of the best layouts.
+        pricer: Prices arrangements of the best layouts.
         elites: Best arrangements found by search so far; they improve in training.
     """
 
@@ -72,7 +72,7 @@ class Example:
     seen: Observed
     priced: Index
     score: Array
-    arranger: Arranger
+    pricer: OrderPricer
     elites: list[Priced] = field(default_factory=list)
 
     def search(
@@ -83,11 +83,11 @@ class Example:
         The price of a mesh falls to that of the best arrangement found.
 
         Args:
-            rounds: Rounds of :func:`planner.search.arranging.climb.climb`.
+            rounds: Rounds of :func:`planner.search.device_order.climb.climb`.
             rng: Draws the changes.
             start: Further arrangements to begin with.
         """
-        layouts = self.arranger.layouts
+        layouts = self.pricer.layouts
         plain = Priced(
             layout=np.arange(len(layouts)),
             sequence=layouts.sequence,
@@ -95,7 +95,7 @@ class Example:
             score=layouts.score,
         )
         everything = joined([plain, *start, *self.elites])
-        found = climb(self.arranger, everything, rng, Limits(rounds=rounds))
+        found = climb(self.pricer, everything, rng, Limits(rounds=rounds))
         kept = best_of(joined([found, *self.elites]), _ELITES, of_layout=2)
         self.elites[:] = [kept]
         choice = layouts.choice[kept.layout]
@@ -120,11 +120,11 @@ def prepare_example(
     choices = list_choices(request, groups)
     many = min(len(choices), _MOST_MESHES)
     chosen = np.sort(rng.choice(len(choices), size=many, replace=False))
-    arranger = open_arranger(request, choices, groups, chosen)
-    if arranger is None:
+    pricer = open_order_pricer(request, choices, groups, chosen)
+    if pricer is None:
         return None
     score = np.full(len(choices), np.inf)
-    score[arranger.layouts.choice] = arranger.layouts.score
+    score[pricer.layouts.choice] = pricer.layouts.score
     return Example(
         request=request,
         groups=groups,
@@ -132,7 +132,7 @@ def prepare_example(
         seen=observe(request, groups, choices),
         priced=chosen,
         score=score[chosen],
-        arranger=arranger.with_best(_MOST_LAYOUTS),
+        pricer=pricer.with_best(_MOST_LAYOUTS),
     )
 
 

@@ -95,7 +95,7 @@ def _orders_loss(
     rng: np.random.Generator,
 ) -> tuple[Tensor, float, float]:
     """REINFORCE on the orders of a few good meshes."""
-    layouts, many = example.arranger.layouts, len(example.groups)
+    layouts, many = example.pricer.layouts, len(example.groups)
     draws = int(np.clip(config.most_steps / (config.meshes * many**2), 4, config.draws))
     ratio = np.log(layouts.score / layouts.score.min())
     weight = np.exp(-ratio / 0.15)
@@ -116,7 +116,7 @@ def _orders_loss(
         rng,
         keep=True,
     )
-    priced = example.arranger.price(layout, drawn.sequence)
+    priced = example.pricer.price(layout, drawn.sequence)
     score = priced.score
     # An order that does not fit costs as much as the worst that are distinguished.
     ceiling = layouts.score[layout] * np.exp(-config.worst)
@@ -145,7 +145,7 @@ def _imitation(
 ) -> Tensor:
     """Negative log likelihood of the best known orders, per step."""
     (elites,) = example.elites
-    choice = example.arranger.layouts.choice[elites.layout]
+    choice = example.pricer.layouts.choice[elites.layout]
     followed = draw_orders(
         network,
         example.seen,
@@ -245,7 +245,7 @@ def orders_matter(example: Example) -> bool:
     groups = example.groups
     if len(groups) < 2:
         return False
-    several = any(len(fleet.sequences) > 1 for fleet in example.choices.fleets)
+    several = any(len(subset.sequences) > 1 for subset in example.choices.subsets)
     return several or len(np.unique(groups.sizes)) > 1
 
 
@@ -279,7 +279,7 @@ def _orders(
     network: PartitionNetwork, example: Example, config: LearningConfig
 ) -> tuple[float, float]:
     """Mean and best log reward of the orders that are drawn for the best meshes."""
-    layouts = example.arranger.layouts
+    layouts = example.pricer.layouts
     number = min(config.meshes, len(layouts))
     layout = np.repeat(np.argsort(layouts.score, kind="stable")[:number], _DRAWS)
     drawn = draw_orders(
@@ -292,7 +292,7 @@ def _orders(
         np.random.default_rng(0),
     )
     plain = layouts.score[layout]
-    score = example.arranger.price(layout, drawn.sequence).score
+    score = example.pricer.price(layout, drawn.sequence).score
     reward = np.log(plain / np.minimum(score, plain * np.exp(-config.worst)))
     rows = reward.reshape(number, _DRAWS)
     return float(rows.mean()), float(rows.max(axis=1).mean())

@@ -1,7 +1,7 @@
 """The learned partitioner: the network proposes, prices decide.
 
 1. The network scores every mesh. Its best, and the best of a screening by closed forms
-   (:mod:`planner.search.arranging.screening`), are priced with all their rows.
+   (:mod:`planner.search.device_order.screening`), are priced with all their rows.
 2. It draws orders of the device groups for the best of those.
 3. The drawn orders and the plain ones are improved by small changes, priced by closed
    forms.
@@ -22,10 +22,10 @@ import torch
 
 from planner.cost import CostModel
 from planner.search import Request, SearchResult
-from planner.search.arranging.fleets import list_choices
-from planner.search.arranging.groups import group_devices
 from planner.search.base import finish
 from planner.search.campaign import Campaign
+from planner.search.device_order.groups import group_devices
+from planner.search.device_order.subsets import list_choices
 from planner.search.evolutionary import evolve
 from planner.search.expert import ExpertPartitioner
 from planner.search.layouts import grid_orders

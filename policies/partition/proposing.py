@@ -19,21 +19,26 @@ from envs.partition.features import Observed, observe
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_names, schedule_spec
 from planner.search import Candidate, Request
-from planner.search.arranging.arranger import Arranger, Finalists, Priced, open_arranger
-from planner.search.arranging.climb import Limits, best_of, climb, joined
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.mended import Mended, scores_of
-from planner.search.arranging.misses import (
-    Miss,
-    Settled,
+from planner.search.device_order.climb import Limits, best_of, climb, joined
+from planner.search.device_order.exact import ExactPricer
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.near_feasible import (
+    NearFeasible,
+    RecutResult,
     best_score,
-    nearest_misses,
+    find_near_feasible,
+    recut_near_feasible,
     roomiest,
-    settle_misses,
 )
-from planner.search.arranging.screening import Screened, screen
-from planner.search.arranging.settling import Settler
+from planner.search.device_order.pricer import (
+    Finalists,
+    OrderPricer,
+    Priced,
+    open_order_pricer,
+)
+from planner.search.device_order.recut import RecutMeshes, scores_of
+from planner.search.device_order.screening import Screened, screen
+from planner.search.device_order.subsets import Choices
 from planner.search.moves import Row, Solution
 from planner.search.row_moves import neighbours
 from planner.space import StrategyTable
@@ -75,7 +80,7 @@ class Problem:
     @property
     def order_matters(self) -> bool:
         """True if the order of the devices changes the price of a plan."""
-        many = any(len(fleet.sequences) > 1 for fleet in self.choices.fleets)
+        many = any(len(subset.sequences) > 1 for subset in self.choices.subsets)
         return many or len(np.unique(self.groups.sizes)) > 1
 
     @property
@@ -122,7 +127,7 @@ def share_of(until: float | None, share: float) -> float | None:
 #: Share of the time for screening all meshes. Share of the rest for recutting meshes
 #: that miss the memory limit, and the same where all that fits is far worse than they
 #: promise. Share of a budget of simulations for it.
-_GLANCING, _MENDING, _MENDED = 0.5, (0.4, 0.8), 1 / 8
+_GLANCING, _RECUTTING, _RECUT = 0.5, (0.4, 0.8), 1 / 8
 #: Recut meshes that fit and are priced with all rows.
 _OPENED = 4
 #: Meshes that look this much worse than the best recut one are not priced. (The best of
@@ -141,46 +146,53 @@ class Shortlist:
     Attributes:
         chosen: Indices into the problem's choices. Shape [n].
         seen: Result of screening all meshes.
-        settled: Result of recutting meshes that miss the memory limit.
+        recut: Result of recutting meshes that miss the memory limit.
     """
 
     chosen: Index
     seen: Screened
-    settled: Settled
+    recut: RecutResult
 
 
-def shortlist(problem: Problem, settler: Settler, ranked: Index) -> Shortlist:
+def shortlist(problem: Problem, exact: ExactPricer, ranked: Index) -> Shortlist:
     """Choose meshes: recut ones that fit, the network's best, the best by closed forms.
 
     Args:
         problem: The question.
-        settler: Cuts and simulates.
+        exact: Cuts and simulates.
         ranked: Indices of all choices, the network's best first. Shape [choices].
     """
     until = share_of(problem.until, _GLANCING)
-    asked = (problem.request, settler.model, problem.groups, problem.choices)
+    asked = (problem.request, exact.model, problem.groups, problem.choices)
     # Where no order matters the network's ranking is reliable.
     found = screen(*asked, ranked[: None if problem.order_matters else _GLANCED], until)
-    settled = _mend(problem, settler, nearest_misses(*asked, found), found)
-    limit = _FAR * settled.best
+    near_feasible = find_near_feasible(*asked, found)
+    recut = _recut_near_feasible(problem, exact, near_feasible, found)
+    limit = _FAR * recut.best
     fitting = found.choice[np.isfinite(found.score) & (found.score <= limit)]
     best = found.choice[np.argsort(found.score, kind="stable")]
     first = ranked[np.isin(ranked, fitting)][:_RANKED]
-    mended = settled.choices[:_OPENED]
-    both = [*mended, *first.tolist(), *best[: min(_SEEN, len(fitting))].tolist()]
+    both = [
+        *recut.choices[:_OPENED],
+        *first.tolist(),
+        *best[: min(_SEEN, len(fitting))].tolist(),
+    ]
     chosen = np.array(list(dict.fromkeys(both)), dtype=np.int64)
-    return Shortlist(chosen=chosen, seen=found, settled=settled)
+    return Shortlist(chosen=chosen, seen=found, recut=recut)
 
 
-def _mend(
-    problem: Problem, settler: Settler, misses: list[Miss], seen: Screened
-) -> Settled:
+def _recut_near_feasible(
+    problem: Problem,
+    exact: ExactPricer,
+    near_feasible: list[NearFeasible],
+    seen: Screened,
+) -> RecutResult:
     """Find meshes over the memory limit that fit once stages are cut by memory."""
     far = seen.hope.min(initial=np.inf) * _FAR < seen.score.min(initial=np.inf)
     budget = problem.request.evaluation_budget
-    most = 2 * len(misses) if budget is None else int(_MENDED * budget)
-    until = share_of(problem.until, _MENDING[int(far)])
-    return settle_misses(settler, misses, until, most)
+    most = 2 * len(near_feasible) if budget is None else int(_RECUT * budget)
+    until = share_of(problem.until, _RECUTTING[int(far)])
+    return recut_near_feasible(exact, near_feasible, until, most)
 
 
 #: Neighbours that are simulated at once, how much worse closed forms may price them,
@@ -188,7 +200,7 @@ def _mend(
 _NEIGHBOURS, _WORSE, _CHANGES = 6, 1.1, 4
 
 
-def polish(settler: Settler, known: Known, until: float | None) -> None:
+def polish(exact: ExactPricer, known: Known, until: float | None) -> None:
     """Simulate the neighbours of the best plan that fits, until none is better.
 
     Closed forms rank a few rows of each mesh under one schedule that stands for others.
@@ -196,11 +208,11 @@ def polish(settler: Settler, known: Known, until: float | None) -> None:
     many stages a rank or samples a microbatch.
 
     Args:
-        settler: Cuts and simulates; has the request.
+        exact: Cuts and simulates; has the request.
         known: Extended by the results.
         until: ``time.perf_counter`` at which to stop; None for no limit.
     """
-    request = settler.request
+    request = exact.request
     tried = {
         (one.order.tobytes(), tuple(one.row.values()))
         for one, cuts in known.found
@@ -209,28 +221,28 @@ def polish(settler: Settler, known: Known, until: float | None) -> None:
     for _ in range(_CHANGES):
         values = [best_score(request, cuts) for _, cuts in known.found]
         best = min(values, default=np.inf)
-        if not np.isfinite(best) or _left(settler, until) < 1:
+        if not np.isfinite(best) or _left(exact, until) < 1:
             return
         leader = known.found[int(np.argmin(values))][0]
-        for row in _near(request, settler.model, leader):
+        for row in _near(request, exact.model, leader):
             key = leader.order.tobytes(), tuple(row.values())
             if key in tried:
                 continue
-            cuts = min(_left(settler, until), 2 if row["pp"] > 1 else 1)
+            cuts = min(_left(exact, until), 2 if row["pp"] > 1 else 1)
             if cuts < 1:
                 return
             tried.add(key)
             one = Solution(order=leader.order, row=row)
-            known.found.append((one, settler.settled(row, one.order, cuts=cuts)))
+            known.found.append((one, exact.candidates(row, one.order, cuts=cuts)))
         if min(best_score(request, cuts) for _, cuts in known.found) >= best:
             return
 
 
-def _left(settler: Settler, until: float | None) -> int:
+def _left(exact: ExactPricer, until: float | None) -> int:
     """Return how many simulations are left, 2 if many; 0 when the time is up."""
     if until is not None and time.perf_counter() >= until:
         return 0
-    budget, spent = settler.request.evaluation_budget, settler.model.evaluations
+    budget, spent = exact.request.evaluation_budget, exact.model.evaluations
     return 2 if budget is None else budget - spent["simulated"]
 
 
@@ -313,8 +325,8 @@ class Proposer:
     ) -> None:
         self.problem, self.known = problem, known
         self._saved, self._config = saved, config
-        self._settler = Settler(request=problem.request, model=known.model)
-        self._mended = Mended()
+        self._exact = ExactPricer(request=problem.request, model=known.model)
+        self._recut = RecutMeshes()
         self._seen: Screened | None = None
         self._rng = np.random.default_rng(problem.request.seed)
 
@@ -328,16 +340,16 @@ class Proposer:
         logits = saved.network.mesh_logits(seen, encoded).numpy()
         if not self._config.learned:
             logits = self._rng.random(len(logits))
-        arranger = self._open(np.argsort(-logits, kind="stable"))
-        if arranger is not None:
-            self._arrange(seen, encoded, arranger)
+        pricer = self._open(np.argsort(-logits, kind="stable"))
+        if pricer is not None:
+            self._arrange(seen, encoded, pricer)
         if not np.isfinite(self._best()):
-            self._settle_roomiest()
+            self._simulate_roomiest()
 
-    def _arrange(self, seen: Observed, encoded: Encoded, arranger: Arranger) -> None:
+    def _arrange(self, seen: Observed, encoded: Encoded, pricer: OrderPricer) -> None:
         """Draw and improve orders where order matters; simulate the best."""
         problem, known = self.problem, self.known
-        layouts = arranger.layouts
+        layouts = pricer.layouts
         current = Priced(
             layout=np.arange(len(layouts)),
             sequence=layouts.sequence,
@@ -346,26 +358,26 @@ class Proposer:
         )
         if problem.order_matters:
             if self._affordable():
-                drawn = self._draw(seen, encoded, arranger)
+                drawn = self._draw(seen, encoded, pricer)
                 current = joined([current, drawn])
-            current = self._climb(arranger, current)
-        self._settle(arranger, current)
+            current = self._climb(pricer, current)
+        self._simulate(pricer, current)
         if not problem.order_matters:
-            polish(self._settler, known, problem.until)
+            polish(self._exact, known, problem.until)
         if problem.over:
             return
-        seeds = arranger.finalists(best_of(current, _SEEDS, of_layout=_OF_LAYOUT))
+        seeds = pricer.finalists(best_of(current, _SEEDS, of_layout=_OF_LAYOUT))
         known.solutions += [
-            _solution(arranger, seeds, index) for index in range(len(seeds))
+            _solution(pricer, seeds, index) for index in range(len(seeds))
         ]
 
-    def _open(self, ranked: Index) -> Arranger | None:
+    def _open(self, ranked: Index) -> OrderPricer | None:
         """Price the best meshes; go further down the list while none fits."""
         problem = self.problem
         if not problem.late:
-            short = shortlist(problem, self._settler, ranked)
-            self.known.found += short.settled.found
-            self._mended, self._seen = short.settled.mended, short.seen
+            short = shortlist(problem, self._exact, ranked)
+            self.known.found += short.recut.found
+            self._recut, self._seen = short.recut.meshes, short.seen
             opened = self._opened(short.chosen)
             if opened is not None or np.isfinite(self._best()):
                 return opened
@@ -379,13 +391,13 @@ class Proposer:
                 return None
         return None
 
-    def _opened(self, chosen: Index) -> Arranger | None:
+    def _opened(self, chosen: Index) -> OrderPricer | None:
         one, model = self.problem, self.known.model
         if not len(chosen):
             return None
         until = share_of(one.until, _OPENING)
         asked = one.request, one.choices, one.groups
-        return open_arranger(*asked, chosen, model, until, self._settler, self._mended)
+        return open_order_pricer(*asked, chosen, model, until, self._exact, self._recut)
 
     def _best(self) -> float:
         """Return the score of the best simulated plan; infinite if none fits so far."""
@@ -404,38 +416,38 @@ class Proposer:
         count = int(min(wanted, each_step / (_GROUP_S * groups)))
         return count if count >= 4 else 0
 
-    def _draw(self, seen: Observed, encoded: Encoded, arranger: Arranger) -> Priced:
+    def _draw(self, seen: Observed, encoded: Encoded, pricer: OrderPricer) -> Priced:
         """Draw orders for the best layouts, the likeliest of each among them."""
         problem, rng = self.problem, self._rng
         count = max(1, self._affordable())
-        few = np.arange(min(self._config.layouts, len(arranger.layouts), count))
+        few = np.arange(min(self._config.layouts, len(pricer.layouts), count))
         layout = np.sort(np.resize(few, max(0, count - len(few))))
         layout = np.concatenate([few, layout])
         if not self._config.learned:
-            sequence = arranger.layouts.sequence[layout]
+            sequence = pricer.layouts.sequence[layout]
             shuffled = np.stack(
                 [np.append(rng.permutation(s[s >= 0]), s[s < 0]) for s in sequence]
             )
-            return arranger.price(layout, shuffled)
+            return pricer.price(layout, shuffled)
         drawn = draw_orders(
             self._saved.network,
             seen,
             encoded,
             problem.groups,
             problem.choices,
-            arranger.layouts.choice[layout],
+            pricer.layouts.choice[layout],
             rng,
             greedy=len(few),
         )
-        return arranger.price(layout, drawn.sequence)
+        return pricer.price(layout, drawn.sequence)
 
-    def _climb(self, arranger: Arranger, start: Priced) -> Priced:
+    def _climb(self, pricer: OrderPricer, start: Priced) -> Priced:
         until = share_of(self.problem.until, self._config.climbing)
         rounds = self._config.rounds if until is None else None
         limits = Limits(until=until, rounds=rounds)
-        return joined([climb(arranger, start, self._rng, limits), best_of(start, 8)])
+        return joined([climb(pricer, start, self._rng, limits), best_of(start, 8)])
 
-    def _settle(self, arranger: Arranger, current: Priced) -> None:
+    def _simulate(self, pricer: OrderPricer, current: Priced) -> None:
         """Simulate the best until time or budget is used up."""
         problem, known = self.problem, self.known
         budget = problem.request.evaluation_budget
@@ -447,9 +459,9 @@ class Proposer:
         if budget is not None and self._config.generations and problem.order_matters:
             most = -(-budget // 2)
         few = best_of(current, max(12, self._config.finalists), of_layout=3)
-        ranked = arranger.finalists(few)
+        ranked = pricer.finalists(few)
         fits = bool(np.isfinite(self._best()))
-        for entered, index in self._turns(arranger, ranked):
+        for entered, index in self._turns(pricer, ranked):
             hopeless = entered.score[index] > _HOPELESS * self._best()
             if hopeless and np.isfinite(entered.score[index]):
                 continue
@@ -462,28 +474,28 @@ class Proposer:
             looped = entered.rows.virtual_stages[index] > 1
             left = 2 if budget is None else max(1, most - spent)
             cuts = min(left, 2 if looped else 1)
-            cut = arranger.settled(entered, index, cuts=cuts, spare=int(left > cuts))
+            cut = pricer.candidates(entered, index, cuts=cuts, spare=int(left > cuts))
             fits = fits or any(one.cost.fits for one in cut)
-            known.found.append((_solution(arranger, entered, index), cut))
+            known.found.append((_solution(pricer, entered, index), cut))
 
-    def _settle_roomiest(self) -> None:
+    def _simulate_roomiest(self) -> None:
         """Simulate plans with the most memory to spare, until one fits."""
         problem, known = self.problem, self.known
         if self._seen is None:
             return
         asked = problem.request, known.model, problem.groups, problem.choices
-        for miss in roomiest(*asked, self._seen):
+        for near in roomiest(*asked, self._seen):
             budget = problem.request.evaluation_budget
             if budget is not None and known.model.evaluations["simulated"] >= budget:
                 return
-            cuts = self._settler.settled(miss.solution.row, miss.solution.order)
-            known.found.append((miss.solution, cuts))
+            cuts = self._exact.candidates(near.solution.row, near.solution.order)
+            known.found.append((near.solution, cuts))
             if problem.over or np.isfinite(self._best()):
                 return
 
     @staticmethod
     def _turns(
-        arranger: Arranger, ranked: Finalists
+        pricer: OrderPricer, ranked: Finalists
     ) -> Iterator[tuple[Finalists, int]]:
         """Yield rows to simulate, the most promising first.
 
@@ -502,7 +514,7 @@ class Proposer:
         rows = list(first.values())
         yield from ((ranked, index) for index in rows[:_PLAIN])
         for index in list(pipelines.values())[:_VARIED]:
-            others = arranger.variants(ranked, index)
+            others = pricer.variants(ranked, index)
             known = _PREFERRED.get
             order = [known(int(code), len(_PREFERRED)) for code in others.rows.schedule]
             yield from (
@@ -514,7 +526,7 @@ class Proposer:
             yield ranked, index
 
 
-def _solution(arranger: Arranger, rows: Finalists, index: int) -> Solution:
-    count = int(arranger.layouts.count[rows.layout[index]])
-    order = arranger.groups.orders(rows.sequence[index : index + 1], count)[0]
+def _solution(pricer: OrderPricer, rows: Finalists, index: int) -> Solution:
+    count = int(pricer.layouts.count[rows.layout[index]])
+    order = pricer.groups.orders(rows.sequence[index : index + 1], count)[0]
     return Solution(order=order, row=rows.rows.row(index))

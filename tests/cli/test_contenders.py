@@ -92,7 +92,7 @@ def test_who_has_no_plan_is_a_row_that_says_why(
             raise MeshwrightError("partitioner 'random' needs 'dice'")
         return load(name)
 
-    monkeypatch.setattr("planner.contest.get_partitioner", lacking)
+    monkeypatch.setattr("planner.portfolio.get_partitioner", lacking)
     words = ("--compare", "--partitioner", "random,expert")
     answer = ask(capsys, "plan", *SMALL, *words)
     assert answer.code == 0

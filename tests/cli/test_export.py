@@ -10,7 +10,7 @@ import pytest
 from planner import plan
 from planner.errors import FingerprintError, NoFeasiblePlanError, PlanFileError
 from planner.export import exporter_names
-from planner.export.checking import require_sayable
+from planner.export.checking import require_expressible
 from planner.replan import replan_within
 from planner.schema import Plan
 from planner.targets import get_target
@@ -87,7 +87,7 @@ def test_nearest_exports_what_the_target_can_say(
     answer = ask(capsys, *words, "--json")
     told = answer.json
     before, after = Plan.load(pipeline), Plan.load(out / "plan.json")
-    require_sayable(get_target("megatron"), after)
+    require_expressible(get_target("megatron"), after)
     assert told["replanned"]
     assert told["dropped_pins"] == ["schedule=ZBVZeroBubble"]
     assert told["step_time_s"] == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.schema import Optimizer, Plan, Precision, TensorSharding
 from tests.export.plans import PLANS, make_plan
 
-__all__ = ["ACCELERATE", "DEEPSPEED", "NANOTRON", "SAYABLE", "SCRIPTS"]
+__all__ = ["ACCELERATE", "DEEPSPEED", "EXPRESSIBLE", "NANOTRON", "SCRIPTS"]
 
 _HYBRID_TENSOR = {"dp_replicate": 2, "dp_shard": 4, "tp": 2}
 _BF16 = Precision(parameter="bfloat16", reduce="bfloat16")
@@ -114,7 +114,7 @@ NANOTRON: dict[str, Plan] = {
 }
 
 #: Target to plans that it can say.
-SAYABLE = {"accelerate": ACCELERATE, "deepspeed": DEEPSPEED, "nanotron": NANOTRON}
+EXPRESSIBLE = {"accelerate": ACCELERATE, "deepspeed": DEEPSPEED, "nanotron": NANOTRON}
 
 #: The same whatever the plan; they stand in planner/export.
 SCRIPTS = frozenset({"train.py", "merge.py"})

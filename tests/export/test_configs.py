@@ -24,11 +24,11 @@ from planner.schema import (
     TensorSharding,
 )
 from planner.targets import FIELDS, Case, get_target
-from tests.export.config_plans import SAYABLE, SCRIPTS
+from tests.export.config_plans import EXPRESSIBLE, SCRIPTS
 from tests.export.golden_files import check_golden
 from tests.export.plans import HOSTILE, PLANS, make_plan, named
 
-EVERY = [(target, name) for target, plans in SAYABLE.items() for name in plans]
+EVERY = [(target, name) for target, plans in EXPRESSIBLE.items() for name in plans]
 CONFIG = {
     "accelerate": "accelerate.yaml",
     "deepspeed": "ds_config.json",
@@ -46,12 +46,12 @@ def _config(plan: Plan, target: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("target", "name"), EVERY)
 def test_what_is_written_is_what_was_read_once(target: str, name: str) -> None:
-    check_golden(SAYABLE[target][name], target, name, SCRIPTS)
+    check_golden(EXPRESSIBLE[target][name], target, name, SCRIPTS)
 
 
 @pytest.mark.parametrize(("target", "name"), EVERY)
 def test_scripts_are_scripts(target: str, name: str, tmp_path: Path) -> None:
-    export(SAYABLE[target][name], target, tmp_path)
+    export(EXPRESSIBLE[target][name], target, tmp_path)
     subprocess.run(["sh", "-n", str(tmp_path / "run.sh")], check=True)
     assert os.access(tmp_path / "run.sh", os.X_OK)
     for path in tmp_path.glob("*.py"):
@@ -71,7 +71,7 @@ def _imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("target", SAYABLE)
+@pytest.mark.parametrize("target", EXPRESSIBLE)
 def test_hostile_names_stay_in_the_plan(target: str, tmp_path: Path) -> None:
     plan = named(PLANS["replicas"], HOSTILE)
     files = export_files(plan, target)
@@ -94,7 +94,7 @@ def test_hostile_patterns_are_quoted() -> None:
         assert "touch pwned)\n" not in text
 
 
-@pytest.mark.parametrize("target", SAYABLE)
+@pytest.mark.parametrize("target", EXPRESSIBLE)
 def test_every_field_is_said_left_or_refused(target: str) -> None:
     """Other values than a launcher has words for never pass."""
     declared = get_target(target)
@@ -123,7 +123,7 @@ def test_every_field_is_said_left_or_refused(target: str) -> None:
 
 @pytest.mark.parametrize(("target", "name"), EVERY)
 def test_batches_and_degrees_multiply_to_the_plan(target: str, name: str) -> None:
-    plan = SAYABLE[target][name]
+    plan = EXPRESSIBLE[target][name]
     config, mesh = _config(plan, target), plan.strategy.mesh
     if target == "accelerate":
         sizes = config.get("parallelism_config", {})
@@ -190,10 +190,10 @@ def test_a_config_of_ones_own_gets_the_plan_laid_over(tmp_path: Path) -> None:
     assert "base.yaml is no config" in ran.stderr
 
 
-@pytest.mark.parametrize("target", SAYABLE)
+@pytest.mark.parametrize("target", EXPRESSIBLE)
 def test_scripts_ask_for_what_they_need(target: str, tmp_path: Path) -> None:
     export(
-        SAYABLE[target]["some-devices" if target != "accelerate" else "zero3"],
+        EXPRESSIBLE[target]["some-devices" if target != "accelerate" else "zero3"],
         target,
         tmp_path,
     )
@@ -214,5 +214,5 @@ def test_scripts_ask_for_what_they_need(target: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not there")
 @pytest.mark.parametrize(("target", "name"), EVERY)
 def test_shellcheck_finds_nothing(target: str, name: str, tmp_path: Path) -> None:
-    export(SAYABLE[target][name], target, tmp_path)
+    export(EXPRESSIBLE[target][name], target, tmp_path)
     subprocess.run(["shellcheck", str(tmp_path / "run.sh")], check=True)

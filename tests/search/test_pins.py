@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from planner import plan
-from planner.contest import AUTO, ask
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
+from planner.portfolio import AUTO, run_partitioners
 from planner.schema import Plan
 from planner.schema.schedules import schedule_names
 from planner.search import Request, get_partitioner, partitioner_names
@@ -183,7 +183,7 @@ def test_on_a_clock_auto_leaves_the_whole_space_to_others() -> None:
     request = with_room_for(0.0, pins)
     assert ExpertPartitioner(widen=False).search(request).candidates == ()
     for limited, expected in ((request, 8), (replace(request, time_budget_s=0.25), 0)):
-        answers = {one.partitioner: one for one in ask(limited, "auto")}
+        answers = {one.partitioner: one for one in run_partitioners(limited, "auto")}
         by_rules = answers["expert"].candidates
         assert {c.strategy.mesh.tp for c in by_rules} == ({expected} - {0})
         others = [name for name in answers if name != "expert"]
@@ -194,10 +194,10 @@ def test_on_a_clock_auto_has_a_late_plan_rather_than_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As if those that are asked after the rules had found nothing in their time.
-    monkeypatch.setattr("planner.contest.AUTO", ("expert",))
+    monkeypatch.setattr("planner.portfolio.AUTO", ("expert",))
     pins = {"pp": 1, "zero_stage": 0, "recompute": "selective"}
     request = with_room_for(0.0, pins, time_budget_s=0.1)
-    (answer,) = ask(request, "auto")
+    (answer,) = run_partitioners(request, "auto")
     assert {c.strategy.mesh.tp for c in answer.candidates} == {8}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from planner import plan
 from planner.errors import NoFeasiblePlanError, UnknownNameError
-from planner.export.checking import case_of, require_sayable
+from planner.export.checking import case_of, require_expressible
 from planner.schema import Plan
 from planner.schema.strategy import ContextAlgorithm
 from planner.search import Request, get_partitioner, partitioner_names
@@ -180,8 +180,8 @@ def test_the_same_devices_of_every_host_are_used(cluster: str) -> None:
     orders = device_orders(request)
     assert orders
     for order in orders:
-        assert request.sayable is not None
-        assert request.sayable.allows_order(order)
+        assert request.launcher_limits is not None
+        assert request.launcher_limits.allows_order(order)
     most = max(map(len, orders))
     # Two of the hosts with two or more; three of those with the first three free.
     assert most == 6
@@ -202,7 +202,7 @@ def test_a_plan_within_limits_can_be_exported(target: str) -> None:
         partitioner="exhaustive",
         target=target,
     )
-    require_sayable(get_target(target), made)
+    require_expressible(get_target(target), made)
     assert not get_target(target).refusals(case_of(made))
 
 
@@ -251,7 +251,7 @@ def test_sequences_are_divided_as_the_launcher_can(
     )
     assert made.strategy.mesh.cp == 2
     assert made.strategy.context_algorithm == algorithm
-    require_sayable(get_target(target), made)
+    require_expressible(get_target(target), made)
 
 
 def test_a_launcher_that_is_not_known_suggests_the_nearest() -> None:

@@ -10,7 +10,7 @@ from envs.partition.env import PartitionEnv
 from envs.partition.world import World
 from tests.cost.made import device, hosts
 from tests.envs.partition.small import small_world, uneven_machines
-from tests.search.arranging.made import far_sites
+from tests.search.device_order.made import far_sites
 
 __all__ = ["ROOM", "WORLDS", "env_of", "play", "quick_env"]
 

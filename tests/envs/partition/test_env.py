@@ -19,7 +19,7 @@ from planner.errors import (
     UnknownNameError,
 )
 from planner.search import get_partitioner, score
-from planner.search.arranging.mended import scores_of
+from planner.search.device_order.recut import scores_of
 from planner.space import StrategyTable, expand_meshes, legal
 from tests.cost.made import device, hosts
 from tests.envs.partition.playing import ROOM, WORLDS, env_of, play, quick_env
@@ -112,10 +112,10 @@ def test_meshes_that_cannot_fit_are_masked_and_no_others(quick: PartitionEnv) ->
     many = len(problem.choices)
     assert not masks[many:].any()
     for choice in range(many):
-        fleet = problem.choices.fleets[problem.choices.fleet[choice]]
+        subset = problem.choices.subsets[problem.choices.subset[choice]]
         rows = expand_meshes(problem.choices.mesh[[choice]], request.facts)
         fits = False
-        for order in problem.groups.orders(fleet.sequences, fleet.count):
+        for order in problem.groups.orders(subset.sequences, subset.count):
             if len(rows):
                 setting = replace(request.setting, order=order)
                 fits |= bool(CostModel(setting).table(rows).fits.any())
@@ -128,7 +128,7 @@ def test_groups_are_masked_once_they_are_taken(quick: PartitionEnv) -> None:
     whole = [
         at
         for at in np.flatnonzero(quick.action_masks()).tolist()
-        if quick.problem.choices.fleet[at] == 0
+        if quick.problem.choices.subset[at] == 0
     ]
     quick.step(np.int64(whole[0]))
     for placed, group in ((4, 1), (6, 2), (9, 3)):
@@ -244,12 +244,12 @@ def test_too_many_meshes_are_thinned() -> None:
     whole.reset()
     some, every = env.problem.choices, whole.problem.choices
     assert len(some) == 24 < len(every)
-    # Of every fleet of which anything is legal.
-    fitting = every.fleet[whole.problem.fits]
-    assert set(some.fleet.tolist()) == set(fitting.tolist())
+    # Of every subset of which anything is legal.
+    fitting = every.subset[whole.problem.fits]
+    assert set(some.subset.tolist()) == set(fitting.tolist())
     assert env.problem.fits.all()
-    offered = set(map(tuple, np.c_[some.fleet, some.mesh].tolist()))
-    assert offered <= set(map(tuple, np.c_[every.fleet, every.mesh].tolist()))
+    offered = set(map(tuple, np.c_[some.subset, some.mesh].tolist()))
+    assert offered <= set(map(tuple, np.c_[every.subset, every.mesh].tolist()))
     _, reward, info = play(env, np.random.default_rng(0))
     assert info["built"] == "own"
     assert reward >= -2.0

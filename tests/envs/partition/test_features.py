@@ -20,11 +20,11 @@ from envs.partition.features import (
 from envs.partition.padding import Sizes, pad
 from planner.cluster import Cluster
 from planner.errors import StrategyError
-from planner.search.arranging.fleets import Choices, list_choices
-from planner.search.arranging.groups import DeviceGroups, group_devices
+from planner.search.device_order.groups import DeviceGroups, group_devices
+from planner.search.device_order.subsets import Choices, list_choices
 from tests.cost.made import device, hosts, request_for, uniform_graph
 from tests.envs.partition.small import uneven_machines
-from tests.search.arranging.made import arranged, far_sites
+from tests.search.device_order.made import arranged, far_sites
 
 CLUSTERS = {
     "uneven": uneven_machines(),
@@ -121,7 +121,7 @@ def test_a_subset_of_meshes_has_the_same_numbers() -> None:
     whole = observe(request, groups, choices)
     kept = np.array([0, 5, 40])
     few = Choices(
-        fleets=choices.fleets, mesh=choices.mesh[kept], fleet=choices.fleet[kept]
+        subsets=choices.subsets, mesh=choices.mesh[kept], subset=choices.subset[kept]
     )
     some = observe(request, groups, few)
     assert (some.meshes == whole.meshes[kept]).all()

@@ -10,10 +10,10 @@ import pytest
 from envs.partition.features import observe
 from envs.partition.ordering import STEP_FEATURES, Ordering
 from planner.cluster import Cluster
-from planner.search.arranging.fleets import Choices
+from planner.search.device_order.subsets import Choices
 from tests.cost.made import device, hosts
 from tests.envs.partition.small import slow_device, uneven_machines
-from tests.search.arranging.made import arranged, far_sites
+from tests.search.device_order.made import arranged, far_sites
 
 CLUSTERS = {
     "uneven": uneven_machines(),
@@ -87,14 +87,14 @@ def _begun(
     """An order for every mesh of a world."""
     request, groups, choices = arranged(cluster, **changes)
     seen = observe(request, groups, choices)
-    count = np.array([fleet.count for fleet in choices.fleets])[choices.fleet]
+    count = np.array([subset.count for subset in choices.subsets])[choices.subset]
     world = {
         "sizes": groups.sizes,
         "kinds": groups.kinds,
         "groups": seen.groups,
         "pairs": seen.pairs,
     }
-    usable = np.stack([fleet.usable for fleet in choices.fleets])[choices.fleet]
+    usable = np.stack([subset.usable for subset in choices.subsets])[choices.subset]
     ordering = Ordering.start(mesh=choices.mesh, count=count, usable=usable, **world)
     return choices, world, ordering, count
 
@@ -174,7 +174,7 @@ def test_sequences_are_permutations_of_the_usable_groups(name: str) -> None:
             taken[row].append(int(chosen[row]))
         ordering.take(chosen)
     for row, sequence in enumerate(ordering.sequences()):
-        usable = choices.fleets[choices.fleet[row]].usable
+        usable = choices.subsets[choices.subset[row]].usable
         members = np.flatnonzero(usable).tolist()
         assert sorted(sequence[: len(members)].tolist()) == members
         assert (sequence[len(members) :] == -1).all()

@@ -6,36 +6,36 @@ import numpy as np
 import pytest
 
 from envs.partition.problem import subset, thinned, with_rows
-from planner.search.arranging.fleets import Choices, Fleet
+from planner.search.device_order.subsets import Choices, DeviceSubset
 from planner.space import expand_meshes
-from tests.search.arranging.made import arranged, mixed_hosts
+from tests.search.device_order.made import arranged, mixed_hosts
 
 
 def _choices(*many: int) -> Choices:
-    fleet = Fleet(
+    subset = DeviceSubset(
         count=1, usable=np.ones(1, dtype=bool), sequences=np.zeros((1, 1), np.int64)
     )
     total = sum(many)
     return Choices(
-        fleets=(fleet,) * len(many),
+        subsets=(subset,) * len(many),
         mesh=np.arange(6 * total).reshape(total, 6),
-        fleet=np.repeat(np.arange(len(many)), many),
+        subset=np.repeat(np.arange(len(many)), many),
     )
 
 
 @pytest.mark.parametrize("most", [3, 10, 50, 110])
-def test_every_fleet_keeps_its_share(most: int) -> None:
+def test_every_subset_keeps_its_share(most: int) -> None:
     choices = _choices(100, 4, 10)
     kept = thinned(choices, np.arange(114), most)
     assert len(kept) == len(set(kept.tolist())) == most
     assert (np.diff(kept) > 0).all()
-    per = np.bincount(choices.fleet[kept], minlength=3)
-    # What a small fleet does not need goes to the others.
+    per = np.bincount(choices.subset[kept], minlength=3)
+    # What a small subset does not need goes to the others.
     fair = {3: [1, 1, 1], 10: [4, 3, 3], 50: [36, 4, 10], 110: [96, 4, 10]}
     assert per.tolist() == fair[most]
 
 
-def test_both_ends_of_a_fleet_are_kept() -> None:
+def test_both_ends_of_a_subset_are_kept() -> None:
     kept = thinned(_choices(100), np.arange(100), 12)
     assert kept[0] == 0
     assert kept[-1] == 99
@@ -48,15 +48,18 @@ def test_few_are_kept_as_they_are() -> None:
     among = np.array([1, 4, 7])
     assert thinned(choices, among, 3).tolist() == [1, 4, 7]
     assert set(thinned(choices, among, 2).tolist()) <= {1, 4, 7}
-    # More fleets than room: the first ones.
-    assert choices.fleet[thinned(_choices(3, 3, 3), np.arange(9), 2)].tolist() == [0, 0]
+    # More subsets than room: the first ones.
+    assert choices.subset[thinned(_choices(3, 3, 3), np.arange(9), 2)].tolist() == [
+        0,
+        0,
+    ]
 
 
-def test_a_subset_keeps_fleets_and_their_numbers() -> None:
+def test_a_subset_keeps_subsets_and_their_numbers() -> None:
     choices = _choices(3, 4)
     some = subset(choices, np.array([2, 5]))
-    assert some.fleets == choices.fleets
-    assert some.fleet.tolist() == [0, 1]
+    assert some.subsets == choices.subsets
+    assert some.subset.tolist() == [0, 1]
     assert (some.mesh == choices.mesh[[2, 5]]).all()
 
 

@@ -14,7 +14,7 @@ from planner.cluster import Cluster
 from policies.partition.examples import Example, prepare_example
 from policies.partition.network import NetworkConfig, PartitionNetwork
 from tests.envs.partition.small import small_world
-from tests.search.arranging.made import far_sites
+from tests.search.device_order.made import far_sites
 
 __all__ = ["example_of", "network", "renumbered", "site_world"]
 

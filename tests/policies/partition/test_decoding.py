@@ -38,7 +38,7 @@ def test_draws_are_orders_of_the_usable_groups_and_come_again(seed: int) -> None
     net, example = network(seed), example_of(small_world(devices="any"))
     drawn = _draw(net, example, seed, 24)
     for choice, sequence in zip(drawn.choice, drawn.sequence, strict=True):
-        usable = example.choices.fleets[example.choices.fleet[choice]].usable
+        usable = example.choices.subsets[example.choices.subset[choice]].usable
         members = np.flatnonzero(usable).tolist()
         assert sorted(sequence[: len(members)].tolist()) == members
         assert (sequence[len(members) :] == -1).all()
@@ -64,18 +64,18 @@ def test_likelihoods_are_the_products_of_the_steps() -> None:
     drawn = _draw(net, example, 3, 16, keep=True)
     encoded = net.encode(example.seen)
     logs, entropy = log_likelihood(net, example.seen, encoded, drawn)
-    fleets = example.choices.fleets
+    subsets = example.choices.subsets
     uncertain = []
     for at, choice in enumerate(drawn.choice.tolist()):
-        fleet = fleets[example.choices.fleet[choice]]
+        subset = subsets[example.choices.subset[choice]]
         ordering = Ordering.start(
             sizes=example.groups.sizes,
             kinds=example.groups.kinds,
             groups=example.seen.groups,
             pairs=example.seen.pairs,
             mesh=example.choices.mesh[[choice]],
-            count=np.array([fleet.count]),
-            usable=fleet.usable[None, :],
+            count=np.array([subset.count]),
+            usable=subset.usable[None, :],
         )
         base = net.bases(example.seen, encoded, torch.tensor([choice]))
         total, step = 0.0, 0
@@ -95,7 +95,9 @@ def test_likelihoods_are_the_products_of_the_steps() -> None:
 @torch.no_grad()
 def test_orders_come_as_often_as_they_are_likely() -> None:
     net, example = network(), example_of(site_world(3, global_batch=6))
-    counts = np.array([f.count for f in example.choices.fleets])[example.choices.fleet]
+    counts = np.array([f.count for f in example.choices.subsets])[
+        example.choices.subset
+    ]
     (choice,) = np.flatnonzero((counts == 3) & (example.choices.mesh[:, 0] == 3))[:1]
     encoded, many = net.encode(example.seen), 4000
     drawn = draw_orders(

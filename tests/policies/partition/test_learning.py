@@ -21,7 +21,7 @@ from tests.policies.partition.made import example_of, network, site_world
 def test_an_example_holds_the_prices_of_its_meshes() -> None:
     example = example_of(small_world())
     assert len(example.score) == len(example.priced) == len(example.choices)
-    layouts = example.arranger.layouts
+    layouts = example.pricer.layouts
     assert len(layouts) <= 32
     assert (example.score[layouts.choice] == layouts.score).all()
     assert layouts.score[0] == example.score.min()
@@ -80,10 +80,10 @@ def _mean_price(net: PartitionNetwork, example: Example, layout: int) -> float:
         net.encode(example.seen),
         example.groups,
         example.choices,
-        np.full(many, example.arranger.layouts.choice[layout]),
+        np.full(many, example.pricer.layouts.choice[layout]),
         np.random.default_rng(7),
     )
-    priced = example.arranger.price(np.full(many, layout), drawn.sequence)
+    priced = example.pricer.price(np.full(many, layout), drawn.sequence)
     return float(np.log(priced.score).mean())
 
 
@@ -91,7 +91,7 @@ def test_orders_are_learned_from_what_they_cost() -> None:
     net, example = network(), example_of(site_world(6, global_batch=12))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     config, rng = LearningConfig(meshes=4, draws=16), np.random.default_rng(0)
-    picked = range(min(4, len(example.arranger.layouts)))
+    picked = range(min(4, len(example.pricer.layouts)))
     before = np.mean([_mean_price(net, example, at) for at in picked])
     for _ in range(40):
         learned = study(net, example, config, rng, orders=True)

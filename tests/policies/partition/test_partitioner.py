@@ -19,13 +19,13 @@ from planner.errors import ClusterError, NoFeasiblePlanError, StrategyError
 from planner.graph import ModelGraph
 from planner.request import PlanOptions, make_request
 from planner.search import Request, SearchResult
-from planner.search.arranging.screening import screen
 from planner.search.base import score
+from planner.search.device_order.screening import screen
 from policies.partition.network import NetworkConfig, PartitionNetwork, save_network
 from policies.partition.partitioner import LearnedPartitioner, SearchConfig
 from tests.cost.made import device, hosts
 from tests.plans import TINY, tiny_graph
-from tests.search.arranging.made import arranged
+from tests.search.device_order.made import arranged
 
 LAB = str(TINY.parent / "cluster.yaml")
 

@@ -10,15 +10,15 @@ import pytest
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_spec
 from planner.search import Request
-from planner.search.arranging.misses import best_score
-from planner.search.arranging.settling import Settler
+from planner.search.device_order.exact import ExactPricer
+from planner.search.device_order.near_feasible import best_score
 from planner.search.moves import Solution
 from planner.space import enumerate_strategies, legal
 from planner.space.table import StrategyTable
 from policies.partition.partitioner import LearnedPartitioner
 from policies.partition.proposing import Known, Proposer, polish
 from tests.cost.made import device, hosts
-from tests.search.arranging.made import arranged
+from tests.search.device_order.made import arranged
 
 EVEN = hosts((2, 4, device(memory_bytes=6e9)))
 
@@ -27,7 +27,7 @@ def _request(**changes: object) -> Request:
     return arranged(EVEN, units=16, global_batch=48, **changes)[0]
 
 
-def _known(request: Request, **wanted: int) -> tuple[Settler, Known]:
+def _known(request: Request, **wanted: int) -> tuple[ExactPricer, Known]:
     """A search that has simulated one row so far: the first with some values."""
     rows = StrategyTable.concatenate(
         list(enumerate_strategies(request.facts, pins=request.pins))
@@ -35,11 +35,11 @@ def _known(request: Request, **wanted: int) -> tuple[Settler, Known]:
     row = next(
         row for row in rows if all(row[name] == value for name, value in wanted.items())
     )
-    settler = Settler(request=request, model=CostModel(request.setting))
+    exact = ExactPricer(request=request, model=CostModel(request.setting))
     one = Solution(order=request.setting.order, row=row)
-    cuts = settler.settled(row, one.order)
+    cuts = exact.candidates(row, one.order)
     assert any(cut.cost.fits for cut in cuts)
-    return settler, Known(model=settler.model, found=[(one, cuts)])
+    return exact, Known(model=exact.model, found=[(one, cuts)])
 
 
 def _best(request: Request, known: Known) -> float:
@@ -51,9 +51,9 @@ START = {"pp": 4, "schedule": schedule_spec("1F1B").code, "recompute": 2}
 
 def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
     request = _request()
-    settler, known = _known(request, **START)
+    exact, known = _known(request, **START)
     before = _best(request, known)
-    polish(settler, known, None)
+    polish(exact, known, None)
     assert _best(request, known) < 0.9 * before
     # More than one change: the neighbours of what was better, too.
     first, best = (
@@ -67,7 +67,7 @@ def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
     assert legal(rows, request.facts).all()
     # Nothing is left to find out.
     after, many = _best(request, known), len(known.found)
-    polish(settler, known, None)
+    polish(exact, known, None)
     assert _best(request, known) == after
     assert len(known.found) - many <= 7
 
@@ -75,26 +75,26 @@ def test_neighbours_of_the_best_are_simulated_until_none_is_better() -> None:
 def test_pins_simulations_and_time_are_kept_to() -> None:
     pins = {"schedule": schedule_spec("1F1B").code, "dp_shard": 2}
     request = _request(pins=pins)
-    settler, known = _known(request, pp=4)
-    polish(settler, known, None)
+    exact, known = _known(request, pp=4)
+    polish(exact, known, None)
     assert len(known.found) > 1
     for one, _ in known.found:
         assert all(one.row[name] == value for name, value in pins.items())
     for budget in 3, 4:
         few = replace(_request(), evaluation_budget=budget)
-        settler, known = _known(few, **START)
-        polish(settler, known, None)
-        assert settler.model.evaluations["simulated"] == budget
-    settler, known = _known(_request(), **START)
-    polish(settler, known, time.perf_counter() - 1)
+        exact, known = _known(few, **START)
+        polish(exact, known, None)
+        assert exact.model.evaluations["simulated"] == budget
+    exact, known = _known(_request(), **START)
+    polish(exact, known, time.perf_counter() - 1)
     assert len(known.found) == 1
 
 
 def test_without_anything_that_fits_there_is_nothing_to_polish() -> None:
     request = _request()
-    settler = Settler(request=request, model=CostModel(request.setting))
-    known = Known(model=settler.model)
-    polish(settler, known, None)
+    exact = ExactPricer(request=request, model=CostModel(request.setting))
+    known = Known(model=exact.model)
+    polish(exact, known, None)
     assert known.found == []
 
 

@@ -11,22 +11,22 @@ from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_spec
 from planner.search import Request
-from planner.search.arranging.arranger import open_arranger
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.mended import Mended
-from planner.search.arranging.misses import (
-    Miss,
+from planner.search.device_order.exact import ExactPricer
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.near_feasible import (
+    NearFeasible,
     best_score,
-    nearest_misses,
+    find_near_feasible,
+    recut_near_feasible,
     roomiest,
-    settle_misses,
 )
-from planner.search.arranging.screening import Screened, screen
-from planner.search.arranging.settling import Settler
+from planner.search.device_order.pricer import open_order_pricer
+from planner.search.device_order.recut import RecutMeshes
+from planner.search.device_order.screening import Screened, screen
+from planner.search.device_order.subsets import Choices
 from planner.space import StrategyTable
 from tests.cost.made import device, hosts
-from tests.search.arranging.made import arranged
+from tests.search.device_order.made import arranged
 
 _Seen = tuple[Request, DeviceGroups, Choices, Screened]
 
@@ -49,15 +49,17 @@ def seen() -> _Seen:
     return request, groups, choices, found
 
 
-def _misses(seen: _Seen) -> tuple[Request, list[Miss]]:
+def _near_feasible(seen: _Seen) -> tuple[Request, list[NearFeasible]]:
     request, groups, choices, found = seen
     model = CostModel(request.setting)
-    return request, nearest_misses(request, model, groups, choices, found)
+    return request, find_near_feasible(request, model, groups, choices, found)
 
 
-def test_misses_are_the_least_products_of_time_and_lack(seen: _Seen) -> None:
+def test_near_feasible_rows_have_the_least_products_of_time_and_lack(
+    seen: _Seen,
+) -> None:
     request, _groups, choices, found = seen
-    _, misses = _misses(seen)
+    _, near_feasible = _near_feasible(seen)
     best = found.score.min()
     promise = {
         tuple(choices.mesh[choice].tolist()): hope * lack
@@ -66,30 +68,30 @@ def test_misses_are_the_least_products_of_time_and_lack(seen: _Seen) -> None:
         )
         if lack > 0 and hope < best
     }
-    expected = sorted(promise.values())[: len(misses)]
-    met = [one.solution for one in misses]
+    expected = sorted(promise.values())[: len(near_feasible)]
+    met = [one.solution for one in near_feasible]
     assert [promise[one.mesh] for one in met] == pytest.approx(expected)
-    assert len(misses) == min(12, len(promise))
-    for miss, one in zip(misses, met, strict=True):
-        assert tuple(choices.mesh[miss.choice].tolist()) == one.mesh
+    assert len(near_feasible) == min(12, len(promise))
+    for near, one in zip(near_feasible, met, strict=True):
+        assert tuple(choices.mesh[near.choice].tolist()) == one.mesh
         model = CostModel(request.setting.reordered(one.order))
         row = StrategyTable.from_columns(**{k: [v] for k, v in one.row.items()})
         costs = model.table(row)
-        assert costs.excess_bytes[0] == pytest.approx(miss.lacks_bytes)
-        assert costs.step_time_s[0] == pytest.approx(miss.hope)
-        assert miss.lacks_bytes > 0
+        assert costs.excess_bytes[0] == pytest.approx(near.lacks_bytes)
+        assert costs.step_time_s[0] == pytest.approx(near.hope)
+        assert near.lacks_bytes > 0
 
 
-def test_a_miss_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> None:
-    request, misses = _misses(seen)
-    settler = Settler(request=request, model=CostModel(request.setting))
-    settled = settle_misses(settler, misses, None, 99)
-    found = settled.found
-    asked = [one.solution.key for one in misses]
+def test_a_near_feasible_row_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> None:
+    request, near_feasible = _near_feasible(seen)
+    exact = ExactPricer(request=request, model=CostModel(request.setting))
+    recut = recut_near_feasible(exact, near_feasible, None, 99)
+    found = recut.found
+    asked = [one.solution.key for one in near_feasible]
     assert [one.key for one, _ in found if one.key in asked] == asked
     values = [best_score(request, cuts) for _, cuts in found]
-    assert settled.best == min(values) < 0.9 * seen[-1].score.min()
-    assert settler.model.evaluations["simulated"] == len(
+    assert recut.best == min(values) < 0.9 * seen[-1].score.min()
+    assert exact.model.evaluations["simulated"] == len(
         [cut for _, cuts in found for cut in cuts]
     )
     # What fitted well was tried as eager 1F1B right after.
@@ -99,34 +101,34 @@ def test_a_miss_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> None:
     assert after["virtual_stages"] == 1
     assert {**found[first][0].row, "schedule": eager} == after
     # The best mesh comes first.
-    meshes = [tuple(seen[2].mesh[choice].tolist()) for choice in settled.choices]
-    assert meshes[0] == found[values.index(settled.best)][0].mesh
-    assert set(meshes) == set(settled.mended.meshes)
+    meshes = [tuple(seen[2].mesh[choice].tolist()) for choice in recut.choices]
+    assert meshes[0] == found[values.index(recut.best)][0].mesh
+    assert set(meshes) == set(recut.meshes.known)
 
 
 def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -> None:
     request, groups, choices, _ = seen
-    settler = Settler(request=request, model=CostModel(request.setting))
-    settled = settle_misses(settler, _misses(seen)[1], None, 99)
-    chosen = np.array(settled.choices[:1])
+    exact = ExactPricer(request=request, model=CostModel(request.setting))
+    recut = recut_near_feasible(exact, _near_feasible(seen)[1], None, 99)
+    chosen = np.array(recut.choices[:1])
     asked = (request, choices, groups, chosen)
-    assert open_arranger(*asked) is None
-    arranger = open_arranger(*asked, mended=settled.mended)
-    assert arranger is not None
-    layouts = arranger.layouts
-    lacked, ratio = settled.mended.meshes[tuple(choices.mesh[chosen[0]].tolist())]
+    assert open_order_pricer(*asked) is None
+    pricer = open_order_pricer(*asked, recut=recut.meshes)
+    assert pricer is not None
+    layouts = pricer.layouts
+    lacked, ratio = recut.meshes.known[tuple(choices.mesh[chosen[0]].tolist())]
     ids = groups.orders(layouts.sequence[:1], layouts.count[:1])
     none = np.zeros(len(layouts.rows), dtype=np.int64)
     costs = CostModel(request.setting).arranged(layouts.rows, ids, none)
     assert 0 < costs.excess_bytes.max() <= lacked
-    score = arranger.price(np.array([0]), layouts.sequence[:1]).score[0]
+    score = pricer.price(np.array([0]), layouts.sequence[:1]).score[0]
     fits = costs.excess_bytes <= lacked
     assert score == pytest.approx(costs.step_time_s[fits].min() * ratio)
     # Of several rows that fitted, the most that was lacked and the best ratio count.
-    known = Mended()
+    known = RecutMeshes()
     known.learn((2,), 3.0, 1.0, 2.0)
     known.learn((2,), 2.0, 1.0, 1.5)
-    assert known.meshes == {(2,): (3.0, 1.5)}
+    assert known.known == {(2,): (3.0, 1.5)}
 
 
 def test_the_roomiest_come_in_the_order_of_what_they_have_to_spare(
@@ -141,21 +143,21 @@ def test_the_roomiest_come_in_the_order_of_what_they_have_to_spare(
     assert all(
         one.lacks_bytes <= lack + 1 for one, lack in zip(few, least, strict=True)
     )
-    settler = Settler(request=request, model=model)
+    exact = ExactPricer(request=request, model=model)
     first = few[0].solution
-    assert np.isfinite(best_score(request, settler.settled(first.row, first.order)))
+    assert np.isfinite(best_score(request, exact.candidates(first.row, first.order)))
 
 
 def test_time_and_simulations_are_kept_to(seen: _Seen) -> None:
-    request, misses = _misses(seen)
-    settler = Settler(request=request, model=CostModel(request.setting))
+    request, near_feasible = _near_feasible(seen)
+    exact = ExactPricer(request=request, model=CostModel(request.setting))
     past = time.perf_counter() - 1
-    assert len(settle_misses(settler, misses, past, 99).found) == 1
-    assert len(settle_misses(settler, misses, None, 2).found) == 2
-    for nothing in (misses, None, 0), ([], None, 5):
-        settled = settle_misses(settler, *nothing)
-        assert settled.found == settled.choices == []
-        assert np.isinf(settled.best)
+    assert len(recut_near_feasible(exact, near_feasible, past, 99).found) == 1
+    assert len(recut_near_feasible(exact, near_feasible, None, 2).found) == 2
+    for nothing in (near_feasible, None, 0), ([], None, 5):
+        recut = recut_near_feasible(exact, *nothing)
+        assert recut.found == recut.choices == []
+        assert np.isinf(recut.best)
 
 
 def test_pins_hold_in_what_is_tried_besides() -> None:
@@ -163,6 +165,8 @@ def test_pins_hold_in_what_is_tried_besides() -> None:
     pinned, groups, choices = arranged(_short(), units=12, global_batch=48, pins=pins)
     model = CostModel(pinned.setting)
     found = screen(pinned, model, groups, choices, np.arange(len(choices)))
-    misses = nearest_misses(pinned, model, groups, choices, found)
-    settled = settle_misses(Settler(request=pinned, model=model), misses, None, 99)
-    assert len(settled.found) == len(misses) > 0
+    near_feasible = find_near_feasible(pinned, model, groups, choices, found)
+    recut = recut_near_feasible(
+        ExactPricer(request=pinned, model=model), near_feasible, None, 99
+    )
+    assert len(recut.found) == len(near_feasible) > 0

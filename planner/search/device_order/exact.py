@@ -13,13 +13,13 @@ from planner.search.base import Candidate, Request
 from planner.search.refine import candidates_of_row
 from planner.space import StrategyTable, legal
 
-__all__ = ["Settler"]
+__all__ = ["ExactPricer"]
 
 Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Settler:
+class ExactPricer:
     """Cuts and simulates for one request.
 
     Attributes:
@@ -32,7 +32,7 @@ class Settler:
     model: CostModel
     local: dict[bytes, CostModel] = field(default_factory=dict)
 
-    def settled(
+    def candidates(
         self, row: Mapping[str, int], ids: Index, *, cuts: int = 1, spare: int = 0
     ) -> list[Candidate]:
         """A row's cuts, simulated.
@@ -57,7 +57,7 @@ class Settler:
             free_recompute="recompute" not in self.request.pins,
             most=cuts,
             spare=spare,
-            sayable=self.request.sayable,
+            limits=self.request.launcher_limits,
         )
         self.model.evaluations["simulated"] += local.evaluations["simulated"] - before
         if not found:

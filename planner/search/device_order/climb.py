@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.arranging.arranger import Arranger, Priced
-from planner.search.arranging.neighbours import neighbours
+from planner.search.device_order.neighbours import neighbours
+from planner.search.device_order.pricer import OrderPricer, Priced
 
 __all__ = ["Limits", "best_of", "climb", "joined"]
 
@@ -74,7 +74,7 @@ def best_of(priced: Priced, count: int, *, of_layout: int | None = None) -> Pric
 
 
 def climb(
-    arranger: Arranger,
+    pricer: OrderPricer,
     start: Priced,
     rng: np.random.Generator,
     limits: Limits,
@@ -88,7 +88,7 @@ def climb(
     by a copy of the best every now and then.
 
     Args:
-        arranger: Prices them.
+        pricer: Prices them.
         start: Arrangements to begin with.
         rng: Of the changes.
         limits: When to stop; at least one round is done unless time is already up.
@@ -99,12 +99,12 @@ def climb(
     current = best_of(start, lineages, of_layout=max(1, lineages // 4))
     if not len(current):
         return current
-    usable = arranger.layouts.usable
+    usable = pricer.layouts.usable
     rounds = 0
     while not limits.over(rounds):
         many = -(-_AT_ONCE // len(current))
         parent = np.repeat(np.arange(len(current)), many)
-        children = arranger.price(
+        children = pricer.price(
             *neighbours(current.layout[parent], current.sequence[parent], usable, rng)
         )
         rounds += 1

@@ -10,16 +10,16 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.schema.cluster import DeviceType
-from planner.search.arranging.arranger import Arranger, Priced
-from planner.search.arranging.climb import Limits, best_of, climb, joined
-from planner.search.arranging.neighbours import neighbours
+from planner.search.device_order.climb import Limits, best_of, climb, joined
+from planner.search.device_order.neighbours import neighbours
+from planner.search.device_order.pricer import OrderPricer, Priced
 from tests.cost.made import device, hosts
-from tests.search.arranging.made import far_sites, mixed_hosts, opened
+from tests.search.device_order.made import far_sites, mixed_hosts, opened
 
 
-def _start(arranger: Arranger) -> Priced:
-    layouts = arranger.layouts
-    return arranger.price(np.arange(len(layouts)), layouts.sequence)
+def _start(pricer: OrderPricer) -> Priced:
+    layouts = pricer.layouts
+    return pricer.price(np.arange(len(layouts)), layouts.sequence)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -72,19 +72,19 @@ def test_every_change_of_three_groups_is_made() -> None:
 
 @pytest.mark.parametrize("cluster", [mixed_hosts(), far_sites(8, 3)])
 def test_climbing_never_gets_worse_and_is_the_same_again(cluster: Cluster) -> None:
-    arranger, _ = opened(cluster)
-    start = _start(arranger)
+    pricer, _ = opened(cluster)
+    start = _start(pricer)
     scores = []
     for rounds in (1, 5, 25):
         ends = [
-            climb(arranger, start, np.random.default_rng(3), Limits(rounds=rounds))
+            climb(pricer, start, np.random.default_rng(3), Limits(rounds=rounds))
             for _ in range(2)
         ]
         for name in ("layout", "sequence", "row", "score"):
             assert (getattr(ends[0], name) == getattr(ends[1], name)).all()
         found = ends[0]
         assert (np.diff(found.score) >= 0).all()
-        again = arranger.price(found.layout, found.sequence)
+        again = pricer.price(found.layout, found.sequence)
         assert again.score == pytest.approx(found.score, rel=1e-12)
         scores.append(float(found.score[0]))
     assert scores[0] <= start.score.min()
@@ -121,35 +121,35 @@ SMALL: tuple[tuple[Cluster, dict[str, Any], bool], ...] = (
 def test_it_finds_the_best_of_all_arrangements(
     cluster: Cluster, changes: dict[str, Any], plain: bool
 ) -> None:
-    arranger, _ = opened(cluster, **changes)
-    layouts = arranger.layouts
+    pricer, _ = opened(cluster, **changes)
+    layouts = pricer.layouts
     layout, sequence = [], []
     for at, usable in enumerate(layouts.usable):
         members = np.flatnonzero(usable)
         for permuted in itertools.permutations(members.tolist()):
             layout.append(at)
             sequence.append([*permuted, *[-1] * (len(usable) - len(members))])
-    every = arranger.price(np.array(layout), np.array(sequence))
-    start = _start(arranger)
-    found = climb(arranger, start, np.random.default_rng(0), Limits(rounds=40))
+    every = pricer.price(np.array(layout), np.array(sequence))
+    start = _start(pricer)
+    found = climb(pricer, start, np.random.default_rng(0), Limits(rounds=40))
     assert found.score[0] == pytest.approx(every.score.min(), rel=1e-12)
     assert (every.score.min() > 0.999 * start.score.min()) == plain
 
 
 def test_a_lone_group_can_only_change_its_layout() -> None:
-    arranger, _ = opened(hosts((1, 8, device())))
-    start = _start(arranger)
-    found = climb(arranger, start, np.random.default_rng(0), Limits(rounds=3))
+    pricer, _ = opened(hosts((1, 8, device())))
+    start = _start(pricer)
+    found = climb(pricer, start, np.random.default_rng(0), Limits(rounds=3))
     assert found.score[0] == start.score.min()
     assert (found.sequence == 0).all()
 
 
 def test_time_that_is_up_leaves_the_best_as_it_was() -> None:
-    arranger, _ = opened(mixed_hosts())
-    start = _start(arranger)
-    before = arranger.model.evaluations["analytic"]
-    found = climb(arranger, start, np.random.default_rng(0), Limits(until=0.0))
-    assert arranger.model.evaluations["analytic"] == before
+    pricer, _ = opened(mixed_hosts())
+    start = _start(pricer)
+    before = pricer.model.evaluations["analytic"]
+    found = climb(pricer, start, np.random.default_rng(0), Limits(until=0.0))
+    assert pricer.model.evaluations["analytic"] == before
     assert found.score[0] == start.score.min()
 
 
@@ -171,7 +171,7 @@ def test_the_best_are_different_and_share_layouts_fairly() -> None:
 
 
 def test_nothing_to_begin_with_gives_nothing() -> None:
-    arranger, _ = opened(mixed_hosts())
-    nothing = _start(arranger)[:0]
-    found = climb(arranger, nothing, np.random.default_rng(0), Limits(rounds=5))
+    pricer, _ = opened(mixed_hosts())
+    nothing = _start(pricer)[:0]
+    found = climb(pricer, nothing, np.random.default_rng(0), Limits(rounds=5))
     assert len(found) == 0

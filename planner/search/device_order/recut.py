@@ -11,7 +11,7 @@ from planner.cost import CostTable
 from planner.search.base import Objective
 from planner.space import MESH_COLUMNS, StrategyTable
 
-__all__ = ["Mended", "scores_of"]
+__all__ = ["RecutMeshes", "scores_of"]
 
 Array = NDArray[np.float64]
 
@@ -41,17 +41,17 @@ def scores_of(
 
 
 @dataclass(eq=False, slots=True)
-class Mended:
+class RecutMeshes:
     """Meshes of which a row fitted once it was cut by memory.
 
     Other rows and orders of such a mesh that lack no more are taken to fit, too.
 
     Attributes:
-        meshes: By degrees: the most that was lacked, in bytes; and what the simulator
+        known: By degrees: the most that was lacked, in bytes; and what the simulator
             said of the best over what closed forms promised.
     """
 
-    meshes: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
+    known: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
 
     def learn(
         self, mesh: tuple[int, ...], lacked: float, hope: float, value: float
@@ -64,19 +64,19 @@ class Mended:
             hope: Its score by closed forms, if memory were enough.
             value: Its score when it was cut and simulated.
         """
-        most, ratio = self.meshes.get(mesh, (0.0, np.inf))
-        self.meshes[mesh] = max(most, lacked), min(ratio, value / hope)
+        most, ratio = self.known.get(mesh, (0.0, np.inf))
+        self.known[mesh] = max(most, lacked), min(ratio, value / hope)
 
     def scores(
         self, costs: CostTable, table: StrategyTable, objective: Objective
     ) -> Array:
         """:func:`scores_of`, also of rows that a cut by memory lets fit. Shape [n]."""
         found = scores_of(costs, table, objective)
-        if not self.meshes or costs.fits.all():
+        if not self.known or costs.fits.all():
             return found
         hope = scores_of(costs, table, objective, fitting=False)
         degrees = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
-        for mesh, (lacked, ratio) in self.meshes.items():
+        for mesh, (lacked, ratio) in self.known.items():
             alike = (degrees == mesh).all(axis=1) & ~costs.fits
             alike &= costs.excess_bytes <= lacked
             found[alike] = hope[alike] * ratio

@@ -17,13 +17,13 @@ from planner.search import (
     Partitioner,
     Request,
     SearchResult,
+    expressible,
     get_partitioner,
     preference,
-    said,
 )
 from planner.search.expert import ExpertPartitioner
 
-__all__ = ["AUTO", "ask", "best_answer", "names_of"]
+__all__ = ["AUTO", "best_answer", "names_of", "run_partitioners"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,9 @@ def names_of(partitioner: str | Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult]:
+def run_partitioners(
+    request: Request, partitioner: str | Sequence[str]
+) -> list[SearchResult]:
     """Answers of all partitioners that were named.
 
     Args:
@@ -91,7 +93,7 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
         UnknownNameError: If none of that name is installed.
     """
     hurried = partitioner == "auto" and request.time_budget_s is not None
-    asked = _asked(request, hurried, names_of(partitioner))
+    asked = _chosen(request, hurried, names_of(partitioner))
     started = time.perf_counter()
     results: list[SearchResult] = []
     for waiting, one in zip(range(len(asked), 0, -1), asked, strict=True):
@@ -106,9 +108,9 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
             share = shares[one.name] if partitioner == "auto" else 1 / waiting
             question = replace(request, time_budget_s=max(0.0, left * share))
         answer = one.search(question)
-        if request.sayable is not None:
+        if request.launcher_limits is not None:
             # Also of partitioners that do not end in planner.search.base.finish.
-            kept = said(request.sayable, answer.candidates)
+            kept = expressible(request.launcher_limits, answer.candidates)
             answer = replace(answer, candidates=kept)
         results.append(answer)
     if hurried and not _found(results) and not _LOOKS_EVERYWHERE & _names(results):
@@ -120,8 +122,8 @@ def ask(request: Request, partitioner: str | Sequence[str]) -> list[SearchResult
     return results
 
 
-def _asked(request: Request, hurried: bool, names: Sequence[str]) -> list[Partitioner]:
-    """Return the partitioners to ask: those named, or those worth their time."""
+def _chosen(request: Request, hurried: bool, names: Sequence[str]) -> list[Partitioner]:
+    """Return the partitioners to run: those named, or those worth their time."""
     if not hurried:
         return [get_partitioner(name) for name in names]
     if "learned" in names and (request.time_budget_s or 0.0) >= _LONG_S:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.subsets import Choices
 from planner.search.orders import device_orders
 from planner.space import (
     MESH_COLUMNS,
@@ -18,7 +18,7 @@ from planner.space import (
     expand_meshes,
 )
 from tests.cost.made import device, hosts, uniform_graph
-from tests.search.arranging.made import arranged, far_sites, mixed_hosts
+from tests.search.device_order.made import arranged, far_sites, mixed_hosts
 
 CLUSTERS = {
     "mixed": mixed_hosts(),
@@ -36,19 +36,19 @@ def _meshes(table: StrategyTable) -> set[tuple[int, ...]]:
 
 
 def _check(choices: Choices, groups: DeviceGroups) -> None:
-    assert len(choices) == len(choices.mesh) == len(choices.fleet)
-    for number, fleet in enumerate(choices.fleets):
-        mesh = choices.mesh[choices.fleet == number]
+    assert len(choices) == len(choices.mesh) == len(choices.subset)
+    for number, subset in enumerate(choices.subsets):
+        mesh = choices.mesh[choices.subset == number]
         assert len(mesh)
         # ep divides the replicas and is no factor of its own.
-        assert (mesh[:, :5].prod(axis=1) == fleet.count).all()
+        assert (mesh[:, :5].prod(axis=1) == subset.count).all()
         assert len(np.unique(mesh, axis=0)) == len(mesh)
-        assert fleet.count <= groups.sizes[fleet.usable].sum()
-        usable = np.flatnonzero(fleet.usable).tolist()
-        for sequence in fleet.sequences:
+        assert subset.count <= groups.sizes[subset.usable].sum()
+        usable = np.flatnonzero(subset.usable).tolist()
+        for sequence in subset.sequences:
             assert sorted(sequence[: len(usable)].tolist()) == usable
             assert (sequence[len(usable) :] == -1).all()
-        assert len(np.unique(fleet.sequences, axis=0)) == len(fleet.sequences)
+        assert len(np.unique(subset.sequences, axis=0)) == len(subset.sequences)
 
 
 @pytest.mark.parametrize("devices", ["all", "any"])
@@ -56,11 +56,11 @@ def _check(choices: Choices, groups: DeviceGroups) -> None:
 def test_every_mesh_that_a_legal_strategy_has_is_there(name: str, devices: str) -> None:
     request, groups, choices = arranged(CLUSTERS[name], devices=devices)
     _check(choices, groups)
-    for number, fleet in enumerate(choices.fleets):
-        mesh = choices.mesh[choices.fleet == number]
+    for number, subset in enumerate(choices.subsets):
+        mesh = choices.mesh[choices.subset == number]
         known = set(map(tuple, mesh.tolist()))
         legal = set()
-        for table in enumerate_strategies(request.facts, num_devices=fleet.count):
+        for table in enumerate_strategies(request.facts, num_devices=subset.count):
             legal |= _meshes(table)
         assert legal <= known
         assert _meshes(expand_meshes(mesh, request.facts)) == legal
@@ -89,12 +89,12 @@ def test_pins_hold_in_meshes() -> None:
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_all_devices_are_used_as_far_as_any_strategy_uses_them(name: str) -> None:
     request, groups, choices = arranged(CLUSTERS[name])
-    counts = {fleet.count for fleet in choices.fleets}
+    counts = {subset.count for subset in choices.subsets}
     orders = {len(order) for order in device_orders(request)}
     # A mesh without a legal row may be among the choices, none that has one is not.
     assert {n for n in orders if len(enumerate_meshes(request.facts, n))} <= counts
-    whole = [fleet for fleet in choices.fleets if fleet.usable.all()]
-    assert {fleet.count for fleet in choices.fleets if not fleet.usable.all()} <= {
+    whole = [subset for subset in choices.subsets if subset.usable.all()]
+    assert {subset.count for subset in choices.subsets if not subset.usable.all()} <= {
         int(groups.sizes[groups.kinds == kind].sum()) for kind in groups.kinds
     }
     assert whole
@@ -102,7 +102,7 @@ def test_all_devices_are_used_as_far_as_any_strategy_uses_them(name: str) -> Non
 
 def test_any_number_of_devices_may_be_left_out() -> None:
     _, groups, choices = arranged(mixed_hosts(), devices="any")
-    whole = [f.count for f in choices.fleets if f.usable.all()]
+    whole = [f.count for f in choices.subsets if f.usable.all()]
     # 11 has no other divisors than 13, of which none is left out.
     assert whole == [int(groups.sizes.sum()), 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
 
@@ -110,7 +110,7 @@ def test_any_number_of_devices_may_be_left_out() -> None:
 def test_numbers_of_devices_are_thinned_on_large_clusters() -> None:
     big = hosts((64, 8, device()))
     _, _, choices = arranged(big, units=8, global_batch=512, devices="any")
-    counts = [fleet.count for fleet in choices.fleets]
+    counts = [subset.count for subset in choices.subsets]
     assert counts[0] == 512
     assert len(counts) <= 24
     for count in counts:
@@ -123,23 +123,23 @@ def test_numbers_of_devices_are_thinned_on_large_clusters() -> None:
 
 def test_each_type_of_device_may_work_alone() -> None:
     _, groups, choices = arranged(mixed_hosts())
-    alone = [f for f in choices.fleets if not f.usable.all()]
+    alone = [f for f in choices.subsets if not f.usable.all()]
     assert {(f.count, tuple(f.usable.tolist())) for f in alone} == {
         (11, (True, True, False, True)),
         (2, (False, False, True, False)),
     }
-    for fleet in alone:
-        assert len(set(groups.kinds[fleet.usable].tolist())) == 1
+    for subset in alone:
+        assert len(set(groups.kinds[subset.usable].tolist())) == 1
 
 
 def test_plain_orders_are_by_number_memory_speed_and_links() -> None:
     _, groups, choices = arranged(mixed_hosts())
-    (fleet,) = [f for f in choices.fleets if f.usable.all()][:1]
-    found = {tuple(s.tolist()) for s in fleet.sequences}
+    (subset,) = [f for f in choices.subsets if f.usable.all()][:1]
+    found = {tuple(s.tolist()) for s in subset.sequences}
     # Slow ones are the ones with little memory here.
     assert {(0, 1, 2, 3), (0, 1, 3, 2), (2, 0, 1, 3)} <= found
     _, groups, choices = arranged(far_sites(8, 2))
-    sequences = choices.fleets[0].sequences
+    sequences = choices.subsets[0].sequences
     central = int(groups.seconds().sum(axis=1).argmin())
     assert groups.by_links(central).tolist() in sequences.tolist()
 
@@ -152,5 +152,5 @@ def test_nothing_that_divides_gives_no_choices() -> None:
     )
     assert len(choices) == 0
     assert choices.mesh.shape == (0, len(MESH_COLUMNS))
-    assert math.prod(choices.fleet.shape) == 0
+    assert math.prod(choices.subset.shape) == 0
     assert request.facts.num_units == 1

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_names
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.layouts import Layouts, find_layouts
-from planner.search.arranging.mended import Mended
-from planner.search.arranging.settling import Settler
 from planner.search.base import Candidate, Request
+from planner.search.device_order.exact import ExactPricer
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.layouts import Layouts, find_layouts
+from planner.search.device_order.recut import RecutMeshes
+from planner.search.device_order.subsets import Choices
 from planner.search.refine import eager_variants, schedule_variants
 from planner.space import StrategyTable, legal
 
-__all__ = ["Arranger", "Finalists", "Priced", "open_arranger"]
+__all__ = ["Finalists", "OrderPricer", "Priced", "open_order_pricer"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -73,7 +73,7 @@ class Finalists:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Arranger:
+class OrderPricer:
     """Prices arrangements for one request.
 
     Attributes:
@@ -81,18 +81,18 @@ class Arranger:
         model: Counts the evaluations.
         groups: Devices that stay together.
         layouts: Meshes and their rows.
-        settler: Cuts and simulates.
-        mended: What fits without seeming to.
+        exact: Cuts and simulates.
+        recut: What fits without seeming to.
     """
 
     request: Request
     model: CostModel
     groups: DeviceGroups
     layouts: Layouts
-    settler: Settler
-    mended: Mended
+    exact: ExactPricer
+    recut: RecutMeshes
 
-    def with_best(self, count: int) -> Arranger:
+    def with_best(self, count: int) -> OrderPricer:
         """The same with the best of its layouts alone."""
         return replace(self, layouts=self.layouts.best(count))
 
@@ -123,9 +123,11 @@ class Arranger:
         """Score rows, each under one of some arrangements. Shape [n]."""
         ids = self.groups.orders(sequence, self.layouts.count[layout])
         costs = self.model.arranged(table, ids, order)
-        score = self.mended.scores(costs, table, self.request.objective)
-        if self.request.sayable is not None:
-            score = np.where(self.request.sayable.mask(ids)[order], score, np.inf)
+        score = self.recut.scores(costs, table, self.request.objective)
+        if self.request.launcher_limits is not None:
+            score = np.where(
+                self.request.launcher_limits.mask(ids)[order], score, np.inf
+            )
         return score
 
     def finalists(self, priced: Priced) -> Finalists:
@@ -197,14 +199,14 @@ class Arranger:
             sequence=priced.sequence[[index]],
             score=priced.score[[index]],
         )
-        found = self.settled(chosen, 0, cuts=2)
+        found = self.candidates(chosen, 0, cuts=2)
         if variants:
             others = self.variants(chosen, 0)
             for other in range(len(others)):
-                found += self.settled(others, other, cuts=2)
+                found += self.candidates(others, other, cuts=2)
         return found
 
-    def settled(
+    def candidates(
         self, finalists: Finalists, index: int, *, cuts: int = 1, spare: int = 0
     ) -> list[Candidate]:
         """Cut a finalist exactly and simulate it.
@@ -218,19 +220,19 @@ class Arranger:
         count = int(self.layouts.count[finalists.layout[index]])
         ids = self.groups.orders(finalists.sequence[index : index + 1], count)[0]
         row = finalists.rows.row(index)
-        return self.settler.settled(row, ids, cuts=cuts, spare=spare)
+        return self.exact.candidates(row, ids, cuts=cuts, spare=spare)
 
 
-def open_arranger(
+def open_order_pricer(
     request: Request,
     choices: Choices,
     groups: DeviceGroups,
     chosen: Index,
     model: CostModel | None = None,
     until: float | None = None,
-    settler: Settler | None = None,
-    mended: Mended | None = None,
-) -> Arranger | None:
+    exact: ExactPricer | None = None,
+    recut: RecutMeshes | None = None,
+) -> OrderPricer | None:
     """Build what arrangements of some meshes are made of and priced with.
 
     Args:
@@ -241,21 +243,21 @@ def open_arranger(
         model: Counts the evaluations; None for one of its own.
         until: Of :func:`time.perf_counter`, after which the meshes that are left are
             left out; None for no clock.
-        settler: Knows what is known of orders; None for one of its own.
-        mended: What fits without seeming to; None for nothing.
+        exact: Knows what is known of orders; None for one of its own.
+        recut: What fits without seeming to; None for nothing.
     Returns:
         None if none of them has a row that fits under a plain order of the devices.
     """
     model = model or CostModel(request.setting)
-    mended = mended or Mended()
-    layouts = find_layouts(request, model, groups, choices, chosen, until, mended)
+    recut = recut or RecutMeshes()
+    layouts = find_layouts(request, model, groups, choices, chosen, until, recut)
     if layouts is None:
         return None
-    return Arranger(
+    return OrderPricer(
         request=request,
         model=model,
         groups=groups,
         layouts=layouts,
-        settler=settler or Settler(request=request, model=model),
-        mended=mended,
+        exact=exact or ExactPricer(request=request, model=model),
+        recut=recut,
     )

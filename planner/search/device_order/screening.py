@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.cost.pipelines.flushed import has_textbook_time
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.layouts import (
+from planner.search.base import Request
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.layouts import (
     distinct_meshes,
     mesh_of_row,
 )
-from planner.search.arranging.mended import scores_of
-from planner.search.base import Request
+from planner.search.device_order.recut import scores_of
+from planner.search.device_order.subsets import Choices
 from planner.space import StrategyTable, expand_meshes
 
 __all__ = ["Screened", "few_rows", "screen"]
@@ -76,8 +76,8 @@ def screen(
     ends = np.cumsum(np.bincount(owner, minlength=len(mesh)))
     many = np.diff(ends, prepend=0)[which]
     ids = groups.orders(
-        np.stack([fleet.sequences[-1] for fleet in choices.fleets]),
-        np.array([fleet.count for fleet in choices.fleets]),
+        np.stack([subset.sequences[-1] for subset in choices.subsets]),
+        np.array([subset.count for subset in choices.subsets]),
     )
     found: list[tuple[Index, Array]] = []
     rowed = np.flatnonzero(many)
@@ -93,7 +93,7 @@ def screen(
             ends[which[mine]] - each - first, each
         )
         rows = table[by_mesh[place]]
-        costs = model.arranged(rows, ids, np.repeat(choices.fleet[among[mine]], each))
+        costs = model.arranged(rows, ids, np.repeat(choices.subset[among[mine]], each))
         score = scores_of(costs, rows, request.objective)
         hope = scores_of(costs, rows, request.objective, fitting=False)
         best = [
@@ -136,7 +136,7 @@ def few_rows(request: Request, mesh: Index, virtual_stages: int = 1) -> Strategy
     if "zero_stage" not in pins:
         # Before stage 3 they differ in memory alone, and not with a pipeline.
         kept &= table.zero_stage != np.where(table.pp > 1, 2, 1)
-    divided = request.facts.whole_stream is None and request.sayable is None
+    divided = request.facts.whole_stream is None and request.launcher_limits is None
     if "sequence_parallel" not in pins and divided:
         kept &= (table.tp == 1) | (table.sequence_parallel == 1)
     return table[np.flatnonzero(kept)]

@@ -17,14 +17,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["past_dispatcher"]
+__all__ = ["non_dispatched_ops"]
 
 #: What hands a tensor's values to code outside of torch.
 _READERS: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 @contextlib.contextmanager
-def past_dispatcher(
+def non_dispatched_ops(
     replay: Callable[[torch.Tensor], torch.Tensor], whole: Callable[..., Any]
 ) -> Iterator[None]:
     """Do for deferred tensors, in the block, what no dispatch mode gets to see.

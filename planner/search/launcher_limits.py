@@ -12,7 +12,7 @@ from planner.schema import Mesh, Stage, Strategy
 from planner.space import LayerRun
 from planner.targets import Case, Refusal, Target
 
-__all__ = ["Sayable", "rank_ranges"]
+__all__ = ["LauncherLimits", "rank_ranges"]
 
 Index = NDArray[np.int64]
 
@@ -26,7 +26,7 @@ def rank_ranges(order: Index) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Sayable:
+class LauncherLimits:
     """A launcher's limits, for one model on one cluster.
 
     Attributes:

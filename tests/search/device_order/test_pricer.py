@@ -13,13 +13,13 @@ from planner.cost import CostModel
 from planner.cost.pipelines.flushed import has_textbook_time
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search import Request
-from planner.search.arranging.arranger import Arranger, open_arranger
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.layouts import find_layouts
-from planner.search.arranging.mended import scores_of
+from planner.search.device_order.layouts import find_layouts
+from planner.search.device_order.pricer import OrderPricer, open_order_pricer
+from planner.search.device_order.recut import scores_of
+from planner.search.device_order.subsets import Choices
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes, legal
 from tests.cost.made import device, hosts, uniform_graph
-from tests.search.arranging.made import arranged, far_sites, mixed_hosts, opened
+from tests.search.device_order.made import arranged, far_sites, mixed_hosts, opened
 
 CASES: dict[str, tuple[Cluster, dict[str, Any]]] = {
     "mixed": (mixed_hosts(), {}),
@@ -65,11 +65,11 @@ def test_layouts_are_what_pricing_each_row_under_each_order_gives(name: str) -> 
     assert layouts is not None
     priced, wanted = 0, {}
     for choice in every.tolist():
-        fleet = choices.fleets[choices.fleet[choice]]
+        subset = choices.subsets[choices.subset[choice]]
         table = _mesh_rows(choices, request, choice)
         if not len(table):
             continue
-        ids = groups.orders(fleet.sequences, fleet.count)
+        ids = groups.orders(subset.sequences, subset.count)
         scores = np.stack([_alone(request, table, order) for order in ids])
         priced += scores.size
         if np.isfinite(scores).any():
@@ -78,34 +78,34 @@ def test_layouts_are_what_pricing_each_row_under_each_order_gives(name: str) -> 
     assert sorted(layouts.choice.tolist()) == sorted(wanted)
     assert (np.diff(layouts.score) >= 0).all()
     for at, choice in enumerate(layouts.choice.tolist()):
-        fleet = choices.fleets[choices.fleet[choice]]
+        subset = choices.subsets[choices.subset[choice]]
         best = wanted[choice].min(axis=0)
         rows = layouts.rows[slice(*layouts.starts[at : at + 2].tolist())]
         assert layouts.score[at] == pytest.approx(best.min(), rel=1e-12)
-        assert layouts.count[at] == fleet.count
-        assert (layouts.usable[at] == fleet.usable).all()
+        assert layouts.count[at] == subset.count
+        assert (layouts.usable[at] == subset.usable).all()
         mesh = [int(getattr(rows, column)[0]) for column in MESH_COLUMNS]
         assert mesh == choices.mesh[choice].tolist()
         # Its rows are the best of the mesh, best first, and the one of least memory.
         kept = np.sort(best[np.isfinite(best)])[:4]
         assert len(rows) in {len(kept), 5}
-        ids = groups.orders(fleet.sequences, fleet.count)
+        ids = groups.orders(subset.sequences, subset.count)
         again = np.stack([_alone(request, rows, order) for order in ids]).min(axis=0)
         assert again[: len(kept)] == pytest.approx(kept, rel=1e-12)
         model = CostModel(replace(request.setting, order=ids[0]))
         whole = _mesh_rows(choices, request, choice)[np.flatnonzero(np.isfinite(best))]
         least = model.table(whole).memory_bytes.min()
         assert model.table(rows).memory_bytes.min() == pytest.approx(least, rel=1e-12)
-        ids = groups.orders(layouts.sequence[[at]], fleet.count)
+        ids = groups.orders(layouts.sequence[[at]], subset.count)
         assert _alone(request, rows, ids[0])[0] == pytest.approx(layouts.score[at])
 
 
-def _drawn(arranger: Arranger, count: int, seed: int) -> tuple[Any, Any]:
+def _drawn(pricer: OrderPricer, count: int, seed: int) -> tuple[Any, Any]:
     """Random arrangements."""
     rng = np.random.default_rng(seed)
-    layouts = arranger.layouts
+    layouts = pricer.layouts
     layout = rng.integers(len(layouts), size=count)
-    sequence = np.full((count, len(arranger.groups)), -1, dtype=np.int64)
+    sequence = np.full((count, len(pricer.groups)), -1, dtype=np.int64)
     for row, at in enumerate(layout.tolist()):
         members = rng.permutation(np.flatnonzero(layouts.usable[at]))
         sequence[row, : len(members)] = members
@@ -115,16 +115,16 @@ def _drawn(arranger: Arranger, count: int, seed: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_prices_are_those_of_the_best_row_priced_alone(name: str) -> None:
     cluster, changes = CASES[name]
-    arranger, _ = opened(cluster, **changes)
-    layouts, request = arranger.layouts, arranger.request
-    layout, sequence = _drawn(arranger, 60, seed=1)
-    before = arranger.model.evaluations["analytic"]
-    priced = arranger.price(layout, sequence)
+    pricer, _ = opened(cluster, **changes)
+    layouts, request = pricer.layouts, pricer.request
+    layout, sequence = _drawn(pricer, 60, seed=1)
+    before = pricer.model.evaluations["analytic"]
+    priced = pricer.price(layout, sequence)
     many = (layouts.starts[layout + 1] - layouts.starts[layout]).sum()
-    assert arranger.model.evaluations["analytic"] - before == many
+    assert pricer.model.evaluations["analytic"] - before == many
     for at in range(len(priced)):
         start, stop = layouts.starts[layout[at] : layout[at] + 2].tolist()
-        ids = arranger.groups.orders(sequence[[at]], int(layouts.count[layout[at]]))
+        ids = pricer.groups.orders(sequence[[at]], int(layouts.count[layout[at]]))
         scores = _alone(request, layouts.rows[start:stop], ids[0])
         assert priced.score[at] == pytest.approx(scores.min(), rel=1e-12)
         assert start <= priced.row[at] < stop
@@ -139,11 +139,10 @@ def test_an_order_under_which_nothing_fits_is_priced_as_infinite() -> None:
     """A slow small device fits where few microbatches are held, not in front."""
     small = device("small", memory_bytes=1.725e9)
     cluster = hosts((1, 1, device()), (1, 1, small), (1, 1, device()))
-    arranger, _ = opened(cluster, pins={"pp": 3}, units=8)
+    pricer, _ = opened(cluster, pins={"pp": 3}, units=8)
     orders = np.array([[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1]])
     by_layout = [
-        arranger.price(np.full(4, at), orders).score
-        for at in range(len(arranger.layouts))
+        pricer.price(np.full(4, at), orders).score for at in range(len(pricer.layouts))
     ]
     scores = np.stack(by_layout)
     assert np.isfinite(scores).any(axis=1).all()
@@ -151,36 +150,36 @@ def test_an_order_under_which_nothing_fits_is_priced_as_infinite() -> None:
 
 
 def test_the_best_layouts_are_priced_as_among_all() -> None:
-    arranger, _ = opened(mixed_hosts())
-    few = arranger.with_best(3)
+    pricer, _ = opened(mixed_hosts())
+    few = pricer.with_best(3)
     assert len(few.layouts) == 3
     assert len(few.layouts.rows) == few.layouts.starts[-1]
     layout, sequence = _drawn(few, 20, seed=2)
-    some, whole = few.price(layout, sequence), arranger.price(layout, sequence)
+    some, whole = few.price(layout, sequence), pricer.price(layout, sequence)
     assert (some.score == whole.score).all()
     assert (some.row == whole.row).all()
-    assert len(arranger.with_best(10_000).layouts) == len(arranger.layouts)
+    assert len(pricer.with_best(10_000).layouts) == len(pricer.layouts)
 
 
 @pytest.mark.parametrize("variants", [False, True])
 @pytest.mark.parametrize("name", ["mixed", "any", "sites", "occupied"])
-def test_settled_candidates_are_legal_and_keep_the_order(
+def test_exact_candidates_are_legal_and_keep_the_order(
     name: str, variants: bool
 ) -> None:
     cluster, changes = CASES[name]
-    arranger, _ = opened(cluster, **changes)
-    layout, sequence = _drawn(arranger, 8, seed=3)
-    priced = arranger.price(layout, sequence)
-    simulated = arranger.model.evaluations["simulated"]
+    pricer, _ = opened(cluster, **changes)
+    layout, sequence = _drawn(pricer, 8, seed=3)
+    priced = pricer.price(layout, sequence)
+    simulated = pricer.model.evaluations["simulated"]
     total = 0
     for at in np.flatnonzero(np.isfinite(priced.score)).tolist():
-        found = arranger.built(priced, at, variants=variants)
-        count = int(arranger.layouts.count[layout[at]])
-        ids = arranger.groups.orders(sequence[[at]], count)[0]
+        found = pricer.built(priced, at, variants=variants)
+        count = int(pricer.layouts.count[layout[at]])
+        ids = pricer.groups.orders(sequence[[at]], count)[0]
         table = StrategyTable.from_strategies([one.strategy for one in found])
-        assert legal(table, arranger.request.facts).all()
-        model = CostModel(replace(arranger.request.setting, order=ids))
-        row = arranger.layouts.rows.row(int(priced.row[at]))
+        assert legal(table, pricer.request.facts).all()
+        model = CostModel(replace(pricer.request.setting, order=ids))
+        row = pricer.layouts.rows.row(int(priced.row[at]))
         for one in found:
             assert one.strategy.device_ids() == tuple(ids.tolist())
             assert one.strategy.mesh.pp == row["pp"]
@@ -191,14 +190,14 @@ def test_settled_candidates_are_legal_and_keep_the_order(
             assert variants or one.strategy.schedule in names
         total += len(found)
     assert total > 0
-    assert arranger.model.evaluations["simulated"] - simulated >= total
+    assert pricer.model.evaluations["simulated"] - simulated >= total
 
 
 def test_variants_are_other_schedules_unless_one_is_pinned() -> None:
-    arranger, _ = opened(mixed_hosts(), pins={"pp": 2})
-    priced = arranger.price(np.zeros(1, np.int64), arranger.layouts.sequence[:1])
-    plain = arranger.built(priced, 0, variants=False)
-    more = arranger.built(priced, 0, variants=True)
+    pricer, _ = opened(mixed_hosts(), pins={"pp": 2})
+    priced = pricer.price(np.zeros(1, np.int64), pricer.layouts.sequence[:1])
+    plain = pricer.built(priced, 0, variants=False)
+    more = pricer.built(priced, 0, variants=True)
     assert len({one.strategy.schedule for one in plain}) == 1
     assert len({one.strategy.schedule for one in more}) > 1
     pinned, _ = opened(mixed_hosts(), pins={"pp": 2, "schedule": 1})
@@ -211,22 +210,22 @@ def test_nothing_that_fits_opens_no_arranger() -> None:
     request, groups, choices = arranged(hosts((2, 2, device(memory_bytes=1e6))))
     assert len(choices)
     every = np.arange(len(choices))
-    assert open_arranger(request, choices, groups, every) is None
-    assert open_arranger(request, choices, groups, every[:0]) is None
+    assert open_order_pricer(request, choices, groups, every) is None
+    assert open_order_pricer(request, choices, groups, every[:0]) is None
 
 
 def test_a_model_of_one_block_has_no_pipeline() -> None:
-    arranger, choices = opened(mixed_hosts(), graph=uniform_graph(1))
+    pricer, choices = opened(mixed_hosts(), graph=uniform_graph(1))
     assert set(choices.mesh[:, 0].tolist()) == {1}
-    priced = arranger.price(np.zeros(1, np.int64), arranger.layouts.sequence[:1])
-    (best,) = arranger.built(priced, 0, variants=True)
+    priced = pricer.price(np.zeros(1, np.int64), pricer.layouts.sequence[:1])
+    (best,) = pricer.built(priced, 0, variants=True)
     assert best.strategy.mesh.pp == 1
 
 
 def test_there_are_never_more_stages_than_blocks() -> None:
-    arranger, choices = opened(hosts((16, 1, device())), units=3, global_batch=16)
+    pricer, choices = opened(hosts((16, 1, device())), units=3, global_batch=16)
     assert choices.mesh[:, 0].max() <= 3
-    rows = arranger.layouts.rows
+    rows = pricer.layouts.rows
     assert (rows.pp * rows.virtual_stages <= 3).all()
     _, _, none = arranged(hosts((16, 1, device())), units=3, pins={"pp": 16})
     assert len(none) == 0

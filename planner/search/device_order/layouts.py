@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.cost.pipelines.flushed import has_textbook_time
 from planner.schema.schedules import schedule_spec
-from planner.search.arranging.fleets import Choices, Fleet
-from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.mended import Mended
 from planner.search.base import Request
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.recut import RecutMeshes
+from planner.search.device_order.subsets import Choices, DeviceSubset
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 from planner.space.table import distinct
 
@@ -85,16 +85,16 @@ def mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Cell:
-    """One choice to price: its rows under all plain orders of its fleet."""
+    """One choice to price: its rows under all plain orders of its subset."""
 
     choice: int
-    fleet: Fleet
+    subset: DeviceSubset
     rows: Index
 
     @property
     def many(self) -> int:
         """Prices that it takes."""
-        return len(self.rows) * len(self.fleet.sequences)
+        return len(self.rows) * len(self.subset.sequences)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -114,9 +114,9 @@ def find_layouts(
     choices: Choices,
     chosen: Index,
     until: float | None = None,
-    mended: Mended | None = None,
+    recut: RecutMeshes | None = None,
 ) -> Layouts | None:
-    """Price chosen meshes with all their rows under the plain orders of their fleets.
+    """Price chosen meshes with all their rows under the plain orders of their subsets.
 
     Args:
         request: The question; its pins hold in every row.
@@ -126,7 +126,7 @@ def find_layouts(
         chosen: Those to price, the most promising first. Shape [n].
         until: Of :func:`time.perf_counter`, after which the meshes that are left are
             left out; None for no clock. A row takes 5 us on one core.
-        mended: What fits without seeming to.
+        recut: What fits without seeming to.
     Returns:
         Those of which a row fits, best first; None if there are none.
     """
@@ -141,7 +141,7 @@ def find_layouts(
         return None
     owner = mesh_of_row(table, mesh)
     cells = [
-        _Cell(choice=choice, fleet=choices.fleets[choices.fleet[choice]], rows=rows)
+        _Cell(choice=choice, subset=choices.subsets[choices.subset[choice]], rows=rows)
         for choice, one in zip(chosen.tolist(), which.tolist(), strict=True)
         if len(rows := np.flatnonzero(owner == one))
     ]
@@ -149,7 +149,7 @@ def find_layouts(
     for batch in _batches(cells):
         if found and until is not None and time.perf_counter() >= until:
             break
-        found += _priced(request, model, groups, table, batch, mended or Mended())
+        found += _priced(request, model, groups, table, batch, recut or RecutMeshes())
     return _assembled(table, found)
 
 
@@ -191,20 +191,20 @@ def _priced(
     groups: DeviceGroups,
     table: StrategyTable,
     cells: Sequence[_Cell],
-    mended: Mended,
+    recut: RecutMeshes,
 ) -> list[_Layout]:
     """Return the arrangements of which a row fits."""
-    sequences = np.concatenate([cell.fleet.sequences for cell in cells])
+    sequences = np.concatenate([cell.subset.sequences for cell in cells])
     counts = np.concatenate(
-        [np.full(len(c.fleet.sequences), c.fleet.count) for c in cells]
+        [np.full(len(c.subset.sequences), c.subset.count) for c in cells]
     )
-    each = [len(cell.rows) for cell in cells for _ in cell.fleet.sequences]
+    each = [len(cell.rows) for cell in cells for _ in cell.subset.sequences]
     order = np.repeat(np.arange(len(sequences)), each)
     rows = table[
-        np.concatenate([np.tile(c.rows, len(c.fleet.sequences)) for c in cells])
+        np.concatenate([np.tile(c.rows, len(c.subset.sequences)) for c in cells])
     ]
     costs = model.arranged(rows, groups.orders(sequences, counts), order)
-    score = mended.scores(costs, rows, request.objective)
+    score = recut.scores(costs, rows, request.objective)
     found, start = [], 0
     for cell in cells:
         stop, count = start + cell.many, len(cell.rows)
@@ -225,7 +225,7 @@ def _priced(
                 score=float(best[kept[0]]),
                 cell=cell,
                 rows=cell.rows[kept],
-                sequence=cell.fleet.sequences[under[:, kept[0]].argmin()],
+                sequence=cell.subset.sequences[under[:, kept[0]].argmin()],
             )
         )
     return found
@@ -239,8 +239,8 @@ def _assembled(table: StrategyTable, found: list[_Layout]) -> Layouts | None:
         choice=np.array([one.cell.choice for one in found], dtype=np.int64),
         rows=table[np.concatenate([one.rows for one in found])],
         starts=np.cumsum([0] + [len(one.rows) for one in found]).astype(np.int64),
-        count=np.array([one.cell.fleet.count for one in found], dtype=np.int64),
-        usable=np.stack([one.cell.fleet.usable for one in found]),
+        count=np.array([one.cell.subset.count for one in found], dtype=np.int64),
+        usable=np.stack([one.cell.subset.usable for one in found]),
         score=np.array([one.score for one in found]),
         sequence=np.stack([one.sequence for one in found]),
     )

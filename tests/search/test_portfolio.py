@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from planner.cluster import Cluster
-from planner.contest import ask
 from planner.errors import NoFeasiblePlanError
+from planner.portfolio import run_partitioners
 from planner.search import Candidate, Request, SearchResult, get_partitioner
 from tests.cost.made import device, hosts, request_for, uniform_graph
 
@@ -53,15 +53,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., _Asked]:
         some = get_partitioner("expert").search(request).candidates if found else ()
         seen: _Asked = []
         clock = SimpleNamespace(perf_counter=lambda: _Timed.now_s)
-        monkeypatch.setattr("planner.contest.time", clock)
+        monkeypatch.setattr("planner.portfolio.time", clock)
         monkeypatch.setattr(
-            "planner.contest.get_partitioner", lambda name: _Timed(name, seen, some)
+            "planner.portfolio.get_partitioner", lambda name: _Timed(name, seen, some)
         )
         monkeypatch.setattr(
-            "planner.contest.ExpertPartitioner",
+            "planner.portfolio.ExpertPartitioner",
             lambda widen=True: _Timed("expert" if not widen else "widened", seen, some),
         )
-        ask(request, "auto")
+        run_partitioners(request, "auto")
         return seen
 
     return who
@@ -100,7 +100,7 @@ def test_who_has_looked_everywhere_is_believed(
 ) -> None:
     # The error names those that answered.
     monkeypatch.setattr(
-        "planner.contest.no_feasible_plan",
+        "planner.portfolio.no_feasible_plan",
         lambda _request, results: NoFeasiblePlanError(
             [" and ".join(one.partitioner for one in results)], []
         ),
@@ -108,7 +108,7 @@ def test_who_has_looked_everywhere_is_believed(
     with pytest.raises(NoFeasiblePlanError) as caught:
         asked(MIXED, 0.4, found=False)
     assert caught.value.reasons == ("learned",)
-    monkeypatch.setattr("planner.contest.AUTO", ("expert", "exhaustive"))
+    monkeypatch.setattr("planner.portfolio.AUTO", ("expert", "exhaustive"))
     with pytest.raises(NoFeasiblePlanError) as caught:
         asked(MIXED, 0.4, found=False)
     assert caught.value.reasons == ("exhaustive and widened",)

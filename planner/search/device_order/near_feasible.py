@@ -15,23 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel
-from planner.search.arranging.fleets import Choices
-from planner.search.arranging.groups import DeviceGroups
-from planner.search.arranging.mended import Mended, scores_of
-from planner.search.arranging.screening import Screened, few_rows
-from planner.search.arranging.settling import Settler
 from planner.search.base import Candidate, Request, score
+from planner.search.device_order.exact import ExactPricer
+from planner.search.device_order.groups import DeviceGroups
+from planner.search.device_order.recut import RecutMeshes, scores_of
+from planner.search.device_order.screening import Screened, few_rows
+from planner.search.device_order.subsets import Choices
 from planner.search.moves import Solution
 from planner.search.refine import eager_variants
 from planner.space import StrategyTable, legal
 
 __all__ = [
-    "Miss",
-    "Settled",
+    "NearFeasible",
+    "RecutResult",
     "best_score",
-    "nearest_misses",
+    "find_near_feasible",
+    "recut_near_feasible",
     "roomiest",
-    "settle_misses",
 ]
 
 Index = NDArray[np.int64]
@@ -45,12 +45,12 @@ _VARIED = 1.4
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Miss:
+class NearFeasible:
     """A row under an order of devices that lacks memory.
 
     Attributes:
         choice: Its mesh, as an index into the
-            :class:`~planner.search.arranging.fleets.Choices`.
+            :class:`~planner.search.device_order.subsets.Choices`.
         solution: Row and order.
         lacks_bytes: On the rank that lacks the most, by closed forms; below 0 if
             memory suffices.
@@ -63,13 +63,13 @@ class Miss:
     hope: float
 
 
-def nearest_misses(
+def find_near_feasible(
     request: Request,
     model: CostModel,
     groups: DeviceGroups,
     choices: Choices,
     seen: Screened,
-) -> list[Miss]:
+) -> list[NearFeasible]:
     """Return one row each of meshes that lack little memory and would be fast.
 
     Args:
@@ -77,7 +77,7 @@ def nearest_misses(
         model: Counts the evaluations.
         groups: Of the request's devices.
         choices: All meshes.
-        seen: What :func:`planner.search.arranging.screening.screen` found.
+        seen: What :func:`planner.search.device_order.screening.screen` found.
     Returns:
         The most promising first: those with the least product of what they lack and
         what they would take.
@@ -98,11 +98,11 @@ def roomiest(
     groups: DeviceGroups,
     choices: Choices,
     seen: Screened,
-) -> Iterator[Miss]:
+) -> Iterator[NearFeasible]:
     """Return one row each of meshes with most memory to spare, or that lack least.
 
-    What is left to try where nothing that looked fast fits; takes what
-    :func:`nearest_misses` does, and prices one at a time: the first most often fits.
+    They are left to try where nothing that looked fast fits. Takes the arguments of
+    :func:`find_near_feasible`, and prices one at a time: the first most often fits.
     """
     most = np.argsort(seen.excess_bytes, kind="stable")[:_MISSES]
     for choice in seen.choice[most].tolist():
@@ -115,20 +115,20 @@ def _least_lacking(
     groups: DeviceGroups,
     choices: Choices,
     choice: int,
-) -> Miss:
+) -> NearFeasible:
     """Return the row of a mesh, under its plain orders, that lacks least memory."""
-    fleet = choices.fleets[choices.fleet[choice]]
+    subset = choices.subsets[choices.subset[choice]]
     table = StrategyTable.concatenate(
         [few_rows(request, choices.mesh[[choice]], many) for many in (1, 2)]
     )
-    ids = groups.orders(fleet.sequences, fleet.count)
+    ids = groups.orders(subset.sequences, subset.count)
     rows = np.tile(np.arange(len(table)), len(ids))
     order = np.repeat(np.arange(len(ids)), len(table))
     every = table[rows]
     costs = model.arranged(every, ids, order)
     hope = scores_of(costs, every, request.objective, fitting=False)
     at = int(costs.excess_bytes.argmin())
-    return Miss(
+    return NearFeasible(
         choice=choice,
         solution=Solution(order=ids[order[at]], row=every.row(at)),
         lacks_bytes=float(costs.excess_bytes[at]),
@@ -137,57 +137,60 @@ def _least_lacking(
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Settled:
-    """Result of cutting near misses.
+class RecutResult:
+    """Result of cutting near-feasible rows.
 
     Attributes:
         found: Solutions with their cuts, whether they fit or not.
         choices: Meshes of which a row fits, the best first, as indices into the
-            :class:`~planner.search.arranging.fleets.Choices`.
-        mended: What is known of those meshes.
+            :class:`~planner.search.device_order.subsets.Choices`.
+        meshes: What is known of them.
         best: Score of the best that fits; infinite if none does.
     """
 
     found: list[tuple[Solution, list[Candidate]]]
     choices: list[int]
-    mended: Mended
+    meshes: RecutMeshes
     best: float
 
 
-def settle_misses(
-    settler: Settler, misses: list[Miss], until: float | None, most: int
-) -> Settled:
-    """Cut near misses exactly; those that turn out well as eager 1F1B, too.
+def recut_near_feasible(
+    exact: ExactPricer,
+    near_feasible: list[NearFeasible],
+    until: float | None,
+    most: int,
+) -> RecutResult:
+    """Cut near-feasible rows exactly; the good ones as eager 1F1B, too.
 
     Args:
-        settler: Cuts and simulates.
-        misses: The most promising first.
+        exact: Cuts and simulates.
+        near_feasible: The most promising first.
         until: Of :func:`time.perf_counter`, after which the rest is left out; the first
             is cut in any case. None for no clock.
         most: Simulations.
     """
-    request, mended = settler.request, Mended()
+    request, recut = exact.request, RecutMeshes()
     found: list[tuple[Solution, list[Candidate]]] = []
     fitted: dict[int, float] = {}
     best = np.inf
-    waiting = misses[::-1]
+    waiting = near_feasible[::-1]
     while waiting and len(found) < most:
         if found and until is not None and time.perf_counter() >= until:
             break
-        miss = waiting.pop()
-        one = miss.solution
-        cuts = settler.settled(one.row, one.order)
+        near = waiting.pop()
+        one = near.solution
+        cuts = exact.candidates(one.row, one.order)
         found.append((one, cuts))
         value = best_score(request, cuts)
         if np.isinf(value):
             continue
-        mended.learn(one.mesh, miss.lacks_bytes, miss.hope, value)
-        fitted[miss.choice] = min(value, fitted.get(miss.choice, np.inf))
+        recut.learn(one.mesh, near.lacks_bytes, near.hope, value)
+        fitted[near.choice] = min(value, fitted.get(near.choice, np.inf))
         best = min(best, value)
         if value <= _VARIED * best:
-            waiting += _eager(settler, miss)
+            waiting += _eager(exact, near)
     ranked = sorted(fitted, key=fitted.__getitem__)
-    return Settled(found=found, choices=ranked, mended=mended, best=best)
+    return RecutResult(found=found, choices=ranked, meshes=recut, best=best)
 
 
 def best_score(request: Request, cuts: list[Candidate]) -> float:
@@ -202,9 +205,9 @@ def best_score(request: Request, cuts: list[Candidate]) -> float:
     )
 
 
-def _eager(settler: Settler, miss: Miss) -> list[Miss]:
+def _eager(exact: ExactPricer, near: NearFeasible) -> list[NearFeasible]:
     """A pipeline's row as eager 1F1B, if pins and rules allow that."""
-    request, one = settler.request, miss.solution
+    request, one = exact.request, near.solution
     found = [
         other
         for other in (eager_variants(one.row) if one.row["pp"] > 1 else [])
@@ -218,11 +221,11 @@ def _eager(settler: Settler, miss: Miss) -> list[Miss]:
     )
     table = table[np.flatnonzero(legal(table, request.facts))]
     none = np.zeros(len(table), dtype=np.int64)
-    costs = settler.model.arranged(table, one.order[None, :], none)
+    costs = exact.model.arranged(table, one.order[None, :], none)
     hope = scores_of(costs, table, request.objective, fitting=False)
     return [
-        Miss(
-            choice=miss.choice,
+        NearFeasible(
+            choice=near.choice,
             solution=Solution(order=one.order, row=table.row(at)),
             lacks_bytes=float(costs.excess_bytes[at]),
             hope=float(hope[at]),

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from planner.cluster import Cluster
-from planner.search.arranging.groups import DeviceGroups, group_devices
+from planner.search.device_order.groups import DeviceGroups, group_devices
 from tests.cost.made import device, hosts, setting_for, uniform_graph
-from tests.search.arranging.made import far_sites, mixed_hosts
+from tests.search.device_order.made import far_sites, mixed_hosts
 
 
 def _groups(cluster: Cluster) -> DeviceGroups:

@@ -1,6 +1,6 @@
 """Subsets of devices, their plain orders, and how a strategy may divide them.
 
-A *fleet* is a number of devices out of some groups. On a cluster that is used whole
+A *subset* is a number of devices out of some groups. On a cluster that is used whole
 there is one, on a mixed one besides one of each device type; where any devices may be
 left out there is one for each number worth trying.
 """
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.arranging.groups import DeviceGroups
 from planner.search.base import Request
+from planner.search.device_order.groups import DeviceGroups
 from planner.search.orders import device_orders
 from planner.space import enumerate_meshes, expand_meshes
 
-__all__ = ["Choices", "Fleet", "list_choices"]
+__all__ = ["Choices", "DeviceSubset", "list_choices"]
 
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -31,7 +31,7 @@ _SMOOTH = 7
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Fleet:
+class DeviceSubset:
     """Some of the devices.
 
     Attributes:
@@ -47,20 +47,20 @@ class Fleet:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Choices:
-    """Every mesh over every fleet.
+    """Every mesh over every subset.
 
     Attributes:
-        fleets: The fleets.
+        subsets: The subsets.
         mesh: Columns :data:`planner.space.MESH_COLUMNS`. Shape [choices, 6].
-        fleet: Which fleet each is of. Shape [choices].
+        subset: Which subset each is of. Shape [choices].
     """
 
-    fleets: tuple[Fleet, ...]
+    subsets: tuple[DeviceSubset, ...]
     mesh: Index
-    fleet: Index
+    subset: Index
 
     def __len__(self) -> int:
-        return len(self.fleet)
+        return len(self.subset)
 
 
 def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
@@ -90,14 +90,14 @@ def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
     return padded
 
 
-def _said(
+def _expressible(
     request: Request, groups: DeviceGroups, sequences: Index, count: int
 ) -> Index:
     """Return the sequences that the request's launcher can express."""
-    if request.sayable is None:
+    if request.launcher_limits is None:
         return sequences
     ids = groups.orders(sequences, count)
-    return np.asarray(sequences[request.sayable.mask(ids)])
+    return np.asarray(sequences[request.launcher_limits.mask(ids)])
 
 
 def _is_smooth(number: int) -> bool:
@@ -126,7 +126,7 @@ def _has_rows(request: Request, count: int) -> bool:
     )
 
 
-def _fleets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
+def _subsets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
     every = np.ones(len(groups), dtype=bool)
     kinds = np.unique(groups.kinds)
     single = [
@@ -134,7 +134,7 @@ def _fleets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
         for kind in kinds
         if len(kinds) > 1
     ]
-    if request.sayable is not None:
+    if request.launcher_limits is not None:
         return _of_orders(request, groups)
     if request.devices == "any":
         return [(n, every) for n in _counts(int(groups.sizes.sum()))] + single
@@ -160,26 +160,26 @@ def _of_orders(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]
 
 
 def list_choices(request: Request, groups: DeviceGroups) -> Choices:
-    """Every mesh over every fleet of a request; none if nothing divides."""
-    fleets: list[Fleet] = []
+    """Every mesh over every subset of a request; none if nothing divides."""
+    subsets: list[DeviceSubset] = []
     meshes: list[Index] = []
     owners: list[Index] = []
     known: dict[bytes, Index] = {}
-    for count, usable in _fleets(request, groups):
+    for count, usable in _subsets(request, groups):
         mesh = enumerate_meshes(request.facts, count, request.pins)
         if not len(mesh):
             continue
         key = usable.tobytes()
         if key not in known:
             known[key] = _sequences(request, groups, usable)
-        sequences = _said(request, groups, known[key], count)
+        sequences = _expressible(request, groups, known[key], count)
         if not len(sequences):
             continue
-        owners.append(np.full(len(mesh), len(fleets), dtype=np.int64))
-        fleets.append(Fleet(count=count, usable=usable, sequences=sequences))
+        owners.append(np.full(len(mesh), len(subsets), dtype=np.int64))
+        subsets.append(DeviceSubset(count=count, usable=usable, sequences=sequences))
         meshes.append(mesh)
     return Choices(
-        fleets=tuple(fleets),
+        subsets=tuple(subsets),
         mesh=np.concatenate(meshes) if meshes else np.zeros((0, 6), dtype=np.int64),
-        fleet=np.concatenate(owners) if owners else np.zeros(0, dtype=np.int64),
+        subset=np.concatenate(owners) if owners else np.zeros(0, dtype=np.int64),
     )

@@ -8,9 +8,9 @@ import numpy as np
 
 from planner.cluster import Cluster
 from planner.search import Request
-from planner.search.arranging.arranger import Arranger, open_arranger
-from planner.search.arranging.fleets import Choices, list_choices
-from planner.search.arranging.groups import DeviceGroups, group_devices
+from planner.search.device_order.groups import DeviceGroups, group_devices
+from planner.search.device_order.pricer import OrderPricer, open_order_pricer
+from planner.search.device_order.subsets import Choices, list_choices
 from tests.cost.made import device, hosts, request_for, uniform_graph
 
 __all__ = ["arranged", "far_sites", "mixed_hosts", "opened"]
@@ -45,9 +45,9 @@ def arranged(
     return request, groups, list_choices(request, groups)
 
 
-def opened(cluster: Cluster, **changes: Any) -> tuple[Arranger, Choices]:
-    """An arranger of all meshes of a request."""
+def opened(cluster: Cluster, **changes: Any) -> tuple[OrderPricer, Choices]:
+    """An pricer of all meshes of a request."""
     request, groups, choices = arranged(cluster, **changes)
-    arranger = open_arranger(request, choices, groups, np.arange(len(choices)))
-    assert arranger is not None
-    return arranger, choices
+    pricer = open_order_pricer(request, choices, groups, np.arange(len(choices)))
+    assert pricer is not None
+    return pricer, choices
