@@ -1,6 +1,7 @@
 """Documents that cross a boundary: standard library and pydantic only."""
 
 from planner.schema.base import Document, write_atomically
+from planner.schema.methods import GradientCompression
 from planner.schema.plan import (
     Alternative,
     ClusterReference,
@@ -23,7 +24,6 @@ from planner.schema.schedules import (
 from planner.schema.strategy import (
     AXES,
     ContextAlgorithm,
-    GradientCompression,
     Mesh,
     Optimizer,
     Overlap,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from planner.schema.methods import methods_of, words_of
 from planner.schema.strategy import AXES
 from planner.units import format_bytes, format_count, format_seconds
 
@@ -101,9 +102,8 @@ def _training_line(plan: Plan) -> str:
     told = []
     if strategy.semantics == "approximate":
         told.append("approximate: a step does not compute what plain training would")
-    if strategy.gradient_compression != "none":
-        told.append(f"gradients compressed by {strategy.gradient_compression}")
-    return ", ".join(told)
+    told += [words_of(method, value) for method, value in methods_of(strategy)]
+    return ", ".join(text for text in told if text)
 
 
 def _speed(plan: Plan) -> str:

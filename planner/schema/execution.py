@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from planner.schema.strategy import Strategy
 
-__all__ = ["compile_reason", "overlap_reason", "replicas_by_ddp"]
-
-
-def replicas_by_ddp(strategy: Strategy) -> bool:
-    """True if ``DistributedDataParallel`` would hold the replicas, if there are any.
-
-    Args:
-        strategy: Any.
-    """
-    mesh, precision = strategy.mesh, strategy.precision
-    single = precision.parameter == precision.compute == precision.reduce
-    plain = strategy.zero_stage == 0 or mesh.dp_shard * mesh.cp == 1
-    return mesh.pp * mesh.tp == 1 and plain and single
+__all__ = ["compile_reason", "overlap_reason"]
 
 
 def overlap_reason(strategy: Strategy) -> str | None:
@@ -42,7 +30,7 @@ def overlap_reason(strategy: Strategy) -> str | None:
         )
     if overlap.bucket_bytes is None:
         return None
-    if not replicas_by_ddp(strategy):
+    if not strategy.replicas_by_ddp:
         return (
             f"overlap.bucket_bytes={overlap.bucket_bytes} with {strategy.label()}; "
             f"buckets are for plain replicas in one precision (pp=1, tp=1, no ZeRO), "

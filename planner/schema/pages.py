@@ -129,8 +129,9 @@ def _type(page: str, schema: _Schema, owners: Mapping[str, str]) -> str:
             # A document's own heading is the top of its page.
             anchor = f"{home}.md" if name.lower() == home else f"{home}.md{anchor}"
         return f"[{name}]({anchor})"
-    if "anyOf" in schema:
-        return " or ".join(_type(page, one, owners) for one in schema["anyOf"])
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            return " or ".join(_type(page, one, owners) for one in schema[union])
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
     if "enum" in schema:

@@ -10,12 +10,13 @@ from pydantic import Field, model_validator
 
 from planner.schema.base import Document
 from planner.schema.leaves import leaf_defaults, leaf_of
+from planner.schema.methods import GradientCompression, Synchronisation
+from planner.schema.methods.all_reduce import AllReduce
 from planner.schema.schedules import Schedule, ScheduleSpec, schedule_spec
 
 __all__ = [
     "AXES",
     "ContextAlgorithm",
-    "GradientCompression",
     "Mesh",
     "Optimizer",
     "Overlap",
@@ -36,8 +37,6 @@ Recompute = Literal["none", "selective", "full"]
 #: How ranks that share a sequence attend to all of it: they trade the sequence for
 #: heads, or keys and values travel around them.
 ContextAlgorithm = Literal["all_to_all", "ring"]
-#: How gradients are made smaller before replicas exchange them.
-GradientCompression = Literal["none", "bfloat16", "float16", "powersgd"]
 Degree = Annotated[int, Field(ge=1)]
 
 
@@ -208,13 +207,14 @@ class Strategy(Document):
         stages: In order of execution; stage i is held by ``stages[i].rank``.
         sharding: What tp and ep do to which module.
         context_algorithm: How attention sees a sequence that cp divides.
-        gradient_compression: Of plain replicas (DDP); with any, ``semantics`` is
-            approximate.
+        synchronisation: How copies along dp_replicate are kept together.
+        gradient_compression: Of plain replicas (DDP).
         overlap: What communication runs ahead of, and in which pieces.
         compile: Whether ``torch.compile`` fuses the ops of each block.
         device_ranges: Device ids by rank, as half-open ranges [start, stop);
             rank 0 is the first id of the first range.
-        semantics: ``exact`` if a step computes what plain training would.
+        semantics: ``exact`` if a step computes what plain training would; methods
+            that change it want ``approximate``, the owner's consent.
     """
 
     KIND: ClassVar[str] = "strategy"
@@ -230,6 +230,7 @@ class Strategy(Document):
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
     context_algorithm: ContextAlgorithm = "all_to_all"
+    synchronisation: Synchronisation = AllReduce()
     gradient_compression: GradientCompression = "none"
     grad_clip_norm: Annotated[float, Field(gt=0)] | None = None
     overlap: Overlap = Overlap()
@@ -270,6 +271,20 @@ class Strategy(Document):
     def schedule_spec(self) -> ScheduleSpec:
         """Record of its schedule."""
         return schedule_spec(self.schedule)
+
+    @property
+    def has_plain_replicas(self) -> bool:
+        """True if each device holds the whole model, so that all copies are alike."""
+        mesh = self.mesh
+        whole = self.zero_stage == 0 or mesh.dp_shard * mesh.cp == 1
+        return mesh.pp * mesh.tp == 1 and whole
+
+    @property
+    def replicas_by_ddp(self) -> bool:
+        """True if ``DistributedDataParallel`` would hold the replicas, if any."""
+        precision = self.precision
+        single = precision.parameter == precision.compute == precision.reduce
+        return self.has_plain_replicas and single and not self.synchronisation.apart
 
     def rank_of_stage(self, index: int) -> int:
         """Rank along pp that holds virtual stage ``index``."""
@@ -351,6 +366,7 @@ _TOKENS = {
     "optimizer.weight_decay": "weight_decay{:g}",
     "optimizer.state_dtype": "{}_states",
     "context_algorithm": "{}",
+    "synchronisation": "{}",
     "gradient_compression": "{}",
     "grad_clip_norm": "clip{:g}",
     "overlap.forward_prefetch": "forward_prefetch{}",

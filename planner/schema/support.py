@@ -8,15 +8,10 @@ fail with torch 2.13, or with the older torch that it names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import version
 
-from planner.schema.execution import (
-    compile_reason,
-    overlap_reason,
-    replicas_by_ddp,
-)
+from planner.schema import methods
+from planner.schema.case import Case, installed_torch
+from planner.schema.execution import compile_reason, overlap_reason
 from planner.schema.limits import batch_norm_limit, stream_limit
 from planner.schema.patterns import matches_pattern
 from planner.schema.strategy import Strategy
@@ -27,18 +22,6 @@ Tied = tuple[tuple[str, ...], ...]
 
 #: Dimension of the weight that a style splits.
 _SPLIT_DIM = {"colwise": 0, "vocab": 0, "rowwise": 1}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    strategy: Strategy
-    tied: Tied
-    backend: str
-    attention: str | None
-    whole_stream: str | None
-    mixing: tuple[str, ...]
-    batch_norm_values: int | None
-    torch_version: str
 
 
 def unsupported(
@@ -67,7 +50,7 @@ def unsupported(
     Returns:
         One line a reason: the value, the rule, the remedy.
     """
-    case = _Case(
+    case = Case(
         strategy=strategy,
         tied=tied,
         backend=backend,
@@ -75,18 +58,13 @@ def unsupported(
         whole_stream=whole_stream,
         mixing=mixing,
         batch_norm_values=batch_norm_values,
-        torch_version=torch_version or _installed_torch(),
+        torch_version=torch_version or installed_torch(),
     )
     found = (rule(case) for rule in _RULES)
-    return tuple(reason for reason in found if reason)
+    return (*(reason for reason in found if reason), *methods.violations(case))
 
 
-@cache
-def _installed_torch() -> str:
-    return version("torch")
-
-
-def _context(case: _Case) -> str | None:
+def _context(case: Case) -> str | None:
     mesh = case.strategy.mesh
     if mesh.cp > 1 and case.attention is None:
         return (
@@ -104,17 +82,17 @@ def _context(case: _Case) -> str | None:
     return None
 
 
-def _stream(case: _Case) -> str | None:
+def _stream(case: Case) -> str | None:
     return stream_limit(
         case.strategy.sharding, whole_stream=case.whole_stream, mixing=case.mixing
     )
 
 
-def _batch_norm(case: _Case) -> str | None:
+def _batch_norm(case: Case) -> str | None:
     return batch_norm_limit(case.strategy.microbatch_size, case.batch_norm_values)
 
 
-def _experts(case: _Case) -> str | None:
+def _experts(case: Case) -> str | None:
     strategy = case.strategy
     mesh = strategy.mesh
     if mesh.ep == 1:
@@ -132,7 +110,7 @@ def _experts(case: _Case) -> str | None:
     return None
 
 
-def _stages_named(case: _Case) -> str | None:
+def _stages_named(case: Case) -> str | None:
     strategy = case.strategy
     mesh = strategy.mesh
     if (mesh.pp > 1 or mesh.tp > 1) and not strategy.stages:
@@ -143,7 +121,7 @@ def _stages_named(case: _Case) -> str | None:
     return None
 
 
-def _one_process_one_stage(case: _Case) -> str | None:
+def _one_process_one_stage(case: Case) -> str | None:
     strategy = case.strategy
     virtual = strategy.virtual_stages
     if strategy.mesh.pp == 1 and virtual > 1:
@@ -151,7 +129,7 @@ def _one_process_one_stage(case: _Case) -> str | None:
     return None
 
 
-def _schedule(case: _Case) -> str | None:
+def _schedule(case: Case) -> str | None:
     strategy, spec = case.strategy, case.strategy.schedule_spec
     pp = strategy.mesh.pp
     if pp == 1:
@@ -165,7 +143,7 @@ def _schedule(case: _Case) -> str | None:
     return reason
 
 
-def _v_on_gloo(case: _Case) -> str | None:
+def _v_on_gloo(case: Case) -> str | None:
     """Refuse schedules that greet their own rank, to which gloo has no connection.
 
     Before a first step torch greets both neighbours of every stage; at the turn of a V
@@ -174,8 +152,7 @@ def _v_on_gloo(case: _Case) -> str | None:
     since = case.strategy.schedule_spec.runs_on_gloo_since
     if case.strategy.mesh.pp == 1 or since is None or case.backend != "gloo":
         return None
-    major, minor = case.torch_version.split(".")[:2]
-    if (int(major), int(minor)) >= since:
+    if case.torch_release >= since:
         return None
     return (
         f"schedule {case.strategy.schedule} on gloo with torch {case.torch_version}, "
@@ -184,7 +161,7 @@ def _v_on_gloo(case: _Case) -> str | None:
     )
 
 
-def _split_backward(case: _Case) -> str | None:
+def _split_backward(case: Case) -> str | None:
     strategy = case.strategy
     if strategy.mesh.pp == 1 or not strategy.schedule_spec.splits_backward:
         return None
@@ -202,7 +179,7 @@ def _split_backward(case: _Case) -> str | None:
     return None
 
 
-def _precision(case: _Case) -> str | None:
+def _precision(case: Case) -> str | None:
     strategy = case.strategy
     precision = strategy.precision
     if precision.compute in ("float16", "float8"):
@@ -218,7 +195,7 @@ def _precision(case: _Case) -> str | None:
     return None
 
 
-def _loss(case: _Case) -> str | None:
+def _loss(case: Case) -> str | None:
     strategy = case.strategy
     if not strategy.sharding.loss_parallel:
         return None
@@ -232,34 +209,15 @@ def _loss(case: _Case) -> str | None:
     return None
 
 
-def _compression(case: _Case) -> str | None:
-    strategy = case.strategy
-    how = strategy.gradient_compression
-    if how == "none":
-        return None
-    if not replicas_by_ddp(strategy):
-        return (
-            f"gradient_compression={how} with {strategy.label()}; it is for plain "
-            f"replicas in one precision (pp=1, tp=1, no ZeRO), use none, or "
-            f"precision.reduce=bfloat16"
-        )
-    if strategy.semantics == "exact":
-        return (
-            f"gradient_compression={how} with semantics=exact; it changes gradients, "
-            f"say semantics=approximate"
-        )
-    return None
-
-
-def _overlap(case: _Case) -> str | None:
+def _overlap(case: Case) -> str | None:
     return overlap_reason(case.strategy)
 
 
-def _compiled(case: _Case) -> str | None:
+def _compiled(case: Case) -> str | None:
     return compile_reason(case.strategy)
 
 
-def _patterns(case: _Case) -> str | None:
+def _patterns(case: Case) -> str | None:
     strategy = case.strategy
     sharding = strategy.sharding
     if strategy.mesh.tp > 1 and not sharding.patterns:
@@ -270,7 +228,7 @@ def _patterns(case: _Case) -> str | None:
     return None
 
 
-def _tied(case: _Case) -> str | None:
+def _tied(case: Case) -> str | None:
     if case.strategy.mesh.tp == 1:
         return None
     for group in case.tied:
@@ -291,7 +249,7 @@ def _style(strategy: Strategy, parameter: str) -> str:
     return next(found, "unsplit")
 
 
-_RULES: tuple[Callable[[_Case], str | None], ...] = (
+_RULES: tuple[Callable[[Case], str | None], ...] = (
     _context,
     _stream,
     _batch_norm,
@@ -303,7 +261,6 @@ _RULES: tuple[Callable[[_Case], str | None], ...] = (
     _split_backward,
     _precision,
     _loss,
-    _compression,
     _overlap,
     _compiled,
     _patterns,

@@ -97,6 +97,7 @@ _NOTES: dict[str, _Note] = {
     "precision.reduce": _Note(means="dtype of reductions"),
     "optimizer": _Note(means="optimizer and its settings", default=None),
     "context_algorithm": _Note(means="how divided sequences attend", matters=_context),
+    "synchronisation": _Note(means="what keeps replicas together"),
     "gradient_compression": _Note(means="compressed gradients"),
     "grad_clip_norm": _Note(means="largest gradient norm"),
     "overlap.forward_prefetch": _Note(means="units gathered ahead"),

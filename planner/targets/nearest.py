@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner.schema import Overlap, Stage, Strategy
+from planner.schema.leaves import leaf_defaults
+from planner.schema.methods import slots
 from planner.targets.base import Case, Target
 
 __all__ = ["nearest_expressible"]
@@ -58,7 +60,7 @@ def _edits(strategy: Strategy) -> Iterator[Strategy]:
 _PLAIN: dict[str, Any] = {
     "device_ranges": (),
     "overlap": Overlap(),
-    "gradient_compression": "none",
+    **{slot: leaf_defaults(Strategy)[slot] for slot in slots()},
     "context_algorithm": "ring",
     "compile": False,
 }

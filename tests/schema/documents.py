@@ -37,6 +37,7 @@ from planner.schema.cluster import (
     MeasuredCollective,
 )
 from planner.schema.measurement import Measurement, Traffic
+from planner.schema.methods import MethodValue, methods, slots
 from planner.schema.probe import (
     MatmulPoint,
     MeasuredLink,
@@ -111,6 +112,14 @@ overlaps = st.builds(
 )
 
 
+def _values(slot: str) -> st.SearchStrategy[MethodValue]:
+    """Anything that may fill a slot."""
+    return st.one_of(
+        st.just(one.kind) if one.document is None else st.from_type(one.document)
+        for one in methods(slot)
+    )
+
+
 @st.composite
 def strategies(draw: st.DrawFn) -> Strategy:
     """Any legal document, with and without stages and device ranges."""
@@ -146,6 +155,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
         grad_clip_norm=draw(st.none() | positives),
         overlap=draw(overlaps),
         compile=draw(st.booleans()),
+        **{slot: draw(_values(slot)) for slot in slots()},
         semantics=draw(st.sampled_from(["exact", "approximate"])),
     )
 

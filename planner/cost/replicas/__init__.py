@@ -1,20 +1,20 @@
 """Pricing of what keeps the copies of a model together, one file a method.
 
-Each file holds a :class:`ReplicaPricing` as ``PRICING``: for the rows of a table and
-for one strategy alike.
+Each file holds a :class:`ReplicaPricing`, made from the method's document: for the
+rows of a table and for one strategy alike.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.plugins import load_object
 from planner.schema import GradientCompression
+from planner.schema.methods import Synchronisation, method_of
 
 if TYPE_CHECKING:
     from planner.cost.context import PricingContext
@@ -30,9 +30,6 @@ __all__ = [
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-#: The one method there is; a registry of methods takes its place.
-_PRICES = "planner.cost.replicas.all_reduce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +113,8 @@ class ReplicaPricing(Protocol):
         ...
 
 
-@cache
-def replica_pricing() -> ReplicaPricing:
-    """Return the pricing of the method that keeps copies together."""
-    pricing: ReplicaPricing = import_module(_PRICES).PRICING
+def replica_pricing(synchronisation: Synchronisation) -> ReplicaPricing:
+    """Return the pricing of what keeps copies together."""
+    found = load_object(method_of("synchronisation", synchronisation).prices)
+    pricing: ReplicaPricing = found(synchronisation)
     return pricing

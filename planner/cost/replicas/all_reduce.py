@@ -38,12 +38,12 @@ from planner.cost.table.rows import plain
 from planner.cost.traffic.collectives import Groups, ReplicaGroups, time_of
 from planner.graph import ModelGraph
 from planner.schema import GradientCompression, Precision, Strategy
+from planner.schema.methods import Synchronisation
 from planner.simulate.compiled import compiled, inlined
 from planner.units import dtype_bytes
 
 __all__ = [
-    "PRICING",
-    "AllReduce",
+    "AllReducePricing",
     "CompressedGradients",
     "compress",
     "compressed_traffic",
@@ -275,9 +275,9 @@ _CAST_BYTES = 16.0
 
 def is_compressed(strategy: Strategy) -> bool:
     """Whether replicas exchange smaller gradients, which only plain ones can."""
-    mesh = strategy.mesh
-    plain = mesh.pp == mesh.tp == mesh.dp_shard == 1 and mesh.dp_replicate * mesh.cp > 1
-    return plain and strategy.gradient_compression != "none"
+    several = strategy.mesh.dp_replicate * strategy.mesh.cp > 1
+    compressed = strategy.gradient_compression != "none"
+    return compressed and several and strategy.has_plain_replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,11 +390,14 @@ def compressed_traffic(
     )
 
 
-class AllReduce:
+class AllReducePricing:
     """Copies that exchange their gradients in every step.
 
     Compressed gradients are priced for plain replicas, see :func:`is_compressed`.
     """
+
+    def __init__(self, synchronisation: Synchronisation) -> None:
+        self.synchronisation = synchronisation
 
     def seconds(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
@@ -433,6 +436,3 @@ class AllReduce:
             kept=np.full(count, found.kept_bytes),
             working=np.full(count, found.working_bytes),
         )
-
-
-PRICING = AllReduce()

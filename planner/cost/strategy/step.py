@@ -245,7 +245,7 @@ def _post_pipeline(
             strategy.gradient_compression if is_compressed(strategy) else "none"
         ),
     )
-    pricing = replica_pricing()
+    pricing = replica_pricing(strategy.synchronisation)
     traffic = pricing.traffic(rows, groups, context)
     kinds = context.types_of_ranks(pp)
     tensors = by_rank(stage_sums(costs.tensors, bounds), rank, pp)

@@ -16,6 +16,7 @@ from planner.cost.table.rows import Columns, columns_of
 from planner.cost.table.stages import KEPT, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.cost.units import price_units
+from planner.schema.methods.all_reduce import AllReduce
 from planner.simulate import schedule_columns
 from planner.space.table import StrategyTable
 from planner.units import dtype_bytes
@@ -105,7 +106,7 @@ def _replica_seconds(
         on_gpu=context.on_gpu,
         core_wait_s=places.wait_s[rows.place],
     )
-    exposed = replica_pricing().seconds(owed, groups, context)
+    exposed = replica_pricing(AllReduce()).seconds(owed, groups, context)
     if not memory.tied.any():
         return exposed
     ways = np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)

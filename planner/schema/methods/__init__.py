@@ -1,0 +1,206 @@
+"""Training methods: one file each, in one registry that every room reads.
+
+A method fills a slot of a strategy, its field ``synchronisation`` for one. Its file
+holds the document with its settings, if it has any, and its records in ``METHODS``;
+every module in this folder is read. Rules of the space, pins, the composition table,
+the cost model, executors and descriptions look methods up here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
+
+from planner.errors import StrategyError, UnknownNameError
+from planner.schema.methods.method import Feature, Method, MethodDocument
+
+if TYPE_CHECKING:
+    from planner.schema.case import Case
+    from planner.schema.methods.method import Synchronisation
+    from planner.schema.strategy import Strategy
+
+__all__ = [
+    "Feature",
+    "GradientCompression",
+    "Method",
+    "MethodDocument",
+    "MethodValue",
+    "Synchronisation",
+    "limits_broken",
+    "method_names",
+    "method_of",
+    "methods",
+    "methods_of",
+    "read_method",
+    "slots",
+    "violations",
+    "words_of",
+]
+
+#: Value of a slot: a document, or a name where that says everything.
+MethodValue = MethodDocument | str
+
+
+def _read() -> tuple[Method, ...]:
+    """Records of all modules in this folder, defaults first within a slot."""
+    found: list[Method] = []
+    for module in iter_modules(__path__):
+        if module.name != "method":
+            found += import_module(f"{__name__}.{module.name}").METHODS
+    taken = [(one.slot, one.kind) for one in found]
+    if len(set(taken)) < len(taken):
+        raise ValueError(f"two methods of one slot have one name: {sorted(taken)}")
+    return tuple(sorted(found, key=lambda one: (one.slot, not one.default)))
+
+
+_REGISTRY = _read()
+
+
+def slots() -> tuple[str, ...]:
+    """Fields of a strategy that methods fill."""
+    return tuple(dict.fromkeys(one.slot for one in _REGISTRY))
+
+
+def methods(slot: str | None = None) -> tuple[Method, ...]:
+    """Records of all methods, or of those of one slot, its default first."""
+    return tuple(one for one in _REGISTRY if slot in {None, one.slot})
+
+
+def method_names(slot: str) -> tuple[str, ...]:
+    """Names by which a slot is filled: of methods and of their presets."""
+    return tuple(name for one in methods(slot) for name in (one.kind, *one.presets))
+
+
+def method_of(slot: str, value: MethodValue) -> Method:
+    """Look up the record of what fills a slot.
+
+    Raises:
+        UnknownNameError: If there is no such method; suggests the nearest.
+    """
+    kind = value if isinstance(value, str) else value.kind
+    for one in methods(slot):
+        if one.kind == kind:
+            return one
+    raise UnknownNameError(slot.replace("_", " "), kind, _kinds(slot))
+
+
+def methods_of(strategy: Strategy) -> Iterator[tuple[Method, MethodValue]]:
+    """Records and values of a strategy's slots."""
+    for slot in slots():
+        value = getattr(strategy, slot)
+        yield method_of(slot, value), value
+
+
+def words_of(method: Method, value: MethodValue) -> str:
+    """Sentence for people about a slot's value; empty if it goes without saying."""
+    settings = {"kind": value} if isinstance(value, str) else value.model_dump()
+    return method.words.format(**settings)
+
+
+def read_method(slot: str, value: Any) -> MethodValue:
+    """Read what a person writes for a slot: ``local_steps:period=100``, or a document.
+
+    Raises:
+        UnknownNameError: If there is no such method; suggests the nearest.
+        StrategyError: If a setting does not exist or is out of range.
+    """
+    if isinstance(value, MethodDocument):
+        method_of(slot, value)
+        return value
+    if not isinstance(value, str):
+        raise StrategyError(
+            f"{slot}={value!r} is not a name; give one of "
+            f"{', '.join(method_names(slot))}"
+        )
+    name, _, text = value.partition(":")
+    for one in methods(slot):
+        if name == one.kind or name in one.presets:
+            break
+    else:
+        raise UnknownNameError(slot.replace("_", " "), name, method_names(slot))
+    if one.document is None:
+        if text:
+            raise StrategyError(f"{slot}={value}, but {name} has no settings")
+        return one.kind
+    settings = one.presets[name].model_dump() if name in one.presets else {}
+    settings |= dict(_setting(slot, part) for part in text.split(",") if part)
+    try:
+        return one.document.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StrategyError(
+            f"{slot}={value}: {where}: {first['msg']}; settings are "
+            f"{', '.join(n for n in one.document.model_fields if n != 'kind')}"
+        ) from error
+
+
+def _setting(slot: str, text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise StrategyError(f"{slot}: {text!r} is not SETTING=VALUE, such as period=8")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value.strip()
+
+
+def limits_broken(case: Case) -> tuple[str, ...]:
+    """Violations of a strategy's methods, whoever runs it."""
+    found = (
+        limit(case) for one, _ in methods_of(case.strategy) for limit in one.limits
+    )
+    return tuple(reason for reason in found if reason)
+
+
+def violations(case: Case) -> tuple[str, ...]:
+    """Violations of a strategy's methods that Meshwright's executors would see."""
+    found = []
+    for one, value in methods_of(case.strategy):
+        asked = (rule(case) for rule in (*one.limits, *one.violations))
+        reason = next((reason for reason in asked if reason), None)
+        found.append(reason or _not_run(case, one, value))
+    return tuple(reason for reason in found if reason)
+
+
+def _not_run(case: Case, method: Method, value: MethodValue) -> str | None:
+    """Refuse what has no executor, and what changes training without consent."""
+    if method.runs is None:
+        return (
+            f"{method.slot}={value}, which no executor runs yet; leave it to its "
+            f"default"
+        )
+    if method.inexact and case.strategy.semantics == "exact":
+        return (
+            f"{method.slot}={value} with semantics=exact; {method.inexact}, say "
+            f"semantics=approximate"
+        )
+    return None
+
+
+def _kinds(slot: str) -> tuple[str, ...]:
+    return tuple(one.kind for one in methods(slot))
+
+
+def _known(kind: str) -> str:
+    try:
+        return method_of("gradient_compression", kind).kind
+    except UnknownNameError as error:
+        raise ValueError(str(error)) from None
+
+
+#: Name of what is done to gradients on their way between copies.
+GradientCompression = Annotated[
+    str,
+    AfterValidator(_known),
+    WithJsonSchema({"enum": list(_kinds("gradient_compression")), "type": "string"}),
+]
+if not TYPE_CHECKING:
+    _DOCUMENTS = tuple(one.document for one in methods("synchronisation"))
+    #: Document of what keeps the copies along dp_replicate together.
+    Synchronisation = Annotated[Union[_DOCUMENTS], Field(discriminator="kind")]  # noqa: UP007 -- of a tuple

@@ -1,0 +1,119 @@
+"""Record of a method, and the bases of the documents that choose one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from planner.schema.base import Document
+
+if TYPE_CHECKING:
+    from planner.schema.case import Case
+
+__all__ = ["Feature", "Method", "MethodDocument", "Synchronisation", "Violation"]
+
+#: Why a strategy is refused: value, rule, remedy; None if it is not.
+Violation = Callable[["Case"], str | None]
+
+
+class MethodDocument(Document):
+    """A method and its settings, the value of a slot of a strategy."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        """Text of a pin: ``local_steps``, ``local_steps:period=100``."""
+        shown = ",".join(
+            f"{name}={getattr(self, name)}"
+            for name, info in type(self).model_fields.items()
+            if name != "kind" and getattr(self, name) != info.default
+        )
+        return f"{self.kind}:{shown}" if shown else self.kind
+
+
+class Synchronisation(MethodDocument):
+    """Base of what keeps the copies along dp_replicate together."""
+
+    #: True if weights of copies may differ between exchanges.
+    apart: ClassVar[bool] = False
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Kinds of step, and the share of steps that are of each."""
+        return {"step": 1.0}
+
+    def expected_traffic(self, *, gradients: float, weights: float) -> float:
+        """Bytes that a device all-reduces with the other copies in a mean step.
+
+        Args:
+            gradients: Bytes of the gradients that it holds.
+            weights: Bytes of the trained weights that it holds.
+        """
+        raise NotImplementedError(f"synchronisation {self.kind} tells no traffic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One thing that a strategy can do, a row of the composition table.
+
+    Attributes:
+        name: As the table shows it.
+        mesh: Degrees that it needs.
+        fields: Other fields of the strategy that it sets.
+        sharding: Fields of the strategy's sharding that it sets.
+        recompute: Of every stage.
+        zero_stage: Least ZeRO stage that it needs.
+        kind: Features of one kind exclude each other.
+        tolerance: Largest relative differences from one process's loss, gradients of
+            the first step, and gradients of all; None where sums alone are reordered.
+    """
+
+    name: str
+    mesh: dict[str, int] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    sharding: dict[str, Any] = field(default_factory=dict)
+    recompute: Literal["none", "selective", "full"] = "none"
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    kind: str = ""
+    tolerance: tuple[float, float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """Record of one method.
+
+    Attributes:
+        kind: Its name, and the ``kind`` of its document.
+        slot: Field of a strategy that it fills.
+        document: Class of its settings; None if its name is all there is to say.
+        default: True for the value of a strategy that says nothing.
+        words: Sentence for people; names of settings in braces stand for values. Empty
+            for what goes without saying.
+        inexact: Why a step does not compute what plain training would; None if it does.
+        limits: Violations whoever runs the plan.
+        violations: Violations of Meshwright's executors alone.
+        feature: Row of the composition table; None if another stands for it.
+        presets: Names of settings that are in use, beside those of the defaults.
+        prices: ``module:name`` of its pricing.
+        runs: ``module:name`` of its executor; None if there is none.
+        page: Its page, in ``docs/``.
+        test: File of its acceptance test.
+        source: Where it is from.
+    """
+
+    kind: str
+    slot: str
+    document: type[MethodDocument] | None = None
+    default: bool = False
+    words: str = ""
+    inexact: str | None = None
+    limits: tuple[Violation, ...] = ()
+    violations: tuple[Violation, ...] = ()
+    feature: Feature | None = None
+    presets: Mapping[str, MethodDocument] = field(default_factory=dict)
+    prices: str
+    runs: str | None = None
+    page: str
+    test: str
+    source: str
