@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from executors.launching.rendezvous import fresh_store
 from planner.errors import ExecutionError, StrategyError
@@ -23,6 +24,7 @@ __all__ = [
     "choose_device",
     "communication_degrees",
     "process_group",
+    "ranks_of_processes",
 ]
 
 
@@ -42,7 +44,10 @@ class ProcessMesh:
         degrees: Number of processes along each of the axes named above.
         views: For each way that there is, a mesh of its axes; axes of degree 1 are
             left out, except where mixed precision needs one.
-        rank: Rank in the whole group.
+        rank: Rank on the plan's mesh, and in the whole group.
+        process: Number of this process in the order of devices, which is the order
+            that launchers count processes in. It differs from the rank where the
+            plan's ``device_ranges`` are out of order.
         apart: True if copies along ``replicate`` may differ between exchanges.
         replica: Ranks of this process's copy if copies are apart and it is not alone
             in it.
@@ -53,6 +58,7 @@ class ProcessMesh:
     degrees: Mapping[str, int]
     views: tuple[DeviceMesh, ...]
     rank: int
+    process: int
     apart: bool = False
     replica: dist.ProcessGroup | None = None
 
@@ -142,9 +148,26 @@ def choose_device(name: str | None = None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def ranks_of_processes(device_ids: Sequence[int]) -> tuple[int, ...]:
+    """Rank on the mesh of each process; process i has the i-th smallest device id.
+
+    Args:
+        device_ids: Device id of every rank.
+    """
+    return tuple(sorted(range(len(device_ids)), key=device_ids.__getitem__))
+
+
 @contextmanager
-def process_group(device: torch.device, *, timeout_s: float = 600.0) -> Iterator[None]:
+def process_group(
+    device: torch.device, *, timeout_s: float = 600.0, device_ids: Sequence[int] = ()
+) -> Iterator[None]:
     """A process group for the block: gloo on CPUs, NCCL on GPUs.
+
+    Ranks of the group are ranks of the mesh, whichever process a launcher has given
+    them to: torch sorts the ranks of every subgroup, so that a mesh in another order
+    than its group would deal out shards in the one and look for them in the other.
+    One process may not run plans of two orders one after the other: torch keeps meshes
+    by the ranks in them, and would take its place in the first for that in the second.
 
     A group that exists already is used and left alone. Without the environment of
     torchrun the group has this process alone.
@@ -152,34 +175,33 @@ def process_group(device: torch.device, *, timeout_s: float = 600.0) -> Iterator
     Args:
         device: Device of this process.
         timeout_s: How long a collective may wait for the others, in seconds.
+        device_ids: Device id of every rank; () if processes are in their order.
+
+    Raises:
+        ExecutionError: If a group exists whose ranks are in another order.
     """
+    process, world = _own_numbers()
+    ranks = ranks_of_processes(device_ids)
+    # A wrong number of processes is for arrange() to refuse.
+    rank = ranks[process] if len(ranks) == world else process
     if dist.is_initialized():
+        if rank != process and dist.get_rank() == process:
+            raise ExecutionError(
+                f"process {process} is rank {rank} of the plan, whose device_ranges "
+                f"are out of order, but rank {process} of the process group that "
+                f"exists; leave it to run() to make the group"
+            )
         yield
         return
-    backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_s)
-    device_id = device if device.type == "cuda" else None
-    if "WORLD_SIZE" in os.environ:
-        store = fresh_store(timeout)
-        # Without a store of ours torch makes one, and wants no ranks then.
-        numbers = (-1, -1) if store is None else _own_numbers()
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=numbers[0],
-            world_size=numbers[1],
-            timeout=timeout,
-            device_id=device_id,
-        )
-    else:
-        dist.init_process_group(
-            backend,
-            store=dist.HashStore(),  # type: ignore[attr-defined]
-            rank=0,
-            world_size=1,
-            timeout=timeout,
-            device_id=device_id,
-        )
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=_store(timeout),
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
     try:
         yield
     finally:
@@ -191,14 +213,29 @@ def process_group(device: torch.device, *, timeout_s: float = 600.0) -> Iterator
 
 
 def _own_numbers() -> tuple[int, int]:
-    """Rank and number of processes, as torchrun says them."""
+    """Number of this process and of all, as torchrun says them."""
+    if "WORLD_SIZE" not in os.environ:
+        return 0, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def _store(timeout: datetime.timedelta) -> dist.Store:
+    if "WORLD_SIZE" not in os.environ:
+        return dist.HashStore()  # type: ignore[attr-defined,no-any-return]
+    store = fresh_store(timeout)
+    if store is None:
+        # As torch would make it; its host is process 0, whatever rank that has.
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+    return store
 
 
 def arrange(
     strategy: Strategy, device: torch.device, *, apart: bool = False
 ) -> ProcessMesh:
     """Lay the processes of the current group out as the strategy's mesh.
+
+    Rank r of the group is rank r of the mesh; see :func:`process_group`.
 
     Args:
         strategy: Whose mesh to build.
@@ -226,12 +263,14 @@ def arrange(
     if degrees["ep"] > 1:
         axes = ("pp", "replicate", "expert_shard", "ep", "tp")
         views.append(_view(device, degrees, axes, {"expert_shard"}))
+    rank = dist.get_rank()
     return ProcessMesh(
         device=device,
         plan=strategy.mesh,
         degrees=degrees,
         views=tuple(views),
-        rank=dist.get_rank(),
+        rank=rank,
+        process=ranks_of_processes(strategy.device_ids()).index(rank),
         apart=apart,
         replica=_replica_group(degrees) if apart else None,
     )

@@ -131,7 +131,8 @@ def run(
         steps: Optimizer steps, at least 1; those of the run that is resumed count.
         seed: Of parameters, synthetic batches and dropout.
         device: ``cpu`` or ``cuda``; None for GPUs where there are any.
-        on_step: Called after each step, on rank 0 alone.
+        on_step: Called after each step, on process 0 alone: that with the smallest
+            device id, which launchers call rank 0.
         measure: Also measure step time, peak memory and communication; memory and
             communication in one step more, because counting slows a step.
         force: Run although the model's fingerprint is another one.
@@ -160,7 +161,9 @@ def run(
         background_checkpoints,
     )
     chosen = choose_device(device)
-    with process_group(chosen, timeout_s=timeout_s), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        ids = plan.strategy.device_ids()
+        stack.enter_context(process_group(chosen, timeout_s=timeout_s, device_ids=ids))
         trainer, inventory = _prepare(plan, model_fn, seed, chosen, force)
         saved: Checkpoints | None = None
         if options is not None:
@@ -184,7 +187,7 @@ def run(
         reports = []
         for report in _train(trainer, batches, first, steps, saved):
             reports.append(report)
-            if on_step is not None and trainer.place.rank == 0:
+            if on_step is not None and trainer.place.process == 0:
                 on_step(report)
         return _result(
             plan, trainer, reports, first, next(batches) if measure else None
@@ -244,7 +247,7 @@ def _prepare(
     )
     if reasons:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
-    if place.rank == 0:
+    if place.process == 0:
         _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
     inventory = Inventory.of(model)
     return Trainer(plan, model, place, recording), inventory
@@ -264,7 +267,7 @@ def _train(
         result = trainer.step(batch)
         took = time.perf_counter() - begin
         _require_finite(trainer, step, result.loss, saved)
-        if trainer.place.rank == 0:
+        if trainer.place.process == 0:
             _LOG.info("step %d of %d: loss %.4f", step + 1, steps, result.loss)
         yield StepReport(
             step=step,

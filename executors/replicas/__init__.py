@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from executors.replicas.all_reduce import AllReduceReplicas
 from planner.schema import Strategy
 
 if TYPE_CHECKING:
     from executors.trainer import Trainer
 
-__all__ = ["Coupled", "Replicas", "replicas_of"]
+__all__ = ["Replicas", "replicas_of"]
 
 
 class Replicas(Protocol):
@@ -67,33 +68,6 @@ class Replicas(Protocol):
         """
 
 
-class Coupled:
-    """Copies that every step keeps equal: gradients are reduced over all of them."""
-
-    apart: ClassVar[bool] = False
-    phases: ClassVar[Mapping[str, float]] = {"step": 1.0}
-
-    def attach(self, trainer: Trainer) -> None:
-        """Do nothing: the wrappers of data parallelism reduce gradients."""
-
-    def before_forward(self, step: int) -> None:
-        """Do nothing."""
-
-    def after_update(self, step: int) -> None:
-        """Do nothing."""
-
-    def rests(self, done: int) -> bool:
-        """Return True: copies are equal after every step."""
-        return True
-
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """Nothing beside the model."""
-        return {}
-
-    def force(self, phase: str | None) -> None:
-        """Do nothing: there is one phase."""
-
-
 def replicas_of(strategy: Strategy) -> Replicas:  # noqa: ARG001
     """Make the keeper of a strategy's copies."""
-    return Coupled()
+    return AllReduceReplicas()
