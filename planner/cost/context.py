@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,13 @@ from planner.schema.cluster import DeviceType
 from planner.simulate.compiled import compiled
 from planner.units import dtype_bytes
 
-__all__ = ["Combinations", "PricingContext", "SharedFacts", "number_rows"]
+__all__ = [
+    "Combinations",
+    "PricingContext",
+    "ScalarBytes",
+    "SharedFacts",
+    "number_rows",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -184,6 +191,36 @@ class SharedFacts:
         return count_parameters(self.graph)
 
 
+class ScalarBytes(NamedTuple):
+    """Bytes of a scalar by purpose, and what executors keep beside tensors.
+
+    Attributes:
+        stored: Bytes of a parameter; likewise compute, reduce.
+        states: Bytes of all optimizer states of a parameter.
+        swell: Bytes that the allocator takes for one that is asked for.
+        reserve: Bytes of contexts and communicators on a device.
+        computed_gradients: Whether :attr:`Recipe.gradients` is ``computed``; likewise
+            both_gradients.
+        gathers_whole: As :attr:`Recipe.gathers_whole`; likewise keeps_graph.
+        all_waiting: Whether receive buffers of every microbatch are held.
+        keeps_sent: Whether requests hold what they have sent until the pipeline lets go
+            of them: gloo's do.
+    """
+
+    stored: float
+    compute: float
+    reduce: float
+    states: float
+    swell: float
+    reserve: float
+    computed_gradients: bool
+    both_gradients: bool
+    gathers_whole: bool
+    all_waiting: bool
+    keeps_sent: bool
+    keeps_graph: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class PricingContext:
     """Model, machines and training recipe that strategies are priced for.
@@ -234,6 +271,26 @@ class PricingContext:
     def gathered_share(self) -> tuple[float, float]:
         """Bytes of what tp gathers for narrow products over bfloat16's, each way."""
         return gathered_share(self.operand_dtype, before=self.recipe.narrow_gathers)
+
+    @cached_property
+    def scalar_bytes(self) -> ScalarBytes:
+        """Bytes of a scalar by purpose."""
+        precision, optimizer, recipe = self.precision, self.optimizer, self.recipe
+        states = optimizer.states_per_parameter * dtype_bytes(optimizer.state_dtype)
+        return ScalarBytes(
+            stored=float(dtype_bytes(precision.parameter)),
+            compute=float(dtype_bytes(self.activation_dtype)),
+            reduce=float(dtype_bytes(precision.reduce)),
+            states=float(states),
+            swell=1.0 + recipe.fragmentation if self.on_gpu else 1.0,
+            reserve=float(recipe.reserve_bytes) if self.on_gpu else 0.0,
+            computed_gradients=recipe.gradients == "computed",
+            both_gradients=recipe.gradients == "both",
+            gathers_whole=recipe.gathers_whole,
+            all_waiting=recipe.receive_buffers == "all",
+            keeps_sent=not self.on_gpu,
+            keeps_graph=recipe.keeps_graph,
+        )
 
     @cached_property
     def facts(self) -> SharedFacts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,8 @@ from numpy.typing import NDArray
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.orders import Orders
 from planner.cost.result import Cost, CostTable
-from planner.cost.strategy.step import price_breakdown, price_strategy
+from planner.cost.strategy.stages import Stages
+from planner.cost.strategy.step import Fidelity, price_strategy, time_step
 from planner.cost.strategy.timeline import StepTimeline, step_timeline
 from planner.cost.table.step import price_table
 from planner.cost.units import UnitCosts, price_units
@@ -97,11 +97,7 @@ class CostModel:
             )
         return self._units[key]
 
-    def cost(
-        self,
-        strategy: Strategy,
-        fidelity: Literal["analytic", "simulated"] = "simulated",
-    ) -> Cost:
+    def cost(self, strategy: Strategy, fidelity: Fidelity = "simulated") -> Cost:
         """Price one strategy with its own stages.
 
         Raises:
@@ -109,14 +105,10 @@ class CostModel:
                 before one that it reads.
         """
         self.evaluations[fidelity] += 1
-        model = self._in_order_of(strategy)
-        costs = model._costs_of(strategy)
-        return price_strategy(model.context, strategy, costs, fidelity)
+        return price_strategy(self.stages(strategy), fidelity)
 
     def breakdown(
-        self,
-        strategy: Strategy,
-        fidelity: Literal["analytic", "simulated"] = "simulated",
+        self, strategy: Strategy, fidelity: Fidelity = "simulated"
     ) -> dict[str, float]:
         """Seconds of its step by part: :meth:`cost` without memory, in half the time.
 
@@ -125,9 +117,7 @@ class CostModel:
                 before one that it reads.
         """
         self.evaluations[fidelity] += 1
-        model = self._in_order_of(strategy)
-        costs = model._costs_of(strategy)
-        return price_breakdown(model.context, strategy, costs, fidelity)
+        return time_step(self.stages(strategy), fidelity).breakdown_s
 
     def timeline(self, strategy: Strategy) -> StepTimeline:
         """When each pp rank does what in the step that :meth:`cost` prices.
@@ -137,32 +127,29 @@ class CostModel:
                 before one that it reads.
         """
         self.evaluations["simulated"] += 1
-        model = self._in_order_of(strategy)
-        return step_timeline(model.context, strategy, model._costs_of(strategy))
+        return step_timeline(self.stages(strategy))
 
-    def _in_order_of(self, strategy: Strategy) -> CostModel:
-        """Return the model of the order in which a strategy lists the units.
+    def stages(self, strategy: Strategy) -> Stages:
+        """Stages of a strategy, in the order in which it lists the units.
 
         Raises:
             StrategyError: If a unit is listed before one that it reads.
         """
         graph = self.context.graph
         listed = tuple(name for stage in strategy.stages for name in stage.modules)
-        if listed == graph.unit_names or sorted(listed) != sorted(graph.unit_names):
-            return self
-        if listed not in self._reordered:
-            context = replace(self.context, graph=graph.reordered(listed))
-            self._reordered[listed] = CostModel(context)
-        return self._reordered[listed]
-
-    def _costs_of(self, strategy: Strategy) -> UnitCosts:
-        return self.unit_costs(
-            tp=strategy.mesh.tp,
-            cp=strategy.mesh.cp,
-            ep=strategy.mesh.ep,
+        model = self
+        if listed != graph.unit_names and sorted(listed) == sorted(graph.unit_names):
+            if listed not in self._reordered:
+                context = replace(self.context, graph=graph.reordered(listed))
+                self._reordered[listed] = CostModel(context)
+            model = self._reordered[listed]
+        mesh = strategy.mesh
+        costs = model.unit_costs(
+            tp=mesh.tp,
+            cp=mesh.cp,
+            ep=mesh.ep,
             microbatch=strategy.microbatch_size,
             sequence_parallel=strategy.sharding.sequence_parallel,
-            context_algorithm=strategy.context_algorithm
-            if strategy.mesh.cp > 1
-            else "ring",
+            context_algorithm=strategy.context_algorithm if mesh.cp > 1 else "ring",
         )
+        return Stages(context=model.context, strategy=strategy, costs=costs)

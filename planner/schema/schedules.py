@@ -83,6 +83,8 @@ class ScheduleSpec:
             to rows of :class:`planner.simulate.ActionTable`.
         in_flight: What ranks hold.
         closed_form: How the analytic cost model times it.
+        prices: ``module:object`` of the pricing of its pipelines, see
+            :class:`planner.cost.pipelines.PipelinePricing`.
         representative: Whether enumeration lists it; the others differ from these in
             bubbles and memory alone, and are tried on the best meshes.
         stands_in_for: A representative as fast with less memory, in whose place this
@@ -106,6 +108,7 @@ class ScheduleSpec:
     order: str
     in_flight: InFlight
     closed_form: ClosedForm = "chains"
+    prices: str = "planner.cost.pipelines.flushed:PRICING"
     representative: bool = False
     stands_in_for: str | None = None
     staleness: int = 0

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel, PricingContext
-from planner.cost.strategy.stages import stage_times, unit_ranges
 from planner.cost.units import UnitCosts
 from planner.graph import ModelGraph
 from planner.schema import Strategy
@@ -269,16 +268,8 @@ def _recut(
     model: CostModel, ideals: Ideals, line: Strategy, *, free_recompute: bool
 ) -> Strategy | None:
     """The same strategy cut along ideals; None if its slowest stage is no faster."""
-    setting, mesh = model.context, line.mesh
-    costs = model.unit_costs(
-        tp=mesh.tp,
-        cp=mesh.cp,
-        ep=mesh.ep,
-        microbatch=line.microbatch_size,
-        sequence_parallel=False,
-        context_algorithm=line.context_algorithm if mesh.cp > 1 else "ring",
-    )
-    times = stage_times(setting, line, costs, unit_ranges(setting, line))
+    setting, stages = model.context, model.stages(line)
+    times = stages.times
     slowest = float((times.forward + times.backward).max())
     used = tuple(sorted({RECOMPUTE_NAMES.index(one.recompute) for one in line.stages}))
     mixed = free_recompute and not line.schedule_spec.splits_backward
@@ -286,14 +277,14 @@ def _recut(
         setting,
         ideals,
         line,
-        costs,
+        stages.costs,
         below_s=slowest * (1 - _WORTH),
         kinds=(0, 1, 2) if mixed else used,
     )
     if found is None:
         return None
     chain, kinds = found
-    names, stages = setting.graph.unit_names, []
+    names, made = setting.graph.unit_names, []
     for stage, before, after, kind in zip(
         line.stages, chain[:-1], chain[1:], kinds, strict=True
     ):
@@ -302,5 +293,5 @@ def _recut(
             "modules": tuple(names[unit] for unit in units),
             "recompute": RECOMPUTE_NAMES[kind],
         }
-        stages.append(stage.model_copy(update=change))
-    return line.model_copy(update={"stages": tuple(stages)})
+        made.append(stage.model_copy(update=change))
+    return line.model_copy(update={"stages": tuple(made)})

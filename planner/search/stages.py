@@ -184,12 +184,13 @@ def span_memory(
     mesh = strategy.mesh
     ways = mesh.dp_shard * mesh.cp if strategy.zero_stage else 1
     left = mesh.ep / max(ways, mesh.ep)
-    # As planner.cost.held counts: a received tensor is a buffer, a sent one is held.
+    # A received tensor is a buffer, a sent one is held.
     sent = cut.copy()
     sent[-1] = costs.output_bytes[0]
     saved = spans.sums(costs.saved_bytes[:, 0])
     kept = np.maximum(saved + spans.ends(sent) - spans.starts(shared), 0.0)
     fixed = memory_parts(
+        setting.scalar_bytes,
         parameters=spans.sums(dense + expert),
         sharded=spans.sums(dense / ways + expert * left),
         largest_unit=spans.largest(dense + expert),
@@ -202,12 +203,8 @@ def span_memory(
         kept_bytes=0.0,
         transient_bytes=spans.largest(costs.transient_bytes[:, 0]),
         receive_bytes=spans.starts(cut) + spans.ends(cut),
-        precision=setting.precision,
-        optimizer=setting.optimizer,
-        recipe=setting.recipe,
-        on_gpu=setting.on_gpu,
     ).total
-    slope = 1 + (setting.recipe.fragmentation if setting.on_gpu else 0.0)
+    slope = setting.scalar_bytes.swell
     return np.ascontiguousarray(fixed), np.ascontiguousarray(kept * slope)
 
 
@@ -222,9 +219,8 @@ def stage_limits(
     rank = np.array([skeleton.rank_of_stage(s) for s in range(stages)])
     types = setting.types_of_ranks(skeleton.mesh.pp)[rank].astype(np.int64)
     limit = setting.limits_of_ranks(skeleton.mesh.pp)[rank] / skeleton.virtual_stages
-    if setting.on_gpu:
-        # The reserve is there once a rank, not once a virtual stage.
-        limit += setting.recipe.reserve_bytes * (1 - 1 / skeleton.virtual_stages)
+    # The reserve is there once a rank, not once a virtual stage.
+    limit += setting.scalar_bytes.reserve * (1 - 1 / skeleton.virtual_stages)
     held = peak_in_flight(table).astype(np.float64)
     # What waits between the halves of a backward holds more, in proportion.
     saved = max(float(costs.saved_bytes[0, 0].sum()), 1.0)

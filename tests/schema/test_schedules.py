@@ -7,6 +7,11 @@ from dataclasses import replace
 import pytest
 
 from planner import plan, predict
+from planner.cost import PARTS, CostModel
+from planner.cost.pipelines import RowTimes
+from planner.cost.pipelines.flushed import Flushed
+from planner.cost.table.rows import Columns
+from planner.cost.table.stages import Summaries
 from planner.errors import ExportError, PlanFileError, UnknownNameError
 from planner.export import export_files, exporter_names
 from planner.report.build import build_report
@@ -21,7 +26,9 @@ from planner.schema.schedules import (
 )
 from planner.schema.support import unsupported
 from planner.simulate.actions import IntArray, PipelineRank
+from planner.simulate.durations import FloatArray
 from planner.simulate.looped import interleaved_rows
+from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_graph
 
 
 def eager_rows(one: PipelineRank) -> IntArray:
@@ -75,6 +82,33 @@ def test_a_registered_schedule_is_planned_priced_and_drawn(eager: ScheduleSpec) 
     assert same.prediction == made.prediction
     assert eager.name in html_page([build_report(made)])
     assert any("no class of torch" in reason for reason in made.not_runnable)
+
+
+class _Twice(Flushed):
+    """Rows that take twice as long as those of a pipeline that is flushed."""
+
+    def rows(
+        self, rows: Columns, summaries: Summaries, core_contention: FloatArray
+    ) -> RowTimes:
+        found = super().rows(rows, summaries, core_contention)
+        return replace(found, parts_s=2 * found.parts_s)
+
+
+TWICE = _Twice()
+
+
+def test_pipelines_are_priced_as_their_schedules_record_says(
+    eager: ScheduleSpec,
+) -> None:
+    slow = replace(eager, name="Slow", code=42, prices=f"{__name__}:TWICE")
+    register_schedule(slow)
+    graph, cluster = uniform_graph(8), hosts((1, 4, device()))
+    rows = [row(pp=4, schedule=code, num_microbatches=8) for code in (42, 41, 42)]
+    parts = CostModel(setting_for(graph, cluster)).table(table_of(*rows)).parts_s
+    pipeline = PARTS.index("data_parallel")
+    assert parts[:, PARTS.index("compute")].min() > 0
+    assert parts[0, :pipeline] == pytest.approx(2 * parts[1, :pipeline])
+    assert parts[2].tolist() == parts[0].tolist()
 
 
 def test_every_launcher_refuses_what_it_has_no_words_for(eager: ScheduleSpec) -> None:

@@ -11,7 +11,7 @@ import pytest
 from planner.cluster import Cluster
 from planner.cost import CostModel, PricingContext
 from planner.cost.context import Combinations
-from planner.cost.strategy.stages import stage_times
+from planner.cost.strategy.stages import Stages
 from planner.cost.units import UnitCosts, price_units
 from planner.graph import ModelGraph
 from planner.schema import Strategy
@@ -46,9 +46,7 @@ def unit_costs(setting: PricingContext) -> UnitCosts:
 
 
 def work(setting: PricingContext, costs: UnitCosts, strategy: Strategy) -> np.ndarray:
-    sizes = [len(stage.modules) for stage in strategy.stages]
-    bounds = np.cumsum([0, *sizes])
-    times = stage_times(setting, strategy, costs, bounds)
+    times = Stages(context=setting, strategy=strategy, costs=costs).times
     return times.forward + times.backward
 
 

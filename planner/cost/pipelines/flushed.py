@@ -12,44 +12,35 @@ its schedule's exact order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.pipelines import Pipeline, PipelineMemory, RowTimes
 from planner.cost.result import PARTS
-from planner.cost.strategy.stages import StageTimes, by_rank, ranks_of_stages
+from planner.cost.strategy.stages import Stages, StageTimes
 from planner.cost.table.rows import Columns
 from planner.cost.table.stages import SENDS as FOUND_SENDS
 from planner.cost.table.stages import TIMES, Summaries
-from planner.errors import StrategyError
-from planner.schema import Strategy
 from planner.simulate import (
+    ActionKind,
     ActionTable,
     Sharing,
+    Timeline,
     check_sharing,
     closed_form_makespan,
     closed_form_of_stages,
     evaluate,
+    peak_held_bytes,
     schedule_columns,
     simulate_shared,
+    timeline,
 )
 from planner.simulate.compiled import compiled
 from planner.space.table import StrategyTable
 
-__all__ = [
-    "SENDS",
-    "Pipeline",
-    "RowTimes",
-    "Work",
-    "has_textbook_time",
-    "queues",
-    "row_times",
-    "slow_links",
-    "time_pipeline",
-    "transfer_waits",
-]
+__all__ = ["PRICING", "SENDS", "Flushed", "Work", "has_textbook_time", "queues"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -327,63 +318,6 @@ def _fill_parts(
         backward_s[row] = own.total * crowd - forward_s[row]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTimes:
-    """Times of every row of a table.
-
-    Attributes:
-        parts_s: By part, those of data parallelism and the optimizer left at 0. Shape
-            [PARTS, n].
-        forward_s: Of one microbatch on the slowest rank. Shape [n].
-        backward_s: The same for the whole backward. Shape [n].
-    """
-
-    parts_s: Array
-    forward_s: Array
-    backward_s: Array
-
-
-def row_times(rows: Columns, summaries: Summaries, core_contention: Array) -> RowTimes:
-    """Time every row's pipeline.
-
-    Args:
-        rows: The table.
-        summaries: Of the cuts that ``rows.pair`` names.
-        core_contention: How much processes that share cores slow each other down, at
-            each of ``rows.place``. Shape [places, 2].
-    """
-    count = len(rows.pp)
-    found, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    times = np.empty((5, count))
-    order = [TIMES.index(name) for name in _TIMES]
-    load, whole = summaries.load[:, order], summaries.whole[:, order]
-    sends = summaries.sends[:, [FOUND_SENDS.index(name) for name in SENDS]]
-    of_pairs = (
-        np.ascontiguousarray(load),
-        np.ascontiguousarray(whole),
-        np.ascontiguousarray(sends),
-    )
-    rules = schedule_columns(*RULES)
-    chained = _by_chains(rows, rules, *of_pairs, found, place, times)
-    result = RowTimes(
-        parts_s=np.zeros((len(PARTS), count)),
-        forward_s=np.empty(count),
-        backward_s=np.empty(count),
-    )
-    _fill_parts(
-        rows,
-        rules,
-        *of_pairs,
-        core_contention,
-        place,
-        _makespans(rows, found[:chained], times[:, :chained]),
-        _Parts(*(result.parts_s[PARTS.index(name)] for name in _Parts._fields)),
-        result.forward_s,
-        result.backward_s,
-    )
-    return result
-
-
 def _makespans(rows: Columns, found: Index, times: Array) -> Array:
     """Of some rows without and with transfers. Shape [2, found]."""
     if not len(found):
@@ -404,62 +338,145 @@ def _makespans(rows: Columns, found: Index, times: Array) -> Array:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """End of the pipeline, without and with transfers, and per rank. [pp]."""
+class Flushed:
+    """Pipelines that finish all microbatches before the weights are updated."""
 
-    plain_s: float
-    sent_s: float
-    done_s: Array
-    busy_s: Array
-
-
-def time_pipeline(
-    strategy: Strategy, times: StageTimes, table: ActionTable | None, fidelity: str
-) -> Pipeline:
-    """Time all microbatches of a step.
-
-    Args:
-        strategy: With stages.
-        times: One microbatch on each of them.
-        table: The order of actions; simulation alone wants it.
-        fidelity: ``simulated`` or ``analytic``.
-
-    Raises:
-        StrategyError: If a pipeline is to be simulated and there is no table.
-    """
-    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
-    work = times.forward + times.backward
-    busy = strategy.num_microbatches * by_rank(work, rank, pp)
-    if pp == 1:
-        total = float(busy[0])
-        return Pipeline(plain_s=total, sent_s=total, done_s=busy, busy_s=busy)
-    if fidelity == "analytic":
-        plain, sent = _by_formula(strategy, times)
-        return Pipeline(
-            plain_s=plain, sent_s=sent, done_s=np.full(pp, sent), busy_s=busy
+    def rows(
+        self, rows: Columns, summaries: Summaries, core_contention: Array
+    ) -> RowTimes:
+        """Times of a table's rows, see :class:`PipelinePricing`."""
+        count = len(rows.pp)
+        found, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+        times = np.empty((5, count))
+        order = [TIMES.index(name) for name in _TIMES]
+        of_pairs = (
+            np.ascontiguousarray(summaries.load[:, order]),
+            np.ascontiguousarray(summaries.whole[:, order]),
+            np.ascontiguousarray(
+                summaries.sends[:, [FOUND_SENDS.index(name) for name in SENDS]]
+            ),
         )
-    if table is None:
-        raise StrategyError(f"schedule {strategy.schedule!r} has no order to simulate")
-    return _simulated(strategy, times, table, busy)
+        rules = schedule_columns(*RULES)
+        chained = _by_chains(rows, rules, *of_pairs, found, place, times)
+        result = RowTimes(
+            parts_s=np.zeros((len(PARTS), count)),
+            forward_s=np.empty(count),
+            backward_s=np.empty(count),
+        )
+        _fill_parts(
+            rows,
+            rules,
+            *of_pairs,
+            core_contention,
+            place,
+            _makespans(rows, found[:chained], times[:, :chained]),
+            _Parts(*(result.parts_s[PARTS.index(name)] for name in _Parts._fields)),
+            result.forward_s,
+            result.backward_s,
+        )
+        return result
+
+    def run(
+        self, stages: Stages, fidelity: Literal["analytic", "simulated"]
+    ) -> Pipeline:
+        """Times of all microbatches of one strategy."""
+        times = stages.times
+        work = stages.of_ranks(times.forward + times.backward)
+        busy = stages.strategy.num_microbatches * work
+        if stages.order is None:
+            total = float(busy[0])
+            return Pipeline(plain_s=total, sent_s=total, done_s=busy, busy_s=busy)
+        if fidelity == "simulated":
+            return _simulated(stages, stages.order, busy)
+        plain, sent = _by_formula(stages)
+        done = np.full(stages.pp, sent)
+        return Pipeline(plain_s=plain, sent_s=sent, done_s=done, busy_s=busy)
+
+    def memory(self, stages: Stages) -> PipelineMemory:
+        """Bytes that the schedule's exact order holds."""
+        costs, spec = stages.costs, stages.strategy.schedule_spec
+        of, none = stages.context.scalar_bytes, np.zeros(1)
+        kept = stages.sums(costs.saved_bytes[:, 0])
+        kept = kept[stages.recompute, np.arange(len(stages.rank))]
+        if stages.order is None:
+            return PipelineMemory(
+                activations=stages.of_ranks(kept), received=np.zeros(stages.pp)
+            )
+        cut, crossing = (
+            part(costs.cut_bytes) for part in (stages.at_cuts, stages.crossing)
+        )
+        returned = np.concatenate([none, crossing])
+        sent = np.concatenate([crossing, none])
+        output = np.concatenate([np.zeros(len(cut)), costs.output_bytes])
+        shared = np.concatenate([none, stages.at_cuts(costs.shared_bytes)])
+        flying = np.maximum(kept + sent + output - shared, 0.0)
+        split, after = flying, returned if of.keeps_graph else 0.0 * returned
+        if spec.splits_backward:
+            halves = stages.sums(costs.weight_grad_bytes[0]) + after
+            halves -= 0.0 if of.keeps_graph else output
+            halves[0] = 0.0
+            split = np.maximum(flying + halves, 0.0)
+        still = of.keeps_sent and not spec.waits_for_sends
+        held = peak_held_bytes(
+            stages.order,
+            flying,
+            split,
+            after_split_bytes=returned + sent if still else after,
+            after_whole_bytes=returned + sent if still else 0.0,
+        )
+        buffers = np.concatenate([none, cut]) + np.concatenate([cut, none])
+        return PipelineMemory(activations=held, received=stages.of_ranks(buffers))
+
+    def timeline(self, stages: Stages, times: StageTimes) -> Timeline:
+        """Actions of one strategy whose stages take ``times``."""
+        if stages.order is None:
+            return _accumulation(stages.strategy.num_microbatches, times)
+        return timeline(
+            stages.order,
+            times.forward,
+            times.input_half,
+            times.weight_half,
+            times.send,
+            times.send,
+            sharing=queues(stages, times),
+        )
 
 
-def _simulated(
-    strategy: Strategy, times: StageTimes, table: ActionTable, busy: Array
-) -> Pipeline:
-    backward, weight = times.halves(strategy)
-    stages = times.forward, backward, weight
-    sharing = queues(strategy, times, table)
+PRICING = Flushed()
+
+
+def _accumulation(many: int, times: StageTimes) -> Timeline:
+    """Microbatch after microbatch without a pipeline, all stages in one."""
+    forward, backward = float(times.forward.sum()), float(times.backward.sum())
+    microbatch = np.repeat(np.arange(many), 2)
+    second = np.tile([0, 1], many)
+    start = microbatch * (forward + backward) + second * forward
+    end = start + np.where(second == 1, backward, forward)
+    return Timeline(
+        pp=1,
+        rank=np.zeros(2 * many, dtype=np.int32),
+        kind=np.where(second == 1, ActionKind.BACKWARD, ActionKind.FORWARD),
+        stage=np.zeros(2 * many, dtype=np.int32),
+        microbatch=microbatch,
+        start_s=start,
+        end_s=end,
+    )
+
+
+def _simulated(stages: Stages, table: ActionTable, busy: Array) -> Pipeline:
+    times = stages.times
+    work = times.forward, times.input_half, times.weight_half
     # Both at once: without transfers, and with them.
     sends = np.stack([np.zeros_like(times.send), times.send])
-    timed = evaluate(table, *stages, sends, sends)
+    timed = evaluate(table, *work, sends, sends)
     plain, sent = timed.makespan_s.tolist()
     ends = timed.backward_done_s[1]
+    sharing = queues(stages, times)
     if sharing is not None:
         there, back = np.split(sharing.link_of[1:], 2)
         queued = simulate_shared(
             table,
-            *stages,
+            *work,
             times.send,
             times.send,
             link_of_forward=there,
@@ -467,40 +484,37 @@ def _simulated(
             latency_s=times.latency,
         )
         sent, ends = float(queued.makespan_s), queued.backward_done_s
-    done = np.zeros(strategy.mesh.pp)
-    np.maximum.at(done, ranks_of_stages(strategy), ends)
+    done = np.zeros(stages.pp)
+    np.maximum.at(done, stages.rank, ends)
     return Pipeline(plain_s=plain, sent_s=sent, done_s=done, busy_s=busy)
 
 
-def _by_formula(strategy: Strategy, times: StageTimes) -> tuple[float, float]:
+def _by_formula(stages: Stages) -> tuple[float, float]:
     """Seconds without and with transfers."""
+    strategy, times = stages.strategy, stages.times
     key = (
         strategy.schedule,
-        strategy.mesh.pp,
+        stages.pp,
         strategy.virtual_stages,
         strategy.num_microbatches,
     )
-    # Of equal stages: the mean is of those that do split their backward.
+    # Closed forms are of equal stages: the mean is of those that do split the backward.
     parts = (times.forward, times.backward - times.weight, times.weight)
     plain = float(closed_form_of_stages(*key, *parts))
     sent = float(closed_form_of_stages(*key, *parts, times.send, times.send))
-    return plain, max(sent, _slow_links(strategy, times))
+    return plain, max(sent, _slow_links(stages))
 
 
-def _slow_links(strategy: Strategy, times: StageTimes) -> float:
-    """As :func:`slow_links`, of given stages."""
-    rank, pp, virtual = (
-        ranks_of_stages(strategy),
-        strategy.mesh.pp,
-        strategy.virtual_stages,
-    )
-    there, back = _directions(strategy)
+def _slow_links(stages: Stages) -> float:
+    """Seconds of one strategy whose links are what is slow, as :func:`slow_links`."""
+    strategy, times = stages.strategy, stages.times
+    there, back = _directions(stages)
     held = np.maximum(times.send - times.latency, 0.0)
     halves = [
-        (by_rank(work, rank, pp), np.bincount(way, held).max())
+        (stages.of_ranks(work), np.bincount(way, held).max())
         for work, way in ((times.forward, there), (times.backward, back))
     ]
-    many = strategy.num_microbatches
+    many, virtual = strategy.num_microbatches, strategy.virtual_stages
     whole = float((times.forward + times.backward).sum())
     if strategy.schedule_spec.forwards_first:
         if all(busy <= own.max() for own, busy in halves):
@@ -510,41 +524,40 @@ def _slow_links(strategy: Strategy, times: StageTimes) -> float:
         return many * each + fill / virtual
     link = np.bincount(np.concatenate([there, back]), np.tile(held, 2)).max()
     split = strategy.schedule_spec.splits_backward
-    once = whole / len(rank) if split or virtual > 1 else whole
+    once = whole / len(stages.rank) if split or virtual > 1 else whole
     return many * float(link) + once
 
 
-def _directions(strategy: Strategy) -> tuple[Index, Index]:
+def _directions(stages: Stages) -> tuple[Index, Index]:
     """Number of the way over each boundary, forward and back. Shapes [stages - 1].
 
     A way leads from one rank to another; what stays on a rank takes one, too.
     """
-    rank, pp = ranks_of_stages(strategy), strategy.mesh.pp
-    here, there = rank[:-1], rank[1:]
-    return here * pp + there, there * pp + here
+    here, there = stages.rank[:-1], stages.rank[1:]
+    return here * stages.pp + there, there * stages.pp + here
 
 
-def queues(strategy: Strategy, times: StageTimes, table: ActionTable) -> Sharing | None:
-    """Who waits for whom on links; None where no transfer can meet another.
+def queues(stages: Stages, times: StageTimes) -> Sharing | None:
+    """Links on which transfers wait for each other; None where none can meet another.
 
     A rank sends when an action ends, so that what it sends is at least as far apart
     as its shortest action that sends is long: shorter transfers never meet. (Ends of
     overlapped pairs send twice at once; where that is short, it is left out.)
 
     Args:
-        strategy: A pipeline.
-        times: One microbatch on each of its stages.
-        table: Its order of actions.
+        stages: Of a pipeline.
+        times: One microbatch on each of them.
     """
-    backward, _ = times.halves(strategy)
-    there, back = _directions(strategy)
+    if stages.order is None:
+        return None
+    there, back = _directions(stages)
     count = int(max(there.max(), back.max())) + 1
     apart = np.full(count, np.inf)
     np.minimum.at(apart, there, times.forward[:-1])
-    np.minimum.at(apart, back, backward[1:])
+    np.minimum.at(apart, back, times.input_half[1:])
     held = np.maximum(times.send - times.latency, 0.0)
     if (held <= np.minimum(apart[there], apart[back])).all():
         return None
     _, number = np.unique(np.concatenate([there, back]), return_inverse=True)
     links = np.where(np.tile(times.send, 2) > 0, number, -1)
-    return check_sharing(table, *np.split(links, 2), latency_s=times.latency)
+    return check_sharing(stages.order, *np.split(links, 2), latency_s=times.latency)

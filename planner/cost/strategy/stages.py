@@ -1,27 +1,31 @@
-"""What one microbatch takes on every virtual stage of a strategy."""
+"""The virtual stages of one strategy as columns, each worked out once.
+
+Every stage that reads a tied weight trains a copy of its own; after the last backward
+the ranks that hold one sum the gradients up, one all-reduce a weight, and nothing hides
+that. Copies on one rank are summed without sending. A weight that three ranks hold is
+priced as two sums of two, which is no less than one of three.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
+from planner.cost.replicas import ReplicaRows
+from planner.cost.replicas.all_reduce import is_compressed
+from planner.cost.traffic.collectives import ReplicaGroups
+from planner.cost.traffic.layers import TP_KINDS
 from planner.cost.units import UnitCosts
 from planner.errors import StrategyError
 from planner.schema import Strategy
+from planner.simulate import ActionTable, actions
 from planner.space.table import RECOMPUTE_NAMES
 
-__all__ = [
-    "StageTimes",
-    "by_rank",
-    "ranks_of_stages",
-    "recompute_codes",
-    "stage_sums",
-    "stage_times",
-    "unit_ranges",
-]
+__all__ = ["ParameterShards", "StageTimes", "Stages", "TiedTraffic"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -34,7 +38,11 @@ class StageTimes:
     Attributes:
         forward: Seconds of the forward.
         backward: Seconds of the whole backward, recomputation included.
-        weight: Part of ``backward`` that a split schedule may do later.
+        input_half: Part of ``backward`` that makes input gradients, where the schedule
+            splits it; ``weight_half`` is the rest. Stage 0 sends no gradient: torch
+            leaves all of its backward to the second half. Source:
+            torch.distributed.pipelining.stage, backward_weight_one_chunk, torch 2.13.
+        weight: Part of ``backward`` that makes weight gradients.
         again: Part of ``backward`` that is recomputation.
         tensor: Part of both that is exposed tp communication; likewise context,
             expert.
@@ -46,6 +54,8 @@ class StageTimes:
 
     forward: Array
     backward: Array
+    input_half: Array
+    weight_half: Array
     weight: Array
     again: Array
     tensor: Array
@@ -56,114 +66,313 @@ class StageTimes:
     send: Array
     latency: Array
 
-    def halves(self, strategy: Strategy) -> tuple[Array, Array]:
-        """Seconds of input and weight gradients. Shapes [stages] each.
 
-        Stage 0 sends no gradient: where the backward is split, torch leaves all of it
-        to the second half. Source: torch.distributed.pipelining.stage,
-        backward_weight_one_chunk, torch 2.13.
-        """
-        into, weight = self.backward - self.weight, self.weight.copy()
-        if strategy.schedule_spec.splits_backward:
-            into[0], weight[0] = 0.0, self.backward[0]
-        return into, weight
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterShards:
+    """Scalars on one device of each pp rank, copies of tied weights too. Shapes [pp].
 
-
-def unit_ranges(context: PricingContext, strategy: Strategy) -> Index:
-    """Unit at which each stage starts, then the number of units. Shape [stages + 1].
-
-    Raises:
-        StrategyError: If the stages are not the model's units in order.
+    Attributes:
+        whole: Scalars of its stages, after tp and ep.
+        shard: What ZeRO leaves of them.
+        trained: Part of ``whole`` that has a gradient.
+        trained_shard: Part of ``shard`` that has a gradient.
     """
-    names = context.graph.unit_names
-    listed = [name for stage in strategy.stages for name in stage.modules]
-    if tuple(listed) != names:
-        missing = [name for name in names if name not in set(listed)]
-        extra = [name for name in listed if name not in set(names)]
-        detail = (
-            (f"missing {missing[0]!r}" if missing else f"unknown {extra[0]!r}")
-            if missing or extra
-            else "the order differs"
+
+    whole: Array
+    shard: Array
+    trained: Array
+    trained_shard: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedTraffic:
+    """Sums of tied weights' gradients on one device of each pp rank. Shapes [pp].
+
+    Attributes:
+        exposed_s: Seconds of the sums that the rank takes part in.
+        reduced_bytes: Their payload.
+    """
+
+    exposed_s: Array
+    reduced_bytes: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stages:
+    """Stages of one strategy; its columns are found when first asked for.
+
+    Attributes:
+        context: What the strategy is priced in.
+        strategy: With stages that list all units of the model in order.
+        costs: Units under its one combination (C = 1).
+    """
+
+    context: PricingContext
+    strategy: Strategy
+    costs: UnitCosts
+
+    @cached_property
+    def bounds(self) -> Index:
+        """Unit at which each stage starts, then the number of units. [stages + 1].
+
+        Raises:
+            StrategyError: If the stages are not the model's units in order.
+        """
+        names, stages = self.context.graph.unit_names, self.strategy.stages
+        listed = [name for stage in stages for name in stage.modules]
+        if tuple(listed) != names:
+            missing = [name for name in names if name not in set(listed)]
+            extra = [name for name in listed if name not in set(names)]
+            detail = (
+                (f"missing {missing[0]!r}" if missing else f"unknown {extra[0]!r}")
+                if missing or extra
+                else "the order differs"
+            )
+            raise StrategyError(
+                f"stages do not list the model's {len(names)} units in order: "
+                f"{detail}; units are {names[0]!r} … {names[-1]!r}"
+            )
+        sizes = [len(stage.modules) for stage in stages]
+        return np.cumsum([0, *sizes]).astype(np.int64)
+
+    @cached_property
+    def rank(self) -> Index:
+        """Pp rank of each stage. Shape [stages]."""
+        return np.array([stage.rank for stage in self.strategy.stages])
+
+    @property
+    def pp(self) -> int:
+        """Pipeline degree."""
+        return self.strategy.mesh.pp
+
+    @cached_property
+    def recompute(self) -> Index:
+        """Index into :data:`RECOMPUTE_NAMES` of each stage. Shape [stages]."""
+        kinds = [stage.recompute for stage in self.strategy.stages]
+        return np.array([RECOMPUTE_NAMES.index(kind) for kind in kinds])
+
+    @property
+    def ways(self) -> int:
+        """Devices that share one copy of the weights."""
+        mesh = self.strategy.mesh
+        return mesh.dp_shard * mesh.cp if self.strategy.zero_stage else 1
+
+    @cached_property
+    def order(self) -> ActionTable | None:
+        """Order of the schedule's actions; None without a pipeline."""
+        if self.pp == 1:
+            return None
+        strategy = self.strategy
+        return actions(
+            strategy.schedule,
+            self.pp,
+            strategy.virtual_stages,
+            strategy.num_microbatches,
         )
-        raise StrategyError(
-            f"stages do not list the model's {len(names)} units in order: {detail}; "
-            f"units are {names[0]!r} … {names[-1]!r}"
+
+    def sums(self, units: Array) -> Array:
+        """Sum units [..., U] within stages. Shape [..., stages]."""
+        sums = np.zeros((*units.shape[:-1], units.shape[-1] + 1))
+        np.cumsum(units, axis=-1, out=sums[..., 1:])
+        return sums[..., self.bounds[1:]] - sums[..., self.bounds[:-1]]
+
+    def of_ranks(self, values: Array) -> Array:
+        """Sum stages [stages] within pp ranks. Shape [pp]."""
+        sums = np.bincount(self.rank, weights=values, minlength=self.pp)
+        return sums.astype(np.float64)
+
+    @cached_property
+    def tie_ends(self) -> tuple[Index, Index]:
+        """Stages on which the two ends of each tied link lie. Shapes [links]."""
+        ties = self.costs.ties
+        first, second = (
+            np.searchsorted(self.bounds, units, side="right") - 1
+            for units in (ties.first, ties.second)
         )
-    sizes = [len(stage.modules) for stage in strategy.stages]
-    return np.cumsum([0, *sizes]).astype(np.int64)
+        return first, second
 
+    @cached_property
+    def parameters(self) -> ParameterShards:
+        """Scalars of weights on each pp rank."""
+        costs, ways, ep = self.costs, self.ways, self.strategy.mesh.ep
+        left = ep / max(ways, ep)
+        first, second = self.tie_ends
 
-def stage_sums(values: Array, bounds: Index) -> Array:
-    """Sum units [..., U] within stages. Shape [..., stages]."""
-    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
-    np.cumsum(values, axis=-1, out=sums[..., 1:])
-    return sums[..., bounds[1:]] - sums[..., bounds[:-1]]
+        def of_ranks(units: Array, copies: Array) -> Array:
+            sums = self.sums(units)
+            np.add.at(sums, second, np.where(first != second, copies, 0.0))
+            return self.of_ranks(sums)
 
+        no_copies = np.zeros(len(costs.ties))
+        dense = of_ranks(costs.dense_parameters[0], costs.tied_parameters[0])
+        expert = of_ranks(costs.expert_parameters[0], no_copies)
+        trained = of_ranks(costs.trained_dense[0], costs.tied_trained[0])
+        trained_experts = of_ranks(costs.trained_experts[0], no_copies)
+        return ParameterShards(
+            whole=dense + expert,
+            shard=dense / ways + expert * left,
+            trained=trained + trained_experts,
+            trained_shard=trained / ways + trained_experts * left,
+        )
 
-def recompute_codes(strategy: Strategy) -> Index:
-    """Index into :data:`RECOMPUTE_NAMES` of each stage. Shape [stages]."""
-    return np.array(
-        [RECOMPUTE_NAMES.index(stage.recompute) for stage in strategy.stages]
-    )
+    @cached_property
+    def tied(self) -> TiedTraffic:
+        """Sums of tied weights' gradients."""
+        trained, size = self.costs.tied_trained[0], self.context.scalar_bytes.stored
+        first, second = (self.rank[stage] for stage in self.tie_ends)
+        apart = (first != second) & (trained > 0)
+        payload, sums = np.zeros((2, self.pp))
+        for ends in (first[apart], second[apart]):
+            np.add.at(payload, ends, trained[apart] * (size / self.ways))
+            np.add.at(sums, ends, 1.0)
+        seconds = np.zeros(self.pp)
+        if sums.any():
+            fixed, per_byte = self.context.pair_line(self.pp)
+            seconds = fixed * sums + per_byte * payload
+        return TiedTraffic(exposed_s=seconds, reduced_bytes=payload)
 
+    @cached_property
+    def tensors(self) -> Array:
+        """Trained parameter tensors on each pp rank. Shape [pp]."""
+        return self.of_ranks(self.sums(self.costs.tensors))
 
-def ranks_of_stages(strategy: Strategy) -> Index:
-    """Pp rank of each stage. Shape [stages]."""
-    return np.array([stage.rank for stage in strategy.stages])
+    @cached_property
+    def core_contention(self) -> tuple[float, float]:
+        """As :meth:`PricingContext.core_contention`."""
+        return self.context.core_contention(self.pp)
 
+    @cached_property
+    def replicas(self) -> tuple[ReplicaRows, ReplicaGroups]:
+        """What keeping copies alike depends on, and its groups, for each pp rank."""
+        strategy, mesh, pp = self.strategy, self.strategy.mesh, self.pp
+        crowd, _ = self.core_contention
+        copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)
 
-def by_rank(values: Array, rank: Index, pp: int) -> Array:
-    """Sum stages [stages] within pp ranks. Shape [pp]."""
-    sums: Array = np.bincount(rank, weights=values, minlength=pp).astype(np.float64)
-    return sums
+        def full(value: int) -> Index:
+            return np.full(pp, value, dtype=np.int64)
 
+        rows = ReplicaRows(
+            scalars=self.parameters.whole,
+            trained=self.parameters.trained,
+            units=self.of_ranks(np.diff(self.bounds).astype(float)),
+            zero_stage=full(strategy.zero_stage),
+            pp=full(pp),
+            num_microbatches=full(strategy.num_microbatches),
+            virtual_stages=full(strategy.virtual_stages),
+            forward_s=self.of_ranks(self.times.forward) * crowd,
+            backward_s=self.of_ranks(self.times.backward) * crowd,
+            compression=(
+                strategy.gradient_compression if is_compressed(strategy) else "none"
+            ),
+        )
+        return rows, self.context.replicas(pp, self.ways, copies, mesh.tp)
 
-def stage_times(
-    context: PricingContext, strategy: Strategy, costs: UnitCosts, bounds: Index
-) -> StageTimes:
-    """Seconds of every stage for one microbatch, at full speed."""
-    pp = strategy.mesh.pp
-    rank = ranks_of_stages(strategy)
-    kind = context.types_of_ranks(pp)[rank]
-    column = np.arange(len(rank))
+    @cached_property
+    def times(self) -> StageTimes:
+        """Seconds of every stage for one microbatch, at full speed."""
+        costs, rank = self.costs, self.rank
+        kernels = np.stack(
+            [
+                costs.forward_s[:, 0],
+                costs.backward_s[:, 0],
+                costs.weight_s[:, 0],
+                costs.selective_s[:, 0],
+                costs.full_s[:, 0],
+            ]
+        )
+        kind = self.context.types_of_ranks(self.pp)[rank]
+        typed = self.sums(kernels)[:, kind, np.arange(len(rank))]
+        forward, backward, weight, selective, whole = typed
+        again = np.choose(self.recompute, [np.zeros(len(rank)), selective, whole])
+        talk = [costs.tp_s[0], costs.cp_s[0], costs.ep_s[0], costs.tp_again_s[0]]
+        tp, cp, ep, tp_repeated = self.sums(np.stack(talk))
+        cp_forward = cp * costs.cp_forward
+        full = self.recompute == 2
+        tp_again = np.where(self.recompute > 0, tp_repeated, 0.0)
+        forward_talk = tp + ep + cp_forward
+        repeated = tp_again + np.where(full, ep + cp_forward, 0.0)
+        backward_talk = tp + ep + (cp - cp_forward) + repeated
+        backward = backward + again + backward_talk
+        input_half, weight_half = backward - weight, weight.copy()
+        if self.strategy.schedule_spec.splits_backward:
+            input_half[0], weight_half[0] = 0.0, backward[0]
+        send, latency = self._transfers
+        return StageTimes(
+            forward=forward + forward_talk,
+            backward=backward,
+            input_half=input_half,
+            weight_half=weight_half,
+            weight=weight,
+            again=again,
+            tensor=2 * tp + tp_again,
+            context=cp + np.where(full, cp_forward, 0.0),
+            expert=ep * np.where(full, 3.0, 2.0),
+            forward_talk=forward_talk,
+            backward_talk=backward_talk,
+            send=send,
+            latency=latency,
+        )
 
-    codes = recompute_codes(strategy)
-    kernels = np.stack(
-        [
-            costs.forward_s[:, 0],
-            costs.backward_s[:, 0],
-            costs.weight_s[:, 0],
-            costs.selective_s[:, 0],
-            costs.full_s[:, 0],
-        ]
-    )
-    typed = stage_sums(kernels, bounds)[:, kind, column]
-    forward, backward, weight, selective, whole = typed
-    kernels_again = np.choose(codes, [np.zeros(len(rank)), selective, whole])
-    talk = np.stack([costs.tp_s[0], costs.cp_s[0], costs.ep_s[0], costs.tp_again_s[0]])
-    tp, cp, ep, tp_repeated = stage_sums(talk, bounds)
-    cp_forward = cp * costs.cp_forward
-    full = codes == 2
-    tp_again = np.where(codes > 0, tp_repeated, 0.0)
-    repeated = tp_again + np.where(full, ep + cp_forward, 0.0)
-    send, late = np.zeros((2, max(len(rank) - 1, 0)))
-    if pp > 1:
-        bandwidth, latency = context.boundaries(pp)
-        before, after = rank[:-1], rank[1:]
-        edge = np.where((before - after) == pp - 1, pp - 1, np.minimum(before, after))
-        cut = costs.sent_bytes[0, bounds[1:-1] - 1]
-        late = np.where(before == after, 0.0, latency[edge])
-        send = np.where(before == after, 0.0, latency[edge] + cut / bandwidth[edge])
-    return StageTimes(
-        forward=forward + tp + ep + cp_forward,
-        backward=backward + tp + ep + (cp - cp_forward) + kernels_again + repeated,
-        weight=weight,
-        again=kernels_again,
-        tensor=2 * tp + tp_again,
-        context=cp + np.where(full, cp_forward, 0.0),
-        expert=ep * np.where(full, 3.0, 2.0),
-        forward_talk=tp + ep + cp_forward,
-        backward_talk=tp + ep + (cp - cp_forward) + repeated,
-        send=send,
-        latency=late,
-    )
+    @cached_property
+    def _transfers(self) -> tuple[Array, Array]:
+        """Seconds of a transfer over each boundary, and its latency. [stages - 1]."""
+        if self.pp == 1:
+            send, latency = np.zeros((2, max(len(self.rank) - 1, 0)))
+            return send, latency
+        bandwidth, wait = self.context.boundaries(self.pp)
+        before, after = self.rank[:-1], self.rank[1:]
+        wraps = before - after == self.pp - 1
+        edge = np.where(wraps, self.pp - 1, np.minimum(before, after))
+        seconds = wait[edge] + self.at_cuts(self.costs.sent_bytes) / bandwidth[edge]
+        return (
+            np.where(before == after, 0.0, seconds),
+            np.where(before == after, 0.0, wait[edge]),
+        )
+
+    def at_cuts(self, values: Array) -> Array:
+        """Values [1, U - 1] at the cuts between stages. Shape [stages - 1]."""
+        return np.asarray(values[0, self.bounds[1:-1] - 1])
+
+    def crossing(self, values: Array) -> Array:
+        """Values [1, U - 1] at the cuts between stages, 0 within a rank.
+
+        The two stages at the fold of a V lie on one rank: nothing is sent.
+        """
+        return np.where(self.rank[1:] == self.rank[:-1], 0.0, self.at_cuts(values))
+
+    @cached_property
+    def sent_bytes(self) -> Array:
+        """Activations and gradients that each pp rank sends for a microbatch. [pp]."""
+        cut = self.crossing(self.costs.sent_bytes)
+        both = np.concatenate([cut, [0.0]]) + np.concatenate([[0.0], cut])
+        return self.of_ranks(both)
+
+    @cached_property
+    def axis_bytes(self) -> dict[str, Array]:
+        """Bytes that each pp rank sends along axes inside layers, a step. [pp]."""
+        costs, many = self.costs, self.strategy.num_microbatches
+        units = {"cp": costs.cp_bytes, "tp": costs.tp_bytes, "ep": costs.ep_bytes}
+        return {
+            axis: self.of_ranks(self.sums(sent[0])) * many
+            for axis, sent in units.items()
+        }
+
+    @cached_property
+    def payload_bytes(self) -> dict[str, Array]:
+        """Payload of the collectives inside layers by kind of call, a step. [pp]."""
+        costs, many = self.costs, self.strategy.num_microbatches
+        anything, everything = self.recompute > 0, self.recompute == 2
+        # What every step has, and what recomputing repeats.
+        every, repeated = self.sums(costs.tp_payload[:, :, 0]).swapaxes(0, 1)
+        tensor = {
+            kind: (self.of_ranks(own) + self.of_ranks(more * anything)) * many
+            for kind, own, more in zip(TP_KINDS, every, repeated, strict=True)
+        }
+        summed = self.of_ranks(self.sums(costs.summed_parameters[0]))
+        exchanged = self.sums(2 * costs.ep_payload[0] + costs.cp_payload[0])
+        size = self.context.scalar_bytes.stored / self.ways
+        return {
+            **tensor,
+            "all_reduce": tensor["all_reduce"] + summed * size,
+            "all_to_all": many * self.of_ranks(exchanged * (2.0 + everything)),
+        }

@@ -12,28 +12,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.recipes import Recipe
+from planner.cost.context import ScalarBytes
 from planner.cost.table.rows import Columns
 from planner.cost.table.stages import CROSSING, KEPT, PEAKS, RankMemory
-from planner.schema import (
-    Optimizer,
-    Precision,
-)
 from planner.simulate.compiled import compiled, inlined
 from planner.simulate.schedules import schedule_columns
-from planner.units import dtype_bytes
 
 __all__ = [
     "CROSSING_COLUMNS",
     "KEPT_COLUMNS",
     "PEAK_COLUMNS",
     "Devices",
-    "ScalarBytes",
     "TableMemory",
     "chunks_between_halves",
     "chunks_in_flight",
     "fill_table_memory",
-    "scalar_bytes",
     "table_memory",
     "weight_bytes",
 ]
@@ -80,23 +73,6 @@ RULES = (
 _FOLDED, _SPLITS, _WAITS_FOR_SENDS, _HOLDS_ALL = range(4)
 
 _PER_PP, _CONSTANT, _FEWER, _IN_ROUNDS, _MORE_WAITING = range(4, len(RULES))
-
-
-class ScalarBytes(NamedTuple):
-    """Bytes of a scalar by purpose, and what a recipe adds."""
-
-    stored: float
-    compute: float
-    reduce: float
-    states: float
-    swell: float
-    reserve: float
-    computed_gradients: bool
-    both_gradients: bool
-    gathers_whole: bool
-    all_waiting: bool
-    keeps_sent: bool
-    keeps_graph: bool
 
 
 class _Scalars(NamedTuple):
@@ -333,7 +309,7 @@ def fill_table_memory(
     of: ScalarBytes,
     worst: Array,
     excess: Array,
-    owned: Array,
+    shards: Array,
 ) -> None:
     """Fill in the last three for every row, see :mod:`planner.cost.table.memory`.
 
@@ -347,7 +323,7 @@ def fill_table_memory(
         of: What the request says of bytes.
         worst: Bytes on the fullest of them. Shape [n].
         excess: Most bytes over a limit. Shape [n].
-        owned: Trained scalars that ZeRO leaves on a device of rank 0. Shape [n].
+        shards: Trained scalars that ZeRO leaves on a device of rank 0. Shape [n].
     """
     # Single values, not rows of the arrays: taking a row costs more than reading it.
     for row in range(len(rows.pp)):
@@ -403,39 +379,8 @@ def fill_table_memory(
             total = parameters + gradients + states + activations + buffers + of.reserve
             fullest, over = max(fullest, total), max(over, total - limits[at, place])
             if place == 0:
-                owned[row] = trained
+                shards[row] = trained
         worst[row], excess[row] = fullest, over
-
-
-def scalar_bytes(
-    precision: Precision, optimizer: Optimizer, recipe: Recipe, on_gpu: bool
-) -> ScalarBytes:
-    """What a request says of bytes.
-
-    Args:
-        precision: What parameters are kept, computed with and reduced in.
-        optimizer: How many states each parameter has, and of which dtype.
-        recipe: What the executors keep beside tensors.
-        on_gpu: Whether an allocator and contexts take their part, and NCCL sends.
-    """
-    # float8 products still gather and keep bfloat16 weights and activations.
-    compute = "bfloat16" if precision.compute == "float8" else precision.compute
-    states = optimizer.states_per_parameter * dtype_bytes(optimizer.state_dtype)
-    return ScalarBytes(
-        stored=float(dtype_bytes(precision.parameter)),
-        compute=float(dtype_bytes(compute)),
-        reduce=float(dtype_bytes(precision.reduce)),
-        states=float(states),
-        swell=1.0 + recipe.fragmentation if on_gpu else 1.0,
-        reserve=float(recipe.reserve_bytes) if on_gpu else 0.0,
-        computed_gradients=recipe.gradients == "computed",
-        both_gradients=recipe.gradients == "both",
-        gathers_whole=recipe.gathers_whole,
-        all_waiting=recipe.receive_buffers == "all",
-        # gloo's requests hold what they have sent until the pipeline lets go of them.
-        keeps_sent=not on_gpu,
-        keeps_graph=recipe.keeps_graph,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,37 +388,29 @@ class TableMemory:
     """Memory of the rows of a strategy table; arrays of shape [n].
 
     Attributes:
-        memory_bytes: Of the fullest of ranks 0, 1 and last.
+        memory_bytes: Peak of the fullest of ranks 0, 1 and last.
         excess_bytes: Most bytes that one of them is over its limit.
-        owned: Trained scalars that ZeRO leaves on a device of rank 0.
+        parameter_shards: Trained scalars that ZeRO leaves on a device of rank 0.
     """
 
     memory_bytes: Array
     excess_bytes: Array
-    owned: Array
+    parameter_shards: Array
 
 
 def table_memory(
-    rows: Columns,
-    ranks: RankMemory,
-    limits: Array,
-    *,
-    precision: Precision,
-    optimizer: Optimizer,
-    recipe: Recipe,
-    on_gpu: bool,
+    rows: Columns, ranks: RankMemory, limits: Array, of: ScalarBytes
 ) -> TableMemory:
     """Peak memory of every row, on the ranks that can be fullest.
 
     Args:
         rows: The table.
-        ranks: Of the cuts that ``rows.pair`` names.
+        ranks: Memory of the cuts that ``rows.pair`` names.
         limits: Bytes that ranks 0, 1 and last may use at each of ``rows.place``.
             Shape [places, 3].
-        precision: This and the rest as in
-            :func:`planner.cost.strategy.memory.memory_parts`.
+        of: Bytes of scalars.
     """
-    worst, excess, owned = np.empty((3, len(rows.pp)))
+    worst, excess, shards = np.empty((3, len(rows.pp)))
     kept = ranks.kept[:, :, [KEPT.index(name) for name in KEPT_COLUMNS]]
     peaks = ranks.peaks[:, :, [PEAKS.index(name) for name in PEAK_COLUMNS]]
     crossing = ranks.crossing[:, :, [CROSSING.index(name) for name in CROSSING_COLUMNS]]
@@ -484,9 +421,9 @@ def table_memory(
         np.ascontiguousarray(peaks),
         np.ascontiguousarray(crossing),
         limits,
-        scalar_bytes(precision, optimizer, recipe, on_gpu),
+        of,
         worst,
         excess,
-        owned,
+        shards,
     )
-    return TableMemory(memory_bytes=worst, excess_bytes=excess, owned=owned)
+    return TableMemory(memory_bytes=worst, excess_bytes=excess, parameter_shards=shards)

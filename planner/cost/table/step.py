@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from planner.cost.context import Combinations, PricingContext, number_rows
 from planner.cost.kernels.roofline import optimizer_seconds
 from planner.cost.orders import Orders, Places
-from planner.cost.pipelines.flushed import RowTimes, row_times
+from planner.cost.pipelines import RowTimes, pipeline_pricing
 from planner.cost.replicas import ReplicaRows, replica_pricing
 from planner.cost.result import PARTS, CostTable
 from planner.cost.table.memory import table_memory
@@ -17,9 +17,9 @@ from planner.cost.table.stages import KEPT, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.cost.units import price_units
 from planner.schema.methods.all_reduce import AllReduce
+from planner.schema.schedules import schedule_name
 from planner.simulate import schedule_columns
 from planner.space.table import StrategyTable
-from planner.units import dtype_bytes
 
 __all__ = ["price_table"]
 
@@ -61,6 +61,25 @@ def _look_up(
         latency=places.latency,
     )
     return summarize(price_units(orders.context, combos, orders), pairs), pair
+
+
+def _pipelines(rows: Columns, summaries: Summaries, contention: Array) -> RowTimes:
+    """Times of pipelines, each row's by the pricing that its schedule names."""
+    used = np.flatnonzero(np.bincount(rows.schedule))
+    pricings = [pipeline_pricing(schedule_name(int(code))) for code in used]
+    if all(pricing is pricings[0] for pricing in pricings):
+        return pricings[0].rows(rows, summaries, contention)
+    count = len(rows.pp)
+    parts_s, seconds = np.zeros((len(PARTS), count)), np.empty((2, count))
+    for pricing in dict.fromkeys(pricings):
+        own = [one is pricing for one in pricings]
+        mine = np.isin(rows.schedule, used[own])
+        found = pricing.rows(
+            Columns(*(column[mine] for column in rows)), summaries, contention
+        )
+        parts_s[:, mine] = found.parts_s
+        seconds[:, mine] = found.forward_s, found.backward_s
+    return RowTimes(parts_s=parts_s, forward_s=seconds[0], backward_s=seconds[1])
 
 
 def _replicas(
@@ -110,14 +129,18 @@ def _replica_seconds(
     if not memory.tied.any():
         return exposed
     ways = np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)
-    size = dtype_bytes(context.precision.parameter) / ways
+    size = context.scalar_bytes.stored / ways
     payload, sums = memory.tied[rows.pair].T
     fixed, per_byte = orders.pair_lines(places)[rows.place].T
     return np.asarray(exposed + fixed * sums + per_byte * payload * size)
 
 
 def _update_seconds(
-    context: PricingContext, places: Places, rows: Columns, owned: Array, tensors: Array
+    context: PricingContext,
+    places: Places,
+    rows: Columns,
+    shards: Array,
+    tensors: Array,
 ) -> Array:
     """Of the optimizer, on the slowest device that a row uses. Shape [n]."""
     kinds = places.slowest[rows.place]
@@ -125,7 +148,7 @@ def _update_seconds(
     for kind in np.unique(places.slowest).tolist():
         mine = kinds == kind
         seconds[mine] = optimizer_seconds(
-            owned[mine],
+            shards[mine],
             tensors[mine],
             context.cluster.device_types[kind],
             context.optimizer,
@@ -161,16 +184,8 @@ def price_table(
     places = orders.places(order, table.pp)
     summaries, pair = _look_up(orders, table, order, places)
     rows = columns_of(table, pair, places.which)
-    memory = table_memory(
-        rows,
-        summaries.memory,
-        places.limits,
-        precision=context.precision,
-        optimizer=context.optimizer,
-        recipe=context.recipe,
-        on_gpu=context.on_gpu,
-    )
-    times = row_times(rows, summaries, places.core_contention)
+    memory = table_memory(rows, summaries.memory, places.limits, context.scalar_bytes)
+    times = _pipelines(rows, summaries, places.core_contention)
     tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]
     parts = times.parts_s
     replicas = _replicas(orders, table, order)
@@ -178,7 +193,7 @@ def price_table(
         orders, replicas, places, rows, summaries, times
     )
     parts[PARTS.index("optimizer")] = _update_seconds(
-        context, places, rows, memory.owned, tensors
+        context, places, rows, memory.parameter_shards, tensors
     )
     return CostTable(
         step_time_s=parts.sum(axis=0),

@@ -9,7 +9,6 @@ import pytest
 
 from planner.cost import CostModel
 from planner.cost.pipelines.flushed import queues
-from planner.cost.strategy.step import schedule_of
 from planner.schema import Strategy
 from planner.schema.schedules import schedule_names, schedule_spec
 from planner.space import StrategyTable, build_strategy
@@ -105,11 +104,9 @@ def test_two_microbatches_pass_a_slow_boundary_in_a_trip(boundary: int) -> None:
 def test_quick_links_keep_nobody_waiting(schedule: str) -> None:
     virtual = 1 if schedule in ("GPipe", "1F1B") else 2
     model, _, strategy = _plan(FAST, schedule, 8, virtual=virtual)
-    times = model.timeline(strategy).times
-    table = schedule_of(strategy)
-    assert table is not None
-    assert queues(strategy, times, table) is None
-    assert np.all(times.send > 0)
+    stages = model.stages(strategy)
+    assert queues(stages, stages.times) is None
+    assert np.all(stages.times.send > 0)
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "LoopedBFS", "DualPipeV"])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.recipes import RECIPES, Recipe
+from planner.cost.recipes import Recipe
 from planner.cost.result import MemoryParts
 from planner.cost.strategy.memory import memory_parts
 from planner.cost.table.memory import (
@@ -24,6 +24,7 @@ from planner.simulate import (
     peak_in_flight,
     schedule_columns,
 )
+from tests.cost.made import device, hosts, setting_for, uniform_graph
 from tests.simulate.cases import legal
 
 #: 1,000 scalars in 10 units of 100, on 4 ways of sharding.
@@ -45,12 +46,14 @@ def parts(zero: int, **changes: Any) -> MemoryParts:
         "kept_bytes": 0.0,
         "transient_bytes": 0.0,
         "receive_bytes": 0.0,
-        "precision": FULL,
-        "optimizer": Optimizer(),
-        "recipe": RECIPES["torch"],
-        "on_gpu": False,
     }
-    return memory_parts(**{**arguments, **changes})
+    on_gpu = changes.pop("on_gpu", False)
+    names = ("precision", "optimizer", "recipe")
+    request = {name: changes.pop(name) for name in names if name in changes}
+    kind = device(backend="nccl" if on_gpu else "gloo")
+    cluster = hosts((1, 1, kind))
+    context = setting_for(uniform_graph(2), cluster, **{"precision": FULL, **request})
+    return memory_parts(context.scalar_bytes, **{**arguments, **changes})
 
 
 @pytest.mark.parametrize(

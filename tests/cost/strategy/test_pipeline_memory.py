@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from planner.cost import Recipe
-from planner.cost.context import Combinations
-from planner.cost.strategy.memory import PipelineMemory, pipeline_memory
-from planner.cost.strategy.stages import stage_times
-from planner.cost.units import UnitCosts, price_units
-from planner.schema import Strategy
+from planner.cost import CostModel, Recipe
+from planner.cost.pipelines import PipelineMemory, pipeline_pricing
+from planner.cost.strategy.stages import Stages
 from planner.schema.schedules import schedule_spec
-from planner.simulate import actions
 from planner.space import build_strategy
 from tests.cost.made import (
     HIDDEN,
@@ -33,8 +28,13 @@ SAVED, HALVES = 6 * STREAM, 2 * STREAM
 
 
 def pipeline(
-    schedule: str, virtual: int, many: int = 4, *, keeps_graph: bool = True
-) -> tuple[Strategy, UnitCosts]:
+    schedule: str,
+    virtual: int,
+    many: int = 4,
+    *,
+    keeps_graph: bool = True,
+    keeps_sent: bool = False,
+) -> Stages:
     """Two ranks, one unit a stage."""
     stages = 2 * virtual
     graph = uniform_graph(stages)
@@ -49,30 +49,15 @@ def pipeline(
         bounds=list(range(stages + 1)),
         sharding={},
     )
-    one = np.ones(1, dtype=np.int64)
-    combos = Combinations(tp=one, cp=one, ep=one, microbatch=one, sequence_parallel=one)
     recipe = Recipe(name="made", keeps_graph=keeps_graph)
-    setting = setting_for(graph, hosts((1, 2, device())), recipe=recipe)
-    return strategy, price_units(setting, combos)
+    kind = device(backend="gloo" if keeps_sent else "nccl")
+    setting = setting_for(graph, hosts((1, 2, kind)), recipe=recipe)
+    return CostModel(setting).stages(strategy)
 
 
-def held(
-    schedule: str,
-    virtual: int,
-    *,
-    keeps_sent: bool,
-    keeps_graph: bool = True,
-    **changes: Any,
-) -> PipelineMemory:
-    strategy, costs = pipeline(schedule, virtual, keeps_graph=keeps_graph, **changes)
-    return pipeline_memory(
-        strategy,
-        costs,
-        np.arange(2 * virtual + 1),
-        actions(schedule, 2, virtual, strategy.num_microbatches),
-        keeps_sent=keeps_sent,
-        keeps_graph=keeps_graph,
-    )
+def held(schedule: str, virtual: int, **changes: Any) -> PipelineMemory:
+    stages = pipeline(schedule, virtual, **changes)
+    return pipeline_pricing(schedule).memory(stages)
 
 
 @pytest.mark.parametrize("keeps_sent", [False, True])
@@ -128,8 +113,7 @@ def test_what_the_first_half_is_done_with_makes_room_for_gradients() -> None:
 
 
 def test_a_fold_sends_nothing_but_has_buffers() -> None:
-    strategy, _ = pipeline("ZBVZeroBubble", 2)
-    assert [stage.rank for stage in strategy.stages] == [0, 1, 1, 0]
+    assert pipeline("ZBVZeroBubble", 2).rank.tolist() == [0, 1, 1, 0]
     found = held("ZBVZeroBubble", 2, keeps_sent=False)
     # Stages 1 and 2 pass one on within rank 1: two boundaries each, both ways.
     assert found.received.tolist() == [2 * STREAM, 4 * STREAM]
@@ -137,10 +121,8 @@ def test_a_fold_sends_nothing_but_has_buffers() -> None:
 
 @pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "1F1B"])
 def test_stage_0_leaves_its_backward_to_the_second_half(schedule: str) -> None:
-    strategy, costs = pipeline(schedule, 1)
-    setting = setting_for(uniform_graph(2), hosts((1, 2, device())))
-    times = stage_times(setting, strategy, costs, np.arange(3))
-    into, weight = times.halves(strategy)
+    times = pipeline(schedule, 1).times
+    into, weight = times.input_half, times.weight_half
     assert into + weight == pytest.approx(times.backward)
     if schedule == "1F1B":
         assert weight == pytest.approx(times.weight)
