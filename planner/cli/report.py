@@ -51,9 +51,9 @@ class ReportCommand:
     perfetto: OptionalFile = None
     """Write the step as a trace for ui.perfetto.dev."""
     png: OptionalFile = None
-    """Write a sheet of figures for a paper; needs matplotlib, as does --svg."""
+    """Write a sheet of figures for a paper; needs meshwright[figures]."""
     svg: OptionalFile = None
-    """Write the same as SVG."""
+    """Write the sheet of figures as SVG."""
     measurement: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint="")
     ] = ()
@@ -85,7 +85,8 @@ class ReportCommand:
             emit_text("\n".join(paths.values()))
 
     def _report_streams(self, paths: dict[str, str]) -> None:
-        from planner.report.stream import read_streams, write_stream_reports
+        from planner.report import write_stream_reports
+        from planner.report.stream import read_streams
 
         given = {
             "--measurement": self.measurement,

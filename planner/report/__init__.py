@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.report.markdown import markdown_page
     from planner.report.page import html_page
     from planner.report.trace import chrome_trace
-    from planner.report.write import write_report, write_reports
+    from planner.report.write import write_report, write_reports, write_stream_reports
 
 _HOMES = {
     "ReportData": "planner.report.data",
@@ -25,6 +25,7 @@ _HOMES = {
     "markdown_page": "planner.report.markdown",
     "write_report": "planner.report.write",
     "write_reports": "planner.report.write",
+    "write_stream_reports": "planner.report.write",
 }
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "markdown_page",
     "write_report",
     "write_reports",
+    "write_stream_reports",
 ]
 
 

@@ -21,9 +21,8 @@ from planner.report.data import (
 )
 from planner.report.measured import compare
 from planner.report.pareto import pareto_points
-from planner.report.rows import stage_facts, timeline_rows
 from planner.report.source import read_source
-from planner.report.timeline import TimelineData
+from planner.report.timeline import TimelineData, stage_facts, timeline_rows
 from planner.schema import AXES, Plan
 from planner.schema.describe import PART_NAMES, facts, paragraph
 from planner.schema.measurement import Measurement

@@ -1,84 +1,395 @@
-"""Figures of the page as SVG, each in a wide and in a narrow form."""
+"""Figures of a plan as SVG: wide and narrow ones of the page, and the sheet of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
-from planner.report.data import MeasuredData, ParetoPoint
+import numpy as np
+
+from planner.errors import PlanFileError
+from planner.report.data import (
+    MEMORY_CATEGORIES,
+    BreakdownPart,
+    MeasuredData,
+    MemoryRow,
+    ParetoPoint,
+    ReportData,
+)
 from planner.report.markup import escape
+from planner.report.svg import (
+    SHEET_WIDTH,
+    Drawing,
+    Plane,
+    absent_drawing,
+    block,
+    blocks,
+    fitted,
+    hint,
+    key,
+    label,
+    palette,
+    png_or_svg,
+    sheet,
+    ticks,
+)
+from planner.report.timeline import SPAN_KINDS, TimelineData, TimelineRow
 from planner.units import format_bytes, format_seconds
 
-__all__ = ["pareto_figure", "steps_figure", "ticks"]
+__all__ = [
+    "breakdown_figure",
+    "figure_sheet",
+    "limit_is_near",
+    "memory_figure",
+    "memory_name",
+    "pareto_figure",
+    "plan_sheet",
+    "steps_figure",
+]
 
-#: A limit is left out where all points are below this share of it.
-_FAR = 0.25
+#: Limits are left out where bars, or points, are below these shares of them.
+_FAR_BARS, _FAR_POINTS = 0.1, 0.25
 #: Bars of a run that a figure shows.
 _MOST_STEPS = 200
+#: Columns of a row of the timeline that has more blocks than these.
+_MOST_BLOCKS = 400
+#: Part of a step to the swatch of its kind.
+_PART_SWATCH: Mapping[str, str] = {
+    "compute": "k-forward",
+    "recompute": "k-recompute",
+    "tensor": "k-communication",
+    "context": "k-communication",
+    "expert": "k-communication",
+    "data_parallel": "k-communication",
+    "pipeline_transfer": "k-transfer",
+    "pipeline_bubble": "k-bubble",
+    "shared_cores": "k-bubble",
+    "optimizer": "k-optimizer",
+}
+_MEMORY_NAMES: Mapping[str, str] = {
+    "optimizer": "optimizer states",
+    "reserve": "context, allocator",
+    "buffers": "communication buffers",
+}
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers from low to high, about ``count`` of them."""
-    span = high - low
-    if span <= 0 or not math.isfinite(span):
-        return [low]
-    rough = span / max(count, 1)
-    scale = 10.0 ** math.floor(math.log10(rough))
-    step = next(s * scale for s in (1, 2, 2.5, 5, 10) if s * scale >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
+def plan_sheet(report: ReportData) -> str:
+    """Timeline, memory against limits, breakdown and Pareto front as one SVG file.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
-    """A plane with logarithmic time from left to right, and memory upwards."""
-
-    width: float
-    height: float
-    fastest_s: float
-    slowest_s: float
-    most_bytes: float
-    left: float = 62
-    right: float = 16
-    top: float = 14
-    bottom: float = 46
-
-    def x(self, seconds: float) -> float:
-        place = math.log(seconds / self.fastest_s) / math.log(
-            self.slowest_s / self.fastest_s
-        )
-        return self.left + place * (self.width - self.left - self.right)
-
-    def y(self, size: float) -> float:
-        high = self.height - self.bottom - self.top
-        return self.top + (1 - size / self.most_bytes) * high
-
-
-def _seconds_ticks(frame: _Frame, apart: float) -> list[float]:
-    """1, 2, 5 of each power of ten; fewer where they would touch."""
-    low = math.floor(math.log10(frame.fastest_s))
-    high = math.ceil(math.log10(frame.slowest_s))
-    places = [
-        digit * 10.0**power for power in range(low, high + 1) for digit in (1, 2, 5)
-    ]
-    inside = [p for p in places if frame.fastest_s <= p <= frame.slowest_s]
-    if len(inside) < 2:
-        inside = ticks(frame.fastest_s, frame.slowest_s, 4)
-    kept: list[float] = []
-    for place in inside:
-        if not kept or frame.x(place) - frame.x(kept[-1]) >= apart:
-            kept.append(place)
-    return kept
-
-
-def _mark(kind: int, x: float, y: float, size: float, css: str, tip: str) -> str:
-    """A circle, square, triangle or diamond: one for each number of devices."""
-    told = (
-        f'class="{css}" data-tip="{escape(tip)}" tabindex="0" role="img" '
-        f'aria-label="{escape(tip)}"'
+    Args:
+        report: Of one plan; panels that cannot be drawn say why.
+    """
+    head = report.header
+    timeline = [absent_drawing(report.missing.get("timeline", ""))]
+    if report.timeline is not None:
+        timeline = [_timeline(report.timeline), key(_timeline_key(report.timeline))]
+    parts = [absent_drawing("The plan does not say what its step is made of.")]
+    if report.breakdown:
+        parts = [_breakdown(report.breakdown, report.breakdown[0].seconds, SHEET_WIDTH)]
+    counts = _kinds(report.pareto)
+    return sheet(
+        (f"{head.model} on {head.cluster}", head.label),
+        (
+            ("Timeline of a step, by pp rank", timeline),
+            (
+                "Peak memory of a device, by pp rank",
+                [
+                    _memory(report.memory, report.memory, SHEET_WIDTH),
+                    key(
+                        [_swatch(f"m-{p}", memory_name(p)) for p in _held(report)],
+                        columns=2,
+                    ),
+                ],
+            ),
+            ("Where the time goes, on the critical path", parts),
+            (
+                "Strategies: time, memory, devices",
+                [
+                    _pareto(
+                        report.pareto,
+                        report.pareto,
+                        counts,
+                        _one_limit(report.memory),
+                        (SHEET_WIDTH, 230),
+                    ),
+                    key(_pareto_key(counts)),
+                ],
+            ),
+        ),
     )
+
+
+def figure_sheet(reports: Sequence[ReportData], form: Literal["png", "svg"]) -> bytes:
+    """The sheet of the only plan as a file.
+
+    Args:
+        reports: One.
+        form: Of the file; PNG has 300 dots an inch.
+
+    Raises:
+        PlanFileError: If there are two, or a PNG cannot be made.
+    """
+    if len(reports) != 1:
+        raise PlanFileError(
+            f"a sheet of figures is of one plan, not of {len(reports)}; name one"
+        )
+    return png_or_svg(plan_sheet(reports[0]), form)
+
+
+def _swatch(css: str, name: str) -> tuple[str, str]:
+    return block(css, 0, 2, 15, 11), name
+
+
+def _timeline(timeline: TimelineData) -> Drawing:
+    """Each pp rank a row of blocks; numbers are microbatches."""
+    rows = timeline.rows
+    high = min(max(200 / len(rows), 3), 19)
+    plane = Plane(
+        left=42,
+        right=SHEET_WIDTH - 8,
+        top=2,
+        floor=2 + high * len(rows),
+        x_range=(0.0, timeline.step_time_s),
+        y_range=(len(rows), 0.0),
+    )
+    body = ""
+    for place, row in enumerate(rows):
+        body += _timeline_row(row, plane, place, 0.84 * high)
+    body += _rank_labels(plane, [row.rank for row in rows], high)
+    places = ticks(0, timeline.step_time_s, 5)
+    body += plane.x_axis([(s, format_seconds(s) if s else "0") for s in places])
+    return Drawing(body=body, width=SHEET_WIDTH, height=plane.floor + 24)
+
+
+def _timeline_row(row: TimelineRow, plane: Plane, place: int, high: float) -> str:
+    y = plane.y(place) + 0.08 * high
+    if len(row) > _MOST_BLOCKS:
+        return _columns(row, plane, y, high)
+    body = ""
+    for number, name in enumerate(SPAN_KINDS):
+        mine = row.kind == number
+        pairs = zip(row.start_s[mine].tolist(), row.end_s[mine].tolist(), strict=True)
+        body += blocks(
+            f"k-{name.replace(' ', '-')}",
+            [(plane.x(a), y, plane.x(b) - plane.x(a), high) for a, b in pairs],
+        )
+    for span in row.spans():
+        x, wide = plane.x(span.start_s), plane.x(span.end_s) - plane.x(span.start_s)
+        body += f'<rect x="{x + wide - 0.4:.2f}" y="{y:.1f}" width=".4" '
+        body += f'height="{high:.1f}" fill="#fff"/>'
+        text = str(span.microbatch)
+        if span.microbatch < 0 or span.kind == "transfer" or high < 11:
+            continue
+        if wide < 5.5 * len(text) + 4:
+            continue
+        kind = span.kind.replace(" ", "-")
+        # A plain patch under the number, so that no hatching runs through it.
+        body += (
+            f'<rect class="{f"k-{kind}"}" x="{x + wide / 2 - 3 * len(text) - 1:.1f}" '
+            f'y="{y + high / 2 - 5:.1f}" width="{6 * len(text) + 2}" height="10"/>'
+            f'<text x="{x + wide / 2:.1f}" y="{y + high / 2 + 3:.1f}" '
+            f'text-anchor="middle" style="font-size: 8.5px; '
+            f'fill: {palette()[f"{kind}-ink"]}">{text}</text>'
+        )
+    return body
+
+
+def _columns(row: TimelineRow, plane: Plane, y: float, high: float) -> str:
+    """Columns of equal time instead of blocks, each kind as high as its share."""
+    edges = np.linspace(*plane.x_range, _MOST_BLOCKS + 1)
+    wide = (plane.right - plane.left) / _MOST_BLOCKS
+    floor = np.full(_MOST_BLOCKS, y + high)
+    body = ""
+    for number, name in enumerate(SPAN_KINDS):
+        mine = row.kind == number
+        long = np.where(mine, row.end_s - row.start_s, 0.0)
+        times = np.append(row.start_s, row.end_s[-1:])
+        spent = np.interp(edges, times, np.concatenate([[0.0], np.cumsum(long)]))
+        size = np.diff(spent) / np.diff(edges) * high
+        floor = floor - size
+        body += blocks(
+            f"k-{name.replace(' ', '-')}",
+            [
+                (plane.left + wide * i, float(floor[i]), wide, float(size[i]))
+                for i in np.flatnonzero(size > 0.01 * high).tolist()
+            ],
+        )
+    return body
+
+
+def _timeline_key(timeline: TimelineData) -> list[tuple[str, str]]:
+    present = {int(k) for row in timeline.rows for k in set(row.kind.tolist())}
+    return [
+        _swatch(f"k-{name.replace(' ', '-')}", name)
+        for number, name in enumerate(SPAN_KINDS)
+        if number in present
+    ]
+
+
+def _rank_labels(plane: Plane, ranks: Sequence[int], high: float) -> str:
+    """Numbers left of rows, of as many as there is room for."""
+    every = math.ceil(13 / high)
+    return "".join(
+        label(plane.left - 8, plane.y(place + 0.5) + 3.5, f"rank {rank}", "end")
+        for place, rank in enumerate(ranks)
+        if place % every == 0
+    )
+
+
+def memory_name(part: str) -> str:
+    """A category of memory as people call it."""
+    return _MEMORY_NAMES.get(part, part)
+
+
+def _held(report: ReportData) -> list[str]:
+    return [
+        part
+        for part in MEMORY_CATEGORIES
+        if any(row.parts_bytes[part] > 0 for row in report.memory)
+    ]
+
+
+def limit_is_near(rows: Sequence[MemoryRow]) -> bool:
+    """True if bars leave room for the limit of a device.
+
+    Args:
+        rows: Of all plans that share a scale.
+    """
+    limit = max(row.limit_bytes for row in rows)
+    return max(row.total_bytes for row in rows) >= _FAR_BARS * limit
+
+
+def memory_figure(report: ReportData, scale: Sequence[MemoryRow]) -> str:
+    """Each pp rank's devices: what fills them, and their limit.
+
+    Args:
+        report: Of one plan.
+        scale: Rows of all plans, that bars have room for.
+    """
+    return _both(
+        lambda width: _memory(report.memory, scale, width),
+        "Peak memory of each device, by pp rank",
+    )
+
+
+def _memory(
+    rows: Sequence[MemoryRow], scale: Sequence[MemoryRow], width: float
+) -> Drawing:
+    near, several = limit_is_near(scale), len({row.device_type for row in rows}) > 1
+    most = max(row.total_bytes for row in scale)
+    if near:
+        most = max(most, *(row.limit_bytes for row in scale))
+    wide = width > SHEET_WIDTH
+    high = min(max((900 if wide else 560) / len(rows), 5), 26 if wide else 19)
+    plane = Plane(
+        left=150 if wide else 46,
+        right=width - (200 if wide else 96),
+        top=4,
+        floor=4 + high * len(rows),
+        x_range=(0.0, most or 1.0),
+        y_range=(len(rows), 0.0),
+    )
+    every, body = math.ceil(13 / high), ""
+    for place, row in enumerate(rows):
+        y = plane.y(place) + 0.12 * high
+        body += block("idle", plane.left, y, plane.right - plane.left, 0.76 * high)
+        x = plane.left
+        for part, size in row.parts_bytes.items():
+            if size > 0:
+                long = plane.x(size) - plane.left
+                tip = f"{memory_name(part)}\n{format_bytes(size)}"
+                body += block(f"m-{part}", x, y, long, 0.76 * high, tip)
+                x += long
+        if near:
+            x = plane.x(row.limit_bytes)
+            body += (
+                f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 1.5:.1f}" '
+                f'y2="{y + 0.76 * high + 1.5:.1f}"/>'
+            )
+        if place % every == 0:
+            foot = plane.y(place + 0.5) + 4
+            body += label(0, foot, _rank_name(row, wide=wide, kind=several), css="ink")
+            body += label(width, foot, _fill_told(row, wide=wide), "end", "ink")
+    return Drawing(body=body, width=width, height=plane.floor + 6)
+
+
+def _rank_name(row: MemoryRow, *, wide: bool, kind: bool) -> str:
+    if not wide:
+        return f"rank {row.rank}"
+    many = f" × {row.devices:,}" if row.devices > 1 else ""
+    return fitted(f"rank {row.rank}{many}{f' {row.device_type}' if kind else ''}", 140)
+
+
+def _fill_told(row: MemoryRow, *, wide: bool) -> str:
+    """Memory in use of what there is, and its share."""
+    share = row.total_bytes / row.limit_bytes if row.limit_bytes else math.inf
+    percent = f"{share:.0%}" if share >= 0.01 else "<1%"
+    of = f" of {format_bytes(row.limit_bytes)}" if wide else ""
+    over = " over" if share > 1 else ""
+    return f"{format_bytes(row.total_bytes)}{of}, {percent}{over}"
+
+
+def breakdown_figure(parts: Sequence[BreakdownPart], largest_s: float) -> str:
+    """Parts of the step on its critical path, largest first.
+
+    Args:
+        parts: Of one plan.
+        largest_s: Seconds that the longest bar stands for.
+    """
+    return _both(lambda width: _breakdown(parts, largest_s, width), "Parts of the step")
+
+
+def _breakdown(
+    parts: Sequence[BreakdownPart], largest_s: float, width: float
+) -> Drawing:
+    wide = width > SHEET_WIDTH
+    high, left, right = (28, 230.0, 130.0) if wide else (20, 186.0, 98.0)
+    body = ""
+    for place, part in enumerate(parts):
+        y, name = place * high + 0.14 * high, part.name[0].upper() + part.name[1:]
+        long = max(part.seconds / largest_s * (width - left - right), 1.0)
+        foot = y + 0.36 * high + 4
+        body += label(0, foot, fitted(name, left + 20), css="ink")
+        body += block(
+            _PART_SWATCH.get(part.part, "k-communication"), left, y, long, 0.72 * high
+        )
+        body += label(
+            width - (60 if wide else 46),
+            foot,
+            format_seconds(part.seconds),
+            "end",
+            "ink",
+        )
+        body += label(width, foot, f"{part.share:.1%}", "end", "ink")
+    return Drawing(body=body, width=width, height=float(high * len(parts)))
+
+
+def _both(draw: Callable[[float], Drawing], name: str, role: str = "img") -> str:
+    """A wide and a narrow drawing, of which the style sheet shows one."""
+    return "".join(
+        f'<div class="{css}">{draw(width).element(name, role)}</div>'
+        for css, width in (("wide", 900), ("narrow", SHEET_WIDTH))
+    )
+
+
+def _one_limit(rows: Sequence[MemoryRow]) -> float | None:
+    """Bytes that may be used of any device; None where devices differ."""
+    limits = {row.limit_bytes for row in rows}
+    return limits.pop() if len(limits) == 1 else None
+
+
+def _kinds(points: Sequence[ParetoPoint]) -> dict[int, int]:
+    """Shape of each number of devices; the fewest share the last one."""
+    counts = sorted({point.devices for point in points}, reverse=True)
+    return {count: min(index, 3) for index, count in enumerate(counts)}
+
+
+def _mark(kind: int, x: float, y: float, size: float, css: str, tip: str = "") -> str:
+    """A circle, square, triangle or diamond: one for each number of devices."""
+    told = f'class="{css}"{hint(tip)}'
+    if tip:
+        told += f' tabindex="0" role="img" aria-label="{escape(tip)}"'
     if kind == 0:
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" {told}/>'
     if kind == 1:
@@ -95,89 +406,103 @@ def _mark(kind: int, x: float, y: float, size: float, css: str, tip: str) -> str
     return f'<polygon points="{corners}" {told}/>'
 
 
-def pareto_figure(
-    points: Sequence[ParetoPoint],
-    limit_bytes: float | None,
-    scale: Sequence[ParetoPoint],
-) -> str:
+def _pareto_key(kinds: Mapping[int, int]) -> list[tuple[str, str]]:
+    return [
+        (
+            _mark(kind, 8, 8, 5, f"dot c{kind}"),
+            f"{count:,} {'device' if count == 1 else 'devices'}",
+        )
+        for count, kind in kinds.items()
+    ] + [('<circle cx="8" cy="8" r="6" class="chosen"/>', "the chosen one")]
+
+
+def pareto_figure(report: ReportData, scale: Sequence[ParetoPoint]) -> str:
     """Step time against memory; shape and colour say how many devices.
 
     Args:
-        points: Of the report.
-        limit_bytes: What a device may use; None where devices differ.
-        scale: Points that the axes have room for.
+        report: Of one plan.
+        scale: Points of all plans, that the axes have room for.
     """
-    counts = sorted({point.devices for point in points}, reverse=True)
-    # The fewest share the last shape where there are more counts than shapes.
-    kind = {count: min(index, 3) for index, count in enumerate(counts)}
+    kinds, limit = _kinds(report.pareto), _one_limit(report.memory)
     legend = "".join(
-        '<li><svg viewBox="0 0 16 16" style="width:16px;height:16px" '
-        'aria-hidden="true">'
-        f"{_plain(_mark(kind[count], 8, 8, 5, f'dot c{kind[count]}', ''))}</svg>"
-        f"{count:,} {'device' if count == 1 else 'devices'}</li>"
-        for count in counts
+        f'<li><svg viewBox="0 0 16 16" style="width:16px;height:16px" '
+        f'aria-hidden="true">{mark}</svg>{name}</li>'
+        for mark, name in _pareto_key(kinds)
     )
-    chosen = (
-        '<li><svg viewBox="0 0 16 16" style="width:16px;height:16px" '
-        'aria-hidden="true"><circle cx="8" cy="8" r="6" class="chosen"/></svg>'
-        "the chosen one</li>"
+    return f'<ul class="legend" aria-label="Legend">{legend}</ul>' + _both(
+        lambda width: _pareto(
+            report.pareto, scale, kinds, limit, (width, 380 if width > 400 else 320)
+        ),
+        "Step time against peak memory of the strategies that fit",
+        "group",
     )
-    return f'<ul class="legend" aria-label="Legend">{legend}{chosen}</ul>' + "".join(
-        f'<div class="{css}">'
-        f"{_pareto(points, scale, kind, limit_bytes, width, height)}</div>"
-        for css, width, height in (("wide", 900, 380), ("narrow", 350, 320))
-    )
-
-
-def _plain(mark: str) -> str:
-    """A mark of a legend, which is no point and has no tip."""
-    return mark.replace(' data-tip="" tabindex="0" role="img" aria-label=""', "")
 
 
 def _pareto(
     points: Sequence[ParetoPoint],
     scale: Sequence[ParetoPoint],
-    kind: dict[int, int],
+    kinds: Mapping[int, int],
     limit_bytes: float | None,
-    width: float,
-    height: float,
-) -> str:
+    size: tuple[float, float],
+) -> Drawing:
     seconds = [point.step_time_s for point in scale if point.step_time_s > 0] or [1.0]
     sizes = [point.peak_memory_bytes for point in scale]
-    if limit_bytes and max(sizes) < _FAR * limit_bytes:
+    if limit_bytes and max(sizes) < _FAR_POINTS * limit_bytes:
         limit_bytes = None
-    frame = _Frame(
-        width=width,
-        height=height,
-        fastest_s=min(seconds) / 1.08,
-        slowest_s=max(seconds) * 1.08,
-        most_bytes=max(*sizes, limit_bytes or 0.0, 1.0) * 1.06,
+    most = max(*sizes, limit_bytes or 0.0, 1.0) * 1.06
+    plane = Plane(
+        left=62,
+        right=size[0] - 16,
+        top=14,
+        floor=size[1] - 46,
+        x_range=(min(seconds) / 1.08, max(seconds) * 1.08),
+        y_range=(0.0, most),
+        log_x=True,
     )
-    parts = [_axes(frame, limit_bytes)]
-    for devices in kind:
+    body = plane.y_axis(
+        [(b, format_bytes(b) if b else "0") for b in ticks(0, most, 5)]
+    ) + plane.x_axis(
+        [(s, format_seconds(s)) for s in _seconds_ticks(plane, 56)],
+        "step time (logarithmic)",
+    )
+    if limit_bytes:
+        body += plane.level(limit_bytes, "limit")
+        body += label(
+            plane.right, plane.y(limit_bytes) - 5, "limit of a device", "end", "strong"
+        )
+    for devices in kinds:
         front = sorted(
             (p.step_time_s, p.peak_memory_bytes)
             for p in points
             if p.devices == devices and p.on_front and p.step_time_s > 0
         )
         if len(front) > 1:
-            line = " ".join(f"{frame.x(a):.1f},{frame.y(b):.1f}" for a, b in front)
-            parts.append(f'<polyline class="front" points="{line}"/>')
+            line = " ".join(f"{plane.x(a):.1f},{plane.y(b):.1f}" for a, b in front)
+            body += f'<polyline class="front" points="{line}"/>'
     # The chosen one last, so that nothing lies on top of it.
-    parts += [
-        _point(frame, point, kind[point.devices])
-        for point in sorted(points, key=lambda p: (p.origin == "chosen", p.origin))
-        if point.step_time_s > 0
-    ]
-    title = "Step time against peak memory of the strategies that fit"
-    return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="group" '
-        f'aria-label="{title}">{"".join(parts)}</svg>'
-    )
+    for point in sorted(points, key=lambda p: (p.origin == "chosen", p.origin)):
+        if point.step_time_s > 0:
+            body += _point(plane, point, kinds[point.devices])
+    return Drawing(body=body, width=size[0], height=size[1])
 
 
-def _point(frame: _Frame, point: ParetoPoint, kind: int) -> str:
-    x, y = frame.x(point.step_time_s), frame.y(point.peak_memory_bytes)
+def _seconds_ticks(plane: Plane, apart: float) -> list[float]:
+    """1, 2, 5 of each power of ten; fewer where they would touch."""
+    low, high = plane.x_range
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    places = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    inside = [place for place in places if low <= place <= high]
+    if len(inside) < 2:
+        inside = ticks(low, high, 4)
+    kept: list[float] = []
+    for place in inside:
+        if not kept or plane.x(place) - plane.x(kept[-1]) >= apart:
+            kept.append(place)
+    return kept
+
+
+def _point(plane: Plane, point: ParetoPoint, kind: int) -> str:
+    x, y = plane.x(point.step_time_s), plane.y(point.peak_memory_bytes)
     tip = (
         f"{point.label}\n{format_seconds(point.step_time_s)}, "
         f"{format_bytes(point.peak_memory_bytes)}, {point.devices:,} devices\n"
@@ -190,83 +515,34 @@ def _point(frame: _Frame, point: ParetoPoint, kind: int) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="10" class="chosen"/>{mark}'
 
 
-def _axes(frame: _Frame, limit_bytes: float | None) -> str:
-    right, floor = frame.width - frame.right, frame.height - frame.bottom
-    parts = []
-    for size in ticks(0, frame.most_bytes, 5):
-        y = frame.y(size)
-        parts.append(
-            f'<line class="rule" x1="{frame.left}" x2="{right}" y1="{y:.1f}" '
-            f'y2="{y:.1f}"/><text x="{frame.left - 8}" y="{y + 4:.1f}" '
-            f'text-anchor="end">{escape(format_bytes(size) if size else "0")}</text>'
-        )
-    for seconds in _seconds_ticks(frame, 56):
-        x = frame.x(seconds)
-        parts.append(
-            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{floor}" '
-            f'y2="{floor + 5}"/><text x="{x:.1f}" y="{floor + 19}" '
-            f'text-anchor="middle">{escape(format_seconds(seconds))}</text>'
-        )
-    parts.append(
-        f'<line class="axis" x1="{frame.left}" x2="{right}" y1="{floor}" y2="{floor}"/>'
-        f'<text x="{(frame.left + right) / 2:.0f}" y="{frame.height - 6}" '
-        f'text-anchor="middle">step time (logarithmic)</text>'
-    )
-    if limit_bytes:
-        y = frame.y(limit_bytes)
-        parts.append(
-            f'<line class="limit" x1="{frame.left}" x2="{right}" y1="{y:.1f}" '
-            f'y2="{y:.1f}"/><text class="strong" x="{right}" y="{y - 5:.1f}" '
-            f'text-anchor="end">limit of a device</text>'
-        )
-    return "".join(parts)
-
-
 def steps_figure(predicted_s: float, run: MeasuredData) -> str:
     """The steps of a run as bars, and the prediction as a line."""
+    return _both(
+        lambda width: _steps(predicted_s, run, width), "Measured time of each step"
+    )
+
+
+def _steps(predicted_s: float, run: MeasuredData, width: float) -> Drawing:
     steps = run.step_times_s[:_MOST_STEPS]
     most = max(*steps, predicted_s) * 1.1 or 1.0
-    return "".join(
-        f'<div class="{css}">{_steps(steps, predicted_s, run, most, width)}</div>'
-        for css, width in (("wide", 900), ("narrow", 350))
+    plane = Plane(
+        left=62,
+        right=width - 16,
+        top=18,
+        floor=140,
+        x_range=(0.0, len(steps)),
+        y_range=(0.0, most),
     )
-
-
-def _steps(
-    steps: Sequence[float],
-    predicted_s: float,
-    run: MeasuredData,
-    most: float,
-    width: float,
-) -> str:
-    left, floor, high = 62.0, 140.0, 122.0
-    each = (width - left - 16) / len(steps)
-    parts = []
-    for seconds in ticks(0, most, 3):
-        y = floor - seconds / most * high
-        parts.append(
-            f'<line class="rule" x1="{left}" x2="{width - 16}" y1="{y:.1f}" '
-            f'y2="{y:.1f}"/><text x="{left - 8}" y="{y + 4:.1f}" '
-            f'text-anchor="end">{escape(format_seconds(seconds) if seconds else "0")}'
-            f"</text>"
-        )
-    bar = min(max(each * 0.7, 1.0), 36.0)
+    body = plane.y_axis(
+        [(s, format_seconds(s) if s else "0") for s in ticks(0, most, 3)]
+    )
+    bar = min(max((plane.right - plane.left) / len(steps) * 0.7, 1.0), 36.0)
     for index, seconds in enumerate(steps):
-        size = seconds / most * high
         css = "warm" if index < run.warm_up_steps else "c0"
-        tip = escape(f"step {index + 1}\n{format_seconds(seconds)}")
-        parts.append(
-            f'<rect class="{css}" x="{left + (index + 0.5) * each - bar / 2:.1f}" '
-            f'y="{floor - size:.1f}" width="{bar:.1f}" height="{size:.1f}" '
-            f'data-tip="{tip}"/>'
-        )
-    y = floor - predicted_s / most * high
-    parts.append(
-        f'<line class="limit" x1="{left}" x2="{width - 16}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="{(left + width - 16) / 2:.0f}" y="162" text-anchor="middle">'
-        f"step of the run, first to last</text>"
-    )
-    return (
-        f'<svg viewBox="0 0 {width:.0f} 170" role="img" '
-        f'aria-label="Measured time of each step">{"".join(parts)}</svg>'
-    )
+        y = plane.y(seconds)
+        tip = f"step {index + 1}\n{format_seconds(seconds)}"
+        body += block(css, plane.x(index + 0.5) - bar / 2, y, bar, 140 - y, tip)
+    body += plane.level(predicted_s, "limit")
+    middle = (plane.left + plane.right) / 2
+    body += label(middle, 162, "step of the run, first to last", "middle")
+    return Drawing(body=body, width=width, height=170)

@@ -1,22 +1,27 @@
-"""The page: one HTML file that needs nothing else."""
+"""The page of a plan, or of two side by side: one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from planner.report.charts import devices_pane, timeline_body
+from planner.report.canvas import MOST_SPANS, devices_pane, payload, timeline_body
 from planner.report.data import ReportData
-from planner.report.frame import framed_page
-from planner.report.markup import escape, json_block, section
-from planner.report.overview import (
+from planner.report.markup import (
+    amount,
     beside,
-    chosen_section,
-    difference_section,
-    page_header,
+    chips,
+    details,
+    escape,
+    framed_page,
+    json_block,
+    note,
+    page_top,
+    section,
+    table,
+    tiles,
     titled,
 )
-from planner.report.payload import MOST_SPANS, payload
 from planner.report.sections import (
     breakdown_pane,
     measured_pane,
@@ -24,8 +29,23 @@ from planner.report.sections import (
     others_pane,
     pareto_pane,
 )
+from planner.report.svg import hatching
+from planner.units import format_bytes, format_seconds
 
-__all__ = ["html_page"]
+__all__ = ["SECTIONS", "html_page"]
+
+#: Anchors of the sections and what the list at the top calls them.
+SECTIONS = {
+    "chosen": "What and why",
+    "devices": "Devices",
+    "memory": "Memory",
+    "timeline": "Timeline",
+    "breakdown": "Where the time goes",
+    "others": "Runners-up",
+    "pareto": "Time, memory, devices",
+    "measured": "Measured",
+}
+
 
 _SCRIPTS = (
     "colours.js",
@@ -62,8 +82,9 @@ def html_page(
         title=_title(reports),
         styles=("report.css",),
         scripts=_SCRIPTS,
-        header=page_header(reports),
-        main=_main(reports, called, most_spans // len(reports)),
+        header=_header(reports),
+        main=f'<svg class="defs" aria-hidden="true">{hatching()}</svg>'
+        + _main(reports, called, most_spans // len(reports)),
         footer=_footer(reports),
         data=json_block("plans", data),
     )
@@ -93,7 +114,7 @@ def _main(reports: Sequence[ReportData], names: Sequence[str], most_spans: int) 
         for index, (report, name) in enumerate(zip(reports, names, strict=True))
     ]
     parts = [
-        chosen_section(reports, names),
+        _chosen_section(reports, names),
         section("devices", "Devices", "", beside(grids)),
         section("memory", "Memory of each device", "", panes(memory)),
         section(
@@ -110,7 +131,7 @@ def _main(reports: Sequence[ReportData], names: Sequence[str], most_spans: int) 
         section("measured", "Predicted and measured", "", panes(measured_pane)),
     ]
     if len(reports) > 1:
-        parts.insert(0, difference_section(reports, names))
+        parts.insert(0, _difference_section(reports, names))
     return "\n".join(parts)
 
 
@@ -126,3 +147,169 @@ def _footer(reports: Sequence[ReportData]) -> str:
             f"{plan.provenance.meshwright_version}."
         )
     return f"<footer><p>{'<br>'.join(escape(text) for text in told)}</p></footer>"
+
+
+def _header(reports: Sequence[ReportData]) -> str:
+    """Title, figures and list of sections."""
+    links = dict(SECTIONS)
+    kicker, title, under = "Plan", _heading(reports[0]), ""
+    if len(reports) == 1:
+        under = _strategy(reports[0]) + _tiles(reports[0])
+    else:
+        links = {"difference": "Side by side", **links}
+        kicker = "Two plans side by side"
+        first, second = (report.header for report in reports)
+        if (first.model, first.cluster) != (second.model, second.cluster):
+            title = " <small>and</small> ".join(map(_heading, reports))
+    return page_top(kicker, title, under, links)
+
+
+def _heading(report: ReportData) -> str:
+    head = report.header
+    return f"{escape(head.model)} <small>on {escape(head.cluster)}</small>"
+
+
+def _strategy(report: ReportData) -> str:
+    return chips(report.header.label.split(), "Strategy")
+
+
+def _tiles(report: ReportData) -> str:
+    head = report.header
+    samples = f"{head.samples_per_s:,.2f}"
+    speed = ("Samples per second", samples, "")
+    if head.tokens_per_s is not None:
+        speed = (
+            "Tokens per second",
+            f"{head.tokens_per_s:,.0f}",
+            f"{samples} samples/s",
+        )
+    share = head.fullest_share
+    over = " over" if share > 1 else ""
+    meter = (
+        f'<div class="meter{over}" aria-hidden="true">'
+        f'<i style="width:{min(share, 1):.1%}"></i></div>'
+    )
+    entries = [
+        (
+            "Step time",
+            amount(format_seconds(head.step_time_s)),
+            escape("simulated" if head.fidelity == "simulated" else "by closed forms"),
+        ),
+        speed,
+        (
+            "Peak device memory",
+            amount(format_bytes(head.peak_memory_bytes)),
+            f"{'under 1%' if share < 0.01 else f'{share:.0%}'} of its limit{meter}",
+        ),
+        (
+            "Devices",
+            f"{head.devices_used:,} <small>of {head.devices_there:,}</small>",
+            escape(report.plan.strategy.label().split(" zero")[0].split(" mb")[0]),
+        ),
+    ]
+    if head.model_flops_utilization is not None:
+        entries.insert(
+            2,
+            (
+                "Model FLOPs utilization",
+                f"{head.model_flops_utilization:.1%}".replace("%", " <small>%</small>"),
+                "without recomputation",
+            ),
+        )
+    return tiles(entries)
+
+
+def _chosen_section(reports: Sequence[ReportData], names: Sequence[str]) -> str:
+    """What was chosen and why."""
+    panes = []
+    for report, name in zip(reports, names, strict=True):
+        head = report.header
+        rows = "".join(
+            f'<tr><th scope="row">{escape(fact)}</th><td>{escape(text)}</td></tr>'
+            for fact, text in head.facts.items()
+        )
+        body = f'<p class="why">{escape(head.paragraph)}</p>'
+        body += "".join(
+            note(f"Meshwright cannot run it itself: {reason}")
+            for reason in head.not_runnable
+        )
+        facts = (
+            '<div class="scroll"><table class="facts"><caption>The plan in short'
+            f"</caption><tbody>{rows}</tbody></table></div>"
+        )
+        body += details("The plan in short", facts) if len(reports) == 1 else facts
+        if head.assumptions:
+            told = "".join(f"<li>{escape(text)}</li>" for text in head.assumptions)
+            body += details("Assumed while reading the model", f"<ul>{told}</ul>")
+        panes.append(titled(body, name))
+    return section("chosen", "What was chosen, and why", "", beside(panes))
+
+
+def _change(first: float, second: float) -> str:
+    if not first:
+        return ""
+    change = f"{second / first - 1:+.1%}"
+    return "equal" if change in {"+0.0%", "-0.0%"} else change.replace("-", "−")
+
+
+def _difference_section(reports: Sequence[ReportData], names: Sequence[str]) -> str:
+    """The figures of two plans in a table, and every field that differs."""
+    first, second = (report.header for report in reports)
+    numbers: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("Step time", first.step_time_s, second.step_time_s, format_seconds),
+        (
+            "Samples per second",
+            first.samples_per_s,
+            second.samples_per_s,
+            lambda value: f"{value:,.2f}",
+        ),
+        (
+            "Peak memory of a device",
+            first.peak_memory_bytes,
+            second.peak_memory_bytes,
+            format_bytes,
+        ),
+        (
+            "Devices",
+            float(first.devices_used),
+            float(second.devices_used),
+            lambda value: f"{value:,.0f}",
+        ),
+    ]
+    mfu = (first.model_flops_utilization, second.model_flops_utilization)
+    if mfu[0] is not None and mfu[1] is not None:
+        numbers.append(
+            ("Model FLOPs utilization", mfu[0], mfu[1], lambda value: f"{value:.1%}")
+        )
+    parts = {part.name: None for report in reports for part in report.breakdown}
+    spent = [{p.name: p.seconds for p in report.breakdown} for report in reports]
+    rows = [
+        (escape(name), escape(form(a)), escape(form(b)), _change(a, b))
+        for name, a, b, form in numbers
+    ]
+    rows += [
+        (
+            f"of the step: {escape(part)}",
+            escape(format_seconds(spent[0].get(part, 0.0))),
+            escape(format_seconds(spent[1].get(part, 0.0))),
+            _change(spent[0].get(part, 0.0), spent[1].get(part, 0.0)),
+        )
+        for part in parts
+    ]
+    labels = "".join(
+        titled(_strategy(report), name)
+        for report, name in zip(reports, names, strict=True)
+    )
+    body = f'<div class="panes">{labels}</div>' + table(
+        ("", *names, "difference"),
+        rows,
+        caption="Figures of both plans",
+        numbers=(1, 2, 3),
+    )
+    changes = reports[0].plan.diff(reports[1].plan)
+    if changes:
+        told = "".join(f"<li>{escape(text)}</li>" for text in changes)
+        body += details(
+            f"Every field that differs ({len(changes)})", f"<ul>{told}</ul>"
+        )
+    return section("difference", "Side by side", "", body)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.report.data import MEMORY_CATEGORIES, MemoryRow, ReportData
-from planner.report.figures import pareto_figure, steps_figure
+from planner.report.data import MEMORY_CATEGORIES, ReportData
+from planner.report.figures import (
+    breakdown_figure,
+    limit_is_near,
+    memory_figure,
+    memory_name,
+    pareto_figure,
+    steps_figure,
+)
 from planner.report.markup import (
     absent,
-    bars,
     details,
     escape,
     figure,
@@ -26,23 +32,6 @@ __all__ = [
     "pareto_pane",
 ]
 
-#: From so many rows on, bars are thin.
-_DENSE = 12
-#: Bars leave the limit out where they would be below this share of it.
-_FAR = 0.1
-#: Part of a step to the swatch of its kind.
-_KINDS = {
-    "compute": "k-forward",
-    "recompute": "k-recompute",
-    "tensor": "k-communication",
-    "context": "k-communication",
-    "expert": "k-communication",
-    "data_parallel": "k-communication",
-    "pipeline_transfer": "k-transfer",
-    "pipeline_bubble": "k-bubble",
-    "shared_cores": "k-bubble",
-    "optimizer": "k-optimizer",
-}
 #: Measured rows that are shown one by one.
 _MOST_RANKS = 64
 
@@ -51,20 +40,12 @@ def memory_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
     """Every pp rank's devices: what fills them, and their limit; one scale for all."""
     rows = report.memory
     every = [row for peer in peers for row in peer.memory]
-    limit = max(row.limit_bytes for row in every)
-    fullest = max(row.total_bytes for row in every)
-    near = fullest >= _FAR * limit
-    widest = (max(limit, fullest) if near else fullest) or 1.0
     kinds = sorted({row.device_type for row in rows})
     there = [
         part
         for part in MEMORY_CATEGORIES
         if any(row.parts_bytes[part] > 0 for row in rows)
     ]
-    listed = bars(
-        (_memory_bar(row, widest, kinds) for row in rows),
-        *(("dense",) if len(rows) > _DENSE else ()),
-    )
     numbers = table(
         ("pp rank", "device", *there, "total", "limit"),
         [
@@ -80,12 +61,12 @@ def memory_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
         caption="Peak memory of each device, by pp rank",
         numbers=range(2, 4 + len(there)),
     )
-    keys = legend((f"m-{part}", _category(part)) for part in there)
+    keys = legend((f"m-{part}", memory_name(part)) for part in there)
     return figure(
-        keys + listed,
+        keys + memory_figure(report, every),
         (
             "The line is what may be used of a device"
-            if near
+            if limit_is_near(every)
             else "What may be used of a device is far more than bars have room for"
         )
         + (f" ({kinds[0]})" if len(kinds) == 1 else "")
@@ -93,57 +74,14 @@ def memory_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
     ) + details("The numbers", numbers)
 
 
-def _category(part: str) -> str:
-    return {
-        "optimizer": "optimizer states",
-        "reserve": "context, allocator",
-        "buffers": "communication buffers",
-    }.get(part, part)
-
-
-def _memory_bar(row: MemoryRow, widest: float, kinds: Sequence[str]) -> str:
-    spans = "".join(
-        f'<span class="m-{part}" style="width:{100 * size / widest:.3f}%" '
-        f'data-tip="{escape(_category(part))}\n{escape(format_bytes(size))}"></span>'
-        for part, size in row.parts_bytes.items()
-        if size > 0
-    )
-    over = row.total_bytes > row.limit_bytes
-    share = row.total_bytes / row.limit_bytes if row.limit_bytes else float("inf")
-    many = f" <small>× {row.devices:,}</small>" if row.devices > 1 else ""
-    if len(kinds) > 1:
-        many += f" <small>{escape(row.device_type)}</small>"
-    limit = 100 * row.limit_bytes / widest
-    line = f'<b style="left:{limit:.3f}%"></b>' if limit <= 100 else ""
-    return (
-        f'<span class="who">rank {row.rank}{many}</span>'
-        f'<span class="track">{spans}{line}</span>'
-        f'<span class="value">{escape(format_bytes(row.total_bytes))} '
-        f"<small>of {escape(format_bytes(row.limit_bytes))}</small> "
-        f"{_share(share)}{', over' if over else ''}</span>"
-    )
-
-
-def _share(value: float) -> str:
-    return f"{value:.0%}" if value >= 0.01 else escape("<1%")
-
-
 def breakdown_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
     """Parts of the step on its critical path, largest first."""
     if not report.breakdown:
         return absent("The plan does not say what its step is made of.")
     largest = max(part.seconds for peer in peers for part in peer.breakdown)
-    items = (
-        f'<span class="who">{escape(part.name[0].upper() + part.name[1:])}</span>'
-        f'<span class="track"><span class="{_KINDS.get(part.part, "k-forward")}" '
-        f'style="width:{max(100 * part.seconds / largest, 0.4):.3f}%"></span></span>'
-        f'<span class="value">{escape(format_seconds(part.seconds))}</span>'
-        f'<span class="value">{part.share:.1%}</span>'
-        for part in report.breakdown
-    )
     bound = report.plan.provenance.bound_by
     return figure(
-        bars(items, "parts"),
+        breakdown_figure(report.breakdown, largest),
         "Seconds of one step on its critical path; they sum to the step time."
         + (f" Bound by {bound}." if bound else ""),
     )
@@ -239,14 +177,10 @@ def pareto_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
     )
     why = report.missing.get("pareto")
     told = note(f"Only what the plan itself knows is shown. {why}") if why else ""
-    limits = {row.limit_bytes for row in report.memory}
-    limit = limits.pop() if len(limits) == 1 else None
     return (
         told
         + figure(
-            pareto_figure(
-                report.pareto, limit, [p for peer in peers for p in peer.pareto]
-            ),
+            pareto_figure(report, [p for peer in peers for p in peer.pareto]),
             "Every point is a strategy that fits; down and to the left is better. "
             "Small points are priced by closed forms with stages cut evenly, which is "
             "within some percent of the simulator.",

@@ -1,7 +1,9 @@
-"""The simulated step as Chrome trace events, which ui.perfetto.dev opens.
+"""Steps and job streams as Chrome trace events, which ui.perfetto.dev opens.
 
-A process is a pp rank, whose devices do the same at the same time; its threads are
-what it computes, what it sends and waits to receive, and when it has nothing to do.
+Of a step a process is a pp rank, whose devices do the same at the same time; its
+threads are what it computes, what it sends and waits to receive, and when it has
+nothing to do. Of a job stream a process is a host under a policy, its threads are
+devices, an event is a job on one of them.
 
 Source: Trace Event Format (Google), JSON object format with events of phases X and M;
 times are in microseconds, Perfetto keeps them in whole nanoseconds.
@@ -10,14 +12,20 @@ times are in microseconds, Perfetto keeps them in whole nanoseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner.errors import PlanFileError
 from planner.report.data import ReportData
+from planner.report.stream.build import StreamReport
+from planner.report.stream.data import StreamData
 from planner.report.timeline import Span, StageFacts, TimelineRow
+from planner.schema.stream import OUTCOMES
 
-__all__ = ["THREADS", "chrome_trace", "trace_json"]
+__all__ = ["MOST_EVENTS", "THREADS", "chrome_trace", "stream_trace", "trace_json"]
+
+#: Events of a stream's trace; more of them open slowly.
+MOST_EVENTS = 500_000
 
 #: Threads of each process in order, and what they hold.
 THREADS = {
@@ -81,7 +89,10 @@ def trace_json(reports: Sequence[ReportData], names: Sequence[str] = ()) -> str:
     Raises:
         PlanFileError: If a plan's step cannot be timed.
     """
-    trace = chrome_trace(reports, names)
+    return _text(chrome_trace(reports, names))
+
+
+def _text(trace: dict[str, Any]) -> str:
     events = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
     return f'{json.dumps(trace)[:-1]}, "traceEvents": [\n{events}\n]}}\n'
 
@@ -102,17 +113,26 @@ def _about(report: ReportData) -> dict[str, str]:
 def _names(row: TimelineRow, pid: int, before: str) -> list[dict[str, Any]]:
     many = f" × {row.devices:,}" if row.devices > 1 else ""
     label = f"{before}pp rank {row.rank}{many} ({row.device_type})"
-    told: list[tuple[str, int, dict[str, Any]]] = [
-        ("process_name", 0, {"name": label}),
-        ("process_sort_index", 0, {"sort_index": pid}),
+    events = [
+        _called("process_name", pid, 0, name=label),
+        _called("process_sort_index", pid, 0, sort_index=pid),
     ]
     for tid, thread in enumerate(THREADS, start=1):
-        told.append(("thread_name", tid, {"name": thread}))
-        told.append(("thread_sort_index", tid, {"sort_index": tid}))
-    return [
-        {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
-        for name, tid, args in told
-    ]
+        events.append(_called("thread_name", pid, tid, name=thread))
+        events.append(_called("thread_sort_index", pid, tid, sort_index=tid))
+    return events
+
+
+def _called(kind: str, pid: int, tid: int, **arguments: object) -> dict[str, Any]:
+    """Event that names or sorts a process or a thread."""
+    return {
+        "ph": "M",
+        "name": kind,
+        "pid": pid,
+        "tid": tid,
+        "ts": 0,
+        "args": arguments,
+    }
 
 
 def _spans(
@@ -164,3 +184,71 @@ def _arguments(span: Span, stages: Sequence[StageFacts]) -> dict[str, Any]:
     if span.kind == "backward" and facts.recompute_s:
         told["recompute_us"] = round(facts.recompute_s * 1e6, 3)
     return told
+
+
+def stream_trace(report: StreamReport) -> str:
+    """The one stream of a report, of all its policies, as a file.
+
+    Args:
+        report: Of one stream.
+
+    Raises:
+        PlanFileError: If there are several, or too many bars.
+    """
+    if len(report.streams) > 1:
+        raise PlanFileError(
+            f"a trace is of one stream, not of {len(report.streams)}; name the records "
+            f"of one"
+        )
+    runs = report.streams[0].runs
+    bars = sum(int(run.held[run.ran].sum()) for run in runs)
+    if bars > MOST_EVENTS:
+        raise PlanFileError(
+            f"a trace of {bars:,} bars, one a job and device, is too large to open; "
+            f"record a shorter stream (at most {MOST_EVENTS:,}), or write --out"
+        )
+    return _text(
+        {
+            "displayTimeUnit": "ms",
+            "otherData": {
+                "stream": report.streams[0].name,
+                "cluster": report.first.cluster.name,
+                "written by": f"Meshwright {report.version}",
+            },
+            "traceEvents": (event for run in runs for event in _jobs(run, runs)),
+        }
+    )
+
+
+def _jobs(run: StreamData, runs: tuple[StreamData, ...]) -> Iterator[dict[str, Any]]:
+    hosts = len(run.host_size)
+    # Perfetto takes process 0 for the idle one.
+    first = 1 + runs.index(run) * hosts
+    before = f"{run.name}: " if len(runs) > 1 else ""
+    for host in range(hosts):
+        yield _called("process_name", first + host, 0, name=f"{before}host {host}")
+    for device, host in enumerate(run.host_of_device.tolist()):
+        yield _called("thread_name", first + host, device + 1, name=f"device {device}")
+    jobs = run.record.jobs
+    for job in range(len(run)):
+        if not run.ran[job]:
+            continue
+        outcome = OUTCOMES[run.outcome[job]]
+        start_ns = round(run.start_s[job] * 1e9)
+        end_ns = round(run.until_s[job] * 1e9)
+        for a, b in run.record.device_sets[jobs.devices[job]]:
+            for device in range(a, b + 1):
+                yield {
+                    "ph": "X",
+                    "name": run.record.models[jobs.model[job]].name,
+                    "cat": outcome,
+                    "pid": first + int(run.host_of_device[device]),
+                    "tid": device + 1,
+                    "ts": start_ns / 1e3,
+                    "dur": max(end_ns - start_ns, 0) / 1e3,
+                    "args": {
+                        "job": job,
+                        "outcome": outcome,
+                        "plan": run.record.plans[jobs.plan[job]].label,
+                    },
+                }

@@ -1,49 +1,24 @@
-"""Reports as files."""
+"""Reports of plans and of job streams as files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
-from planner.errors import PlanFileError
+from planner.errors import PlanFileError, UnknownNameError
 from planner.graph import ModelGraph
-from planner.report.build import build_report
-from planner.report.data import ReportData
-from planner.report.markdown import markdown_page
-from planner.report.page import html_page
-from planner.report.places import require_places
-from planner.report.sheet import sheet_of_one
-from planner.report.trace import trace_json
 from planner.schema import Plan
-from planner.schema.base import write_atomically
+from planner.schema.base import require_writable, write_atomically
 from planner.schema.measurement import Measurement
+from planner.schema.stream import StreamRecord
 
-__all__ = ["FORMATS", "write_report", "write_reports"]
+__all__ = ["FORMATS", "write_report", "write_reports", "write_stream_reports"]
 
-
-def _html(reports: Sequence[ReportData], names: Sequence[str]) -> bytes:
-    return html_page(reports, names).encode()
-
-
-def _markdown(reports: Sequence[ReportData], names: Sequence[str]) -> bytes:
-    return markdown_page(reports, names).encode()
-
-
-def _perfetto(reports: Sequence[ReportData], names: Sequence[str]) -> bytes:
-    return trace_json(reports, names).encode()
-
-
-_MAKERS: dict[str, Callable[[Sequence[ReportData], Sequence[str]], bytes]] = {
-    "html": _html,
-    "md": _markdown,
-    "perfetto": _perfetto,
-    "png": lambda reports, _: sheet_of_one(reports, "png"),
-    "svg": lambda reports, _: sheet_of_one(reports, "svg"),
-}
-#: What a report can be written as.
-FORMATS = tuple(_MAKERS)
+#: Forms of a report.
+FORMATS = ("html", "md", "perfetto", "png", "svg")
 
 
 def write_report(
@@ -115,7 +90,13 @@ def write_reports(
             show the plan, or what is given is not the plan's.
         MeshwrightError: If what is named cannot be read.
     """
-    require_places(paths, FORMATS)
+    _require_places(paths)
+    from planner.report.build import build_report
+    from planner.report.figures import figure_sheet
+    from planner.report.markdown import markdown_page
+    from planner.report.page import html_page
+    from planner.report.trace import trace_json
+
     plans = [plan] if against is None else [plan, against]
     if len(measurements) > len(plans):
         raise PlanFileError(
@@ -133,6 +114,81 @@ def write_reports(
         )
         for each, run in zip(plans, runs, strict=True)
     ]
-    made = {form: _MAKERS[form](reports, names) for form in paths}
+    _write(
+        paths,
+        {
+            "html": lambda: html_page(reports, names).encode(),
+            "md": lambda: markdown_page(reports, names).encode(),
+            "perfetto": lambda: trace_json(reports, names).encode(),
+            "png": lambda: figure_sheet(reports, "png"),
+            "svg": lambda: figure_sheet(reports, "svg"),
+        },
+    )
+
+
+def write_stream_reports(
+    records: Sequence[StreamRecord], paths: Mapping[str, str | os.PathLike[str]]
+) -> None:
+    """Write a report of job streams in several forms; none unless all can be made.
+
+    Args:
+        records: Of one world on one cluster; of several policies, to be laid side by
+            side on the same streams.
+        paths: Of each form its file, keys of :data:`FORMATS`.
+
+    Raises:
+        UnknownNameError: If a form is not known.
+        PlanFileError: If a file cannot be written, two are the same, a form cannot
+            show the records, or they do not go together.
+    """
+    _require_places(paths)
+    from planner.report.stream.build import build_stream_report
+    from planner.report.stream.page import stream_page
+    from planner.report.stream.sheet import stream_sheet
+    from planner.report.stream.tables import stream_markdown
+    from planner.report.trace import stream_trace
+
+    report = build_stream_report(records)
+    _write(
+        paths,
+        {
+            "html": lambda: stream_page(report).encode(),
+            "md": lambda: stream_markdown(report).encode(),
+            "perfetto": lambda: stream_trace(report).encode(),
+            "png": lambda: stream_sheet(report, "png"),
+            "svg": lambda: stream_sheet(report, "svg"),
+        },
+    )
+
+
+def _require_places(paths: Mapping[str, str | os.PathLike[str]]) -> None:
+    """Refuse forms and files before the long work.
+
+    Raises:
+        UnknownNameError: If a form is not known.
+        PlanFileError: If a file cannot be written, or is named twice, or if a PNG is
+            asked for and cannot be made.
+    """
+    taken: dict[Path, str] = {}
+    for form, path in paths.items():
+        if form not in FORMATS:
+            raise UnknownNameError("form of a report", form, FORMATS)
+        if form == "png":
+            from planner.report.svg import require_renderer
+
+            require_renderer()
+        require_writable(path)
+        other = taken.setdefault(Path(path).resolve(), form)
+        if other != form:
+            raise PlanFileError(
+                f"{path} is named for both {other} and {form}; name a file for each"
+            )
+
+
+def _write(
+    paths: Mapping[str, str | os.PathLike[str]],
+    makers: Mapping[str, Callable[[], bytes]],
+) -> None:
+    made = {form: makers[form]() for form in paths}
     for form, path in paths.items():
         write_atomically(path, made[form])

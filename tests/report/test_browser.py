@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.report import write_report
-from planner.report.overview import SECTIONS
+from planner.report.page import SECTIONS
 from planner.schema import Plan
 from tests.plans import gpt2_graph, gpt2_plan
 from tests.report.browser import Page, open_browser

@@ -105,7 +105,7 @@ class GridChart {
     const fonts = getComputedStyle(document.body).fontFamily, count = this.count();
     const fills = Array.from({ length: count }, (_, i) => rampColour(i, count));
     const inks = fills.map(inkOn);
-    const unused = pattern(pen, colour("idle"), colour("idle-mark"), "falling");
+    const unused = pattern(pen, colour("idle"), colour("idle-mark"), "rising");
     const edge = colour("edge");
     pen.lineWidth = 1;
     pen.textBaseline = "middle";

@@ -1,5 +1,5 @@
 const LETTERS = ["F", "B", "I", "W", "", "", ""];
-const HATCH = ["", "level", "", "falling", "rising", "dots", "upright"];
+const HATCH = ["", "level", "", "rising", "falling", "dots", "upright"];
 // Blocks of fewer pixels are put together to columns of so many.
 const THIN = 2.5, COLUMN = 12;
 
@@ -47,7 +47,7 @@ class TimelineChart extends TimeChart {
       const plain = { ground, ink: colour(`${kind.replace(" ", "-")}-ink`), fill: ground };
       return HATCH[i] ? { ...plain, fill: pattern(pen, ground, "rgba(0, 0, 0, 0.28)", HATCH[i]) } : plain;
     });
-    this.idle = pattern(pen, colour("idle"), colour("idle-mark"), "falling");
+    this.idle = pattern(pen, colour("idle"), colour("idle-mark"), "rising");
     this.drawAxis(pen);
     this.rows.forEach((row, index) => this.drawRow(pen, row, this.top + index * (this.row + this.gap)));
     this.say();

@@ -2,9 +2,8 @@
 
 from planner.report.stream.build import build_stream_report, read_streams
 from planner.report.stream.data import StreamData, stream_sums
-from planner.report.stream.markdown import stream_markdown
 from planner.report.stream.page import stream_page
-from planner.report.stream.write import write_stream_reports
+from planner.report.stream.tables import stream_markdown
 
 __all__ = [
     "StreamData",
@@ -13,5 +12,4 @@ __all__ = [
     "stream_markdown",
     "stream_page",
     "stream_sums",
-    "write_stream_reports",
 ]

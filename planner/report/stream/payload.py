@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.report.stream.build import Stream, StreamReport
-from planner.report.stream.curves import blocking, devices_in_use, windows
-from planner.report.stream.data import StreamData
+from planner.report.stream.data import StreamData, blocking, devices_in_use, windows
 from planner.schema.stream import OUTCOMES
 
 __all__ = ["MOST_JOBS", "kept_jobs", "shown_streams", "stream_payload"]

@@ -1,37 +1,32 @@
-"""Figures of one job stream on one sheet, for a column of a paper: PNG or SVG."""
+"""Figures of one job stream on one sheet, for a column of a paper."""
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from planner.errors import PlanFileError
-from planner.report.frame import asset
-from planner.report.palette import palette
-from planner.report.sheet import require_matplotlib, saved_sheet, sheet_style
 from planner.report.stream.build import Stream, StreamReport
-from planner.report.stream.curves import blocking, devices_in_use
-from planner.report.stream.data import StreamData
+from planner.report.stream.data import StreamData, blocking, devices_in_use
+from planner.report.stream.payload import kept_jobs
+from planner.report.svg import (
+    SHEET_WIDTH,
+    Drawing,
+    Plane,
+    block,
+    blocks,
+    key,
+    label,
+    png_or_svg,
+    sheet,
+    ticks,
+)
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+__all__ = ["stream_drawing", "stream_sheet"]
 
-__all__ = ["draw_stream_sheet", "stream_sheet"]
-
-#: A column of a paper of two columns, in inches; room left, right, and for a title.
-_WIDTH, _LEFT, _RIGHT, _TITLE = 3.5, 0.42, 0.12, 0.3
-#: Below a panel for its ticks, and for its legend too.
-_TICKS, _LEGEND = 0.2, 0.45
-#: Models in a line of the key, height of a line, and where it begins below bars.
-_KEY_COLUMNS, _KEY_LINE, _KEY_BELOW = 3, 0.14, 0.2
-_DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)))
-#: Colours of models, as the page's.
+#: Jobs of a figure of who ran where; of more, the page's choice of them.
+_MOST_JOBS = 10_000
+_DASHES = ("none", "5 2", "1 1.5", "6 1.5 1 1.5")
+#: Colours of models, and patterns over those that come after them, as the page's.
 _MODELS = (
     "forward",
     "backward-input",
@@ -42,91 +37,63 @@ _MODELS = (
     "communication",
     "reserve",
 )
-_HATCH = ("", "////", "----", "....")
-
-
-@cache
-def _line_colours() -> Mapping[str, str]:
-    """Of policies, by the page's names; of the light theme."""
-    found: dict[str, str] = {}
-    for name, colour in re.findall(r"--(p\d):\s*(#\w{6});", asset("stream.css")):
-        found.setdefault(name, colour)
-    return found
+_HATCH = ("", "k-transfer", "k-backward", "k-communication")
 
 
 def stream_sheet(report: StreamReport, form: Literal["png", "svg"]) -> bytes:
-    """Blocking rate and devices in use of all policies, and who ran where.
+    """Blocking rate and devices in use of all policies, and who ran where, as a file.
 
     Args:
         report: Of one stream.
-        form: Of the file.
+        form: Of the file; PNG has 300 dots an inch.
 
     Raises:
-        PlanFileError: If there are several streams, or matplotlib is not installed.
+        PlanFileError: If there are several streams, or a PNG cannot be made.
     """
-    return saved_sheet(draw_stream_sheet(report), form)
+    return png_or_svg(stream_drawing(report), form)
 
 
-def draw_stream_sheet(report: StreamReport) -> Figure:
-    """The sheet as a figure of matplotlib's, to be changed further.
+def stream_drawing(report: StreamReport) -> str:
+    """The sheet as SVG.
 
     Args:
         report: Of one stream.
 
     Raises:
-        PlanFileError: If there are several streams, or matplotlib is not installed.
+        PlanFileError: If there are several streams.
     """
     if len(report.streams) != 1:
         raise PlanFileError(
             f"a sheet of figures is of one stream, not of {len(report.streams)}; name "
             f"the records of one"
         )
-    require_matplotlib()
-    with sheet_style():
-        return _figure(report, report.streams[0])
-
-
-def _figure(report: StreamReport, stream: Stream) -> Figure:
-    from matplotlib.figure import Figure
-
-    from planner.report.panels import drawable
-
-    head = textwrap.wrap(drawable(f"{stream.name} on {report.first.cluster.name}"), 48)
-    top = 0.08 + 0.13 * len(head[:2])
-    gantts = len(stream.runs)
+    stream = report.streams[0]
     _, unit = _unit(report.first.horizon_s)
     panels = [
-        (f"Blocking rate so far, {unit}", 1.1, _LEGEND),
-        (f"Devices in use, {unit}", 0.9, _TICKS),
+        (
+            f"Blocking rate so far, {unit}",
+            [
+                _rates(stream),
+                key([_line_key(stream, i) for i in range(len(stream.runs))]),
+            ],
+        ),
+        (f"Devices in use, {unit}", [_use(stream)]),
     ]
-    high = min(max(0.06 * len(stream.runs[0].host_of_device), 0.8), 2.2)
     panels += [
-        (drawable(f"Who ran where, {unit}: {run.name}")[:56], high, _TICKS + 0.05)
+        (f"Who ran where, devices over {unit}: {run.name}"[:56], [_bars(run)])
         for run in stream.runs
     ]
-    tall = top + sum(_TITLE + size + below for _, size, below in panels)
-    # The key of models is below the last one.
-    rows = -(-len(report.first.models) // _KEY_COLUMNS)
-    tall += 0.1 + _KEY_LINE * rows
-    figure = Figure(figsize=(_WIDTH, tall))
-    edge = 0.06 / _WIDTH
-    figure.text(edge, 1 - 0.05 / tall, "\n".join(head[:2]), va="top", fontsize=7.5)
-    for number, (title, size, below) in enumerate(panels):
-        top += _TITLE
-        figure.text(
-            edge, 1 - (top - 0.07) / tall, title, fontsize=7.5, fontweight="bold"
+    ran = {int(m) for run in stream.runs for m in set(run.model[run.ran].tolist())}
+    panels[-1][1].append(
+        key(
+            [
+                (_model_boxes(number, [(0, 2, 15, 11)]), model.name)
+                for number, model in enumerate(report.first.models)
+                if number in ran
+            ]
         )
-        wide = (_WIDTH - _LEFT - _RIGHT) / _WIDTH
-        axes = figure.add_axes(
-            (_LEFT / _WIDTH, 1 - (top + size) / tall, wide, size / tall)
-        )
-        if number < 2:
-            _draw_lines(axes, stream, rate=number == 0)
-        else:
-            run = stream.runs[number - 2]
-            _draw_bars(axes, run, high=size if number == gantts + 1 else None)
-        top += size + below
-    return figure
+    )
+    return sheet((f"{stream.name} on {report.first.cluster.name}",), panels)
 
 
 def _unit(horizon_s: float) -> tuple[float, str]:
@@ -136,73 +103,97 @@ def _unit(horizon_s: float) -> tuple[float, str]:
     return 1.0, "seconds"
 
 
-def _draw_lines(axes: Axes, stream: Stream, *, rate: bool) -> None:
-    from planner.report.panels import drawable
+def _plane(stream_s: float, high: float, y_range: tuple[float, float]) -> Plane:
+    return Plane(
+        left=42,
+        right=SHEET_WIDTH - 10,
+        top=6,
+        floor=6 + high,
+        x_range=(0.0, stream_s),
+        y_range=y_range,
+    )
 
-    horizon_s = stream.runs[0].record.horizon_s
+
+def _time_axis(plane: Plane) -> str:
+    horizon_s = plane.x_range[1]
     unit_s, _ = _unit(horizon_s)
-    colours = _line_colours()
-    for number, run in enumerate(stream.runs):
-        style: dict[str, Any] = {
-            "color": colours[f"p{number % 8}"],
-            "linestyle": _DASHES[number % len(_DASHES)],
-            "linewidth": 0.9,
-        }
-        if rate:
-            line = blocking(run)
-            axes.plot(
-                line.time_s / unit_s, line.rate, label=drawable(run.name), **style
+    places = ticks(0, horizon_s / unit_s, 5)
+    return plane.x_axis([(place * unit_s, f"{place:g}") for place in places])
+
+
+def _style(index: int) -> str:
+    dash = _DASHES[index % len(_DASHES)]
+    return (
+        f'class="p{index % 8}" fill="none" stroke-width="1.2" stroke-dasharray="{dash}"'
+    )
+
+
+def _line_key(stream: Stream, index: int) -> tuple[str, str]:
+    return f'<path d="M0 8h17" {_style(index)}/>', stream.runs[index].name
+
+
+def _rates(stream: Stream) -> Drawing:
+    """Blocked over arrived so far, of each policy."""
+    lines = [blocking(run) for run in stream.runs]
+    most = max((float(line.rate.max(initial=0.0)) for line in lines), default=0.0)
+    plane = _plane(stream.runs[0].record.horizon_s, 105, (0.0, most * 1.05 or 1.0))
+    body = plane.y_axis([(v / 100, f"{v:g}%") for v in ticks(0, most * 105, 5)])
+    for index, line in enumerate(lines):
+        pairs = zip(line.time_s.tolist(), line.rate.tolist(), strict=True)
+        points = " ".join(f"{plane.x(t):.1f},{plane.y(r):.1f}" for t, r in pairs)
+        body += f'<polyline points="{points}" {_style(index)}/>'
+    return Drawing(
+        body=body + _time_axis(plane), width=SHEET_WIDTH, height=plane.floor + 26
+    )
+
+
+def _use(stream: Stream) -> Drawing:
+    """Devices that jobs of each policy held."""
+    horizon_s = stream.runs[0].record.horizon_s
+    lines = [devices_in_use(run, most=200) for run in stream.runs]
+    most = max(float(line.value.max(initial=1.0)) for line in lines)
+    plane = _plane(horizon_s, 85, (0.0, most * 1.05))
+    body = plane.y_axis([(v, f"{v:g}") for v in ticks(0, most, 4)])
+    for index, line in enumerate(lines):
+        path = "".join(
+            f"H{plane.x(time):.1f}V{plane.y(value):.1f}"
+            for time, value in zip(
+                line.time_s.tolist(), line.value.tolist(), strict=True
             )
-        else:
-            use = devices_in_use(run, most=200)
-            times = np.append(use.time_s, horizon_s) / unit_s
-            values = np.append(use.value, use.value[-1:])
-            axes.step(times, values, where="post", **style)
-    axes.set_xlim(0, horizon_s / unit_s)
-    axes.set_ylim(bottom=0)
-    if rate:
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.legend(
-            loc="upper left",
-            bbox_to_anchor=(-0.05, -0.16),
-            ncols=min(3, len(stream.runs)),
         )
+        start = f"M{plane.x(0):.1f} {plane.y(0):.1f}"
+        body += f'<path d="{start}{path}H{plane.right}" {_style(index)}/>'
+    return Drawing(
+        body=body + _time_axis(plane), width=SHEET_WIDTH, height=plane.floor + 24
+    )
 
 
-def _draw_bars(axes: Axes, run: StreamData, *, high: float | None) -> None:
-    """Every job on each of its runs of devices; with a key if ``high`` is in inches."""
-    from matplotlib.collections import PolyCollection
-    from matplotlib.patches import Patch
+def _model_boxes(number: int, boxes: list[tuple[float, float, float, float]]) -> str:
+    """Boxes in the looks of a model."""
+    hatch = _HATCH[number // len(_MODELS) % len(_HATCH)]
+    return blocks(f"is-{_MODELS[number % len(_MODELS)]}", boxes, hatch)
 
-    from planner.report.panels import drawable
 
-    unit_s, _ = _unit(run.record.horizon_s)
-    colours, keys = palette(), []
+def _bars(run: StreamData) -> Drawing:
+    """Every job on each of its runs of devices, rows as high as devices."""
+    count = len(run.host_of_device)
+    high = min(max(5.8 * count, 76), 210)
+    plane = _plane(run.record.horizon_s, high, (float(count), 0.0))
+    body = block("idle", plane.left, plane.top, plane.right - plane.left, high)
     sets, which = run.record.device_sets, run.record.jobs.devices
-    for number, model in enumerate(run.record.models):
-        corners = []
-        for job in np.flatnonzero(run.ran & (run.model == number)).tolist():
-            left, right = run.start_s[job] / unit_s, run.until_s[job] / unit_s
+    kept = kept_jobs(run, _MOST_JOBS)
+    for number in range(len(run.record.models)):
+        boxes = []
+        for job in kept[(run.ran & (run.model == number))[kept]].tolist():
+            left, right = plane.x(run.start_s[job]), plane.x(run.until_s[job])
             for first, last in sets[which[job]]:
-                low, up = first + 0.05, last + 0.95
-                corners.append([(left, low), (left, up), (right, up), (right, low)])
-        style: dict[str, Any] = {
-            "facecolor": colours[_MODELS[number % len(_MODELS)]],
-            "hatch": _HATCH[number // len(_MODELS) % len(_HATCH)],
-        }
-        # Vectors of ten thousands of bars make a file that no paper takes.
-        axes.add_collection(
-            PolyCollection(corners, linewidth=0, rasterized=True, **style)
-        )
-        if corners:
-            keys.append(Patch(label=drawable(model.name), linewidth=0, **style))
-    axes.set_xlim(0, run.record.horizon_s / unit_s)
-    axes.set_ylim(len(run.host_of_device), 0)
-    axes.set_ylabel("device")
-    if high is not None:
-        axes.legend(
-            handles=keys,
-            loc="upper left",
-            bbox_to_anchor=(-0.05, -_KEY_BELOW / high),
-            ncols=_KEY_COLUMNS,
-        )
+                top, foot = plane.y(first + 0.05), plane.y(last + 0.95)
+                boxes.append((left, top, right - left, foot - top))
+        body += _model_boxes(number, boxes)
+    body += "".join(
+        label(plane.left - 8, plane.y(device + 0.5) + 3.5, f"{device:g}", "end")
+        for device in ticks(0, count - 1, 4)
+    )
+    return Drawing(
+        body=body + _time_axis(plane), width=SHEET_WIDTH, height=plane.floor + 26
+    )

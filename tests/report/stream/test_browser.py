@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.report.stream import write_stream_reports
+from planner.report import write_stream_reports
 from planner.report.stream.page import SECTIONS
 from planner.schema.stream import StreamJobs
 from tests.report.browser import Page, open_browser

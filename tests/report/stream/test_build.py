@@ -11,11 +11,22 @@ import pytest
 
 from planner.errors import PlanFileError
 from planner.report.stream import build_stream_report, read_streams
-from planner.report.stream.curves import blocking, devices_in_use, windows
-from planner.report.stream.data import StreamData, stream_sums
+from planner.report.stream.data import (
+    StreamData,
+    blocking,
+    devices_in_use,
+    stream_sums,
+    windows,
+)
 from planner.report.stream.payload import kept_jobs, shown_streams, stream_payload
-from planner.report.stream.tables import models_table, policies_table, streams_table
-from planner.report.stream.words import comparison, duration, happened
+from planner.report.stream.tables import (
+    comparison,
+    duration,
+    happened,
+    models_table,
+    policies_table,
+    streams_table,
+)
 from planner.schema.stream import StreamRecord
 from tests.report.stream.made import made_record
 from tests.schema.test_stream import GOOD

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlanFileError
-from planner.report.frame import asset
+from planner.report import write_stream_reports
+from planner.report.markup import asset
 from planner.report.stream import (
     build_stream_report,
     stream_markdown,
     stream_page,
-    write_stream_reports,
 )
-from planner.report.stream.trace import stream_trace
+from planner.report.trace import stream_trace
 from tests.cli.shell import ask
 from tests.report.stream.made import made_record
 from tests.report.test_page import contrast, themes
@@ -84,7 +84,7 @@ def test_what_a_trace_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     two = build_stream_report([made_record(seed=seed) for seed in range(2)])
     with pytest.raises(PlanFileError, match="a trace is of one stream, not of 2"):
         stream_trace(two)
-    monkeypatch.setattr("planner.report.stream.trace.MOST_EVENTS", 10)
+    monkeypatch.setattr("planner.report.trace.MOST_EVENTS", 10)
     with pytest.raises(PlanFileError, match="is too large to open"):
         stream_trace(build_stream_report([made_record()]))
 

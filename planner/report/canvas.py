@@ -1,33 +1,136 @@
-"""The two figures that the page's script draws, and what they say without it."""
+"""The two figures that the page's script draws: their data, small enough for a phone,
+and what stands around them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from planner.report.data import ReportData
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.report.data import DeviceGrid, ReportData
 from planner.report.markup import (
     absent,
+    canvas,
     details,
     escape,
     figure,
     legend,
     note,
     table,
+    titled,
+    zoom_tools,
 )
-from planner.report.payload import rows_apart
-from planner.report.timeline import SPAN_KINDS
+from planner.report.timeline import SPAN_KINDS, StageFacts, TimelineData, TimelineRow
 from planner.units import format_seconds
 
-__all__ = ["devices_pane", "timeline_body"]
+__all__ = ["MOST_SPANS", "devices_pane", "payload", "timeline_body"]
 
-_BUTTONS = (
-    ("closer", "+", "Zoom in"),
-    ("farther", "−", "Zoom out"),
-    ("left", "◀", "Earlier"),
-    ("right", "▶", "Later"),
-    ("whole", "Whole step", "Show the whole step"),
-)
-_NO_SCRIPT = "<noscript><p>This figure needs JavaScript.</p></noscript>"
+#: Spans of all plans of a page; a longer timeline keeps every second, third … row.
+MOST_SPANS = 150_000
+#: Times are whole numbers of this share of a step: a pixel at the deepest zoom.
+_TICKS = 10_000_000
+_BUBBLE = SPAN_KINDS.index("bubble")
+
+
+def payload(
+    report: ReportData, name: str, most_spans: int = MOST_SPANS
+) -> dict[str, Any]:
+    """Data of one plan, for JSON.
+
+    Args:
+        report: The plan's.
+        name: What the page calls the plan; empty if it is the only one.
+        most_spans: Of the timeline.
+    """
+    return {
+        "name": name,
+        "grid": _grid(report.grid),
+        "timeline": None
+        if report.timeline is None
+        else _timeline(report.timeline, most_spans),
+        "stages": [_stage(stage) for stage in report.stages],
+    }
+
+
+def _runs(values: NDArray[np.int64], step: int) -> list[list[int]]:
+    """[first value, count] of runs that grow by ``step``."""
+    if not len(values):
+        return []
+    breaks = np.flatnonzero(np.diff(values) != step) + 1
+    starts = np.concatenate([[0], breaks])
+    counts = np.diff([*starts.tolist(), len(values)])
+    pairs: list[list[int]] = np.stack([values[starts], counts], axis=1).tolist()
+    return pairs
+
+
+def _grid(grid: DeviceGrid) -> dict[str, Any]:
+    used = grid.rank >= 0
+    # Ranks grow by one; devices that are not used are runs of equal -1.
+    pieces: list[list[int]] = []
+    edges = np.flatnonzero(np.diff(used.astype(int))) + 1
+    for part in np.split(grid.rank, edges):
+        pieces += _runs(part, 1) if len(part) and part[0] >= 0 else [[-1, len(part)]]
+    sizes = np.bincount(grid.host)
+    return {
+        "degrees": dict(grid.degrees),
+        "ranks": pieces,
+        "hosts": _runs(sizes[sizes > 0].astype(np.int64), 0),
+        "types": list(grid.device_types),
+        "typeRuns": _runs(grid.device_type, 0),
+    }
+
+
+def _rows_apart(timeline: TimelineData, most_spans: int) -> int:
+    """1 if every row of a timeline is drawn, 2 for every second, and so on."""
+    return max(1, -(-timeline.num_spans // most_spans))
+
+
+def _timeline(timeline: TimelineData, most_spans: int) -> dict[str, Any]:
+    every = _rows_apart(timeline, most_spans)
+    rows: Sequence[TimelineRow] = timeline.rows[::every]
+    return {
+        "step": timeline.step_time_s,
+        "ticks": _TICKS,
+        "kinds": list(SPAN_KINDS),
+        "every": every,
+        "rows": [_row(row, timeline.step_time_s) for row in rows],
+    }
+
+
+def _row(row: TimelineRow, step_s: float) -> dict[str, Any]:
+    """Kind, stage, microbatch, gap before and duration of each span, one list."""
+    shown = row.kind != _BUBBLE
+    scale = _TICKS / (step_s or 1.0)
+    start = np.rint(row.start_s[shown] * scale).astype(np.int64)
+    end = np.rint(row.end_s[shown] * scale).astype(np.int64)
+    gap = start - np.concatenate([[0], end[:-1]])
+    columns = np.stack(
+        [row.kind[shown], row.stage[shown], row.microbatch[shown], gap, end - start],
+        axis=1,
+    )
+    return {
+        "rank": row.rank,
+        "devices": row.devices,
+        "first": row.first_rank,
+        "type": row.device_type,
+        "spans": columns.reshape(-1).tolist(),
+    }
+
+
+def _stage(stage: StageFacts) -> dict[str, Any]:
+    first, last, count = stage.modules
+    return {
+        "rank": stage.rank,
+        "units": [first, last, count],
+        "recompute": stage.recompute,
+        "forward": stage.forward_s,
+        "forwardTalk": stage.forward_communication_s,
+        "backward": stage.backward_s,
+        "backwardTalk": stage.backward_communication_s,
+    }
 
 
 def devices_pane(report: ReportData, index: int) -> str:
@@ -48,9 +151,7 @@ def devices_pane(report: ReportData, index: int) -> str:
     return figure(
         '<div class="tools"><span class="named">Colour by</span></div>'
         '<ul class="legend" aria-label="Legend"></ul>'
-        f'<div><canvas class="grid" data-plan="{index}" tabindex="0" role="img" '
-        f'aria-label="{escape(words)}. Arrow keys go from device to device."></canvas>'
-        f"</div>{_NO_SCRIPT}",
+        + canvas("grid", words, "Arrow keys go from device to device.", plan=index),
         f"{words}. Numbers are coordinates along the axis. Point at a device, tap it, "
         f"or go to it by arrow keys: rank, host, coordinates, stages.{ep}",
     )
@@ -75,23 +176,12 @@ def timeline_body(
             for index, name in enumerate(SPAN_KINDS)
             if index in present
         )
-    buttons = "".join(
-        f'<button type="button" data-act="{act}" aria-label="{escape(name)}" '
-        f'title="{escape(name)}">{text}</button>'
-        for act, text, name in _BUTTONS
-    )
-    tools = f'<div class="tools">{buttons}<output aria-live="polite"></output></div>'
     for index, (report, name) in enumerate(zip(reports, names, strict=True)):
-        head = ""
-        if name:
-            letter, _, rest = name.partition(" ")
-            head = f'<h3><span class="tag">{escape(letter)}</span>{escape(rest)}</h3>'
-        shown = _timeline(report, index, tools, most_spans)
-        body += f'<div class="pane">{head}{shown}</div>'
+        body += titled(_timeline_pane(report, index, most_spans), name)
     return f'<div class="stack">{body}</div>'
 
 
-def _timeline(report: ReportData, index: int, tools: str, most_spans: int) -> str:
+def _timeline_pane(report: ReportData, index: int, most_spans: int) -> str:
     timeline = report.timeline
     if timeline is None:
         return absent(report.missing.get("timeline", ""))
@@ -107,7 +197,7 @@ def _timeline(report: ReportData, index: int, tools: str, most_spans: int) -> st
         "thin to tell apart are columns, each kind as high as its share. Zoom by wheel "
         "after a click, by pinching, by + and −; drag or use arrow keys to move."
     )
-    every = rows_apart(timeline, most_spans)
+    every = _rows_apart(timeline, most_spans)
     if every > 1:
         caption += (
             f" One pp rank in {every} is drawn, so that the page stays small; the "
@@ -117,9 +207,13 @@ def _timeline(report: ReportData, index: int, tools: str, most_spans: int) -> st
     return (
         warned
         + figure(
-            f'{tools}<div><canvas class="timeline" data-plan="{index}" tabindex="0" '
-            f'role="img" aria-label="{escape(words)}. Plus and minus zoom, arrow keys '
-            f'move, 0 shows all of it."></canvas></div>{_NO_SCRIPT}',
+            zoom_tools("step")
+            + canvas(
+                "timeline",
+                words,
+                "Plus and minus zoom, arrow keys move, 0 shows all of it.",
+                plan=index,
+            ),
             caption,
         )
         + details("Seconds by rank", _spent(report))
