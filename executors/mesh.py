@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
@@ -219,9 +220,9 @@ def _own_numbers() -> tuple[int, int]:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def _store(timeout: datetime.timedelta) -> dist.Store:
+def _store(timeout: datetime.timedelta) -> Store:
     if "WORLD_SIZE" not in os.environ:
-        return dist.HashStore()  # type: ignore[attr-defined,no-any-return]
+        return dist.HashStore()  # type: ignore[attr-defined]
     store = fresh_store(timeout)
     if store is None:
         # As torch would make it; its host is process 0, whatever rank that has.
@@ -230,9 +231,7 @@ def _store(timeout: datetime.timedelta) -> dist.Store:
     return store
 
 
-def arrange(
-    strategy: Strategy, device: torch.device, *, apart: bool = False
-) -> ProcessMesh:
+def arrange(strategy: Strategy, device: torch.device) -> ProcessMesh:
     """Lay the processes of the current group out as the strategy's mesh.
 
     Rank r of the group is rank r of the mesh; see :func:`process_group`.
@@ -240,7 +239,6 @@ def arrange(
     Args:
         strategy: Whose mesh to build.
         device: Device of this process.
-        apart: See :class:`ProcessMesh`.
 
     Raises:
         ExecutionError: If there are more or fewer processes than the mesh needs.
@@ -254,6 +252,7 @@ def arrange(
     degrees = communication_degrees(strategy)
     casts = strategy.precision.compute != strategy.precision.parameter
     # fully_shard over one process is how one process gets mixed precision.
+    apart = strategy.synchronisation.apart
     alone = apart or degrees["replicate"] == 1
     lone = {"shard"} if casts and alone else set()
     views = [_view(device, degrees, ("pp", "replicate", "shard", "tp"), lone)]

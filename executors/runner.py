@@ -22,7 +22,6 @@ from executors.deferred.model import record
 from executors.measuring.measure import measure_step, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters
-from executors.replicas import replicas_of
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
@@ -37,12 +36,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one step did, for progress bars and logs.
+    """Results of one step, for progress bars and logs.
 
     Attributes:
         step: Number of the step, from 0.
         steps: How many there will be.
-        loss: Mean over the global batch, before the update.
+        loss: Mean over the global batch, before the update; of the copy's own samples
+            where copies of the weights are apart.
         grad_norm: Before clipping; None where the plan does not clip.
         time_s: Wall-clock time of the step on this rank.
     """
@@ -56,10 +56,11 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run did; equal on all ranks but for times.
+    """Results of a run; equal on all ranks of a copy of the weights but for times.
 
     Attributes:
-        losses: Mean loss of each step from ``first_step`` on.
+        losses: Mean loss of each step from ``first_step`` on; see
+            :attr:`StepReport.loss`.
         grad_norms: Gradient norms before clipping; empty where the plan does not.
         step_times_s: Wall-clock time of each step on this rank.
         measurement: What ``measure=True`` measured, else None.
@@ -167,6 +168,7 @@ def run(
         trainer, inventory = _prepare(plan, model_fn, seed, chosen, force)
         saved: Checkpoints | None = None
         if options is not None:
+            options.require_rests(steps, trainer.replicas.rest_every)
             saved = Checkpoints(
                 options,
                 trainer,
@@ -228,8 +230,7 @@ def _prepare(
     force: bool,
 ) -> tuple[Trainer, Inventory]:
     """Check processes, model and strategy, and build this rank's part."""
-    apart = replicas_of(plan.strategy).apart
-    place = arrange(plan.strategy, device, apart=apart)
+    place = arrange(plan.strategy, device)
     torch.manual_seed(seed)
     model, recording = record(model_fn)
     if not force:
@@ -266,7 +267,9 @@ def _train(
         begin = time.perf_counter()
         result = trainer.step(batch)
         took = time.perf_counter() - begin
-        _require_finite(trainer, step, result.loss, saved)
+        if trainer.replicas.rests(trainer.done):
+            # Between exchanges copies have losses of their own.
+            _require_finite(trainer, step, result.loss, saved)
         if trainer.place.process == 0:
             _LOG.info("step %d of %d: loss %.4f", step + 1, steps, result.loss)
         yield StepReport(

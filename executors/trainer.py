@@ -33,10 +33,11 @@ __all__ = ["StepResult", "Trainer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step computed, the same on every rank.
+    """Results of a step, the same on every rank of a copy of the weights.
 
     Attributes:
-        loss: Mean over the global batch, before the update.
+        loss: Mean over the global batch, before the update; between exchanges of
+            copies that are apart, over the copy's own samples.
         grad_norm: Of the whole gradient, before clipping; None without clipping.
     """
 

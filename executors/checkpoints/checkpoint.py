@@ -79,6 +79,25 @@ class CheckpointOptions:
         """
         return done == steps or (self.every is not None and done % self.every == 0)
 
+    def require_rests(self, steps: int, period: int) -> None:
+        """Refuse to save when copies of the weights would differ.
+
+        Args:
+            steps: Steps that the run will have done at its end.
+            period: Steps from one time that all copies are equal to the next.
+
+        Raises:
+            ExecutionError: If a checkpoint would be due between.
+        """
+        for name, value in (("checkpoint_every", self.every), ("steps", steps)):
+            if value is not None and value % period:
+                more = value + period - value % period
+                raise ExecutionError(
+                    f"{name}={value} with checkpoints, but copies of the weights are "
+                    f"equal every {period} steps alone; use {name}={more} or another "
+                    f"multiple of {period}"
+                )
+
 
 class Checkpoints:
     """Saves and restores one run. Every method is collective.
@@ -158,7 +177,7 @@ class Checkpoints:
         self._verify(name, record)
         self._restore(name, record)
         self._on_first_rank(lambda: self._folder.settle(record.step))
-        self.last = record.step
+        self.last = self._trainer.done = record.step
         if self._rank == 0:
             took = time.perf_counter() - begin
             _LOG.info("resumed from %s in %.2f s", self.options.folder / name, took)
@@ -225,7 +244,7 @@ class Checkpoints:
                 f"checkpoint_dir"
             )
         same = record.mesh == trainer.plan.strategy.mesh
-        wanted = targets(trainer, self._inventory, saved, generators=same)
+        wanted = targets(trainer, self._inventory, saved, same_mesh=same)
         dcp.load(wanted.tensors, folder, self._group)
         wanted.copy()
         if same:

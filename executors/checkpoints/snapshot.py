@@ -2,7 +2,10 @@
 
 ``model.FQN`` for parameters and persistent buffers, ``optimizer.KEY.FQN`` for what the
 optimizer keeps of a parameter, ``rng.RANK.DEVICE`` for generators. A parameter that has
-several FQNs goes by its first in the whole model.
+several FQNs goes by its first in the whole model. Where copies of the weights are apart
+between exchanges, a checkpoint is of a time when they are equal; each copy's optimizer
+states are its own, ``replica.COPY.optimizer.KEY.FQN``, and those of the first are the
+run's for another plan.
 
 Buffers are not reduced over the ranks that share a batch: each rank's running
 statistics are of the samples that it saw. Those of the first data-parallel rank are the
@@ -118,6 +121,8 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
         ExecutionError: If the optimizer does not hold the model's own parameters.
     """
     tensors: dict[str, torch.Tensor] = {}
+    own = _own_prefix(trainer)
+    copy = trainer.place.index("replicate") if own else 0
     known = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     for fqn, parameter in trainer.named_parameters():
         name = inventory.name(fqn)
@@ -130,12 +135,23 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
         tensors[f"model.{name}"] = parameter.detach()
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
-                tensors[f"optimizer.{key}.{name}"] = value
+                full = f"optimizer.{key}.{name}"
+                # Counters are equal on all copies.
+                if own and key != _COUNTER:
+                    tensors[f"{own}{full}"] = value
+                if not copy or key == _COUNTER:
+                    tensors[full] = value
     if _tells_buffers(trainer):
         for name, buffer in _buffers(trainer, inventory):
             tensors.setdefault(f"model.{name}", buffer)
     tensors.update(_generators(trainer))
     return tensors
+
+
+def _own_prefix(trainer: Trainer) -> str:
+    """Prefix of what each copy of the weights has of its own; empty if none has."""
+    place = trainer.place
+    return f"replica.{place.index('replicate')}." if place.apart else ""
 
 
 def _tells_buffers(trainer: Trainer) -> bool:
@@ -165,7 +181,7 @@ def targets(
     inventory: Inventory,
     saved: Mapping[str, SavedTensor],
     *,
-    generators: bool,
+    same_mesh: bool,
 ) -> Targets:
     """Where this rank's part of a checkpoint belongs; makes the optimizer's states.
 
@@ -173,7 +189,8 @@ def targets(
         trainer: Its parameters and buffers are the targets themselves.
         inventory: Of the whole model.
         saved: What the checkpoint holds.
-        generators: Whether this rank's random states are to be read too.
+        same_mesh: Whether it is of the same mesh: then this rank's random states are
+            read too, and its copy's own optimizer states.
 
     Raises:
         FingerprintError: If the checkpoint lacks a parameter.
@@ -188,6 +205,7 @@ def targets(
             found[name] = tensor
 
     keys = _state_keys(saved)
+    own = _own_prefix(trainer) if same_mesh else ""
     for part in trainer.parts.values():
         for fqn, parameter in part.inner.named_parameters():
             name = inventory.name(fqn)
@@ -199,6 +217,7 @@ def targets(
             add(f"model.{name}", parameter.detach())
             for key in keys.get(name, ()) if parameter.requires_grad else ():
                 full = f"optimizer.{key}.{name}"
+                full = f"{own}{full}" if f"{own}{full}" in saved else full
                 state = _empty_state(key, parameter, saved[full])
                 trainer.optimizer.state[parameter][key] = state
                 add(full, state)
@@ -206,7 +225,7 @@ def targets(
         # Constants of a graph: a plan's stages need not hold them all.
         if f"model.{name}" in saved:
             add(f"model.{name}", buffer)
-    if generators:
+    if same_mesh:
         for name, state in _generators(trainer).items():
             if name in saved:
                 add(name, state)
@@ -214,7 +233,7 @@ def targets(
 
 
 def _state_keys(saved: Mapping[str, SavedTensor]) -> dict[str, list[str]]:
-    """What the optimizer had of each parameter."""
+    """Names of what the optimizer had of each parameter."""
     keys: dict[str, list[str]] = {}
     for full in saved:
         kind, _, rest = full.partition(".")

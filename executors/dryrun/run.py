@@ -31,7 +31,6 @@ from executors.dryrun.world import fake_group, fake_tensors
 from executors.mesh import ProcessMesh, arrange
 from executors.names import tied_parameters
 from executors.pipelines.masks import whole_sequences
-from executors.replicas import replicas_of
 from executors.runner import check_model
 from executors.strategies.context import local_positions
 from executors.trainer import Trainer
@@ -140,8 +139,7 @@ def _be(
     with ExitStack() as stack:
         with unset_fake_temporarily():
             stack.enter_context(fake_group(rank, strategy.mesh.num_devices))
-            apart = replicas_of(strategy).apart
-            place = arrange(strategy, torch.device("cpu"), apart=apart)
+            place = arrange(strategy, torch.device("cpu"))
             follow = _positions_follow(plan, place)
         stack.enter_context(whole_sequences(follow))
         own = tuple(strategy.stages_of_rank(pp_rank))

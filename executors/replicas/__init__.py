@@ -1,14 +1,16 @@
-"""Agreement between replicas: what happens to copies of the weights around a step."""
+"""Agreement between copies of the weights: what happens to them around a step.
+
+One file a method; the registry of methods (:mod:`planner.schema.methods`) names its
+class, which is made from the strategy's document.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from executors.replicas.all_reduce import AllReduceReplicas
+from planner.plugins import load_object
 from planner.schema import Strategy
+from planner.schema.methods import method_of
 
 if TYPE_CHECKING:
     from executors.trainer import Trainer
@@ -17,22 +19,15 @@ __all__ = ["Replicas", "replicas_of"]
 
 
 class Replicas(Protocol):
-    """Keeps the copies along ``replicate`` together, or lets them part for a while."""
+    """Keeps the copies along ``replicate`` together, or lets them part for a while.
+
+    Where the document says that copies are apart, no step reduces anything over
+    ``replicate``, and the loss between exchanges is the copy's own.
+    """
 
     @property
-    def apart(self) -> bool:
-        """True if copies may differ between exchanges.
-
-        Then no step reduces anything over ``replicate``, and the loss between
-        exchanges is the copy's own.
-        """
-
-    @property
-    def phases(self) -> Mapping[str, float]:
-        """Kinds of step that differ in time, memory or traffic, and their shares.
-
-        Shares of all steps, by name of the phase; their sum is 1.
-        """
+    def rest_every(self) -> int:
+        """Steps from one time that all copies are equal to the next."""
 
     def attach(self, trainer: Trainer) -> None:
         """Take parameters and groups of a complete trainer; collective, once.
@@ -54,20 +49,25 @@ class Replicas(Protocol):
     def rests(self, done: int) -> bool:
         """Return True if all copies are equal after so many steps."""
 
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """This rank's tensors, by name, that a checkpoint must hold beside the model.
-
-        A resumed run fills them in place.
-        """
+    def phase(self, step: int) -> str:
+        """Name of the phase, among the document's, that a step is of."""
 
     def force(self, phase: str | None) -> None:
         """Make every step one of a phase, to measure it; None ends that.
 
         Args:
-            phase: One of :attr:`phases`.
+            phase: One of the document's.
         """
 
 
-def replicas_of(strategy: Strategy) -> Replicas:  # noqa: ARG001
-    """Make the keeper of a strategy's copies."""
-    return AllReduceReplicas()
+def replicas_of(strategy: Strategy) -> Replicas:
+    """Make the keeper of a strategy's copies.
+
+    Raises:
+        UnknownNameError: If its synchronisation is not registered.
+    """
+    synchronisation = strategy.synchronisation
+    method = method_of("synchronisation", synchronisation)
+    assert method.runs is not None, "support refuses what has no executor"
+    found: Replicas = load_object(method.runs)(synchronisation)
+    return found

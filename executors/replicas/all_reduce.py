@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-import torch
+from planner.schema.methods import Synchronisation
 
 if TYPE_CHECKING:
     from executors.trainer import Trainer
@@ -14,13 +13,19 @@ __all__ = ["AllReduceReplicas"]
 
 
 class AllReduceReplicas:
-    """Copies that every step keeps equal: gradients are reduced over all of them."""
+    """Does nothing: wrappers of data parallelism reduce gradients over all copies.
 
-    apart: ClassVar[bool] = False
-    phases: ClassVar[Mapping[str, float]] = {"step": 1.0}
+    Args:
+        synchronisation: All-reduce, which has no settings.
+    """
+
+    rest_every = 1
+
+    def __init__(self, synchronisation: Synchronisation) -> None:
+        (self._phase,) = synchronisation.phases
 
     def attach(self, trainer: Trainer) -> None:
-        """Do nothing: the wrappers of data parallelism reduce gradients."""
+        """Do nothing."""
 
     def before_forward(self, step: int) -> None:
         """Do nothing."""
@@ -32,9 +37,9 @@ class AllReduceReplicas:
         """Return True: copies are equal after every step."""
         return True
 
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """Nothing beside the model."""
-        return {}
+    def phase(self, step: int) -> str:
+        """Name of the one phase that there is."""
+        return self._phase
 
     def force(self, phase: str | None) -> None:
-        """Do nothing: there is one phase."""
+        """Do nothing: every step is of the one phase."""

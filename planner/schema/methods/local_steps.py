@@ -68,6 +68,7 @@ METHODS = (
         limits=(_several_copies,),
         presets={"local-sgd": LocalSteps(period=8)},
         prices="planner.cost.replicas.local_steps:LocalStepsPricing",
+        runs="executors.replicas.local_steps:LocalStepsReplicas",
         page="methods/local-steps.md",
         test="tests/distributed/test_local_steps.py",
         source="Stich 2019, arXiv 1805.09767; period of Lin et al. 2020, 1808.07217",
