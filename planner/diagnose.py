@@ -15,7 +15,7 @@ from planner.errors import MeshwrightError, NoFeasiblePlanError
 from planner.search import Candidate, Request, SearchResult, get_partitioner
 from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row
-from planner.search.refusal import why_nothing_is_legal
+from planner.search.violations import nearest_violations
 from planner.space import StrategyTable, enumerate_strategies, pin_text
 from planner.units import format_bytes
 
@@ -93,7 +93,7 @@ def _legality_reason(request: Request) -> str:
     return (
         f"no legal strategy for global_batch={facts.global_batch} on "
         f"{facts.num_devices} devices{f' with {pins}' if pins else ''}{target}: "
-        f"{why_nothing_is_legal(request)}"
+        f"{nearest_violations(request)}"
     )
 
 

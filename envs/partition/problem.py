@@ -29,7 +29,7 @@ from planner.search.device_order.layouts import Layouts
 from planner.search.device_order.pricer import OrderPricer, open_order_pricer
 from planner.search.device_order.recut import scores_of
 from planner.search.device_order.subsets import Choices, list_choices
-from planner.search.refusal import why_nothing_is_legal
+from planner.search.violations import nearest_violations
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
 
 __all__ = [
@@ -317,7 +317,7 @@ def open_problem(
         raise StrategyError(f"world {world.name!r}: {reason}")
     every = list_choices(request, groups)
     if not len(every):
-        raise NoFeasiblePlanError([why_nothing_is_legal(request)])
+        raise NoFeasiblePlanError([nearest_violations(request)])
     kept, pricer = _offered(request, groups, every, sizes)
     if pricer is None:
         raise _nothing_fits(world, request, every)
@@ -374,7 +374,7 @@ def _nothing_fits(
         for k in range(len(every.subsets))
     )
     if not any(legal_rows):
-        return NoFeasiblePlanError([why_nothing_is_legal(request)])
+        return NoFeasiblePlanError([nearest_violations(request)])
     return NoFeasiblePlanError(
         [
             f"world {world.name!r}: none of {len(every)} meshes has a strategy that "

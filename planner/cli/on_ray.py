@@ -141,7 +141,7 @@ def _require_ray() -> None:
 
 
 def _uses_gpus(plan: Plan) -> bool:
-    from planner.targets.devices import is_cpu
+    from planner.targets.rules import is_cpu
 
     return not all(is_cpu(kind) for kind in plan.cluster.device_types)
 

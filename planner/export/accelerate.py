@@ -12,7 +12,7 @@ from planner.export.checking import case_of
 from planner.export.torchrun import placed
 from planner.export.yaml_text import yaml_text
 from planner.targets.accelerate import by_fsdp
-from planner.targets.processes import on_cpu
+from planner.targets.rules import on_cpu
 
 if TYPE_CHECKING:
     from planner.schema import Plan, Strategy

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import ExportError
 from planner.targets import Case, Target, nearest_expressible
-from planner.targets.devices import is_cpu
+from planner.targets.rules import is_cpu
 
 if TYPE_CHECKING:
     from planner.schema import Plan
@@ -34,7 +34,7 @@ def require_expressible(target: Target, plan: Plan) -> None:
             said.
     """
     case = case_of(plan)
-    found = [str(refusal) for refusal in target.refusals(case)]
+    found = [str(violation) for violation in target.violations(case)]
     if target.runs == "meshwright" and plan.not_runnable:
         # What the plan itself says of its model counts, and is not told twice.
         found = [f for f in found if not f.startswith("strategy=")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import ExportError
 from planner.export.naming import run_name
 from planner.export.torchrun import placed
-from planner.targets.devices import device_resource
+from planner.targets.rules import device_resource
 
 if TYPE_CHECKING:
     from planner.schema import Plan

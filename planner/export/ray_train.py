@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from planner.export.naming import run_name
 from planner.export.torchrun import placed
-from planner.targets.devices import is_cpu
+from planner.targets.rules import is_cpu
 
 if TYPE_CHECKING:
     from planner.schema import Plan

@@ -22,7 +22,7 @@ __all__ = ["GROUP", "Exporter", "export", "export_files", "exporter_names"]
 Exporter = Callable[["Plan"], dict[str, str]]
 
 #: Entry-point group of other packages' exporters; the target of the same name is under
-#: :data:`planner.targets.registry.GROUP`.
+#: :data:`planner.targets.base.GROUP`.
 GROUP = "meshwright.exporters"
 
 #: Those that ship: target to module of :mod:`planner.export` and function in it.

@@ -8,7 +8,7 @@ from planner.errors import ExportError
 from planner.export.naming import run_name
 from planner.export.torchrun import placed, torchrun_command
 from planner.export.yaml_text import yaml_text
-from planner.targets.devices import SKYPILOT_NAMES, is_cpu
+from planner.targets.rules import SKYPILOT_NAMES, is_cpu
 
 if TYPE_CHECKING:
     from planner.schema import Plan

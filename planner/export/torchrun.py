@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import ExportError
 from planner.export.checking import case_of
-from planner.targets import Placement, Refusal, placement_of
+from planner.targets import Placement, Violation, placement_of
 
 if TYPE_CHECKING:
     from planner.schema import Plan
@@ -43,7 +43,7 @@ def placed(plan: Plan) -> Placement:
         ExportError: If a launcher that counts host by host cannot say it.
     """
     found = placement_of(case_of(plan))
-    if isinstance(found, Refusal):
+    if isinstance(found, Violation):
         raise ExportError(str(found))
     return found
 

@@ -181,7 +181,7 @@ def expressible(
     limits: LauncherLimits, candidates: Sequence[Candidate]
 ) -> tuple[Candidate, ...]:
     """Return the candidates that the launcher can express, cut and devices included."""
-    return tuple(c for c in candidates if not limits.refusals(c.strategy))
+    return tuple(c for c in candidates if not limits.violations(c.strategy))
 
 
 def finish(

@@ -1,4 +1,4 @@
-"""Limits of a launcher beyond rows of the table: cuts and devices."""
+"""Limits of a launcher on cuts and devices, which rows of the table do not have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from planner.schema import Mesh, Stage, Strategy
 from planner.space import LayerRun
-from planner.targets import Case, Refusal, Target
+from planner.targets import Case, Target, Violation
 
 __all__ = ["LauncherLimits", "rank_ranges"]
 
@@ -27,17 +27,17 @@ def rank_ranges(order: Index) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class LauncherLimits:
-    """A launcher's limits, for one model on one cluster.
+    """Limits of a launcher, for one model on one cluster.
 
     Attributes:
         target: The launcher.
-        hosts: Of the cluster, runs of equal ones.
-        host_of_device: Of every device. Shape [devices].
-        layers: Which units are layers; None where they are none.
+        hosts: Runs of equal hosts of the cluster: (number of hosts, devices in each).
+        host_of_device: Host of every device. Shape [devices].
+        layers: Units that are layers; None if the model has none.
         tied: Groups of parameter names that are one tensor.
         backend: ``gloo`` or ``nccl``.
-        attention: As of :class:`planner.schema.ModelReference`.
-        device_types: Of the cluster.
+        attention: The kind of attention, as in :class:`planner.schema.ModelReference`.
+        device_types: Names of all device types in the cluster.
     """
 
     target: Target
@@ -48,16 +48,16 @@ class LauncherLimits:
     backend: str
     attention: str | None
     device_types: tuple[str, ...] = ()
-    _orders: dict[bytes, Refusal | None] = field(default_factory=dict, repr=False)
+    _orders: dict[bytes, Violation | None] = field(default_factory=dict, repr=False)
 
-    def refusals(self, strategy: Strategy) -> tuple[Refusal, ...]:
-        """All that the launcher cannot say of a strategy with its cut and devices."""
-        return self._ask(strategy, layers=True, placed=True)
+    def violations(self, strategy: Strategy) -> tuple[Violation, ...]:
+        """Return the limits that a strategy exceeds, with its cut and devices."""
+        return self._violations(strategy, layers=True, placed=True)
 
-    def _ask(
+    def _violations(
         self, strategy: Strategy, *, layers: bool, placed: bool
-    ) -> tuple[Refusal, ...]:
-        return self.target.refusals(
+    ) -> tuple[Violation, ...]:
+        return self.target.violations(
             Case(
                 strategy=strategy,
                 hosts=self.hosts,
@@ -72,7 +72,7 @@ class LauncherLimits:
 
     @property
     def mixes_recompute(self) -> bool:
-        """True if each stage may have its own recomputation."""
+        """True if the launcher can express another recomputation for each stage."""
         same, mixed = (
             Strategy(
                 mesh=Mesh(pp=2),
@@ -86,52 +86,59 @@ class LauncherLimits:
             for first in ("none", "full")
         )
         before = {
-            refusal.field for refusal in self._ask(same, layers=False, placed=False)
+            violation.field
+            for violation in self._violations(same, layers=False, placed=False)
         }
         return all(
-            refusal.field in before
-            for refusal in self._ask(mixed, layers=False, placed=False)
+            violation.field in before
+            for violation in self._violations(mixed, layers=False, placed=False)
         )
 
     def even_bounds(self, stages: int) -> tuple[int, ...] | None:
-        """The cut into stages of equally many layers; None if there is none."""
+        """Return the cut into stages of equally many layers; None if there is none."""
         return None if self.layers is None else self.layers.even_bounds(stages)
 
     # -- Devices -----------------------------------------------------------------
 
-    def why_not_order(self, order: Index) -> Refusal | None:
-        """Why the launcher cannot give ranks these devices; None if it can.
+    def violation_of_order(self, order: Index) -> Violation | None:
+        """Return the limit that an order of devices exceeds; None for none.
 
         Args:
             order: Device id by rank. Shape [ranks].
         """
         key = np.ascontiguousarray(order, dtype=np.int64).tobytes()
         if key not in self._orders:
-            # Sharded by any axis that the launcher knows: which one is another matter.
+            # The axis does not matter here: replicas stand for any mesh.
             bare = Strategy(mesh=Mesh(dp_replicate=len(order)))
             there = bare.model_copy(update={"device_ranges": rank_ranges(order)})
-            before = {r.field for r in self._ask(bare, layers=False, placed=False)}
-            refused = self._ask(there, layers=False, placed=True)
+            before = {
+                one.field for one in self._violations(bare, layers=False, placed=False)
+            }
+            found = self._violations(there, layers=False, placed=True)
             self._orders[key] = next(
-                (r for r in refused if r.field not in before), None
+                (one for one in found if one.field not in before), None
             )
         return self._orders[key]
 
     def allows_order(self, order: Index) -> bool:
-        """True if the launcher can give ranks these devices."""
-        return self.why_not_order(order) is None
+        """Return True if the launcher can express an order of devices."""
+        return self.violation_of_order(order) is None
 
     def mask(self, orders: Index) -> NDArray[np.bool_]:
-        """Mask of the orders that it can express, -1 after the last. Shape [n]."""
+        """Return a mask of the orders that the launcher can express. Shape [n].
+
+        Args:
+            orders: Device id by rank, -1 after the last. Shape [n, most ranks].
+        """
         each = (self.allows_order(order[order >= 0]) for order in orders)
         return np.fromiter(each, dtype=bool, count=len(orders))
 
     def allowed(self, orders: Sequence[Index]) -> list[Index]:
-        """Return the orders that it can express."""
+        """Return the orders that the launcher can express."""
         return [order for order in orders if self.allows_order(order)]
 
     def alike_hosts(self, free: Index) -> list[Index]:
-        """The same devices on as many hosts as have them, the most devices first.
+        """Return sets of devices that are the same on every host, the largest first.
 
         Args:
             free: Ids of devices that may be used. Shape [n].

@@ -149,7 +149,7 @@ def _of_cut(
             device_ranges=rank_ranges(setting.order),
             context=context,
         )
-        if limits is None or not limits.refusals(strategy):
+        if limits is None or not limits.violations(strategy):
             yield Candidate(strategy=strategy, cost=model.cost(strategy))
 
 

@@ -104,7 +104,7 @@ class _Asker:
         target = get_target(self.target)
         first: tuple[str, ...] = ()
         for algorithm in ("ring", "all_to_all") if row["cp"] > 1 else ("all_to_all",):
-            found = target.refusals(
+            found = target.violations(
                 Case(
                     strategy=strategy.model_copy(
                         update={"context_algorithm": algorithm}

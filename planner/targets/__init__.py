@@ -1,10 +1,21 @@
-"""What other launchers can say of a plan. One file a target; data, no writing.
+"""Launchers that a plan can be exported to, and the limits of each.
 
-Searches keep to a target's limits by these declarations, exporters refuse by them.
+Declarations alone, no writing of files: searches keep within the limits of a target,
+exporters report its violations.
 """
 
-from planner.targets.base import Case, Refusal, Rule, Target
-from planner.targets.fields import EVERYTHING, FIELDS, Field, value_of
+from planner.targets.base import (
+    EVERYTHING,
+    FIELDS,
+    Case,
+    Field,
+    Rule,
+    Target,
+    Violation,
+    get_target,
+    target_names,
+    value_of,
+)
 from planner.targets.layers import (
     StageLayers,
     layer_stem,
@@ -12,8 +23,7 @@ from planner.targets.layers import (
     may_be_even,
 )
 from planner.targets.nearest import nearest_expressible
-from planner.targets.placement import Placement, placement_of, same_on_every_host
-from planner.targets.registry import get_target, target_names
+from planner.targets.rules import Placement, placement_of, same_on_every_host
 
 __all__ = [
     "EVERYTHING",
@@ -21,10 +31,10 @@ __all__ = [
     "Case",
     "Field",
     "Placement",
-    "Refusal",
     "Rule",
     "StageLayers",
     "Target",
+    "Violation",
     "get_target",
     "layer_stem",
     "layers_of_stages",

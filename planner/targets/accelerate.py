@@ -7,23 +7,22 @@ Source: accelerate 1.15.0, ``parallelism_config.py``, ``state.py``,
 from __future__ import annotations
 
 from planner.schema import Strategy
-from planner.targets.base import Case, Refusal, Target
-from planner.targets.placement import same_on_every_host
-from planner.targets.processes import on_cpu
+from planner.targets.base import Case, Target, Violation
+from planner.targets.rules import on_cpu, same_on_every_host
 
 __all__ = ["TARGETS", "by_fsdp"]
 
 
 def by_fsdp(strategy: Strategy) -> bool:
-    """Whether accelerate would train by FSDP2; by DistributedDataParallel if not."""
+    """Return True if accelerate would train by FSDP2, not DistributedDataParallel."""
     mesh = strategy.mesh
     return mesh.dp_shard > 1 or mesh.cp > 1 or mesh.tp > 1
 
 
-def _shards_on_accelerators(case: Case) -> Refusal | None:
+def _shards_on_accelerators(case: Case) -> Violation | None:
     if not (by_fsdp(case.strategy) and on_cpu(case)):
         return None
-    return Refusal(
+    return Violation(
         field="mesh",
         value=case.strategy.label(),
         why="accelerate turns FSDP on for accelerators alone, and on CPUs it would "
@@ -32,12 +31,12 @@ def _shards_on_accelerators(case: Case) -> Refusal | None:
     )
 
 
-def _something_to_shard(case: Case) -> Refusal | None:
+def _something_to_shard(case: Case) -> Violation | None:
     mesh = case.strategy.mesh
     if mesh.dp_shard > 1 or (mesh.tp == 1 and mesh.cp == 1):
         return None
     if mesh.dp_replicate > 1:
-        return Refusal(
+        return Violation(
             field="mesh.dp_shard",
             value="1",
             why=f"accelerate refuses tp={mesh.tp} or cp={mesh.cp} beside replicas "
@@ -46,7 +45,7 @@ def _something_to_shard(case: Case) -> Refusal | None:
         )
     if mesh.cp > 1:
         return None
-    return Refusal(
+    return Violation(
         field="mesh.tp",
         value=str(mesh.tp),
         why="accelerate takes a mesh with FSDP2 alone, which needs dp_shard or cp to "
@@ -55,11 +54,11 @@ def _something_to_shard(case: Case) -> Refusal | None:
     )
 
 
-def _zero(case: Case) -> Refusal | None:
+def _zero(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.dp_shard * strategy.mesh.cp == 1 or strategy.zero_stage >= 2:
         return None
-    return Refusal(
+    return Violation(
         field="zero_stage",
         value=str(strategy.zero_stage),
         why="FSDP2 shards parameters, gradients and optimizer states over dp_shard and "
@@ -68,12 +67,12 @@ def _zero(case: Case) -> Refusal | None:
     )
 
 
-def _ring(case: Case) -> Refusal | None:
+def _ring(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.cp == 1:
         return None
     if strategy.context_algorithm != "ring":
-        return Refusal(
+        return Violation(
             field="context_algorithm",
             value=strategy.context_algorithm,
             why="with FSDP2 keys and values travel around; trading the sequence for "
@@ -81,7 +80,7 @@ def _ring(case: Case) -> Refusal | None:
             remedy="use context_algorithm=ring, or the target deepspeed",
         )
     if case.attention != "causal":
-        return Refusal(
+        return Violation(
             field="mesh.cp",
             value=str(strategy.mesh.cp),
             why=f"accelerate makes every attention causal when it divides sequences, "
@@ -91,17 +90,17 @@ def _ring(case: Case) -> Refusal | None:
     return None
 
 
-def _recompute(case: Case) -> Refusal | None:
+def _recompute(case: Case) -> Violation | None:
     kinds = {stage.recompute for stage in case.strategy.stages} - {"none"}
     if "selective" in kinds:
-        return Refusal(
+        return Violation(
             field="stages.recompute",
             value="selective",
             why="fsdp_activation_checkpointing is for whole layers",
             remedy="use full or none",
         )
     if kinds and not by_fsdp(case.strategy):
-        return Refusal(
+        return Violation(
             field="stages.recompute",
             value="full",
             why="accelerate checkpoints activations with FSDP alone",
@@ -110,10 +109,10 @@ def _recompute(case: Case) -> Refusal | None:
     return None
 
 
-def _precision(case: Case) -> Refusal | None:
+def _precision(case: Case) -> Violation | None:
     precision, optimizer = case.strategy.precision, case.strategy.optimizer
     if precision.compute == "float8":
-        return Refusal(
+        return Violation(
             field="precision.compute",
             value="float8",
             why="accelerate leaves the arithmetic to one of three other packages, and "
@@ -121,7 +120,7 @@ def _precision(case: Case) -> Refusal | None:
             remedy="use bfloat16",
         )
     if precision.parameter == "bfloat16" and precision.compute != "bfloat16":
-        return Refusal(
+        return Violation(
             field="precision.parameter",
             value="bfloat16",
             why=f"accelerate keeps weights in float32 where products are in "
@@ -129,7 +128,7 @@ def _precision(case: Case) -> Refusal | None:
             remedy="use bfloat16 for both, or float32 weights",
         )
     if optimizer.state_dtype != precision.parameter:
-        return Refusal(
+        return Violation(
             field="optimizer.state_dtype",
             value=optimizer.state_dtype,
             why=f"torch's optimizers keep states as they keep parameters, in "
@@ -137,7 +136,7 @@ def _precision(case: Case) -> Refusal | None:
             remedy=f"use {precision.parameter} for both",
         )
     if not by_fsdp(case.strategy) and precision.reduce != precision.parameter:
-        return Refusal(
+        return Violation(
             field="precision.reduce",
             value=precision.reduce,
             why=f"DistributedDataParallel reduces gradients as they are, in "

@@ -6,26 +6,26 @@ Source: DeepSpeed 0.19.6, ``runtime/config.py``, ``runtime/engine.py``,
 
 from __future__ import annotations
 
-from planner.targets.base import Case, Refusal, Target
-from planner.targets.placement import same_on_every_host
+from planner.targets.base import Case, Target, Violation
+from planner.targets.rules import same_on_every_host
 
 __all__ = ["TARGETS"]
 
 
-def _autotp(case: Case) -> Refusal | None:
+def _autotp(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
     if mesh.tp == 1:
         return None
     if strategy.zero_stage == 3 and mesh.dp_shard * mesh.cp > 1:
-        return Refusal(
+        return Violation(
             field="zero_stage",
             value="3",
             why=f"AutoTP (tp={mesh.tp}) goes with ZeRO 0 to 2",
             remedy="use zero_stage 2 or less, or tp=1",
         )
     if mesh.cp > 1:
-        return Refusal(
+        return Violation(
             field="mesh.cp",
             value=str(mesh.cp),
             why=f"its device mesh has data and tensor, or data and sequence, not all "
@@ -34,7 +34,7 @@ def _autotp(case: Case) -> Refusal | None:
         )
     odd = [n for n, s in strategy.sharding.patterns.items() if s == "vocab"]
     if odd:
-        return Refusal(
+        return Violation(
             field="sharding.patterns",
             value=f"{odd[0]}: vocab",
             why="AutoTP splits embeddings by features, not by rows",
@@ -43,7 +43,7 @@ def _autotp(case: Case) -> Refusal | None:
     return None
 
 
-def _shards_over_all(case: Case) -> Refusal | None:
+def _shards_over_all(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
     shards = mesh.dp_shard * mesh.cp
@@ -51,7 +51,7 @@ def _shards_over_all(case: Case) -> Refusal | None:
         return None
     if strategy.zero_stage == 3 and mesh.tp == mesh.cp == 1:
         return None
-    return Refusal(
+    return Violation(
         field="mesh.dp_replicate",
         value=str(mesh.dp_replicate),
         why="ZeRO shards over all data parallel ranks; groups of them (MiCS) are for "
@@ -61,11 +61,11 @@ def _shards_over_all(case: Case) -> Refusal | None:
     )
 
 
-def _ulysses(case: Case) -> Refusal | None:
+def _ulysses(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.cp == 1 or strategy.context_algorithm == "all_to_all":
         return None
-    return Refusal(
+    return Violation(
         field="context_algorithm",
         value=strategy.context_algorithm,
         why="DeepSpeed's sequence parallelism (Ulysses) trades the sequence for heads",
@@ -85,17 +85,17 @@ _PAIRS = frozenset(
 )
 
 
-def _precision(case: Case) -> Refusal | None:
+def _precision(case: Case) -> Violation | None:
     precision, optimizer = case.strategy.precision, case.strategy.optimizer
     if (precision.parameter, precision.compute) not in _PAIRS:
-        return Refusal(
+        return Violation(
             field="precision.compute",
             value=precision.compute,
             why=f"DeepSpeed has no word for it beside {precision.parameter} weights",
             remedy="use bfloat16",
         )
     if optimizer.state_dtype != precision.parameter:
-        return Refusal(
+        return Violation(
             field="optimizer.state_dtype",
             value=optimizer.state_dtype,
             why=f"states are kept as the weights that are updated, in "
@@ -105,7 +105,7 @@ def _precision(case: Case) -> Refusal | None:
     mesh, zero = case.strategy.mesh, case.strategy.zero_stage
     shards = zero > 0 and mesh.dp_shard * mesh.cp > 1
     if precision.parameter == "bfloat16" and not shards:
-        return Refusal(
+        return Violation(
             field="precision.parameter",
             value="bfloat16",
             why="weights without a float32 copy are for ZeRO 1 to 3 "

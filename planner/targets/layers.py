@@ -1,4 +1,4 @@
-"""Stages in layers: what frameworks count, where a plan names modules."""
+"""Stages counted in layers, as frameworks do, from a plan that names modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBERED = re.compile(r"^(?P<stem>.*?)\.(?P<index>\d+)(?:\.|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """One virtual stage.
+    """Layers of one virtual stage.
 
     Attributes:
         before: Modules that come before its first layer, such as the embedding.
@@ -29,9 +29,9 @@ class StageLayers:
 
 
 def layer_stem(strategy: Strategy) -> str | None:
-    """What the names of the model's layers start with: ``model.layers``.
+    """Return the prefix of the names of the model's layers, such as ``model.layers``.
 
-    The numbered stem with the most indices; None if no module is numbered.
+    It is the numbered stem with the most indices; None if no module is numbered.
     """
     indices: dict[str, set[str]] = {}
     for stage in strategy.stages:
@@ -46,10 +46,10 @@ def layer_stem(strategy: Strategy) -> str | None:
 
 
 def layers_of_stages(strategy: Strategy) -> tuple[StageLayers, ...] | None:
-    """Every virtual stage in layers, in order of execution.
+    """Return the layers of every virtual stage, in order of execution.
 
-    None if stages are not named, the model has no numbered layers, or a cut goes
-    through the middle of one: then a framework that counts layers cannot say it.
+    None if stages have no names, the model has no numbered layers, or a cut goes
+    through the middle of one: a framework that counts layers cannot express that.
     """
     stem = layer_stem(strategy)
     if stem is None:
@@ -77,9 +77,9 @@ def layers_of_stages(strategy: Strategy) -> tuple[StageLayers, ...] | None:
 
 
 def may_be_even(strategy: Strategy) -> bool:
-    """Whether every stage has equally many layers, the rest at either end.
+    """Return True if every stage has equally many layers, the rest at either end.
 
-    What comes before the layers is in the first stage, what comes after in the last.
+    Modules before the layers are in the first stage, modules after them in the last.
     """
     stages = layers_of_stages(strategy)
     if stages is None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from planner.schema import Strategy
-from planner.targets.base import Case, Refusal, Target
+from planner.targets.base import Case, Target, Violation
 from planner.targets.layers import StageLayers, layers_of_stages
-from planner.targets.limits import (
+from planner.targets.rules import (
     experts_apart_from_tensors,
     no_float8,
     one_recompute,
+    same_on_every_host,
 )
-from planner.targets.placement import same_on_every_host
 
 __all__ = ["TARGETS", "megatron_stages"]
 
@@ -18,10 +18,10 @@ _SCHEDULES = ("1F1B", "Interleaved1F1B")
 
 
 def megatron_stages(strategy: Strategy) -> tuple[StageLayers, ...] | None:
-    """Every virtual stage in layers, in order of execution.
+    """Return the layers of every virtual stage, in order of execution.
 
-    None if a cut goes through a layer, or the embedding is not in the first stage, or
-    what follows the layers is not in the last.
+    None if a cut goes through a layer, the embedding is not in the first stage, or
+    modules that follow the layers are not in the last.
     """
     stages = layers_of_stages(strategy)
     if stages is None:
@@ -31,14 +31,14 @@ def megatron_stages(strategy: Strategy) -> tuple[StageLayers, ...] | None:
     return None if early or late else stages
 
 
-def _whole_layers(case: Case) -> Refusal | None:
+def _whole_layers(case: Case) -> Violation | None:
     strategy = case.strategy
     if not case.layers or strategy.mesh.pp == 1:
         return None
     stages = megatron_stages(strategy)
     if stages is not None and stages[0].before and stages[-1].after:
         return None
-    return Refusal(
+    return Violation(
         field="stages.modules",
         value=str([len(stage.modules) for stage in strategy.stages]),
         why="stages are whole layers, with the embedding in the first and norm and "
@@ -47,11 +47,11 @@ def _whole_layers(case: Case) -> Refusal | None:
     )
 
 
-def _schedule(case: Case) -> Refusal | None:
+def _schedule(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.pp == 1 or strategy.schedule in _SCHEDULES:
         return None
-    return Refusal(
+    return Violation(
         field="schedule",
         value=strategy.schedule,
         why="it has 1F1B and interleaved 1F1B",
@@ -59,14 +59,14 @@ def _schedule(case: Case) -> Refusal | None:
     )
 
 
-def _virtual_stages(case: Case) -> Refusal | None:
+def _virtual_stages(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.pp == 1 or strategy.schedule not in _SCHEDULES:
         return None
     interleaved = strategy.schedule == "Interleaved1F1B"
     if interleaved == (strategy.virtual_stages > 1):
         return None
-    return Refusal(
+    return Violation(
         field="virtual_stages",
         value=str(strategy.virtual_stages),
         why=f"virtual stages choose the schedule there, and that would not be "
@@ -75,12 +75,12 @@ def _virtual_stages(case: Case) -> Refusal | None:
     )
 
 
-def _rounds(case: Case) -> Refusal | None:
+def _rounds(case: Case) -> Violation | None:
     strategy = case.strategy
     pp, count = strategy.mesh.pp, strategy.num_microbatches
     if pp == 1 or strategy.schedule != "Interleaved1F1B" or count % pp == 0:
         return None
-    return Refusal(
+    return Violation(
         field="num_microbatches",
         value=str(count),
         why=f"interleaved 1F1B takes microbatches in rounds of pp={pp}",
@@ -88,12 +88,12 @@ def _rounds(case: Case) -> Refusal | None:
     )
 
 
-def _optimizer_states(case: Case) -> Refusal | None:
+def _optimizer_states(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
     if mesh.dp_shard * mesh.cp == 1 or strategy.zero_stage <= 1:
         return None
-    return Refusal(
+    return Violation(
         field="zero_stage",
         value=str(strategy.zero_stage),
         why="its distributed optimizer is ZeRO 1; Megatron-FSDP, which shards more, "
@@ -102,17 +102,17 @@ def _optimizer_states(case: Case) -> Refusal | None:
     )
 
 
-def _dtypes(case: Case) -> Refusal | None:
+def _dtypes(case: Case) -> Violation | None:
     precision = case.strategy.precision
     if precision.parameter != "float32":
-        return Refusal(
+        return Violation(
             field="precision.parameter",
             value=precision.parameter,
             why="its optimizer updates weights in float32",
             remedy="use parameter=float32",
         )
     if precision.reduce == "bfloat16" and precision.compute != "bfloat16":
-        return Refusal(
+        return Violation(
             field="precision.reduce",
             value="bfloat16",
             why=f"gradients of {precision.compute} products are not reduced in "
@@ -122,10 +122,10 @@ def _dtypes(case: Case) -> Refusal | None:
     return None
 
 
-def _states(case: Case) -> Refusal | None:
+def _states(case: Case) -> Violation | None:
     if case.strategy.optimizer.state_dtype == "float32":
         return None
-    return Refusal(
+    return Violation(
         field="optimizer.state_dtype",
         value=case.strategy.optimizer.state_dtype,
         why="states in bfloat16 need its precision-aware optimizer of Transformer "
@@ -134,11 +134,11 @@ def _states(case: Case) -> Refusal | None:
     )
 
 
-def _decay(case: Case) -> Refusal | None:
+def _decay(case: Case) -> Violation | None:
     optimizer = case.strategy.optimizer
     if optimizer.name != "Adam" or optimizer.weight_decay == 0:
         return None
-    return Refusal(
+    return Violation(
         field="optimizer.name",
         value="Adam",
         why="its adam decays weights as AdamW does, and no argument changes that",

@@ -8,10 +8,9 @@ parallelism, recomputation), without a release.
 from __future__ import annotations
 
 from planner.schema import Precision
-from planner.targets.base import Case, Refusal, Target
+from planner.targets.base import Case, Target, Violation
 from planner.targets.layers import may_be_even
-from planner.targets.placement import same_on_every_host
-from planner.targets.processes import accelerators_alone
+from planner.targets.rules import accelerators_alone, same_on_every_host
 
 __all__ = ["PRECISIONS", "TARGETS"]
 
@@ -23,11 +22,11 @@ PRECISIONS = {
 }
 
 
-def _engine(case: Case) -> Refusal | None:
+def _engine(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.pp == 1 or strategy.schedule in ("GPipe", "1F1B"):
         return None
-    return Refusal(
+    return Violation(
         field="schedule",
         value=strategy.schedule,
         why="nanotron has the engines afab (GPipe) and 1f1b (1F1B)",
@@ -35,12 +34,12 @@ def _engine(case: Case) -> Refusal | None:
     )
 
 
-def _filled(case: Case) -> Refusal | None:
+def _filled(case: Case) -> Violation | None:
     strategy = case.strategy
     pp, count = strategy.mesh.pp, strategy.num_microbatches
     if strategy.schedule != "1F1B" or count >= pp - 1:
         return None
-    return Refusal(
+    return Violation(
         field="num_microbatches",
         value=str(count),
         why=f"the engine 1f1b wants at least {pp - 1} with pp={pp}",
@@ -48,11 +47,11 @@ def _filled(case: Case) -> Refusal | None:
     )
 
 
-def _even(case: Case) -> Refusal | None:
+def _even(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.pp == 1 or not case.layers or may_be_even(strategy):
         return None
-    return Refusal(
+    return Violation(
         field="stages.modules",
         value=str([len(stage.modules) for stage in strategy.stages]),
         why="nanotron cuts the model itself, into stages of equal work",
@@ -61,13 +60,13 @@ def _even(case: Case) -> Refusal | None:
     )
 
 
-def _zero(case: Case) -> Refusal | None:
+def _zero(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
     if mesh.dp_shard * mesh.cp == 1 or strategy.zero_stage == 0:
         return None
     if strategy.zero_stage > 1:
-        return Refusal(
+        return Violation(
             field="zero_stage",
             value=str(strategy.zero_stage),
             why="nanotron shards optimizer states alone",
@@ -75,7 +74,7 @@ def _zero(case: Case) -> Refusal | None:
         )
     if mesh.dp_replicate == 1:
         return None
-    return Refusal(
+    return Violation(
         field="mesh.dp_replicate",
         value=str(mesh.dp_replicate),
         why="zero_stage 1 shards over all data parallel ranks",
@@ -83,10 +82,10 @@ def _zero(case: Case) -> Refusal | None:
     )
 
 
-def _precision(case: Case) -> Refusal | None:
+def _precision(case: Case) -> Violation | None:
     precision, optimizer = case.strategy.precision, case.strategy.optimizer
     if _three(precision) not in PRECISIONS:
-        return Refusal(
+        return Violation(
             field="precision",
             value="/".join(_three(precision)),
             why="nanotron has float32 throughout, bfloat16 throughout, or bfloat16 "
@@ -94,7 +93,7 @@ def _precision(case: Case) -> Refusal | None:
             remedy="use one of these three",
         )
     if optimizer.state_dtype != precision.parameter:
-        return Refusal(
+        return Violation(
             field="optimizer.state_dtype",
             value=optimizer.state_dtype,
             why=f"states are kept as the weights that are updated, in "
@@ -108,11 +107,11 @@ def _three(precision: Precision) -> tuple[str, str, str]:
     return (precision.parameter, precision.compute, precision.reduce)
 
 
-def _adamw(case: Case) -> Refusal | None:
+def _adamw(case: Case) -> Violation | None:
     name = case.strategy.optimizer.name
     if name == "AdamW":
         return None
-    return Refusal(
+    return Violation(
         field="optimizer.name",
         value=name,
         why="nanotron trains with AdamW",

@@ -1,4 +1,4 @@
-"""The strategy nearest to one that a target cannot say, among those that it can."""
+"""The strategy nearest to a given one among those that a target can express."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ _DEEPEST, _MOST = 5, 2000
 
 
 def nearest_expressible(target: Target, case: Case) -> Strategy | None:
-    """The strategy with the fewest edits that the target can say; None if none is near.
+    """Find the strategy with the fewest edits that the target can express.
 
     An edit folds one axis of the mesh into another (devices and global batch stay the
     same), or sets one other field to a plainer value. It has no price: plan again
     within the target's limits for the best one.
 
     Args:
-        target: Whose limits count.
-        case: What it cannot say. Stages of edited strategies have no names, so that
-            rules about layers do not count.
+        target: The launcher.
+        case: A case that it cannot express. Stages of edited strategies have no names,
+            so that rules about layers do not count.
+    Returns:
+        None if no strategy is near.
     """
     reached = {case.strategy.canonical_bytes()}
     front = [case.strategy]
@@ -41,7 +43,7 @@ def nearest_expressible(target: Target, case: Case) -> Strategy | None:
                     continue
                 reached.add(key)
                 bare = replace(case, strategy=edited, layers=False)
-                if not target.refusals(bare):
+                if not target.violations(bare):
                     return edited
                 ahead.append(edited)
                 if len(reached) > _MOST:
@@ -51,12 +53,12 @@ def nearest_expressible(target: Target, case: Case) -> Strategy | None:
 
 
 def _edits(strategy: Strategy) -> Iterator[Strategy]:
-    """One edit away, the gentlest first."""
+    """Yield strategies one edit away, the gentlest edit first."""
     yield from _plainer(strategy)
     yield from _folded(strategy)
 
 
-#: Fields whose defaults every launcher can say.
+#: Defaults that every launcher can express.
 _PLAIN: dict[str, Any] = {
     "device_ranges": (),
     "overlap": Overlap(),
@@ -67,6 +69,7 @@ _PLAIN: dict[str, Any] = {
 
 
 def _plainer(strategy: Strategy) -> Iterator[Strategy]:
+    """Yield the strategy with one field at a plainer value."""
     for name, plain in _PLAIN.items():
         if getattr(strategy, name) != plain:
             yield _with(strategy, **{name: plain})
@@ -93,7 +96,7 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
 
 
 def _folded(strategy: Strategy) -> Iterator[Strategy]:
-    """One axis folded into another, so that devices and global batch stay the same."""
+    """Yield the strategy with one axis folded into another, on the same devices."""
     mesh = strategy.mesh
     for one in ("ep", "pp", "cp", "dp_replicate", "tp", "dp_shard"):
         degree = getattr(mesh, one)
@@ -110,7 +113,7 @@ def _folded(strategy: Strategy) -> Iterator[Strategy]:
 
 
 def _remade(strategy: Strategy, **update: Any) -> Iterator[Strategy]:
-    """With another mesh or schedule, if its batch and stages come out even."""
+    """Yield the strategy with another mesh or schedule, if batch and stages divide."""
     mesh = update.get("mesh", strategy.mesh)
     per_replica, rest = divmod(strategy.global_batch, mesh.data_parallel)
     microbatches = max(1, per_replica // strategy.microbatch_size)
@@ -131,7 +134,7 @@ def _remade(strategy: Strategy, **update: Any) -> Iterator[Strategy]:
 
 
 def _cut_again(strategy: Strategy) -> tuple[Stage, ...] | None:
-    """The same modules in as many stages as the mesh wants; None if too few."""
+    """Cut the modules into as many stages as the mesh has; None if they are too few."""
     if not strategy.stages:
         return ()
     modules = [name for stage in strategy.stages for name in stage.modules]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from planner.schema import Strategy
-from planner.targets.base import Case, Refusal, Target
+from planner.targets.base import Case, Target, Violation
 from planner.targets.layers import layers_of_stages
-from planner.targets.limits import (
+from planner.targets.rules import (
     experts_apart_from_tensors,
     no_float8,
     one_recompute,
+    same_on_every_host,
 )
-from planner.targets.placement import same_on_every_host
 
 __all__ = ["TARGETS", "torchtitan_parts"]
 
-#: Last components of module names to torchtitan's; None for what it makes by itself.
+#: Last components of module names to torchtitan's; None where it has no module.
 _NAMES = {
     "embed_tokens": "tok_embeddings",
     "embed_in": "tok_embeddings",
@@ -56,7 +56,7 @@ _SAID = frozenset(
 def torchtitan_parts(
     strategy: Strategy, head: str = "lm_head"
 ) -> tuple[tuple[str, ...], ...] | None:
-    """Every virtual stage in names of torchtitan's models, in order of execution.
+    """Return the modules of every virtual stage under torchtitan's names, in order.
 
     None if a cut goes through a layer, or a module has no name there.
 
@@ -80,11 +80,11 @@ def torchtitan_parts(
     return tuple(parts)
 
 
-def _whole_layers(case: Case) -> Refusal | None:
+def _whole_layers(case: Case) -> Violation | None:
     strategy = case.strategy
     if not case.layers or strategy.mesh.pp == 1 or torchtitan_parts(strategy):
         return None
-    return Refusal(
+    return Violation(
         field="stages.modules",
         value=str([len(stage.modules) for stage in strategy.stages]),
         why="stages are lists of whole layers between tok_embeddings, norm and the "
@@ -94,12 +94,12 @@ def _whole_layers(case: Case) -> Refusal | None:
     )
 
 
-def _sharded_weights(case: Case) -> Refusal | None:
+def _sharded_weights(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
     if mesh.dp_shard * mesh.cp == 1 or strategy.zero_stage >= 2:
         return None
-    return Refusal(
+    return Violation(
         field="zero_stage",
         value=str(strategy.zero_stage),
         why="dp_shard and cp go through fully_shard, which shards gradients, too",
@@ -107,11 +107,11 @@ def _sharded_weights(case: Case) -> Refusal | None:
     )
 
 
-def _schedule(case: Case) -> Refusal | None:
+def _schedule(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.pp == 1 or strategy.schedule_spec.runs is not None:
         return None
-    return Refusal(
+    return Violation(
         field="schedule",
         value=strategy.schedule,
         why="it takes the names of torch's schedules alone",
@@ -119,7 +119,7 @@ def _schedule(case: Case) -> Refusal | None:
     )
 
 
-def _split_backward(case: Case) -> Refusal | None:
+def _split_backward(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh = strategy.mesh
     sharded = mesh.dp_shard * mesh.cp > 1 and strategy.zero_stage == 3
@@ -127,7 +127,7 @@ def _split_backward(case: Case) -> Refusal | None:
         return None
     if not strategy.schedule_spec.splits_backward:
         return None
-    return Refusal(
+    return Violation(
         field="zero_stage",
         value="3",
         why=f"{strategy.schedule} computes weight gradients after FSDP has freed the "
@@ -136,11 +136,11 @@ def _split_backward(case: Case) -> Refusal | None:
     )
 
 
-def _gathered_keys(case: Case) -> Refusal | None:
+def _gathered_keys(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.cp == 1 or strategy.context_algorithm == "ring":
         return None
-    return Refusal(
+    return Violation(
         field="context_algorithm",
         value=strategy.context_algorithm,
         why="its cp ranks gather keys and values and never trade sequence for heads",
@@ -148,10 +148,10 @@ def _gathered_keys(case: Case) -> Refusal | None:
     )
 
 
-def _tied_pipeline(case: Case) -> Refusal | None:
+def _tied_pipeline(case: Case) -> Violation | None:
     if not case.tied or case.strategy.mesh.pp == 1:
         return None
-    return Refusal(
+    return Violation(
         field="mesh.pp",
         value=str(case.strategy.mesh.pp),
         why="it refuses tied weights in a pipeline",
@@ -159,10 +159,10 @@ def _tied_pipeline(case: Case) -> Refusal | None:
     )
 
 
-def _dtypes(case: Case) -> Refusal | None:
+def _dtypes(case: Case) -> Violation | None:
     if case.strategy.precision.compute != "float16":
         return None
-    return Refusal(
+    return Violation(
         field="precision.compute",
         value="float16",
         why="mixed_precision_param is bfloat16 or float32",
@@ -170,11 +170,11 @@ def _dtypes(case: Case) -> Refusal | None:
     )
 
 
-def _adam(case: Case) -> Refusal | None:
+def _adam(case: Case) -> Violation | None:
     name = case.strategy.optimizer.name
     if name in ("Adam", "AdamW"):
         return None
-    return Refusal(
+    return Violation(
         field="optimizer.name",
         value=name,
         why="it has Adam and AdamW",
@@ -182,12 +182,12 @@ def _adam(case: Case) -> Refusal | None:
     )
 
 
-def _states(case: Case) -> Refusal | None:
+def _states(case: Case) -> Violation | None:
     states = case.strategy.optimizer.state_dtype
     parameter = case.strategy.precision.parameter
     if parameter in ("float32", states):
         return None
-    return Refusal(
+    return Violation(
         field="optimizer.state_dtype",
         value=states,
         why="optimizer states have the dtype of the weights, bfloat16",
@@ -195,12 +195,12 @@ def _states(case: Case) -> Refusal | None:
     )
 
 
-def _states_as_weights(case: Case) -> Refusal | None:
+def _states_as_weights(case: Case) -> Violation | None:
     states = case.strategy.optimizer.state_dtype
     parameter = case.strategy.precision.parameter
     if states == parameter:
         return None
-    return Refusal(
+    return Violation(
         field="optimizer.state_dtype",
         value=states,
         why=f"optimizer states have the dtype of the weights, {parameter}",
@@ -208,12 +208,12 @@ def _states_as_weights(case: Case) -> Refusal | None:
     )
 
 
-def _replicas_alone(case: Case) -> Refusal | None:
+def _replicas_alone(case: Case) -> Violation | None:
     mesh = case.strategy.mesh
     plain = mesh.dp_replicate > 1 and mesh.dp_shard * mesh.cp == 1
     if not plain or mesh.pp * mesh.tp == 1:
         return None
-    return Refusal(
+    return Violation(
         field="mesh.dp_replicate",
         value=str(mesh.dp_replicate),
         why="plain replicas do not go with another axis there",
@@ -221,11 +221,11 @@ def _replicas_alone(case: Case) -> Refusal | None:
     )
 
 
-def _sequence_parallel(case: Case) -> Refusal | None:
+def _sequence_parallel(case: Case) -> Violation | None:
     strategy = case.strategy
     if strategy.mesh.tp == 1 or strategy.sharding.sequence_parallel:
         return None
-    return Refusal(
+    return Violation(
         field="sharding.sequence_parallel",
         value="False",
         why="its tp always divides the sequence between layers",
@@ -233,14 +233,14 @@ def _sequence_parallel(case: Case) -> Refusal | None:
     )
 
 
-def _mixed_precision(case: Case) -> Refusal | None:
+def _mixed_precision(case: Case) -> Violation | None:
     strategy = case.strategy
     mesh, precision = strategy.mesh, strategy.precision
     if precision.parameter == precision.compute or mesh.dp_shard * mesh.cp > 1:
         return None
     if mesh.pp * mesh.tp == 1:
         return None
-    return Refusal(
+    return Violation(
         field="precision.compute",
         value=precision.compute,
         why="without FSDP it computes tp and pp in the dtype of the weights, "

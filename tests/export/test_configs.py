@@ -99,7 +99,7 @@ def test_every_field_is_said_left_or_refused(target: str) -> None:
     """Other values than a launcher has words for never pass."""
     declared = get_target(target)
     case = Case(strategy=PLANS["replicas"].strategy, hosts=((1, 8),))
-    assert not declared.refusals(case)
+    assert not declared.violations(case)
     other: dict[str, Any] = {
         "gradient_compression": "powersgd",
         "overlap": Overlap(
@@ -112,12 +112,12 @@ def test_every_field_is_said_left_or_refused(target: str) -> None:
     }
     for name, value in other.items():
         changed = case.strategy.model_copy(update={name: value})
-        found = declared.refusals(Case(strategy=changed, hosts=((1, 8),)))
+        found = declared.violations(Case(strategy=changed, hosts=((1, 8),)))
         leaves = {f for f in FIELDS if f.split(".")[0] == name}
         if leaves <= declared.leaves or (name == "compile" and name in declared.says):
             assert not found
         else:
-            fields = {refusal.field for refusal in found}
+            fields = {violation.field for violation in found}
             assert fields & (leaves | {name}), f"{target} drops {name}"
 
 

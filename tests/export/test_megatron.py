@@ -196,7 +196,7 @@ def test_the_head_is_on_the_last_stage() -> None:
         plan.model_copy(update={"strategy": strategy})
     )
     bare = Case(strategy=strategy, layers=False, placed=False)
-    assert get_target("megatron").refusals(bare) == ()
+    assert get_target("megatron").violations(bare) == ()
 
 
 def test_sequences_must_divide() -> None:

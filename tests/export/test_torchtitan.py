@@ -243,7 +243,7 @@ def test_stages_are_whole_layers_of_known_modules(inside: str, rest: str) -> Non
     assert "stages.modules=" in _why(cut)
     target = get_target("torchtitan")
     bare = Case(strategy=strategy, layers=False, placed=False)
-    assert target.refusals(bare) == ()
+    assert target.violations(bare) == ()
 
 
 def test_tied_weights_stay_on_one_stage() -> None:

@@ -17,7 +17,7 @@ from tests.export.framework_plans import framework_plans
 MEGATRON = {
     name: plan
     for name, plan in framework_plans(1).items()
-    if not get_target("megatron").refusals(case_of(plan))
+    if not get_target("megatron").violations(case_of(plan))
 }
 #: Fields that a config leaves to the training script.
 SCRIPT: dict[str, set[str]] = {

@@ -12,51 +12,51 @@ import pytest
 from planner.targets import (
     EVERYTHING,
     Case,
-    Refusal,
     Target,
+    Violation,
+    base,
     get_target,
     layers_of_stages,
     may_be_even,
-    registry,
     same_on_every_host,
 )
 
 __all__ = ["LAUNCHERS", "installed"]
 
 
-def _even(case: Case) -> Refusal | None:
+def _even(case: Case) -> Violation | None:
     if not case.layers or case.strategy.mesh.pp == 1 or may_be_even(case.strategy):
         return None
-    return _refusal("stages.modules", "it cuts evenly")
+    return _violation("stages.modules", "it cuts evenly")
 
 
-def _whole(case: Case) -> Refusal | None:
+def _whole(case: Case) -> Violation | None:
     if not case.layers or case.strategy.mesh.pp == 1:
         return None
     if layers_of_stages(case.strategy) is not None:
         return None
-    return _refusal("stages.modules", "it counts whole layers")
+    return _violation("stages.modules", "it counts whole layers")
 
 
-def _one_recompute(case: Case) -> Refusal | None:
+def _one_recompute(case: Case) -> Violation | None:
     if len({stage.recompute for stage in case.strategy.stages}) < 2:
         return None
-    return _refusal("stages.recompute", "it has one for all stages")
+    return _violation("stages.recompute", "it has one for all stages")
 
 
-def _narrow(case: Case) -> Refusal | None:
+def _narrow(case: Case) -> Violation | None:
     degree = case.strategy.mesh.dp_shard
-    return None if degree in {1, 4} else _refusal("mesh.dp_shard", "1 or 4 alone")
+    return None if degree in {1, 4} else _violation("mesh.dp_shard", "1 or 4 alone")
 
 
-def _no_tp_with_zero_3(case: Case) -> Refusal | None:
+def _no_tp_with_zero_3(case: Case) -> Violation | None:
     if case.strategy.mesh.tp == 1 or case.strategy.zero_stage < 3:
         return None
-    return _refusal("zero_stage", "not beside tp")
+    return _violation("zero_stage", "not beside tp")
 
 
-def _refusal(field: str, why: str) -> Refusal:
-    return Refusal(field=field, value="?", why=why, remedy="use another")
+def _violation(field: str, why: str) -> Violation:
+    return Violation(field=field, value="?", why=why, remedy="use another")
 
 
 def _target(name: str, **changes: Any) -> Target:
@@ -108,7 +108,7 @@ class _Point:
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Register launchers as an installed package would."""
     points = {name: _Point(target=target) for name, target in LAUNCHERS.items()}
-    monkeypatch.setattr(registry, "_registered", lambda: points)
+    monkeypatch.setattr(base, "_registered", lambda: points)
     get_target.cache_clear()
     yield
     get_target.cache_clear()

@@ -17,7 +17,7 @@ from planner.schema.schedules import schedule_names
 from planner.search import Request, get_partitioner, partitioner_names
 from planner.search.expert import ExpertPartitioner
 from planner.search.ladder import ladder
-from planner.search.refusal import why_nothing_is_legal
+from planner.search.violations import nearest_violations
 from planner.space import (
     PINNABLE,
     RECOMPUTE_NAMES,
@@ -230,10 +230,10 @@ def test_the_rules_of_thumb_come_first() -> None:
     ],
     ids=str,
 )
-def test_why_nothing_is_legal(pins: dict[str, Any], words: str) -> None:
+def test_nearest_violations(pins: dict[str, Any], words: str) -> None:
     request = request_for(GRAPH, EIGHT, BATCH, pins=normalize_pins(pins))
     assert not any_legal(request)
-    assert words in why_nothing_is_legal(request)
+    assert words in nearest_violations(request)
 
 
 def test_rows_of_the_ladder_keep_the_pins() -> None:

@@ -68,7 +68,7 @@ def _said(request: Request, candidate: object) -> bool:
         attention=facts.attention,
         device_types=facts.device_types,
     )
-    return not get_target(request.target).refusals(case)
+    return not get_target(request.target).violations(case)
 
 
 @pytest.mark.parametrize("name", partitioner_names())
@@ -147,7 +147,7 @@ def test_a_kind_of_rows_stands_for_all_of_it(target: str) -> None:
                 attention=request.facts.attention,
                 device_types=request.facts.device_types,
             )
-            said = said or not get_target(target).refusals(case)
+            said = said or not get_target(target).violations(case)
         said = said and not (even and row["pp"] > 1)
         assert refused[place] == (not said), row
 
@@ -203,7 +203,7 @@ def test_a_plan_within_limits_can_be_exported(target: str) -> None:
         target=target,
     )
     require_expressible(get_target(target), made)
-    assert not get_target(target).refusals(case_of(made))
+    assert not get_target(target).violations(case_of(made))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Why a request has no legal strategy at all: the rule, the values, the remedy."""
+"""Violations of a request without any legal strategy: rule, values, remedy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from planner.search.base import Request
 from planner.search.ladder import ladder
 from planner.space import RULES, StrategyTable, build_strategy, pin_text
 
-__all__ = ["why_nothing_is_legal"]
+__all__ = ["nearest_violations"]
 
 
-def why_nothing_is_legal(request: Request) -> str:
-    """The reason, from the strategy that comes nearest to being legal.
+def nearest_violations(request: Request) -> str:
+    """Return the violations of the strategy that comes nearest to being legal.
 
     Args:
-        request: Of which no strategy is legal, on any number of devices.
+        request: A request without a legal strategy on any number of devices.
     """
     pins, facts = request.pins, request.facts
     degrees = {axis: pins[axis] for axis in AXES if axis in pins}
@@ -39,7 +39,7 @@ def _product(factors: Mapping[str, int]) -> str:
 
 
 def _nearest(request: Request, need: int) -> str:
-    """Return what speaks against the row that breaks the fewest rules, or nothing."""
+    """Return the violations of the row that breaks the fewest rules; empty for none."""
     facts = request.facts
     counts = dict.fromkeys((facts.num_devices, need, 2 * need))
     tables = [ladder(request, count) for count in counts if count <= facts.num_devices]
@@ -51,12 +51,12 @@ def _nearest(request: Request, need: int) -> str:
         )
     table = StrategyTable.concatenate(known)
     broken = np.stack([rule.broken(table, facts) for rule in RULES[:-1]])
-    # The last rule, what the executors say, presumes that the others hold.
+    # The last rule, about executors and launchers, presumes that the others hold.
     target = np.zeros(len(table), dtype=bool)
     whole = np.flatnonzero(~broken.any(axis=0))
     target[whole] = RULES[-1].broken(table[whole], facts)
     broken = np.concatenate([broken, target[None]])
-    # Of rows that break as few, the one that passes most rules before it breaks one.
+    # Among rows that break equally few: the one whose first broken rule comes last.
     row = int(np.lexsort((-broken.argmax(axis=0), broken.sum(axis=0)))[0])
     return "; ".join(
         rule.why(table.row(row), facts)
@@ -66,17 +66,17 @@ def _nearest(request: Request, need: int) -> str:
 
 
 def _launcher_violations(request: Request, need: int) -> str:
-    """Return what the launcher has against devices and cuts of otherwise legal rows."""
+    """Return the launcher's violations by devices and cuts of a row that is legal."""
     limits, order = request.launcher_limits, request.setting.order
     if limits is None:
-        return "what is legal was not looked at"
-    refused = limits.why_not_order(order)
-    if refused is not None:
-        return str(refused)
+        return "legal strategies were not looked at"
+    violation = limits.violation_of_order(order)
+    if violation is not None:
+        return str(violation)
     rows = ladder(request, len(order)) or ladder(request, need)
     names = request.setting.graph.unit_names
     if rows is None:
-        return f"{limits.target.title} can say no strategy on {len(order)} devices"
+        return f"{limits.target.title} can express no strategy on {len(order)} devices"
     row = rows.row(0)
     stages = row["pp"] * row["virtual_stages"]
     strategy = build_strategy(
@@ -89,4 +89,4 @@ def _launcher_violations(request: Request, need: int) -> str:
         grad_clip_norm=request.setting.grad_clip_norm,
         compiled=request.setting.compile,
     )
-    return "; ".join(map(str, limits.refusals(strategy)))
+    return "; ".join(map(str, limits.violations(strategy)))

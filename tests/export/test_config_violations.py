@@ -217,5 +217,5 @@ def test_a_search_may_ask_before_the_model_is_cut() -> None:
         stages=tuple(Stage(rank=rank, modules=()) for rank in range(4)),
     )
     early = Case(strategy=strategy, layers=False, placed=False)
-    assert not get_target("nanotron").refusals(early)
-    assert get_target("nanotron").refusals(Case(strategy=strategy, placed=False))
+    assert not get_target("nanotron").violations(early)
+    assert get_target("nanotron").violations(Case(strategy=strategy, placed=False))

@@ -1,0 +1,120 @@
+"""Launchers that start Meshwright's own executors, and the plan file itself."""
+
+from __future__ import annotations
+
+from planner.targets.base import EVERYTHING, Target
+from planner.targets.rules import (
+    known_resource,
+    on_skypilot,
+    one_kind_of_device,
+    same_on_every_host,
+    whole_hosts,
+)
+
+__all__ = ["TARGETS"]
+
+_KUBERNETES_RULES = (same_on_every_host, one_kind_of_device, known_resource)
+_KUBERNETES_CANNOT = (
+    "ranks out of the order of devices",
+    "different numbers of devices on different hosts",
+    "devices of several types",
+    "device types without a known device plugin",
+    "a plan file of more than 1 MB",
+)
+_KUBERNETES_CHECK = (
+    "models of the published schema (kubeflow-trainer-api), bash -n, shellcheck"
+)
+
+TARGETS = (
+    Target(
+        name="json",
+        title="Meshwright plan",
+        version="1",
+        runs="itself",
+        says=EVERYTHING,
+        check="the plan's own schema",
+    ),
+    # One command a host; ranks are numbered host by host.
+    Target(
+        name="torchrun",
+        title="torchrun",
+        version="2.13",
+        runs="meshwright",
+        says=EVERYTHING,
+        rules=(same_on_every_host,),
+        cannot=(
+            "ranks out of the order of devices",
+            "different devices on different hosts",
+        ),
+        check="bash -n; run on 2 gloo processes",
+    ),
+    # One task a node, torchrun inside.
+    Target(
+        name="slurm",
+        title="SLURM",
+        version="25.05",
+        runs="meshwright",
+        says=EVERYTHING,
+        rules=(same_on_every_host, one_kind_of_device),
+        cannot=(
+            "ranks out of the order of devices",
+            "different numbers of devices on different hosts",
+            "devices of several types",
+        ),
+        check="bash -n, shellcheck; run with stand-ins for sbatch, srun and scontrol",
+    ),
+    Target(
+        name="kubeflow",
+        title="Kubeflow Trainer",
+        version="2.3",
+        runs="meshwright",
+        says=EVERYTHING,
+        rules=_KUBERNETES_RULES,
+        cannot=_KUBERNETES_CANNOT,
+        check=_KUBERNETES_CHECK,
+    ),
+    # The object that a TrainJob of Kubeflow is made of.
+    Target(
+        name="jobset",
+        title="JobSet",
+        version="v1alpha2",
+        runs="meshwright",
+        says=EVERYTHING,
+        rules=_KUBERNETES_RULES,
+        cannot=_KUBERNETES_CANNOT,
+        check=_KUBERNETES_CHECK,
+    ),
+    # Equal machines of any cloud, torchrun on each.
+    Target(
+        name="skypilot",
+        title="SkyPilot",
+        version="0.14",
+        runs="meshwright",
+        says=EVERYTHING,
+        rules=(same_on_every_host, one_kind_of_device, on_skypilot),
+        cannot=(
+            "ranks out of the order of devices",
+            "different numbers of devices on different hosts",
+            "devices of several types",
+            "device types that SkyPilot has no name for",
+        ),
+        check="sky.Task.from_yaml; bash -n, shellcheck; its run section on 2 gloo "
+        "processes",
+    ),
+    # One worker a rank, packed host by host.
+    Target(
+        name="ray",
+        title="Ray Train",
+        version="2.60",
+        runs="meshwright",
+        says=EVERYTHING,
+        rules=(same_on_every_host, whole_hosts, one_kind_of_device),
+        cannot=(
+            "ranks out of the order of devices",
+            "some of the devices of several hosts",
+            "devices of several types",
+        ),
+        check="ScalingConfig; run on a local Ray, 2 workers, loss equal to that of "
+        "meshwright run",
+    ),
+)
