@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from planner.capture.torch_private import (
+from planner.capture.private_apis import (
     as_parameter,
     fake_tensor,
     named_attributes,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from planner.capture.torch_private import tree_flatten, tree_unflatten
+from planner.capture.private_apis import tree_flatten, tree_unflatten
 from planner.errors import CaptureError
 
 __all__ = ["ExampleInputs", "InputShape", "read_inputs"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from planner.capture.torch_private import flop_formulas
+from planner.capture.private_apis import flop_formulas
 from planner.graph.ops import KernelCost
 
 __all__ = ["MEMORY", "KernelCost", "kernel_cost", "tensor_bytes"]

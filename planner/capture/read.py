@@ -23,7 +23,7 @@ from planner.graph.model import ModelGraph
 from planner.graph.ops import OpGraph
 from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
 from planner.graph.stream import mixing_layers, why_whole_stream
-from planner.graph.structure import structure
+from planner.graph.units import find_structure
 
 __all__ = ["capture"]
 
@@ -222,7 +222,7 @@ def _graph(
 ) -> ModelGraph:
     module, dtype, inputs = source.module, source.dtype, source.inputs
     ops = expand(reading.trace, module, dtype)
-    plan = structure(ops)
+    plan = find_structure(ops)
     roles = infer_roles(ops, plan, facts.tp_plan, partial(tp_violations, source))
     made = coarsen(ops, plan, roles)
     blocks = with_config_heads(made.blocks, facts.dims)

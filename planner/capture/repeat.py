@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.capture.torch_private import storage_key, tree_flatten, tree_unflatten
+from planner.capture.private_apis import storage_key, tree_flatten, tree_unflatten
 from planner.capture.trace import Call, Trace, Tracer
 from planner.graph.ops import OpGraph, ParameterTensor
 

@@ -21,11 +21,15 @@ import torch
 
 from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
+from planner.capture.private_apis import (
+    fake_mode,
+    tree_flatten,
+    unpacked_sequences,
+    without_fused_rnn,
+)
 from planner.capture.repeat import repeats_traced_once
 from planner.capture.stand_ins import AttentionKind, fused_attention_patched
-from planner.capture.torch_private import fake_mode, tree_flatten, without_fused_rnn
 from planner.capture.trace import Trace, Tracer
-from planner.capture.transformers_private import unpacked_sequences
 from planner.errors import CaptureError, OpBudgetError
 
 __all__ = ["Loss", "LossKind", "Reading", "Source", "compute_loss", "trace_model"]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from planner.capture.torch_private import patched_function
+from planner.capture.private_apis import patched_function
 
 __all__ = [
     "AttentionKind",

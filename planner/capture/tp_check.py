@@ -25,9 +25,7 @@ import torch
 
 from planner.capture.fakes import fake_copy, quiet_state
 from planner.capture.inputs import InputShape
-from planner.capture.run import Source
-from planner.capture.stand_ins import fused_attention_patched, run_or_assume
-from planner.capture.torch_private import (
+from planner.capture.private_apis import (
     DispatchMode,
     as_parameter,
     fake_mode,
@@ -35,9 +33,11 @@ from planner.capture.torch_private import (
     patched_function,
     tree_flatten,
     tree_unflatten,
+    unpacked_sequences,
     without_fused_rnn,
 )
-from planner.capture.transformers_private import unpacked_sequences
+from planner.capture.run import Source
+from planner.capture.stand_ins import fused_attention_patched, run_or_assume
 
 __all__ = ["tp_violations"]
 

@@ -22,8 +22,7 @@ from torch.nn.modules.module import (
 )
 
 from planner.capture.kernels import KernelCost, kernel_cost, tensor_bytes
-from planner.capture.stand_ins import run_or_assume
-from planner.capture.torch_private import (
+from planner.capture.private_apis import (
     DispatchMode,
     backward_sequence,
     fake_output,
@@ -34,6 +33,7 @@ from planner.capture.torch_private import (
     pin_storage,
     storage_key,
 )
+from planner.capture.stand_ins import run_or_assume
 from planner.errors import OpBudgetError
 
 __all__ = ["Call", "Trace", "Tracer"]

@@ -1,21 +1,70 @@
-"""Sums over the ops of a block."""
+"""Sums over the ops of a block, and the kind of block that they make."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from planner.graph.kinds import EXPERTS, block_kind
-from planner.graph.model import Block, Kernel, Parameter
+from planner.graph.model import Block, BlockKind, Kernel, Parameter
 from planner.graph.ops import OpGraph
-from planner.graph.roles import Roles
-from planner.graph.structure import Structure
+from planner.graph.sharding import Roles
+from planner.graph.units import Structure
 from planner.units import dtype_bytes
 
-__all__ = ["BlockSums"]
+__all__ = ["EXPERTS", "BlockSums"]
+
+#: Names of modules and parameters that expert parallelism divides.
+EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
+_SCAN = re.compile(r"mamba|ssm|s4|rwkv|selective|retention|deltanet", re.IGNORECASE)
+_RECURRENT = re.compile(r"lstm|gru|rnn", re.IGNORECASE)
+_NORM = re.compile(r"norm", re.IGNORECASE)
+
+
+def _attends(names: Sequence[str], kinds: Sequence[str]) -> bool:
+    """Return True for a fused attention op, or a softmax between batched products."""
+    if "attention" in kinds:
+        return True
+    products = [
+        i for i, name in enumerate(names) if name in {"aten::bmm", "aten::baddbmm"}
+    ]
+    softmax = [i for i, name in enumerate(names) if name == "aten::_softmax"]
+    return any(products[0] < i < products[-1] for i in softmax) if products else False
+
+
+def _block_kind(graph: OpGraph, start: int, stop: int, *, last: bool) -> BlockKind:
+    """Return the kind of block that the ops [start, stop) make.
+
+    Args:
+        graph: The ops.
+        start: First op.
+        stop: One past the last op.
+        last: Whether nothing with weights follows the block.
+    """
+    names = graph.names[start:stop]
+    kernels = graph.kernels[start:stop]
+    modules = sorted(set(graph.modules[start:stop]))
+    classes = " ".join(graph.module_types.get(name, "") for name in modules)
+    flops: dict[str, float] = {}
+    for kernel in kernels:
+        flops[kernel.kind] = flops.get(kernel.kind, 0.0) + kernel.flops
+    arithmetic = sum(flops.values())
+    checks: tuple[tuple[BlockKind, bool], ...] = (
+        ("expert", any(EXPERTS.search(name) for name in modules)),
+        ("expert", any(name.endswith("grouped_mm") for name in names)),
+        ("scan", bool(_SCAN.search(classes)) and arithmetic > 0),
+        ("attention", _attends(names, [kernel.kind for kernel in kernels])),
+        ("recurrent", bool(_RECURRENT.search(classes)) and arithmetic > 0),
+        ("head", last and arithmetic > 0),
+        ("conv", 2 * flops.get("conv", 0.0) > arithmetic > 0),
+        ("embedding", "embedding" in flops),
+        ("mlp", arithmetic > 0),
+        ("norm", bool(_NORM.search(classes)) or any("norm" in name for name in names)),
+    )
+    return next((kind for kind, holds in checks if holds), "other")
 
 
 class BlockSums:
@@ -23,22 +72,22 @@ class BlockSums:
 
     Args:
         graph: All forward ops with the cost of their backward.
-        plan: Where blocks begin and end.
-        roles: What tensor parallelism does to each op.
-        parameters: Of the model, with their blocks.
+        structure: Units and blocks of the model.
+        roles: Tensor-parallel role of each op.
+        parameters: Parameters of the model, with their blocks.
         saved: Storages kept for backward, by block.
     """
 
     def __init__(
         self,
         graph: OpGraph,
-        plan: Structure,
+        structure: Structure,
         roles: Roles,
         parameters: list[Parameter],
         saved: list[list[int]],
     ) -> None:
         self.graph = graph
-        self.plan = plan
+        self.structure = structure
         self.roles = roles
         self.saved = saved
         self.all_saved = {storage for storages in saved for storage in storages}
@@ -49,32 +98,32 @@ class BlockSums:
         self.parts: dict[tuple[int, ...], Block] = {}
         self.pictures: dict[int, str] = {}
         self.last = self._last_with_weights()
-        #: Of each unit, the last op that saves something.
+        #: The last op of each unit that saves something.
         self.last_saving: dict[str, int] = {}
         for row, _ in graph.saves:
-            unit = plan.units[row]
+            unit = structure.units[row]
             self.last_saving[unit] = max(row, self.last_saving.get(unit, row))
         self.bytes = graph.storage_bytes.tolist()
 
     def _last_with_weights(self) -> int:
-        """The block after which no product has weights, if it is in no list."""
-        for index in range(len(self.plan.bounds) - 1, -1, -1):
-            start, stop = self.plan.bounds[index]
+        """Return the block after which no product has weights, if it is in no list."""
+        for index in range(len(self.structure.bounds) - 1, -1, -1):
+            start, stop = self.structure.bounds[index]
             if any(
                 self.graph.kernels[row].flops and min(self.graph.inputs[row]) < 0
                 for row in range(start, stop)
             ):
-                inside = self.plan.units[start] in self.plan.elements
+                inside = self.structure.units[start] in self.structure.elements
                 return -1 if inside else index
         return -1
 
     def block(self, index: int) -> Block:
-        """Block ``index``; to be asked for in order."""
-        graph, (start, stop) = self.graph, self.plan.bounds[index]
-        unit = self.plan.units[start]
+        """Sum the ops of block ``index``; blocks must be requested in order."""
+        graph, (start, stop) = self.graph, self.structure.bounds[index]
+        unit = self.structure.units[start]
         owned = self.owned.get(index, [])
         selective = self._selective(start, stop)
-        first = start == 0 or self.plan.units[start - 1] != unit
+        first = start == 0 or self.structure.units[start - 1] != unit
         boundary = self._boundary(start) if first else 0.0
         key = (*graph.origin[start:stop], index == self.last)
         if key not in self.parts:
@@ -82,7 +131,7 @@ class BlockSums:
         made = replace(
             self.parts[key],
             index=index,
-            name=self.plan.blocks[start],
+            name=self.structure.blocks[start],
             layer=unit,
             modules=tuple(
                 dict.fromkeys(name for name in graph.modules[start:stop] if name)
@@ -106,14 +155,14 @@ class BlockSums:
         return replace(made, repeat=_signature(made, owned, self.pictures))
 
     def _part(self, index: int, start: int, stop: int) -> Block:
-        """Return what equal ops have in common, wherever they are."""
+        """Return the figures that equal runs of ops share, wherever they are."""
         graph, rows = self.graph, slice(start, stop)
         collectives = self.roles.collectives
         return Block(
             index=index,
             name="",
             layer="",
-            kind=block_kind(graph, start, stop, last=index == self.last),
+            kind=_block_kind(graph, start, stop, last=index == self.last),
             forward_flops=sum(kernel.flops for kernel in graph.kernels[rows]),
             backward_flops=float(graph.backward_flops[rows].sum()),
             recompute_flops=float(graph.recompute_flops[rows].sum()),
@@ -137,7 +186,7 @@ class BlockSums:
         return math.fsum(self.bytes[i] for i in storages if i in self.roles.gathered)
 
     def _again(self, start: int, stop: int) -> float:
-        last = self.last_saving.get(self.plan.units[start], start)
+        last = self.last_saving.get(self.structure.units[start], start)
         reduced = self.roles.collectives.items()
         return sum(size for row, size in reduced if start <= row < min(stop, last))
 
@@ -184,33 +233,33 @@ class BlockSums:
         )
 
     def _trained(self, row: int) -> bool:
-        """True if the largest parameter that an op reads is trained, or it has none."""
+        """Return True if the largest parameter of an op is trained, or it has none."""
         tensors = self.graph.parameters
         read = [tensors[-1 - i] for i in self.graph.inputs[row] if i < 0]
         largest = max(read, key=lambda tensor: math.prod(tensor.shape), default=None)
         return largest is None or largest.trainable
 
     def _selective(self, start: int, stop: int) -> list[int]:
-        """Outputs of products and fused attention, each storage once."""
+        """Return the outputs of products and fused attention, each storage once."""
         found: dict[int, None] = {}
         for row in range(start, stop):
             if self.graph.kernels[row].selective:
                 found.update(dict.fromkeys(self.graph.outputs[row]))
-        return [i for i in found if i not in self.plan.flow.recomputable]
+        return [i for i in found if i not in self.structure.flow.recomputable]
 
     def _boundary(self, start: int) -> float:
-        """Bytes that enter the unit that begins at op ``start`` and none before it."""
-        unit, total = self.plan.units[start], 0.0
+        """Return bytes that enter the unit at op ``start`` and no unit before it."""
+        unit, total = self.structure.units[start], 0.0
         made: set[int] = set()
         for row in range(start, len(self.graph)):
-            if self.plan.units[row] != unit:
+            if self.structure.units[row] != unit:
                 break
             for storage in self.graph.inputs[row]:
                 if storage < 0 or storage in made or storage in self.entered:
                     continue
                 if storage in self.graph.constants:
                     continue
-                if storage in self.plan.flow.recomputable:
+                if storage in self.structure.flow.recomputable:
                     continue
                 self.entered.add(storage)
                 total += self.bytes[storage]
@@ -229,7 +278,7 @@ class BlockSums:
         return most
 
     def _expert_bytes(self, start: int, stop: int) -> float:
-        """Rows that the first product with expert weights reads, in bytes."""
+        """Return the bytes of rows that the first product with expert weights reads."""
         graph = self.graph
         for row in range(start, stop):
             cost = graph.kernels[row]
@@ -242,7 +291,7 @@ class BlockSums:
 
 
 def _heads(graph: OpGraph, start: int, stop: int) -> dict[str, Any]:
-    """Attention heads and what context parallelism passes on, from fused ops."""
+    """Return heads, and bytes that context parallelism sends, of fused attention."""
     ops = [cost for cost in graph.kernels[start:stop] if cost.kind == "attention"]
     if not ops:
         return {}
@@ -254,7 +303,7 @@ def _heads(graph: OpGraph, start: int, stop: int) -> dict[str, Any]:
 
 
 def _signature(block: Block, owned: list[Parameter], pictures: dict[int, str]) -> str:
-    """Equal for blocks of equal structure and cost."""
+    """Return a string that is equal for blocks of equal structure and cost."""
     kernels = pictures.get(id(block.kernels))
     if kernels is None:
         kernels = pictures[id(block.kernels)] = repr(block.kernels)

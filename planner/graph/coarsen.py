@@ -1,54 +1,54 @@
-"""From ops to blocks."""
+"""Coarsening of a model's ops into blocks, and the edges between blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.graph.block_sums import BlockSums
-from planner.graph.dataflow import block_edges
-from planner.graph.kinds import EXPERTS
+from planner.graph.block_sums import EXPERTS, BlockSums
 from planner.graph.model import Block, Edge, Parameter
-from planner.graph.ops import OpGraph
-from planner.graph.roles import Roles
-from planner.graph.structure import Structure
+from planner.graph.ops import Flow, OpGraph
+from planner.graph.sharding import Roles
+from planner.graph.units import Structure
 
 __all__ = ["Blocks", "coarsen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """A coarsened model."""
+    """A coarsened model: its blocks, the edges between them, its parameters."""
 
     blocks: tuple[Block, ...]
     edges: tuple[Edge, ...]
     parameters: tuple[Parameter, ...]
 
 
-def coarsen(graph: OpGraph, plan: Structure, roles: Roles) -> Blocks:
+def coarsen(graph: OpGraph, structure: Structure, roles: Roles) -> Blocks:
     """Sum ops into blocks.
 
     Args:
         graph: All forward ops with the cost of their backward.
-        plan: Where blocks begin and end.
-        roles: What tensor parallelism does to each op.
+        structure: Units and blocks of the model.
+        roles: Tensor-parallel role of each op.
     """
     block_of = np.repeat(
-        np.arange(len(plan.bounds)), [stop - start for start, stop in plan.bounds]
+        np.arange(len(structure.bounds)),
+        [stop - start for start, stop in structure.bounds],
     )
-    parameters = _parameters(graph, plan, roles, block_of)
-    saved = _saved(graph, plan, block_of)
-    summer = BlockSums(graph, plan, roles, parameters, saved)
-    blocks = tuple(summer.block(index) for index in range(len(plan.bounds)))
-    edges = block_edges(graph, plan.flow, block_of.tolist())
+    parameters = _parameters(graph, structure, roles, block_of)
+    saved = _saved(graph, structure, block_of)
+    summer = BlockSums(graph, structure, roles, parameters, saved)
+    blocks = tuple(summer.block(index) for index in range(len(structure.bounds)))
+    edges = block_edges(graph, structure.flow, block_of.tolist())
     return Blocks(blocks=blocks, edges=tuple(edges), parameters=tuple(parameters))
 
 
 def _parameters(
-    graph: OpGraph, plan: Structure, roles: Roles, block_of: np.ndarray
+    graph: OpGraph, structure: Structure, roles: Roles, block_of: np.ndarray
 ) -> list[Parameter]:
-    """Each parameter with the block that uses it first."""
+    """Return the parameters, each with the block that uses it first."""
     readers: dict[int, dict[int, None]] = {}
     for row, reads in enumerate(graph.inputs):
         for storage in reads:
@@ -58,9 +58,9 @@ def _parameters(
     home = 0
     for index, tensor in enumerate(graph.parameters):
         found = tuple(readers.get(index, ()))
-        # One that no op used stays beside the parameter listed before it.
+        # A parameter that no op used stays beside the parameter listed before it.
         home = found[0] if found else home
-        units = {plan.units[plan.bounds[block][0]] for block in found}
+        units = {structure.units[structure.bounds[block][0]] for block in found}
         made.append(
             Parameter(
                 name=tensor.name,
@@ -77,13 +77,15 @@ def _parameters(
     return made
 
 
-def _saved(graph: OpGraph, plan: Structure, block_of: np.ndarray) -> list[list[int]]:
-    """Storages kept for backward, by the block that keeps them first.
+def _saved(
+    graph: OpGraph, structure: Structure, block_of: np.ndarray
+) -> list[list[int]]:
+    """Return the storages kept for backward, by the block that keeps them first.
 
-    What can be made again from inputs alone (rotary tables, masks) belongs to the
-    block that makes it, so that equal layers stay equal.
+    A tensor that can be made again from inputs alone (rotary tables, masks) belongs to
+    the block that makes it, so that equal layers stay equal.
     """
-    kept: list[list[int]] = [[] for _ in plan.bounds]
+    kept: list[list[int]] = [[] for _ in structure.bounds]
     maker = {
         storage: row
         for row, writes in reversed(list(enumerate(graph.outputs)))
@@ -94,6 +96,38 @@ def _saved(graph: OpGraph, plan: Structure, block_of: np.ndarray) -> list[list[i
         if storage in seen:
             continue
         seen.add(storage)
-        at = maker.get(storage, row) if storage in plan.flow.recomputable else row
+        at = maker.get(storage, row) if storage in structure.flow.recomputable else row
         kept[int(block_of[at])].append(storage)
     return kept
+
+
+def block_edges(graph: OpGraph, flow: Flow, block_of: Sequence[int]) -> list[Edge]:
+    """Return the edges between blocks, sorted, with each tensor once an edge."""
+    crossing: dict[tuple[int, int], dict[tuple[int, int], None]] = {}
+    for row, reads in enumerate(flow.reads):
+        target = block_of[row]
+        for made in reads:
+            source = block_of[made[0]]
+            if source != target:
+                crossing.setdefault((source, target), {})[made] = None
+    number: dict[tuple[int, int], int] = {}
+    edges = []
+    for (source, target), tensors in sorted(crossing.items()):
+        storages = [storage for _, storage in tensors]
+        sizes = [float(graph.storage_bytes[i]) for i in storages]
+        again = [
+            size if i in flow.recomputable else 0.0
+            for i, size in zip(storages, sizes, strict=True)
+        ]
+        edges.append(
+            Edge(
+                source=source,
+                target=target,
+                tensors=tuple(graph.storage_tensor[i] for i in storages),
+                bytes=sum(sizes),
+                recomputable=sum(again),
+                identities=tuple(number.setdefault(t, len(number)) for t in tensors),
+                sent=tuple(a - b for a, b in zip(sizes, again, strict=True)),
+            )
+        )
+    return edges

@@ -1,4 +1,4 @@
-"""The ops of one forward and backward, as capture hands them to coarsening."""
+"""The ops of one forward and backward, and the data dependences between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.graph.model import KernelKind
 
-__all__ = ["KernelCost", "OpGraph", "ParameterTensor"]
+__all__ = ["Flow", "KernelCost", "OpGraph", "ParameterTensor", "read_flow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,14 +16,13 @@ class KernelCost:
     """Class and arithmetic of one op.
 
     Attributes:
-        kind: As in :class:`planner.graph.Kernel`, like batch, m, n and k.
-        flops: Of the op itself.
-        recompute_flops: The part that only computes again what forward had; not
-            in ``flops``.
+        kind: Kind of the op, as in :class:`planner.graph.Kernel`, like batch, m, n, k.
+        flops: FLOPs of the op itself.
+        recompute_flops: FLOPs that only repeat work of the forward; not in ``flops``.
         selective: Whether its outputs are kept under selective recomputation.
         heads: Query heads of an attention op.
-        kv_heads: Heads of its keys and values.
-        kv_bytes: Bytes of its keys and values.
+        kv_heads: Heads of an attention op's keys and values.
+        kv_bytes: Bytes of an attention op's keys and values.
     """
 
     kind: KernelKind = "memory"
@@ -66,7 +65,7 @@ class OpGraph:
     negative: ``-1 - index``.
 
     Attributes:
-        origin: Of each op, a number that equal ops of repeated modules share.
+        origin: Number of each op that equal ops of repeated modules share.
         names: Schema name of each op.
         modules: FQN of the module in whose forward it ran; "" for the root.
         kernels: Class and arithmetic of the forward op.
@@ -75,17 +74,17 @@ class OpGraph:
         random: Whether it draws random numbers.
         forward_bytes: Activation bytes read and written. Shape [ops].
         weight_bytes: Parameter bytes read. Shape [ops].
-        backward_flops: Of its backward, recomputation apart. Shape [ops].
+        backward_flops: FLOPs of its backward, recomputation apart. Shape [ops].
         backward_bytes: Activation bytes that its backward moves. Shape [ops].
-        recompute_flops: What fused attention computes again. Shape [ops].
+        recompute_flops: FLOPs that fused attention repeats. Shape [ops].
         transient: Largest unsaved working set of a backward op. Shape [ops].
-        storage_bytes: Shape [storages].
+        storage_bytes: Size of each storage. Shape [storages].
         storage_tensor: (shape, dtype) of each storage.
         sources: Storages that hold inputs, buffers and constants.
-        constants: Those of them that hold registered buffers.
-        saves: (op, storage): what autograd keeps, each storage where it is kept
-            first in each module.
-        parameters: In order of ``named_parameters()``.
+        constants: Storages that hold registered buffers.
+        saves: (op, storage) that autograd keeps, each storage where it is kept first
+            in each module.
+        parameters: Distinct parameters in order of ``named_parameters()``.
         module_types: FQN to the name of the module's class.
         children: FQN to (child name, child FQN), in order of registration.
         linear: FQNs of modules that tensor parallelism can split, to ``linear``
@@ -120,3 +119,37 @@ class OpGraph:
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Data dependences between ops.
+
+    Attributes:
+        reads: (op that wrote it last, storage) for every storage that an op reads and
+            another one made, by op.
+        recomputable: Storages made from inputs and constants alone, without weights
+            or random numbers.
+    """
+
+    reads: list[tuple[tuple[int, int], ...]]
+    recomputable: frozenset[int]
+
+
+def read_flow(graph: OpGraph) -> Flow:
+    """Follow every storage from the op that writes it to the ops that read it."""
+    writer: dict[int, int] = {}
+    reads: list[tuple[tuple[int, int], ...]] = []
+    constant = set(graph.sources)
+    free: set[int] = set()
+    for row, (ins, outs) in enumerate(zip(graph.inputs, graph.outputs, strict=True)):
+        reads.append(tuple((writer[i], i) for i in ins if i in writer))
+        known = all(i >= 0 and (i in constant or i in free) for i in ins)
+        for storage in outs:
+            writer[storage] = row
+            if known and not graph.random[row]:
+                free.add(storage)
+            else:
+                free.discard(storage)
+                constant.discard(storage)
+    return Flow(reads=reads, recomputable=frozenset(free))

@@ -1,4 +1,4 @@
-"""Pairs of linear layers that tensor parallelism can split without talking between.
+"""Pairs of linear layers that tensor parallelism splits without messages in between.
 
 Within one unit: a linear layer whose output reaches other linear layers, and nothing
 else that needs all of it, is ``colwise``; the layers reached are ``rowwise``.
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from planner.graph.dataflow import Flow
-from planner.graph.ops import OpGraph
+from planner.graph.ops import Flow, OpGraph
 
 __all__ = ["PairStyle", "linear_module", "pair_linears"]
 
@@ -36,7 +35,7 @@ _PRODUCTS = frozenset({"linear", "transposed"})
 
 
 def linear_module(graph: OpGraph, row: int) -> str | None:
-    """FQN of the splittable module whose product or lookup an op is."""
+    """Return the splittable module whose product or lookup an op is; None for none."""
     name = graph.modules[row]
     kind = graph.linear.get(name)
     if kind in _PRODUCTS and graph.kernels[row].kind == "matmul":
@@ -58,7 +57,7 @@ class _Walk:
         self.stop = stop
 
     def reach(self, row: int) -> tuple[set[int], bool]:
-        """Linear layers reached, and whether the output is needed whole on the way."""
+        """Return the linear layers reached, and True if an op needs all of it."""
         below = self._descendants(row)
         hits: set[int] = set()
         whole = False
@@ -73,7 +72,7 @@ class _Walk:
         return hits, whole
 
     def _descendants(self, row: int) -> set[int]:
-        """Ops that depend on ``row``, up to and including products with weights."""
+        """Return ops that depend on ``row``, up to products with weights."""
         seen, front = {row}, [row]
         while front:
             current = front.pop()
@@ -95,7 +94,7 @@ class _Walk:
             return True
         if name not in _ADDS:
             return False
-        # A residual, or a learned bias a head, which every rank would add whole.
+        # A residual, or a learned bias for each head, which every rank would add whole.
         made = {storage: writer for writer, storage in self.flow.reads[row]}
         return any(
             storage >= 0
@@ -108,11 +107,11 @@ class _Walk:
 def pair_linears(
     graph: OpGraph, flow: Flow, start: int, stop: int
 ) -> list[dict[str, PairStyle]]:
-    """Linear layers among the ops [start, stop) of one unit that can be split.
+    """Find linear layers among the ops [start, stop) of one unit that can be split.
 
     Returns:
-        Groups of layers, FQN to style: those that are split together or not at all,
-        in program order.
+        Groups of layers that are split together or not at all, FQN to style, in program
+        order.
     """
     layers = [
         row
@@ -150,7 +149,7 @@ def pair_linears(
 
 
 def _joined(together: Mapping[int, set[int]]) -> list[set[int]]:
-    """Groups of rows that share a row, each row in one."""
+    """Join sets of rows that share a row, so that each row is in one."""
     groups: list[set[int]] = []
     for row, others in together.items():
         fresh = {row, *others}
@@ -163,7 +162,7 @@ def _joined(together: Mapping[int, set[int]]) -> list[set[int]]:
 
 
 def _readers(graph: OpGraph, flow: Flow, start: int, stop: int) -> dict[int, list[int]]:
-    """Ops that read what each op of a unit makes; ``stop`` stands for later ones."""
+    """Return the readers of each op of a unit; ``stop`` stands for later units."""
     found: dict[int, list[int]] = {}
     for row in range(start, stop):
         for writer, _ in flow.reads[row]:

@@ -5,8 +5,8 @@ from the traced dataflow: a linear layer whose output reaches other linear layer
 its unit, without crossing a norm or a residual add, is ``colwise``, the reached ones
 are ``rowwise`` (Shoeybi et al. 2019, arXiv:1909.08053, section 3). Only linear layers
 (``nn.Linear``, and transformers' ``Conv1D`` with its transposed weight) and
-``nn.Embedding`` are given a style, and only if a rehearsal finds that what lies between
-a pair works with any number of features.
+``nn.Embedding`` are given a style, and only if a rehearsal finds that the ops between a
+pair work with any number of features.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ import numpy as np
 from planner.graph.model import Block, Parameter
 from planner.graph.ops import OpGraph
 from planner.graph.pairs import PairStyle, linear_module, pair_linears
-from planner.graph.roles import OpStyle, ParameterStyle, Roles
-from planner.graph.structure import Structure
-from planner.graph.units import run_bounds
+from planner.graph.units import Structure, run_bounds
 
-__all__ = ["Trial", "infer_roles", "parallel_dims", "with_config_heads"]
+__all__ = ["Roles", "Trial", "infer_roles", "parallel_dims", "with_config_heads"]
 
 Style = Literal["colwise", "rowwise", "vocab"]
-#: Groups of paired layers to why each cannot be divided; None if it can.
+OpStyle = Literal["colwise", "rowwise", "local", "stream", "none"]
+ParameterStyle = Literal["colwise", "rowwise", "vocab", "none"]
+#: Function from groups of paired layers to the reason why each cannot be divided, None
+#: if it can.
 Trial = Callable[[Sequence[Mapping[str, PairStyle]]], Sequence[str | None]]
 
-#: Hugging Face styles that are one of ours; others are left out.
+#: Styles of Hugging Face by their name here; the others are left out.
 _FROM_HUGGING_FACE: dict[str, Style] = {
     "colwise": "colwise",
     "colwise_rep": "colwise",
@@ -43,6 +44,32 @@ _FROM_HUGGING_FACE: dict[str, Style] = {
     "embedding_rowwise": "vocab",
     "vocab": "vocab",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Tensor-parallel roles of the ops and parameters of a model.
+
+    Attributes:
+        ops: Style of each op; see :class:`planner.graph.Kernel`.
+        parameters: Style of each parameter, by index.
+        divided: Storages that tp divides.
+        gathered: Storages that colwise layers read, whole on every rank.
+        collectives: Op to the bytes of the all-reduce that its output needs.
+        patterns: Pattern of module names to style.
+        whole: Pattern of the names of paired layers that cannot be split, to the
+            reason.
+    """
+
+    ops: list[OpStyle]
+    parameters: list[ParameterStyle]
+    divided: frozenset[int] = frozenset()
+    gathered: frozenset[int] = frozenset()
+    collectives: Mapping[int, float] = field(default_factory=dict)
+    patterns: Mapping[str, Literal["colwise", "rowwise", "vocab"]] = field(
+        default_factory=dict
+    )
+    whole: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -56,13 +83,13 @@ class _UnitRoles:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """A pattern of dotted names in which ``*`` is one component."""
+    """Return an expression for dotted names in which ``*`` is one component."""
     parts = ("[^.]+" if p == "*" else re.escape(p) for p in pattern.split("."))
     return re.compile(r"\.".join(parts))
 
 
 def _given_styles(graph: OpGraph, given: Mapping[str, str]) -> dict[str, Style]:
-    """Module to style, as a Hugging Face plan says."""
+    """Return the style of each module by a Hugging Face plan."""
     found: dict[str, Style] = {}
     for pattern, style in given.items():
         mapped = _FROM_HUGGING_FACE.get(style)
@@ -80,21 +107,25 @@ def _given_styles(graph: OpGraph, given: Mapping[str, str]) -> dict[str, Style]:
 
 
 def _inferred_styles(
-    graph: OpGraph, plan: Structure, trial: Trial | None
+    graph: OpGraph, structure: Structure, trial: Trial | None
 ) -> tuple[dict[str, Style], dict[str, str]]:
-    """Module to style, from the dataflow of each distinct unit; refused to why."""
+    """Infer styles from the dataflow of each distinct unit.
+
+    Returns:
+        Module to style, and module to the reason why it cannot be divided.
+    """
     known: dict[tuple[int, ...], tuple[str, int]] = {}
     groups: list[dict[str, PairStyle]] = []
     sizes: list[int] = []
     units: list[tuple[str, int]] = []
-    for start, stop in run_bounds(plan.units):
+    for start, stop in run_bounds(structure.units):
         key = tuple(graph.origin[start:stop])
         if key not in known:
-            made = pair_linears(graph, plan.flow, start, stop)
-            known[key] = (plan.units[start], len(sizes))
+            made = pair_linears(graph, structure.flow, start, stop)
+            known[key] = (structure.units[start], len(sizes))
             groups.extend(made)
             sizes.append(len(made))
-        units.append((plan.units[start], known[key][1]))
+        units.append((structure.units[start], known[key][1]))
     answers = trial(groups) if trial is not None else [None] * len(groups)
     named = [name for name, _ in known.values()]
     ends = np.cumsum(sizes, dtype=np.int64)
@@ -115,7 +146,7 @@ def _inferred_styles(
 
 
 def _without_broken_ties(graph: OpGraph, styles: dict[str, Style]) -> dict[str, Style]:
-    """Drop a style of a weight that is tied to a module without the same split."""
+    """Drop the styles of weights that are tied to a module without the same split."""
     kept = dict(styles)
     for tensor in graph.parameters:
         names = {name.rpartition(".")[0] for name in (tensor.name, *tensor.aliases)}
@@ -131,7 +162,7 @@ def _pattern(name: str) -> str:
 
 
 def _patterns(graph: OpGraph, styles: Mapping[str, Style]) -> dict[str, Style]:
-    """Patterns that match exactly the modules that have a style."""
+    """Return patterns that match exactly the modules that have a style."""
     groups: dict[str, list[str]] = {}
     for name in graph.linear:
         groups.setdefault(_pattern(name), []).append(name)
@@ -149,31 +180,31 @@ def _patterns(graph: OpGraph, styles: Mapping[str, Style]) -> dict[str, Style]:
 
 def infer_roles(
     graph: OpGraph,
-    plan: Structure,
+    structure: Structure,
     given: Mapping[str, str],
     trial: Trial | None = None,
 ) -> Roles:
-    """Roles of every op and parameter.
+    """Find the tensor-parallel role of every op and parameter.
 
     Args:
         graph: All forward ops.
-        plan: Units and dataflow.
+        structure: Units, blocks and data dependences.
         given: Hugging Face's plan, pattern to style; empty if there is none.
-        trial: Asked of what was inferred; None to take it as it is.
+        trial: Rehearsal of the inferred groups; None to take them without one.
     """
     styles, refused = _given_styles(graph, given), dict[str, str]()
     if not styles:
-        styles, refused = _inferred_styles(graph, plan, trial)
+        styles, refused = _inferred_styles(graph, structure, trial)
     styles = _without_broken_ties(graph, styles)
     ops: list[OpStyle] = []
     divided: set[int] = set()
     gathered: set[int] = set()
     collectives: dict[int, float] = {}
     known: dict[tuple[object, ...], _UnitRoles] = {}
-    for start, stop in run_bounds(plan.units):
+    for start, stop in run_bounds(structure.units):
         key = (*graph.origin[start:stop], *_styles_inside(graph, styles, start, stop))
         if key not in known:
-            known[key] = _unit_roles(graph, plan, styles, start, stop)
+            known[key] = _unit_roles(graph, structure, styles, start, stop)
         roles = known[key]
         ops.extend(roles.ops)
         divided.update(graph.outputs[start + row][at] for row, at in roles.divided)
@@ -213,9 +244,13 @@ def _parameter_styles(
 
 
 def _unit_roles(
-    graph: OpGraph, plan: Structure, styles: Mapping[str, Style], start: int, stop: int
+    graph: OpGraph,
+    structure: Structure,
+    styles: Mapping[str, Style],
+    start: int,
+    stop: int,
 ) -> _UnitRoles:
-    """Follow what colwise layers make until rowwise ones take it up."""
+    """Follow the outputs of colwise layers up to the rowwise layers that read them."""
     roles = _UnitRoles(ops=["none"] * (stop - start))
     divided: set[int] = set()
     active: set[str] = set()
@@ -227,13 +262,13 @@ def _unit_roles(
             roles.ops[at] = "rowwise"
             size = sum(graph.storage_bytes[i] for i in graph.outputs[row])
             roles.collectives[at] = float(size)
-            active.add(plan.blocks[row])
+            active.add(structure.blocks[row])
             continue
         taken = any(i in divided for i in graph.inputs[row])
         if style != "colwise" and not taken:
             continue
         roles.ops[at] = "colwise" if style == "colwise" else "local"
-        active.add(plan.blocks[row])
+        active.add(structure.blocks[row])
         if style == "colwise":
             roles.gathered += [
                 (at, position)
@@ -244,37 +279,42 @@ def _unit_roles(
             if graph.storage_tensor[storage][0]:
                 divided.add(storage)
                 roles.divided.append((at, position))
-    _mark_stream(graph, plan, roles, active, start)
+    _mark_stream(graph, structure, roles, active, start)
     return roles
 
 
 def _mark_stream(
-    graph: OpGraph, plan: Structure, roles: _UnitRoles, active: set[str], start: int
+    graph: OpGraph,
+    structure: Structure,
+    roles: _UnitRoles,
+    active: set[str],
+    start: int,
 ) -> None:
-    """Ops on the residual stream: in blocks that tp divides or that have no products.
+    """Mark ops on the residual stream: in blocks that tp divides or without products.
 
     A block whose products tp leaves whole is computed whole by every rank.
     """
     whole = {
-        plan.blocks[start + at]
+        structure.blocks[start + at]
         for at in range(len(roles.ops))
-        if graph.kernels[start + at].flops and plan.blocks[start + at] not in active
+        if graph.kernels[start + at].flops
+        and structure.blocks[start + at] not in active
     }
     for at, style in enumerate(roles.ops):
         row = start + at
-        if style != "none" or plan.blocks[row] in whole:
+        if style != "none" or structure.blocks[row] in whole:
             continue
         if graph.kernels[row].flops:
             continue
         made = graph.outputs[row]
-        if any(storage not in plan.flow.recomputable for storage in made):
+        if any(storage not in structure.flow.recomputable for storage in made):
             roles.ops[at] = "stream"
 
 
 def with_config_heads(
     blocks: Sequence[Block], dims: Mapping[str, int]
 ) -> tuple[Block, ...]:
-    """Key and value heads before a model repeats them, where its config tells."""
+    """Set the number of key and value heads before repetition, from the config."""
     heads, shared = dims.get("num_heads"), dims.get("num_key_value_heads")
     if not heads or not shared or shared >= heads:
         return tuple(blocks)
@@ -291,7 +331,7 @@ def with_config_heads(
 
 
 def _common(values: Iterable[int]) -> int:
-    """Largest number that divides all; 0 for none."""
+    """Return the largest number that divides all; 0 for none."""
     return math.gcd(*values)
 
 
@@ -300,14 +340,14 @@ def parallel_dims(
     parameters: Sequence[Parameter],
     transposed: Collection[str] = (),
 ) -> tuple[dict[str, int], int]:
-    """Sizes that tp must divide, and the number of experts of a layer.
+    """Return the sizes that tp must divide, and the number of experts of a layer.
 
-    Only what a style splits counts: experts that every tp rank holds whole may have any
-    size.
+    Only modules that a style splits count: experts that every tp rank holds whole may
+    have any size.
 
     Args:
-        blocks: With heads and kernels' styles.
-        parameters: With styles.
+        blocks: Blocks with heads and kernels' styles.
+        parameters: Parameters with styles.
         transposed: FQNs of linear layers whose weight is [in, out].
     """
     found: dict[str, int] = {}
@@ -341,7 +381,7 @@ def parallel_dims(
 
 
 def _numbered_experts(parameters: Sequence[Parameter]) -> int:
-    """Experts of a layer that holds them as a list of modules."""
+    """Return the number of experts of a layer that holds them as a list of modules."""
     numbers = [
         int(match.group(1))
         for p in parameters

@@ -1,4 +1,4 @@
-"""Analysis of whether sequence parallelism may divide the residual stream."""
+"""Checks that sequence parallelism may divide the residual stream."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MIXING = frozenset({"conv", "recurrent", "scan"})
 
 
 def why_whole_stream(blocks: Sequence[Block], edges: Sequence[Edge]) -> str | None:
-    """Return what stands against dividing the stream along the sequence, or None.
+    """Return the reason why the stream cannot be divided along the sequence, or None.
 
     From the first unit that tp splits to the last one each rank has some tokens of the
-    stream, and has all of them only between a colwise and a rowwise layer. So whatever
-    mixes tokens must lie there, and the stream alone may pass from unit to unit.
+    stream, and has all of them only between a colwise and a rowwise layer. So ops that
+    mix tokens must lie there, and the stream alone may pass from unit to unit.
 
     Args:
-        blocks: With kernels' styles.
-        edges: Between them.
+        blocks: Blocks with kernels' styles.
+        edges: Edges between the blocks.
 
     Returns:
-        A clause that names the block; None if nothing does, or tp splits nothing.
+        A clause that names the block; None if there is none, or tp splits nothing.
     """
     layers = list(dict.fromkeys(block.layer for block in blocks))
     number = {layer: index for index, layer in enumerate(layers)}
@@ -56,15 +56,15 @@ def why_whole_stream(blocks: Sequence[Block], edges: Sequence[Edge]) -> str | No
 def mixing_layers(
     blocks: Sequence[Block], sharding: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Patterns of the layers that make features local where tokens see each other.
+    """Return patterns of the layers that make features local where tokens mix.
 
     Args:
-        blocks: With kernels' styles.
-        sharding: Pattern to style, of the whole model.
+        blocks: Blocks with kernels' styles.
+        sharding: Pattern to style for the whole model.
 
     Returns:
-        Those of the colwise and rowwise patterns that have a layer in a block in which
-        tokens mix, in the order of ``sharding``.
+        The colwise and rowwise patterns that have a layer in a block in which tokens
+        mix, in the order of ``sharding``.
     """
     inside = {
         module
@@ -81,14 +81,14 @@ def mixing_layers(
 
 
 def _mixes_whole(block: Block) -> bool:
-    """True if tokens see each other where tp has not made features local."""
+    """Return True if tokens mix where tp has not made features local."""
     return block.kind in _MIXING or any(
         kernel.style == "none" and _mixes(kernel) for kernel in block.kernels
     )
 
 
 def _mixes(kernel: Kernel) -> bool:
-    """True if an op's output at one token depends on others."""
+    """Return True if an op's output at one token depends on other tokens."""
     return kernel.kind in {"attention", "conv"} or (
         # A product of activations alone: scores of attention, or their use.
         kernel.kind == "matmul" and not kernel.weight_bytes

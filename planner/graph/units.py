@@ -1,6 +1,6 @@
-"""Pipeline unit and block of each op.
+"""Pipeline units and blocks: the runs of ops that a model is divided into.
 
-A unit is what a pipeline stage holds whole: an element of a list of modules
+A pipeline stage holds whole units. A unit is an element of a list of modules
 (``model.layers.3``) or a module beside such lists (``model.embed_tokens``). Units and
 blocks are runs of program order, so that the graph between them has no cycle.
 """
@@ -8,12 +8,13 @@ blocks are runs of program order, so that the graph between them has no cycle.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.graph.ops import OpGraph
+from planner.graph.ops import Flow, OpGraph, read_flow
 
-__all__ = ["MAX_UNITS", "assign_blocks", "assign_units", "prefixes", "run_bounds"]
+__all__ = ["MAX_UNITS", "Structure", "find_structure", "prefixes", "run_bounds"]
 
 #: Most units of a model that has no list of modules.
 MAX_UNITS = 256
@@ -23,7 +24,7 @@ _SPLIT_SHARE = 1 / 16
 
 
 def prefixes(name: str) -> list[str]:
-    """``a.b.c`` as ``["a", "a.b", "a.b.c"]``; nothing for the root."""
+    """Return ``["a", "a.b", "a.b.c"]`` for ``a.b.c``, and nothing for the root."""
     if not name:
         return []
     parts = name.split(".")
@@ -31,7 +32,7 @@ def prefixes(name: str) -> list[str]:
 
 
 def run_bounds(labels: Sequence[str]) -> list[tuple[int, int]]:
-    """Half-open ranges of equal neighbours."""
+    """Return the half-open ranges of equal neighbours."""
     starts = [i for i in range(len(labels)) if not i or labels[i] != labels[i - 1]]
     return list(zip(starts, [*starts[1:], len(labels)], strict=True))
 
@@ -39,8 +40,8 @@ def run_bounds(labels: Sequence[str]) -> list[tuple[int, int]]:
 def _contiguous(labels: list[str], work: np.ndarray) -> list[str]:
     """Give every op a label such that equal labels are neighbours.
 
-    Ops without a label ("") join the run before them, leading ones the run after. Of a
-    label with several runs the one with most work keeps it; the others join the run
+    Ops without a label ("") join the run before them, leading ones the run after. Where
+    a label has several runs, the run with most work keeps it; the others join the run
     that follows if that one is kept, else the one before.
     """
     filled: list[str] = []
@@ -69,7 +70,7 @@ def _contiguous(labels: list[str], work: np.ndarray) -> list[str]:
 
 
 class _Tree:
-    """Names of modules, with what lies below each."""
+    """Tree of module names, with the parameters below each."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
@@ -86,11 +87,11 @@ class _Tree:
                 self.shapes.setdefault(prefix, []).append(tensor.shape)
 
     def elements(self, name: str) -> list[str]:
-        """Executed elements of a list of modules."""
+        """Return the executed elements of a list of modules."""
         return [c for c in self.graph.children.get(name, ()) if c in self.executed]
 
     def is_composite(self, name: str) -> bool:
-        """True if a module is more than one layer, or a row of layers."""
+        """Return True if a module holds more than a single layer or a row of layers."""
         children = self.graph.children.get(name, ())
         if self.graph.module_types.get(name) != "Sequential":
             return bool(children)
@@ -100,7 +101,7 @@ class _Tree:
         return name in self.graph.module_lists and len(self.elements(name)) > 1
 
     def _inner_lists(self, name: str) -> bool:
-        """True if below ``name`` a list of modules with children is executed."""
+        """Return True if a list of modules with children is executed below ``name``."""
         for child in self.graph.children.get(name, ()):
             if self.is_list(child) and any(
                 self.graph.children.get(element) for element in self.elements(child)
@@ -111,7 +112,7 @@ class _Tree:
         return False
 
     def list_elements(self, name: str = "") -> list[str]:
-        """Outermost elements of lists of modules.
+        """Return the outermost elements of lists of modules.
 
         A short list of unequal stages that hold lists themselves is entered, so that
         the units are the layers and not the stages.
@@ -130,14 +131,14 @@ class _Tree:
 
 
 def _work(graph: OpGraph) -> np.ndarray:
-    """A measure of what an op costs: FLOPs, and a little for bytes. Shape [ops]."""
+    """Return a measure of each op's cost: FLOPs, and a little for bytes. [ops]."""
     flops = np.array([kernel.flops for kernel in graph.kernels])
     work: np.ndarray = flops + graph.backward_flops + 1e-3 * graph.forward_bytes
     return work
 
 
 def _by_lists(tree: _Tree, elements: list[str]) -> Callable[[str], str]:
-    """Unit of a module, for models with lists of modules."""
+    """Return a function from module to unit, for models with lists of modules."""
     inside = set(elements)
     above = {p for element in elements for p in prefixes(element)[:-1]}
 
@@ -153,7 +154,10 @@ def _by_lists(tree: _Tree, elements: list[str]) -> Callable[[str], str]:
 
 
 def _by_work(tree: _Tree, work: np.ndarray) -> Callable[[str], str]:
-    """Unit of a module, for models without lists: modules of a bounded share."""
+    """Return a function from module to unit, for models without lists of modules.
+
+    Units are modules with a bounded share of the work.
+    """
     share: dict[str, float] = {}
     for name, cost in zip(tree.graph.modules, work.tolist(), strict=True):
         for prefix in prefixes(name):
@@ -176,7 +180,7 @@ def _by_work(tree: _Tree, work: np.ndarray) -> Callable[[str], str]:
 
 
 def _cut_sizes(graph: OpGraph) -> np.ndarray:
-    """Bytes alive between each op and the next. Shape [ops - 1].
+    """Return the bytes alive between each op and the next. Shape [ops - 1].
 
     A tensor is alive from the op that makes it to the last one that reads it.
     """
@@ -213,8 +217,8 @@ def _merged(labels: list[str], graph: OpGraph, most: int) -> list[str]:
     return merged
 
 
-def assign_units(graph: OpGraph) -> tuple[list[str], frozenset[str]]:
-    """Unit of every op.
+def _assign_units(graph: OpGraph) -> tuple[list[str], frozenset[str]]:
+    """Return the unit of every op.
 
     Ops that run outside any unit (the parent's own forward, the loss) join the unit
     before them, the first ones the unit after them.
@@ -234,8 +238,8 @@ def assign_units(graph: OpGraph) -> tuple[list[str], frozenset[str]]:
     return labels, frozenset(elements)
 
 
-def assign_blocks(graph: OpGraph, units: list[str]) -> list[str]:
-    """Block of every op, by the children of its unit's module.
+def _assign_blocks(graph: OpGraph, units: list[str]) -> list[str]:
+    """Return the block of every op, by the children of its unit's module.
 
     A unit whose children are all single layers, or rows of them, is one block;
     otherwise each child with parameters is one, and ops in between join the block
@@ -264,7 +268,7 @@ def assign_blocks(graph: OpGraph, units: list[str]) -> list[str]:
 
 
 def _callable_children(tree: _Tree, name: str) -> list[str]:
-    """Executed children with parameters; of a list of modules, its elements."""
+    """Return executed children with parameters; elements, for a list of modules."""
     found: list[str] = []
     for child in tree.graph.children.get(name, ()):
         if child not in tree.executed or child not in tree.has_parameters:
@@ -274,3 +278,36 @@ def _callable_children(tree: _Tree, name: str) -> list[str]:
         else:
             found.append(child)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """Units and blocks of a model, and the data dependences of its ops.
+
+    Attributes:
+        units: FQN of the unit of each op.
+        blocks: FQN of the block of each op.
+        bounds: Half-open range of ops of each block.
+        elements: Units that are elements of a list of modules.
+        flow: Data dependences between ops.
+    """
+
+    units: list[str]
+    blocks: list[str]
+    bounds: list[tuple[int, int]]
+    elements: frozenset[str]
+    flow: Flow
+
+
+def find_structure(graph: OpGraph) -> Structure:
+    """Divide a model's ops into units, and each unit into blocks."""
+    units, elements = _assign_units(graph)
+    blocks = _assign_blocks(graph, units)
+    keys = [f"{unit}\0{block}" for unit, block in zip(units, blocks, strict=True)]
+    return Structure(
+        units=units,
+        blocks=blocks,
+        bounds=run_bounds(keys),
+        elements=elements,
+        flow=read_flow(graph),
+    )

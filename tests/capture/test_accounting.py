@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.capture import capture
-from planner.capture.torch_private import without_fused_rnn
+from planner.capture.private_apis import without_fused_rnn
 from tests.capture import oracle
 from tests.models.convolutional import ResNet, UNet3d
 from tests.models.other import Recommender, Recurrent, Stack

@@ -1,12 +1,16 @@
-"""Private torch APIs that capture needs, all in this one file.
+"""Private APIs of torch and transformers that capture needs, all in this one file.
 
 Seen to work on torch 2.11 to 2.13. Each is looked up with a guard, so that a torch
 that lacks one ends in a :class:`~planner.errors.CaptureError` that names it.
+
+Seen to work on transformers 5.23. A release without one of its names is read all the
+same: then a mask is made where a real run needs none, and keys and values are repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
@@ -35,6 +39,7 @@ __all__ = [
     "storage_key",
     "tree_flatten",
     "tree_unflatten",
+    "unpacked_sequences",
     "without_fused_rnn",
 ]
 
@@ -273,3 +278,31 @@ def named_attributes(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
         module._buffers,
         cast("dict[str, Any]", module._modules),
     )
+
+
+# -- transformers --------------------------------------------------------------
+
+
+def _no_packing(position_ids: torch.Tensor) -> None:
+    """Return None, the answer of the real function for one sequence a row."""
+
+
+@contextlib.contextmanager
+def unpacked_sequences() -> Iterator[None]:
+    """While open, take every row of a batch to be one sequence.
+
+    transformers reads the position ids to find out, which on tensors without data it
+    cannot, so it would build a mask [length, length] and take the slower path of
+    attention that no training run takes.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    before = getattr(masking, name, None)
+    if before is None:
+        yield
+        return
+    setattr(masking, name, _no_packing)
+    try:
+        yield
+    finally:
+        setattr(masking, name, before)
