@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from importlib.util import find_spec
 
 from planner.diagnose import no_feasible_plan
-from planner.errors import MeshwrightError
 from planner.search import (
     Candidate,
     Objective,
@@ -24,8 +20,6 @@ from planner.search import (
 from planner.search.expert import ExpertPartitioner
 
 __all__ = ["AUTO", "best_answer", "names_of", "run_partitioners"]
-
-_log = logging.getLogger(__name__)
 
 #: What ``partitioner="auto"`` asks; the best answer wins.
 AUTO = ("expert", "learned", "exhaustive")
@@ -48,32 +42,12 @@ _LOOKS_EVERYWHERE = {"learned"}
 _TOO_LITTLE = 0.02
 
 
-@cache
-def _can_learn() -> bool:
-    """True if the learned partitioner is there and loads; says once if it does not."""
-    if find_spec("torch_geometric") is None or find_spec("safetensors") is None:
-        why = "it needs pip install 'meshwright[learn]'"
-    else:
-        try:
-            get_partitioner("learned")
-        except (AttributeError, MeshwrightError) as error:
-            # torch_geometric does not import on a torch without torch.distributed.
-            why = str(error)
-        else:
-            return True
-    _log.warning("planning without the learned partitioner: %s", why)
-    return False
-
-
 def names_of(partitioner: str | Sequence[str]) -> tuple[str, ...]:
     """Registered names behind what ``plan`` was given."""
     names = [partitioner] if isinstance(partitioner, str) else list(partitioner)
     return tuple(
         dict.fromkeys(
-            one
-            for name in names
-            for one in (AUTO if name == "auto" else (name,))
-            if name != "auto" or one != "learned" or _can_learn()
+            one for name in names for one in (AUTO if name == "auto" else (name,))
         )
     )
 

@@ -1,8 +1,7 @@
 """A pointer network in numpy, which decides without torch.
 
-One decision is a few small products, less than the overhead of torch and
-torch-geometric around them. The encodings of jobs, which depend on their graphs alone,
-are computed once.
+One decision is a few small products, less than the overhead of torch around them. The
+encodings of jobs, which depend on their graphs alone, are computed once.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch_geometric.nn import SAGEConv
 
 from planner.simulate.compiled import compiled
 from policies.baselines import Flags, Observation
+from policies.graph_layers import SAGEConv
 from policies.pointer import DeviceEncoder, PointerNetwork
 from policies.scorer import batched
 

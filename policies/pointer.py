@@ -22,12 +22,12 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv, global_max_pool, global_mean_pool
 
 from envs.ramp.features import BLOCK_SIZES, OFFSETS
 from envs.ramp.graphs import NUM_OP_FEATURES, OpGraph
 from envs.ramp.history import EDGES
 from planner.errors import StrategyError
+from policies.graph_layers import SAGEConv, max_pool, mean_pool
 from policies.saved import fill, read_weights, shipped_folder, write_weights
 from policies.scorer import Scorer, check_scorer
 
@@ -113,8 +113,9 @@ class JobEncoder(nn.Module):
         hidden, edges, owner = self.nodes, self.edge_index, self.owner
         for layer in self.convolutions:
             hidden = layer(hidden, edges).relu()
-        means, most = global_mean_pool(hidden, owner), global_max_pool(hidden, owner)
-        encoded: Tensor = self.pooled(torch.cat([means, most], dim=1)[wanted])
+        count = int(owner.max()) + 1
+        pooled = [pool(hidden, owner, count) for pool in (mean_pool, max_pool)]
+        encoded: Tensor = self.pooled(torch.cat(pooled, dim=1)[wanted])
         return encoded.relu()[where]
 
 

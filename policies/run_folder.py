@@ -128,7 +128,7 @@ def describe_run(config: Any, run: Path) -> None:
                 f"give its own, or another folder"
             )
         return
-    packages = ("meshwright", "torch", "torch-geometric", "sb3-contrib", "numpy")
+    packages = ("meshwright", "torch", "sb3-contrib", "numpy")
     made = {
         "settings": settings,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -28,7 +28,7 @@ def _loaded(statement: str, *names: str) -> list[str]:
     return _fresh(code).split()
 
 
-HEAVY = ("torch_geometric", "stable_baselines3", "gymnasium", "transformers")
+HEAVY = ("stable_baselines3", "gymnasium", "transformers")
 
 
 def test_executors_are_light() -> None:
@@ -50,6 +50,12 @@ def test_documents_need_pydantic_alone() -> None:
 def test_the_command_line_starts_without_torch() -> None:
     names = ("torch", "numba", "transformers", "executors")
     assert _loaded("import planner.cli.main", *names) == []
+    others = ("planner.cli.plan", "planner.cli.train", "yaml", "psutil")
+    one = (
+        "import contextlib, io\nfrom planner.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): main(['explain', '--help'])"
+    )
+    assert _loaded(one, *names, *others) == []
 
 
 def test_clusters_need_no_torch() -> None:

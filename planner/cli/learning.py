@@ -49,7 +49,6 @@ def require_learning() -> None:
         import gymnasium  # noqa: F401
         import sb3_contrib  # noqa: F401
         import tensorboard  # noqa: F401
-        import torch_geometric  # noqa: F401
     except ImportError as error:
         raise StrategyError(
             f"{error.name} is not installed; learning needs pip install "

@@ -3,54 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import tyro
 
 from planner import __version__
-from planner.cli.calibrate import CalibrateCommand
-from planner.cli.clusters import ClustersCommand
-from planner.cli.compare import CompareCommand
-from planner.cli.evaluate import EvaluateCommand
-from planner.cli.explain import ExplainCommand
-from planner.cli.export import ExportCommand
-from planner.cli.import_config import ImportCommand
-from planner.cli.learning import WORLDS
-from planner.cli.models import ModelsCommand
 from planner.cli.output import note
-from planner.cli.plan import PlanCommand
-from planner.cli.predict import PredictCommand
-from planner.cli.probe import ProbeCommand
-from planner.cli.report import ReportCommand
-from planner.cli.run import RunCommand
-from planner.cli.train import TrainCommand
-from planner.cli.verify import VerifyCommand
 from planner.errors import MeshwrightError, UnknownNameError
 
 __all__ = ["main"]
 
-_COMMANDS: Mapping[str, Callable[..., Any]] = {
-    "plan": PlanCommand,
-    "predict": PredictCommand,
-    "run": RunCommand,
-    "verify": VerifyCommand,
-    "probe": ProbeCommand,
-    "calibrate": CalibrateCommand,
-    "explain": ExplainCommand,
-    "export": ExportCommand,
-    "import": ImportCommand,
-    "compare": CompareCommand,
-    "report": ReportCommand,
-    "train": TrainCommand,
-    "evaluate": EvaluateCommand,
-    "models": ModelsCommand,
-    "clusters": ClustersCommand,
+#: Class of each command; only the one that is asked for is imported.
+_COMMANDS: Mapping[str, str] = {
+    "plan": "planner.cli.plan:PlanCommand",
+    "predict": "planner.cli.predict:PredictCommand",
+    "run": "planner.cli.run:RunCommand",
+    "verify": "planner.cli.verify:VerifyCommand",
+    "probe": "planner.cli.probe:ProbeCommand",
+    "calibrate": "planner.cli.calibrate:CalibrateCommand",
+    "explain": "planner.cli.explain:ExplainCommand",
+    "export": "planner.cli.export:ExportCommand",
+    "import": "planner.cli.import_config:ImportCommand",
+    "compare": "planner.cli.compare:CompareCommand",
+    "report": "planner.cli.report:ReportCommand",
+    "train": "planner.cli.train:TrainCommand",
+    "evaluate": "planner.cli.evaluate:EvaluateCommand",
+    "models": "planner.cli.models:ModelsCommand",
+    "clusters": "planner.cli.clusters:ClustersCommand",
 }
+_WORLDS_OF = ("train", "evaluate")
 
 _DESCRIPTION = """Plan how a large torch model is split over the machines you have, and
 run the plan. Exit codes: 0 done, 1 error, 2 no feasible plan. --version prints the
@@ -102,29 +89,46 @@ def _parse(given: Sequence[str]) -> _Command:
         SystemExit: After help (code 0), or after saying what is wrong (another code).
         UnknownNameError: If there is no such command, or no such world to learn in.
     """
+    config = (tyro.conf.FlagCreatePairsOff,)
+    if given and not given[0].startswith("-"):
+        name, *rest = given
+        if name not in _COMMANDS:
+            raise UnknownNameError("command", name, _COMMANDS)
+        if name in _WORLDS_OF and rest and not rest[0].startswith("-"):
+            _check_world(name, rest[0])
+        command: _Command = tyro.cli(
+            _load(name), prog=f"meshwright {name}", args=rest, config=config
+        )
+        return command
     # Without a command the help says more than an error would; it is still not a
     # result, and does not go to stdout.
-    help_only = not given
-    if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
-        raise UnknownNameError("command", given[0], _COMMANDS)
-    if given and given[0] in {"train", "evaluate"} and len(given) > 1:
-        world = given[1]
-        if not world.startswith("-") and world not in WORLDS:
-            raise UnknownNameError(f"world of {given[0]}", world, WORLDS)
-    with contextlib.redirect_stdout(sys.stderr if help_only else sys.stdout):
+    with contextlib.redirect_stdout(sys.stdout if given else sys.stderr):
         try:
-            command: _Command = tyro.extras.subcommand_cli_from_dict(
-                dict(_COMMANDS),
+            tyro.extras.subcommand_cli_from_dict(
+                {name: _load(name) for name in _COMMANDS},
                 prog="meshwright",
                 description=" ".join(_DESCRIPTION.split()),
-                args=["--help"] if help_only else list(given),
-                config=(tyro.conf.FlagCreatePairsOff,),
+                args=given or ["--help"],
+                config=config,
             )
         except SystemExit:
-            if help_only:
-                raise SystemExit(1) from None
-            raise
-    return command
+            if given:
+                raise
+    raise SystemExit(1)
+
+
+def _load(name: str) -> type[_Command]:
+    """Import the class of a command."""
+    module, _, command = _COMMANDS[name].partition(":")
+    found: type[_Command] = getattr(importlib.import_module(module), command)
+    return found
+
+
+def _check_world(name: str, world: str) -> None:
+    from planner.cli.learning import WORLDS
+
+    if world not in WORLDS:
+        raise UnknownNameError(f"world of {name}", world, WORLDS)
 
 
 def _start_logging() -> None:

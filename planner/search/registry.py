@@ -38,7 +38,7 @@ def get_partitioner(name: str) -> Partitioner:
     except ImportError as error:
         raise MeshwrightError(
             f"partitioner {name!r} needs {error.name!r}, which is not installed; "
-            f"pip install 'meshwright[learn]' or choose another partitioner"
+            f"install it, or choose another partitioner"
         ) from error
     if not isinstance(made, Partitioner):
         raise MeshwrightError(

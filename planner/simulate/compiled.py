@@ -9,6 +9,7 @@ from typing import TypeVar
 import numba
 import numpy as np
 from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 from numpy.typing import NDArray
 
 __all__ = ["compiled", "copy_into", "inlined"]
@@ -23,10 +24,16 @@ class _Kept(FunctionCache):  # type: ignore[misc]
     looks whether the source has changed. Seen with numba 0.61 to 0.66.
     """
 
-    def load_overload(self, *arguments: object) -> object:
-        """Code for types of arguments; None if there is none to be used."""
+    def load_overload(self, signature: object, target_context: object) -> object:
+        """Code for types of arguments; None if there is none to be used.
+
+        numba's own function first loads all that compiling needs, a third of a second;
+        code that is there already needs the runtime alone.
+        """
+        rtsys.initialize(target_context)
         try:
-            return super().load_overload(*arguments)
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(signature, target_context)
         except (ImportError, AttributeError):
             self.flush()
             return None

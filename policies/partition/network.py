@@ -16,7 +16,6 @@ from typing import Any
 import pydantic
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv
 
 from envs.partition.features import (
     FEATURE_VERSION,
@@ -28,6 +27,7 @@ from envs.partition.features import (
 )
 from envs.partition.ordering import STEP_FEATURES
 from planner.errors import StrategyError
+from policies.graph_layers import SAGEConv
 from policies.saved import fill, read_weights, shipped_folder, write_weights
 
 __all__ = [

@@ -146,13 +146,13 @@ def test_names_that_are_no_policy(tables: RampTables) -> None:
 
 
 def test_baselines_load_nothing_that_learns() -> None:
-    names = ("stable_baselines3", "torch_geometric")
-    loaded = f"[name for name in {names} if name in sys.modules]"
-    code = f"import policies.ramp.lookahead, sys; print({loaded})"
+    code = (
+        "import policies.ramp.lookahead, sys; print('stable_baselines3' in sys.modules)"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert ran.stdout.strip() == "[]"
+    assert ran.stdout.strip() == "False"

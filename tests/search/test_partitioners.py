@@ -267,7 +267,7 @@ class _Point:
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (ImportError("no torch_geometric", name="torch_geometric"), "pip install"),
+        (ImportError("no pymetis", name="pymetis"), "'pymetis'.*install it"),
         (object(), "has no search"),
     ],
 )
