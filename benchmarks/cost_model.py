@@ -6,8 +6,8 @@ python benchmarks/cost_model.py --points FILE.csv --json
 
 The first predicts the measurements of MESHWRIGHT_DATA under three fits (fitted to all
 rows; each source left out; each device type left out), prints errors, order of plans,
-regret and memory beside two floors, says which goals are met, and writes a results file
-and two figures. The second takes one fit alone.
+regret and memory beside two baselines, says which goals are met, and writes a results
+file and two figures. The second takes one fit alone.
 
 The third predicts any file with the columns of points.csv by the calibration that is
 shipped and prints {"points": [...]}: point_id, source, group (what is comparable),
@@ -32,9 +32,9 @@ if not __package__:
 
 from benchmarks import cost_model_rows
 from benchmarks.cost_model_fits import FITS, judge, predict_by
-from planner.calibration.judging.predictions import Prediction
-from planner.calibration.points import RefusedRow, read_points, read_readable
+from benchmarks.cost_model_scores import Prediction
 from planner.errors import CalibrationError, MeshwrightError
+from planner.measurements.points import RefusedRow, read_points, read_readable
 
 __all__ = ["main"]
 

@@ -11,14 +11,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.cost_model_fits import Judged
-from planner.calibration.judging.groups import family_of
-from planner.calibration.judging.predictions import Prediction
-from planner.calibration.judging.scores import runs_of, time_scores
+from benchmarks.cost_model_scores import Prediction, family_of, runs_of, time_scores
 
 __all__ = ["draw_errors", "draw_scatter"]
 
 _BAND = 0.1
-#: Fits by their colour; the floor is black.
+#: Fits by their colour; the baseline is black.
 _COLOURS = {
     "shipped": "#009e73",
     "fitted": "#56b4e9",
@@ -122,9 +120,9 @@ def draw_errors(judged: Sequence[Judged], path: Path) -> None:
         value, low, high = errors.reshape(shape).T
         panel.barh(at, value, thick, color=_COLOURS[one.fit], label=one.fit)
         panel.hlines(at, low, high, color="#404040", linewidth=0.8)
-        floor = np.array([_error_of(one.constant_mfu, s) for s in sources])
+        baseline = np.array([_error_of(one.constant_mfu, s) for s in sources])
         panel.plot(
-            floor.reshape(shape)[:, 0],
+            baseline.reshape(shape)[:, 0],
             at,
             linestyle="none",
             marker="|",

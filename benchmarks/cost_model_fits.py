@@ -1,4 +1,4 @@
-"""Predictions of published measurements under several fits, and the floors."""
+"""Predictions of published measurements under several fits, and the baselines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from benchmarks.cost_model_rows import Rows, fitted_places
-from planner.calibration.judging.floors import Fit as FloorFit
-from planner.calibration.judging.floors import bubble_only, constant_mfu
-from planner.calibration.judging.groups import family_of
-from planner.calibration.judging.predictions import Prediction
-from planner.calibration.points import Point
+from benchmarks.cost_model_baselines import Fit as BaselineFit
+from benchmarks.cost_model_baselines import bubble_only, constant_mfu
+from benchmarks.cost_model_rows import Rows
+from benchmarks.cost_model_scores import Prediction, family_of
+from benchmarks.publish_constants import fitted_places
 from planner.errors import CalibrationError
+from planner.measurements.points import Point
 
 __all__ = ["FITS", "Judged", "judge", "predict_by"]
 
@@ -26,8 +26,8 @@ FITS = {
     "the same table",
     "lodo": "each device type predicted by a fit that never saw it",
 }
-#: The floor that is beside a fit.
-_FLOOR: Mapping[str, FloorFit] = {
+#: The baseline that is beside a fit.
+_BASELINE: Mapping[str, BaselineFit] = {
     "shipped": "fitted",
     "fitted": "fitted",
     "loso": "source",
@@ -42,7 +42,7 @@ class Judged:
     Attributes:
         fit: A name of FITS.
         predictions: Of the cost model.
-        constant_mfu: Of the first floor, fitted to the same sources or devices.
+        constant_mfu: Of the first baseline, fitted to the same sources or devices.
         bubble_only: Of the second.
     """
 
@@ -101,19 +101,19 @@ def predict_by(fit: str, points: Sequence[Point], rows: Rows) -> tuple[Predictio
 
 
 def judge(fit: str, points: Sequence[Point], rows: Rows) -> Judged:
-    """Predictions of a fit and of the floors beside it; errors are predict_by's."""
+    """Predictions of a fit and of the baselines beside it; errors are predict_by's."""
     predictions = predict_by(fit, points, rows)
     places = {(point.source, point.point_id): at for at, point in enumerate(points)}
     one, other = (
-        floor(
+        baseline(
             predictions,
             points,
             flops_per_step=lambda p: rows.flops_per_step(places[p.source, p.point_id]),
             peak_flops_per_s=lambda p: rows.peak_flops_per_s(
                 places[p.source, p.point_id]
             ),
-            fit=_FLOOR[fit],
+            fit=_BASELINE[fit],
         )
-        for floor in (constant_mfu, bubble_only)
+        for baseline in (constant_mfu, bubble_only)
     )
     return Judged(fit=fit, predictions=predictions, constant_mfu=one, bubble_only=other)

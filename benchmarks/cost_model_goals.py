@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.cost_model_fits import Judged
-from planner.calibration.judging.intervals import Estimate
-from planner.calibration.judging.predictions import Prediction
-from planner.calibration.judging.ranking import rank_scores, regret
-from planner.calibration.judging.scores import coverage, memory_scores, time_scores
+from benchmarks.cost_model_scores import (
+    Prediction,
+    coverage,
+    memory_scores,
+    rank_scores,
+    regret,
+    time_scores,
+)
+from benchmarks.intervals import Estimate
 
 __all__ = ["Goal", "goals"]
 

@@ -12,11 +12,17 @@ from pathlib import Path
 from benchmarks.cost_model_figures import draw_errors, draw_scatter
 from benchmarks.cost_model_fits import FITS, Judged
 from benchmarks.cost_model_goals import goals
+from benchmarks.cost_model_scores import (
+    Prediction,
+    coverage,
+    groups_of_plans,
+    memory_scores,
+    rank_scores,
+    regret,
+    time_scores,
+)
 from benchmarks.tables import aligned, cpu_name, piped, report_name
-from planner.calibration.judging.groups import DOUBTFUL_RULE
-from planner.calibration.judging.predictions import Prediction
-from planner.calibration.judging.ranking import groups_of_plans, rank_scores, regret
-from planner.calibration.judging.scores import coverage, memory_scores, time_scores
+from planner.calibration.rows import DOUBTFUL_RULE
 
 __all__ = ["Report", "write_report"]
 
@@ -46,7 +52,7 @@ def _sources(predictions: Sequence[Prediction]) -> dict[str, list[Prediction]]:
 def _time_line(
     label: str,
     predictions: Sequence[Prediction],
-    floors: Sequence[Sequence[Prediction]],
+    baselines: Sequence[Sequence[Prediction]],
 ) -> list[str]:
     scores, ranks = time_scores(predictions), rank_scores(predictions)
     point = scores.worst_point.rpartition(", ")[2]
@@ -60,30 +66,30 @@ def _time_line(
         str(len(ranks.groups)),
         ranks.mean.plain(),
         regret(predictions).mean.percent(),
-        *(_share(time_scores(floor).mape.value) for floor in floors),
+        *(_share(time_scores(baseline).mape.value) for baseline in baselines),
     ]
 
 
 def _times(judged: Judged) -> _Lines:
     heads = "source,runs,MAPE,median,worst,bias,groups,rank correlation,regret"
     lines = [[*heads.split(","), "MAPE of constant MFU", "of bubble only"]]
-    floors = (judged.constant_mfu, judged.bubble_only)
-    by_source = [_sources(floor) for floor in floors]
+    baselines = (judged.constant_mfu, judged.bubble_only)
+    by_source = [_sources(baseline) for baseline in baselines]
     for source, rows in _sources(judged.predictions).items():
         if time_scores(rows).runs:
-            own = [floor.get(source, []) for floor in by_source]
+            own = [baseline.get(source, []) for baseline in by_source]
             lines.append(_time_line(source, rows, own))
-    lines.append(_time_line("all", judged.predictions, floors))
-    for label, floor in zip(("constant MFU", "bubble only"), floors, strict=True):
-        lines.append(_time_line(f"all, by {label}", floor, ((), ())))
+    lines.append(_time_line("all", judged.predictions, baselines))
+    for label, baseline in zip(("constant MFU", "bubble only"), baselines, strict=True):
+        lines.append(_time_line(f"all, by {label}", baseline, ((), ())))
     return lines
 
 
 def _orders(judged: Judged) -> _Lines:
     lines = [["group", "plans", "correlation", "regret", "bubble only", "its regret"]]
-    floor = {one.group: one for one in groups_of_plans(judged.bubble_only)}
+    baseline = {one.group: one for one in groups_of_plans(judged.bubble_only)}
     for one in groups_of_plans(judged.predictions):
-        beside = floor.get(one.group)
+        beside = baseline.get(one.group)
         lines.append(
             [
                 # A bar would end the cell.

@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.intervals import Estimate
 from benchmarks.partitioner_goals import GOAL
 from benchmarks.partitioner_table import KindTable
-from planner.calibration.judging.intervals import Estimate
 
 __all__ = ["draw_curves", "draw_ratios"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.intervals import Estimate, bootstrap
 from benchmarks.partitioner_solvers import ABLATIONS, Answer
 from benchmarks.partitioner_worlds import Record
-from planner.calibration.judging.intervals import Estimate, bootstrap
 
 __all__ = [
     "TIE",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.intervals import Estimate
 from benchmarks.partitioner_ratios import (
     Comparison,
     common_solvers,
@@ -17,7 +18,6 @@ from benchmarks.partitioner_ratios import (
 )
 from benchmarks.partitioner_solvers import Answer
 from benchmarks.partitioner_worlds import FIRST, Record
-from planner.calibration.judging.intervals import Estimate
 
 __all__ = [
     "FirstPlan",

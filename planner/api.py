@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from planner import __version__
 from planner.assemble import make_plan
-from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
+from planner.measurements.store import CalibrationChoice
 from planner.portfolio import best_answer, run_partitioners
 from planner.request import PlanOptions, make_request, make_setting
 from planner.schema import Optimizer, Plan, Precision, Strategy

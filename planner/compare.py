@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.api import plan_graph, predict, read_model
-from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
 from planner.imports import Imported, name_stages
+from planner.measurements.store import CalibrationChoice
 from planner.request import PlanOptions
 from planner.schema import Plan, Strategy
 from planner.schema.describe import PART_NAMES

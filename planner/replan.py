@@ -8,10 +8,10 @@ from typing import cast
 
 from planner.api import plan_graph, read_model
 from planner.assemble import model_reference
-from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
 from planner.errors import FingerprintError, NoFeasiblePlanError, PlanFileError
 from planner.graph import ModelGraph
+from planner.measurements.store import CalibrationChoice
 from planner.request import PlanOptions, make_request
 from planner.schema import Plan
 from planner.search import Objective, partitioner_names

@@ -8,15 +8,15 @@ from typing import Literal
 
 import numpy as np
 
-from planner.calibration.choice import (
-    CalibrationChoice,
-    calibrated_recipe,
-    choose_calibration,
-)
 from planner.cluster import Cluster
 from planner.cost import PricingContext
 from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.graph import ModelGraph
+from planner.measurements.store import (
+    CalibrationChoice,
+    calibrated_recipe,
+    choose_calibration,
+)
 from planner.schema import Optimizer, Precision
 from planner.search import OBJECTIVES, Objective, Request
 from planner.space import OWN_TARGETS, Pin, normalize_pins, read_pins

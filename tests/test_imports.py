@@ -58,6 +58,19 @@ def test_the_command_line_starts_without_torch() -> None:
     assert _loaded(one, *names, *others) == []
 
 
+def test_planning_reads_constants_and_no_measurements() -> None:
+    rooms = ("planner.measurements", "planner.calibration")
+    code = (
+        "import sys, planner.api\n"
+        f"print(*[name for name in sys.modules if name.startswith({rooms!r})])"
+    )
+    assert _fresh(code).split() == [
+        "planner.measurements",
+        "planner.measurements.catalogues",
+        "planner.measurements.store",
+    ]
+
+
 def test_clusters_need_no_torch() -> None:
     assert (
         _loaded("from planner import Cluster; Cluster.parse('dgx-h100')", "torch") == []

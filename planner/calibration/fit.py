@@ -23,15 +23,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.calibration.cases import Case
-from planner.calibration.judging.groups import group_of
-from planner.calibration.parameters import (
-    DEVICE_CONSTANTS,
-    Vector,
-    recipe_constants,
-)
+from planner.calibration.parameters import Vector, recipe_constants
+from planner.calibration.rows import group_of
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError
+from planner.measurements.cases import Case
+from planner.measurements.catalogues import fitted_constants
 
 __all__ = ["FitConfig", "FitResult", "fit"]
 
@@ -41,20 +38,20 @@ Times = Callable[[Calibration], Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """How a fit goes.
+    """Settings of a fit.
 
     The published rows chose these. A prior of .0025 gives errors of 6.3 % for the
     sources fitted to and 8.4 % for those left out, .0007 5.9 and 8.1 %, .0004 5.8 and
     8.4 % (2026-11-24).
 
     Attributes:
-        iterations: At most.
-        tolerance: Ends where no constant moves by more, in logits, or where the loss
-            falls by less than a thousandth of this share.
+        iterations: Most iterations.
+        tolerance: A fit ends where no constant moves by more, in logits, or where the
+            loss falls by less than a thousandth of this share.
         huber: Errors beyond this, as logarithms, count linearly.
         prior: Weight of the pull to the starting values.
         order: Weight of a run's deviation from its group, beside its own error.
-        step: Of the difference quotients, in logits.
+        step: Step of the difference quotients, in logits.
     """
 
     iterations: int = 20
@@ -67,13 +64,13 @@ class FitConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """What came out.
+    """Result of a fit.
 
     Attributes:
         calibration: The constants.
-        vector: Which they are.
+        vector: Names of the constants.
         places: Their logits. Shape [vector.size].
-        loss: After each iteration.
+        loss: Loss after each iteration.
         slopes: Derivative of each run's error for the constants of its device, then of
             its framework, by source and point id. Shape [constants] each.
     """
@@ -98,13 +95,13 @@ def fit(
 
     Args:
         cases: Runs whose step was measured.
-        config: How.
+        config: Settings.
         start: An earlier fit to begin from; what it lacks begins anew. Its derivatives
             are taken as they were where it has those of all runs, which is what makes
             fits that leave out a source cheap: they end in the same place.
         towards: Constants that the fit is pulled to instead of the starting values,
             and begins at; those of few runs are corrections to what many have shown.
-        name: Of the calibration.
+        name: Name of the calibration.
         watch: Told of each iteration and its loss.
     Raises:
         CalibrationError: If no run has a measured step.
@@ -154,7 +151,7 @@ def fit(
 
 
 def _runs(cases: Sequence[Case]) -> Iterator[Case]:
-    """The first row of each run whose step was measured."""
+    """Yield the first row of each run whose step was measured."""
     seen = set()
     for case in cases:
         key = (case.point.source, case.point.point_id)
@@ -164,7 +161,7 @@ def _runs(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 def _centre(vector: Vector, towards: Calibration | None) -> Array:
-    """Logits that the fit is pulled to. Shape [vector.size]."""
+    """Return the logits that the fit is pulled to. Shape [vector.size]."""
     places = vector.start()
     if towards is None:
         return places
@@ -216,10 +213,11 @@ class _Problem:
     def of(
         cls, cases: Sequence[Case], config: FitConfig, towards: Calibration | None
     ) -> _Problem:
-        """Of runs whose step was measured."""
+        """Return the problem of runs whose step was measured."""
         devices = tuple(sorted({case.device.name for case in cases}))
         recipes = tuple(sorted({case.framework for case in cases}))
-        many, few = len(DEVICE_CONSTANTS), len(recipe_constants(recipes[0]))
+        many = len(fitted_constants("device"))
+        few = len(recipe_constants(recipes[0]))
         uses = np.array(
             [
                 [
@@ -245,13 +243,13 @@ class _Problem:
         )
 
     def errors(self, places: Array) -> Array:
-        """Logarithm of predicted over measured. Shape [runs]."""
+        """Return the logarithms of predicted over measured. Shape [runs]."""
         calibration = self.vector.calibration(places, "trial")
         found = [case.step_s(calibration) for case in self.cases]
         return np.asarray(np.log(found) - self.measured)
 
     def slope(self, errors: Array, places: Array) -> Array:
-        """Derivative of every error. Shape [runs, vector.size]."""
+        """Return the derivative of every error. Shape [runs, vector.size]."""
         slope = np.zeros((len(errors), self.vector.size))
         rows = np.arange(len(errors))
         for column in range(self.uses.shape[1]):
@@ -262,7 +260,7 @@ class _Problem:
         return slope
 
     def known_slope(self, start: FitResult | None) -> Array | None:
-        """The same from an earlier fit, if that has it of every run."""
+        """Return the same from an earlier fit, if that has it of every run."""
         keys = [(case.point.source, case.point.point_id) for case in self.cases]
         if start is None or not all(key in start.slopes for key in keys):
             return None
@@ -272,14 +270,14 @@ class _Problem:
         return slope
 
     def slopes(self, slope: Array) -> dict[tuple[str, str], Array]:
-        """Of every run, for the constants that it uses."""
+        """Return the derivatives of every run, for the constants that it uses."""
         return {
             (case.point.source, case.point.point_id): slope[row, self.uses[row]]
             for row, case in enumerate(self.cases)
         }
 
     def step(self, errors: Array, slope: Array, places: Array, damping: float) -> Array:
-        """Where to go from here. Shape [vector.size]."""
+        """Return the step from here. Shape [vector.size]."""
         rows, derivative = self.mixing @ errors, self.mixing @ slope
         weight = np.minimum(1.0, self.config.huber / np.maximum(np.abs(rows), 1e-12))
         pull = self.config.prior * self.vector.precision()
@@ -290,7 +288,7 @@ class _Problem:
         return np.clip(-np.linalg.solve(normal, gradient), -1.0, 1.0)
 
     def loss(self, errors: Array, places: Array) -> float:
-        """What is made small."""
+        """Return the loss, which is made small."""
         rows, width = np.abs(self.mixing @ errors), self.config.huber
         cost = np.where(rows < width, rows**2 / 2, width * (rows - width / 2)).sum()
         away = places - self.centre
@@ -299,7 +297,7 @@ class _Problem:
 
 
 def _mixing(cases: Sequence[Case], order: float) -> Array:
-    """Weights of errors, then of deviations from the mean of a group."""
+    """Return weights of errors, then of deviations from the mean of a group."""
     sources = [case.point.source for case in cases]
     weight = np.array([sources.count(source) ** -0.25 for source in sources])
     own = np.diag(weight)

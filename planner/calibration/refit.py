@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.calibration.cases import Case, prepare_all
 from planner.calibration.fit import FitConfig, fit
-from planner.calibration.frameworks import FRAMEWORKS
-from planner.calibration.judging.groups import doubtful_reason
-from planner.calibration.metric_names import time_metric_named
 from planner.calibration.parameters import Vector
-from planner.calibration.points import Point
-from planner.calibration.store import Origin
+from planner.calibration.rows import doubtful_reason
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError
+from planner.measurements.cases import Case, prepare_all
+from planner.measurements.catalogues import frameworks
+from planner.measurements.metrics import time_metric_named
+from planner.measurements.points import Point
+from planner.measurements.store import Origin
 
 __all__ = ["MovedConstant", "Refit", "RefitRow", "refit"]
 
@@ -43,14 +43,14 @@ class RefitRow:
     """One run that was fitted to.
 
     Attributes:
-        point_id: Of its row.
-        source: Of its row.
-        device: Type whose constants it is of.
-        framework: Whose constants it is of.
+        point_id: Id of its row.
+        source: Source of its row.
+        device: Device type whose constants were used.
+        framework: Framework whose constants were used.
         measured_s: Seconds of a step.
-        before_s: Predicted under the constants that were known.
-        after_s: Predicted under the fitted ones.
-        assumed: What its row does not say.
+        before_s: Predicted seconds under the constants that were known.
+        after_s: Predicted seconds under the fitted ones.
+        assumed: Assumptions where its row states nothing.
     """
 
     point_id: str
@@ -92,10 +92,10 @@ class MovedConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refit:
-    """What came of it.
+    """Corrected constants, and the runs that they come from.
 
     Attributes:
-        calibration: What was known, and what the runs say on top of it.
+        calibration: Constants that were known, corrected by the runs.
         rows: Runs that were fitted to.
         unusable: Point id and reason of the rows that were not.
         moved: Constants that changed by more than half a per cent of their range.
@@ -117,7 +117,7 @@ class Refit:
         return float(np.mean([abs(row.after) for row in self.rows]))
 
     def origin(self, made: str) -> Origin:
-        """Which rows the constants came from.
+        """Return the rows that the constants came from.
 
         Args:
             made: Date, ISO 8601.
@@ -148,8 +148,8 @@ def refit(
     Args:
         points: Rows. One that names no source is taken for a run by torch's own means,
             as Meshwright's executors are.
-        start: What is known; None for what holds of GPUs in general.
-        name: Of the new constants.
+        start: Constants that are known; None for those of GPUs in general.
+        name: Name of the new constants.
         watch: Told how many rows have been read.
     Raises:
         CalibrationError: If no row can be used; says why of the first.
@@ -194,7 +194,7 @@ def refit(
 
 
 def _reason(point: Point, seen: set[tuple[str, str]]) -> str:
-    """Why a run is not fitted to, or "" if it is."""
+    """Return the reason why a run is not fitted to, or "" if it is."""
     if time_metric_named(point.metric) is None:
         return f"{point.metric} does not tell the time of a step"
     doubt = doubtful_reason(point)
@@ -236,7 +236,7 @@ def _moved(
             old: object = before.devices.get(of, before.default)
             new: object = after.devices[of]
         else:
-            old = before.recipes.get(of, FRAMEWORKS[of].recipe)
+            old = before.recipes.get(of, frameworks()[of].recipe)
             new = after.recipes[of]
         # Of some devices nothing was known but what their datasheet says.
         was = constant.start if old is None else float(getattr(old, constant.name))

@@ -14,9 +14,9 @@ from planner.cli.output import emit_json, emit_table, emit_text, note, progress
 from planner.schema.base import require_writable
 
 if TYPE_CHECKING:
-    from planner.calibration.points import Point
     from planner.calibration.refit import Refit
     from planner.cost.constants import Calibration
+    from planner.measurements.points import Point
 
 __all__ = ["CalibrateCommand"]
 
@@ -39,8 +39,8 @@ class CalibrateCommand:
     def run(self) -> None:
         """Read, fit, write, print."""
         require_writable(self.out)
-        from planner.calibration.points import read_points
-        from planner.calibration.store import save_calibration
+        from planner.measurements.points import read_points
+        from planner.measurements.store import save_calibration
 
         points = read_points(self.measurements)
         start = self._start()
@@ -56,7 +56,7 @@ class CalibrateCommand:
             _report(result)
 
     def _start(self) -> Calibration | None:
-        from planner.calibration.store import has_shipped, load_calibration, shipped
+        from planner.measurements.store import has_shipped, load_calibration, shipped
 
         if self.start == "none":
             return None

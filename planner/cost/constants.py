@@ -1,7 +1,8 @@
 """Efficiency constants of a device, by datasheet or fitted to measurements.
 
 A datasheet gives peaks; how much of a peak training reaches is fitted, a handful of
-numbers a device type. :mod:`planner.calibration` fits and stores them.
+numbers a device type. :mod:`planner.calibration` fits them,
+:mod:`planner.measurements.store` keeps them.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
 from planner.cost import CostModel, StepTimeline
 from planner.errors import MeshwrightError, PlanFileError
 from planner.graph import ModelGraph
+from planner.measurements.store import CalibrationChoice
 from planner.report.data import (
     MEMORY_CATEGORIES,
     BreakdownPart,

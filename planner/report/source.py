@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from planner.api import read_model
-from planner.calibration.choice import CalibrationChoice
-from planner.calibration.store import has_shipped, shipped
 from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.errors import MeshwrightError, PlanFileError
 from planner.graph import ModelGraph
+from planner.measurements.store import CalibrationChoice, has_shipped, shipped
 from planner.request import make_setting
 from planner.schema import Plan
 from planner.schema.fingerprint import fingerprint_parameters

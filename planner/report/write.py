@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from planner.calibration.choice import CalibrationChoice
 from planner.cluster import Cluster
 from planner.errors import PlanFileError, UnknownNameError
 from planner.graph import ModelGraph
+from planner.measurements.store import CalibrationChoice
 from planner.schema import Plan
 from planner.schema.base import require_writable, write_atomically
 from planner.schema.measurement import Measurement

@@ -17,12 +17,12 @@ from benchmarks.cost_model import main
 from benchmarks.cost_model_fits import FITS, Judged, judge, predict_by
 from benchmarks.cost_model_goals import goals
 from benchmarks.cost_model_rows import fitted_places
-from planner.calibration.judging.groups import doubtful_reason, group_of, plan_of
-from planner.calibration.judging.predictions import Prediction
-from planner.calibration.judging.scores import time_scores
-from planner.calibration.points import Point
+from benchmarks.cost_model_scores import Prediction, time_scores
+from planner.calibration.rows import doubtful_reason, group_of
 from planner.errors import CalibrationError
-from tests.calibration.rows import memory, point, prediction
+from planner.measurements.points import Point
+from tests.benchmarks.predictions import memory, prediction
+from tests.measurements.rows import point
 
 _PEAK = 1e14
 
@@ -52,7 +52,7 @@ class _OneMfu:
             why=f"mfu {mfu:g}",
             step_s=_ideal_s(row) / mfu,
             measured_step_s=row.value,
-            plan=plan_of(row),
+            plan=f"dp {row.dp} tp {row.tp} pp {row.pp} of {row.microbatch}",
             device=row.gpu,
             recipe="",
             complete=row.complete,
@@ -140,13 +140,13 @@ def test_every_row_is_predicted_once_and_in_order() -> None:
         assert found == [(row.source, row.point_id) for row in points]
 
 
-def test_the_floor_beside_a_fit_leaves_out_the_same() -> None:
-    """The model is one MFU here too; the floor has the one of the least error."""
+def test_the_baseline_beside_a_fit_leaves_out_the_same() -> None:
+    """The model is one MFU here too; the baseline has the one of the least error."""
     for fit in ("fitted", "loso"):
         found = judge(fit, _points(), _OneMfu(_points()))
         own = time_scores(found.predictions).mape.value
-        floor = time_scores(found.constant_mfu).mape.value
-        assert floor <= own + 2e-3
+        baseline = time_scores(found.constant_mfu).mape.value
+        assert baseline <= own + 2e-3
     by_h100 = [
         one
         for one in judge("lodo", _points(), _OneMfu(_points())).constant_mfu

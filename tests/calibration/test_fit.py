@@ -9,16 +9,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from planner.calibration.cases import Case, prepare
 from planner.calibration.fit import FitConfig, fit
-from planner.calibration.parameters import (
-    DEVICE_CONSTANTS,
-    RECIPE_CONSTANTS,
-    Vector,
-)
+from planner.calibration.parameters import Vector
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError
-from tests.calibration.rows import DEVICE, FRAMEWORK, small
+from planner.measurements.cases import Case, prepare
+from planner.measurements.catalogues import fitted_constants
+from tests.measurements.rows import DEVICE, FRAMEWORK, small
 
 VECTOR = Vector(devices=(DEVICE,), recipes=(FRAMEWORK,))
 #: Hardly pulled, and followed to the end.
@@ -82,8 +79,8 @@ def test_constants_stay_within_their_bounds() -> None:
     ]
     found = fit(cases, FREE).calibration
     for constants, of in (
-        (DEVICE_CONSTANTS, found.devices[DEVICE]),
-        (RECIPE_CONSTANTS, found.recipes[FRAMEWORK]),
+        (fitted_constants("device"), found.devices[DEVICE]),
+        (fitted_constants("recipe"), found.recipes[FRAMEWORK]),
     ):
         for constant in constants:
             value = getattr(of, constant.name)
@@ -99,12 +96,12 @@ def test_without_a_pull_elsewhere_a_strong_one_keeps_the_start() -> None:
 def test_a_strong_pull_to_known_constants_keeps_them() -> None:
     cases, known = _measured(_prepared()[:3], _made_up()), _made_up()
     found = fit(_prepared()[:3], FitConfig(prior=1e6), towards=known).calibration
-    for constant in DEVICE_CONSTANTS:
+    for constant in fitted_constants("device"):
         kept = getattr(known.devices[DEVICE], constant.name)
         assert getattr(found.devices[DEVICE], constant.name) == pytest.approx(
             kept, rel=1e-2
         )
-    for constant in RECIPE_CONSTANTS:
+    for constant in fitted_constants("recipe"):
         kept = getattr(known.recipes[FRAMEWORK], constant.name)
         assert getattr(found.recipes[FRAMEWORK], constant.name) == pytest.approx(
             kept, rel=1e-2
@@ -119,7 +116,7 @@ def test_a_device_that_is_not_known_begins_at_the_default() -> None:
     assert known.default is not None
     elsewhere = replace(known, devices={}, recipes={})
     found = fit(_prepared()[:1], FitConfig(prior=1e6), towards=elsewhere).calibration
-    for constant in DEVICE_CONSTANTS:
+    for constant in fitted_constants("device"):
         assert getattr(found.devices[DEVICE], constant.name) == pytest.approx(
             getattr(known.default, constant.name), rel=1e-2
         )

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.calibration.cases import prepare
-from planner.calibration.parameters import DEVICE_CONSTANTS, Vector
-from planner.calibration.points import Point
+from planner.calibration.parameters import Vector
 from planner.calibration.refit import Refit, refit
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError
-from tests.calibration.rows import DEVICE, small
+from planner.measurements.cases import prepare
+from planner.measurements.catalogues import fitted_constants
+from planner.measurements.points import Point
+from tests.measurements.rows import DEVICE, small
 
 VECTOR = Vector(devices=(DEVICE, "h100-80"), recipes=("megatron", "torch"))
 PLANS: tuple[dict[str, object], ...] = (
@@ -76,7 +77,7 @@ def test_what_runs_say_nothing_of_stays() -> None:
     assert found.recipes["megatron"] == known.recipes["megatron"]
     assert found.default == known.default
     # float8 is in none of the runs.
-    for constant in DEVICE_CONSTANTS:
+    for constant in fitted_constants("device"):
         if "float8" in constant.name:
             was = getattr(known.devices[DEVICE], constant.name)
             now = getattr(found.devices[DEVICE], constant.name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.store import load_calibration
+from planner.measurements.store import load_calibration
 from planner.schema import Plan
 from tests.cli.shell import ask
 from tests.plans import TINY

@@ -1,1 +1,0 @@
-"""Predictions beside measurements: error, order, regret, floors."""

@@ -1,1 +1,0 @@
-"""From a measurement to the machines that it was taken on."""

@@ -1,1 +1,0 @@
-"""From a measurement to the graph of the model that was measured."""

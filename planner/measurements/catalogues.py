@@ -1,0 +1,153 @@
+"""Catalogues in ``data/``: frameworks, fitted constants, and how files there are read.
+
+Each entry states its source. Plans need frameworks and constants alone; what else is
+there is read by the modules that turn a measurement into a model, a machine and a plan.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from planner.cost import RECIPES, Recipe
+
+__all__ = [
+    "DATA",
+    "Constant",
+    "Framework",
+    "fitted_constants",
+    "frameworks",
+    "read_rows",
+    "read_tree",
+]
+
+#: Folder of the catalogues.
+DATA = Path(__file__).with_name("data")
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV catalogue, by column."""
+    text = (DATA / name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def read_tree(name: str) -> Any:
+    """Return the content of a YAML catalogue."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    # Both loaders are safe ones.
+    return yaml.load((DATA / name).read_text(encoding="utf-8"), loader)  # noqa: S506
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """A framework that measurements were taken with, at a certain age.
+
+    Attributes:
+        recipe: Facts, and starting values of what is fitted.
+        fitted: Constants of the recipe that are fitted: what its measurements can tell.
+            Of frameworks with tp how much of its collectives hides; of those with
+            experts the same of exchanges; of others what hiding collectives of data
+            parallelism costs, or what the links give those that nothing hides; of one
+            without tp what it makes of devices newer than itself.
+        zero_stage: ZeRO stage where a row states none.
+        recompute: Recomputation where a row states none.
+        sequence_parallel: Whether it comes with tp.
+        virtual_stages: Virtual stages of an interleaved schedule where a row states
+            none.
+        memory_share: Share of a device's memory that it fills before it fails.
+        reduce: Dtype of gradient reductions, of runs in bfloat16 and narrower.
+        microbatches: ``stages``: where a row infers the microbatch, a pipeline cuts
+            its batch into as many as it has ranks; ``whole``: where a row leaves it
+            out, and there is no pipeline, the batch is not cut.
+        host: What keeps the host busy that launches kernels: ``eager`` modules of
+            torch, ``megatron``'s and TransformerEngine's, or a ``compiled`` program.
+        stage_assignment: Stages get equal numbers of layers (``even``) or of weights.
+        bfloat16_passes: ``gradient_passes`` of runs in bfloat16, if others.
+        bfloat16_gradients: ``gradients`` of runs in bfloat16, if others.
+        source: Documents and code that all of this stands on.
+    """
+
+    recipe: Recipe
+    fitted: tuple[str, ...]
+    zero_stage: int = 0
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    virtual_stages: int = 2
+    memory_share: float = 1.0
+    reduce: Literal["float32", "bfloat16"] = "float32"
+    microbatches: Literal["given", "stages", "whole"] = "given"
+    host: Literal["eager", "megatron", "compiled"] = "eager"
+    stage_assignment: Literal["even", "weights"] = "even"
+    bfloat16_passes: float | None = None
+    bfloat16_gradients: Literal["both"] | None = None
+    source: str
+
+
+@cache
+def frameworks() -> Mapping[str, Framework]:
+    """Frameworks by name, those of ``frameworks.yaml``."""
+    found = {}
+    for name, entry in read_tree("frameworks.yaml")["frameworks"].items():
+        recipe = replace(RECIPES.get(name, Recipe(name=name)), **entry["recipe"])
+        fields = {**entry, "recipe": recipe, "fitted": tuple(entry["fitted"])}
+        found[name] = Framework(**fields)
+    return found
+
+
+#: Share between the bounds that a fit keeps from them at its start: logits of bounds
+#: have no slope.
+_MARGIN = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """One fitted number.
+
+    Attributes:
+        name: Field of :class:`planner.cost.constants.DeviceConstants` or
+            :class:`planner.cost.Recipe`.
+        low: Lower bound.
+        high: Upper bound.
+        start: Value where a fit begins; for recipes the framework's own value counts.
+        spread: How far, in logits, one device or recipe lies from the others.
+        shared: How far all of them lie from the start.
+    """
+
+    name: str
+    low: float
+    high: float
+    start: float
+    spread: float
+    shared: float
+
+    def to_logit(self, value: float) -> float:
+        """Return the place of a value between the bounds, on an endless scale."""
+        share = (value - self.low) / (self.high - self.low)
+        share = min(max(share, _MARGIN), 1 - _MARGIN)
+        return float(np.log(share / (1 - share)))
+
+    def from_logit(self, place: float) -> float:
+        """Return the value at a place; the inverse of :meth:`to_logit`."""
+        return float(self.low + (self.high - self.low) / (1 + np.exp(-place)))
+
+
+@cache
+def fitted_constants(kind: Literal["device", "recipe"]) -> tuple[Constant, ...]:
+    """Constants of device types or recipes that are fitted, in their order.
+
+    At most six of a device type. Of those of recipes each framework is fitted in four;
+    see :attr:`Framework.fitted`.
+    """
+    names = ("low", "high", "start", "spread", "shared")
+    return tuple(
+        Constant(name=row["name"], **{name: float(row[name]) for name in names})
+        for row in read_rows("constants.csv")
+        if row["of"] == kind
+    )

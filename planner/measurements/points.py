@@ -1,0 +1,230 @@
+"""Published measurements: one row, one figure of one training run.
+
+The columns are those of ``points.csv``: model shape, cluster, parallel configuration,
+metric, value. A run that several figures are known of has several rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from planner.errors import CalibrationError
+
+__all__ = ["Point", "RefusedRow", "parse_points", "read_points", "read_readable"]
+
+_ABSENT = {"", "n/a", "na", "none", "-", "nan"}
+_INTEGERS = (
+    "layers",
+    "hidden",
+    "heads",
+    "seq",
+    "vocab",
+    "n_gpus",
+    "dp",
+    "tp",
+    "pp",
+    "vp",
+    "cp",
+    "ep",
+    "zero",
+    "microbatch",
+    "global_batch",
+)
+_NEEDED = ("point_id", "model", "gpu", "n_gpus", "metric", "value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One row. Cells that a source leaves out are None, or "" where they are text.
+
+    Attributes:
+        point_id: Id in the file; figures of one run share it.
+        source: Publication or people that measured it.
+        model: Name in the source.
+        params: Parameters in all.
+        layers: Layers of the transformer; likewise hidden, heads, seq (tokens of a
+            sample) and vocab.
+        gpu: Name in the source.
+        n_gpus: Devices.
+        dp: Data-parallel degree, ZeRO included; likewise tp, pp, vp (virtual stages
+            of a device), cp, ep.
+        zero: Stage, 0 to 3.
+        microbatch: Samples of a microbatch.
+        global_batch: Samples of a step.
+        schedule: Schedule of the pipeline, in the source's words.
+        recompute: ``none``, ``selective`` or ``full``; in JAX words at times.
+        precision: In the source's words.
+        metric: A name of :mod:`planner.measurements.metrics`, if it can be
+            predicted.
+        value: Measured value.
+        flag: Doubt about the row.
+        inferred_fields: Columns that the source does not print.
+        notes: For people.
+    """
+
+    point_id: str
+    source: str
+    model: str
+    params: float | None
+    layers: int | None
+    hidden: int | None
+    heads: int | None
+    seq: int | None
+    vocab: int | None
+    gpu: str
+    n_gpus: int
+    dp: int | None
+    tp: int | None
+    pp: int | None
+    vp: int | None
+    cp: int | None
+    ep: int | None
+    zero: int | None
+    microbatch: int | None
+    global_batch: int | None
+    schedule: str
+    recompute: str
+    precision: str
+    metric: str
+    value: float
+    flag: str
+    inferred_fields: str
+    notes: str
+
+    @property
+    def complete(self) -> bool:
+        """True if shape, machine and plan are all there; dp follows from them."""
+        return None not in (
+            self.layers,
+            self.hidden,
+            self.heads,
+            self.seq,
+            self.tp,
+            self.pp,
+            self.microbatch,
+            self.global_batch,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow:
+    """A row that holds a value that is none.
+
+    Attributes:
+        cells: Text by column.
+        why: File, line, value, rule and remedy.
+    """
+
+    cells: Mapping[str, str]
+    why: str
+
+
+def _number(row: Mapping[str, str], name: str, where: str) -> float | None:
+    text = (row.get(name) or "").strip()
+    if text.lower() in _ABSENT:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise CalibrationError(
+            f"{where}: {name}={text!r} is not a number; give one, or leave it empty"
+        )
+    return value
+
+
+def _integer(row: Mapping[str, str], name: str, where: str) -> int | None:
+    value = _number(row, name, where)
+    least = 0 if name == "zero" else 1
+    if value is None:
+        return None
+    if value < least or value != int(value):
+        raise CalibrationError(
+            f"{where}: {name}={row[name]!r} is not a whole number of at least {least}; "
+            f"correct it, or leave it empty"
+        )
+    return int(value)
+
+
+def _point(row: Mapping[str, str], where: str) -> Point:
+    if None in row.values() or None in row:
+        raise CalibrationError(
+            f"{where}: {sum(v is not None for v in row.values())} fields, the header "
+            f"has {len(row)}; quote fields that hold commas"
+        )
+    values: dict[str, object] = {}
+    for field in fields(Point):
+        if field.name in _INTEGERS:
+            values[field.name] = _integer(row, field.name, where)
+        elif field.name in ("params", "value"):
+            values[field.name] = _number(row, field.name, where)
+        else:
+            values[field.name] = (row.get(field.name) or "").strip()
+    for name in _NEEDED:
+        if values[name] in (None, ""):
+            raise CalibrationError(f"{where}: {name} is empty; every row needs it")
+    return Point(**values)  # type: ignore[arg-type]
+
+
+def read_points(path: str | Path) -> tuple[Point, ...]:
+    """Read measurements.
+
+    Args:
+        path: CSV with the columns of ``points.csv``; those that a row may leave empty
+            may be missing altogether.
+    Raises:
+        CalibrationError: If it cannot be read, lacks a column that every row needs, or
+            a row holds a value that is none.
+    """
+    return parse_points(_lines(path), str(path))
+
+
+def read_readable(path: str | Path) -> tuple[tuple[Point, ...], tuple[RefusedRow, ...]]:
+    """Read measurements, rows that hold a value that is none apart.
+
+    Args:
+        path: As for :func:`read_points`.
+    Raises:
+        CalibrationError: If it cannot be read or lacks a column that every row needs.
+    """
+    points: list[Point] = []
+    refused: list[RefusedRow] = []
+    for cells, where in _rows(_lines(path), str(path)):
+        try:
+            points.append(_point(cells, where))
+        except CalibrationError as error:
+            refused.append(RefusedRow(cells=cells, why=str(error)))
+    return tuple(points), tuple(refused)
+
+
+def parse_points(lines: Iterable[str], name: str) -> tuple[Point, ...]:
+    """:func:`read_points` from lines of text; ``name`` is for errors."""
+    return tuple(_point(cells, where) for cells, where in _rows(lines, name))
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationError(
+            f"{path} cannot be read ({error}); give a CSV file in UTF-8"
+        ) from error
+    return text.splitlines(keepends=True)
+
+
+def _rows(lines: Iterable[str], name: str) -> Iterator[tuple[dict[str, str], str]]:
+    """Rows by column, and what to call them."""
+    reader = csv.DictReader(lines)
+    missing = sorted(set(_NEEDED) - set(reader.fieldnames or ()))
+    if missing:
+        raise CalibrationError(
+            f"{name} has no column {missing[0]!r}; the header needs "
+            f"{', '.join(_NEEDED)}"
+        )
+    for row in reader:
+        yield row, f"{name}, line {reader.line_num}"
