@@ -19,7 +19,7 @@ from planner.portfolio import best_answer, run_partitioners
 from planner.request import PlanOptions, make_request, make_setting
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
-from planner.space import Pin, check
+from planner.space import Pin, Regime, check
 from planner.strategy_input import complete_strategy, read_strategy
 
 if TYPE_CHECKING:
@@ -253,6 +253,7 @@ def predict(
         recipe=recipe,
         calibration=calibration,
         memory_fraction=memory_fraction,
+        regime=Regime.of(given),
     )
     request = Request(
         setting=setting, global_batch=global_batch or given.global_batch, target="any"

@@ -19,7 +19,7 @@ from planner.measurements.store import (
 )
 from planner.schema import Optimizer, Precision
 from planner.search import OBJECTIVES, Objective, Request
-from planner.space import OWN_TARGETS, Pin, normalize_pins, read_pins
+from planner.space import OWN_TARGETS, Pin, Regime, normalize_pins, read_pins
 from planner.targets import get_target, target_names
 
 __all__ = ["PlanOptions", "make_request", "make_setting"]
@@ -35,7 +35,7 @@ def make_setting(
     recipe: str,
     calibration: CalibrationChoice,
     memory_fraction: float,
-    compiled: bool = False,
+    regime: Regime | None = None,
 ) -> PricingContext:
     """Build what all strategies of a request have in common; arguments as for ``plan``.
 
@@ -61,7 +61,7 @@ def make_setting(
         grad_clip_norm=grad_clip_norm,
         recipe=calibrated_recipe(recipe, fitted),
         memory_fraction=memory_fraction,
-        compile=compiled,
+        regime=regime or Regime(),
         calibration=fitted,
     )
 
@@ -143,7 +143,7 @@ def make_request(graph: ModelGraph, cluster: Cluster, options: PlanOptions) -> R
         recipe=options.recipe,
         calibration=options.calibration,
         memory_fraction=options.memory_fraction,
-        compiled=bool(options.pin.get("compile", False)),
+        regime=Regime.from_pins(options.pin),
     )
     return Request(
         setting=setting,

@@ -29,6 +29,7 @@ from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
 from planner.simulate.compiled import compiled
+from planner.space.regime import Regime
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -230,7 +231,7 @@ class PricingContext:
         cluster: The machines.
         order: Device id of every rank; its length is the number of devices used.
         memory_fraction: Share of a device's memory that a plan may fill.
-        compile: Whether plans compile blocks; prices leave it alone.
+        regime: Methods of training; ``compile`` changes no price.
         product_dtype: Of matrix products where it is none of the precisions that can
             be planned, for runs of others; None for the compute dtype.
         calibration: Fitted constants of device types; None for what their documents
@@ -246,7 +247,7 @@ class PricingContext:
     grad_clip_norm: float | None = None
     recipe: Recipe = RECIPES["torch"]
     memory_fraction: float = 0.9
-    compile: bool = False
+    regime: Regime = field(default_factory=Regime)
     product_dtype: str | None = None
     calibration: Calibration | None = None
     shared: SharedFacts | None = field(default=None, repr=False, compare=False)

@@ -66,6 +66,7 @@ class Cost:
         link_bytes: Bytes one device sends per step, by axis.
         collective_bytes: Payload per step of the busiest device, by kind of call.
         fidelity: Which of the two models priced it.
+        efficiency: Progress of a sample over that of one of exact training.
     """
 
     step_time_s: float
@@ -76,6 +77,7 @@ class Cost:
     link_bytes: dict[str, float]
     collective_bytes: dict[str, float]
     fidelity: Literal["analytic", "simulated"]
+    efficiency: float = 1.0
 
     @property
     def fits(self) -> bool:

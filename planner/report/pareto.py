@@ -94,7 +94,7 @@ def priced_points(plan: Plan, pricing: CostModel) -> list[ParetoPoint]:
             target="any" if plan.not_runnable else "meshwright",
             precision=setting.precision,
             optimizer=setting.optimizer,
-            compiled=setting.compile,
+            regime=setting.regime,
         )
         kept: list[ParetoPoint] = []
         seen = 0

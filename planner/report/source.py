@@ -17,6 +17,7 @@ from planner.measurements.store import CalibrationChoice, has_shipped, shipped
 from planner.request import make_setting
 from planner.schema import Plan
 from planner.schema.fingerprint import fingerprint_parameters
+from planner.space import Regime
 
 __all__ = ["PlanSource", "read_source"]
 
@@ -74,7 +75,7 @@ def read_source(
         recipe="torch",
         calibration=chosen,
         memory_fraction=plan.provenance.memory_fraction,
-        compiled=strategy.compile,
+        regime=Regime.of(strategy),
     )
     order = np.array(strategy.device_ids(), dtype=np.int64)
     return PlanSource(

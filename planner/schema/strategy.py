@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,7 @@ __all__ = [
     "Stage",
     "Strategy",
     "TensorSharding",
+    "plain_replicas",
 ]
 
 #: Mesh axes, outermost first. ep is folded out of dp_shard x cp and is not in here:
@@ -192,6 +193,18 @@ def _count_devices(ranges: tuple[tuple[int, int], ...]) -> int:
     return sum(stop - start for start, stop in ranges)
 
 
+def plain_replicas(pp: Any, tp: Any, zero_stage: Any, shards: Any) -> Any:
+    """True if each device holds the whole model; numbers, or columns of a table.
+
+    Args:
+        pp: Degree.
+        tp: Degree.
+        zero_stage: ZeRO's stage.
+        shards: Devices that ZeRO would shard over, dp_shard x cp.
+    """
+    return (pp * tp == 1) & ((zero_stage == 0) | (shards == 1))
+
+
 class Strategy(Document):
     """Way in which one model is trained on one set of devices.
 
@@ -276,8 +289,9 @@ class Strategy(Document):
     def has_plain_replicas(self) -> bool:
         """True if each device holds the whole model, so that all copies are alike."""
         mesh = self.mesh
-        whole = self.zero_stage == 0 or mesh.dp_shard * mesh.cp == 1
-        return mesh.pp * mesh.tp == 1 and whole
+        return bool(
+            plain_replicas(mesh.pp, mesh.tp, self.zero_stage, mesh.dp_shard * mesh.cp)
+        )
 
     @property
     def replicas_by_ddp(self) -> bool:

@@ -79,7 +79,7 @@ class Request:
             target=self.target,
             precision=self.setting.precision,
             optimizer=self.setting.optimizer,
-            compiled=self.setting.compile,
+            regime=self.setting.regime,
             grad_clip_norm=self.setting.grad_clip_norm,
         )
 
@@ -144,13 +144,16 @@ class Partitioner(Protocol):
 def score(cost: Cost, num_devices: int, objective: Objective) -> float:
     """Return the number that an objective makes small.
 
+    A step counts for as much as it brings training forward: its time is divided by
+    the efficiency of its samples.
+
     Raises:
         UnknownNameError: If there is no such objective.
     """
     if objective == "throughput":
-        return cost.step_time_s
+        return cost.step_time_s / cost.efficiency
     if objective == "throughput_per_device":
-        return cost.step_time_s * num_devices
+        return cost.step_time_s / cost.efficiency * num_devices
     if objective == "memory":
         return cost.peak_memory_bytes
     raise UnknownNameError("objective", objective, OBJECTIVES)

@@ -145,7 +145,7 @@ def _of_cut(
             precision=setting.precision,
             optimizer=setting.optimizer,
             grad_clip_norm=setting.grad_clip_norm,
-            compiled=setting.compile,
+            regime=setting.regime,
             device_ranges=rank_ranges(setting.order),
             context=context,
         )

@@ -87,6 +87,6 @@ def _launcher_violations(request: Request, need: int) -> str:
         precision=request.setting.precision,
         optimizer=request.setting.optimizer,
         grad_clip_norm=request.setting.grad_clip_norm,
-        compiled=request.setting.compile,
+        regime=request.setting.regime,
     )
     return "; ".join(map(str, limits.violations(strategy)))

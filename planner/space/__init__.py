@@ -16,6 +16,7 @@ from planner.space.pins import (
     pin_text,
     read_pins,
 )
+from planner.space.regime import Regime
 from planner.space.rules import RULES, Rule, broken_rules, check, legal
 from planner.space.table import RECOMPUTE_NAMES, StrategyTable
 from planner.space.target import with_expressible_streams
@@ -29,6 +30,7 @@ __all__ = [
     "Facts",
     "LayerRun",
     "Pin",
+    "Regime",
     "Rule",
     "StrategyTable",
     "broken_rules",

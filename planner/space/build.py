@@ -15,6 +15,7 @@ from planner.schema import (
 )
 from planner.schema.schedules import schedule_name
 from planner.schema.strategy import ContextAlgorithm
+from planner.space.regime import Regime
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["build_strategy", "patterns_for", "skeleton"]
@@ -25,6 +26,7 @@ def skeleton(
     *,
     precision: Precision | None = None,
     optimizer: Optimizer | None = None,
+    regime: Regime | None = None,
 ) -> Strategy:
     """The strategy of a row without any stages."""
     return Strategy(
@@ -42,6 +44,7 @@ def skeleton(
         sharding=TensorSharding(sequence_parallel=bool(row["sequence_parallel"])),
         precision=precision or Precision(),
         optimizer=optimizer or Optimizer(),
+        **(regime.strategy_fields if regime else {}),
     )
 
 
@@ -64,7 +67,7 @@ def build_strategy(
     precision: Precision | None = None,
     optimizer: Optimizer | None = None,
     grad_clip_norm: float | None = None,
-    compiled: bool = False,
+    regime: Regime | None = None,
     device_ranges: tuple[tuple[int, int], ...] = (),
     context: ContextAlgorithm = "ring",
 ) -> Strategy:
@@ -79,7 +82,7 @@ def build_strategy(
         precision: Dtypes; defaults of :class:`Precision` if None.
         optimizer: Defaults of :class:`Optimizer` if None.
         grad_clip_norm: Largest gradient norm; None for no clipping.
-        compiled: Whether each block is.
+        regime: Methods, and whether blocks are compiled; the default if None.
         device_ranges: Device ids by rank.
         context: How attention sees a sequence that cp divides.
     """
@@ -111,6 +114,6 @@ def build_strategy(
         precision=precision or Precision(),
         optimizer=optimizer or Optimizer(),
         grad_clip_norm=grad_clip_norm,
-        compile=compiled,
         device_ranges=device_ranges,
+        **(regime.strategy_fields if regime else {}),
     )

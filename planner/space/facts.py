@@ -9,6 +9,7 @@ from planner.cluster import Cluster
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.space.layers import LayerRun, find_layers
+from planner.space.regime import Regime
 
 __all__ = ["OWN_TARGETS", "Facts", "gather_facts"]
 
@@ -39,7 +40,7 @@ class Facts:
         backend: Communication backend of the slowest device.
         precision: Dtypes that were asked for.
         optimizer: Optimizer that was asked for.
-        compile: Whether blocks are to be compiled.
+        regime: Methods that were asked for, and whether blocks are compiled.
         grad_clip_norm: Largest gradient norm that was asked for.
         target: Who will run the plan: ``meshwright`` keeps to what the executors
             can run, ``any`` to what is legal at all, and a name of
@@ -66,7 +67,7 @@ class Facts:
     backend: str = "nccl"
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    compile: bool = False
+    regime: Regime = field(default_factory=Regime)
     grad_clip_norm: float | None = None
     target: str = "meshwright"
     hosts: tuple[tuple[int, int], ...] = ()
@@ -82,7 +83,7 @@ def gather_facts(
     target: str,
     precision: Precision,
     optimizer: Optimizer,
-    compiled: bool = False,
+    regime: Regime | None = None,
     grad_clip_norm: float | None = None,
 ) -> Facts:
     """Facts of a request.
@@ -94,7 +95,7 @@ def gather_facts(
         target: ``meshwright``, ``any`` or a launcher's name; see :class:`Facts`.
         precision: Dtypes.
         optimizer: Optimizer.
-        compiled: Whether blocks are to be.
+        regime: Methods, and whether blocks are compiled; the default if None.
         grad_clip_norm: Largest gradient norm.
     """
     # What only launchers ask of a cluster is not looked up for others.
@@ -122,7 +123,7 @@ def gather_facts(
         backend="gloo" if "gloo" in backends else "nccl",
         precision=precision,
         optimizer=optimizer,
-        compile=compiled,
+        regime=regime or Regime(),
         grad_clip_norm=grad_clip_norm,
         target=target,
         hosts=machines.hosts if machines else (),

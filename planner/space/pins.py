@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.errors import StrategyError, UnknownNameError
+from planner.schema.methods import read_method, slots
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
 from planner.space.table import RECOMPUTE_NAMES
 
@@ -31,13 +32,14 @@ PINNABLE = (
     "num_microbatches",
     "recompute",
     "sequence_parallel",
+    *slots(),
     "compile",
 )
 
 #: Those that are on or off.
 _SWITCHES = frozenset({"sequence_parallel", "compile"})
 #: Those that strategies of one request have in common: no column of a table.
-_COMMON = frozenset({"compile"})
+_COMMON = frozenset({*slots(), "compile"})
 
 
 def _names(knob: str) -> Sequence[str]:
@@ -67,13 +69,13 @@ def read_pins(pins: Mapping[str, Any]) -> dict[str, Pin]:
     """Pins as one type a knob, however they were written.
 
     Degrees, counts and the ZeRO stage become integers (text of digits is taken, as a
-    shell or a YAML file gives it), schedules and recompute kinds stay names, switches
-    become bools.
+    shell or a YAML file gives it), schedules, recompute kinds and methods stay names
+    (``local_steps:period=8``), switches become bools.
 
     Args:
         pins: Knob to value.
     Raises:
-        UnknownNameError: If a knob, schedule or recompute kind does not exist.
+        UnknownNameError: If a knob, schedule, recompute kind or method does not exist.
         StrategyError: If a value has the wrong type or is out of range.
     """
     return {knob: _read(knob, value) for knob, value in pins.items()}
@@ -82,6 +84,8 @@ def read_pins(pins: Mapping[str, Any]) -> dict[str, Pin]:
 def _read(knob: str, value: Any) -> Pin:
     if knob not in PINNABLE:
         raise UnknownNameError("knob to pin", str(knob), PINNABLE)
+    if knob in slots():
+        return str(read_method(knob, value))
     if _names(knob):
         return _name(knob, value)
     if knob in _SWITCHES:
@@ -134,7 +138,9 @@ def _whole_number(knob: str, value: Any) -> int:
 
 
 def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
-    """Pins as the integers of a :class:`StrategyTable`; ``compile`` is in no table.
+    """Pins as the integers of a :class:`StrategyTable`.
+
+    Those of a :class:`planner.space.Regime` are in no table and left out.
 
     Args:
         pins: As :func:`read_pins` takes and gives them.

@@ -14,9 +14,13 @@ from numpy.typing import NDArray
 
 from planner.errors import StrategyError
 from planner.schema import Strategy, TensorSharding
+from planner.schema.case import Case
 from planner.schema.limits import batch_norm_limit, stream_limit
+from planner.schema.methods import limits_broken
 from planner.schema.schedules import schedule_name, schedule_spec
+from planner.space.build import skeleton
 from planner.space.facts import Facts
+from planner.space.regime import Regime
 from planner.space.table import StrategyTable, distinct
 from planner.space.target import target_broken, target_reasons
 
@@ -184,6 +188,31 @@ def _schedule_why(row: Row, _: Facts) -> str:
     return reason or ""
 
 
+#: Columns that limits of methods look at.
+_OF_METHODS = (
+    *("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "zero_stage"),
+    *("schedule", "virtual_stages", "microbatch_size", "num_microbatches"),
+)
+
+
+def _method_violations(row: Row, facts: Facts) -> tuple[str, ...]:
+    strategy = skeleton(
+        row,
+        precision=facts.precision,
+        optimizer=facts.optimizer,
+        regime=facts.regime,
+    )
+    return limits_broken(Case(strategy=strategy))
+
+
+def _methods_broken(table: StrategyTable, facts: Facts) -> Mask:
+    if not facts.regime.has_limits:
+        return np.zeros(len(table), dtype=bool)
+    first, which = distinct(*(getattr(table, name) for name in _OF_METHODS))
+    bad = [bool(_method_violations(table.row(int(row)), facts)) for row in first]
+    return np.array(bad, dtype=bool)[which]
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         name="devices",
@@ -241,6 +270,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(name="experts", broken=_experts_broken, why=_experts_why),
     Rule(
+        name="methods",
+        broken=_methods_broken,
+        why=lambda r, f: "; ".join(_method_violations(r, f)),
+    ),
+    Rule(
         name="target",
         broken=target_broken,
         why=lambda r, f: "; ".join(target_reasons(r, f)),
@@ -271,6 +305,7 @@ def broken_rules(strategy: Strategy, facts: Facts) -> tuple[str, ...]:
     """
     table = StrategyTable.from_strategies([strategy])
     row = table.row(0)
+    facts = replace(facts, regime=Regime.of(strategy))
     if strategy.sharding.patterns:
         facts = replace(facts, sharding=strategy.sharding.patterns)
     reasons: list[str] = []

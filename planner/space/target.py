@@ -20,6 +20,7 @@ from planner.schema.schedules import schedule_spec
 from planner.schema.support import unsupported
 from planner.space.build import build_strategy
 from planner.space.facts import OWN_TARGETS, Facts
+from planner.space.regime import Regime
 from planner.space.table import StrategyTable, distinct
 from planner.targets import Case, Target, get_target
 
@@ -55,7 +56,7 @@ class _Asker:
     sharding: tuple[tuple[str, str], ...]
     precision: Precision
     optimizer: Optimizer
-    compile: bool
+    regime: Regime
     grad_clip_norm: float | None
     tied: tuple[tuple[str, ...], ...]
     backend: str
@@ -84,7 +85,7 @@ class _Asker:
             precision=self.precision,
             optimizer=self.optimizer,
             grad_clip_norm=self.grad_clip_norm,
-            compiled=self.compile,
+            regime=self.regime,
         )
 
     def violations(self, row: Row) -> tuple[str, ...]:

@@ -191,6 +191,7 @@ def request_for(
 ) -> Request:
     """A request; fields of :class:`PricingContext` and :class:`Request` in one list."""
     names = {"precision", "optimizer", "grad_clip_norm", "recipe", "memory_fraction"}
+    names.add("regime")
     of_setting = {key: changes.pop(key) for key in names & set(changes)}
     setting = setting_for(graph, cluster, **of_setting)
     return Request(setting=setting, global_batch=global_batch, **changes)

@@ -13,6 +13,7 @@ from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.portfolio import AUTO, run_partitioners
 from planner.schema import Plan
+from planner.schema.methods import method_names, slots
 from planner.schema.schedules import schedule_names
 from planner.search import Request, get_partitioner, partitioner_names
 from planner.search.expert import ExpertPartitioner
@@ -21,9 +22,11 @@ from planner.search.violations import nearest_violations
 from planner.space import (
     PINNABLE,
     RECOMPUTE_NAMES,
+    Regime,
     StrategyTable,
     enumerate_strategies,
     normalize_pins,
+    read_pins,
 )
 from tests.cost.made import device, hosts, request_for, uniform_graph
 from tests.marked import cases
@@ -47,6 +50,7 @@ VALUES: dict[str, list[Any]] = {
     "num_microbatches": [1, 2, 4, 5, 10],
     "recompute": list(RECOMPUTE_NAMES),
     "sequence_parallel": [False, True],
+    **{slot: list(method_names(slot)) for slot in slots()},
     "compile": [False, True],
 }
 #: What people pin most; the others are drawn less often.
@@ -82,7 +86,8 @@ def value_of(made: Plan, knob: str) -> set[Any]:
         return {stage.recompute for stage in strategy.stages}
     if knob == "sequence_parallel":
         return {strategy.sharding.sequence_parallel}
-    return {getattr(strategy, knob)}
+    value = getattr(strategy, knob)
+    return {str(value) if knob in slots() else value}
 
 
 def any_legal(request: Request) -> bool:
@@ -106,7 +111,12 @@ def test_partitioners_agree_and_pins_hold(target: str) -> None:
     answered = 0
     for pins in drawn_pins(18, seed=1 if target == "any" else 2):
         request = request_for(
-            GRAPH, EIGHT, BATCH, pins=normalize_pins(pins), target=target
+            GRAPH,
+            EIGHT,
+            BATCH,
+            pins=normalize_pins(pins),
+            target=target,
+            regime=Regime.from_pins(pins),
         )
         exists = any_legal(request)
         answered += exists
@@ -118,8 +128,8 @@ def test_partitioners_agree_and_pins_hold(target: str) -> None:
                     plan(GRAPH, EIGHT, **options)
                 continue
             made = plan(GRAPH, EIGHT, **options)
-            assert made.provenance.pinned == pins
-            for knob, value in pins.items():
+            assert made.provenance.pinned == read_pins(pins)
+            for knob, value in read_pins(pins).items():
                 assert value_of(made, knob) == {value}, (name, pins)
             assert made.provenance.evaluations["simulated"] <= 2 * (
                 len(AUTO) if name == "auto" else 1

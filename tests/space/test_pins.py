@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from planner.errors import StrategyError, UnknownNameError
+from planner.schema import Strategy
+from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.schedules import schedule_spec
 from planner.space import (
     PINNABLE,
     RECOMPUTE_NAMES,
+    Regime,
     StrategyTable,
     normalize_pins,
     pin_text,
@@ -26,6 +29,7 @@ from planner.space import (
         ({"schedule": "1f1b"}, "unknown schedule '1f1b'"),
         ({"schedule": "Interleaved1F1"}, "did you mean"),
         ({"recompute": "ful"}, "did you mean 'full'"),
+        ({"synchronisation": "local_step"}, "did you mean 'local_steps'"),
         ({3: 2}, "unknown knob to pin '3'"),
     ],
 )
@@ -54,6 +58,12 @@ def test_typing_errors_name_the_nearest(pins: dict[str, Any], words: str) -> Non
         ({"sequence_parallel": "on?"}, "give True or False"),
         ({"sequence_parallel": 1.0}, "neither on nor off"),
         ({"compile": "yes"}, "pin compile='yes' is neither on nor off"),
+        ({"synchronisation": 8}, "synchronisation=8 is not a name; give one of "),
+        ({"synchronisation": "local_steps:period=0"}, "greater than or equal to 1"),
+        ({"synchronisation": "local_steps:peroid=2"}, "settings are period"),
+        ({"synchronisation": "local_steps:2"}, "'2' is not SETTING=VALUE"),
+        ({"synchronisation": "all_reduce:x=1"}, "has no settings"),
+        ({"gradient_compression": "float16:x=1"}, "has no settings"),
     ],
 )
 def test_values_of_the_wrong_type_or_size_are_refused(
@@ -76,6 +86,12 @@ def test_values_of_the_wrong_type_or_size_are_refused(
         ({"sequence_parallel": "true"}, {"sequence_parallel": True}),
         ({"sequence_parallel": 0}, {"sequence_parallel": False}),
         ({"compile": "true"}, {"compile": True}),
+        ({"synchronisation": "local-sgd"}, {"synchronisation": "local_steps"}),
+        (
+            {"synchronisation": "local_steps: period=4"},
+            {"synchronisation": "local_steps:period=4"},
+        ),
+        ({"gradient_compression": "powersgd"}, {"gradient_compression": "powersgd"}),
     ],
 )
 def test_each_knob_has_one_type(written: dict[str, Any], read: dict[str, Any]) -> None:
@@ -103,8 +119,24 @@ def test_pins_become_columns_of_a_table() -> None:
         "recompute=full",
         "sequence_parallel=1",
     ]
-    assert set(PINNABLE) == {*StrategyTable.__dataclass_fields__, "compile"}
+    of_regime = {f for f in Regime.__dataclass_fields__ if f in Strategy.model_fields}
+    columns = {*StrategyTable.__dataclass_fields__}
+    assert set(PINNABLE) == columns | of_regime - {"semantics"}
 
 
 def test_what_all_strategies_have_in_common_is_no_column() -> None:
-    assert normalize_pins({"tp": 2, "compile": True}) == {"tp": 2}
+    pins = {"tp": 2, "compile": True, "synchronisation": "local_steps"}
+    assert normalize_pins(pins) == {"tp": 2}
+
+
+def test_pins_of_methods_are_read_as_people_write_them_and_consent() -> None:
+    regime = Regime.from_pins(read_pins({"synchronisation": LocalSteps(period=4)}))
+    assert regime.synchronisation == LocalSteps(period=4)
+    assert regime.semantics == "approximate"
+    assert Regime.from_pins({"tp": 2}) == Regime()
+    assert Regime.from_pins({"synchronisation": "all_reduce"}).semantics == "exact"
+    strategy = Strategy(compile=True, gradient_compression="powersgd")
+    regime = Regime.of(strategy)
+    assert {k: getattr(strategy, k) for k in regime.strategy_fields} == (
+        regime.strategy_fields
+    )

@@ -46,7 +46,8 @@ class ReplicaRows:
         virtual_stages: Chunks of a rank.
         forward_s: Forward of one microbatch on this device.
         backward_s: Its backward.
-        compression: What is done to gradients on their way.
+        whole: True where there are several plain replicas.
+        compression: What is done to gradients on their way, of plain replicas alone.
     """
 
     scalars: Array
@@ -58,7 +59,13 @@ class ReplicaRows:
     virtual_stages: Index
     forward_s: Array
     backward_s: Array
+    whole: NDArray[np.bool_]
     compression: GradientCompression = "none"
+
+    @property
+    def compressed(self) -> NDArray[np.bool_]:
+        """Where gradients are made smaller on their way. Shape [n]."""
+        return self.whole & (self.compression != "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

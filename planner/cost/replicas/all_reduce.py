@@ -26,7 +26,7 @@ arguments that the executors give.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from planner.cost.replicas import ReplicaBytes, ReplicaRows, ReplicaTraffic
 from planner.cost.table.rows import plain
 from planner.cost.traffic.collectives import Groups, ReplicaGroups, time_of
 from planner.graph import ModelGraph
-from planner.schema import GradientCompression, Precision, Strategy
+from planner.schema import GradientCompression, Precision
 from planner.schema.methods import Synchronisation
 from planner.simulate.compiled import compiled, inlined
 from planner.units import dtype_bytes
@@ -48,7 +48,6 @@ __all__ = [
     "compress",
     "compressed_traffic",
     "exposed_seconds",
-    "is_compressed",
     "replica_traffic",
 ]
 
@@ -131,21 +130,22 @@ def _fill_exposed(
     cost: float,
     behind_pipeline: bool,
     each: bool,
-    whole: bool,
+    scatters_whole: bool,
+    whole: NDArray[np.bool_],
     exposed: Array,
 ) -> None:
     for i in range(len(exposed)):
         group, pieces = shard[i], max(units[i], 1.0)
         reduced = trained[i] * bytes_each[1]
         buckets = pieces
-        if zero_stage[i] == 0 and pp[i] == 1 and bytes_each[0] == bytes_each[1]:
+        if whole[i] and bytes_each[0] == bytes_each[1]:
             buckets = 1 + reduced // _BUCKET_BYTES
         exposed[i] = _exposed(
             zero_stage[i],
             pp[i],
             many[i],
             _wire(gather_lines[group], scalars[i] * bytes_each[0], pieces),
-            (2.0 if whole and zero_stage[i] == 1 else 1.0)
+            (2.0 if scatters_whole and zero_stage[i] == 1 else 1.0)
             * _wire(scatter_lines[group], reduced, pieces),
             _wire(mirror_lines[replicate[i]], reduced / shard_size[group], buckets),
             hidden * forward_s[i],
@@ -197,6 +197,7 @@ def exposed_seconds(
         recipe.pipeline_overlap and on_gpu,
         recipe.reduces_each,
         recipe.reduces_whole,
+        np.ascontiguousarray(rows.whole),
         exposed,
     )
     return exposed
@@ -271,13 +272,6 @@ _POWER_SGD_PASSES = 11
 #: A cast reads 4 bytes and writes 2, the division reads and writes 2, the cast back
 #: reads 2 and writes 4.
 _CAST_BYTES = 16.0
-
-
-def is_compressed(strategy: Strategy) -> bool:
-    """Whether replicas exchange smaller gradients, which only plain ones can."""
-    several = strategy.mesh.dp_replicate * strategy.mesh.cp > 1
-    compressed = strategy.gradient_compression != "none"
-    return compressed and several and strategy.has_plain_replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +387,7 @@ def compressed_traffic(
 class AllReducePricing:
     """Copies that exchange their gradients in every step.
 
-    Compressed gradients are priced for plain replicas, see :func:`is_compressed`.
+    Compressed gradients are priced for plain replicas alone.
     """
 
     def __init__(self, synchronisation: Synchronisation) -> None:
@@ -403,7 +397,7 @@ class AllReducePricing:
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> Array:
         """Seconds that nothing hides. Shape [n]."""
-        if rows.compression != "none":
+        if rows.compressed.any():
             return self.traffic(rows, groups, context).exposed_s
         return exposed_seconds(
             rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
@@ -413,26 +407,37 @@ class AllReducePricing:
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> ReplicaTraffic:
         """The same seconds, and the bytes that move."""
-        if rows.compression != "none":
-            return compressed_traffic(
-                context,
-                rows.compression,
-                groups.replicate,
-                rows.units,
-                rows.backward_s,
-            )
-        return replica_traffic(
+        found = replica_traffic(
             rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
+        )
+        if not rows.compressed.any():
+            return found
+        smaller = compressed_traffic(
+            context,
+            rows.compression,
+            groups.replicate,
+            rows.units,
+            rows.backward_s,
+        )
+        return ReplicaTraffic(
+            **{
+                field.name: np.where(
+                    rows.compressed,
+                    getattr(smaller, field.name),
+                    getattr(found, field.name),
+                )
+                for field in fields(ReplicaTraffic)
+            }
         )
 
     def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
         """Errors of compressed gradients, and the copies that they are made from."""
-        count = len(rows.pp)
-        if rows.compression == "none":
-            return ReplicaBytes(kept=np.zeros(count), working=np.zeros(count))
+        if not rows.compressed.any():
+            nothing = np.zeros(len(rows.pp))
+            return ReplicaBytes(kept=nothing, working=nothing)
         size = dtype_bytes(context.precision.reduce)
         found = compress(context.graph, rows.compression, size)
         return ReplicaBytes(
-            kept=np.full(count, found.kept_bytes),
-            working=np.full(count, found.working_bytes),
+            kept=np.where(rows.compressed, found.kept_bytes, 0.0),
+            working=np.where(rows.compressed, found.working_bytes, 0.0),
         )

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
 from planner.cost.replicas import ReplicaRows
-from planner.cost.replicas.all_reduce import is_compressed
 from planner.cost.traffic.collectives import ReplicaGroups
 from planner.cost.traffic.layers import TP_KINDS
 from planner.cost.units import UnitCosts
@@ -261,9 +260,8 @@ class Stages:
             virtual_stages=full(strategy.virtual_stages),
             forward_s=self.of_ranks(self.times.forward) * crowd,
             backward_s=self.of_ranks(self.times.backward) * crowd,
-            compression=(
-                strategy.gradient_compression if is_compressed(strategy) else "none"
-            ),
+            whole=np.full(pp, strategy.has_plain_replicas and copies > 1),
+            compression=strategy.gradient_compression,
         )
         return rows, self.context.replicas(pp, self.ways, copies, mesh.tp)
 

@@ -163,6 +163,7 @@ def price_strategy(stages: Stages, fidelity: Fidelity) -> Cost:
         link_bytes=_busiest(links),
         collective_bytes=_busiest(payload),
         fidelity=fidelity,
+        efficiency=context.regime.efficiency or 1.0,
     )
 
 

@@ -16,8 +16,8 @@ from planner.cost.table.rows import Columns, columns_of
 from planner.cost.table.stages import KEPT, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.cost.units import price_units
-from planner.schema.methods.all_reduce import AllReduce
 from planner.schema.schedules import schedule_name
+from planner.schema.strategy import plain_replicas
 from planner.simulate import schedule_columns
 from planner.space.table import StrategyTable
 
@@ -93,21 +93,22 @@ def _replicas(
     return shard, orders.groups(copies, table.tp * ways, order)
 
 
-def _replica_seconds(
+def _replica_rows(
     orders: Orders,
-    replicas: tuple[Groups, Groups],
-    places: Places,
+    table: StrategyTable,
     rows: Columns,
     summaries: Summaries,
     times: RowTimes,
-) -> Array:
-    """Exposed seconds of data parallelism on the first rank. Shape [n]."""
+) -> ReplicaRows:
+    """Describe the copies of each row on its first rank."""
     context, memory = orders.context, summaries.memory
     dense, expert, trained, trained_experts = (
         memory.kept[:, 0, KEPT.index(name)]
         for name in ("dense", "expert", "trained_dense", "trained_experts")
     )
-    owed = ReplicaRows(
+    shards = rows.dp_shard * rows.cp
+    whole = plain_replicas(rows.pp, table.tp, rows.zero_stage, shards)
+    return ReplicaRows(
         scalars=(dense + expert)[rows.pair],
         trained=(trained + trained_experts)[rows.pair],
         units=np.maximum(1.0, len(context.graph.units) / rows.pp),
@@ -117,7 +118,21 @@ def _replica_seconds(
         virtual_stages=rows.virtual_stages,
         forward_s=times.forward_s,
         backward_s=times.backward_s,
+        whole=whole & (table.dp_replicate * rows.cp > 1),
+        compression=context.regime.gradient_compression,
     )
+
+
+def _replica_seconds(
+    orders: Orders,
+    replicas: tuple[Groups, Groups],
+    places: Places,
+    rows: Columns,
+    owed: ReplicaRows,
+    summaries: Summaries,
+) -> Array:
+    """Exposed seconds of data parallelism on the first rank. Shape [n]."""
+    context, memory = orders.context, summaries.memory
     groups = replica_groups(
         *replicas,
         context.recipe,
@@ -125,7 +140,8 @@ def _replica_seconds(
         on_gpu=context.on_gpu,
         core_wait_s=places.wait_s[rows.place],
     )
-    exposed = replica_pricing(AllReduce()).seconds(owed, groups, context)
+    pricing = replica_pricing(context.regime.synchronisation)
+    exposed = pricing.seconds(owed, groups, context)
     if not memory.tied.any():
         return exposed
     ways = np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1)
@@ -189,15 +205,18 @@ def price_table(
     tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]
     parts = times.parts_s
     replicas = _replicas(orders, table, order)
+    owed = _replica_rows(orders, table, rows, summaries, times)
     parts[PARTS.index("data_parallel")] = _replica_seconds(
-        orders, replicas, places, rows, summaries, times
+        orders, replicas, places, rows, owed, summaries
     )
     parts[PARTS.index("optimizer")] = _update_seconds(
         context, places, rows, memory.parameter_shards, tensors
     )
+    # Held beside that of the fullest rank, as much on any.
+    kept = replica_pricing(context.regime.synchronisation).held(owed, context).kept
     return CostTable(
         step_time_s=parts.sum(axis=0),
         parts_s=parts.T,
-        memory_bytes=memory.memory_bytes,
-        excess_bytes=memory.excess_bytes,
+        memory_bytes=memory.memory_bytes + kept,
+        excess_bytes=memory.excess_bytes + kept,
     )

@@ -123,9 +123,12 @@ def read_method(slot: str, value: Any) -> MethodValue:
             break
     else:
         raise UnknownNameError(slot.replace("_", " "), name, method_names(slot))
+    known = (
+        [n for n in one.document.model_fields if n != "kind"] if one.document else []
+    )
+    if text and not known:
+        raise StrategyError(f"{slot}={value}, but {name} has no settings")
     if one.document is None:
-        if text:
-            raise StrategyError(f"{slot}={value}, but {name} has no settings")
         return one.kind
     settings = one.presets[name].model_dump() if name in one.presets else {}
     settings |= dict(_setting(slot, part) for part in text.split(",") if part)
@@ -135,8 +138,7 @@ def read_method(slot: str, value: Any) -> MethodValue:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise StrategyError(
-            f"{slot}={value}: {where}: {first['msg']}; settings are "
-            f"{', '.join(n for n in one.document.model_fields if n != 'kind')}"
+            f"{slot}={value}: {where}: {first['msg']}; settings are {', '.join(known)}"
         ) from error
 
 

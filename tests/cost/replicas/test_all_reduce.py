@@ -51,6 +51,7 @@ def traffic(
         "virtual_stages": np.array([1]),
         "forward_s": np.array([0.01]),
         "backward_s": np.array([0.02]),
+        "whole": np.array([zero == 0 and pp == 1 and replicas > 1]),
     }
     shared = replica_groups(
         groups(4 if zero else 1), groups(replicas), recipe, on_gpu=on_gpu
