@@ -19,7 +19,7 @@ from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
 from executors.checkpoints.snapshot import Inventory
 from executors.data import Batch, Data, global_batches
 from executors.deferred.model import record
-from executors.measuring.measure import measure_step, summarize
+from executors.measuring.measure import TimedStep, measure_phases, summarize
 from executors.mesh import arrange, choose_device, process_group
 from executors.names import tied_parameters
 from executors.trainer import Trainer
@@ -135,7 +135,7 @@ def run(
         on_step: Called after each step, on process 0 alone: that with the smallest
             device id, which launchers call rank 0.
         measure: Also measure step time, peak memory and communication; memory and
-            communication in one step more, because counting slows a step.
+            communication in one step more of each phase, because counting slows it.
         force: Run although the model's fingerprint is another one.
         timeout_s: How long a collective waits for a rank, in seconds.
         checkpoint_dir: Folder, seen by all ranks, for the state of the run: model,
@@ -295,8 +295,12 @@ def _result(
     times = tuple(report.time_s for report in reports)
     measurement = None
     if counted is not None:
-        step = measure_step(trainer, counted)
-        measurement = summarize(plan, trainer.place, step, times, losses)
+        steps = [
+            TimedStep(time_s=each.time_s, phase=trainer.replicas.phase(each.step))
+            for each in reports
+        ]
+        phases = measure_phases(trainer, counted)
+        measurement = summarize(plan, trainer.place, phases, steps, losses)
     return RunResult(
         losses=losses,
         grad_norms=tuple(r.grad_norm for r in reports if r.grad_norm is not None),

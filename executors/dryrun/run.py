@@ -7,8 +7,9 @@ whether ranks match (each is run alone), and anything that depends on values.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -36,8 +37,13 @@ from executors.strategies.context import local_positions
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
+from planner.schema.measurement import Traffic, mean_traffic
 from planner.schema.support import unsupported
-from planner.schema.verification import GroupTraffic, RankVerification
+from planner.schema.verification import (
+    GroupTraffic,
+    RankVerification,
+    VerifiedPhase,
+)
 
 __all__ = ["dry_run", "dry_runs"]
 
@@ -45,6 +51,16 @@ _LOG = logging.getLogger(__name__)
 
 #: Microbatches that are run: few, as many as it takes for all parts to settle, or all.
 _Mode = Literal["quick", "patient", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DryStep:
+    """Findings of one step: memory by category, traffic by kind and group, FLOPs."""
+
+    memory_bytes: Mapping[str, int]
+    traffic: Mapping[tuple[str, int], Traffic]
+    flops: int
+
 
 #: Raised where a value is asked for that a fake tensor does not have.
 _VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -146,7 +162,7 @@ def _be(
         model = source.take(own, follow)
         try:
             with source.shared():
-                ran = _step(plan, model, place, trace, mode)
+                ran, steps = _step(plan, model, place, trace, mode)
         except FingerprintError:
             raise
         except Exception as error:
@@ -158,18 +174,43 @@ def _be(
             _LOG.info("rank %d:", rank, exc_info=True)
             said = f"{type(error).__name__}: {explain(error, model)}"
             return RankVerification(rank=rank, pp_rank=pp_rank, failure=said)
-        peak = trace.ledger.peak()
+    return _verification(plan, rank, ran, steps)
+
+
+def _verification(
+    plan: Plan, rank: int, ran: int, steps: Mapping[str, _DryStep]
+) -> RankVerification:
+    """Findings about a rank, from a step of each phase."""
+    shares = plan.strategy.synchronisation.phases
+    phases = tuple(
+        VerifiedPhase(
+            name=name,
+            share=shares[name],
+            memory_bytes=dict(step.memory_bytes),
+            collectives=_by_group(step.traffic),
+        )
+        for name, step in steps.items()
+    )
+    mean = mean_traffic((shares[name], step.traffic) for name, step in steps.items())
+    flops = sum(shares[name] * step.flops for name, step in steps.items())
     return RankVerification(
         rank=rank,
-        pp_rank=pp_rank,
-        memory_bytes={str(category): size for category, size in peak.items()},
-        collectives=tuple(
-            GroupTraffic(kind=kind, group_size=size, count=t.count, bytes=t.bytes)
-            for (kind, size), t in trace.tally.by_group().items()
+        pp_rank=plan.strategy.mesh.coordinates(rank)["pp"],
+        memory_bytes=max(
+            (phase.memory_bytes for phase in phases), key=lambda m: sum(m.values())
         ),
-        flops=trace.flops,
-        microbatches=strategy.num_microbatches,
+        collectives=_by_group(mean),
+        phases=phases if len(phases) > 1 else (),
+        flops=round(flops),
+        microbatches=plan.strategy.num_microbatches,
         microbatches_run=ran,
+    )
+
+
+def _by_group(traffic: Mapping[tuple[str, int], Traffic]) -> tuple[GroupTraffic, ...]:
+    return tuple(
+        GroupTraffic(kind=kind, group_size=size, count=each.count, bytes=each.bytes)
+        for (kind, size), each in sorted(traffic.items())
     )
 
 
@@ -219,31 +260,46 @@ def _step(
     place: ProcessMesh,
     trace: StepTrace,
     mode: _Mode,
-) -> int:
-    """Build, make optimizer states, then train one step that is counted.
+) -> tuple[int, dict[str, _DryStep]]:
+    """Build, make optimizer states, then train a step of each phase that is counted.
 
     Returns:
-        How many microbatches were run.
+        Number of microbatches that were run, and the step of each phase.
     """
     trainer = Trainer(plan, model, place)
     inputs = _local_inputs(plan, trainer)
+    found = {}
     with trace:
         modules = [part.module for part in trainer.parts.values()]
         parameters = [p for module in modules for p in module.parameters()]
         _tag_lasting(trainer, parameters, inputs, trace.ledger)
-        trace.restart()
-        if mode != "all":
-            patient = mode == "patient"
-            with replayed_step(trainer, trace, patient=patient) as replay:
-                trainer.update(inputs)
-            ran = len(replay.ran)
-        else:
-            trainer.update(inputs)
-            ran = plan.strategy.num_microbatches
-        for parameter in parameters:
-            if parameter.grad is not None:
-                trace.ledger.tag(parameter.grad, "gradients")
-    return ran
+        for phase in plan.strategy.synchronisation.phases:
+            trainer.replicas.force(phase)
+            trainer.optimizer.zero_grad()
+            trace.restart()
+            ran = _update(trainer, inputs, trace, mode)
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    trace.ledger.tag(parameter.grad, "gradients")
+            peak = trace.ledger.peak()
+            found[phase] = _DryStep(
+                memory_bytes={str(name): size for name, size in peak.items()},
+                traffic=trace.tally.by_group(),
+                flops=trace.flops,
+            )
+    return ran, found
+
+
+def _update(
+    trainer: Trainer, inputs: dict[str, torch.Tensor], trace: StepTrace, mode: _Mode
+) -> int:
+    """Train one step; returns how many microbatches were run."""
+    if mode == "all":
+        trainer.update(inputs)
+        return trainer.plan.strategy.num_microbatches
+    with replayed_step(trainer, trace, patient=mode == "patient") as replay:
+        trainer.update(inputs)
+    return len(replay.ran)
 
 
 def _tag_lasting(

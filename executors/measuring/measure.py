@@ -1,4 +1,4 @@
-"""What a run measures: step time, peak memory, communication."""
+"""Step time, peak memory and communication of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import socket
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +18,25 @@ from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import ProcessMesh
 from executors.trainer import Trainer
 from planner.schema import Plan
-from planner.schema.measurement import Measurement, Traffic
+from planner.schema.measurement import (
+    MeasuredPhase,
+    Measurement,
+    Traffic,
+    mean_traffic,
+)
 
-__all__ = ["CountedStep", "measure_step", "summarize"]
+__all__ = ["CountedStep", "TimedStep", "measure_phases", "summarize"]
 
 #: First steps that medians leave out: they allocate, connect and compile.
 _WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedStep:
+    """Wall-clock time of one step on this rank, and the phase that it was of."""
+
+    time_s: float
+    phase: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +52,25 @@ class CountedStep:
     traffic: tuple[dict[str, Traffic], ...]
 
 
-def measure_step(trainer: Trainer, batch: Batch) -> CountedStep:
-    """Train one step more, counting; collective.
+def measure_phases(trainer: Trainer, batch: Batch) -> dict[str, CountedStep]:
+    """Train one step more of each phase, counting; collective.
 
     Args:
         trainer: Warm: its optimizer has its states.
         batch: A global batch, on the CPU.
+
+    Returns:
+        By name of the phase.
     """
+    found = {}
+    for name in trainer.plan.strategy.synchronisation.phases:
+        trainer.replicas.force(name)
+        found[name] = _count_step(trainer, batch)
+    trainer.replicas.force(None)
+    return found
+
+
+def _count_step(trainer: Trainer, batch: Batch) -> CountedStep:
     device, counter = trainer.place.device, CollectiveCounter()
     # Gradients of the last step would count as alive until they are replaced.
     trainer.optimizer.zero_grad()
@@ -78,31 +103,46 @@ def measure_step(trainer: Trainer, batch: Batch) -> CountedStep:
 def summarize(
     plan: Plan,
     place: ProcessMesh,
-    counted: CountedStep,
-    step_times_s: Sequence[float],
+    counted: Mapping[str, CountedStep],
+    steps: Sequence[TimedStep],
     losses: Sequence[float],
 ) -> Measurement:
-    """The document of a measured run.
+    """Make the document of a measured run.
 
     Args:
-        plan: What was run.
+        plan: The plan that was run.
         place: Where this process stands.
-        counted: From :func:`measure_step`.
-        step_times_s: Of each step on this rank, warm-up included.
+        counted: From :func:`measure_phases`.
+        steps: Each step on this rank, warm-up included.
         losses: Of each step.
     """
-    warm = list(step_times_s[min(_WARM_UP, len(step_times_s) - 1) :])
+    shares = plan.strategy.synchronisation.phases
+    warm = steps[min(_WARM_UP, len(steps) - 1) :]
+    phases = tuple(
+        MeasuredPhase(
+            name=name,
+            share=share,
+            peak_memory_bytes=counted[name].peak_memory_bytes,
+            collectives=counted[name].traffic,
+        )
+        for name, share in shares.items()
+    )
+    peaks = zip(*(phase.peak_memory_bytes for phase in phases), strict=True)
     cuda = place.device.type == "cuda"
     name = torch.cuda.get_device_name(place.device) if cuda else platform.machine()
     return Measurement(
         plan_label=plan.strategy.label(),
         model_name=plan.model.name,
         model_fingerprint=plan.model.fingerprint,
-        step_times_s=tuple(step_times_s),
-        warm_up_steps=len(step_times_s) - len(warm),
-        median_step_time_s=statistics.median(warm),
-        peak_memory_bytes=counted.peak_memory_bytes,
-        collectives=counted.traffic,
+        step_times_s=tuple(step.time_s for step in steps),
+        warm_up_steps=len(steps) - len(warm),
+        median_step_time_s=_mean_time(warm, shares),
+        peak_memory_bytes=tuple(max(peak) for peak in peaks),
+        collectives=tuple(
+            mean_traffic((phase.share, phase.collectives[rank]) for phase in phases)
+            for rank in range(plan.strategy.mesh.num_devices)
+        ),
+        phases=phases if len(phases) > 1 else (),
         losses=tuple(losses),
         environment={
             "backend": dist.get_backend(),
@@ -114,3 +154,14 @@ def summarize(
             "torch": torch.__version__,
         },
     )
+
+
+def _mean_time(steps: Sequence[TimedStep], shares: Mapping[str, float]) -> float:
+    """Mean over phases, by share, of the median step; phases not seen are left out."""
+    medians = {
+        name: statistics.median(times)
+        for name in shares
+        if (times := [step.time_s for step in steps if step.phase == name])
+    }
+    seen = sum(shares[name] for name in medians)
+    return sum(shares[name] / seen * medians[name] for name in medians)

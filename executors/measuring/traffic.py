@@ -47,7 +47,8 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+        self._counts: dict[tuple[str, int], list[int | float]]
+        self._counts = defaultdict(lambda: [0, 0])
 
     def record(self, func: Any, args: Any) -> None:
         """Count one op of the dispatcher, if it is a collective or a message."""
@@ -74,7 +75,7 @@ class Tally:
 
     def by_kind(self) -> dict[str, Traffic]:
         """What was counted so far, by kind."""
-        totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        totals: dict[str, list[int | float]] = defaultdict(lambda: [0, 0])
         for (kind, _), (count, size) in self._counts.items():
             totals[kind][0] += count
             totals[kind][1] += size

@@ -7,9 +7,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from planner.schema.base import Document
+from planner.schema.measurement import Mean, Share
 from planner.schema.plan import Plan
 
-__all__ = ["Deviation", "GroupTraffic", "RankVerification", "Verification"]
+__all__ = [
+    "Deviation",
+    "GroupTraffic",
+    "RankVerification",
+    "Verification",
+    "VerifiedPhase",
+]
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -27,14 +34,30 @@ class GroupTraffic(Document):
         kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
             ``send``, ``recv`` …
         group_size: Ranks that take part.
-        count: How many calls.
+        count: Number of calls.
         bytes: Sum of their payloads, each counted at its larger side.
     """
 
     kind: str
     group_size: Annotated[int, Field(ge=1)]
-    count: Count
-    bytes: Count
+    count: Mean
+    bytes: Mean
+
+
+class VerifiedPhase(Document):
+    """Steps of one kind, of which one was run dry.
+
+    Attributes:
+        name: ``plain`` or ``exchange`` of copies that exchange every few steps.
+        share: Share of all steps.
+        memory_bytes: Tensor bytes at the peak, by category.
+        collectives: Of such a step.
+    """
+
+    name: str
+    share: Share
+    memory_bytes: dict[str, Count]
+    collectives: tuple[GroupTraffic, ...]
 
 
 class RankVerification(Document):
@@ -43,19 +66,21 @@ class RankVerification(Document):
     Attributes:
         pp_rank: Its coordinate along pp.
         memory_bytes: Tensor bytes at the peak, by category: parameters, gradients,
-            optimizer, activations, buffers.
-        collectives: Of one step.
+            optimizer, activations, buffers; the highest peak of all phases.
+        collectives: Of one step; of a mean step where there are several phases.
+        phases: Kinds of step, if there are several, each run once.
         flops: Of this rank's matrix products, convolutions and attention.
         microbatches: In the step.
-        microbatches_run: How many of them were run; the others did the same, seen in
-            two that were, and were counted.
-        failure: Where the step would fail: error and module; None if it would not.
+        microbatches_run: Number of them that were run; the others did the same, seen
+            in two that were, and were counted.
+        failure: Error and module at which the step would fail; None if it would not.
     """
 
     rank: Count
     pp_rank: Count
     memory_bytes: dict[str, Count] = Field(default_factory=dict)
     collectives: tuple[GroupTraffic, ...] = ()
+    phases: tuple[VerifiedPhase, ...] = ()
     flops: Count = 0
     microbatches: Count = 0
     microbatches_run: Count = 0
@@ -66,7 +91,7 @@ class RankVerification(Document):
         """Most tensor bytes alive at once."""
         return sum(self.memory_bytes.values())
 
-    def bytes_of(self, kind: str) -> int:
+    def bytes_of(self, kind: str) -> float:
         """Payload of one kind of collective over groups of all sizes."""
         return sum(entry.bytes for entry in self.collectives if entry.kind == kind)
 
@@ -100,9 +125,9 @@ class Verification(Document):
     Attributes:
         plan_label: Of the strategy, ``pp2 dp_shard2 zero3 1F1B mb1x4``.
         world_size: Ranks of the plan.
-        ranks: Those that were run.
-        deviations: What was predicted of them.
-        assumptions: What was taken for granted, because it depends on values.
+        ranks: Ranks that were run.
+        deviations: Predicted quantities beside those found.
+        assumptions: Conditions taken for granted, because they depend on values.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1

@@ -10,11 +10,13 @@ import torch
 
 from executors.data import synthetic_batch
 from executors.dryrun import dry_run
-from executors.measuring.measure import measure_step
+from executors.measuring.measure import measure_phases
 from executors.measuring.memory import LiveMemory
 from executors.mesh import arrange
 from executors.trainer import Trainer
 from planner.schema import Optimizer, Plan
+from planner.schema.methods.local_steps import LocalSteps
+from planner.schema.verification import RankVerification, VerifiedPhase
 from tests.distributed.cases import build, make_plan
 from tests.distributed.pool import Pool
 from tests.marked import cases
@@ -52,6 +54,11 @@ PLANS: dict[str, dict[str, Any]] = {
         "schedule": "1F1B",
         "num_microbatches": 4,
     },
+    "local steps": {
+        "dp_replicate": 2,
+        "synchronisation": LocalSteps(period=4),
+        "semantics": "approximate",
+    },
     "ring": {"cp": 2, "context_algorithm": "ring"},
     "all-to-all": {"cp": 2, "dp_shard": 2, "zero_stage": 2},
 }
@@ -62,8 +69,12 @@ PLANS: dict[str, dict[str, Any]] = {
 MEASURED_STEPS = 3
 
 
-def _measured(plan_json: str) -> tuple[int, int, dict[str, tuple[int, int]]]:
-    """Lowest peak of some steps without what was there before; what this rank sent."""
+#: What a phase was found to take: peak in bytes, calls and bytes by kind of collective.
+Phase = tuple[float, dict[str, tuple[float, float]]]
+
+
+def _measured(plan_json: str) -> tuple[int, dict[str, Phase]]:
+    """By phase the lowest peak of some steps without what was there before; traffic."""
     plan = Plan.from_json(plan_json)
     place = arrange(plan.strategy, torch.device("cpu"))
     gc.collect()
@@ -72,14 +83,25 @@ def _measured(plan_json: str) -> tuple[int, int, dict[str, tuple[int, int]]]:
     trainer = Trainer(plan, build(plan.model.name), place)
     for step in range(2):
         trainer.step(synthetic_batch(plan.workload, step))
-    peaks = []
+    found: dict[str, Phase] = {}
     for step in range(2, 2 + MEASURED_STEPS):
         # Weights of other stages are garbage in cycles until Python looks for it.
         gc.collect()
-        counted = measure_step(trainer, synthetic_batch(plan.workload, step))
-        peaks.append(counted.peak_memory_bytes[place.rank] - outside)
-    traffic = counted.traffic[place.rank]
-    return place.rank, min(peaks), {k: (t.count, t.bytes) for k, t in traffic.items()}
+        steps = measure_phases(trainer, synthetic_batch(plan.workload, step))
+        for phase, counted in steps.items():
+            peak = counted.peak_memory_bytes[place.rank] - outside
+            lowest = min(peak, found[phase][0]) if phase in found else peak
+            traffic = counted.traffic[place.rank].items()
+            found[phase] = (lowest, {k: (t.count, t.bytes) for k, t in traffic})
+    return place.rank, found
+
+
+def _found(step: RankVerification | VerifiedPhase) -> Phase:
+    counted: dict[str, tuple[float, float]] = {}
+    for entry in step.collectives:
+        count, size = counted.get(entry.kind, (0, 0))
+        counted[entry.kind] = (count + entry.count, size + entry.bytes)
+    return sum(step.memory_bytes.values()), counted
 
 
 FURTHER = {"tensor", "ring", "all-to-all", "replicas"}
@@ -104,12 +126,24 @@ def test_a_dry_run_counts_what_a_real_one_does(pool: Pool, name: str) -> None:
     plan = make_plan("llama", **PLANS[name])
     world = plan.strategy.mesh.num_devices
     real = pool.run(_measured, world, plan.to_json())
-    for rank, peak, traffic in real:
+    for rank, phases in real:
         found = dry_run(plan, lambda: build("llama"), rank)
         assert found.failure is None
-        counted: dict[str, tuple[int, int]] = {}
-        for entry in found.collectives:
-            count, size = counted.get(entry.kind, (0, 0))
-            counted[entry.kind] = (count + entry.count, size + entry.bytes)
-        assert counted == traffic
-        assert found.peak_bytes == pytest.approx(peak, rel=0.05), rank
+        steps = {phase.name: _found(phase) for phase in found.phases}
+        steps = steps or {"step": _found(found)}
+        assert list(steps) == list(phases)
+        for name, (peak, traffic) in phases.items():
+            assert steps[name][1] == traffic
+            assert steps[name][0] == pytest.approx(peak, rel=0.05), rank
+
+
+def test_phases_are_weighed_by_their_shares() -> None:
+    plan = make_plan("llama", **PLANS["local steps"])
+    found = dry_run(plan, lambda: build("llama"), 1)
+    plain, exchange = found.phases
+    assert (plain.share, exchange.share) == (0.75, 0.25)
+    # A copy on one device has nothing to send but once a period.
+    assert plain.collectives == ()
+    assert found.bytes_of("all_reduce") == exchange.collectives[0].bytes / 4
+    peaks = [sum(phase.memory_bytes.values()) for phase in found.phases]
+    assert found.peak_bytes == max(peaks)

@@ -36,7 +36,7 @@ from planner.schema.cluster import (
     Matrices,
     MeasuredCollective,
 )
-from planner.schema.measurement import Measurement, Traffic
+from planner.schema.measurement import MeasuredPhase, Measurement, Traffic
 from planner.schema.methods import MethodValue, methods, slots
 from planner.schema.probe import (
     MatmulPoint,
@@ -52,7 +52,7 @@ from planner.schema.stream import (
     StreamPlan,
     StreamRecord,
 )
-from planner.schema.verification import RankVerification, Verification
+from planner.schema.verification import RankVerification, Verification, VerifiedPhase
 
 __all__ = [
     "checkpoints",
@@ -321,7 +321,10 @@ def clusters(draw: st.DrawFn) -> ClusterDocument:
     return ClusterDocument(**fields, levels=levels)
 
 
-traffic = st.builds(Traffic, count=st.integers(0, 10**9), bytes=st.integers(0, 10**15))
+shares = st.floats(0, 1, exclude_min=True)
+traffic = st.builds(
+    Traffic, count=st.integers(0, 10**9), bytes=st.integers(0, 10**15) | amounts
+)
 measurements = st.builds(
     Measurement,
     plan_label=names,
@@ -332,6 +335,16 @@ measurements = st.builds(
     median_step_time_s=amounts,
     peak_memory_bytes=_rows(st.integers(0, 10**15), max_size=3),
     collectives=_rows(_table(traffic), max_size=3),
+    phases=_rows(
+        st.builds(
+            MeasuredPhase,
+            name=names,
+            share=shares,
+            peak_memory_bytes=_rows(st.integers(0, 10**15), max_size=2),
+            collectives=_rows(_table(traffic), max_size=2),
+        ),
+        max_size=2,
+    ),
     losses=_rows(st.floats(allow_nan=False), max_size=3),
     environment=_table(names),
 )
@@ -407,6 +420,16 @@ verifications = st.builds(
             rank=st.integers(0, 4095),
             pp_rank=st.integers(0, 63),
             memory_bytes=_table(st.integers(0, 10**15)),
+            phases=_rows(
+                st.builds(
+                    VerifiedPhase,
+                    name=names,
+                    share=shares,
+                    memory_bytes=_table(st.integers(0, 10**15)),
+                    collectives=st.just(()),
+                ),
+                max_size=2,
+            ),
             flops=st.integers(0, 10**18),
             microbatches=st.integers(0, 4096),
             microbatches_run=st.integers(0, 4096),
