@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from planner.errors import PlanFileError
-from planner.export.folder import write_folder
+from planner.export.registry import write_folder
 from planner.schema.fingerprint import fingerprint_bytes
 from planner.schema.stream import StreamRecord
 

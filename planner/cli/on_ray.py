@@ -111,7 +111,7 @@ def train_on_ray(
         MeshwrightError: What a rank raised, if it is one of ours.
         RankFailedError: If a rank died or raised something else.
     """
-    from planner.export.checking import require_expressible
+    from planner.export.registry import require_expressible
     from planner.targets import get_target
 
     require_expressible(get_target("ray"), plan)

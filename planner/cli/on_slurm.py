@@ -89,7 +89,7 @@ def submit(
         PlanFileError: If the script cannot be written.
         ExecutionError: If there is no sbatch, or it refuses.
     """
-    from planner.export.checking import require_expressible
+    from planner.export.registry import require_expressible
     from planner.export.slurm import slurm_script
     from planner.schema import write_atomically
     from planner.targets import get_target

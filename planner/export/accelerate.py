@@ -8,9 +8,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from planner.export.checking import case_of
-from planner.export.torchrun import placed
-from planner.export.yaml_text import yaml_text
+from planner.export.texts import yaml_text
+from planner.export.torchrun import HERE, case_of, placed, require_address
 from planner.targets.accelerate import by_fsdp
 from planner.targets.rules import on_cpu
 
@@ -40,7 +39,7 @@ _SCRIPT = """#!/bin/sh
 # Trains by plan.json with accelerate. Arguments go on to train.py, or to the script
 # that TRAIN names.{once}
 set -eu
-{address}here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+{address}{here}
 exec {command} \\
     "${{TRAIN:-$here/train.py}}" "$@"
 """
@@ -49,11 +48,6 @@ _ONCE = """
 # Run it once on each of {hosts} hosts: NODE_RANK counts them from 0, MASTER_ADDR names
 # the first."""
 
-_ADDRESS = """: "${{NODE_RANK:?set NODE_RANK, 0 to {last}}}"
-: "${{MASTER_ADDR:?set MASTER_ADDR, the name of the first host}}"
-: "${{MASTER_PORT:=29500}}"
-"""
-
 _NEXT = " \\\n    "
 
 #: ``mixed_precision`` by what products see.
@@ -61,7 +55,7 @@ _WORDS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def accelerate_config(plan: Plan) -> dict[str, Any]:
-    """What goes into the YAML file: the fields of accelerate's ``ClusterConfig``.
+    """Return the YAML file's contents: the fields of accelerate's ``ClusterConfig``.
 
     Raises:
         ExportError: If ranks are not numbered host by host.
@@ -164,7 +158,7 @@ def _script(plan: Plan) -> str:
     hosts, each = len(placement.hosts), len(placement.local)
     launch = 'accelerate launch --config_file "$here/accelerate.yaml"'
     by_torchrun = on_cpu(case_of(plan)) and plan.strategy.mesh.num_devices > 1
-    address = _ADDRESS.format(last=hosts - 1) if hosts > 1 else ""
+    address = require_address(hosts)
     if by_torchrun and hosts == 1:
         address = ': "${MASTER_ADDR:=127.0.0.1}"\n: "${MASTER_PORT:=29500}"\n'
     if hosts > 1:
@@ -181,7 +175,7 @@ def _script(plan: Plan) -> str:
             f"--no-python {launch}"
         )
     once = _ONCE.format(hosts=hosts) if hosts > 1 else ""
-    return _SCRIPT.format(once=once, address=address, command=launch)
+    return _SCRIPT.format(once=once, address=address, here=HERE, command=launch)
 
 
 def export_accelerate(plan: Plan) -> dict[str, str]:

@@ -9,7 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from planner.export.torchrun import placed
+from planner.export.torchrun import HERE, placed, require_address
 from planner.schema.patterns import matches_pattern
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _SCRIPT = """#!/bin/sh
 {todo}{once}
 set -eu
 : "${{TRAIN:?set TRAIN, your training script}}"
-{address}here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+{address}{here}
 exec deepspeed {where} \\
     "$TRAIN" --deepspeed --deepspeed_config "$here/ds_config.json" "$@"
 """
@@ -38,14 +38,9 @@ _ONCE = """
 # Run it once on each of {hosts} hosts: NODE_RANK counts them from 0, MASTER_ADDR
 # names the first. hostfile counts devices; its names are not looked up."""
 
-_ADDRESS = """: "${{NODE_RANK:?set NODE_RANK, 0 to {last}}}"
-: "${{MASTER_ADDR:?set MASTER_ADDR, the name of the first host}}"
-: "${{MASTER_PORT:=29500}}"
-"""
-
 
 def deepspeed_config(plan: Plan) -> dict[str, Any]:
-    """What goes into the JSON file."""
+    """Return the contents of the JSON file."""
     strategy = plan.strategy
     mesh = strategy.mesh
     config: dict[str, Any] = {
@@ -142,7 +137,7 @@ def _layer_specs(strategy: Strategy) -> list[dict[str, Any]]:
 
 
 def _todo(strategy: Strategy) -> str:
-    """What the JSON cannot make a training script do."""
+    """Lines for what the JSON cannot make a training script do."""
     mesh = strategy.mesh
     kinds = sorted({stage.recompute for stage in strategy.stages}) or ["none"]
     lines = [f"recompute activations: {', '.join(kinds)}"]
@@ -189,7 +184,8 @@ def export_deepspeed(plan: Plan) -> dict[str, str]:
         label=plan.strategy.label(),
         todo=_todo(plan.strategy),
         once=_ONCE.format(hosts=hosts) if hosts > 1 else "",
-        address=_ADDRESS.format(last=hosts - 1) if hosts > 1 else "",
+        address=require_address(hosts),
+        here=HERE,
         where=where,
     )
     return files

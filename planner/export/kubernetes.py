@@ -1,4 +1,10 @@
-"""What objects of Kubernetes have in common: names, devices, the plan on a volume."""
+"""The plan and objects of Kubernetes: a JobSet, or a TrainJob of Kubeflow Trainer.
+
+Written for ``jobset.x-k8s.io/v1alpha2``, as of JobSet 0.10: one indexed Job with a pod
+a host, whose first pod has a name of its own in the JobSet's subdomain. And for
+Kubeflow Trainer 2.3, ``trainer.kubeflow.org/v1alpha1``: its runtime
+``torch-distributed`` sets PET_NNODES and its kin, which torchrun reads by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ExportError
-from planner.export.naming import run_name
-from planner.export.torchrun import placed
+from planner.export.texts import run_name, yaml_text
+from planner.export.torchrun import placed, torchrun_command
 from planner.targets.rules import device_resource
 
 if TYPE_CHECKING:
     from planner.schema import Plan
 
-__all__ = [
-    "HEADER",
-    "INSTALL",
-    "MOUNTS",
-    "Pods",
-    "config_map",
-    "environment",
-    "pods_of",
-    "volumes",
-]
+__all__ = ["export_jobset", "export_kubeflow"]
 
 #: Images with torch. Source: hub.docker.com/r/pytorch/pytorch, hub.docker.com/r/rocm.
 _IMAGE, _AMD_IMAGE = "pytorch/pytorch:latest", "rocm/pytorch:latest"
@@ -33,13 +30,19 @@ _MOST_BYTES = 1024 * 1024
 _SPARE_BYTES = 16 * 1024
 
 #: First lines of every script: meshwright comes into an image that lacks it.
-INSTALL = """set -euo pipefail
+_INSTALL = """set -euo pipefail
 if [ -n "$MESHWRIGHT_INSTALL" ]; then
   python -m pip install --quiet "$MESHWRIGHT_INSTALL"
 fi
 """
 
-HEADER = """Trains by the plan in the ConfigMap at the end: {label}.
+#: Where the volumes are in a container.
+_MOUNTS = [
+    {"name": "plan", "mountPath": "/etc/meshwright", "readOnly": True},
+    {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # Linux has it there
+]
+
+_HEADER = """Trains by the plan in the ConfigMap at the end: {label}.
 
     kubectl apply --server-side -f {file}
 
@@ -50,9 +53,15 @@ Yours to set:
 and, where your cluster wants them: namespace, tolerations, CPU and memory, a volume for
 data and checkpoints."""
 
+#: Kubernetes numbers the pods of an indexed Job from 0.
+_RANK = 'export NODE_RANK="$JOB_COMPLETION_INDEX"\n'
+
+
+_TRAIN_JOB_SCRIPT = _INSTALL + 'exec torchrun --no-python meshwright run "$PLAN" "$@"\n'
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pods:
+class _Pods:
     """One pod a host.
 
     Attributes:
@@ -79,7 +88,7 @@ class Pods:
         return {kind: {self.resource: str(self.devices)}}
 
 
-def pods_of(plan: Plan) -> Pods:
+def _pods_of(plan: Plan) -> _Pods:
     """The pods of a plan.
 
     Raises:
@@ -94,7 +103,7 @@ def pods_of(plan: Plan) -> Pods:
             f"cluster.device_types={', '.join(kinds)}: pods ask for one kind of device "
             f"that Kubernetes has a name for; plan for such a cluster"
         )
-    return Pods(
+    return _Pods(
         name=run_name(plan),
         count=len(placement.hosts),
         devices=len(placement.local),
@@ -102,7 +111,7 @@ def pods_of(plan: Plan) -> Pods:
     )
 
 
-def config_map(plan: Plan, name: str) -> dict[str, Any]:
+def _config_map(plan: Plan, name: str) -> dict[str, Any]:
     """The plan as an object that pods can mount.
 
     Raises:
@@ -124,7 +133,7 @@ def config_map(plan: Plan, name: str) -> dict[str, Any]:
     }
 
 
-def environment() -> list[dict[str, str]]:
+def _environment() -> list[dict[str, str]]:
     """Variables of every container."""
     from planner import __version__
 
@@ -134,7 +143,7 @@ def environment() -> list[dict[str, str]]:
     ]
 
 
-def volumes(name: str) -> list[dict[str, Any]]:
+def _volumes(name: str) -> list[dict[str, Any]]:
     """The plan, and shared memory: NCCL wants more than the 64 MB that pods have."""
     return [
         {"name": "plan", "configMap": {"name": name}},
@@ -142,8 +151,117 @@ def volumes(name: str) -> list[dict[str, Any]]:
     ]
 
 
-#: Where the volumes are in a container.
-MOUNTS = [
-    {"name": "plan", "mountPath": "/etc/meshwright", "readOnly": True},
-    {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # Linux has it there
-]
+def export_jobset(plan: Plan) -> dict[str, str]:
+    """``plan.json`` and ``jobset.yaml``, a JobSet and its ConfigMap.
+
+    Raises:
+        ExportError: If ranks are not the same on every host, nobody knows what the
+            devices are called, or the plan is larger than a ConfigMap may be.
+    """
+    pods = _pods_of(plan)
+    script = _INSTALL + _RANK + f'exec {torchrun_command(plan)} "$PLAN" "$@"\n'
+    node = {"name": "node", "replicas": 1, "template": {"spec": _job(pods, script)}}
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": pods.name},
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [node],
+    }
+    note = "\nWith --checkpoint-dir and --resume, maxRestarts may be above 0."
+    kind = ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    return _files(plan, pods, kind, spec, "jobset.yaml", note)
+
+
+def _files(
+    plan: Plan,
+    pods: _Pods,
+    kind: tuple[str, str],
+    spec: dict[str, Any],
+    file: str,
+    note: str = "",
+) -> dict[str, str]:
+    """The plan, and a file of an object and the ConfigMap that it mounts."""
+    version, name = kind
+    text = yaml_text(
+        {
+            "apiVersion": version,
+            "kind": name,
+            "metadata": {"name": pods.name},
+            "spec": spec,
+        },
+        _config_map(plan, pods.name),
+        header=_HEADER.format(label=plan.strategy.label(), file=file) + note,
+    )
+    return {"plan.json": plan.to_json(), file: text}
+
+
+def _job(pods: _Pods, script: str) -> dict[str, Any]:
+    first = f"{pods.name}-node-0-0.{pods.name}"
+    container = {
+        "name": "node",
+        "image": pods.image,
+        "command": ["bash", "-c", script, "meshwright"],
+        "args": ["--steps", "1000"],
+        "env": [
+            *_environment(),
+            {"name": "MASTER_ADDR", "value": first},
+            {"name": "MASTER_PORT", "value": "29500"},
+        ],
+        "resources": pods.resources,
+        "volumeMounts": _MOUNTS,
+    }
+    return {
+        "completionMode": "Indexed",
+        "parallelism": pods.count,
+        "completions": pods.count,
+        "backoffLimit": 0,
+        "template": {
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [container],
+                "volumes": _volumes(pods.name),
+            }
+        },
+    }
+
+
+def export_kubeflow(plan: Plan) -> dict[str, str]:
+    """``plan.json`` and ``trainjob.yaml``, a TrainJob and its ConfigMap.
+
+    Raises:
+        ExportError: As :func:`export_jobset`.
+    """
+    pods = _pods_of(plan)
+    kind = ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    return _files(plan, pods, kind, _spec(pods), "trainjob.yaml")
+
+
+def _spec(pods: _Pods) -> dict[str, Any]:
+    node = {
+        "volumes": _volumes(pods.name),
+        "containers": [{"name": "node", "volumeMounts": _MOUNTS}],
+    }
+    job = {"name": "node", "template": {"spec": {"template": {"spec": node}}}}
+    return {
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "ClusterTrainingRuntime",
+            "name": "torch-distributed",
+        },
+        "trainer": {
+            "image": pods.image,
+            "command": ["bash", "-c", _TRAIN_JOB_SCRIPT, "meshwright"],
+            "args": ["--steps", "1000"],
+            "env": _environment(),
+            "numNodes": pods.count,
+            "numProcPerNode": pods.devices,
+            "resourcesPerNode": pods.resources,
+        },
+        "runtimePatches": [
+            {
+                "manager": "meshwright.io/export",
+                "trainingRuntimeSpec": {
+                    "template": {"spec": {"replicatedJobs": [job]}}
+                },
+            }
+        ],
+    }

@@ -6,7 +6,7 @@ import shlex
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from planner.export.torchrun_script import about, sequence_length, torchrun_script
+from planner.export.torchrun import about, sequence_length, torchrun_script
 from planner.targets.layers import layers_of_stages
 from planner.targets.megatron import megatron_stages
 

@@ -9,8 +9,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ExportError
-from planner.export.torchrun import placed
-from planner.export.yaml_text import yaml_text
+from planner.export.texts import yaml_text
+from planner.export.torchrun import (
+    HERE,
+    placed,
+    rendezvous,
+    require_address,
+    visible_devices,
+)
 from planner.targets import layers_of_stages
 from planner.targets.nanotron import PRECISIONS
 
@@ -38,7 +44,7 @@ set -eu
 : "${{BASE:?set BASE, a config of nanotron with your model, tokenizer and data}}"
 : "${{TRAIN:=run_train.py}}"
 : "${{CONFIG:=config.yaml}}"
-{address}here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+{address}{here}
 python "$here/merge.py" "$BASE" "$here/plan.nanotron.yaml" > "$CONFIG"
 # nanotron wants its communication in one order.
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -49,16 +55,6 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1
 _ONCE = """
 # Run it once on each of {hosts} hosts: NODE_RANK counts them from 0, MASTER_ADDR names
 # the first. CONFIG is where the whole config is written."""
-
-_ADDRESS = """: "${{NODE_RANK:?set NODE_RANK, 0 to {last}}}"
-: "${{MASTER_ADDR:?set MASTER_ADDR, the name of the first host}}"
-: "${{MASTER_PORT:=29500}}"
-"""
-
-_MANY = (
-    '--nnodes={hosts} --node-rank="$NODE_RANK" \\\n'
-    '    --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"'
-)
 
 
 def nanotron_config(plan: Plan) -> dict[str, Any]:
@@ -133,16 +129,13 @@ def export_nanotron(plan: Plan) -> dict[str, str]:
     strategy = plan.strategy
     stages = layers_of_stages(strategy) if strategy.mesh.pp > 1 else None
     cuts = _CUTS.format(layers=len(stages[0].layers)) if stages else ""
-    visible = ""
-    if not placement.whole:
-        devices = ",".join(map(str, placement.local))
-        visible = f"export CUDA_VISIBLE_DEVICES={devices}\n"
     script = _SCRIPT.format(
         once=_ONCE.format(hosts=hosts) if hosts > 1 else "",
-        address=_ADDRESS.format(last=hosts - 1) if hosts > 1 else "",
-        where=_MANY.format(hosts=hosts) if hosts > 1 else "--standalone",
+        address=require_address(hosts),
+        here=HERE,
+        where=rendezvous(hosts, " \\\n    "),
         each=each,
-        visible=visible,
+        visible=visible_devices(placement),
     )
     head = _HEAD.format(label=strategy.label(), cuts=cuts)
     merge = files("planner.export").joinpath("nanotron_merge.py")

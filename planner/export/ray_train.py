@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.export.naming import run_name
+from planner.export.texts import run_name
 from planner.export.torchrun import placed
 from planner.targets.rules import is_cpu
 

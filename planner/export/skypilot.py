@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ExportError
-from planner.export.naming import run_name
+from planner.export.texts import run_name, yaml_text
 from planner.export.torchrun import placed, torchrun_command
-from planner.export.yaml_text import yaml_text
 from planner.targets.rules import SKYPILOT_NAMES, is_cpu
 
 if TYPE_CHECKING:

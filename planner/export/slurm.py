@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from planner.export.naming import run_name
+from planner.export.texts import run_name
 from planner.export.torchrun import placed, torchrun_command
 from planner.targets.rules import is_cpu
 
@@ -75,7 +75,7 @@ def slurm_script(plan: Plan, plan_file: str | None = None) -> str:
             which ``sbatch`` is called.
 
     Raises:
-        ExportError: If torchrun cannot say what the plan says.
+        ExportError: If torchrun cannot express the plan.
     """
     placement = placed(plan)
     count = len(placement.local)

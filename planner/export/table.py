@@ -46,7 +46,7 @@ def _row(target: Target) -> str:
 
 
 def _told_apart(check: str) -> tuple[str, str]:
-    """What was checked, and what was run: the clauses that begin so."""
+    """Clauses of checks, and clauses of runs."""
     clauses = [clause.strip() for clause in check.split(";")]
     ran = [clause for clause in clauses if clause.startswith(_RAN)]
     rest = [clause for clause in clauses if clause not in ran]

@@ -1,31 +1,28 @@
-"""A recipe of torchtitan 0.3.0: a Python function that returns a Trainer.Config.
+"""Configs of torchtitan: a Python recipe for 0.3.0, a TOML file for 0.2.2.
 
-Model, data, tokenizer, learning-rate schedule and checkpoints are those of one of
-torchtitan's own recipes; the plan sets the rest.
+A recipe is a function that returns a Trainer.Config; 0.2.2 is the last release that
+reads TOML. Model, data, tokenizer, learning-rate schedule and checkpoints are those of
+torchtitan's own recipe, or of your arguments; the plan sets the rest.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from planner.export.torchrun_script import about, sequence_length, torchrun_script
+from planner.export.torchrun import about, sequence_length, torchrun_script
 from planner.targets.layers import layers_of_stages
 from planner.targets.torchtitan import torchtitan_parts
 
 if TYPE_CHECKING:
     from planner.schema import Plan, Strategy
 
-__all__ = ["batch_sizes", "export_torchtitan", "left_to_torchtitan", "reshard"]
-
-#: Recipes of torchtitan 0.3.0 without quantization, by names of Meshwright's models.
-_RECIPES = {
-    "llama3-8b": "torchtitan.models.llama3.config_registry:llama3_8b",
-    "llama3-70b": "torchtitan.models.llama3.config_registry:llama3_70b",
-    "qwen3-30b-a3b": "torchtitan.models.qwen3.config_registry:qwen3_30b_a3b",
-    "deepseek-v3": "torchtitan.models.deepseek_v3.config_registry:deepseek_v3_671b",
-}
+__all__ = ["export_torchtitan", "export_torchtitan_toml"]
 
 _RECOMPUTE = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 
@@ -102,24 +99,24 @@ def meshwright() -> Trainer.Config:
 '''
 
 
-def batch_sizes(strategy: Strategy) -> tuple[int, int]:
-    """Samples per data-parallel rank and pass, and per step, as torchtitan counts.
+@cache
+def _models() -> Mapping[str, Mapping[str, str]]:
+    """Names of Meshwright's models in torchtitan, by Meshwright's name.
 
-    A pass goes through the whole pipeline; without one it is a microbatch.
+    ``recipe`` of 0.3.0, without quantization; ``name`` and ``flavor`` of 0.2.2.
     """
-    local = strategy.microbatch_size
-    if strategy.mesh.pp > 1:
-        local *= strategy.num_microbatches
-    return local, strategy.global_batch
+    text = files("planner.export").joinpath("torchtitan_models.csv")
+    rows = csv.DictReader(text.read_text(encoding="utf-8").splitlines())
+    return {row["model"]: row for row in rows}
 
 
-def reshard(strategy: Strategy) -> str:
-    """``fsdp_reshard_after_forward``: ZeRO 3 gathers again in backward."""
-    return "always" if strategy.zero_stage == 3 else "never"
+def _model(plan: Plan, column: str) -> str:
+    """A column of the plan's model; empty if torchtitan does not have it."""
+    return _models().get(plan.model.ref or "", {}).get(column, "")
 
 
-def left_to_torchtitan(strategy: Strategy) -> tuple[str, ...]:
-    """What torchtitan's models decide, a line each."""
+def _left_to_torchtitan(strategy: Strategy) -> tuple[str, ...]:
+    """Lines for what torchtitan's models decide."""
     lines = []
     if strategy.mesh.tp > 1:
         lines.append(
@@ -155,28 +152,43 @@ def _fields(values: dict[str, Any], indent: int) -> str:
     return "\n".join(" " * indent + line for line in lines)
 
 
-def _training(plan: Plan) -> dict[str, Any]:
+def _training(plan: Plan, version: str, divisor: int) -> dict[str, Any]:
+    """Batch, sequence, clipping and precision, which both releases call the same.
+
+    Samples are counted per data-parallel rank and pass, and per step; a pass goes
+    through the whole pipeline, without one it is a microbatch.
+    """
     strategy = plan.strategy
-    mesh = strategy.mesh
-    local, batch = batch_sizes(strategy)
+    local = strategy.microbatch_size
+    if strategy.mesh.pp > 1:
+        local *= strategy.num_microbatches
+    if strategy.mesh.cp > 1:
+        divisor *= 2 * strategy.mesh.cp
     clip = strategy.grad_clip_norm
-    streams = mesh.tp if strategy.sharding.sequence_parallel else 1
-    divisor = streams * (2 * mesh.cp if mesh.cp > 1 else 1)
     return {
         "local_batch_size": local,
-        "global_batch_size": batch,
-        "seq_len": sequence_length(plan, "torchtitan 0.3.0", divisor),
+        "global_batch_size": strategy.global_batch,
+        "seq_len": sequence_length(plan, f"torchtitan {version}", divisor),
         # No clipping is a norm that no gradient has.
         "max_norm": math.inf if clip is None else clip,
         "dtype": strategy.precision.parameter,
         "mixed_precision_param": strategy.precision.compute,
         "mixed_precision_reduce": strategy.precision.reduce,
         "enable_cpu_offload": False,
-        "disable_cuda_graphs": True,
     }
 
 
-def _parallelism(strategy: Strategy) -> dict[str, Any]:
+def _parallelism(
+    strategy: Strategy, more: dict[str, Any], own: dict[str, Any], head: str
+) -> dict[str, Any]:
+    """Degrees and pipeline.
+
+    Args:
+        strategy: Of the plan.
+        more: Degrees that only one of the releases has.
+        own: Settings that only one of the releases has.
+        head: Name of the module after the last layer.
+    """
     mesh = strategy.mesh
     values: dict[str, Any] = {
         "pipeline_parallel_degree": mesh.pp,
@@ -185,11 +197,13 @@ def _parallelism(strategy: Strategy) -> dict[str, Any]:
         "context_parallel_degree": mesh.cp,
         "tensor_parallel_degree": mesh.tp,
         "expert_parallel_degree": mesh.ep,
-        "fsdp_reshard_after_forward": reshard(strategy),
-        "enable_sequence_parallel": strategy.sharding.sequence_parallel,
+        **more,
+        # ZeRO 3 gathers again in backward.
+        "fsdp_reshard_after_forward": "always" if strategy.zero_stage == 3 else "never",
+        **own,
     }
     if mesh.pp > 1:
-        parts = torchtitan_parts(strategy) or ()
+        parts = torchtitan_parts(strategy, head=head) or ()
         values |= {
             "pipeline_parallel_schedule": strategy.schedule,
             "pipeline_parallel_microbatch_size": strategy.microbatch_size,
@@ -198,32 +212,31 @@ def _parallelism(strategy: Strategy) -> dict[str, Any]:
     return values
 
 
-def _optimizer(strategy: Strategy) -> dict[str, Any]:
-    """What torch's optimizer is called with; Meshwright leaves its other defaults."""
-    return {
+def _recipe(plan: Plan) -> str:
+    strategy = plan.strategy
+    stages = layers_of_stages(strategy)
+    layers = sum(len(stage.layers) for stage in stages) if stages else None
+    # torch's own beside the plan's, which Meshwright's executors leave as they are.
+    kwargs = {
         "lr": strategy.optimizer.learning_rate,
         "betas": (0.9, 0.999),
         "eps": 1e-8,
         "weight_decay": strategy.optimizer.weight_decay,
     }
-
-
-def _recipe(plan: Plan) -> str:
-    strategy = plan.strategy
-    stages = layers_of_stages(strategy)
-    layers = sum(len(stage.layers) for stage in stages) if stages else None
-    kwargs = _optimizer(strategy)
+    streams = strategy.mesh.tp if strategy.sharding.sequence_parallel else 1
+    training = _training(plan, "0.3.0", streams) | {"disable_cuda_graphs": True}
+    own = {"enable_sequence_parallel": strategy.sharding.sequence_parallel}
     low = strategy.optimizer.state_dtype != strategy.precision.parameter
-    comments = (*about(plan), *left_to_torchtitan(strategy))
+    comments = (*about(plan), *_left_to_torchtitan(strategy))
     policy = _RECOMPUTE[strategy.stages[0].recompute if strategy.stages else "none"]
     module = "torchtitan.distributed.activation_checkpoint"
     return _RECIPE.format(
         comments="\n".join(f"# {line}" for line in comments),
         imports=f"from {module} import {policy}\n" if policy else "",
-        base=_literal(_RECIPES.get(plan.model.ref or "", "")),
+        base=_literal(_model(plan, "recipe")),
         layers=layers,
-        training=_fields(_training(plan), 12),
-        parallelism=_fields(_parallelism(strategy), 12),
+        training=_fields(training, 12),
+        parallelism=_fields(_parallelism(strategy, {}, own, "lm_head"), 12),
         recompute=f"{policy}.Config()" if policy else None,
         compile=strategy.compile,
         optimizer=_literal(strategy.optimizer.name),
@@ -244,7 +257,7 @@ def export_torchtitan(plan: Plan) -> dict[str, str]:
         "Starts meshwright_recipe.py in torchtitan 0.3.0. Arguments go on to it.",
         *about(plan),
     ]
-    if (plan.model.ref or "") not in _RECIPES:
+    if not _model(plan, "recipe"):
         notes.append(
             "Set TORCHTITAN_BASE to a recipe of the planned model, module:function."
         )
@@ -257,6 +270,94 @@ def export_torchtitan(plan: Plan) -> dict[str, str]:
     )
     return {
         "meshwright_recipe.py": _recipe(plan),
+        "run.sh": script,
+        "plan.json": plan.to_json(),
+    }
+
+
+def _value(value: Any) -> str:
+    """A TOML value; strings here are names of torchtitan's own."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value)
+
+
+def _section(name: str, values: dict[str, Any]) -> list[str]:
+    lines = ["", f"[{name}]"]
+    for key, value in values.items():
+        if value and isinstance(value, list) and isinstance(value[0], list):
+            lines.append(f"{key} = [")
+            lines += [f"    {_value(part)}," for part in value]
+            lines.append("]")
+        else:
+            lines.append(f"{key} = {_value(value)}")
+    return lines
+
+
+def _toml(plan: Plan) -> str:
+    strategy = plan.strategy
+    # Without a model of this name torchtitan would train its smallest one.
+    name = _model(plan, "name") or "set --model.name"
+    flavor = _model(plan, "flavor") or "set --model.flavor"
+    recompute = strategy.stages[0].recompute if strategy.stages else "none"
+    comments = (
+        "Written by Meshwright for torchtitan 0.2.2. run.sh starts it.",
+        *about(plan),
+        *_left_to_torchtitan(strategy),
+        "Data, tokenizer, learning-rate schedule and checkpoints: add them here or as",
+        "arguments of run.sh.",
+    )
+    lines = [f"# {line}" for line in comments]
+    lines += _section("model", {"name": name, "flavor": flavor})
+    lines += _section("training", _training(plan, "0.2.2", strategy.mesh.tp))
+    more = {"expert_tensor_parallel_degree": 1}
+    own = {"disable_loss_parallel": not strategy.sharding.loss_parallel}
+    lines += _section("parallelism", _parallelism(strategy, more, own, "output"))
+    checkpointing: dict[str, Any] = {"mode": recompute}
+    if recompute == "selective":
+        checkpointing["selective_ac_option"] = "op"
+    lines += _section("activation_checkpoint", checkpointing)
+    compiled = {"enable": strategy.compile, "components": ["model"]}
+    lines += _section("compile", compiled)
+    optimizer = strategy.optimizer
+    lines += _section(
+        "optimizer",
+        {
+            "name": optimizer.name,
+            "lr": optimizer.learning_rate,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "eps": 1e-8,
+            "weight_decay": optimizer.weight_decay,
+        },
+    )
+    return "\n".join(lines) + "\n"
+
+
+def export_torchtitan_toml(plan: Plan) -> dict[str, str]:
+    """``torchtitan.toml``, ``run.sh`` and ``plan.json``.
+
+    Raises:
+        ExportError: If torchtitan cannot divide the sequence.
+    """
+    notes = [
+        "Starts torchtitan.toml in torchtitan 0.2.2. Arguments go on to it.",
+        *about(plan),
+    ]
+    if not _model(plan, "name"):
+        notes.append("Give --model.name and --model.flavor of the planned model.")
+    script = torchrun_script(
+        plan,
+        notes=notes,
+        setup=(),
+        program='-m torchtitan.train --job.config_file "$here/torchtitan.toml" "$@"',
+    )
+    return {
+        "torchtitan.toml": _toml(plan),
         "run.sh": script,
         "plan.json": plan.to_json(),
     }

@@ -1,7 +1,7 @@
 """Configs of other launchers as strategies, so that they can be priced.
 
-The other way round than :mod:`planner.export`. One file a source; what means nothing to
-a strategy is told, what contradicts itself or is not known is refused.
+The reverse of :mod:`planner.export`. One file a source; keys that mean nothing to a
+strategy are listed, contradictions and unknown keys are refused.
 """
 
 from planner.imports.base import Ignored, Imported, Wanted, name_stages

@@ -6,7 +6,14 @@ import math
 from typing import Any
 
 from planner.errors import StrategyError
-from planner.imports.base import Imported, Keys, Wanted, built, divided
+from planner.imports.base import (
+    Imported,
+    Keys,
+    Wanted,
+    assembled,
+    divided,
+    ignored_keys,
+)
 from planner.schema import Mesh, Precision
 
 __all__ = ["accelerate_strategy"]
@@ -14,40 +21,21 @@ __all__ = ["accelerate_strategy"]
 _COMPUTE = {"no": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}
 _PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")
 
-_LAUNCH = dict.fromkeys(
-    (
-        *("compute_environment", "debug", "num_machines", "machine_rank", "gpu_ids"),
-        *("main_process_ip", "main_process_port", "main_training_function"),
-        *("rdzv_backend", "same_network", "use_cpu", "downcast_bf16", "tpu_env"),
-        *("tpu_use_cluster", "tpu_use_sudo", "enable_cpu_affinity", "rdzv_conf"),
-        *("commands", "command_file", "fp8_config", "max_restarts", "monitor_interval"),
-    ),
-    "how processes are started",
-)
-_FSDP = dict.fromkeys(
-    (
-        *("fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap"),
-        *("fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type"),
-        *("fsdp_sync_module_states", "fsdp_use_orig_params", "fsdp_min_num_params"),
-        *("fsdp_backward_prefetch", "fsdp_forward_prefetch"),
-    ),
-    "units and loading; Meshwright shards block by block",
-)
-#: FSDP 1's words for what FSDP 2 calls resharding: ZeRO stage.
+#: ZeRO stage of each sharding strategy of FSDP 1, and number of it.
 _SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}
 _MESH = "parallelism_config_"
 _KNOWN = (
     *("distributed_type", "num_processes", "mixed_precision", "fsdp_config"),
-    *("parallelism_config", "dynamo_config", "gradient_accumulation_steps", *_LAUNCH),
+    *("parallelism_config", "dynamo_config", "gradient_accumulation_steps"),
 )
 
 
 def accelerate_strategy(data: dict[str, Any], wanted: Wanted) -> Imported:
-    """What a config file says; microbatches are the training script's.
+    """Read a config file; microbatches are the training script's.
 
     Args:
         data: Its YAML.
-        wanted: What it does not say: batch sizes.
+        wanted: Values that it lacks: batch sizes.
 
     Raises:
         StrategyError: If degrees contradict ``num_processes``, or it hands over to
@@ -83,9 +71,10 @@ def accelerate_strategy(data: dict[str, Any], wanted: Wanted) -> Imported:
         "context_algorithm": "ring" if mesh.cp > 1 else "all_to_all",
         "compile": _compiled(keys),
     }
-    keys.pass_over(_LAUNCH)
-    keys.close("an accelerate config", _KNOWN)
-    return built(
+    launch = ignored_keys("accelerate")
+    keys.pass_over(launch)
+    keys.close("an accelerate config", (*_KNOWN, *launch))
+    return assembled(
         "accelerate",
         fields,
         mesh=mesh,
@@ -101,20 +90,20 @@ def _word(keys: Keys, key: str, default: str) -> str:
 
 
 def _processes(keys: Keys, wanted: Wanted) -> int:
-    said: int | None = keys.count("num_processes")
-    if said and wanted.world_size and said != wanted.world_size:
+    declared: int | None = keys.count("num_processes")
+    if declared and wanted.world_size and declared != wanted.world_size:
         raise StrategyError(
-            f"num_processes={said}, but world_size={wanted.world_size} is asked for; "
-            f"leave one of them out"
+            f"num_processes={declared}, but world_size={wanted.world_size} is asked "
+            f"for; leave one of them out"
         )
-    found = said or wanted.world_size
+    found = declared or wanted.world_size
     if found is None:
         raise StrategyError("the file has no num_processes; give --world-size")
     return found
 
 
 def _sharded(keys: Keys, kind: str, processes: int) -> tuple[Mesh, int, bool]:
-    """Mesh, ZeRO stage, and whether layers are checkpointed."""
+    """Mesh, ZeRO stage, and True if layers are checkpointed."""
     fsdp, sizes = keys.inner("fsdp_config"), keys.inner("parallelism_config")
     stage, recompute = _stage(fsdp)
     if kind in _PLAIN:
@@ -171,14 +160,15 @@ def _stage(fsdp: Keys) -> tuple[int, bool]:
             "take it out to price the rest"
         )
     fsdp.take("fsdp_version", int, 1)
-    said = fsdp.data.pop("fsdp_reshard_after_forward", None)
+    reshard = fsdp.data.pop("fsdp_reshard_after_forward", None)
     older = fsdp.data.pop("fsdp_sharding_strategy", None)
-    fsdp.pass_over(_FSDP)
+    units = ignored_keys("accelerate.fsdp_config")
+    fsdp.pass_over(units)
     known = ("fsdp_version", "fsdp_reshard_after_forward", "fsdp_sharding_strategy")
-    fsdp.close("fsdp_config", (*known, "fsdp_activation_checkpointing", *_FSDP))
-    if isinstance(said, bool):
-        return (3 if said else 2), recompute
-    word = str(said if said is not None else older or "FULL_SHARD").upper()
+    fsdp.close("fsdp_config", (*known, "fsdp_activation_checkpointing", *units))
+    if isinstance(reshard, bool):
+        return (3 if reshard else 2), recompute
+    word = str(reshard if reshard is not None else older or "FULL_SHARD").upper()
     if word not in _SHARDING:
         raise StrategyError(
             f"fsdp_config.fsdp_sharding_strategy={word} does not say over how many "

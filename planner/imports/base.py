@@ -1,16 +1,42 @@
-"""What every source comes to: a strategy, and what it said besides."""
+"""The result of every source: a strategy, and the keys that it passes over."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from planner.errors import StrategyError, UnknownNameError
 from planner.schema import Mesh, Recompute, Stage, Strategy
 from planner.targets import layers_of_stages
 
-__all__ = ["Ignored", "Imported", "Keys", "Wanted", "built", "divided", "name_stages"]
+__all__ = [
+    "Ignored",
+    "Imported",
+    "Keys",
+    "Wanted",
+    "assembled",
+    "divided",
+    "ignored_keys",
+    "name_stages",
+]
+
+
+@cache
+def ignored_keys(section: str) -> Mapping[str, str]:
+    """Keys without a meaning for a strategy, and the reason of each.
+
+    Args:
+        section: Of ``planner/imports/ignored.yaml``: a launcher, or a part of its
+            config.
+    """
+    text = files("planner.imports").joinpath("ignored.yaml").read_text("utf-8")
+    reasons: dict[str, str] = yaml.safe_load(text)[section]["keys"]
+    return {key: why for why, keys in reasons.items() for key in keys.split()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +54,10 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What a config says.
+    """A config as a strategy.
 
     Attributes:
-        source: Which launcher's it is.
+        source: Name of the launcher.
         strategy: Its stages have no modules: these are the model's, see
             :func:`name_stages`.
         ignored: Keys without a meaning for a strategy.
@@ -46,7 +72,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a user says where the file does not; checked against it where it does.
+    """Values that the user gives where the file has none; checked where it has.
 
     Attributes:
         world_size: Processes.
@@ -66,7 +92,7 @@ class Keys:
     Attributes:
         data: The mapping.
         where: Of it in the file, with a dot: ``fsdp_config.``; empty for the file.
-        ignored: Gets what is passed over.
+        ignored: Gets the keys that are passed over.
     """
 
     data: dict[str, Any]
@@ -125,7 +151,7 @@ class Keys:
             self.skip(key, reasons[key])
 
     def close(self, what: str, known: Sequence[str]) -> None:
-        """Refuse what is left.
+        """Refuse keys that are left.
 
         Raises:
             UnknownNameError: Naming the first key that is not known.
@@ -154,7 +180,7 @@ def divided(what: str, whole: int, *, by: int, rule: str) -> int:
     return each
 
 
-def built(
+def assembled(
     source: str,
     fields: Mapping[str, Any],
     *,
@@ -163,7 +189,7 @@ def built(
     ignored: Sequence[Ignored],
     cut: tuple[int, ...] = (),
 ) -> Imported:
-    """Put what was read together; every stage recomputes the same."""
+    """Make the result of what was read; every stage recomputes the same."""
     bare = Strategy(mesh=mesh, **fields)
     stages = tuple(
         Stage(rank=bare.rank_of_stage(index), modules=(), recompute=recompute)
@@ -181,7 +207,7 @@ def name_stages(imported: Imported, unit_names: Sequence[str]) -> Strategy:
     """The strategy with the model's modules, where the config says how it is cut.
 
     Args:
-        imported: What was read.
+        imported: A config that was read.
         unit_names: Of the model's pipeline units, in order.
 
     Raises:

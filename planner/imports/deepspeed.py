@@ -5,66 +5,38 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from planner.errors import StrategyError
-from planner.imports.base import Imported, Keys, Wanted, built, divided
+from planner.imports.base import (
+    Imported,
+    Keys,
+    Wanted,
+    assembled,
+    divided,
+    ignored_keys,
+)
 from planner.schema import Mesh, Optimizer, Precision
 
 __all__ = ["deepspeed_strategy"]
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "bfp16": "bfloat16"}
 
-_KERNELS = "buckets, streams and buffers of DeepSpeed's own; priced with Meshwright's"
-_ZERO = dict.fromkeys(
-    (
-        *("overlap_comm", "contiguous_gradients", "reduce_scatter", "round_robin"),
-        *("reduce_bucket_size", "allgather_partitions", "allgather_bucket_size"),
-        *("sub_group_size", "round_robin_gradients", "memory_efficient_linear"),
-        *("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"),
-        *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
-        *("stage3_gather_16bit_weights_on_model_save", "ignore_unused_parameters"),
-        *("zero_hpz_partition_size", "zero_quantized_weights"),
-        *("zero_quantized_gradients", "mics_hierarchical_params_gather"),
-    ),
-    _KERNELS,
-)
-
-_OTHERS = {
-    **dict.fromkeys(
-        ("steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard"),
-        "what is logged",
-    ),
-    **dict.fromkeys(
-        ("wandb", "csv_monitor", "comms_logger", "flops_profiler"), "what is logged"
-    ),
-    **dict.fromkeys(
-        ("scheduler", "checkpoint", "data_types", "zero_allow_untested_optimizer"),
-        "not how the model is divided",
-    ),
-    **dict.fromkeys(
-        ("zero_force_ds_cpu_optimizer", "prescale_gradients", "amp", "seed"),
-        "not how the model is divided",
-    ),
-    "activation_checkpointing": "how checkpoints are kept; whether there are any is "
-    "the training script's, see --recompute",
-    "seq_parallel_communication_data_type": "as communication_data_type",
-}
-
 _KNOWN = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "bfloat16", "fp16"),
     *("gradient_accumulation_steps", "zero_optimization", "optimizer"),
     *("gradient_clipping", "communication_data_type", "tensor_parallel", "pipeline"),
-    *("sequence_parallel_size", "data_parallel_size", *_OTHERS),
+    *("sequence_parallel_size", "data_parallel_size"),
 )
 
 
 def deepspeed_strategy(
     data: dict[str, Any], wanted: Wanted, *, recompute: Any = "none"
 ) -> Imported:
-    """What a config file says.
+    """Read a config file.
 
     Args:
         data: Its JSON.
-        wanted: What it does not say.
-        recompute: What the training script recomputes: the file does not say.
+        wanted: Values that it lacks.
+        recompute: Activations that the training script recomputes; the file has no
+            key for it.
 
     Raises:
         StrategyError: If sizes contradict each other, or something is asked for that
@@ -87,10 +59,11 @@ def deepspeed_strategy(
         "grad_clip_norm": keys.take("gradient_clipping", float) or None,
         "context_algorithm": "all_to_all",
     }
-    keys.pass_over(_OTHERS)
-    keys.close("a DeepSpeed config", _KNOWN)
+    others = ignored_keys("deepspeed")
+    keys.pass_over(others)
+    keys.close("a DeepSpeed config", (*_KNOWN, *others))
     mesh = Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp)
-    return built(
+    return assembled(
         "deepspeed", fields, mesh=mesh, recompute=recompute, ignored=keys.ignored
     )
 
@@ -191,8 +164,9 @@ def _zero(keys: Keys, dp: int) -> tuple[int, int]:
                 f"offloading; take it out to price the rest"
             )
     mics = zero.take("mics_shard_size", int, -1)
-    zero.pass_over(_ZERO)
-    zero.close("zero_optimization", ("stage", "mics_shard_size", *_ZERO))
+    buffers = ignored_keys("deepspeed.zero_optimization")
+    zero.pass_over(buffers)
+    zero.close("zero_optimization", ("stage", "mics_shard_size", *buffers))
     if stage and dp == 1:
         zero.skip("stage", "there is one replica, and nothing to shard over")
     if not stage or dp == 1:

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from planner.errors import StrategyError
-from planner.imports.base import Ignored, Imported, Wanted, built, divided
-from planner.imports.megatron_flags import IGNORED, SWITCHES
-from planner.imports.megatron_layout import read_cut
+from planner.imports.base import (
+    Ignored,
+    Imported,
+    Wanted,
+    assembled,
+    divided,
+    ignored_keys,
+)
 from planner.schema import Mesh, Optimizer, Overlap, Precision
 
 __all__ = ["megatron_flags", "megatron_strategy"]
 
+#: Flags without a value that mean something to a strategy.
+_SWITCHES = (
+    "sequence-parallel",
+    "use-distributed-optimizer",
+    "use-megatron-fsdp",
+    "use-torch-fsdp2",
+    "bf16",
+    "fp16",
+    "grad-reduce-in-bf16",
+    "recompute-activations",
+    "torch-fsdp2-no-reshard-after-forward",
+)
+_REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([A-Za-z])\*(\d+)")
 _GRANULARITY = {"full": "full", "selective": "selective", None: "none"}
 _CONTEXT = {"p2p": "ring", "a2a": "all_to_all", "allgather": "ring", "a2a+p2p": "ring"}
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -63,9 +82,9 @@ def _parser() -> _Parser:
         default="optim_grads_params",
     )
     parser.add_argument("--fp8-format", choices=("e4m3", "hybrid"))
-    for name in SWITCHES:
+    for name in _SWITCHES:
         parser.add_argument(f"--{name}", action="store_true")
-    for name in IGNORED:
+    for name in ignored_keys("megatron"):
         parser.add_argument(f"--{name}", nargs="*", default=argparse.SUPPRESS)
     return parser
 
@@ -83,7 +102,7 @@ def megatron_flags() -> dict[str, tuple[Any, Any]]:
 
 
 def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
-    """What arguments of a trainer say; ``--flag value`` and ``--flag=value``.
+    """Read arguments of a trainer; ``--flag value`` and ``--flag=value``.
 
     Args:
         words: As a shell splits them.
@@ -119,7 +138,7 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
         rule=f"tp={tp} x pp={pp} x cp={cp}",
     )
     mesh, stage = _data_parallel(args, Mesh(pp=pp, cp=cp, tp=tp), dp)
-    cut, virtual = read_cut(args, pp)
+    cut, virtual = _read_cut(args, pp)
     size, many = _batch(args, wanted, dp)
     precision = _precision(args)
     fields: dict[str, Any] = {
@@ -139,7 +158,7 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
         "sharding": {"sequence_parallel": args.sequence_parallel and tp > 1},
         "overlap": _overlap(args, precision),
     }
-    return built(
+    return assembled(
         "megatron",
         fields,
         mesh=mesh,
@@ -233,7 +252,7 @@ def _ignored(args: argparse.Namespace) -> list[Ignored]:
     given = vars(args)
     found = [
         Ignored(key=f"--{name}", why=why)
-        for name, why in IGNORED.items()
+        for name, why in ignored_keys("megatron").items()
         if name.replace("-", "_") in given
     ]
     if args.recompute_granularity == "full" and args.recompute_method == "block":
@@ -244,3 +263,92 @@ def _ignored(args: argparse.Namespace) -> list[Ignored]:
             )
         )
     return found
+
+
+def _read_cut(args: argparse.Namespace, pp: int) -> tuple[tuple[int, ...], int]:
+    """Layers of every virtual stage (empty if not given), and stages a rank.
+
+    Args:
+        args: Parsed arguments.
+        pp: Pipeline degree.
+
+    Raises:
+        StrategyError: If several flags give it, or stages do not divide layers.
+    """
+    each = args.num_layers_per_virtual_pipeline_stage
+    virtual = args.num_virtual_stages_per_pipeline_rank
+    layout = args.pipeline_model_parallel_layout
+    given = [
+        name
+        for name, value in (
+            ("--num-layers-per-virtual-pipeline-stage", each),
+            ("--num-virtual-stages-per-pipeline-rank", virtual),
+            ("--pipeline-model-parallel-layout", layout),
+        )
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise StrategyError(f"{' and '.join(given)} both cut the model; keep one")
+    if pp == 1:
+        return (), 1
+    if layout is not None:
+        cut = _layout(layout)
+        count = divided(given[0], len(cut), by=pp, rule=f"stages, pp={pp}")
+        if args.num_layers is not None and sum(cut) != args.num_layers:
+            raise StrategyError(
+                f"{given[0]} has {sum(cut)} layers, --num-layers {args.num_layers}"
+            )
+        return cut, count
+    layers = args.num_layers
+    if layers is None:
+        if each is not None:
+            raise StrategyError(f"{given[0]} {each} needs --num-layers")
+        return (), virtual or 1
+    if each is not None:
+        rule = f"--num-layers-per-virtual-pipeline-stage {each} x pp={pp}"
+        virtual = divided("--num-layers", layers, by=each * pp, rule=rule)
+    return _even(args, layers, pp, virtual or 1), virtual or 1
+
+
+def _even(
+    args: argparse.Namespace, layers: int, pp: int, virtual: int
+) -> tuple[int, ...]:
+    first = args.decoder_first_pipeline_num_layers
+    last = args.decoder_last_pipeline_num_layers
+    if first is None and last is None:
+        rule = f"pp={pp} x {virtual} stages a rank"
+        each = divided("--num-layers", layers, by=pp * virtual, rule=rule)
+        return (each,) * (pp * virtual)
+    if virtual > 1:
+        raise StrategyError(
+            "--decoder-first-pipeline-num-layers and --decoder-last-… with several "
+            "stages a rank are not read; write --pipeline-model-parallel-layout"
+        )
+    ends = [n for n in (first, last) if n is not None]
+    inner = pp - len(ends)
+    rest = layers - sum(ends)
+    if inner == 0 and rest == 0:
+        return tuple(ends)
+    each = divided("layers between", rest, by=max(inner, 1), rule=f"{inner} stages")
+    middle = (each,) * inner
+    return (*([first] if first else []), *middle, *([last] if last else []))
+
+
+def _layout(text: str) -> tuple[int, ...]:
+    """Layers of each stage of ``E|(t|)*3,m|L``."""
+    bare = text.replace(",", "").replace(" ", "")
+    while match := _REPEATED.search(bare):
+        part = match[1] if match[1] is not None else match[3]
+        count = int(match[2] or match[4])
+        if count > 4096:
+            raise StrategyError(
+                f"--pipeline-model-parallel-layout repeats {count} times"
+            )
+        bare = bare[: match.start()] + part * count + bare[match.end() :]
+    wrong = set(bare) - set("EtmL|")
+    if wrong:
+        raise StrategyError(
+            f"--pipeline-model-parallel-layout {text!r} has {sorted(wrong)[0]!r}; it "
+            f"is made of E, t, m, L, | and repetitions"
+        )
+    return tuple(stage.count("t") for stage in bare.split("|"))

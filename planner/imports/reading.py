@@ -1,4 +1,4 @@
-"""Which launcher's a config is, told by its content, and what it says."""
+"""Configs recognised by their content, and read."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def detect_source(text: str, where: str) -> str:
     best = max(found, key=lambda name: found[name])
     if not found[best]:
         raise PlanFileError(
-            f"{where} is no config that is known: a plan, a strategy, accelerate's "
-            f"YAML, DeepSpeed's JSON or Megatron's arguments; say which with --format"
+            f"{where} is not a known config: a plan, a strategy, accelerate's "
+            f"YAML, DeepSpeed's JSON or Megatron's arguments; name it with --format"
         )
     return best
 
@@ -66,9 +66,9 @@ def import_text(
     Args:
         source: One of :data:`SOURCES`.
         text: The file, or Megatron's arguments as in a shell.
-        wanted: What it does not say.
+        wanted: Values that it lacks.
         where: Its name, for messages.
-        recompute: What a training script for DeepSpeed recomputes.
+        recompute: Activations that a training script for DeepSpeed recomputes.
 
     Raises:
         PlanFileError: If it is not YAML, JSON or words of a shell.
@@ -90,7 +90,7 @@ def import_text(
 
 
 def _mapping(text: str, where: str) -> dict[str, Any]:
-    """JSON or YAML; JSON first, which says more of what is wrong with it."""
+    """JSON or YAML; JSON first, whose errors say more."""
     try:
         as_json = text.lstrip()[:1] == "{"
         data = json.loads(text) if as_json else yaml.safe_load(text)

@@ -10,7 +10,7 @@ import pytest
 from planner import plan
 from planner.errors import FingerprintError, NoFeasiblePlanError, PlanFileError
 from planner.export import exporter_names
-from planner.export.checking import require_expressible
+from planner.export.registry import require_expressible
 from planner.replan import replan_within
 from planner.schema import Plan
 from planner.targets import get_target

@@ -13,7 +13,7 @@ import yaml
 
 from planner.errors import ExportError
 from planner.export import export_files
-from planner.export.naming import label_name, run_name
+from planner.export.texts import label_name, run_name
 from planner.schema import Plan, Stage
 from planner.targets import get_target
 from tests.export.golden_files import check_golden

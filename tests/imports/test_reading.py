@@ -109,7 +109,7 @@ def test_layouts(layout: str, cut: tuple[int, ...], virtual: int) -> None:
         (
             "--num-virtual-stages-per-pipeline-rank 2 "
             "--num-layers-per-virtual-pipeline-stage 2",
-            "both say how it is cut",
+            "both cut the model",
         ),
     ],
 )

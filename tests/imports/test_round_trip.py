@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner.export import export_files
-from planner.export.checking import case_of
+from planner.export.torchrun import case_of
 from planner.imports import Imported, Wanted, detect_source, import_text, name_stages
 from planner.schema import Plan
 from planner.targets import get_target

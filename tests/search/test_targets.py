@@ -11,7 +11,8 @@ import pytest
 
 from planner import plan
 from planner.errors import NoFeasiblePlanError, UnknownNameError
-from planner.export.checking import case_of, require_expressible
+from planner.export.registry import require_expressible
+from planner.export.torchrun import case_of
 from planner.schema import Plan
 from planner.schema.strategy import ContextAlgorithm
 from planner.search import Request, get_partitioner, partitioner_names
