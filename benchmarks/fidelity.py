@@ -25,9 +25,7 @@ from numpy.typing import NDArray
 from planner.capture import capture, load_model
 from planner.cluster import Cluster
 from planner.cost import CostModel, PricingContext
-from planner.cost.context import Combinations
 from planner.cost.table.cuts import balanced_bounds
-from planner.cost.units import price_units
 from planner.schema import (
     Optimizer,
     Precision,
@@ -139,14 +137,13 @@ def _rows(setting: PricingContext, case: Case, schedule: str) -> StrategyTable |
 
 
 def _even(setting: PricingContext, row: Mapping[str, int], rank: Index) -> Index:
-    combination = Combinations(
-        tp=np.array([row["tp"]]),
-        cp=np.array([row["cp"]]),
-        ep=np.array([row["ep"]]),
-        microbatch=np.array([row["microbatch_size"]]),
-        sequence_parallel=np.array([row["sequence_parallel"]]),
+    costs = CostModel(setting).unit_costs(
+        tp=row["tp"],
+        cp=row["cp"],
+        ep=row["ep"],
+        microbatch=row["microbatch_size"],
+        sequence_parallel=bool(row["sequence_parallel"]),
     )
-    costs = price_units(setting, combination)
     shared = 2 * costs.tp_s + costs.cp_s + 2 * costs.ep_s
     work = costs.forward_s + costs.backward_s + shared
     types = setting.types_of_ranks(row["pp"])[rank]

@@ -171,7 +171,7 @@ SHIPPED = Path(__file__).parent / "data" / "prices.json.gz"
 
 _VERSION = 1
 #: Fields that prices do not depend on: names, sources, and a field that only fitted
-#: constants use (:mod:`planner.cost.kernels.efficiency`); these prices have none.
+#: constants use (:mod:`planner.cost.kernels.shapes`); these prices have none.
 _IGNORED = {"name", "source", "processors"}
 
 

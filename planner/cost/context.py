@@ -21,14 +21,16 @@ from planner.cost.kernels.low_precision import gathered_share, peak_flops_per_s
 from planner.cost.recipes import RECIPES, Recipe
 from planner.cost.traffic.collectives import (
     Groups,
+    LayerLines,
+    LinkShares,
     ReplicaGroups,
+    layer_lines,
     lines_of,
     replica_groups,
 )
 from planner.graph import ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
-from planner.simulate.compiled import compiled
 from planner.space.regime import Regime
 from planner.units import dtype_bytes
 
@@ -37,69 +39,10 @@ __all__ = [
     "PricingContext",
     "ScalarBytes",
     "SharedFacts",
-    "number_rows",
 ]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-
-_FEWEST_SLOTS = 1 << 12
-
-#: Odd integer nearest 2**64 over the golden ratio, as a signed number: its products
-#: spread consecutive keys. Source: Knuth, The Art of Computer Programming 3, 6.4.
-_SPREAD = -7046029254386353131
-
-
-@compiled
-def _number(packed: Index, keys: Index, ids: Index, first: Index, which: Index) -> int:
-    """Fill in first rows and numbers.
-
-    ``keys`` and ``ids`` are an empty hash table, in which a number of -1 is a free
-    slot; a key that finds its slot taken goes to the next free one.
-
-    Returns:
-        How many numbers there are, or -1 if the table is too small for them.
-    """
-    mask, count = len(keys) - 1, 0
-    for row in range(len(packed)):
-        key = packed[row]
-        if row > 0 and key == packed[row - 1]:
-            which[row] = which[row - 1]
-            continue
-        mixed = key * _SPREAD
-        slot = (mixed ^ (mixed >> 32)) & mask
-        while ids[slot] >= 0 and keys[slot] != key:
-            slot = (slot + 1) & mask
-        if ids[slot] < 0:
-            if 2 * count > mask:
-                return -1
-            keys[slot], ids[slot], first[count] = key, count, row
-            count += 1
-        which[row] = ids[slot]
-    return count
-
-
-def number_rows(*columns: Index) -> tuple[Index, Index]:
-    """Number the distinct combinations of columns in order of appearance.
-
-    Args:
-        columns: Of non-negative integers. Shape [n] each.
-    Returns:
-        First row of each combination, shape [combinations], and number of each row's
-        combination, shape [n].
-    """
-    packed = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        packed *= int(column.max(initial=0)) + 1
-        packed += column
-    first, which = np.empty_like(packed), np.empty_like(packed)
-    count, slots = -1, _FEWEST_SLOTS
-    while count < 0:
-        keys, ids = np.empty(slots, dtype=np.int64), np.full(slots, -1, dtype=np.int64)
-        count = _number(packed, keys, ids, first, which)
-        slots *= 8
-    return first[:count], which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +51,7 @@ class Combinations:
 
     Attributes:
         order: Which of several orders of devices the groups lie in, see
-            :class:`planner.cost.orders.Orders`; None for the only one.
+            :class:`planner.cost.table.orders.Orders`; None for the only one.
     """
 
     tp: Index
@@ -126,15 +69,33 @@ class Combinations:
         """Order of each, 0 where there is one. Shape [combinations]."""
         return np.zeros_like(self.tp) if self.order is None else self.order
 
-    def without_order(self) -> tuple[Combinations, Index]:
-        """Those that differ in more than the order; and which of them each is. [n]."""
-        if self.order is None:
-            return self, np.arange(len(self))
-        columns = (self.tp, self.cp, self.ep, self.microbatch, self.sequence_parallel)
-        first, which = number_rows(*columns)
-        names = ("tp", "cp", "ep", "microbatch", "sequence_parallel")
-        kept = {n: c[first] for n, c in zip(names, columns, strict=True)}
-        return Combinations(**kept), which
+    def strides(
+        self, *, experts_on_shards: bool
+    ) -> tuple[tuple[Index, Index], tuple[Index, Index], tuple[Index, Index]]:
+        """Degree and distance in ranks between neighbours along tp, cp and ep.
+
+        Args:
+            experts_on_shards: As :attr:`planner.cost.recipes.Recipe.experts_on_shards`:
+                shards of one sequence and replicas alike have experts of their own.
+        """
+        expert = self.tp
+        if experts_on_shards:
+            expert = np.where(self.sequence_parallel > 0, 1, self.tp)
+        return (
+            (self.tp, np.ones_like(self.tp)),
+            (self.cp, self.tp),
+            (self.ep, expert),
+        )
+
+    def tp_waits_s(self, ranks: int | Index, core_wait_s: float | Array) -> Array:
+        """What a call of tp waits for cores; nothing where all ranks are of one group.
+
+        Args:
+            ranks: Devices used.
+            core_wait_s: What each hop waits, see :attr:`PricingContext.core_wait_s`.
+        """
+        among = (self.tp > 1) & (self.tp < ranks)
+        return np.where(among, 2 * (self.tp - 1) * core_wait_s, 0.0)
 
 
 #: Links that are slower than this share of those inside a host lie between hosts.
@@ -397,23 +358,21 @@ class PricingContext:
         return constants_of(device, self.recipe, self.calibration)
 
     @cached_property
-    def _link_shares(self) -> tuple[float, float, float]:
-        """Bandwidth below which a link is between hosts, shares of both kinds.
-
-        The lowest device's shares count.
-        """
+    def link_shares(self) -> LinkShares:
+        """Shares of links that are reached; the lowest device's count."""
         fastest = max(g.link.bandwidth_bytes_per_s for g in self.cluster.document.hosts)
         constants = [self.constants(device) for device in self.cluster.device_types]
-        return (
-            fastest * _BETWEEN_HOSTS,
-            min(one.link_efficiency for one in constants),
-            min(one.network_efficiency for one in constants),
+        return LinkShares(
+            between_hosts=fastest * _BETWEEN_HOSTS,
+            inside=min(one.link_efficiency for one in constants),
+            outside=min(one.network_efficiency for one in constants),
+            partial_rails=self.recipe.partial_rails,
         )
 
-    def reached(self, bandwidth: Array) -> Array:
-        """What collectives and transfers reach of links' bandwidths. Same shape."""
-        limit, inside, outside = self._link_shares
-        return np.asarray(bandwidth * np.where(bandwidth < limit, outside, inside))
+    @property
+    def rings(self) -> bool:
+        """Whether collectives go as NCCL's do, see :attr:`Groups.rings`."""
+        return self.calibration is not None and self.on_gpu
 
     @property
     def slowest_device(self) -> DeviceType:
@@ -424,17 +383,28 @@ class PricingContext:
         """Summed over the devices used, in the compute dtype."""
         return float(self.facts.speed[self._device_types].sum())
 
-    def groups(self, degree: Index, stride: Index) -> Groups:
-        """Communication groups of (degree, stride) pairs. Shapes [n]."""
-        first, which = number_rows(degree, stride)
-        levels = [
-            self.cluster.axis_levels(int(degree[i]), int(stride[i]), self.ranks)
-            for i in first
-        ]
-        rings = self.calibration is not None and self.on_gpu
-        found = Groups.from_levels(levels, which, rings=rings)
-        reached = self.reached(found.bandwidth)
-        return replace(found, bandwidth=reached * self.rails(found, stride[first]))
+    def groups(
+        self, degree: Index, stride: Index, which: Index | None = None
+    ) -> Groups:
+        """Communication groups of (degree, stride) pairs.
+
+        Args:
+            degree: Ranks of each group. Shape [distinct].
+            stride: Distance in ranks between its neighbours. Shape [distinct].
+            which: Pair of each strategy; one strategy a pair if None. Shape [n].
+        """
+        pairs = zip(degree.tolist(), stride.tolist(), strict=True)
+        levels = [self.cluster.axis_levels(*pair, self.ranks) for pair in pairs]
+        found = Groups.from_levels(levels, which, rings=self.rings)
+        return self.link_shares.of_groups(found, stride)
+
+    def layer_lines(self, combos: Combinations) -> LayerLines:
+        """Lines of the collectives inside layers, of every combination."""
+        strides = combos.strides(experts_on_shards=self.recipe.experts_on_shards)
+        wait_s = combos.tp_waits_s(len(self.order), self.core_wait_s)
+        tp, cp, ep = (self.groups(degree, stride) for degree, stride in strides)
+        known = self.cluster.document.collectives
+        return layer_lines(tp, cp, ep, self.recipe, measured=known, tp_wait_s=wait_s)
 
     @cached_property
     def _replicas(self) -> dict[tuple[int, ...], ReplicaGroups]:
@@ -453,7 +423,8 @@ class PricingContext:
         if key not in self._replicas:
 
             def of_ranks(degree: int, stride: int) -> Groups:
-                return self.groups(np.full(pp, degree), np.full(pp, stride))
+                same = np.zeros(pp, dtype=np.int64)
+                return self.groups(np.array([degree]), np.array([stride]), same)
 
             self._replicas[key] = replica_groups(
                 of_ranks(ways, tp),
@@ -465,21 +436,6 @@ class PricingContext:
             )
         return self._replicas[key]
 
-    def rails(self, groups: Groups, stride: Index) -> Array:
-        """Share of its interfaces that each distinct group drives by level.
-
-        Args:
-            groups: Of one axis each.
-            stride: Distance in ranks between neighbours of each. Shape [distinct].
-        Returns:
-            Shape [distinct, levels].
-        """
-        if self.recipe.partial_rails == 1.0:
-            return np.ones_like(groups.members)
-        # Between neighbours are ranks of other groups, that drive the rest.
-        shared = (stride[:, None] > 1) & (groups.below > 1)
-        return np.where(shared, self.recipe.partial_rails, 1.0)
-
     def boundaries(self, pp: int) -> tuple[Array, Array]:
         """Bandwidth and latency after each pp rank, wrapping round. Shapes [pp]."""
         if pp == 1:
@@ -488,7 +444,7 @@ class PricingContext:
         bandwidth, latency = self.cluster.boundary_links(
             pp, stride, self.ranks, wrap=True
         )
-        return self.reached(bandwidth), latency + self.core_wait_s
+        return self.link_shares.reached(bandwidth), latency + self.core_wait_s
 
     @property
     def core_wait_s(self) -> float:

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
-from planner.cost.orders import Orders
 from planner.cost.result import Cost, CostTable
 from planner.cost.strategy.stages import Stages
 from planner.cost.strategy.step import Fidelity, price_strategy, time_step
 from planner.cost.strategy.timeline import StepTimeline, step_timeline
+from planner.cost.table.orders import Orders
 from planner.cost.table.step import price_table
 from planner.cost.units import UnitCosts, price_units
 from planner.schema import Strategy
@@ -84,15 +84,17 @@ class CostModel:
             def one(value: int) -> NDArray[np.int64]:
                 return np.array([value], dtype=np.int64)
 
+            combos = Combinations(
+                tp=one(tp),
+                cp=one(cp),
+                ep=one(ep),
+                microbatch=one(microbatch),
+                sequence_parallel=one(int(sequence_parallel)),
+            )
             self._units[key] = price_units(
                 self.context,
-                Combinations(
-                    tp=one(tp),
-                    cp=one(cp),
-                    ep=one(ep),
-                    microbatch=one(microbatch),
-                    sequence_parallel=one(int(sequence_parallel)),
-                ),
+                combos,
+                self.context.layer_lines(combos),
                 context_algorithm=context_algorithm,
             )
         return self._units[key]

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable, Ties
-from planner.cost.kernels.roofline import kernel_times, score_elements
-from planner.cost.orders import Orders
+from planner.cost.kernels.roofline import kernel_times
+from planner.cost.kernels.shapes import Division, divide, shape_factors
 from planner.cost.recipes import Recipe
+from planner.cost.table.rows import number_rows
+from planner.cost.traffic.collectives import LayerLines
 from planner.cost.traffic.layers import (
     FORWARD_SHARE,
     context_traffic,
@@ -32,35 +34,24 @@ from planner.schema.cluster import DeviceType
 from planner.schema.strategy import ContextAlgorithm
 from planner.units import dtype_bytes
 
-__all__ = [
-    "UnitCompute",
-    "UnitCosts",
-    "between_halves",
-    "cut_bytes",
-    "parameters_of",
-    "price_units",
-    "saved_bytes",
-    "sent_bytes",
-    "transient_bytes",
-    "unit_compute",
-    "weight_gradient_bytes",
-]
+__all__ = ["UnitCosts", "price_units"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitCompute:
+class _Compute:
     """Seconds of one microbatch, T device types, C combinations, U units.
 
     Attributes:
-        forward: Shape [T, C, U].
-        backward: Shape [T, C, U].
+        forward: Seconds of the forward. Shape [T, C, U].
+        backward: The same for the whole backward. Shape [T, C, U].
         weight: Part of ``backward`` that makes weight gradients. Shape [T, C, U].
         selective: What selective recomputation runs again. Shape [T, C, U].
         busy: Forward and backward of a device's kernels alone, on the fastest device
             type, by block. Shape [C, classes].
+        scores: Attention scores of each kernel on a device. Shape [C, kernels].
     """
 
     forward: Array
@@ -68,59 +59,59 @@ class UnitCompute:
     weight: Array
     selective: Array
     busy: Array
+    scores: Array
 
 
-def unit_compute(
+def _compute(
     context: PricingContext, classes: BlockClasses, combos: Combinations
-) -> UnitCompute:
-    """Price the compute of every unit under every combination.
-
-    Args:
-        context: The request.
-        classes: Distinct blocks.
-        combos: Degrees and microbatches.
-    """
-    combos, which = combos.without_order()
+) -> _Compute:
+    """Price the compute of every unit; combinations in other orders share theirs."""
+    names = ("tp", "cp", "ep", "microbatch", "sequence_parallel")
+    columns: list[Index] = [getattr(combos, name) for name in names]
+    which = np.arange(len(combos))
+    if combos.order is not None:
+        first, which = number_rows(*columns)
+        columns = [column[first] for column in columns]
+    *degrees, microbatch, split = columns
+    table, tokens = classes.kernels, microbatch / context.graph.batch
+    part = divide(table, tokens, degrees, split)
     types = context.cluster.device_types
-    found = np.stack([_by_block(context, classes, combos, one) for one in types], 1)
-    _put_measured(found, classes, combos.microbatch / context.graph.batch)
+    found = np.stack([_by_block(context, classes, part, one) for one in types], 1)
+    _put_measured(found, classes, tokens)
     forward, backward, weight, selective, *host = found[:, :, which]
-    return UnitCompute(
+    return _Compute(
         forward=_launched(context.recipe, classes, forward, host[0]),
         backward=_launched(context.recipe, classes, backward, host[1]),
         weight=weight @ classes.count,
         selective=selective @ classes.count,
         busy=(forward + backward).min(axis=0),
+        scores=part.scores[which],
     )
 
 
 def _by_block(
-    context: PricingContext,
-    classes: BlockClasses,
-    combos: Combinations,
-    device: DeviceType,
+    context: PricingContext, classes: BlockClasses, part: Division, device: DeviceType
 ) -> Array:
     """Forward, backward, weight, selective, two of hosts. Shape [6, C, classes]."""
-    table = classes.kernels
-    member = np.zeros((len(table.owner), len(classes.blocks)))
-    member[np.arange(len(table.owner)), table.owner] = 1.0
+    table, recipe = classes.kernels, context.recipe
+    reach = context.constants(device)
+    factors = shape_factors(
+        table, part, device, reach, fused_attention=recipe.fused_attention
+    )
     times = kernel_times(
         table,
+        part,
+        factors,
         device,
-        context.recipe,
+        recipe,
+        reach,
         dtype=context.operand_dtype,
         element=context.element_ratio,
-        tokens=combos.microbatch / context.graph.batch,
-        tp=combos.tp.astype(float),
-        cp=combos.cp.astype(float),
-        ep=combos.ep.astype(float),
-        sequence_parallel=combos.sequence_parallel.astype(float),
-        constants=context.constants(device),
         causal=context.graph.attention == "causal",
     )
     sharded = (table.style <= 2) * table.count
-    slower = context.recipe.sharded_op_overhead_s * (device.backend == "gloo")
-    extra = np.where(combos.tp[:, None] > 1, sharded, 0.0) * slower
+    slower = recipe.sharded_op_overhead_s * (device.backend == "gloo")
+    extra = np.where(part.tp > 1, sharded, 0.0) * slower
     parts = (
         times.forward + extra,
         times.backward + extra,
@@ -129,7 +120,7 @@ def _by_block(
         np.broadcast_to(times.forward_host, times.forward.shape),
         np.broadcast_to(times.backward_host, times.forward.shape),
     )
-    return np.stack([part @ member for part in parts])
+    return np.stack([one @ classes.members for one in parts])
 
 
 def _launched(recipe: Recipe, classes: BlockClasses, busy: Array, host: Array) -> Array:
@@ -163,7 +154,7 @@ def _put_measured(found: Array, classes: BlockClasses, tokens: Array) -> None:
             part[:, :, index] = seconds * tokens
 
 
-def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Array:
+def _weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Array:
     """Gradients from which weight gradients are made. Shape [combinations, kernels].
 
     Of everything that reads trained weights: the gradient of its output, which is
@@ -193,8 +184,12 @@ def weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Arra
 _SCORE_BYTES = 5.0
 
 
-def saved_bytes(
-    context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+def _saved_bytes(
+    context: PricingContext,
+    classes: BlockClasses,
+    combos: Combinations,
+    scale: Array,
+    scores: Array,
 ) -> tuple[Array, Array]:
     """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
 
@@ -230,7 +225,9 @@ def saved_bytes(
     none = none + column * _mask_bytes(context, classes) / stream
     if context.recipe.selective == "attention":
         selective = none
-    none = none + _score_bytes(context, classes, combos)
+    if not context.recipe.fused_attention:
+        kept = _SCORE_BYTES * scores * classes.kernels.count
+        none = none + kept @ classes.members
     working = column * classes.column("transient_bytes")
     apart = classes.streamed
     if context.recipe.loss_parallel:
@@ -265,10 +262,8 @@ def _every_second(
     made = np.where(product, table.batch * table.m * table.n * table.count, 0.0)
     # Colwise products put out what tp divides, the others the stream.
     ways = np.where(table.style == 0, tp, stream[:, table.owner])
-    member = np.zeros((len(table.owner), len(classes.blocks)))
-    member[np.arange(len(table.owner)), table.owner] = 1.0
     half = 0.5 * dtype_bytes(context.activation_dtype)
-    return np.asarray(half * (tokens * made / ways) @ member)
+    return np.asarray(half * (tokens * made / ways) @ classes.members)
 
 
 def _mask_bytes(context: PricingContext, classes: BlockClasses) -> Array:
@@ -286,21 +281,7 @@ def _mask_bytes(context: PricingContext, classes: BlockClasses) -> Array:
     return np.where(inside, stream, 0.0) / context.element_ratio
 
 
-def _score_bytes(
-    context: PricingContext, classes: BlockClasses, combos: Combinations
-) -> Array:
-    """Scores that backward keeps where attention is not fused. [C, classes]."""
-    table = classes.kernels
-    if context.recipe.fused_attention:
-        return np.zeros((len(combos.tp), len(classes.blocks)))
-    tokens = combos.microbatch / context.graph.batch / combos.cp
-    scores = score_elements(table, tokens[:, None], combos.tp[:, None].astype(float))
-    member = np.zeros((len(table.owner), len(classes.blocks)))
-    member[np.arange(len(table.owner)), table.owner] = table.count
-    return np.asarray(_SCORE_BYTES * scores @ member)
-
-
-def transient_bytes(
+def _transient_bytes(
     saved: Array, working: Array, to_units: Array, repeated: NDArray[np.bool_]
 ) -> Array:
     """Working set of each unit by recompute kind. Shape [3, C, U], as ``saved``.
@@ -317,7 +298,7 @@ def transient_bytes(
     return np.stack([largest, largest + none - selective, largest + again])
 
 
-def cut_bytes(
+def _cut_bytes(
     context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """Bytes at the cut after each unit but the last, and those saved as they come.
@@ -337,7 +318,7 @@ def cut_bytes(
     return cut, np.where(split & entry, 0.0, cut)
 
 
-def sent_bytes(context: PricingContext, combos: Combinations, cut: Array) -> Array:
+def _sent_bytes(context: PricingContext, combos: Combinations, cut: Array) -> Array:
     """What one device sends of the bytes at each cut. Shape [C, U - 1].
 
     Every tp rank has all of a stream that is not divided. Source: Narayanan et al.
@@ -349,7 +330,7 @@ def sent_bytes(context: PricingContext, combos: Combinations, cut: Array) -> Arr
     return cut / np.where(whole, combos.tp, 1)[:, None]
 
 
-def parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
+def _parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
     """Dense and expert scalars per device before ZeRO. Shapes [C, U].
 
     Args:
@@ -362,7 +343,7 @@ def parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
     return dense, expert
 
 
-def between_halves(
+def _between_halves(
     context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
     """What a split backward keeps besides, and what the model returns.
@@ -376,10 +357,11 @@ def between_halves(
     """
     table = classes.kernels
     element = float(dtype_bytes(context.graph.dtype))
-    member = np.zeros((len(table.owner), len(classes.blocks)))
-    member[np.arange(len(table.owner)), table.owner] = 1.0
-    kept = weight_gradient_bytes(table, element, combos.tp.astype(float)) @ member
-    whole = weight_gradient_bytes(table, element, np.ones(1)) @ member
+    kept = (
+        _weight_gradient_bytes(table, element, combos.tp.astype(float))
+        @ classes.members
+    )
+    whole = _weight_gradient_bytes(table, element, np.ones(1)) @ classes.members
     head = np.array([block.kind == "head" for block in classes.blocks])
     last = head & (classes.count[:, -1] > 0)
     freed = classes.column("saved_bytes") - classes.column("boundary_bytes")
@@ -494,8 +476,8 @@ def _parameters(
 ) -> dict[str, Array]:
     """Fields of :class:`UnitCosts` that count scalars of weights."""
     parameters = context.facts.parameter_counts
-    dense, expert = parameters_of(parameters.scalars, combos)
-    trained_dense, trained_experts = parameters_of(parameters.trained, combos)
+    dense, expert = _parameters_of(parameters.scalars, combos)
+    trained_dense, trained_experts = _parameters_of(parameters.trained, combos)
     ties = parameters.ties
     ways = np.where(ties.split[None, :] > 0, combos.tp[:, None], 1)
     return {
@@ -513,7 +495,7 @@ def _parameters(
 def price_units(
     context: PricingContext,
     combos: Combinations,
-    orders: Orders | None = None,
+    lines: LayerLines,
     *,
     context_algorithm: ContextAlgorithm = "ring",
 ) -> UnitCosts:
@@ -522,26 +504,29 @@ def price_units(
     Args:
         context: The request.
         combos: Degrees and microbatches.
-        orders: What ``combos.order`` refers to; None for the context's own.
+        lines: Of their collectives, see :meth:`PricingContext.layer_lines`.
         context_algorithm: How attention sees a sequence that cp divides.
     """
-    graph = context.graph
-    orders = orders or Orders.of(context)
     classes = context.facts.classes
     to_units = classes.count
-    scale = combos.microbatch / graph.batch / combos.cp
+    scale = combos.microbatch / context.graph.batch / combos.cp
     scale = scale * context.element_ratio
-    compute = unit_compute(context, classes, combos)
-    hidden = compute.busy * classes.has_attention
-    tp = tensor_traffic(orders, classes, combos, scale)
-    cp = context_traffic(context_algorithm, orders, classes, combos, scale, hidden)
-    ep = expert_traffic(orders, classes, combos, scale)
-    kept, working = saved_bytes(context, classes, combos, scale)
+    compute = _compute(context, classes, combos)
+    kept, working = _saved_bytes(context, classes, combos, scale, compute.scores)
     saved = kept @ to_units
     repeated = _recomputed(context)
     saved[2] = np.where(repeated, saved[2], saved[0])
-    halves, output = between_halves(context, classes, combos, scale)
-    cut, shared = cut_bytes(context, classes, combos, scale)
+    halves, output = _between_halves(context, classes, combos, scale)
+    cut, shared = _cut_bytes(context, classes, combos, scale)
+    sent = _sent_bytes(context, combos, cut)
+    parameters = _parameters(context, classes, combos)
+    transient = _transient_bytes(saved, working, to_units, repeated)
+    hidden = compute.busy * classes.has_attention
+    tp = tensor_traffic(context, classes, combos, lines.tp, scale)
+    cp = context_traffic(
+        context_algorithm, context, classes, combos, lines.cp, scale, hidden
+    )
+    ep = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
     return UnitCosts(
         forward_s=compute.forward,
         backward_s=compute.backward,
@@ -558,11 +543,11 @@ def price_units(
             compute.backward.min(axis=0),
         ),
         saved_bytes=saved,
-        transient_bytes=transient_bytes(saved, working, to_units, repeated),
+        transient_bytes=transient,
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=cut,
-        sent_bytes=sent_bytes(context, combos, cut),
+        sent_bytes=sent,
         shared_bytes=shared,
         tp_bytes=tp.sent,
         cp_bytes=cp.sent @ to_units,
@@ -572,5 +557,5 @@ def price_units(
         cp_payload=cp.payload @ to_units,
         cp_forward=FORWARD_SHARE[context_algorithm],
         ties=context.facts.parameter_counts.ties,
-        **_parameters(context, classes, combos),
+        **parameters,
     )

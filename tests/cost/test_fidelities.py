@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cost import PARTS, CostModel, Recipe
-from planner.cost.context import Combinations
 from planner.cost.table.cuts import balanced_bounds
-from planner.cost.units import price_units
 from planner.errors import StrategyError
 from planner.schema import Strategy
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
@@ -55,10 +53,7 @@ def even(model: CostModel, values: dict[str, int]) -> Strategy:
 def timed_cut(model: CostModel, values: dict[str, int]) -> list[int]:
     """Stages of equal time, as the table cuts them; on devices of one type."""
     one = np.ones(1, dtype=np.int64)
-    combos = Combinations(
-        tp=one, cp=one, ep=one, microbatch=one, sequence_parallel=0 * one
-    )
-    costs = price_units(model.context, combos)
+    costs = model.unit_costs(tp=1, cp=1, ep=1, microbatch=1, sequence_parallel=False)
     stages = values["pp"] * values["virtual_stages"]
     work = costs.forward_s + costs.backward_s
     types = np.zeros((1, stages), dtype=np.int64)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from planner.cost import CostModel
-from planner.cost.context import Combinations
 from planner.cost.kernels.blocks import count_parameters
-from planner.cost.units import price_units
 from planner.graph import ModelGraph
 from planner.schema import Precision
 from planner.space import build_strategy
@@ -34,13 +31,11 @@ def test_units_know_which_of_their_scalars_are_trained() -> None:
 
 
 def test_frozen_products_have_no_weight_gradient() -> None:
-    one = np.ones(1, dtype=np.int64)
-    combos = Combinations(
-        tp=one, cp=one, ep=one, microbatch=64 * one, sequence_parallel=0 * one
-    )
     wide = {"memory_bandwidth_bytes_per_s": 1e18}
     frozen, trained = (
-        price_units(model_of(adapted_graph(frozen=f), **wide).context, combos)
+        model_of(adapted_graph(frozen=f), **wide).unit_costs(
+            tp=1, cp=1, ep=1, microbatch=64, sequence_parallel=False
+        )
         for f in (True, False)
     )
     assert frozen.forward_s == pytest.approx(trained.forward_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.cost.context import number_rows
+from planner.cost.table.rows import number_rows
 
 
 @pytest.mark.parametrize(

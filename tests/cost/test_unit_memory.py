@@ -23,12 +23,11 @@ NONE, SELECTIVE, FULL = range(3)
 
 def priced(graph: ModelGraph, recipe: Recipe, tp: int = 1, split: int = 0) -> UnitCosts:
     one = np.ones(1, dtype=np.int64)
-    return price_units(
-        setting_for(graph, CLUSTER, recipe=recipe),
-        Combinations(
-            tp=tp * one, cp=one, ep=one, microbatch=one, sequence_parallel=split * one
-        ),
+    context = setting_for(graph, CLUSTER, recipe=recipe)
+    combos = Combinations(
+        tp=tp * one, cp=one, ep=one, microbatch=one, sequence_parallel=split * one
     )
+    return price_units(context, combos, context.layer_lines(combos))
 
 
 def with_head() -> ModelGraph:

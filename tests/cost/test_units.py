@@ -27,10 +27,9 @@ def priced(
     names = ("tp", "cp", "ep", "microbatch")
     columns = {name: np.array([axes.get(name, 1)]) for name in names}
     parallel = np.array([axes.get("sequence_parallel", 0)])
-    return price_units(
-        setting or setting_for(graph, CLUSTER),
-        Combinations(**columns, sequence_parallel=parallel),
-    )
+    setting = setting or setting_for(graph, CLUSTER)
+    combos = Combinations(**columns, sequence_parallel=parallel)
+    return price_units(setting, combos, setting.layer_lines(combos))
 
 
 def with_blocks(graph: ModelGraph, **changes: Any) -> ModelGraph:
@@ -182,9 +181,12 @@ def test_a_sequence_traded_for_heads_goes_there_and_back(
     shared: int, cp: int, tp: int, each: int
 ) -> None:
     names = {"tp": tp, "cp": cp, "ep": 1, "microbatch": 1, "sequence_parallel": 0}
+    setting = setting_for(attending(8, shared), CLUSTER)
+    combos = Combinations(**{name: np.array([value]) for name, value in names.items()})
     costs = price_units(
-        setting_for(attending(8, shared), CLUSTER),
-        Combinations(**{name: np.array([value]) for name, value in names.items()}),
+        setting,
+        combos,
+        setting.layer_lines(combos),
         context_algorithm="all_to_all",
     )
     # Queries and outputs of 8 heads, keys and values of some, in bfloat16.

@@ -10,9 +10,8 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.cost import CostModel, PricingContext
-from planner.cost.context import Combinations
 from planner.cost.strategy.stages import Stages
-from planner.cost.units import UnitCosts, price_units
+from planner.cost.units import UnitCosts
 from planner.graph import ModelGraph
 from planner.schema import Strategy
 from planner.schema.schedules import schedule_spec
@@ -38,11 +37,9 @@ def uneven_graph(units: int, seed: int) -> ModelGraph:
 
 
 def unit_costs(setting: PricingContext) -> UnitCosts:
-    one = np.ones(1, dtype=np.int64)
-    combination = Combinations(
-        tp=one, cp=one, ep=one, microbatch=one, sequence_parallel=0 * one
+    return CostModel(setting).unit_costs(
+        tp=1, cp=1, ep=1, microbatch=1, sequence_parallel=False
     )
-    return price_units(setting, combination)
 
 
 def work(setting: PricingContext, costs: UnitCosts, strategy: Strategy) -> np.ndarray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -118,7 +119,7 @@ class KernelTable:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockClasses:
     """Distinct blocks and where they are.
 
@@ -150,6 +151,14 @@ class BlockClasses:
         """Blocks with products that recipes for float8 and float4 convert. [blocks]."""
         found = np.zeros(len(self.blocks), dtype=bool)
         found[self.kernels.owner[self.kernels.low_precision]] = True
+        return found
+
+    @cached_property
+    def members(self) -> Array:
+        """1 where a kernel belongs to a class. Shape [kernels, classes]."""
+        owner = self.kernels.owner
+        found = np.zeros((len(owner), len(self.blocks)))
+        found[np.arange(len(owner)), owner] = 1.0
         return found
 
     def column(self, name: str) -> Array:

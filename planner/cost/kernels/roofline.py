@@ -5,7 +5,7 @@ t(op) = max(FLOPs / (peak x efficiency), bytes / memory bandwidth) + overhead
 with efficiency = e FLOPs' / (FLOPs' + h), where e is what very large products reach, h
 the FLOPs at which half of that is reached, and FLOPs' counts the tile padding that the
 hardware computes anyway, and, under fitted constants, waves of tiles and the ramp of
-the inner length (:mod:`planner.cost.kernels.efficiency`).
+the inner length (:mod:`planner.cost.kernels.shapes`).
 """
 
 from __future__ import annotations
@@ -15,137 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.constants import DeviceConstants, constants_of
+from planner.cost.constants import DeviceConstants
 from planner.cost.kernels.blocks import KERNEL_KINDS, KernelTable
-from planner.cost.kernels.efficiency import (
-    head_share,
-    inner_factors,
-    padding,
-    tile_factors,
-    unaligned_factors,
-)
 from planner.cost.kernels.low_precision import cast_bytes, low_precision_rates
+from planner.cost.kernels.shapes import Division, head_share
 from planner.cost.recipes import Recipe
 from planner.schema import Optimizer
 from planner.schema.cluster import DeviceType
 
-__all__ = [
-    "Division",
-    "KernelTimes",
-    "divide",
-    "kernel_times",
-    "optimizer_seconds",
-    "rows_of",
-    "score_elements",
-    "summed_bytes",
-]
+__all__ = ["KernelTimes", "kernel_times", "optimizer_seconds", "summed_bytes"]
 
 Array = NDArray[np.float64]
-
-
-def score_elements(table: KernelTable, scale: Array, tp: Array) -> Array:
-    """Attention scores of one kernel on one device. Shape [combinations, kernels].
-
-    Args:
-        table: Kernels at the traced batch.
-        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
-        tp: Shape [combinations, 1].
-    """
-    heads = np.where(table.style[None, :] <= 2, tp.astype(float), 1.0)
-    whole = np.where(table.kind == 1, table.batch * table.m * table.n, 0.0)
-    return np.asarray(whole * scale / heads)
-
-
-def rows_of(table: KernelTable, scale: Array, ep: Array) -> Array:
-    """Length of m. A device that has 1/ep of the experts gets ep ranks' tokens.
-
-    Args:
-        table: Kernels at the traced batch.
-        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
-        ep: Shape [combinations, 1].
-    Returns:
-        Shape [combinations, kernels].
-    """
-    return np.asarray(table.m * scale * np.where(table.expert_share > 0, ep, 1.0))
-
-
-def _byte_shares(table: KernelTable, tp: Array, stream: Array) -> Array:
-    """Share of a kernel's activation bytes that one tp rank moves. [combos, kernels].
-
-    A colwise product reads its whole input and writes 1/tp of its output, a rowwise
-    one the other way round.
-    """
-    into = table.k / np.maximum(table.k + table.n, 1)
-    one = np.ones((len(tp), len(table.k)))
-    shares = np.stack(
-        [
-            into + (1 - into) / tp,
-            into / tp + (1 - into),
-            one / tp,
-            one / stream,
-            one,
-        ]
-    )
-    rows = np.arange(len(tp))[:, None]
-    return np.asarray(
-        shares[table.style[None, :], rows, np.arange(len(table.k))[None, :]]
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
-    """What combinations of degrees leave of a kernel. Shapes [combinations, kernels].
-
-    Attributes:
-        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
-        tp: Shape [combinations, 1].
-        stream: Ranks that share the stream between tp's layers. Likewise.
-        work: Ranks that share the FLOPs.
-        share: Of the activation bytes.
-        weights: Bytes of weights on one device.
-        rows: Length of a product's first dimension, m.
-    """
-
-    scale: Array
-    tp: Array
-    stream: Array
-    work: Array
-    share: Array
-    weights: Array
-    rows: Array
-
-
-def divide(
-    table: KernelTable,
-    tokens: Array,
-    tp: Array,
-    cp: Array,
-    ep: Array,
-    sequence_parallel: Array,
-) -> Division:
-    """Divide kernels by degrees.
-
-    Args:
-        table: Kernels at the traced batch.
-        tokens: Microbatch size over the traced batch. Shape [combinations].
-        tp: Shape [combinations]; likewise cp, ep.
-        sequence_parallel: 0 or 1. Shape [combinations].
-    """
-    tp, cp, ep = (x[:, None].astype(float) for x in (tp, cp, ep))
-    scale = tokens[:, None] / cp
-    stream = np.where(sequence_parallel[:, None] > 0, tp, 1.0)
-    style = table.style[None, :]
-    return Division(
-        scale=scale,
-        tp=tp,
-        stream=stream,
-        work=np.where(style <= 2, tp, np.where(style == 3, stream, 1.0)),
-        share=_byte_shares(table, tp, stream),
-        weights=table.weight_bytes
-        * (1 - table.expert_share + table.expert_share / ep)
-        / np.where(style <= 1, tp, 1.0),
-        rows=rows_of(table, scale, ep),
-    )
 
 
 #: How often attention that is not fused moves a score in forward and backward, each in
@@ -186,44 +66,36 @@ class KernelTimes:
 
 def kernel_times(
     table: KernelTable,
+    part: Division,
+    factors: tuple[Array, Array],
     device: DeviceType,
     recipe: Recipe,
+    reach: DeviceConstants,
     *,
     dtype: str,
     element: float = 1.0,
-    tokens: Array,
-    tp: Array,
-    cp: Array,
-    ep: Array,
-    sequence_parallel: Array,
-    constants: DeviceConstants | None = None,
     causal: bool = False,
 ) -> KernelTimes:
     """Seconds of every kernel under every combination of degrees.
 
     Args:
         table: Kernels at the traced batch.
+        part: What a device has of them.
+        factors: Time of products of these shapes over that of endless ones, see
+            :func:`planner.cost.kernels.shapes.shape_factors`.
         device: On which they run.
         recipe: Of the framework.
+        reach: What the device reaches.
         dtype: Of products: a compute dtype, or a format of
             :mod:`planner.cost.kernels.low_precision`.
         element: Bytes of an activation over what it had in the trace.
-        tokens: Microbatch size over the traced batch. Shape [combinations].
-        tp: Shape [combinations]; likewise cp, ep.
-        sequence_parallel: 0 or 1. Shape [combinations].
-        constants: What the device reaches; what its document says if None.
         causal: Whether attention is, so that kernels skip the recipe's share of it.
     """
-    reach = constants or constants_of(device, recipe)
-    part = divide(table, tokens, tp, cp, ep, sequence_parallel)
     roof = _Roof.over(table, device, recipe, reach, part, dtype, element, causal)
     one, product = np.ones(len(table.count)), _backward_ops(table)
     share = _attention_share(table, device, recipe, reach)
-    inner = _shape_factors(
-        table, device, recipe, reach, part.rows, tp[:, None], ep[:, None]
-    )
     forward = roof.seconds(
-        table.forward_flops, table.forward_bytes, one, share, inner[0], one
+        table.forward_flops, table.forward_bytes, one, share, factors[0], one
     )
     again = np.where(roof.fused[0], table.recompute_flops, 0.0)
     # Gradients of experts' weights are as many as a device has experts, whatever the
@@ -234,12 +106,11 @@ def kernel_times(
         np.maximum(table.backward_bytes - made, 0.0),
         product,
         share * (recipe.attention_backward / recipe.attention_forward),
-        inner[1],
+        factors[1],
         product + (made > 0),
     )
     if not recipe.fused_attention:
-        scores = score_elements(table, part.scale, tp[:, None]) * table.count * element
-        written = 2 * scores / roof.bandwidth
+        written = 2 * part.scores * table.count * element / roof.bandwidth
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
     moved = cast_bytes(table, dtype, part.tp, part.stream, before=recipe.narrow_gathers)
@@ -257,29 +128,6 @@ def kernel_times(
         forward_host=launched,
         backward_host=launched * product,
     )
-
-
-def _shape_factors(
-    table: KernelTable,
-    device: DeviceType,
-    recipe: Recipe,
-    reach: DeviceConstants,
-    rows: Array,
-    tp: Array,
-    ep: Array,
-) -> tuple[Array, Array]:
-    """Time of products over that of endless ones. Shapes [combinations, kernels].
-
-    Waves are for fitted constants: what documents say of products that reach half of
-    their rate has them in it.
-    """
-    if not reach.inner_ramp:
-        padded = padding(table, device, rows, tp)
-        return padded, padded
-    long = inner_factors(table, reach.inner_ramp, rows, tp)
-    tiles = tile_factors(table, device, rows, tp, ep)
-    odd = unaligned_factors(table, tp, not recipe.fused_attention)
-    return odd * long[0] * tiles[0], odd * long[1] * tiles[1]
 
 
 def _products(table: KernelTable) -> NDArray[np.bool_]:

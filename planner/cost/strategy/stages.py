@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
 from planner.cost.replicas import ReplicaRows
-from planner.cost.traffic.collectives import ReplicaGroups
-from planner.cost.traffic.layers import TP_KINDS
+from planner.cost.traffic.collectives import TP_KINDS, ReplicaGroups
 from planner.cost.units import UnitCosts
 from planner.errors import StrategyError
 from planner.schema import Strategy

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import number_rows
 from planner.cost.table.cuts import balanced_bounds
+from planner.cost.table.rows import number_rows
 from planner.cost.units import UnitCosts
 from planner.simulate.compiled import compiled
 
@@ -353,7 +353,7 @@ class Pairs:
         combo: Index into the combinations of the unit costs.
         folded: 1 where rank r holds stages r and 2 pp - 1 - r, 0 where r, r + pp …
         place: Row of the three tables below: place of each, see
-            :class:`planner.cost.orders.Places`.
+            :class:`planner.cost.table.orders.Places`.
         types: Device type of each pp rank, padded. Shape [places, most pp].
         bandwidth: Of the boundary after each pp rank, wrapping. [places, most pp].
         latency: The same in seconds.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.context import Combinations, PricingContext, number_rows
+from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.roofline import optimizer_seconds
-from planner.cost.orders import Orders, Places
 from planner.cost.pipelines import RowTimes, pipeline_pricing
 from planner.cost.replicas import ReplicaRows, replica_pricing
 from planner.cost.result import PARTS, CostTable
 from planner.cost.table.memory import table_memory
-from planner.cost.table.rows import Columns, columns_of
+from planner.cost.table.orders import Orders, Places
+from planner.cost.table.rows import Columns, columns_of, number_rows
 from planner.cost.table.stages import KEPT, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.cost.units import price_units
@@ -47,6 +47,7 @@ def _look_up(
         sequence_parallel=table.sequence_parallel[first],
         order=order[first] if len(orders.ids) > 1 else None,
     )
+    costs = price_units(orders.context, combos, orders.layer_lines(combos))
     # A combination has one order, so that it and a degree make a place.
     folded = schedule_columns("folded")[table.schedule, 0]
     rows, pair = number_rows(combo, table.pp, table.virtual_stages, folded)
@@ -60,7 +61,7 @@ def _look_up(
         bandwidth=places.bandwidth,
         latency=places.latency,
     )
-    return summarize(price_units(orders.context, combos, orders), pairs), pair
+    return summarize(costs, pairs), pair
 
 
 def _pipelines(rows: Columns, summaries: Summaries, contention: Array) -> RowTimes:

@@ -3,33 +3,27 @@
 A group has one entry per level, innermost first: how many members meet there, and what
 each can send and how fast a message is. Every member drives its own share of the links,
 so a ring whose hosts hold m members each crosses hosts at m times one member's rate.
-
-:func:`group_levels` finds these entries for thousands of orders of devices in one
-compiled pass, as a search over orders needs it; for one order it agrees with
-:func:`planner.cluster.levels.axis_levels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.cluster import AxisLevel
-from planner.cluster.topology import HierarchicalTopology, MatrixTopology, Topology
 from planner.cost.recipes import Recipe
 from planner.schema.cluster import MeasuredCollective
-from planner.simulate.compiled import compiled
 
 __all__ = [
+    "TP_KINDS",
     "Groups",
-    "LevelTables",
+    "LayerLines",
+    "LinkShares",
     "ReplicaGroups",
-    "group_levels",
-    "level_tables",
+    "layer_lines",
     "lines_of",
     "replica_groups",
     "time_of",
@@ -39,8 +33,48 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
+#: Kinds of call of tensor parallelism, order of the first axis of its payloads.
+TP_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+
 #: Messages that each kind sends per ring step pair, relative to reduce-scatter.
 _PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkShares:
+    """Shares of their links' bandwidth that collectives and transfers reach.
+
+    Attributes:
+        between_hosts: Bytes/s below which a link lies between hosts.
+        inside: Share of links inside a host.
+        outside: Share of links between hosts.
+        partial_rails: Share of their hosts' network interfaces that groups drive whose
+            hosts hold several members, but other groups the rest.
+    """
+
+    between_hosts: float
+    inside: float
+    outside: float
+    partial_rails: float
+
+    def reached(self, bandwidth: Array) -> Array:
+        """Bytes/s that are reached of links' bandwidths. Same shape."""
+        outside = bandwidth < self.between_hosts
+        return np.asarray(bandwidth * np.where(outside, self.outside, self.inside))
+
+    def of_groups(self, groups: Groups, stride: Index) -> Groups:
+        """Groups at the rates that they reach.
+
+        Args:
+            groups: Distinct ones, at the bandwidths of their links.
+            stride: Distance in ranks between neighbours of each. Shape [distinct].
+        """
+        rate = self.reached(groups.bandwidth)
+        if self.partial_rails != 1.0:
+            # Between neighbours are ranks of other groups, that drive the rest.
+            shared = (stride[:, None] > 1) & (groups.below > 1)
+            rate = rate * np.where(shared, self.partial_rails, 1.0)
+        return replace(groups, bandwidth=rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,263 +277,6 @@ def time_of(
     return np.asarray(np.minimum(first, second))
 
 
-class LevelTables(NamedTuple):
-    """A network as arrays; of a hierarchical one matrices are empty, and vice versa.
-
-    Attributes:
-        domains: Switch of each device on each level. Shape [levels, devices].
-        inside_bandwidth: Inside each device's host (bytes/s). Shape [devices];
-            likewise inside_latency (s), nic_bandwidth, nic_latency.
-        mesh: 1 where a host's devices have cables to each other. Shape [devices].
-        level_bandwidth: Of each level above the host. Shape [levels]; likewise
-            level_latency.
-        bandwidth: Of each pair of devices. Shape [devices, devices]; likewise latency.
-    """
-
-    domains: Index
-    inside_bandwidth: Array
-    inside_latency: Array
-    mesh: Index
-    nic_bandwidth: Array
-    nic_latency: Array
-    level_bandwidth: Array
-    level_latency: Array
-    bandwidth: Array
-    latency: Array
-
-
-def level_tables(topology: Topology) -> LevelTables | None:
-    """Arrays of a network; None for a kind of network that is not known here."""
-    domains = np.ascontiguousarray(np.stack(topology.domains), dtype=np.int64)
-    none, square = np.zeros(0), np.zeros((0, 0))
-    if isinstance(topology, MatrixTopology):
-        return LevelTables(
-            domains=domains,
-            inside_bandwidth=none,
-            inside_latency=none,
-            mesh=np.zeros(0, dtype=np.int64),
-            nic_bandwidth=none,
-            nic_latency=none,
-            level_bandwidth=none,
-            level_latency=none,
-            bandwidth=topology.matrices[0].copy(),
-            latency=topology.matrices[1].copy(),
-        )
-    if isinstance(topology, HierarchicalTopology):
-        ends = topology.ends
-        return LevelTables(
-            domains=domains,
-            inside_bandwidth=ends.host_bandwidth,
-            inside_latency=ends.host_latency,
-            mesh=ends.mesh.astype(np.int64),
-            nic_bandwidth=ends.nic_bandwidth,
-            nic_latency=ends.nic_latency,
-            level_bandwidth=ends.level_bandwidth,
-            level_latency=ends.level_latency,
-            bandwidth=square,
-            latency=square,
-        )
-    return None
-
-
-@compiled
-def _common(
-    domains: Index,
-    ids: Index,
-    degree: int,
-    stride: int,
-    count: Index,
-    members: Array,
-) -> bool:
-    """Members that meet at each level in every group; whether all hold just as many.
-
-    ``count`` is zero for every switch, before and after.
-    """
-    levels, even, below, span = len(domains), True, 1, degree * stride
-    for level in range(levels - 1):
-        domain, common, least, most = domains[level], 0, len(ids), 0
-        for block in range(0, len(ids) // span * span, span):
-            for start in range(block, block + stride):
-                for place in range(degree):
-                    count[domain[ids[start + place * stride]]] += 1
-                for place in range(degree):
-                    switch = domain[ids[start + place * stride]]
-                    found = count[switch]
-                    if found == 0:
-                        continue
-                    count[switch] = 0
-                    least, most = min(least, found), max(most, found)
-                    while found:
-                        common, found = found, common % found
-        even = even and least == common and most == common
-        members[level] = common / below
-        below = common
-    members[levels - 1] = degree / below
-    return even
-
-
-@compiled
-def _slowest(
-    net: LevelTables,
-    ids: Index,
-    degree: int,
-    stride: int,
-    in_host: float,
-    low: Index,
-    high: Index,
-    bandwidth: Array,
-    latency: Array,
-) -> None:
-    """Slowest link that any group uses at each level of a hierarchical network.
-
-    ``low`` and ``high`` are -1 for every switch, before and after.
-    """
-    span = degree * stride
-    for level in range(len(net.domains)):
-        domain = net.domains[level]
-        for block in range(0, len(ids) // span * span, span):
-            for start in range(block, block + stride):
-                for place in range(degree):
-                    device = ids[start + place * stride]
-                    below = device if level == 0 else net.domains[level - 1, device]
-                    switch = domain[device]
-                    if low[switch] < 0:
-                        low[switch], high[switch] = below, below
-                    low[switch] = min(low[switch], below)
-                    high[switch] = max(high[switch], below)
-                for place in range(degree):
-                    device = ids[start + place * stride]
-                    switch = domain[device]
-                    if low[switch] == high[switch]:
-                        continue
-                    if level == 0:
-                        cables = max(1.0, in_host - 1) if net.mesh[device] else 1.0
-                        rate = net.inside_bandwidth[device] * cables
-                        wait = net.inside_latency[device]
-                    else:
-                        rate = min(
-                            net.nic_bandwidth[device], net.level_bandwidth[level]
-                        )
-                        wait = max(net.nic_latency[device], net.level_latency[level])
-                    bandwidth[level] = min(bandwidth[level], rate)
-                    latency[level] = max(latency[level], wait)
-                for place in range(degree):
-                    switch = domain[ids[start + place * stride]]
-                    low[switch], high[switch] = -1, -1
-
-
-@compiled
-def _slowest_pairs(
-    net: LevelTables,
-    ids: Index,
-    degree: int,
-    stride: int,
-    bandwidth: Array,
-    latency: Array,
-) -> None:
-    """The same where every pair has a link of its own; two levels."""
-    hosts, span = net.domains[0], degree * stride
-    for block in range(0, len(ids) // span * span, span):
-        for start in range(block, block + stride):
-            for one in range(degree):
-                a = ids[start + one * stride]
-                for other in range(degree):
-                    b = ids[start + other * stride]
-                    if a == b:
-                        continue
-                    level = 0 if hosts[a] == hosts[b] else 1
-                    bandwidth[level] = min(bandwidth[level], net.bandwidth[a, b])
-                    latency[level] = max(latency[level], net.latency[a, b])
-
-
-@compiled
-def _merge(members: Array, bandwidth: Array, latency: Array) -> None:
-    """Put the levels in use first; neighbours with the same link become one."""
-    kept = 0
-    for level in range(len(members)):
-        count, rate, wait = members[level], bandwidth[level], latency[level]
-        members[level], bandwidth[level], latency[level] = 1.0, np.inf, 0.0
-        if count == 1:
-            continue
-        if kept and bandwidth[kept - 1] == rate and latency[kept - 1] == wait:
-            members[kept - 1] *= count
-            continue
-        members[kept], bandwidth[kept], latency[kept] = count, rate, wait
-        kept += 1
-
-
-@compiled
-def _fill(
-    net: LevelTables,
-    orders: Index,
-    lengths: Index,
-    which: Index,
-    degree: Index,
-    stride: Index,
-    members: Array,
-    bandwidth: Array,
-    latency: Array,
-) -> None:
-    switches = 1
-    for level in range(len(net.domains)):
-        switches = max(switches, net.domains[level].max() + 1)
-    count = np.zeros(switches, dtype=np.int64)
-    low, high = np.full(switches, -1), np.full(switches, -1)
-    for row in range(len(which)):
-        order = which[row]
-        ids, each, step = orders[order, : lengths[order]], degree[row], stride[row]
-        if each == 1:
-            continue
-        even = _common(net.domains, ids, each, step, count, members[row])
-        if len(net.bandwidth):
-            _slowest_pairs(net, ids, each, step, bandwidth[row], latency[row])
-        else:
-            in_host = members[row, 0]
-            _slowest(
-                net, ids, each, step, in_host, low, high, bandwidth[row], latency[row]
-            )
-        if not even:
-            for level in range(1, len(net.domains)):
-                before = level - 1
-                bandwidth[row, level] = min(
-                    bandwidth[row, level], bandwidth[row, before]
-                )
-                latency[row, level] = max(latency[row, level], latency[row, before])
-        _merge(members[row], bandwidth[row], latency[row])
-
-
-def group_levels(
-    net: LevelTables, orders: Index, which: Index, degree: Index, stride: Index
-) -> tuple[Array, Array, Array]:
-    """Levels that the groups of mesh axes use, under one order of devices each.
-
-    Args:
-        net: The network.
-        orders: Device id of each rank, -1 after the last. Shape [orders, most ranks].
-        which: Order of each axis. Shape [n].
-        degree: Ranks in a group, of which one must fit. Shape [n].
-        stride: Distance in ranks between its neighbours. Shape [n].
-    Returns:
-        Members, bandwidth (bytes/s) and latency (s) as in
-        :class:`planner.cost.traffic.collectives.Groups`. Shapes [n, levels].
-    """
-    shape = (len(which), len(net.domains))
-    members, bandwidth = np.ones(shape), np.full(shape, np.inf)
-    latency = np.zeros(shape)
-    _fill(
-        net,
-        np.ascontiguousarray(orders, dtype=np.int64),
-        (orders >= 0).sum(axis=1),
-        np.ascontiguousarray(which, dtype=np.int64),
-        np.ascontiguousarray(degree, dtype=np.int64),
-        np.ascontiguousarray(stride, dtype=np.int64),
-        members,
-        bandwidth,
-        latency,
-    )
-    return members, bandwidth, latency
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGroups:
     """Groups of n strategies, and the lines of their collectives.
@@ -561,4 +338,61 @@ def replica_groups(
         gather=lines("all_gather", shard),
         scatter=lines("reduce_scatter", shard),
         mirror=lines("all_reduce", replicate),
+    )
+
+
+#: Lines of each kind of call, of each combination. Shapes [combinations, 2, 2].
+_Lines = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLines:
+    """Lines of the collectives inside layers, by kind of call.
+
+    Attributes:
+        tp: Tensor parallelism, waits for cores included.
+        cp: Context parallelism.
+        ep: Expert parallelism.
+    """
+
+    tp: _Lines
+    cp: _Lines
+    ep: _Lines
+
+
+#: Links that carry less than this share of what those inside a host do are outside.
+_OUTSIDE = 0.5
+
+
+def layer_lines(
+    tp: Groups,
+    cp: Groups,
+    ep: Groups,
+    recipe: Recipe,
+    *,
+    measured: tuple[MeasuredCollective, ...] = (),
+    tp_wait_s: Array,
+) -> LayerLines:
+    """Work out the lines of collectives inside layers.
+
+    Args:
+        tp: Groups of every combination; likewise cp, ep.
+        recipe: How much of what is routed crosses slower links.
+        measured: Probed collectives.
+        tp_wait_s: What a call of tp waits for cores. Shape [combinations].
+    """
+
+    def lines(groups: Groups, *kinds: str) -> _Lines:
+        return {kind: lines_of(kind, groups, measured)[groups.which] for kind in kinds}
+
+    inner = ep.bandwidth[:, :1]
+    slower = (ep.bandwidth < _OUTSIDE * inner) & (ep.members > 1)
+    share = np.where(slower, recipe.routed_share, 1.0)
+    found = lines(tp, *TP_KINDS)
+    for line in found.values():
+        line[:, :, 0] += tp_wait_s[:, None]
+    return LayerLines(
+        tp=found,
+        cp=lines(cp, "all_gather", "all_to_all"),
+        ep=lines(replace(ep, bandwidth=ep.bandwidth / share), "all_to_all"),
     )

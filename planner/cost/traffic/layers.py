@@ -15,23 +15,20 @@ Source: executors/strategies/tensor_parallel.py; Korthikanti et al. 2022, sectio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.blocks import BlockClasses
-from planner.cost.orders import Orders
 from planner.cost.recipes import Recipe
-from planner.cost.traffic.collectives import Groups, time_of
 from planner.graph import ModelGraph
 from planner.schema.strategy import ContextAlgorithm
 from planner.units import dtype_bytes
 
 __all__ = [
     "FORWARD_SHARE",
-    "TP_KINDS",
     "ContextTraffic",
     "ExpertTraffic",
     "TensorTraffic",
@@ -45,8 +42,15 @@ __all__ = [
 Array = NDArray[np.float64]
 
 
-#: Kinds of call, order of the first axis of payloads.
-TP_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+def _time(lines: Array, size_bytes: Array) -> Array:
+    """Seconds of calls of a size by the faster of two algorithms. Shape [C].
+
+    Args:
+        lines: Fixed seconds and seconds per byte of each. Shape [C, 2, 2].
+        size_bytes: Shape [C].
+    """
+    first, second = (lines[:, k, 0] + lines[:, k, 1] * size_bytes for k in range(2))
+    return np.minimum(first, second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +61,8 @@ class TensorTraffic:
         seconds: Half of what forward and backward take. Shape [C, U].
         again_s: What recomputation adds. Shape [C, U].
         sent: Bytes that leave a device in forward and backward. Shape [C, U].
-        payload: Bytes by :data:`TP_KINDS`, then of forward and backward, or of what
-            recomputation adds. Shape [3, 2, C, U].
+        payload: Bytes by :data:`planner.cost.traffic.collectives.TP_KINDS`, then those
+            of forward and backward, and what recomputation adds. Shape [3, 2, C, U].
     """
 
     seconds: Array
@@ -67,43 +71,25 @@ class TensorTraffic:
     payload: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Calls:
-    """Seconds of calls of one size under every combination."""
-
-    context: PricingContext
-    groups: Groups
-    wait: Array
-
-    def of(self, kind: str, size: Array) -> Array:
-        """Seconds of one call of ``size`` bytes. Shape [C]."""
-        measured = self.context.cluster.document.collectives
-        return self.wait + time_of(kind, size, self.groups, measured)
-
-
 def tensor_traffic(
-    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
+    context: PricingContext,
+    classes: BlockClasses,
+    combos: Combinations,
+    lines: dict[str, Array],
+    scale: Array,
 ) -> TensorTraffic:
     """Price the collectives of tensor parallelism.
 
     Args:
-        orders: The request, and the orders that combinations refer to.
+        context: The request.
         classes: Distinct blocks.
         combos: Degrees.
+        lines: Of tp's collectives.
         scale: Bytes of each combination's microbatch for one traced. Shape [C].
     """
-    context = orders.context
-    # Where all ranks are of one group they wait for nothing but each other.
-    among = (combos.tp > 1) & (combos.tp < orders.lengths[combos.orders])
-    hops = 2 * (combos.tp - 1)
-    calls = _Calls(
-        context=context,
-        groups=orders.groups(combos.tp, np.ones_like(combos.tp), combos.orders),
-        wait=np.where(among, hops * orders.core_waits_s[combos.orders], 0.0),
-    )
     split = combos.sequence_parallel > 0
     shares = np.where(classes.low_precision[:, None], context.gathered_share, 1.0).T
-    seconds, again = _seconds(classes, calls, split, scale, shares)
+    seconds, again = _seconds(classes, lines, split, scale, shares)
     payload = _payload(classes, split, shares) * (scale * (combos.tp > 1))[:, None]
     exposed = 1 - context.recipe.layer_overlap
     seconds, again = (part * exposed @ classes.count for part in (seconds, again))
@@ -111,7 +97,8 @@ def tensor_traffic(
     for unit, stream in _ends(classes):
         size = stream * scale * split
         # One of the two in forward, one in backward.
-        seconds[:, unit] += np.where(split, calls.of("all_gather", size), 0.0) / 2
+        gather = _time(lines["all_gather"], size)
+        seconds[:, unit] += np.where(split, gather, 0.0) / 2
         payload[1, 0, :, unit] += size * (combos.tp > 1)
     # A reduction is a scatter and a gather.
     moved = 2 * payload[0, 0] + payload[1, 0] + payload[2, 0]
@@ -123,7 +110,7 @@ def tensor_traffic(
 
 def _seconds(
     classes: BlockClasses,
-    calls: _Calls,
+    lines: dict[str, Array],
     split: NDArray[np.bool_],
     scale: Array,
     shares: Array,
@@ -134,14 +121,15 @@ def _seconds(
     backward. Shape [2, classes].
     """
     seconds, again = np.zeros((2, len(scale), len(classes.blocks)))
+    gathers, sums = lines["all_gather"], lines["all_reduce"]
     for index, block in enumerate(classes.blocks):
         number = block.tp_collectives
         if number:
             each = block.tp_collective_bytes / number
-            plain, scatter = (calls.of(k, each * scale) for k in TP_KINDS[::2])
+            plain = _time(sums, each * scale)
+            scatter = _time(lines["reduce_scatter"], each * scale)
             gather, back = (
-                calls.of("all_gather", each * scale * share)
-                for share in shares[:, index]
+                _time(gathers, each * scale * share) for share in shares[:, index]
             )
             repeated = block.tp_again_bytes / each
             if block.kind == "embedding":
@@ -155,9 +143,9 @@ def _seconds(
                 again[:, index] = np.where(split, twice, repeated * plain)
         logits, entered = classes.gathered_bytes[index], classes.entered_bytes[index]
         if logits:
-            seconds[:, index] += calls.of("all_gather", logits * scale) / 2
+            seconds[:, index] += _time(gathers, logits * scale) / 2
         if entered:
-            seconds[:, index] += calls.of("all_reduce", entered * scale) / 2
+            seconds[:, index] += _time(sums, entered * scale) / 2
     return seconds, again
 
 
@@ -236,9 +224,10 @@ def context_algorithms(
 
 def context_traffic(
     algorithm: ContextAlgorithm,
-    orders: Orders,
+    context: PricingContext,
     classes: BlockClasses,
     combos: Combinations,
+    lines: dict[str, Array],
     scale: Array,
     attention_s: Array,
 ) -> ContextTraffic:
@@ -246,22 +235,23 @@ def context_traffic(
 
     Args:
         algorithm: How attention sees the whole sequence.
-        orders: What ``combos.order`` refers to.
+        context: The request.
         classes: Blocks.
         combos: Degrees.
-        scale: Of a rank's activations over those of the trace. Shape [combinations].
+        lines: Of cp's collectives.
+        scale: Activations of a rank over those of the trace. Shape [combinations].
         attention_s: Kernels of forward and backward that a ring hides under.
             Shape [combinations, classes].
     """
     if algorithm == "ring":
-        return _ring(orders, classes, combos, scale, attention_s)
-    return _all_to_all(orders, classes, combos, scale)
+        return _ring(classes, combos, lines["all_gather"], scale, attention_s)
+    return _all_to_all(context.graph, classes, combos, lines["all_to_all"], scale)
 
 
 def _ring(
-    orders: Orders,
     classes: BlockClasses,
     combos: Combinations,
+    line: Array,
     scale: Array,
     attention_s: Array,
 ) -> ContextTraffic:
@@ -270,17 +260,14 @@ def _ring(
     Each of cp - 1 hops sends 1/cp of keys and values; backward also sends gradients
     back, twice the bytes. Source: Liu et al. 2023, Ring Attention, section 3.
     """
-    groups = orders.groups(combos.cp, combos.tp, combos.orders)
     # ``scale`` is of one rank's part of the sequence; the ring passes on all of it.
     ring = scale * combos.cp / combos.tp
     whole = classes.column("sequence_bytes") * ring[:, None]
     share = (combos.cp - 1) / combos.cp
     wire = np.zeros_like(whole)
-    measured = orders.context.cluster.document.collectives
     for index, block in enumerate(classes.blocks):
-        if not block.sequence_bytes:
-            continue
-        wire[:, index] = 3 * time_of("all_gather", whole[:, index], groups, measured)
+        if block.sequence_bytes:
+            wire[:, index] = 3 * _time(line, whole[:, index])
     return ContextTraffic(
         seconds=np.maximum(0.0, wire - attention_s),
         sent=3 * whole * share[:, None],
@@ -289,7 +276,11 @@ def _ring(
 
 
 def _all_to_all(
-    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
+    graph: ModelGraph,
+    classes: BlockClasses,
+    combos: Combinations,
+    line: Array,
+    scale: Array,
 ) -> ContextTraffic:
     """Parts of the sequence traded for heads, and back: four exchanges a forward.
 
@@ -298,9 +289,6 @@ def _all_to_all(
     are repeated for every query, as the executors do.
     Source: Jacobs et al. 2023, DeepSpeed-Ulysses, section 3.
     """
-    groups = orders.groups(combos.cp, combos.tp, combos.orders)
-    graph = orders.context.graph
-    measured = orders.context.cluster.document.collectives
     shape = (len(combos), len(classes.blocks))
     seconds, payload = np.zeros(shape), np.zeros(shape)
     part = scale / combos.tp
@@ -312,21 +300,16 @@ def _all_to_all(
         queries = elements * dtype_bytes(graph.dtype)
         heads = kernels[0].batch / graph.batch / combos.tp
         shared = np.round(heads * block.sequence_bytes / (2 * queries))
-        dealt = (shared >= combos.cp) & (shared % combos.cp == 0)
-        both = np.where(dealt, block.sequence_bytes, 2 * queries)
-        one = time_of("all_to_all", queries * part, groups, measured)
-        other = time_of("all_to_all", both / 2 * part, groups, measured)
-        divided = combos.cp > 1
-        seconds[:, index] = 4 * (one + other) * divided
-        payload[:, index] = (2 * queries + both) * part * divided
+        divided = (shared >= combos.cp) & (shared % combos.cp == 0)
+        both = np.where(divided, block.sequence_bytes, 2 * queries)
+        one, other = _time(line, queries * part), _time(line, both / 2 * part)
+        several = combos.cp > 1
+        seconds[:, index] = 4 * (one + other) * several
+        payload[:, index] = (2 * queries + both) * part * several
     share = (combos.cp - 1) / combos.cp
     return ContextTraffic(
         seconds=seconds, sent=2 * payload * share[:, None], payload=payload
     )
-
-
-#: Links that carry less than this share of what those inside a host do are outside.
-_OUTSIDE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,45 +328,34 @@ class ExpertTraffic:
 
 
 def expert_traffic(
-    orders: Orders, classes: BlockClasses, combos: Combinations, scale: Array
+    context: PricingContext,
+    classes: BlockClasses,
+    combos: Combinations,
+    line: Array,
+    scale: Array,
 ) -> ExpertTraffic:
     """Tokens sent to their experts and back, as long as nothing hides it.
 
     An exchange lasts until the rank has all that most tokens go to.
 
     Args:
-        orders: What ``combos.order`` refers to.
+        context: The request.
         classes: Distinct blocks.
         combos: Degrees and microbatches.
+        line: Of ep's all-to-all.
         scale: Activation bytes over those of the trace. Shape [combinations].
     """
-    context = orders.context
-    stride = combos.tp
-    if context.recipe.experts_on_shards:
-        # Shards of one sequence and replicas alike have experts of their own.
-        stride = np.where(combos.sequence_parallel > 0, 1, combos.tp)
-    found = orders.groups(combos.ep, stride, combos.orders)
-    groups = _once_a_host(found, context.recipe)
     routed = classes.column("expert_bytes")
     seconds = np.zeros((len(combos), len(routed)))
-    measured = context.cluster.document.collectives
     stream = np.where(combos.sequence_parallel > 0, combos.tp, 1)
     for index, total in enumerate(routed):
         if total:
-            one = time_of("all_to_all", total * scale / stream, groups, measured)
+            one = _time(line, total * scale / stream)
             seconds[:, index] = 2 * one * context.recipe.imbalance
     share = (combos.ep - 1) / combos.ep
     payload = routed * (scale / stream * (combos.ep > 1))[:, None]
     sent = 4 * payload * share[:, None]
     return ExpertTraffic(seconds=seconds, sent=sent, payload=payload)
-
-
-def _once_a_host(groups: Groups, recipe: Recipe) -> Groups:
-    """Groups whose slower levels carry the recipe's share of what is routed."""
-    inner = groups.bandwidth[:, :1]
-    slower = (groups.bandwidth < _OUTSIDE * inner) & (groups.members > 1)
-    share = np.where(slower, recipe.routed_share, 1.0)
-    return replace(groups, bandwidth=groups.bandwidth / share)
 
 
 def exposed_exchanges(

@@ -15,7 +15,7 @@ from planner.cost.kernels.low_precision import (
     gathered_share,
     low_precision_rates,
 )
-from planner.cost.kernels.roofline import divide
+from planner.cost.kernels.shapes import divide
 from planner.cost.recipes import RECIPES
 from planner.graph import Kernel
 from planner.schema import Precision
@@ -46,7 +46,7 @@ def cast(dtype: str, style: str = "none", **changes: Any) -> tuple[float, float]
     """Bytes of the product that is not the head's, forward and backward."""
     facts = {"tp": 4, "split": 1, "before": True, **changes}
     one, tp = np.ones(1), np.array([float(facts["tp"])])
-    part = divide(table(style), one, tp, one, one, one * facts["split"])
+    part = divide(table(style), one, [tp, one, one], one * facts["split"])
     forward, backward = cast_bytes(
         table(style), dtype, part.tp, part.stream, before=facts["before"]
     )

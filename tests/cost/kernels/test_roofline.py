@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.constants import DeviceConstants
+from planner.cost.constants import DeviceConstants, constants_of
 from planner.cost.kernels.blocks import KernelTable
-from planner.cost.kernels.efficiency import unaligned_factors
 from planner.cost.kernels.roofline import kernel_times
+from planner.cost.kernels.shapes import divide, shape_factors, unaligned_factors
 from planner.cost.recipes import RECIPES, Recipe, get_recipe
 from planner.errors import UnknownNameError
 from planner.graph import Kernel
@@ -42,17 +42,21 @@ def times(
     def one(value: float) -> np.ndarray:
         return np.array([float(value)])
 
+    table = KernelTable.build([(0, expert_share, kernel)], heads=[0] if head else [])
+    part = divide(
+        table, one(tokens), [one(tp), one(cp), one(ep)], one(sequence_parallel)
+    )
+    kind = kind or device()
+    reach = options.pop("constants", None) or constants_of(kind, recipe)
+    fused = recipe.fused_attention
     found = kernel_times(
-        KernelTable.build([(0, expert_share, kernel)], heads=[0] if head else []),
-        kind or device(),
+        table,
+        part,
+        shape_factors(table, part, kind, reach, fused_attention=fused),
+        kind,
         recipe,
-        dtype=options.pop("dtype", "bfloat16"),
-        tokens=one(tokens),
-        tp=one(tp),
-        cp=one(cp),
-        ep=one(ep),
-        sequence_parallel=one(sequence_parallel),
-        **options,
+        reach,
+        **{"dtype": "bfloat16", **options},
     )
     parts = (found.forward, found.backward, found.weight, found.selective)
     return tuple(float(part[0, 0]) for part in parts)  # type: ignore[return-value]
@@ -216,7 +220,9 @@ def test_rows_that_begin_anywhere_take_slower_kernels(
     changes: dict[str, Any], tp: int, factor: float
 ) -> None:
     table = KernelTable.build([(0, 0.0, product(**changes))])
-    assert unaligned_factors(table, np.array([[float(tp)]]), scores=True) == factor
+    one = np.ones(1)
+    part = divide(table, one, [tp * one, one, one], one)
+    assert unaligned_factors(table, part, scores=True) == factor
 
 
 def test_heads_of_an_odd_size_are_slow_where_they_are_not_fused() -> None:

@@ -13,7 +13,7 @@ from planner.cluster import device_type, device_type_names
 from planner.cost import CostModel
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.cost.kernels.blocks import KernelTable
-from planner.cost.kernels.efficiency import tile_factors
+from planner.cost.kernels.shapes import divide, tile_factors
 from planner.graph import Kernel
 from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_graph
 
@@ -42,13 +42,10 @@ def factors(
         weight_bytes=weights,
     )
     share = 1.0 if ep > 1 else 0.0
-    found = tile_factors(
-        KernelTable.build([(0, share, kernel)]),
-        device(processors=processors, backend=backend),
-        np.array([[float(m)]]),
-        np.array([[1.0]]),
-        np.array([[float(ep)]]),
-    )
+    table, one = KernelTable.build([(0, share, kernel)]), np.ones(1)
+    # As many tokens as leave m of them: experts get those of ep ranks.
+    part = divide(table, one / ep, [one, one, one * ep], one)
+    found = tile_factors(table, part, device(processors=processors, backend=backend))
     return float(found[0][0, 0]), float(found[1][0, 0])
 
 

@@ -1,4 +1,4 @@
-"""Factors by which the shape of a kernel keeps a device from its peak.
+"""Shapes that degrees leave of kernels, and how far these keep a device from its peak.
 
 A product is made tile by tile, as many at a time as there are processors. The last
 tiles of a row or column are computed whole, and the last wave takes as long as a full
@@ -10,6 +10,9 @@ quantization" and "Wave quantization".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,14 +22,112 @@ from planner.schema.cluster import DeviceType
 from planner.simulate.compiled import compiled
 
 __all__ = [
+    "Division",
+    "divide",
     "head_share",
-    "inner_factors",
-    "padding",
+    "shape_factors",
     "tile_factors",
     "unaligned_factors",
 ]
 
 Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What combinations of degrees leave of each kernel. [combinations, kernels].
+
+    Attributes:
+        scale: Tokens of one device over those of the trace. Shape [combinations, 1].
+        tp: Tensor parallel degree. Shape [combinations, 1].
+        stream: Ranks that share the stream between tp's layers. Likewise.
+        work: Ranks that share the FLOPs.
+        share: Share of the activation bytes.
+        weights: Bytes of weights on one device.
+        m: Length of a product's first dimension, at least 1; likewise n, k. A device
+            that has 1/ep of the experts gets ep ranks' tokens.
+        products: Products of equal shape, at least 1.
+        scores: Attention scores of one kernel.
+    """
+
+    scale: Array
+    tp: Array
+    stream: Array
+    work: Array
+    share: Array
+    weights: Array
+    m: Array
+    n: Array
+    k: Array
+    products: Array
+    scores: Array
+
+
+def divide(
+    table: KernelTable,
+    tokens: Array,
+    degrees: Sequence[Array | Index],
+    sequence_parallel: Array | Index,
+) -> Division:
+    """Divide kernels by degrees.
+
+    Args:
+        table: Kernels at the traced batch.
+        tokens: Microbatch size over the traced batch. Shape [combinations].
+        degrees: Of tp, cp and ep. Shapes [combinations].
+        sequence_parallel: 0 or 1. Shape [combinations].
+    """
+    tp, cp, ep = (np.asarray(x[:, None], dtype=float) for x in degrees)
+    scale = tokens[:, None] / cp
+    stream = np.where(sequence_parallel[:, None] > 0, tp, 1.0)
+    style, experts = table.style[None, :], table.expert_share > 0
+    # A colwise product reads its whole input and writes 1/tp of its output, a rowwise
+    # one the other way round.
+    into = table.k / np.maximum(table.k + table.n, 1)
+    shares = (into + (1 - into) / tp, into / tp + (1 - into), 1 / tp, 1 / stream)
+    scores = np.where(table.kind == 1, table.batch * table.m * table.n, 0.0)
+    inside = np.where(style <= 2, tp, 1.0)
+    return Division(
+        scale=scale,
+        tp=tp,
+        stream=stream,
+        work=np.where(style == 3, stream, inside),
+        share=np.select([style == place for place in range(4)], shares, 1.0),
+        weights=table.weight_bytes
+        * (1 - table.expert_share + table.expert_share / ep)
+        / np.where(style <= 1, tp, 1.0),
+        m=np.maximum(table.m * scale * np.where(experts, ep, 1.0), 1.0),
+        n=np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0),
+        k=np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0),
+        products=np.maximum(table.batch / np.where(experts, ep, 1.0), 1.0),
+        scores=scores * scale / inside,
+    )
+
+
+def shape_factors(
+    table: KernelTable,
+    part: Division,
+    device: DeviceType,
+    reach: DeviceConstants,
+    *,
+    fused_attention: bool,
+) -> tuple[Array, Array]:
+    """Time of products over that of endless ones, forward and backward.
+
+    Waves are for fitted constants: what documents say of products that reach half of
+    their rate has them in it.
+
+    Returns:
+        Shapes [combinations, kernels].
+    """
+    if not reach.inner_ramp:
+        padded = _padding(table, part, device)
+        return padded, padded
+    long = _inner_factors(table, part, reach.inner_ramp)
+    tiles = tile_factors(table, part, device)
+    odd = unaligned_factors(table, part, scores=not fused_attention)
+    return odd * long[0] * tiles[0], odd * long[1] * tiles[1]
 
 
 #: Head size at which attention would reach half of what endless heads would.
@@ -60,8 +161,8 @@ def head_share(table: KernelTable, reach: DeviceConstants) -> Array:
     return np.asarray(np.where(table.kind == 1, share, 1.0))
 
 
-def inner_factors(
-    table: KernelTable, ramp: float, rows: Array, tp: Array
+def _inner_factors(
+    table: KernelTable, part: Division, ramp: float
 ) -> tuple[Array, Array]:
     """Time of products of some inner length over that of endless ones.
 
@@ -69,25 +170,21 @@ def inner_factors(
 
     Args:
         table: Kernels at the traced batch.
+        part: What a device has of them.
         ramp: Inner length that reaches half of the rate.
-        rows: Length of m. Shape [combinations, kernels].
-        tp: Shape [combinations, 1].
     Returns:
-        Of forward and of backward. Shapes [combinations, kernels].
+        Forward's and backward's. Shapes [combinations, kernels].
     """
-    style, product = table.style[None, :], table.kind[None, :] == 0
-    k = np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0)
-    n = np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0)
-    m = np.maximum(rows, 1.0)
+    product = table.kind[None, :] == 0
     weights = table.trained & (table.weight_bytes > 0)
-    backward = np.where(weights, (1 / n + 1 / m) / 2, 1 / n)
+    backward = np.where(weights, (1 / part.n + 1 / part.m) / 2, 1 / part.n)
     return (
-        np.asarray(np.where(product, 1 + ramp / k, 1.0)),
+        np.asarray(np.where(product, 1 + ramp / part.k, 1.0)),
         np.asarray(np.where(product, 1 + ramp * backward, 1.0)),
     )
 
 
-def unaligned_factors(table: KernelTable, tp: Array, scores: bool) -> Array:
+def unaligned_factors(table: KernelTable, part: Division, *, scores: bool) -> Array:
     """Time of products whose rows do not begin at 16 bytes, over that of others.
 
     Tensor cores read 8 numbers of 2 bytes at once; rows of other lengths take slower
@@ -97,15 +194,12 @@ def unaligned_factors(table: KernelTable, tp: Array, scores: bool) -> Array:
 
     Args:
         table: Kernels at the traced batch.
-        tp: Shape [combinations, 1].
+        part: What a device has of them.
         scores: Whether attention is made of products.
     Returns:
         Shape [combinations, kernels].
     """
-    style = table.style[None, :]
-    k = np.where(style == 1, table.k / tp, table.k)
-    n = np.where(style == 0, table.n / tp, table.n)
-    odd = (k % _ALIGNED != 0) | (n % _ALIGNED != 0)
+    odd = (part.k % _ALIGNED != 0) | (part.n % _ALIGNED != 0)
     product = np.where(table.kind[None, :] == 0, _UNALIGNED, 1.0)
     if scores:
         product = np.where(table.kind[None, :] == 1, _UNALIGNED_SCORES, product)
@@ -136,24 +230,17 @@ def _padded(size: Array, tile: int) -> Array:
     return np.where(size < tile, small, large)
 
 
-def padding(table: KernelTable, device: DeviceType, rows: Array, tp: Array) -> Array:
+def _padding(table: KernelTable, part: Division, device: DeviceType) -> Array:
     """Computed over useful FLOPs, from output tiles of 128 x 128 on GPUs.
 
     CPUs show no such steps at the sizes that matter.
 
-    Args:
-        table: Kernels at the traced batch.
-        device: On which they run.
-        rows: Length of m. Shape [combinations, kernels].
-        tp: Shape [combinations, 1].
     Returns:
         Shape [combinations, kernels].
     """
     if device.backend == "gloo":
-        return np.ones((len(rows), len(table.k)))
-    m = np.maximum(rows, 1.0)
-    n = np.maximum(np.where(table.style[None, :] == 0, table.n / tp, table.n), 1.0)
-    padded = _padded(m, 128) * _padded(n, 128) / (m * n)
+        return np.ones_like(part.m)
+    padded = _padded(part.m, 128) * _padded(part.n, 128) / (part.m * part.n)
     return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))
 
 
@@ -206,7 +293,7 @@ def _fill(
 
 
 def tile_factors(
-    table: KernelTable, device: DeviceType, rows: Array, tp: Array, ep: Array
+    table: KernelTable, part: Division, device: DeviceType
 ) -> tuple[Array, Array]:
     """Time of products over that of their FLOPs alone, by tiles and waves.
 
@@ -214,26 +301,25 @@ def tile_factors(
 
     Args:
         table: Kernels at the traced batch.
+        part: What a device has of them.
         device: With its number of processors; without it, tiles alone count.
-        rows: Length of m. Shape [combinations, kernels].
-        tp: Shape [combinations, 1]; likewise ep.
     Returns:
-        Of forward and of backward; 1 where a kernel is no product. Shapes
+        Forward's and backward's; 1 where a kernel is no product. Shapes
         [combinations, kernels].
     """
     if device.processors is None or device.backend == "gloo":
-        padded = padding(table, device, rows, tp)
+        padded = _padding(table, part, device)
         return padded, padded
-    style = table.style[None, :]
-    n = np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0)
-    k = np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0)
-    experts = np.where(table.expert_share > 0, ep, 1.0)
-    forward, backward = np.ones((2, *rows.shape))
+    forward, backward = np.ones((2, *part.m.shape))
+    m, n, k = (
+        np.ascontiguousarray(np.broadcast_to(length, part.m.shape))
+        for length in (part.m, part.n, part.k)
+    )
     _fill(
-        np.maximum(rows, 1.0),
-        np.ascontiguousarray(np.broadcast_to(n, rows.shape)),
-        np.ascontiguousarray(np.broadcast_to(k, rows.shape)),
-        np.maximum(table.batch[None, :] / experts, 1.0),
+        m,
+        n,
+        k,
+        np.ascontiguousarray(part.products),
         table.kind == 0,
         table.trained & (table.weight_bytes > 0),
         float(device.processors),
