@@ -24,10 +24,10 @@ from envs.partition.world import World
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError, StrategyError
 from planner.search import Candidate, Request, get_partitioner, preference, score
+from planner.search.base import scores_of
 from planner.search.device_order.groups import DeviceGroups, group_devices
 from planner.search.device_order.layouts import Layouts
 from planner.search.device_order.pricer import OrderPricer, open_order_pricer
-from planner.search.device_order.recut import scores_of
 from planner.search.device_order.subsets import Choices, list_choices
 from planner.search.violations import nearest_violations
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes

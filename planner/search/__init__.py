@@ -1,6 +1,7 @@
 """Partitioners, which choose strategies, behind one protocol."""
 
 from planner.search.base import (
+    GROUP,
     OBJECTIVES,
     Candidate,
     Objective,
@@ -8,10 +9,11 @@ from planner.search.base import (
     Request,
     SearchResult,
     expressible,
+    get_partitioner,
+    partitioner_names,
     preference,
     score,
 )
-from planner.search.registry import GROUP, get_partitioner, partitioner_names
 
 __all__ = [
     "GROUP",

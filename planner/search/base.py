@@ -6,18 +6,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import EntryPoint
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.cost import Cost, CostModel, PricingContext
-from planner.errors import UnknownNameError
+from planner.cost import Cost, CostModel, CostTable, PricingContext
+from planner.errors import MeshwrightError, UnknownNameError
+from planner.plugins import entry_points
 from planner.schema import Strategy
 from planner.search.launcher_limits import LauncherLimits
-from planner.space import OWN_TARGETS, Facts, gather_facts
+from planner.space import OWN_TARGETS, Facts, StrategyTable, gather_facts
 from planner.targets import get_target
 
 __all__ = [
+    "GROUP",
     "OBJECTIVES",
     "Candidate",
     "Objective",
@@ -26,9 +30,14 @@ __all__ = [
     "SearchResult",
     "expressible",
     "finish",
+    "get_partitioner",
+    "partitioner_names",
     "preference",
     "score",
+    "scores_of",
 ]
+
+Array = NDArray[np.float64]
 
 Objective = Literal["throughput", "throughput_per_device", "memory"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "throughput_per_device", "memory")
@@ -159,6 +168,36 @@ def score(cost: Cost, num_devices: int, objective: Objective) -> float:
     raise UnknownNameError("objective", objective, OBJECTIVES)
 
 
+def scores_of(
+    costs: CostTable,
+    table: StrategyTable,
+    objective: Objective,
+    *,
+    fitting: bool = True,
+) -> Array:
+    """Return the :func:`score` of each row of a table, infinite where it does not fit.
+
+    Args:
+        costs: Costs of the rows.
+        table: The rows. Length n.
+        objective: The request's objective.
+        fitting: False to give every row its score, whether it fits or not.
+    Returns:
+        Shape [n].
+    Raises:
+        UnknownNameError: If there is no such objective.
+    """
+    if objective == "throughput":
+        value = costs.step_time_s
+    elif objective == "throughput_per_device":
+        value = costs.step_time_s * table.num_devices
+    elif objective == "memory":
+        value = costs.memory_bytes
+    else:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
+    return np.where(costs.fits, value, np.inf) if fitting else value
+
+
 def preference(
     candidate: Candidate, objective: Objective
 ) -> tuple[float, float, float, bytes]:
@@ -220,3 +259,43 @@ def finish(
         seconds=time.perf_counter() - started,
         checkpoint=checkpoint,
     )
+
+
+# -- Registry --------------------------------------------------------------------
+
+#: Entry-point group under which anyone can ship a partitioner.
+GROUP = "meshwright.partitioners"
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def partitioner_names() -> tuple[str, ...]:
+    """Names of all installed partitioners, sorted."""
+    return tuple(sorted(_registered()))
+
+
+def get_partitioner(name: str) -> Partitioner:
+    """Load a partitioner; its module is imported now, not before.
+
+    Raises:
+        UnknownNameError: If none of that name is installed.
+        MeshwrightError: If its package needs something that is not installed.
+    """
+    points = _registered()
+    if name not in points:
+        raise UnknownNameError("partitioner", name, points)
+    try:
+        made = points[name].load()()
+    except ImportError as error:
+        raise MeshwrightError(
+            f"partitioner {name!r} needs {error.name!r}, which is not installed; "
+            f"install it, or choose another partitioner"
+        ) from error
+    if not isinstance(made, Partitioner):
+        raise MeshwrightError(
+            f"partitioner {name!r} ({points[name].value}) has no search(request); "
+            f"see planner.search.base.Partitioner"
+        )
+    return made

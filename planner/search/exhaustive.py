@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel, CostTable
 from planner.schema.schedules import schedule_names
-from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.base import Candidate, Request, SearchResult, finish, scores_of
 from planner.search.budget import Budget
 from planner.search.ideals import along_ideals
 from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row, eager_variants, schedule_variants
-from planner.space import StrategyTable, enumerate_strategies, legal
+from planner.space import MESH_COLUMNS, StrategyTable, enumerate_strategies, legal
 
 __all__ = ["ExhaustivePartitioner", "search_order"]
 
@@ -150,7 +150,7 @@ class _Finalists:
 
     def add(self, table: StrategyTable, costs: CostTable) -> None:
         """Keep what could still be a finalist."""
-        score = self._score(table, costs)
+        score = scores_of(costs, table, self._objective, fitting=False)
         keep = _best_per_mesh(table, np.where(costs.fits, score, np.inf))
         over = np.argsort(costs.excess_bytes, kind="stable")[:_OVER]
         rows = np.unique(np.concatenate([keep, over]))
@@ -162,13 +162,6 @@ class _Finalists:
     def any_fits(self) -> bool:
         """True if a row that fits is among them."""
         return any(bool((excess <= 0).any()) for excess in self._excess)
-
-    def _score(self, table: StrategyTable, costs: CostTable) -> NDArray[np.float64]:
-        if self._objective == "memory":
-            return costs.memory_bytes
-        if self._objective == "throughput_per_device":
-            return costs.step_time_s * table.num_devices
-        return costs.step_time_s
 
     def rows(self) -> Iterator[dict[str, int]]:
         """Finalists, best first; then the rows that come closest to fitting."""
@@ -188,14 +181,7 @@ def _best_per_mesh(table: StrategyTable, score: NDArray[np.float64]) -> Index:
     order = order[np.isfinite(score[order])]
     taken: dict[tuple[int, ...], int] = {}
     rows: list[int] = []
-    columns = (
-        table.pp,
-        table.dp_replicate,
-        table.dp_shard,
-        table.cp,
-        table.tp,
-        table.ep,
-    )
+    columns = [getattr(table, name) for name in MESH_COLUMNS]
     for row in order:
         mesh = tuple(int(column[row]) for column in columns)
         if taken.get(mesh, 0) < _PER_MESH:

@@ -1,22 +1,36 @@
-"""Rules of thumb of an experienced practitioner."""
+"""A practitioner's rules of thumb as an ordered list of strategies.
+
+Tensor parallelism inside a host and no further, as little of it as fits; a pipeline
+across hosts only if sharding alone does not fit; all remaining devices data parallel,
+ZeRO-sharded; recomputation only when memory asks for it; the largest microbatch that
+keeps a pipeline's bubble small. Sources: Narayanan et al. 2021 (2104.04473),
+takeaways 1 to 3; torchtitan and Megatron-LM example configurations.
+
+What is pinned comes first, the rules complete it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel
+from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search.base import Candidate, Request, SearchResult, finish
-from planner.search.ladder import FILL, host_size, ladder
 from planner.search.orders import device_orders
 from planner.search.refine import candidates_of_row
-from planner.space import StrategyTable, enumerate_strategies, legal
+from planner.space import (
+    StrategyTable,
+    enumerate_strategies,
+    legal,
+    with_expressible_streams,
+)
 
-__all__ = ["ExpertPartitioner"]
+__all__ = ["ExpertPartitioner", "ladder"]
 
 _MOST_TRIES = 200
 #: Rows over the memory limit that are tried all the same: the closed form that sorts
@@ -27,12 +41,16 @@ _WIDENED = 32
 
 Index = NDArray[np.int64]
 _RowsOf = Callable[[Request, CostModel], StrategyTable | None]
+#: Microbatch sizes that are tried, largest first.
+_SIZES = (8, 4, 2, 1)
+#: Microbatches for each stage that keep the bubble of a pipeline small.
+FILL = 4
 
 
 class ExpertPartitioner:
     """The first rule of thumb that fits, and the few after it.
 
-    The rules (:mod:`planner.search.ladder`) complete what is pinned. Where they lead to
+    The rules (:mod:`planner.search.expert`) complete what is pinned. Where they lead to
     nothing legal that fits, the strategies of the whole space that depart least from
     them are tried, so that it finds something whenever there is something.
 
@@ -150,3 +168,134 @@ def _departures(table: StrategyTable, host: int) -> tuple[Index, ...]:
         (shallow & (table.microbatch_size > 1)).astype(np.int64),
         -table.microbatch_size,
     )
+
+
+# -- The list of strategies ------------------------------------------------------
+
+
+def host_size(request: Request) -> int:
+    """Devices of the request on its largest host."""
+    hosts = np.asarray(request.setting.cluster.host_of_device)[request.setting.order]
+    return int(np.bincount(hosts).max())
+
+
+def ladder(request: Request, devices: int) -> StrategyTable | None:
+    """Strategies from the simplest to the most elaborate, legal or not.
+
+    Args:
+        request: Its pins hold in every row.
+        devices: How many to use, exactly.
+    Returns:
+        Rows in the order in which they would be tried; None where the pinned degrees
+        and counts do not even go into the devices and the batch.
+    """
+    rows = list(_rungs(request, devices))
+    if not rows:
+        return None
+    table = StrategyTable.from_columns(
+        **{name: [row[name] for row in rows] for name in rows[0]}
+    )
+    if "sequence_parallel" in request.pins:
+        return table
+    return with_expressible_streams(table, request.facts)
+
+
+def _rungs(request: Request, devices: int) -> Iterator[dict[str, int]]:
+    pins, units = request.pins, request.facts.num_units
+    inner = pins.get("cp", 1)
+    tps = _pinned_or(pins, "tp", _divisors(devices, host_size(request)))
+    pps = _pinned_or(pins, "pp", _divisors(devices, units))
+    meshes = sorted(
+        ((pp, tp) for pp in pps for tp in tps if devices % (pp * tp * inner) == 0),
+        key=lambda mesh: (mesh[0] * mesh[1], mesh[0]),
+    )
+    for pp, tp in meshes:
+        for recompute in _pinned_or(pins, "recompute", [0, 1, 2]):
+            for zero in _pinned_or(pins, "zero_stage", [0, 1, 2, 3]):
+                replicas = _replicas(pins, devices // (pp * tp * inner), zero)
+                if replicas is None:
+                    continue
+                for size, many in _microbatches(request, pp, replicas):
+                    yield {
+                        "pp": pp,
+                        "dp_replicate": replicas[0],
+                        "dp_shard": replicas[1],
+                        "cp": inner,
+                        "tp": tp,
+                        "ep": pins.get("ep", 1),
+                        "zero_stage": zero,
+                        **_schedule(pins, pp, many),
+                        "microbatch_size": size,
+                        "num_microbatches": many,
+                        "recompute": recompute,
+                        "sequence_parallel": _sequence_parallel(request, tp),
+                    }
+
+
+def _divisors(number: int, limit: int) -> list[int]:
+    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def _pinned_or(pins: Mapping[str, int], knob: str, values: list[int]) -> list[int]:
+    return [pins[knob]] if knob in pins else values
+
+
+def _replicas(
+    pins: Mapping[str, int], degree: int, zero: int
+) -> tuple[int, int] | None:
+    """dp_replicate and dp_shard: all of one kind, unless a pin divides them."""
+    shard = pins.get("dp_shard")
+    if shard is None and "dp_replicate" in pins:
+        shard = degree // pins["dp_replicate"]
+    if shard is None:
+        shard = degree if zero else 1
+    replicate = pins.get("dp_replicate", degree // shard if shard else 0)
+    fits_zero = (shard > 1) == (zero > 0)
+    if replicate * shard != degree or not (fits_zero or "zero_stage" in pins):
+        return None
+    return replicate, shard
+
+
+def _microbatches(
+    request: Request, pp: int, replicas: tuple[int, int]
+) -> Iterator[tuple[int, int]]:
+    """Size and number, from the largest sensible size down."""
+    pins = request.pins
+    per_replica, rest = divmod(request.global_batch, replicas[0] * replicas[1])
+    if rest:
+        return
+    if "num_microbatches" in pins:
+        many = pins["num_microbatches"]
+        size = pins.get("microbatch_size", max(1, per_replica // many))
+        if size * many == per_replica:
+            yield size, many
+        return
+    for size in _pinned_or(pins, "microbatch_size", list(_SIZES)):
+        many = per_replica // size
+        shallow = pp > 1 and many < FILL * pp and size > 1
+        if per_replica % size == 0 and ("microbatch_size" in pins or not shallow):
+            yield size, many
+
+
+def _schedule(pins: Mapping[str, int], pp: int, many: int) -> dict[str, int]:
+    """1F1B, unless something else is pinned or there is too little to fill it."""
+    virtual = pins.get("virtual_stages", 1)
+    if "schedule" in pins:
+        name = schedule_name(pins["schedule"])
+    elif pp == 1 or (virtual == 1 and many < pp):
+        name = "GPipe"
+    else:
+        name = "1F1B" if virtual == 1 else "Interleaved1F1B"
+    spec = schedule_spec(name)
+    return {
+        "schedule": spec.code,
+        "virtual_stages": pins.get("virtual_stages", spec.usual_virtual_stages),
+    }
+
+
+def _sequence_parallel(request: Request, tp: int) -> int:
+    length = request.facts.seq_len
+    parts = tp * request.pins.get("cp", 1)
+    wanted = tp > 1 and length is not None and length % parts == 0
+    wanted = wanted and request.facts.whole_stream is None
+    return request.pins.get("sequence_parallel", int(wanted))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.errors import MeshwrightError
-from planner.search.base import Candidate, Request, SearchResult, finish
+from planner.search.base import Candidate, Request, SearchResult, finish, scores_of
 from planner.search.budget import Budget
 from planner.search.exhaustive import search_order
 from planner.search.orders import device_orders
@@ -104,12 +104,7 @@ class _Tried:
             self.request.facts, num_devices=len(split.order), pins=self.request.pins
         ):
             costs = self.model.table(table)
-            value = costs.step_time_s
-            if request.objective == "memory":
-                value = costs.memory_bytes
-            elif request.objective == "throughput_per_device":
-                value = value * len(split.order)
-            lowest = np.where(costs.fits, value, np.inf).min()
+            lowest = scores_of(costs, table, request.objective).min()
             self.best = min(self.best, float(lowest))
             if math.isfinite(self.best) and spending.is_late(_TRYING):
                 break

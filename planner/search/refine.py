@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost import CostModel, PricingContext
 from planner.cost.table.cuts import balanced_bounds
@@ -13,13 +15,21 @@ from planner.cost.traffic.layers import context_algorithms
 from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.schema.schedules import schedule_name, schedule_spec
-from planner.search.base import Candidate
+from planner.search.base import Candidate, Request
 from planner.search.launcher_limits import LauncherLimits, rank_ranges
 from planner.search.stages import Cut, best_cut
 from planner.simulate import actions
-from planner.space import RECOMPUTE_NAMES, build_strategy, skeleton
+from planner.space import (
+    RECOMPUTE_NAMES,
+    StrategyTable,
+    build_strategy,
+    legal,
+    skeleton,
+)
 
-__all__ = ["candidates_of_row", "eager_variants", "schedule_variants"]
+__all__ = ["ExactPricer", "candidates_of_row", "eager_variants", "schedule_variants"]
+
+Index = NDArray[np.int64]
 
 
 #: Units up to which cuts are exact: the tables of all runs of units grow with their
@@ -184,3 +194,55 @@ def eager_variants(row: Mapping[str, int]) -> list[dict[str, int]]:
     if spec.violation(row["pp"], 1, row["num_microbatches"]) is not None:
         return []
     return [{**row, "schedule": spec.code, "virtual_stages": 1}]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class ExactPricer:
+    """Cuts and simulates for one request.
+
+    Attributes:
+        request: The question.
+        model: Counts the simulations.
+        local: Cost models of the orders that were simulated, by their bytes.
+    """
+
+    request: Request
+    model: CostModel
+    local: dict[bytes, CostModel] = field(default_factory=dict)
+
+    def candidates(
+        self, row: Mapping[str, int], ids: Index, *, cuts: int = 1, spare: int = 0
+    ) -> list[Candidate]:
+        """A row's cuts, simulated.
+
+        Args:
+            row: Of the strategy table; legal.
+            ids: Device id by rank. Shape [devices].
+            cuts: Most cuts to try, the exact one first.
+            spare: As many more while none of them fits.
+        Returns:
+            Those that are legal, whether they fit or not.
+        """
+        # Finalists share few orders, and those of one order the prices of units.
+        key = ids.tobytes()
+        if key not in self.local:
+            self.local[key] = CostModel(self.request.setting.reordered(ids))
+        local = self.local[key]
+        before = local.evaluations["simulated"]
+        found = candidates_of_row(
+            local,
+            row,
+            free_recompute="recompute" not in self.request.pins,
+            most=cuts,
+            spare=spare,
+            limits=self.request.launcher_limits,
+        )
+        self.model.evaluations["simulated"] += local.evaluations["simulated"] - before
+        if not found:
+            return []
+        table = StrategyTable.from_strategies([one.strategy for one in found])
+        # The row is legal; with other recomputation than its own it may not be.
+        if (table.recompute == row["recompute"]).all():
+            return found
+        kept = np.flatnonzero(legal(table, self.request.facts))
+        return [found[at] for at in kept.tolist()]

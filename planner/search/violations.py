@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.schema import AXES
 from planner.search.base import Request
-from planner.search.ladder import ladder
+from planner.search.expert import ladder
 from planner.space import RULES, StrategyTable, build_strategy, pin_text
 
 __all__ = ["nearest_violations"]

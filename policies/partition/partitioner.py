@@ -28,9 +28,8 @@ from planner.search.device_order.groups import group_devices
 from planner.search.device_order.subsets import list_choices
 from planner.search.evolutionary import evolve
 from planner.search.expert import ExpertPartitioner
-from planner.search.layouts import grid_orders
 from planner.search.moves import Solution
-from planner.search.starts import begin
+from planner.search.starts import begin, grid_orders
 from policies.partition.network import load_network
 from policies.partition.proposing import Known, Problem, Proposer, SearchConfig
 

@@ -19,11 +19,12 @@ from envs.partition.features import Observed, observe
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_names, schedule_spec
 from planner.search import Candidate, Request
+from planner.search.base import scores_of
 from planner.search.device_order.climb import Limits, best_of, climb, joined
-from planner.search.device_order.exact import ExactPricer
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.near_feasible import (
     NearFeasible,
+    RecutMeshes,
     RecutResult,
     best_score,
     find_near_feasible,
@@ -36,11 +37,10 @@ from planner.search.device_order.pricer import (
     Priced,
     open_order_pricer,
 )
-from planner.search.device_order.recut import RecutMeshes, scores_of
 from planner.search.device_order.screening import Screened, screen
 from planner.search.device_order.subsets import Choices
-from planner.search.moves import Row, Solution
-from planner.search.row_moves import neighbours
+from planner.search.moves import Row, Solution, neighbours
+from planner.search.refine import ExactPricer
 from planner.space import StrategyTable
 from policies.partition.decoding import draw_orders
 from policies.partition.network import Encoded, SavedNetwork

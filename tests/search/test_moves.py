@@ -9,8 +9,14 @@ import pytest
 
 from planner.schema.schedules import schedule_names, schedule_spec
 from planner.search.campaign import Campaign
-from planner.search.moves import Solution, block_sizes, crossed, moved_order, swapped
-from planner.search.row_moves import neighbours
+from planner.search.moves import (
+    Solution,
+    block_sizes,
+    crossed,
+    moved_order,
+    neighbours,
+    swapped,
+)
 from planner.search.starts import begin
 from planner.space import StrategyTable, legal, normalize_pins
 from tests.cost.made import row

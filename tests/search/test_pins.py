@@ -16,8 +16,7 @@ from planner.schema import Plan
 from planner.schema.methods import method_names, slots
 from planner.schema.schedules import schedule_names
 from planner.search import Request, get_partitioner, partitioner_names
-from planner.search.expert import ExpertPartitioner
-from planner.search.ladder import ladder
+from planner.search.expert import ExpertPartitioner, ladder
 from planner.search.violations import nearest_violations
 from planner.space import (
     PINNABLE,

@@ -14,12 +14,16 @@ from planner.cost.pipelines.flushed import has_textbook_time
 from planner.schema.schedules import schedule_spec
 from planner.search.base import Request
 from planner.search.device_order.groups import DeviceGroups
-from planner.search.device_order.recut import RecutMeshes
-from planner.search.device_order.subsets import Choices, DeviceSubset
-from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes
-from planner.space.table import distinct
+from planner.search.device_order.near_feasible import RecutMeshes
+from planner.search.device_order.subsets import (
+    Choices,
+    DeviceSubset,
+    distinct_meshes,
+    mesh_of_row,
+)
+from planner.space import StrategyTable, expand_meshes
 
-__all__ = ["Layouts", "distinct_meshes", "find_layouts", "mesh_of_row"]
+__all__ = ["Layouts", "find_layouts"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -69,18 +73,6 @@ class Layouts:
             score=self.score[kept],
             sequence=self.sequence[kept],
         )
-
-
-def mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
-    """Index of the mesh that each row has. Shape [n]."""
-    both = [
-        np.concatenate([mesh[:, at], getattr(table, name)])
-        for at, name in enumerate(MESH_COLUMNS)
-    ]
-    number = distinct(*both)[1]
-    place = np.empty(int(number.max()) + 1, dtype=np.int64)
-    place[number[: len(mesh)]] = np.arange(len(mesh))
-    return np.asarray(place[number[len(mesh) :]])
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -162,15 +154,6 @@ def _eager(request: Request, mesh: Index) -> StrategyTable:
     pins = {**request.pins, "schedule": code, "virtual_stages": 1}
     table = expand_meshes(mesh[mesh[:, 0] > 1], request.facts, pins)
     return table[np.flatnonzero(has_textbook_time(table))]
-
-
-def distinct_meshes(choices: Choices, chosen: Index) -> tuple[Index, Index]:
-    """Meshes of some choices, each once; and which of them each choice has. [n]."""
-    mesh = choices.mesh[chosen]
-    if not len(mesh):
-        return mesh, chosen
-    first, which = distinct(*mesh.T)
-    return mesh[first], which
 
 
 def _batches(cells: Sequence[_Cell]) -> Iterator[list[_Cell]]:

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import CostModel
-from planner.search.base import Candidate, Request, score
-from planner.search.device_order.exact import ExactPricer
+from planner.cost import CostModel, CostTable
+from planner.search.base import Candidate, Objective, Request, score, scores_of
 from planner.search.device_order.groups import DeviceGroups
-from planner.search.device_order.recut import RecutMeshes, scores_of
 from planner.search.device_order.screening import Screened, few_rows
 from planner.search.device_order.subsets import Choices
 from planner.search.moves import Solution
-from planner.search.refine import eager_variants
-from planner.space import StrategyTable, legal
+from planner.search.refine import ExactPricer, eager_variants
+from planner.space import MESH_COLUMNS, StrategyTable, legal
 
 __all__ = [
     "NearFeasible",
+    "RecutMeshes",
     "RecutResult",
     "best_score",
     "find_near_feasible",
@@ -34,6 +33,7 @@ __all__ = [
     "roomiest",
 ]
 
+Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 #: Meshes that are given a chance. On 20 validation worlds short of memory the best
@@ -42,6 +42,49 @@ Index = NDArray[np.int64]
 _MISSES = 12
 #: What fits and is at most this much worse than the best so far is tried as eager 1F1B.
 _VARIED = 1.4
+
+
+@dataclass(eq=False, slots=True)
+class RecutMeshes:
+    """Meshes of which a row fitted once it was cut by memory.
+
+    Other rows and orders of such a mesh that lack no more are taken to fit, too.
+
+    Attributes:
+        known: By degrees: the most that was lacked, in bytes; and what the simulator
+            said of the best over what closed forms promised.
+    """
+
+    known: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
+
+    def learn(
+        self, mesh: tuple[int, ...], lacked: float, hope: float, value: float
+    ) -> None:
+        """Take in a row that fits.
+
+        Args:
+            mesh: Its degrees.
+            lacked: Bytes, by closed forms.
+            hope: Its score by closed forms, if memory were enough.
+            value: Its score when it was cut and simulated.
+        """
+        most, ratio = self.known.get(mesh, (0.0, np.inf))
+        self.known[mesh] = max(most, lacked), min(ratio, value / hope)
+
+    def scores(
+        self, costs: CostTable, table: StrategyTable, objective: Objective
+    ) -> Array:
+        """:func:`scores_of`, also of rows that a cut by memory lets fit. Shape [n]."""
+        found = scores_of(costs, table, objective)
+        if not self.known or costs.fits.all():
+            return found
+        hope = scores_of(costs, table, objective, fitting=False)
+        degrees = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
+        for mesh, (lacked, ratio) in self.known.items():
+            alike = (degrees == mesh).all(axis=1) & ~costs.fits
+            alike &= costs.excess_bytes <= lacked
+            found[alike] = hope[alike] * ratio
+        return found
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_names
 from planner.search.base import Candidate, Request
-from planner.search.device_order.exact import ExactPricer
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.layouts import Layouts, find_layouts
-from planner.search.device_order.recut import RecutMeshes
+from planner.search.device_order.near_feasible import RecutMeshes
 from planner.search.device_order.subsets import Choices
-from planner.search.refine import eager_variants, schedule_variants
+from planner.search.refine import ExactPricer, eager_variants, schedule_variants
 from planner.space import StrategyTable, legal
 
 __all__ = ["Finalists", "OrderPricer", "Priced", "open_order_pricer"]

@@ -10,14 +10,9 @@ from numpy.typing import NDArray
 
 from planner.cost import CostModel
 from planner.cost.pipelines.flushed import has_textbook_time
-from planner.search.base import Request
+from planner.search.base import Request, scores_of
 from planner.search.device_order.groups import DeviceGroups
-from planner.search.device_order.layouts import (
-    distinct_meshes,
-    mesh_of_row,
-)
-from planner.search.device_order.recut import scores_of
-from planner.search.device_order.subsets import Choices
+from planner.search.device_order.subsets import Choices, distinct_meshes, mesh_of_row
 from planner.space import StrategyTable, expand_meshes
 
 __all__ = ["Screened", "few_rows", "screen"]

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from planner.search.base import Request
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.orders import device_orders
-from planner.space import enumerate_meshes, expand_meshes
+from planner.space import MESH_COLUMNS, StrategyTable, enumerate_meshes, expand_meshes
+from planner.space.table import distinct
 
-__all__ = ["Choices", "DeviceSubset", "list_choices"]
+__all__ = ["Choices", "DeviceSubset", "distinct_meshes", "list_choices", "mesh_of_row"]
 
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -183,3 +184,24 @@ def list_choices(request: Request, groups: DeviceGroups) -> Choices:
         mesh=np.concatenate(meshes) if meshes else np.zeros((0, 6), dtype=np.int64),
         subset=np.concatenate(owners) if owners else np.zeros(0, dtype=np.int64),
     )
+
+
+def distinct_meshes(choices: Choices, chosen: Index) -> tuple[Index, Index]:
+    """Meshes of some choices, each once; and which of them each choice has. [n]."""
+    mesh = choices.mesh[chosen]
+    if not len(mesh):
+        return mesh, chosen
+    first, which = distinct(*mesh.T)
+    return mesh[first], which
+
+
+def mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
+    """Index of the mesh that each row has. Shape [n]."""
+    both = [
+        np.concatenate([mesh[:, at], getattr(table, name)])
+        for at, name in enumerate(MESH_COLUMNS)
+    ]
+    number = distinct(*both)[1]
+    place = np.empty(int(number.max()) + 1, dtype=np.int64)
+    place[number[: len(mesh)]] = np.arange(len(mesh))
+    return np.asarray(place[number[len(mesh) :]])

@@ -19,7 +19,7 @@ from planner.errors import (
     UnknownNameError,
 )
 from planner.search import get_partitioner, score
-from planner.search.device_order.recut import scores_of
+from planner.search.base import scores_of
 from planner.space import StrategyTable, expand_meshes, legal
 from tests.cost.made import device, hosts
 from tests.envs.partition.playing import ROOM, WORLDS, env_of, play, quick_env

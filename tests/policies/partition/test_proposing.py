@@ -10,9 +10,9 @@ import pytest
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_spec
 from planner.search import Request
-from planner.search.device_order.exact import ExactPricer
 from planner.search.device_order.near_feasible import best_score
 from planner.search.moves import Solution
+from planner.search.refine import ExactPricer
 from planner.space import enumerate_strategies, legal
 from planner.space.table import StrategyTable
 from policies.partition.partitioner import LearnedPartitioner

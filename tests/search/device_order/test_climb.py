@@ -10,8 +10,13 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.schema.cluster import DeviceType
-from planner.search.device_order.climb import Limits, best_of, climb, joined
-from planner.search.device_order.neighbours import neighbours
+from planner.search.device_order.climb import (
+    Limits,
+    best_of,
+    climb,
+    joined,
+    random_neighbours,
+)
 from planner.search.device_order.pricer import OrderPricer, Priced
 from tests.cost.made import device, hosts
 from tests.search.device_order.made import far_sites, mixed_hosts, opened
@@ -36,7 +41,7 @@ def test_neighbours_are_permutations_of_the_usable_groups(seed: int) -> None:
     kept = sequence.copy(), layout.copy()
     others = set()
     for _ in range(5):
-        changed, groups = neighbours(layout, sequence, usable, rng)
+        changed, groups = random_neighbours(layout, sequence, usable, rng)
         for at, row in zip(changed, groups, strict=True):
             members = np.flatnonzero(usable[at]).tolist()
             assert sorted(row[: len(members)].tolist()) == members
@@ -54,7 +59,7 @@ def test_a_change_of_layout_keeps_the_order_of_what_stays() -> None:
     usable = np.array([[True] * 6, [True, False, True, True, False, True]])
     rng = np.random.default_rng(0)
     whole = np.tile(rng.permutation(6), (400, 1))
-    layout, sequence = neighbours(np.zeros(400, np.int64), whole, usable, rng)
+    layout, sequence = random_neighbours(np.zeros(400, np.int64), whole, usable, rng)
     moved = sequence[layout == 1]
     stays = [g for g in whole[0].tolist() if usable[1, g]]
     assert len(moved)
@@ -65,7 +70,7 @@ def test_every_change_of_three_groups_is_made() -> None:
     rng = np.random.default_rng(0)
     usable = np.ones((1, 3), dtype=bool)
     start = np.tile(np.arange(3), (500, 1))
-    _, sequence = neighbours(np.zeros(500, np.int64), start, usable, rng)
+    _, sequence = random_neighbours(np.zeros(500, np.int64), start, usable, rng)
     met = set(map(tuple, sequence.tolist()))
     assert met == set(itertools.permutations(range(3)))
 

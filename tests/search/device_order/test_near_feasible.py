@@ -11,19 +11,19 @@ from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.schema.schedules import schedule_spec
 from planner.search import Request
-from planner.search.device_order.exact import ExactPricer
 from planner.search.device_order.groups import DeviceGroups
 from planner.search.device_order.near_feasible import (
     NearFeasible,
+    RecutMeshes,
     best_score,
     find_near_feasible,
     recut_near_feasible,
     roomiest,
 )
 from planner.search.device_order.pricer import open_order_pricer
-from planner.search.device_order.recut import RecutMeshes
 from planner.search.device_order.screening import Screened, screen
 from planner.search.device_order.subsets import Choices
+from planner.search.refine import ExactPricer
 from planner.space import StrategyTable
 from tests.cost.made import device, hosts
 from tests.search.device_order.made import arranged

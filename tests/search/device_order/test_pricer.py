@@ -13,9 +13,9 @@ from planner.cost import CostModel
 from planner.cost.pipelines.flushed import has_textbook_time
 from planner.schema.schedules import schedule_name, schedule_spec
 from planner.search import Request
+from planner.search.base import scores_of
 from planner.search.device_order.layouts import find_layouts
 from planner.search.device_order.pricer import OrderPricer, open_order_pricer
-from planner.search.device_order.recut import scores_of
 from planner.search.device_order.subsets import Choices
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes, legal
 from tests.cost.made import device, hosts, uniform_graph

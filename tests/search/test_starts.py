@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from planner.search.layouts import (
+from planner.search.starts import (
     base_orders,
     grid_orders,
     near_order,
