@@ -1,8 +1,8 @@
 """Run a Plan on torch.distributed.
 
-Needs of planner only :mod:`planner.schema`, :mod:`planner.errors` and
-:mod:`planner.units`. Names resolve lazily: a launched process must be tied to its
-parent before it spends seconds on importing torch.
+Needs of planner only documents (:mod:`planner.schema`), :mod:`planner.errors` and
+:mod:`planner.plugins`; pyproject.toml lists the modules. Names resolve lazily: a
+launched process must be tied to its parent before it spends seconds on importing torch.
 
 Each room, and each file beside them, imports those below alone, neighbours not at all
 (import-linter holds it)::

@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    PipelineScheduleMulti,
-    get_schedule_class,
-)
+from torch.distributed.pipelining import PipelineStage, schedules
 
 from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
@@ -58,8 +54,10 @@ class Pipeline:
             )
             for stage in lowered
         ]
-        kind = get_schedule_class(strategy.schedule)
-        multi = issubclass(kind, PipelineScheduleMulti)
+        spec = strategy.schedule_spec
+        assert spec.runs is not None, "support refuses what no class of torch runs"
+        kind = getattr(schedules, spec.runs)
+        multi = issubclass(kind, schedules.PipelineScheduleMulti)
         self.schedule: Any = kind(
             stages if multi else stages[0],
             strategy.num_microbatches,
