@@ -22,7 +22,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,7 +34,7 @@ from benchmarks import cost_model_rows
 from benchmarks.cost_model_fits import FITS, judge, predict_by
 from benchmarks.cost_model_scores import Prediction
 from planner.errors import CalibrationError, MeshwrightError
-from planner.measurements.points import RefusedRow, read_points, read_readable
+from planner.measurements.points import parse_point, read_cells, read_points
 
 __all__ = ["main"]
 
@@ -81,17 +81,17 @@ def _row(one: Prediction) -> dict[str, object]:
     return row
 
 
-def _refused(row: RefusedRow) -> dict[str, object]:
+def _unreadable(cells: Mapping[str, str], why: str) -> dict[str, object]:
     shown: dict[str, object] = dict.fromkeys(_SHOWN)
     for name in ("point_id", "source", "metric"):
-        shown[name] = (row.cells.get(name) or "").strip()
+        shown[name] = (cells.get(name) or "").strip()
     shown["group"] = ""
     try:
-        measured = float(row.cells["value"])
+        measured = float(cells["value"])
     except (TypeError, ValueError):
         measured = math.nan
     shown["measured"] = measured if math.isfinite(measured) else None
-    shown["why"] = row.why
+    shown["why"] = why
     return shown
 
 
@@ -101,11 +101,16 @@ def _print_json(fits: Sequence[str], file: Path) -> None:
             f"--json prints the predictions of one fit, {' '.join(fits)} are "
             f"{len(fits)}; give one of {', '.join(FITS)}"
         )
-    points, refused = read_readable(file)
-    if refused and not points:
-        raise CalibrationError(refused[0].why)
+    points, unreadable = [], []
+    for cells, where in read_cells(file):
+        try:
+            points.append(parse_point(cells, where))
+        except CalibrationError as error:
+            unreadable.append((cells, str(error)))
+    if unreadable and not points:
+        raise CalibrationError(unreadable[0][1])
     found = predict_by(fits[0], points, cost_model_rows.Rows(points))
-    rows = [*map(_row, found), *map(_refused, refused)]
+    rows = [*map(_row, found), *(_unreadable(*row) for row in unreadable)]
     print(json.dumps({"points": rows}, allow_nan=False))
 
 

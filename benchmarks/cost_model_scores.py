@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.intervals import Estimate, bootstrap
-from planner.measurements.metrics import time_rank
+from planner.measurements.metrics import time_metric_named
 
 __all__ = [
     "Coverage",
@@ -36,6 +36,7 @@ __all__ = [
     "regret",
     "runs_of",
     "spearman",
+    "time_rank",
     "time_scores",
 ]
 
@@ -214,6 +215,12 @@ def coverage(predictions: Sequence[Prediction]) -> Coverage:
         others_predicted=sum(p.predicted is not None for p in rest),
         doubtful=sum(bool(p.doubtful) for p in rows),
     )
+
+
+def time_rank(name: str) -> int | None:
+    """Return the rank among a run's figures; None where no run is judged by it."""
+    found = time_metric_named(name)
+    return None if found is None else found.rank
 
 
 def runs_of(

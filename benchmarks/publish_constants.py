@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.cost_model_scores import time_rank
 from planner.calibration.fit import FitResult, fit
 from planner.calibration.rows import doubtful_reason
 from planner.errors import MeshwrightError
 from planner.measurements.cases import Case, prepare_all
-from planner.measurements.metrics import time_rank
 from planner.measurements.points import Point, read_points
 from planner.measurements.store import SHIPPED, Origin, save_calibration
 

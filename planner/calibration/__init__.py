@@ -1,1 +1,1 @@
-"""Fitting the cost model to measurements, and judging it by them."""
+"""Fitting the cost model's constants to measurements."""

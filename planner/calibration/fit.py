@@ -1,16 +1,16 @@
-"""Fitting the constants to measured steps: damped Gauss-Newton on logarithms.
+"""Fitting constants to measured steps: damped Gauss-Newton on logarithms.
 
-What is made small, over runs i of devices d and frameworks f, is
+The loss, over runs i of devices d and frameworks f, is
 
     sum_i w_i huber(log t_i(c) - log T_i)  +  (c - start)' C^-1 (c - start)
 
 where t is the predicted and T the measured time of a step, c the logits of the
 constants, and w makes a source of many runs count as much as the root of their number.
 C lets a constant differ between devices (or frameworks) by ``spread``, and lie away
-from its start on all of them by ``shared``: what many devices show, the others are
-taken to do, too.
-Runs of one group (same model, machines and batch) are also compared with their mean:
-what a planner needs is their order. A run depends on the constants of its own device
+from its start on all of them by ``shared``: a deviation that many devices show is
+expected of the others, too.
+Runs of one group (same model, machines and batch) are also compared with their mean,
+because a planner needs their order. A run depends on the constants of its own device
 and framework alone, so that one evaluation of all runs gives the derivative for one
 constant of every device at once.
 """
@@ -102,7 +102,7 @@ def fit(
         towards: Constants that the fit is pulled to instead of the starting values,
             and begins at; those of few runs are corrections to what many have shown.
         name: Name of the calibration.
-        watch: Told of each iteration and its loss.
+        watch: Called with each iteration and its loss.
     Raises:
         CalibrationError: If no run has a measured step.
     """
@@ -193,7 +193,7 @@ def _begin(vector: Vector, centre: Array, start: FitResult | None) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Problem:
-    """Runs, and how much each counts.
+    """Runs and their weights.
 
     Attributes:
         mixing: Rows of errors and of deviations from groups. Shape [rows, runs].
@@ -288,7 +288,7 @@ class _Problem:
         return np.clip(-np.linalg.solve(normal, gradient), -1.0, 1.0)
 
     def loss(self, errors: Array, places: Array) -> float:
-        """Return the loss, which is made small."""
+        """Return the loss."""
         rows, width = np.abs(self.mixing @ errors), self.config.huber
         cost = np.where(rows < width, rows**2 / 2, width * (rows - width / 2)).sum()
         away = places - self.centre

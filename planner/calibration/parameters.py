@@ -1,8 +1,8 @@
 """The vector of all constants that are fitted, between their bounds.
 
 Every constant lies between two bounds and is fitted as its logit between them, where
-steps are of one size and bounds are never met. A starting value stands on what is known
-of GPUs in general, and pulls the fit towards it as far as data are few.
+steps are of one size and bounds are never met. A starting value is what is known of
+GPUs in general, and pulls the fit towards it as far as data are few.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def recipe_constants(name: str) -> tuple[Constant, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector:
-    """Which devices and recipes are fitted, in the order of a vector.
+    """Layout of the vector: devices and recipes that are fitted, in its order.
 
     Attributes:
         devices: Names of device types.
@@ -132,9 +132,9 @@ _Key = tuple[str, str, str]
 
 
 def _alike_key(kind: str, name: str, constant: Constant) -> _Key:
-    """Return the key of those whose values of a constant tell of each other's.
+    """Return the key of constants that are likely to be alike.
 
-    They are those of all devices, or of all frameworks; but how long a host takes to
+    They are alike on all devices, or in all frameworks; but how long a host takes to
     launch says nothing of hosts that another kind of program keeps busy: mixtures of
     experts under Megatron-LM, which tell most of it, launch what stands for one of the
     graph's kernels in twice what eager torch takes for it, four times a compiled

@@ -1,8 +1,8 @@
-"""Constants corrected by a handful of runs of one's own.
+"""Corrections of known constants by a handful of a user's own runs.
 
 Published measurements have shown what devices and frameworks reach elsewhere. A few
-runs say by how much this place differs: they are fitted to with a pull to what was
-known, so that three of them move what they tell of and leave the rest.
+runs show by how much this place differs: the fit to them is pulled to the known
+constants, so that three runs move those that they determine and leave the rest.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RefitRow:
 
     @property
     def after(self) -> float:
-        """Error after, likewise."""
+        """Error after, a share of what was measured."""
         return self.after_s / self.measured_s - 1
 
 
@@ -113,7 +113,7 @@ class Refit:
 
     @property
     def error_after(self) -> float:
-        """The same after."""
+        """Mean absolute error of the steps after, a share."""
         return float(np.mean([abs(row.after) for row in self.rows]))
 
     def origin(self, made: str) -> Origin:
@@ -150,9 +150,9 @@ def refit(
             as Meshwright's executors are.
         start: Constants that are known; None for those of GPUs in general.
         name: Name of the new constants.
-        watch: Told how many rows have been read.
+        watch: Called with the number of rows that have been read.
     Raises:
-        CalibrationError: If no row can be used; says why of the first.
+        CalibrationError: If no row can be used; gives the reason of the first.
     """
     named = [point if point.source else replace(point, source=_OWN) for point in points]
     cases, failed = prepare_all(named, watch)

@@ -1,4 +1,4 @@
-"""Measurements that a fit may look at, and those that can be compared."""
+"""Rows that scores and fits leave out, and groups of rows that can be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measured run ready to be priced, over and over, under other constants."""
+"""Measured runs as cases: priced again and again under other constants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Case", "prepare", "prepare_all", "recipe_under"]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row as a pricing context and a strategy.
+    """One measured run: a row with its pricing context and strategy.
 
     Attributes:
         point: The row.
@@ -109,10 +109,10 @@ def recipe_under(calibration: Calibration, name: str, facts: Recipe) -> Recipe:
 
 
 def prepare(point: Point) -> Case:
-    """Make a case of a row.
+    """Return the case of a row.
 
     Raises:
-        MeshwrightError: If the row does not say enough, or contradicts itself.
+        MeshwrightError: If the row states too little, or contradicts itself.
     """
     point, stated = known_plan(point)
     name, doubt = framework_of(point)
@@ -190,11 +190,11 @@ def _activation_share(point: Point, strategy: Strategy) -> float:
 def prepare_all(
     points: Iterable[Point], watch: Callable[[int], None] | None = None
 ) -> tuple[dict[int, Case], dict[int, str]]:
-    """Make cases of many rows.
+    """Return the cases of many rows.
 
     Args:
         points: In any order.
-        watch: Told how many rows are done.
+        watch: Called with the number of rows that are done.
     Returns:
         By place in ``points``: the cases, and the reasons why there is none.
     """

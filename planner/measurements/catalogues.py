@@ -1,7 +1,8 @@
-"""Catalogues in ``data/``: frameworks, fitted constants, and how files there are read.
+"""Readers of the catalogues in ``data/``, and the catalogues that plans are priced by.
 
-Each entry states its source. Plans need frameworks and constants alone; what else is
-there is read by the modules that turn a measurement into a model, a machine and a plan.
+Each entry states its source. Plans need frameworks and constants alone; the other
+catalogues are read by the modules that turn a measurement into a model, a machine and
+a plan.
 """
 
 from __future__ import annotations
@@ -51,11 +52,10 @@ class Framework:
 
     Attributes:
         recipe: Facts, and starting values of what is fitted.
-        fitted: Constants of the recipe that are fitted: what its measurements can tell.
-            Of frameworks with tp how much of its collectives hides; of those with
-            experts the same of exchanges; of others what hiding collectives of data
-            parallelism costs, or what the links give those that nothing hides; of one
-            without tp what it makes of devices newer than itself.
+        fitted: Names of the recipe's constants that are fitted, those that its
+            measurements determine: ``layer_overlap`` with tp, ``expert_overlap`` with
+            experts, else ``overlap_cost`` where collectives of data parallelism hide
+            and ``replica_efficiency`` where none does; ``newer_products`` without tp.
         zero_stage: ZeRO stage where a row states none.
         recompute: Recomputation where a row states none.
         sequence_parallel: Whether it comes with tp.
@@ -63,15 +63,16 @@ class Framework:
             none.
         memory_share: Share of a device's memory that it fills before it fails.
         reduce: Dtype of gradient reductions, of runs in bfloat16 and narrower.
-        microbatches: ``stages``: where a row infers the microbatch, a pipeline cuts
-            its batch into as many as it has ranks; ``whole``: where a row leaves it
-            out, and there is no pipeline, the batch is not cut.
-        host: What keeps the host busy that launches kernels: ``eager`` modules of
+        microbatches: Rule where a row states no microbatch. ``stages``: a pipeline cuts
+            its batch into as many as it has ranks, if the row infers the microbatch;
+            ``whole``: without a pipeline the batch is not cut.
+        host: Program that launches kernels: ``eager`` modules of
             torch, ``megatron``'s and TransformerEngine's, or a ``compiled`` program.
-        stage_assignment: Stages get equal numbers of layers (``even``) or of weights.
-        bfloat16_passes: ``gradient_passes`` of runs in bfloat16, if others.
-        bfloat16_gradients: ``gradients`` of runs in bfloat16, if others.
-        source: Documents and code that all of this stands on.
+        stage_assignment: ``even`` for equal numbers of layers a stage, ``weights`` for
+            equal numbers of weights.
+        bfloat16_passes: ``gradient_passes`` of runs in bfloat16, if it differs.
+        bfloat16_gradients: ``gradients`` of runs in bfloat16, if it differs.
+        source: Documents and code that these fields are from.
     """
 
     recipe: Recipe
@@ -92,7 +93,7 @@ class Framework:
 
 @cache
 def frameworks() -> Mapping[str, Framework]:
-    """Frameworks by name, those of ``frameworks.yaml``."""
+    """Return the frameworks of ``frameworks.yaml`` by name."""
     found = {}
     for name, entry in read_tree("frameworks.yaml")["frameworks"].items():
         recipe = replace(RECIPES.get(name, Recipe(name=name)), **entry["recipe"])
@@ -116,8 +117,8 @@ class Constant:
         low: Lower bound.
         high: Upper bound.
         start: Value where a fit begins; for recipes the framework's own value counts.
-        spread: How far, in logits, one device or recipe lies from the others.
-        shared: How far all of them lie from the start.
+        spread: Standard deviation of one device or recipe from the others, in logits.
+        shared: Standard deviation of all of them from the start, in logits.
     """
 
     name: str
@@ -140,10 +141,9 @@ class Constant:
 
 @cache
 def fitted_constants(kind: Literal["device", "recipe"]) -> tuple[Constant, ...]:
-    """Constants of device types or recipes that are fitted, in their order.
+    """Return the fitted constants of device types or of recipes, in their order.
 
-    At most six of a device type. Of those of recipes each framework is fitted in four;
-    see :attr:`Framework.fitted`.
+    Each framework is fitted in four of those of recipes; see :attr:`Framework.fitted`.
     """
     names = ("low", "high", "start", "spread", "shared")
     return tuple(

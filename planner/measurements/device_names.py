@@ -1,4 +1,4 @@
-"""The accelerator that a row means, read from what its source calls it."""
+"""Device types of measurements, read from the names that sources give them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["accelerators", "chips", "chips_named", "plain_device_name", "read_de
 
 @cache
 def accelerators() -> Mapping[str, DeviceType]:
-    """Accelerators that Meshwright cannot drive, by name: ``accelerators.csv``.
+    """Return the accelerators that Meshwright cannot drive: ``accelerators.csv``.
 
     They are no presets, because a plan for them could not be run. ``backend`` is nccl,
     a library of collectives that runs on the device, as theirs do. Memory is what the
@@ -47,18 +47,18 @@ def accelerators() -> Mapping[str, DeviceType]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """A name that people use.
+    """A chip by a name that people use.
 
     Attributes:
         name: For messages.
         pattern: Finds it in a text in lower case.
         variants: Device types, the most common first.
-        pcie: Those of the PCIe card, where it differs.
-        nvl: That of the NVL card.
-        rare: Those among ``variants`` that a row would call by their memory.
-        also_sold_as: Device types with a number of GB that they are also sold by, not
-            all of which is usable: ``b200-180:192``.
-        stated: False if the name leaves the chip open, which is then assumed.
+        pcie: Device types of the PCIe card, where it differs.
+        nvl: Device type of the NVL card.
+        rare: Variants that a row would name by their memory.
+        also_sold_as: Device types with other numbers of GB that they are sold by:
+            ``b200-180:192``.
+        stated: False if the name does not determine the chip, which is then assumed.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Chip:
 
 @cache
 def chips() -> tuple[Chip, ...]:
-    """Chips that names are read as: ``chips.csv``.
+    """Return the chips that names are read as: ``chips.csv``.
 
-    Of two that fit at the same place the longer match is taken, whatever the order.
+    Where two match at the same place, the longer match counts.
     """
     found = []
     for row in read_rows("chips.csv"):
@@ -128,11 +128,10 @@ def read_device(
     """Return the device type that a name means, and what had to be assumed.
 
     Args:
-        gpu: As the source calls it: ``"A100-80GB SXM4"``, ``"h100_80gb"``.
+        gpu: Name in the source: ``"A100-80GB SXM4"``, ``"h100_80gb"``.
         system: The machine that it stands in, where that is known.
-
     Raises:
-        CalibrationError: If it is no accelerator that is known, or two kinds at once.
+        CalibrationError: If no known accelerator is named, or two kinds at once.
     """
     text = plain_device_name(gpu)
     found = _chips_in(text)

@@ -1,4 +1,4 @@
-"""The framework, and its age, that a measurement was taken with."""
+"""Frameworks of measurements, and their age, read from sources and notes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _named(text: str) -> str | None:
 
 @cache
 def _patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Beginnings of a source's words, and the framework that the first found names."""
+    """Return patterns of a source's words and the framework of each, in order."""
     return tuple(
         (re.compile(rf"(?<![a-z])(?:{row['pattern']})"), row["framework"])
         for row in read_rows("framework_names.csv")

@@ -65,7 +65,7 @@ class KnownSystem:
 
 @cache
 def _links() -> Mapping[str, Link]:
-    """Links of presets, and of accelerators that are none: ``links.csv``."""
+    """Return links by name: those of presets, and those of ``links.csv``."""
     more = {
         row["key"]: Link(
             name=row["name"],
@@ -95,16 +95,16 @@ def _host(row: Mapping[str, str]) -> HostKind:
 
 @cache
 def usual_hosts() -> Mapping[str, HostKind]:
-    """Hosts by the name of the device type that usually stands in them: ``hosts.csv``.
+    """Return the usual host of each device type: ``hosts.csv``.
 
-    They count where a row names no machine.
+    It counts where a row names no machine.
     """
     return {row["device"]: _host(row) for row in read_rows("hosts.csv")}
 
 
 @cache
 def known_systems() -> tuple[KnownSystem, ...]:
-    """Machines that rows name or sources used: ``systems.csv``, the first that fits."""
+    """Return the machines of ``systems.csv``; the first whose pattern fits counts."""
     return tuple(
         KnownSystem(
             name=row["name"],

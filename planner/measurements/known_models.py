@@ -33,10 +33,10 @@ Family = Literal["gpt", "bert", "hybrid", "llama", "moe", "deepseek"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A transformer by its figures. Equal and hashed by them, whatever was assumed.
+    """The shape of a transformer, compared without the assumptions behind it.
 
     Attributes:
-        family: What its layers are made of; see :data:`Family`.
+        family: Kind of its layers; see :data:`Family`.
         layers: Transformer layers.
         hidden: Size of the residual stream.
         heads: Attention heads (query).
@@ -46,19 +46,19 @@ class ModelShape:
         vocab: Token classes, padded as they are held.
         seq: Tokens of a sample.
         gated: Whether MLPs and experts have a gate, as in SwiGLU.
-        activation: Of an MLP without a gate.
+        activation: Activation of an MLP without a gate.
         tied: Whether the head is the embedding.
         bias: Whether linear layers and norms of ``gpt`` have biases.
         positions: Whether positions are learned, ``seq`` of them.
         qk_norm: Whether queries and keys are normalised.
-        experts: Of a layer that has some; 0 without.
-        experts_per_token: Of those, how many see a token.
+        experts: Number of experts of a layer that has some; 0 without.
+        experts_per_token: Number of experts that see a token.
         expert_inner: Features inside one expert.
         shared_inner: Features inside the experts that see every token; 0 without.
         dense_first: Leading layers without experts.
-        expert_every: Of so many layers the last has experts.
+        expert_every: Distance of layers with experts; 2 for every second one.
         latent: Size that tokens are projected to for experts; 0 for ``hidden``.
-        query_rank: Latent size of queries, of ``deepseek``; 0 for none.
+        query_rank: Latent size of queries in ``deepseek``; 0 for none.
         key_rank: Latent size of keys and values.
         rotary_size: Features of a head with rotary positions, beside ``head_size``.
         pattern: Layers of a ``hybrid``: M scan, * attention, - MLP, E experts.
@@ -66,7 +66,7 @@ class ModelShape:
         scan_head_size: Features of one.
         scan_groups: Groups that share input and output matrices.
         scan_state: Size of the state.
-        assumed: What no source says of this measurement, in words.
+        assumed: Figures that no source of the measurement states, in words.
     """
 
     family: Family
@@ -146,7 +146,7 @@ def _sized(family: str, size: str) -> str:
 
 @cache
 def known_models() -> tuple[KnownModel, ...]:
-    """Models of ``known_models.yaml``; the first whose pattern is found counts."""
+    """Return the models of ``known_models.yaml``; the first that matches counts."""
     return tuple(
         KnownModel(
             pattern=model.get("pattern") or _sized(entry["family"], model["size"]),
@@ -173,7 +173,7 @@ def find_known(name: str) -> KnownModel | None:
 
 @cache
 def _sizes(suite: str) -> Mapping[float, Mapping[str, int]]:
-    """Figures by parameter count, of one suite of ``model_sizes.csv``."""
+    """Return the figures by parameter count of a suite of ``model_sizes.csv``."""
     names = ("layers", "hidden", "heads", "vocab", "experts")
     return {
         float(row["params"]): {name: int(row[name]) for name in names if row[name]}
@@ -183,7 +183,7 @@ def _sizes(suite: str) -> Mapping[float, Mapping[str, int]]:
 
 
 def gpt_of_size(params: float, near: float) -> tuple[float, Mapping[str, int]] | None:
-    """Return the parameters and figures of the GPT of about a size.
+    """Return the parameters and figures of the published GPT nearest to a size.
 
     Args:
         params: Parameters of a GPT that has no other name.

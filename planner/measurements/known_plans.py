@@ -29,9 +29,9 @@ def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
     """Fill in the cells that a row leaves blank and its source is known to have run.
 
     Args:
-        point: As read.
+        point: The row as read.
     Returns:
-        The row, itself where nothing is known; and what was filled in, in words.
+        The row, itself where nothing is known; and the words that say what was added.
     """
     source = point.source.lower()
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The cluster that a published measurement was taken on.
+"""Clusters that published measurements were taken on.
 
-A row names a GPU and a count. What it leaves open is filled by what such devices
-usually stand in, and every such step is written down.
+A row names a GPU and a count. Hosts and links that it leaves open are the usual ones of
+such devices, and every such assumption is written down.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures that sources print, and the seconds of a step that they come from.
+"""Metrics that sources print, and the seconds of a step that they follow from.
 
 Rates, FLOP/s, MFU and days of training follow from the time of a step and back.
 """
@@ -26,7 +26,6 @@ __all__ = [
     "step_seconds",
     "time_metric",
     "time_metric_named",
-    "time_rank",
 ]
 
 # -- Names -----------------------------------------------------------------------
@@ -156,12 +155,6 @@ def time_metric_named(name: str) -> TimeMetric | None:
         unit=_DAY_S / tokens,
         lasts=True,
     )
-
-
-def time_rank(name: str) -> int | None:
-    """Return the rank among a run's figures; None where no run is judged by it."""
-    found = time_metric_named(name)
-    return None if found is None else found.rank
 
 
 # -- Seconds of a step -----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The rate of a network between hosts, read from what a row says."""
+"""Rates of networks between hosts, read from the words of a row."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Settings of NVIDIA's recipes for performance that its tables of results leave out.
 
 The tables of Megatron-Bridge (docs/performance-summary.md) and of NVIDIA's
-dgxc-benchmarking give layouts and rates. Which launches CUDA graphs play back, how
-tokens go to their experts, whether that hides behind another microbatch and what is
-computed again stand in the recipes, which were read release by release:
+dgxc-benchmarking give layouts and rates. The recipes themselves, read release by
+release, set the launches that CUDA graphs play back, the exchanges of tokens with
+experts, their overlap and the recomputation:
 ``data/nvidia_recipes.csv``, one line for recipes that agree, with the file and commit.
 Whether attention had a fused kernel is not theirs to set: see :class:`NvidiaRecipe`.
 ``known_by`` says how a line was matched to a release: ``exact``, by the file of that

@@ -1,4 +1,4 @@
-"""The Strategy that a measured run used, from its row, assumptions named."""
+"""Strategies of measured runs, read from their rows, with the assumptions named."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["AssumedPlan", "assume_plan", "keeps_bfloat16_alone"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedPlan:
-    """A strategy and how it is trained.
+    """A strategy with its precision and recipe.
 
     Attributes:
-        strategy: With stages.
+        strategy: Strategy, with stages.
         precision: Dtypes.
         product_dtype: Dtype of matrix products where it is not the compute dtype.
         recipe: Recipe of the framework, as this run used it.
@@ -442,7 +442,7 @@ def _precision_of(point: Point, framework: Framework) -> Precision:
 
 
 def _product_dtype_of(point: Point) -> str | None:
-    """Return a dtype that no precision can state: scales of blocks or of rows."""
+    """Return the dtype of products that no Precision has, such as mxfp8, or None."""
     text = point.precision.lower()
     if "fp4" in text or "float4" in text:
         return "float4"

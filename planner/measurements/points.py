@@ -14,7 +14,7 @@ from pathlib import Path
 
 from planner.errors import CalibrationError
 
-__all__ = ["Point", "RefusedRow", "parse_points", "read_points", "read_readable"]
+__all__ = ["Point", "parse_point", "parse_points", "read_cells", "read_points"]
 
 _ABSENT = {"", "n/a", "na", "none", "-", "nan"}
 _INTEGERS = (
@@ -110,19 +110,6 @@ class Point:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedRow:
-    """A row that holds a value that is none.
-
-    Attributes:
-        cells: Text by column.
-        why: File, line, value, rule and remedy.
-    """
-
-    cells: Mapping[str, str]
-    why: str
-
-
 def _number(row: Mapping[str, str], name: str, where: str) -> float | None:
     text = (row.get(name) or "").strip()
     if text.lower() in _ABSENT:
@@ -151,7 +138,15 @@ def _integer(row: Mapping[str, str], name: str, where: str) -> int | None:
     return int(value)
 
 
-def _point(row: Mapping[str, str], where: str) -> Point:
+def parse_point(row: Mapping[str, str], where: str) -> Point:
+    """Parse one row.
+
+    Args:
+        row: Text by column.
+        where: File and line, for errors.
+    Raises:
+        CalibrationError: If a cell holds an invalid value.
+    """
     if None in row.values() or None in row:
         raise CalibrationError(
             f"{where}: {sum(v is not None for v in row.values())} fields, the header "
@@ -179,46 +174,35 @@ def read_points(path: str | Path) -> tuple[Point, ...]:
             may be missing altogether.
     Raises:
         CalibrationError: If it cannot be read, lacks a column that every row needs, or
-            a row holds a value that is none.
+            a row holds an invalid value.
     """
-    return parse_points(_lines(path), str(path))
+    return tuple(parse_point(cells, where) for cells, where in read_cells(path))
 
 
-def read_readable(path: str | Path) -> tuple[tuple[Point, ...], tuple[RefusedRow, ...]]:
-    """Read measurements, rows that hold a value that is none apart.
+def read_cells(path: str | Path) -> Iterator[tuple[dict[str, str], str]]:
+    """Yield the cells of each row by column, and its file and line.
 
     Args:
-        path: As for :func:`read_points`.
+        path: CSV as for :func:`read_points`.
     Raises:
         CalibrationError: If it cannot be read or lacks a column that every row needs.
     """
-    points: list[Point] = []
-    refused: list[RefusedRow] = []
-    for cells, where in _rows(_lines(path), str(path)):
-        try:
-            points.append(_point(cells, where))
-        except CalibrationError as error:
-            refused.append(RefusedRow(cells=cells, why=str(error)))
-    return tuple(points), tuple(refused)
-
-
-def parse_points(lines: Iterable[str], name: str) -> tuple[Point, ...]:
-    """:func:`read_points` from lines of text; ``name`` is for errors."""
-    return tuple(_point(cells, where) for cells, where in _rows(lines, name))
-
-
-def _lines(path: str | Path) -> list[str]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationError(
             f"{path} cannot be read ({error}); give a CSV file in UTF-8"
         ) from error
-    return text.splitlines(keepends=True)
+    return _rows(text.splitlines(keepends=True), str(path))
+
+
+def parse_points(lines: Iterable[str], name: str) -> tuple[Point, ...]:
+    """Parse measurements from lines of text; ``name`` is for errors."""
+    return tuple(parse_point(cells, where) for cells, where in _rows(lines, name))
 
 
 def _rows(lines: Iterable[str], name: str) -> Iterator[tuple[dict[str, str], str]]:
-    """Rows by column, and what to call them."""
+    """Yield the cells of each row by column, and the place for errors."""
     reader = csv.DictReader(lines)
     missing = sorted(set(_NEEDED) - set(reader.fieldnames or ()))
     if missing:

@@ -84,7 +84,7 @@ class _Attention(nn.Module):
 
 
 class _LatentAttention(nn.Module):
-    """DeepSeek's (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1)."""
+    """Latent attention (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1)."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ _NAMES = {"*": "attention", "-": "mlp", "E": "moe", "M": "scan"}
 
 
 class _Layer(nn.Module):
-    """Parts, each behind a norm and beside the residual stream.
+    """A layer: parts, each behind a norm and beside the residual stream.
 
     Args:
         shape: Figures of the model.

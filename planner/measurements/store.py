@@ -47,9 +47,9 @@ def choose_calibration(
 ) -> Calibration | None:
     """Return the constants that were named, if there are any for these machines.
 
-    Constants are fitted to GPUs. On clusters with CPU devices the shipped ones do not
-    apply: their documents say what they reach. Of device types that were measured the
-    same holds, one by one; see :func:`planner.cost.constants.constants_of`.
+    Constants are fitted to GPUs. The shipped ones do not apply to clusters with CPU
+    devices, whose documents state their efficiency, nor to single device types that
+    were measured; see :func:`planner.cost.constants.constants_of`.
 
     Args:
         choice: Constants; ``"shipped"`` for those that come with Meshwright; a file

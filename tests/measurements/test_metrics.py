@@ -19,7 +19,6 @@ from planner.measurements.metrics import (
     step_seconds,
     time_metric,
     time_metric_named,
-    time_rank,
 )
 from planner.measurements.points import Point
 from tests.measurements.rows import small
@@ -63,8 +62,8 @@ def test_every_metric_is_explained_once() -> None:
 def test_the_most_direct_figure_speaks_for_a_run() -> None:
     names = ["days_for_300B_tokens", "tflops_per_gpu", "mfu_pct"]
     names += ["tokens_per_s", "sequences_per_s", "step_time_ms"]
-    ranks = [time_rank(name) for name in names]
-    assert ranks == [5, 4, 3, 2, 1, 0]
+    found = [time_metric_named(name) for name in names]
+    assert [one.rank for one in found if one] == [5, 4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -72,12 +71,12 @@ def test_the_most_direct_figure_speaks_for_a_run() -> None:
 )
 def test_names_that_tell_nothing_of_time(name: str) -> None:
     assert time_metric_named(name) is None
-    assert time_rank(name) is None
 
 
 def test_a_figure_of_another_plan_speaks_for_no_run() -> None:
-    assert time_metric_named("tflops_per_gpu_best_without_cp") is not None
-    assert time_rank("tflops_per_gpu_best_without_cp") is None
+    found = time_metric_named("tflops_per_gpu_best_without_cp")
+    assert found is not None
+    assert found.rank is None
 
 
 def test_rates_by_hand() -> None:
