@@ -28,8 +28,9 @@ import torch.distributed as dist
 from benchmarks.hand_written import HandWritten, Recipe
 from executors import launch
 from executors.data import synthetic_batch
+from executors.launching.process_group import process_group
 from executors.measuring.memory import LiveMemory
-from executors.mesh import arrange, choose_device, process_group
+from executors.mesh import arrange, choose_device
 from executors.trainer import Trainer
 from planner import plan
 from planner.capture import load_model

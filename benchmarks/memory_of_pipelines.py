@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from executors import launch, run
-from executors.mesh import choose_device, process_group
+from executors.launching.process_group import process_group
+from executors.mesh import choose_device
 from planner import plan
 from planner.capture import capture, load_model
 from planner.cluster import Cluster

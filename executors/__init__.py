@@ -9,16 +9,16 @@ Each room, and each file beside them, imports those below alone, neighbours not 
 
     dryrun                         a step of any rank, on no devices
     runner                         train by a plan
-    checkpoints, measuring         what is kept of a run; what a step takes
+    checkpoints, measuring         state of a run; time, memory and traffic of a step
     trainer                        one step, on this process's part of the model
     replicas                       copies of the weights: kept equal, or let part
-    steps                          a batch becomes new weights
+    steps                          a batch becomes new weights; gradients, optimizer
     parallelize, pipelines         one part made parallel; a model cut into parts
-    gradients, losses, optimizer   what a step does outside of the model
-    deferred, strategies           parameters without values; what is done to modules
+    losses                         from a model's output to a scalar
+    deferred, strategies           parameters without values; modules made parallel
     data, mesh, names              batches, processes, modules, as a plan means them
     launching                      processes: started, watched, ended
-    causes                         what went wrong, in one line
+    exception_chain                the error behind an error, in one line
 """
 
 from __future__ import annotations

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
-import gc
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.rendezvous import rendezvous
 
-from executors.launching.rendezvous import fresh_store
+from executors.launching.process_group import ranks_of_processes
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import AXES, Mesh, Strategy
 
@@ -24,8 +19,6 @@ __all__ = [
     "arrange",
     "choose_device",
     "communication_degrees",
-    "process_group",
-    "ranks_of_processes",
 ]
 
 
@@ -149,92 +142,11 @@ def choose_device(name: str | None = None) -> torch.device:
     return torch.device("cuda", index)
 
 
-def ranks_of_processes(device_ids: Sequence[int]) -> tuple[int, ...]:
-    """Rank on the mesh of each process; process i has the i-th smallest device id.
-
-    Args:
-        device_ids: Device id of every rank.
-    """
-    return tuple(sorted(range(len(device_ids)), key=device_ids.__getitem__))
-
-
-@contextmanager
-def process_group(
-    device: torch.device, *, timeout_s: float = 600.0, device_ids: Sequence[int] = ()
-) -> Iterator[None]:
-    """A process group for the block: gloo on CPUs, NCCL on GPUs.
-
-    Ranks of the group are ranks of the mesh, whichever process a launcher has given
-    them to: torch sorts the ranks of every subgroup, so that a mesh in another order
-    than its group would deal out shards in the one and look for them in the other.
-    One process may not run plans of two orders one after the other: torch keeps meshes
-    by the ranks in them, and would take its place in the first for that in the second.
-
-    A group that exists already is used and left alone. Without the environment of
-    torchrun the group has this process alone.
-
-    Args:
-        device: Device of this process.
-        timeout_s: How long a collective may wait for the others, in seconds.
-        device_ids: Device id of every rank; () if processes are in their order.
-
-    Raises:
-        ExecutionError: If a group exists whose ranks are in another order.
-    """
-    process, world = _own_numbers()
-    ranks = ranks_of_processes(device_ids)
-    # A wrong number of processes is for arrange() to refuse.
-    rank = ranks[process] if len(ranks) == world else process
-    if dist.is_initialized():
-        if rank != process and dist.get_rank() == process:
-            raise ExecutionError(
-                f"process {process} is rank {rank} of the plan, whose device_ranges "
-                f"are out of order, but rank {process} of the process group that "
-                f"exists; leave it to run() to make the group"
-            )
-        yield
-        return
-    timeout = datetime.timedelta(seconds=timeout_s)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=_store(timeout),
-        rank=rank,
-        world_size=world,
-        timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
-    )
-    try:
-        yield
-    finally:
-        # DDP's reducer must go while others still hold the group. If it is the last
-        # to let go of it, it joins gloo's threads under the GIL, and those wait for
-        # the GIL to free their tensors: a deadlock in one run of five (torch 2.13).
-        gc.collect()
-        dist.destroy_process_group()
-
-
-def _own_numbers() -> tuple[int, int]:
-    """Number of this process and of all, as torchrun says them."""
-    if "WORLD_SIZE" not in os.environ:
-        return 0, 1
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-def _store(timeout: datetime.timedelta) -> Store:
-    if "WORLD_SIZE" not in os.environ:
-        return dist.HashStore()  # type: ignore[attr-defined]
-    store = fresh_store(timeout)
-    if store is None:
-        # As torch would make it; its host is process 0, whatever rank that has.
-        store, _, _ = next(rendezvous("env://", timeout=timeout))
-        store.set_timeout(timeout)
-    return store
-
-
 def arrange(strategy: Strategy, device: torch.device) -> ProcessMesh:
     """Lay the processes of the current group out as the strategy's mesh.
 
-    Rank r of the group is rank r of the mesh; see :func:`process_group`.
+    Rank r of the group is rank r of the mesh; see
+    :func:`executors.launching.process_group.process_group`.
 
     Args:
         strategy: Whose mesh to build.

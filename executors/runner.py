@@ -19,8 +19,9 @@ from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
 from executors.checkpoints.snapshot import Inventory
 from executors.data import Batch, Data, global_batches
 from executors.deferred.model import record
+from executors.launching.process_group import process_group
 from executors.measuring.measure import TimedStep, measure_phases, summarize
-from executors.mesh import arrange, choose_device, process_group
+from executors.mesh import arrange, choose_device
 from executors.names import tied_parameters
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError

@@ -17,14 +17,12 @@ from executors.deferred.recording import Recording
 from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
 from executors.names import units_of_model
-from executors.optimizer import build_optimizer
 from executors.parallelize import ParallelPart, parallelize
 from executors.pipelines.pipeline import Pipeline
-from executors.pipelines.stages import lower
-from executors.pipelines.stream import cuts_inside_stream
+from executors.pipelines.stages import cuts_inside_stream, lower
 from executors.pipelines.tied import TiedSync, find_copies, untie
 from executors.replicas import replicas_of
-from executors.steps import PlainStep, Step
+from executors.steps import PlainStep, Step, build_optimizer
 from executors.strategies.context import local_positions, slice_sequence
 from planner.schema import Plan, Recompute
 

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
-from executors.causes import explain
 from executors.checkpoints.folder import inspect_file
+from executors.exception_chain import explain
 from planner.errors import ExecutionError
 from planner.schema.checkpoint import FileRecord
 

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executors.deferred.held import replace_plain
-from executors.deferred.model import record
+from executors.deferred.model import record, replace_plain
 from executors.deferred.recording import Recording
 from planner.errors import ExecutionError
 

@@ -24,8 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from executors.deferred.non_dispatched_ops import non_dispatched_ops
-from executors.deferred.seeds import draw_seed, seeded
-from executors.deferred.tape import SMALL_BYTES, Tape
+from executors.deferred.tape import SMALL_BYTES, Tape, draw_seed, seeded
 from planner.errors import ExecutionError
 
 __all__ = ["Recording"]

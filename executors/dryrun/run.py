@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from executors.causes import chain, explain
 from executors.data import synthetic_batch
 from executors.dryrun.ledger import Ledger
 from executors.dryrun.replay import UnsettledError
@@ -29,9 +28,10 @@ from executors.dryrun.source import ModelSource
 from executors.dryrun.step import replayed_step
 from executors.dryrun.trace import StepTrace
 from executors.dryrun.world import fake_group, fake_tensors
+from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, arrange
 from executors.names import tied_parameters
-from executors.pipelines.masks import whole_sequences
+from executors.pipelines.export import whole_sequences
 from executors.runner import check_model
 from executors.strategies.context import local_positions
 from executors.trainer import Trainer

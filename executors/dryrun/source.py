@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec
 
 from executors import trainer
-from executors.deferred.held import held_tensors
+from executors.deferred.model import held_tensors
 from executors.pipelines.stages import LoweredStage, lower
 from executors.pipelines.tied import TiedCopies, find_copies
 

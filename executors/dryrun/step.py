@@ -1,17 +1,25 @@
-"""A dry step whose microbatches are run only until they are known."""
+"""A dry step whose microbatches are run only until they are known.
+
+Also the adapter to what ``fully_shard`` remembers between microbatches: which of its
+groups of parameters are whole, and which gradients are there, decides what it does
+next. The only file that knows these private parts of torch. Seen to work with torch
+2.13.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from executors.dryrun.pipeline import first_of_each_kind, replayed_pipeline
 from executors.dryrun.replay import Action, Replay
-from executors.dryrun.shards import enter_state, sharding_state
 from executors.dryrun.trace import StepTrace
 from executors.steps import PlainStep
 from executors.trainer import Trainer
@@ -37,10 +45,10 @@ def replayed_step(
     modules = {index: part.module for index, part in trainer.parts.items()}
 
     def state(part: int, gradients: bool) -> Hashable:
-        return sharding_state(modules[part], gradients=gradients)
+        return _sharding_state(modules[part], gradients=gradients)
 
     def settle(part: int, wanted: Hashable) -> None:
-        enter_state(modules[part], wanted, trace)
+        _enter_state(modules[part], wanted, trace)
 
     pipeline = trainer.pipeline
     if pipeline is not None:
@@ -83,3 +91,58 @@ def _accumulate(
     (counted,) = replay.count(action, given)
     assert counted is not None
     return counted
+
+
+def _sharding_state(module: nn.Module, *, gradients: bool) -> Hashable:
+    """What decides what the next forward or backward of a module will send and keep.
+
+    Args:
+        module: Of this rank, in its final form.
+        gradients: Whether it also matters which gradients there are.
+    """
+    groups = _groups(module)
+    shards = tuple(
+        (group._sharded_state.name, group._all_gather_result is not None)
+        for group in groups
+    )
+    if not gradients:
+        return shards
+    kept = tuple(
+        (shard.unsharded_accumulated_grad is None, _ungraded(shard))
+        for group in groups
+        for shard in group.fsdp_params
+    )
+    return shards, kept, tuple(p.grad is None for p in module.parameters())
+
+
+def _enter_state(module: nn.Module, state: Hashable, trace: StepTrace) -> None:
+    """Gather or free parameters so that a module is in a state, uncounted.
+
+    Args:
+        module: Of this rank, in its final form.
+        state: From :func:`_sharding_state`, without gradients.
+        trace: What is not to count.
+    """
+    assert isinstance(state, tuple)
+    with trace.quiet():
+        for group, (wanted, _) in zip(_groups(module), state, strict=True):
+            if group._sharded_state.name == wanted:
+                continue
+            if wanted == "UNSHARDED":
+                group.unshard()
+                group.wait_for_unshard()
+            else:
+                group.reshard()
+
+
+def _groups(module: nn.Module) -> list[Any]:
+    found: list[Any] = []
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            found += part._get_fsdp_state()._fsdp_param_groups
+    return found
+
+
+def _ungraded(shard: Any) -> bool:
+    whole = getattr(shard, "_unsharded_param", None)
+    return whole is None or whole.grad is None

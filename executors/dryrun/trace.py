@@ -19,7 +19,7 @@ from torch.utils.flop_counter import (
 )
 
 from executors.dryrun.ledger import Ledger
-from executors.measuring.resizes import watched_resizes
+from executors.measuring.memory import watched_resizes
 from executors.measuring.traffic import Tally
 
 __all__ = ["StepTrace"]

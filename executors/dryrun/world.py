@@ -30,13 +30,11 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.optim import adam
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from executors import parallelize
 from executors.dryrun.replicas import FakeReplicas
-from executors.dryrun.routing import balanced_counts
-from executors.strategies import experts
+from executors.strategies import data_parallel, experts
 from planner.errors import ExecutionError
 
-__all__ = ["fake_group", "fake_tensors"]
+__all__ = ["balanced_counts", "fake_group", "fake_tensors"]
 
 #: torch's own.
 _GROUPED: Callable[..., torch.Tensor] = _meta_registrations._meta_grouped_mm_common
@@ -90,7 +88,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         for owner, name, double in (
             (nn.Module, "to", _convert),
             (schedules._PipelineSchedule, "_warmup_p2p", _vote_static),
-            (parallelize, "DistributedDataParallel", FakeReplicas),
+            (data_parallel, "DistributedDataParallel", FakeReplicas),
             (adam, "_get_value", _value),
             (experts, "exchange_counts", balanced_counts),
             (_meta_registrations, "_meta_grouped_mm_common", _grouped_products),
@@ -163,3 +161,27 @@ def _vote_static(_: Any, stages: list[Any], *__: Any) -> None:
     """What all ranks would agree upon: every stage has been given its metadata."""
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC
+
+
+def balanced_counts(
+    expert: torch.Tensor, held: int, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, list[int], list[int]]:
+    """What ``exchange_counts`` tells if routing is balanced.
+
+    It stands in for that of :mod:`executors.strategies.experts`.
+
+    Rows that do not divide go to the first experts, on every rank alike.
+
+    Args:
+        expert: Shape [rows]; has no values.
+        held: Experts on each rank.
+        group: The ep axis.
+    """
+    size = group.size()
+    counts = torch.empty(size * held, dtype=torch.int64)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=group)
+    each, rest = divmod(expert.shape[0], size * held)
+    shares = [each + (index < rest) for index in range(size * held)]
+    sends = [sum(shares[rank * held : (rank + 1) * held]) for rank in range(size)]
+    return arriving, sends, [sends[group.rank()]] * size

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from executors.launching.attend import Attendant, Rank
+from executors.launching.monitor import Monitor, Rank
 from planner.errors import ExecutionError
 
 __all__ = ["launch"]
@@ -64,10 +64,10 @@ def launch(
     job = {"entry": entry, "args": dict(args)}
     common = _common_environment(processes, threads, env)
     with _sigterm_raises(), contextlib.ExitStack() as cleanup:
-        nursery, ranks, control = _start(job, common, processes, cleanup)
-        attendant = Attendant(nursery, ranks, control, on_message)
-        cleanup.callback(attendant.end)
-        attendant.attend(timeout_s)
+        spawner, ranks, control = _start(job, common, processes, cleanup)
+        monitor = Monitor(spawner, ranks, control, on_message)
+        cleanup.callback(monitor.end)
+        monitor.watch(timeout_s)
         return [rank.result for rank in ranks]
 
 
@@ -105,7 +105,7 @@ def _start(
     processes: int,
     cleanup: contextlib.ExitStack,
 ) -> tuple[subprocess.Popen[bytes], list[Rank], int]:
-    """Start the nursery, which forks the ranks.
+    """Start the spawner, which forks the ranks.
 
     Returns:
         It, the ranks, and the pipe on which it tells of them.
@@ -129,7 +129,7 @@ def _start(
         file = ours.enter_context(tempfile.TemporaryFile())
         file.write(json.dumps({**job, "ranks": ends, "control": control_end}).encode())
         file.seek(0)
-        nursery = subprocess.Popen(
+        spawner = subprocess.Popen(
             [sys.executable, "-m", "executors.launching.worker", str(os.getpid())],
             stdin=file,
             stdout=subprocess.PIPE,
@@ -138,7 +138,7 @@ def _start(
             pass_fds=passed,
             start_new_session=True,
         )
-    return nursery, ranks, control
+    return spawner, ranks, control
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The processes that ``launch`` starts: a nursery, and the ranks that it forks.
+"""The processes that ``launch`` starts: a spawner, and the ranks that it forks.
 
 ``python -m executors.launching.worker`` reads a job from stdin and forks. Nobody
 outlives its parent. Imports nothing heavy before the fork: threads that an import
@@ -18,7 +18,7 @@ import time
 import traceback
 from typing import IO, Any
 
-from executors.causes import explain, own_error
+from executors.exception_chain import explain, own_error
 
 __all__ = ["main"]
 
@@ -83,11 +83,11 @@ def _call(job: dict[str, Any], messages: int) -> int:
     return 0
 
 
-def _fork(job: dict[str, Any], index: int, nursery: int) -> int:
+def _fork(job: dict[str, Any], index: int, spawner: int) -> int:
     """Start one rank.
 
     Returns:
-        Its process id in the nursery; in the rank, 0.
+        Its process id in the spawner; in the rank, 0.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -95,7 +95,7 @@ def _fork(job: dict[str, Any], index: int, nursery: int) -> int:
     if pid:
         return pid
     os.setsid()
-    _die_with_parent(nursery)
+    _die_with_parent(spawner)
     rank = job["ranks"][index]
     os.dup2(rank["output"], 1)
     os.dup2(rank["output"], 2)
@@ -109,12 +109,12 @@ def _fork(job: dict[str, Any], index: int, nursery: int) -> int:
 
 
 def main() -> int:
-    """Do the job on stdin, as the nursery or as one of its ranks."""
+    """Do the job on stdin, as the spawner or as one of its ranks."""
     _die_with_parent(int(sys.argv[1]))
     job = json.load(sys.stdin)
-    nursery, ranks = os.getpid(), {}
+    spawner, ranks = os.getpid(), {}
     for index in range(len(job["ranks"])):
-        pid = _fork(job, index, nursery)
+        pid = _fork(job, index, spawner)
         if not pid:
             code = _call(job, job["ranks"][index]["messages"])
             sys.stdout.flush()

@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from executors.measuring.resizes import watched_resizes
+__all__ = ["LiveMemory", "watched_resizes"]
 
-__all__ = ["LiveMemory"]
+
+@contextmanager
+def watched_resizes(
+    seen: Callable[[torch.UntypedStorage], None], *, before: bool = False
+) -> Iterator[None]:
+    """Tell, in the block, of every storage that Python code resizes.
+
+    ``fully_shard`` frees and takes memory by resizing storages, past the dispatcher.
+
+    Args:
+        seen: Told of a storage when it has its new size.
+        before: Whether it is also told while the storage has its old one.
+    """
+    original = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        if before:
+            seen(storage)
+        result = original(storage, size)
+        seen(storage)
+        return result
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+        yield
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -7,10 +7,12 @@ The only file that knows how ``torch.export`` marks which op came from which mod
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -20,13 +22,12 @@ from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgu
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from executors.causes import explain
-from executors.deferred.held import held_tensors
+from executors.deferred.model import held_tensors
+from executors.exception_chain import explain
 from executors.losses import LossKind, select_output
-from executors.pipelines.masks import fixed_shapes, whole_sequences
 from planner.errors import ExecutionError
 
-__all__ = ["ExportedModel", "export_model"]
+__all__ = ["ExportedModel", "export_model", "fixed_shapes", "whole_sequences"]
 
 #: Name of the model within the wrapper that is exported, and its prefix in names.
 _INNER = "inner"
@@ -318,3 +319,35 @@ def _move_node(node: fx.Node, device: torch.device) -> None:
 
     node.args = map_aggregate(node.args, moved)
     node.kwargs = map_aggregate(node.kwargs, moved)
+
+
+@contextmanager
+def fixed_shapes() -> Iterator[None]:
+    """Let a model's code, though not torch's own, think that it is not exported."""
+    original = torch.compiler.is_exporting
+
+    def is_exporting() -> bool:
+        asking = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return original() and asking.partition(".")[0] == "torch"
+
+    with mock.patch.object(torch.compiler, "is_exporting", is_exporting):
+        yield
+
+
+@contextmanager
+def whole_sequences(whole: bool) -> Iterator[None]:
+    """Answer what ``transformers`` asks positions for: do sequences restart in them?
+
+    On tensors without values it would take them to.
+
+    Args:
+        whole: Whether each row's positions follow one another, as they do but where a
+            ring deals chunks out or the data says otherwise.
+    """
+    library = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    if not whole or not hasattr(library, name):
+        yield
+        return
+    with mock.patch.object(library, name, return_value=None):
+        yield

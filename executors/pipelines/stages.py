@@ -17,14 +17,14 @@ import torch
 from torch import fx, nn
 
 from executors.losses import LossKind
-from executors.names import units_of_model
+from executors.names import unit_of, units_of_model
 from executors.pipelines.export import ExportedModel, export_model
 from executors.pipelines.placement import Placement
-from executors.pipelines.relay import receive, send
+from executors.strategies.tensor_parallel import styles_of_model
 from planner.errors import ExecutionError
-from planner.schema import Stage
+from planner.schema import Stage, Strategy
 
-__all__ = ["LoweredStage", "lower"]
+__all__ = ["LoweredStage", "cuts_inside_stream", "lower", "receive", "send"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,3 +273,65 @@ class _Cutter:
             graph.call_function(send, (env[node], self._wire_dtype(node.meta["val"])))
             for node in self.cuts[index]
         ]
+
+
+def cuts_inside_stream(model: nn.Module, strategy: Strategy) -> frozenset[int]:
+    """Cuts between stages at which each tp rank has a shard of the residual stream.
+
+    The stream is divided from the first block with a rowwise layer to the last one.
+    Sent in shards, it takes the tp-th part of the messages and of their buffers, and
+    no stage gathers what the next one would scatter again.
+
+    Args:
+        model: The whole model.
+        strategy: With its stages.
+
+    Returns:
+        Each cut as the index of the stage before it; none without sequence parallelism.
+    """
+    if not strategy.sharding.sequence_parallel or strategy.mesh.tp == 1:
+        return frozenset()
+    styles = styles_of_model(model, strategy.sharding)
+    units = [unit for stage in strategy.stages for unit in stage.modules]
+    found = {unit_of(fqn, units) for fqn, how in styles.items() if how == "rowwise"}
+    blocks = [index for index, unit in enumerate(units) if unit in found]
+    inside, stop = set(), 0
+    for cut, stage in enumerate(strategy.stages[:-1]):
+        stop += len(stage.modules)
+        if blocks and blocks[0] < stop <= blocks[-1]:
+            inside.add(cut)
+    return frozenset(inside)
+
+
+class _Receive(torch.autograd.Function):
+    """Passes relayed tensors; every one gets a gradient, contiguous, if only zeros.
+
+    The sending stage waits for as many gradients as it sent floats.
+    """
+
+    @staticmethod
+    def forward(_: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # Not views to autograd, which refuses to let a unit change one in place.
+        return tuple(tensor.data for tensor in tensors)
+
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        return tuple(grad.contiguous() for grad in grads)
+
+
+def receive(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Take relayed tensors in: floats become inputs that surely get a gradient."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if not floats:
+        return tensors
+    passed = iter(_Receive.apply(*floats))  # type: ignore[no-untyped-call]
+    return tuple(next(passed) if t.is_floating_point() else t for t in tensors)
+
+
+def send(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor as it crosses a cut: contiguous, of its own storage, of a dtype."""
+    # A clone, not a view: split backward detaches stage outputs in place.
+    result = tensor.to(dtype)
+    if result is tensor or not result.is_contiguous():
+        result = result.clone(memory_format=torch.contiguous_format)
+    return result

@@ -277,7 +277,7 @@ def _train(config: dict[str, Any]) -> dict[str, Any]:
     import ray.train
     from ray.train.torch import get_device
 
-    from executors.causes import explain, own_error
+    from executors.exception_chain import explain, own_error
     from planner.cli.rank import train_rank
 
     context = ray.train.get_context()

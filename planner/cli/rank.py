@@ -86,7 +86,8 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
 
 def probe_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Measure the machine as one rank; see :func:`planner.cluster.probe`."""
-    from executors.mesh import choose_device, process_group
+    from executors.launching.process_group import process_group
+    from executors.mesh import choose_device
     from planner.cluster.probe import probe_process_group
 
     device = choose_device(arguments["device"])

@@ -308,7 +308,7 @@ def _train_as_rank(arguments: dict[str, Any]) -> dict[str, Any]:
         MeshwrightError: The first of ours among the causes of what was raised.
         RankFailedError: If none is; with the root cause.
     """
-    from executors.causes import explain, own_error
+    from executors.exception_chain import explain, own_error
     from planner.cli.rank import train_rank
 
     try:

@@ -102,7 +102,7 @@ def test_the_root_cause_and_its_module_are_told(
         "LookupError: no table for 3 (in layers.2.inner); the other ranks were "
         "stopped; MESHWRIGHT_LOG=INFO shows the traceback"
     )
-    assert "INFO:executors.attend:rank 1 of 2:" in said
+    assert "INFO:executors.monitor:rank 1 of 2:" in said
     assert "Traceback (most recent call last):" in said
     assert "LookupError: no table for 3" in said
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from executors import build_model
-from executors.checkpoints.state import full_gradients, full_parameters
+from executors.checkpoints.snapshot import full_gradients, full_parameters
 from executors.data import synthetic_batch
 from executors.deferred.model import record
 from executors.losses import LossFunction, target_of

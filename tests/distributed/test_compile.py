@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from executors.launching.launcher import launch
-from executors.mesh import process_group
+from executors.launching.process_group import process_group
 from planner.schema import Plan, Precision
 from tests.distributed.cases import make_plan, reference, train
 from tests.distributed.compare import Distance

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executors import launch
-from executors.mesh import ranks_of_processes
+from executors.launching.process_group import ranks_of_processes
 from planner.schema import Optimizer, Plan
 from tests.distributed.cases import build, make_plan
 
@@ -121,7 +121,7 @@ def test_an_order_that_a_group_of_the_caller_has_not_is_refused(
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from executors.mesh import process_group
+    from executors.launching.process_group import process_group
     from planner.errors import ExecutionError
 
     monkeypatch.setenv("RANK", "1")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from executors import build_model, run
-from executors.checkpoints.state import full_parameters
+from executors.checkpoints.snapshot import full_parameters
 from executors.data import synthetic_batch
 from executors.deferred.model import record
 from executors.losses import LossFunction, target_of

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from executors import build_model, run
-from executors.checkpoints.state import full_parameters
+from executors.checkpoints.snapshot import full_parameters
 from executors.deferred.model import record
 from executors.mesh import arrange
 from executors.trainer import Trainer

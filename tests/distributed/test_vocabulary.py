@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from executors.strategies.vocabulary import sharded_cross_entropy
+from executors.losses import sharded_cross_entropy
 from tests.distributed.pool import Pool
 
 CLASSES, TOKENS = 12, 40

@@ -6,12 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from executors.mesh import (
-    arrange,
-    choose_device,
-    communication_degrees,
-    process_group,
-)
+from executors.launching.process_group import process_group
+from executors.mesh import arrange, choose_device, communication_degrees
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import Mesh, Precision, Strategy
 

@@ -8,9 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from executors import build_model
-from executors.deferred.held import held_tensors
 from executors.deferred.materialize import Shards, compute_attributes
-from executors.deferred.model import record
+from executors.deferred.model import held_tensors, record
 from executors.pipelines.stages import lower
 from planner.schema import Stage
 from tests.distributed.cases import SEQ, UNITS, VOCAB, build

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from executors import build_model
-from executors.deferred.held import held_tensors
-from executors.deferred.model import record
+from executors.deferred.model import held_tensors, record
 from planner.errors import ExecutionError
 from tests.models.tiny import TINY
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from executors.launching.rendezvous import agree, fresh_store
+from executors.launching.process_group import agree, fresh_store
 from planner.errors import ExecutionError
 
 PATIENCE = datetime.timedelta(seconds=20)

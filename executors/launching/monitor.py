@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 import planner.errors
 from planner.errors import ExecutionError, MeshwrightError, RankFailedError
 
-__all__ = ["Attendant", "Rank"]
+__all__ = ["Monitor", "Rank"]
 
 # The name that docs/executors.md gives: users filter by it, wherever this file lies.
-_LOG = logging.getLogger("executors.attend")
+_LOG = logging.getLogger("executors.monitor")
 
 #: Output lines of each rank kept for the message, should it die.
 _KEPT_LINES = 40
@@ -78,43 +78,43 @@ class Rank:
         return _NO_CAUSE if _CONSEQUENCE.search(text) else 1
 
 
-class Attendant:
+class Monitor:
     """Reads every pipe of a launch.
 
     Args:
-        nursery: The process that forks the ranks.
+        spawner: The process that forks the ranks.
         ranks: In order.
-        control: Descriptor on which the nursery tells of starts and ends.
+        control: Descriptor on which the spawner tells of starts and ends.
         on_message: Called as ``on_message(rank, value)``.
     """
 
     def __init__(
         self,
-        nursery: subprocess.Popen[bytes],
+        spawner: subprocess.Popen[bytes],
         ranks: Sequence[Rank],
         control: int,
         on_message: Callable[[int, Any], None] | None,
     ) -> None:
-        self._nursery = nursery
+        self._spawner = spawner
         self._ranks = ranks
         self._on_message = on_message
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest: dict[int, bytes] = {}
         self._readers: dict[int, Callable[[str], None]] = {}
-        assert nursery.stdout is not None
-        self._readers[nursery.stdout.fileno()] = self._said.append
+        assert spawner.stdout is not None
+        self._readers[spawner.stdout.fileno()] = self._said.append
         self._readers[control] = self._control
         for rank in ranks:
             self._readers[rank.messages] = self._message_of(rank)
             self._readers[rank.output] = self._output_of(rank)
 
-    def attend(self, timeout_s: float | None) -> None:
+    def watch(self, timeout_s: float | None) -> None:
         """Return when every rank has ended well.
 
         Args:
             timeout_s: Longest to wait, in seconds; None for ever.
         Raises:
-            RankFailedError: If one has not, or the nursery died.
+            RankFailedError: If one has not, or the spawner died.
             MeshwrightError: The very error, if that is what a rank raised.
             ExecutionError: If the time is over.
         """
@@ -125,7 +125,7 @@ class Attendant:
                 os.set_blocking(stream, False)
                 selector.register(stream, selectors.EVENT_READ)
             while not all(rank.code == 0 for rank in self._ranks):
-                gone = self._nursery.poll() is not None
+                gone = self._spawner.poll() is not None
                 for key, _ in selector.select(timeout=0.05):
                     if not self._read(key.fd):
                         selector.unregister(key.fd)
@@ -137,7 +137,7 @@ class Attendant:
                 # It may have told of the last end just before it went.
                 ended = all(rank.code is not None for rank in self._ranks)
                 if gone and not ended and failed_at is None:
-                    self._missed()
+                    self._raise_lost()
                 if deadline is not None and now > deadline:
                     raise ExecutionError(
                         f"{len(self._ranks)} ranks did not end within {timeout_s:g} s "
@@ -151,12 +151,12 @@ class Attendant:
         """Kill whatever is left, with all that it started."""
         # Also where a rank itself is gone: what it started may still run.
         pids = [rank.pid for rank in self._ranks if rank.pid is not None]
-        for pid in [self._nursery.pid, *pids]:
+        for pid in [self._spawner.pid, *pids]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        self._nursery.wait()
-        assert self._nursery.stdout is not None
-        self._nursery.stdout.close()
+        self._spawner.wait()
+        assert self._spawner.stdout is not None
+        self._spawner.stdout.close()
 
     def _read(self, stream: int) -> bool:
         """Take in what there is; False at the end of the stream, or if none."""
@@ -219,11 +219,11 @@ class Attendant:
             + _last_words(rank.lines)
         )
 
-    def _missed(self) -> NoReturn:
-        """Raise because the nursery went without telling how its ranks ended."""
+    def _raise_lost(self) -> NoReturn:
+        """Raise because the spawner went without telling how its ranks ended."""
         raise RankFailedError(
             f"the {len(self._ranks)} ranks could not be started or lost their parent "
-            f"(exit {self._nursery.poll()})" + _last_words(self._said)
+            f"(exit {self._spawner.poll()})" + _last_words(self._said)
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from executors.pipelines.aliases import Aliases, keeps_state
+from executors.pipelines.placement import Aliases, keeps_state
 
 
 def _traced(function: Callable[[torch.Tensor], torch.Tensor]) -> list[fx.Node]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from executors.strategies.compile import compile_blocks, require_compiler
+from executors.strategies.blocks import compile_blocks, require_compiler
 from planner.errors import ExecutionError
 from tests.distributed.cases import UNITS, build
 

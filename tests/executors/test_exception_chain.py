@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from executors.causes import chain, explain, own_error
+from executors.exception_chain import chain, explain, own_error
 from planner.errors import ExecutionError
 
 

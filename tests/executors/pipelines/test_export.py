@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from executors.data import synthetic_batch
-from executors.pipelines.masks import fixed_shapes
+from executors.pipelines.export import fixed_shapes
 from executors.pipelines.stages import lower
 from tests.distributed.cases import build, make_plan
 

@@ -1,0 +1,231 @@
+"""Data parallelism of one model part: replicas, ZeRO shards, or neither.
+
+Replicas are DistributedDataParallel's where it can hold them, else torch's
+``replicate``; shards are ``fully_shard``'s. On GPUs the gather of a unit runs beside
+the computation of those before it: more units ahead hide longer gathers, and hold more
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from executors.mesh import ProcessMesh
+from executors.names import inside, tied_parameters
+from executors.strategies.compression import ONE_BUCKET_MB, compress_gradients
+from planner.schema import Overlap, Precision, Strategy
+
+__all__ = ["make_data_parallel", "set_prefetch"]
+
+
+def make_data_parallel(
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    units: Sequence[str],
+    experts: Sequence[str],
+    fill: Callable[[], None],
+) -> nn.Module:
+    """Make replicas or shards of a part, or neither.
+
+    Args:
+        model: The model, or one stage of it, split over tp and ep already.
+        strategy: Axes, ZeRO stage, precision, overlap.
+        place: Where this process stands.
+        units: FQNs of the part's pipeline units, in order of execution.
+        experts: FQNs of the modules that hold experts.
+        fill: Gives parameters their values; called before DDP looks at them.
+
+    Returns:
+        The module to call from then on.
+    """
+    precision = strategy.precision
+    casts = _casts(precision)
+    if place.size("shard") == 1 and not place.reduces and not casts:
+        return model
+    if not any(True for _ in model.parameters()):
+        return model
+    if place.size("shard") > 1 or not place.reduces:
+        _fully_shard(model, strategy, place, units, experts)
+        return model
+    mixed = place.size("pp") > 1 or place.size("tp") > 1 or casts
+    if not mixed and precision.reduce == precision.parameter:
+        # It compares and copies values as soon as it is made.
+        fill()
+        return _wrap_in_ddp(model, strategy, place)
+    _replicate(model, precision, place, units)
+    return model
+
+
+def _wrap_in_ddp(model: nn.Module, strategy: Strategy, place: ProcessMesh) -> nn.Module:
+    group = place.group("replicate")
+    assert group is not None
+    # Gradients that are views of the buckets take their memory once.
+    wrapped = DistributedDataParallel(
+        model,
+        process_group=group,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=_bucket_mb(strategy),
+    )
+    compress_gradients(wrapped, strategy.gradient_compression, group)
+    return wrapped
+
+
+def _replicate(
+    model: nn.Module, precision: Precision, place: ProcessMesh, units: Sequence[str]
+) -> None:
+    """Replicas where DDP cannot be: batch norms, then units, then what is left."""
+    mesh, policy = place.along("replicate"), _mixed_precision(precision)
+    for norm in _uncast_norms(model, precision):
+        replicate(norm, mesh=mesh, mp_policy=_uncast(precision))
+    for unit in _wrapped_units(model, units):
+        replicate(model.get_submodule(unit), mesh=mesh, mp_policy=policy)
+    replicate(model, mesh=mesh, mp_policy=policy)
+
+
+def _fully_shard(
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    units: Sequence[str],
+    experts: Sequence[str],
+) -> None:
+    """ZeRO: experts first, then batch norms, then units, then what is left."""
+    precision, reshard = strategy.precision, strategy.zero_stage == 3
+    policy = _mixed_precision(precision)
+    outer = ("replicate",) if place.reduces else ()
+    for fqn in experts:
+        fully_shard(
+            model.get_submodule(fqn),
+            mesh=place.along(*outer, "expert_shard"),
+            mp_policy=policy,
+            reshard_after_forward=reshard,
+            shard_placement_fn=partial(_place_expert, place.size("expert_shard")),
+        )
+    mesh = place.along(*outer, "shard")
+    norms, named = _uncast_norms(model, precision), _wrapped_units(model, units)
+    parts = [(norm, _uncast(precision)) for norm in norms]
+    parts += [(model.get_submodule(unit), policy) for unit in named]
+    for part, casting in (*parts, (model, policy)):
+        fully_shard(part, mesh=mesh, mp_policy=casting, reshard_after_forward=reshard)
+    set_prefetch(model, named, experts, strategy.overlap)
+
+
+def _casts(precision: Precision) -> bool:
+    """Whether parameters are computed with in another dtype than they are kept in."""
+    return precision.compute != precision.parameter
+
+
+def _mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        param_dtype=_torch_dtype(precision.compute) if _casts(precision) else None,
+        reduce_dtype=_torch_dtype(precision.reduce),
+    )
+
+
+def _uncast_norms(model: nn.Module, precision: Precision) -> tuple[nn.Module, ...]:
+    """Batch norms that a cast would reach: they take narrow inputs, no narrow weights.
+
+    Their running statistics are kept in full, and torch wants parameters like those.
+    """
+    if not _casts(precision):
+        return ()
+    return tuple(
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.affine
+    )
+
+
+def _uncast(precision: Precision) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        reduce_dtype=_torch_dtype(precision.reduce), cast_forward_inputs=False
+    )
+
+
+def _bucket_mb(strategy: Strategy) -> float | None:
+    """Size of DDP's buckets in MiB, any fraction of one; None for torch's own."""
+    if strategy.gradient_compression == "powersgd":
+        return ONE_BUCKET_MB
+    size = strategy.overlap.bucket_bytes
+    return None if size is None else size / 2**20
+
+
+def _place_expert(ways: int, parameter: nn.Parameter) -> Shard | None:
+    """Shards of few experts are cut along their features: no rank goes empty."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if local.shape[0] >= ways or local.ndim < 2 or local.shape[1] % ways:
+        return None
+    return Shard(1)
+
+
+def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
+    """Units that get collectives of their own; the rest share those of the root.
+
+    Left to the root: units that share a parameter with another one, and units of
+    vectors alone (norms), whose collective would cost more latency than it carries.
+    """
+    tied = {
+        unit
+        for group in tied_parameters(model)
+        for unit in units
+        if any(inside(name, unit) for name in group)
+        and not all(inside(name, unit) for name in group)
+    }
+    return tuple(
+        unit
+        for unit in units
+        if unit not in tied
+        and any(p.ndim > 1 for p in model.get_submodule(unit).parameters())
+    )
+
+
+def set_prefetch(
+    model: nn.Module, units: Sequence[str], experts: Sequence[str], overlap: Overlap
+) -> None:
+    """Say which units each unit gathers while it is computed.
+
+    Args:
+        model: The model, or one stage of it, after ``fully_shard``.
+        units: FQNs of the units that are sharded on their own, in order of execution.
+        experts: FQNs of modules within them that are sharded on their own, too, and
+            gathered along with the unit around them.
+        overlap: How many units ahead; None leaves torch's own order.
+    """
+    groups = [
+        [unit, *(expert for expert in experts if inside(expert, unit))]
+        for unit in units
+    ]
+    for index, (unit, *_) in enumerate(groups):
+        depth = overlap.forward_prefetch
+        if depth is not None:
+            ahead = groups[index + 1 : index + 1 + depth]
+            _sharded(model, unit).set_modules_to_forward_prefetch(
+                [_sharded(model, name) for group in ahead for name in group]
+            )
+        depth = overlap.backward_prefetch
+        if depth is not None:
+            behind = groups[max(0, index - depth) : index][::-1]
+            _sharded(model, unit).set_modules_to_backward_prefetch(
+                [_sharded(model, name) for group in behind for name in group]
+            )
+
+
+def _sharded(model: nn.Module, name: str) -> FSDPModule:
+    module = model.get_submodule(name)
+    assert isinstance(module, FSDPModule)
+    return module
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
