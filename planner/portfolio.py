@@ -1,4 +1,4 @@
-"""Several partitioners asked the same question, one after the other."""
+"""Run several partitioners on one request, and choose the best of their answers."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ from planner.search.expert import ExpertPartitioner
 
 __all__ = ["AUTO", "best_answer", "names_of", "run_partitioners"]
 
-#: What ``partitioner="auto"`` asks; the best answer wins.
+#: Partitioners that ``partitioner="auto"`` runs; the best answer wins.
 AUTO = ("expert", "learned", "exhaustive")
-#: On a clock each gets its share of the time that is left. Where all devices and links
-#: are equal the exhaustive search, exact there, soon ends in small spaces; elsewhere it
-#: knows but a few orders of the devices. (On 50 uniform validation worlds the best of
-#: four tenths of a second of the learned one and six of the exhaustive one was 0.8 %
-#: above the exhaustive one without a clock, of nine and one 0.1 % below it.)
+#: Share of the time that is left which each partitioner gets under a time budget. Where
+#: all devices and links are equal, the exhaustive search is exact and soon ends in
+#: small spaces; elsewhere it tries only a few orders of the devices. (On 50 uniform
+#: validation worlds, 0.4 s of the learned and 0.6 s of the exhaustive partitioner gave
+#: plans 0.8 % slower than the exhaustive one without a budget; 0.9 s and 0.1 s gave
+#: plans 0.1 % faster.)
 _UNIFORM = {"expert": 0.05, "learned": 0.9, "exhaustive": 1.0}
 _UNEVEN = {"expert": 0.05, "learned": 1.0, "exhaustive": 1.0}
-#: Rules of thumb have an answer within some 0.05 s, and within up to a second where
-#: memory is short, which is when the learned one needs all of the time. With more
-#: seconds than this it is asked without them: on 200 validation worlds at 1 s one of
-#: its answers was worse than theirs, by 0.4 %.
+#: Time budget from which on ``auto`` leaves out the rules of thumb (``expert``). They
+#: answer within 0.05 s, but take up to a second where memory is short, which is when
+#: the learned partitioner needs all of the time. On 200 validation worlds at 1 s the
+#: rules of thumb were better than the learned partitioner once, by 0.4 %.
 _LONG_S = 0.3
-#: Who looks, when nothing fits, through the whole space whatever the clock says.
+#: Partitioners that search the whole space if nothing fits, even beyond the time
+#: budget.
 _LOOKS_EVERYWHERE = {"learned"}
-#: With less than this share of the clock left nobody else is asked: a first look at the
-#: space takes longer.
+#: Share of the time budget below which no further partitioner is run: it would be over
+#: before a first look at the space.
 _TOO_LITTLE = 0.02
 
 
 def names_of(partitioner: str | Sequence[str]) -> tuple[str, ...]:
-    """Registered names behind what ``plan`` was given."""
+    """Return the registered names of the partitioners that ``plan`` was given."""
     names = [partitioner] if isinstance(partitioner, str) else list(partitioner)
     return tuple(
         dict.fromkeys(
@@ -55,22 +57,22 @@ def names_of(partitioner: str | Sequence[str]) -> tuple[str, ...]:
 def run_partitioners(
     request: Request, partitioner: str | Sequence[str]
 ) -> list[SearchResult]:
-    """Answers of all partitioners that were named.
+    """Run partitioners one after the other and return all of their answers.
 
     Args:
-        request: The question. Its time is shared: by equal parts of what is left, in
-            ``auto`` by who is good at what.
+        request: The question. Each partitioner gets an equal part of the time that is
+            left; under ``auto`` the parts depend on the cluster.
         partitioner: A name, several, or ``auto``.
 
     Raises:
-        NoFeasiblePlanError: If none found anything that fits.
-        UnknownNameError: If none of that name is installed.
+        NoFeasiblePlanError: If no partitioner found a plan that fits.
+        UnknownNameError: If no partitioner of that name is installed.
     """
-    hurried = partitioner == "auto" and request.time_budget_s is not None
-    asked = _chosen(request, hurried, names_of(partitioner))
+    timed = partitioner == "auto" and request.time_budget_s is not None
+    chosen = _choose(request, timed, names_of(partitioner))
     started = time.perf_counter()
     results: list[SearchResult] = []
-    for waiting, one in zip(range(len(asked), 0, -1), asked, strict=True):
+    for waiting, one in zip(range(len(chosen), 0, -1), chosen, strict=True):
         question = request
         if request.time_budget_s is not None:
             left = request.time_budget_s - (time.perf_counter() - started)
@@ -83,11 +85,11 @@ def run_partitioners(
             question = replace(request, time_budget_s=max(0.0, left * share))
         answer = one.search(question)
         if request.launcher_limits is not None:
-            # Also of partitioners that do not end in planner.search.base.finish.
+            # Partitioners of other packages may not end in planner.search.base.finish.
             kept = expressible(request.launcher_limits, answer.candidates)
             answer = replace(answer, candidates=kept)
         results.append(answer)
-    if hurried and not _found(results) and not _LOOKS_EVERYWHERE & _names(results):
+    if timed and not _found(results) and not _LOOKS_EVERYWHERE & _names(results):
         # A late plan is better than the claim that there is none.
         results = [one for one in results if one.partitioner != "expert"]
         results.append(ExpertPartitioner().search(request))
@@ -96,14 +98,13 @@ def run_partitioners(
     return results
 
 
-def _chosen(request: Request, hurried: bool, names: Sequence[str]) -> list[Partitioner]:
+def _choose(request: Request, timed: bool, names: Sequence[str]) -> list[Partitioner]:
     """Return the partitioners to run: those named, or those worth their time."""
-    if not hurried:
+    if not timed:
         return [get_partitioner(name) for name in names]
     if "learned" in names and (request.time_budget_s or 0.0) >= _LONG_S:
         names = [name for name in names if name != "expert"]
-    # Where no rule of thumb fits, looking for the least departure from them would
-    # eat the others' time.
+    # Where no rule of thumb fits, widening the search would take the others' time.
     by_rules = ExpertPartitioner(widen=False)
     return [by_rules if name == "expert" else get_partitioner(name) for name in names]
 
@@ -119,6 +120,6 @@ def _names(results: Sequence[SearchResult]) -> set[str]:
 def best_answer(
     results: Sequence[SearchResult], objective: Objective
 ) -> tuple[SearchResult, Candidate]:
-    """The best candidate of all partitioners; the earlier one among equals."""
+    """Return the best candidate of all partitioners; the earlier one among equals."""
     found = [(result, c) for result in results for c in result.candidates[:1]]
     return min(found, key=lambda pair: preference(pair[1], objective))

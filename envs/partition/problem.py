@@ -218,7 +218,7 @@ class Problem:
         if self.fidelity == "analytic":
             value = float(priced.score[0])
             return Built(score=value, row=row, order=order, candidate=None)
-        best = _best(self.request, local.built(priced, 0, variants=True))
+        best = _best(self.request, local.best_row_candidates(priced, 0, variants=True))
         value = np.inf if best is None else _score(self.request, best)
         return Built(score=value, row=row, order=order, candidate=best)
 
@@ -254,7 +254,7 @@ def _plain(pricer: OrderPricer, fidelity: Fidelity) -> Baseline | None:
     found = [
         candidate
         for at in range(len(priced))
-        for candidate in pricer.built(priced, at, variants=True)
+        for candidate in pricer.best_row_candidates(priced, at, variants=True)
     ]
     best = _best(request, found)
     if best is None:

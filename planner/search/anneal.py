@@ -10,25 +10,26 @@ from planner.search.starts import begin
 
 __all__ = ["AnnealPartitioner"]
 
-#: Chains that run side by side, because many solutions are priced at once.
+#: Chains that run side by side: many solutions are priced at once.
 _CHAINS = 64
-#: Steps of every chain where no time is given.
+#: Steps of every chain without a time budget.
 _STEPS = 60
-#: Share of the score by which a step may be worse at first, and in the end.
+#: Temperature at first and in the end: relative loss that a step may accept.
 _HOT, _COLD = 0.2, 0.002
-#: Share of the time that chains may take; the rest is the finalists'.
+#: Share of the time for the chains; the rest is for the finalists.
 _SHARE = 0.9
-#: Steps after which the worst chains go on from where the best are.
+#: Steps after which the worst chains continue from the best ones.
 _REGROUP = 10
 
 
 class AnnealPartitioner:
-    """Chains of random moves that accept what is worse less and less often.
+    """Chains of random moves that accept losses less and less often.
 
-    It starts where :class:`planner.search.evolutionary.EvolutionaryPartitioner` does.
-    A step changes the order of devices or the row of the table, is priced by closed
-    forms and accepted with probability exp(-(worse by, as a share) / temperature); the
-    simulator judges the best after every step. Source: Kirkpatrick, Gelatt, Vecchi
+    It starts from the same solutions as
+    :class:`planner.search.evolutionary.EvolutionaryPartitioner`. A step changes the
+    order of devices or the row of the table, is priced by closed forms and accepted
+    with probability exp(-(relative loss) / temperature); the simulator prices the best
+    after every step. Source: Kirkpatrick, Gelatt, Vecchi
     1983, Optimization by Simulated Annealing.
     """
 
@@ -45,7 +46,7 @@ class AnnealPartitioner:
             step += 1
             done = campaign.elapsed_share(_SHARE) if steps is None else step / steps
             temperature = _HOT * (_COLD / _HOT) ** done
-            campaign.look_around(chains)
+            campaign.find_neighbours(chains)
             moved = [campaign.moved(one) for one in chains]
             scores = np.log(campaign.price([*chains, *moved]))
             before, after = scores[: len(chains)], scores[len(chains) :]

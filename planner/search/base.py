@@ -1,4 +1,4 @@
-"""Questions that partitioners are asked, and their answers."""
+"""Partitioners: the requests they get, the results they return, their registry."""
 
 from __future__ import annotations
 
@@ -43,29 +43,31 @@ Objective = Literal["throughput", "throughput_per_device", "memory"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "throughput_per_device", "memory")
 
 
+#: Significant digits of a score that count in comparisons: sums of equal parts in
+#: another order differ in their last bits.
 _DIGITS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One question to a partitioner.
+    """A question to a partitioner: the best strategy of a model on devices.
 
     Attributes:
         setting: Model, machines, training recipe; its order names the devices.
         global_batch: Samples per optimizer step.
         pins: Fixed columns, from :func:`planner.space.normalize_pins`.
-        objective: What to make small: the step time, the step time per device used, or
+        objective: Figure to minimise: the step time, the step time per device used, or
             the memory of the fullest device.
-        target: ``meshwright`` keeps to what the executors can run, ``any`` to what is
-            legal, a name of :func:`planner.targets.target_names` to what that launcher
-            can say.
-        seed: Of everything random.
+        target: ``meshwright`` allows strategies that the executors can run, ``any`` all
+            legal ones, a name of :func:`planner.targets.target_names` those that the
+            launcher can express.
+        seed: Seed of all random draws.
         evaluation_budget: Most strategies to price with the simulator; None leaves it
             to the partitioner.
         time_budget_s: Wall-clock seconds after which the best so far is the answer;
             None leaves it to the partitioner.
-        devices: ``all`` uses every free device if any legal strategy does, of mixed
-            clusters at least every one of a type; ``any`` lets fewer win.
+        devices: ``all`` uses every free device if any legal strategy does, and every
+            one of a type at least on mixed clusters; ``any`` lets fewer win.
     """
 
     setting: PricingContext
@@ -80,7 +82,7 @@ class Request:
 
     @cached_property
     def facts(self) -> Facts:
-        """Facts that the rules of the space compare against."""
+        """Facts of model and cluster that the rules of the space compare against."""
         return gather_facts(
             self.setting.graph,
             self.setting.cluster,
@@ -94,7 +96,7 @@ class Request:
 
     @cached_property
     def launcher_limits(self) -> LauncherLimits | None:
-        """Limits of the launcher on cuts and devices; None without a launcher."""
+        """Limits of the launcher on cuts and devices; None if the target is none."""
         if self.target in OWN_TARGETS:
             return None
         facts = self.facts
@@ -120,14 +122,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """A partitioner's answer.
+    """The answer of a partitioner.
 
     Attributes:
-        partitioner: Its registered name.
-        candidates: That fit in memory, best first; empty if none does.
-        nearest: The one that was closest to fitting, if none does.
-        evaluations: Strategies priced, by fidelity.
-        seconds: Wall time.
+        partitioner: Registered name of the partitioner.
+        candidates: Candidates that fit in memory, best first.
+        nearest: The candidate that was closest to fitting, if none fits.
+        evaluations: Number of strategies priced, by fidelity.
+        seconds: Wall time of the search.
         checkpoint: Hash of a learned partitioner's weights.
     """
 
@@ -151,7 +153,7 @@ class Partitioner(Protocol):
 
 
 def score(cost: Cost, num_devices: int, objective: Objective) -> float:
-    """Return the number that an objective makes small.
+    """Return the figure that an objective minimises.
 
     A step counts for as much as it brings training forward: its time is divided by
     the efficiency of its samples.
@@ -201,17 +203,16 @@ def scores_of(
 def preference(
     candidate: Candidate, objective: Objective
 ) -> tuple[float, float, float, bytes]:
-    """By which candidates are sorted, best first.
+    """Return the key by which candidates are sorted, best first.
 
-    Among equal scores less to send comes first, because traffic that is predicted to
-    hide is the first to show on a real network; then less memory; then the canonical
-    bytes, so that the answer does not depend on the order in which a partitioner came
-    by them.
+    Among equal scores less traffic comes first, because traffic that is predicted to
+    overlap is the first to show on a real network; then less memory; then the canonical
+    bytes, so that the answer does not depend on the order in which a partitioner found
+    the candidates.
     """
     cost, strategy = candidate.cost, candidate.strategy
     value = score(cost, strategy.mesh.num_devices, objective)
     return (
-        # Sums of equal parts in another order differ in their last bits.
         float(f"{value:.{_DIGITS}g}"),
         sum(cost.link_bytes.values()),
         cost.peak_memory_bytes,
@@ -234,9 +235,9 @@ def finish(
     started: float,
     checkpoint: str | None = None,
 ) -> SearchResult:
-    """Sort candidates by :func:`preference` and count what was priced.
+    """Make a result: candidates sorted by :func:`preference`, evaluations counted.
 
-    What the request's launcher cannot say is left out.
+    Candidates that the request's launcher cannot express are left out.
     """
     if request.launcher_limits is not None:
         candidates = expressible(request.launcher_limits, candidates)
@@ -250,12 +251,12 @@ def finish(
         key=lambda c: float((c.cost.memory.total - c.cost.limit_bytes).max()),
         default=None,
     )
-    kinds = ("analytic", "simulated")
+    fidelities = ("analytic", "simulated")
     return SearchResult(
         partitioner=name,
         candidates=tuple(fitting),
         nearest=None if fitting else nearest,
-        evaluations={k: sum(m.evaluations[k] for m in models) for k in kinds},
+        evaluations={k: sum(m.evaluations[k] for m in models) for k in fidelities},
         seconds=time.perf_counter() - started,
         checkpoint=checkpoint,
     )
@@ -280,8 +281,8 @@ def get_partitioner(name: str) -> Partitioner:
     """Load a partitioner; its module is imported now, not before.
 
     Raises:
-        UnknownNameError: If none of that name is installed.
-        MeshwrightError: If its package needs something that is not installed.
+        UnknownNameError: If no partitioner of that name is installed.
+        MeshwrightError: If its package needs one that is not installed.
     """
     points = _registered()
     if name not in points:

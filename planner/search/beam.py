@@ -9,23 +9,24 @@ from planner.search.starts import begin
 
 __all__ = ["BeamPartitioner"]
 
-#: Solutions from which the next are made, and of one mesh at most.
+#: Solutions that are expanded in a round, and most of them with one mesh.
 _WIDTH, _PER_MESH = 8, 2
-#: Rounds where no time is given.
+#: Rounds without a time budget.
 _ROUNDS = 20
-#: Exchanges of blocks tried of one size, and random moves, of one solution.
+#: Exchanges of blocks of one size, and random moves, for one solution.
 _SWAPS, _RANDOM = 24, 8
-#: Share of the time that the beam may take; the rest is the finalists'.
+#: Share of the time for the beam; the rest is for the finalists.
 _SHARE = 0.9
 
 
 class BeamPartitioner:
-    """All legal rows next to the best few, and exchanges of their devices.
+    """Beam search: the best few solutions are expanded in every round.
 
-    It starts where :class:`planner.search.evolutionary.EvolutionaryPartitioner` does.
-    Every round keeps the best by closed forms, few of one mesh, and the simulator
-    judges the best of them. What was expanded is not expanded again, so that the beam
-    widens where it has come to an end.
+    It starts from the same solutions as
+    :class:`planner.search.evolutionary.EvolutionaryPartitioner`. Expansion tries all
+    legal rows next to a solution's, and exchanges of its devices. Every round keeps the
+    best by closed forms, few with one mesh, and the simulator prices the best of them.
+    No solution is expanded twice, so that the beam widens where it has come to an end.
     """
 
     name = "beam"
@@ -52,7 +53,7 @@ class BeamPartitioner:
 
 
 def _beam(campaign: Campaign, expanded: set[object]) -> list[Solution]:
-    """The best that were not expanded, few of one mesh."""
+    """Return the best solutions that were not expanded, few with one mesh."""
     found: list[Solution] = []
     of_mesh: dict[tuple[int, ...], int] = {}
     for one in campaign.best(50 * _WIDTH):
@@ -65,7 +66,7 @@ def _beam(campaign: Campaign, expanded: set[object]) -> list[Solution]:
 
 
 def _next(campaign: Campaign, one: Solution) -> list[Solution]:
-    """Every legal row next to one, exchanges of its blocks, some random moves."""
+    """Expand a solution: neighbouring rows, exchanges of blocks, random moves."""
     rows = campaign.neighbours(one)
     made = (
         []

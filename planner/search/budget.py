@@ -1,4 +1,4 @@
-"""Budget of a search: simulations, and time."""
+"""Budget of a search in simulations and time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from planner.search.base import Request
 
 __all__ = ["SIMULATIONS", "Budget"]
 
-#: Strategies to simulate where neither a budget nor a time is given.
+#: Strategies to simulate with neither an evaluation budget nor a time budget.
 SIMULATIONS = 96
 
 
 class Budget:
-    """Counts what a search spends.
+    """Count of the simulations and the time that a search spends.
 
     Args:
-        request: What is asked.
+        request: The question, with its budgets.
 
     Attributes:
-        request: The same.
-        started: When, by ``time.perf_counter``.
+        request: The question.
+        started: ``time.perf_counter`` at the start.
     """
 
     def __init__(self, request: Request) -> None:
@@ -44,12 +44,12 @@ class Budget:
 
     @property
     def until(self) -> float | None:
-        """When the time is over, by ``time.perf_counter``; None without a limit."""
+        """``time.perf_counter`` at the end of the time budget; None without a limit."""
         budget = self.request.time_budget_s
         return None if budget is None else self.started + budget
 
     def is_late(self, share: float = 1.0) -> bool:
-        """True if this share of the time that was given is over."""
+        """Return True if this share of the time budget is over."""
         budget = self.request.time_budget_s
         return budget is not None and (
             time.perf_counter() - self.started > budget * share
@@ -57,31 +57,34 @@ class Budget:
 
     @property
     def evaluations(self) -> dict[str, int]:
-        """Strategies priced so far, by fidelity."""
+        """Number of strategies priced so far, by fidelity."""
         return dict(self._model.evaluations)
 
     def count(self, model: CostModel) -> None:
-        """Add what another model priced for this search."""
+        """Add the evaluations of another cost model to those of this search."""
         for fidelity, many in model.evaluations.items():
             self._model.evaluations[fidelity] += many
 
     def rounds(self, most: int) -> int | None:
-        """Rounds that a search should take; None where the time says when to end.
+        """Return the number of rounds for a search; None if a time budget ends it.
 
-        Closed forms cost nothing of the budget, but many rounds for a handful of
-        simulations are not what was asked for.
+        Closed forms cost nothing of the evaluation budget, but a small budget asks for
+        a short search.
+
+        Args:
+            most: Rounds with a large budget.
         """
         if self.request.time_budget_s is not None:
             return None
         return int(np.clip((self._budget or most) // 2, 2, most))
 
     def is_over(self, done: int, most: int, share: float) -> bool:
-        """True if the search goes on to the finalists.
+        """Return True if the rounds are over and the finalists are next.
 
         Args:
             done: Rounds so far.
-            most: Rounds where no time is given and the budget is large.
-            share: Of the time that rounds may take.
+            most: Rounds without a time budget and with a large evaluation budget.
+            share: Share of the time that rounds may take.
         """
         rounds = self.rounds(most)
         if rounds is None:
@@ -89,13 +92,13 @@ class Budget:
         return done >= rounds
 
     def share_of(self, rounds: int) -> int:
-        """Simulations a round, if so many rounds are to take half of the budget."""
+        """Return the simulations a round that spend half of the budget in total."""
         if self._budget is None:
             return 2
         return min(self._budget // (2 * rounds) + 1, self.left or 0)
 
     def elapsed_share(self, share: float = 1.0) -> float:
-        """Elapsed part of a share of the time, from 0 to 1; 1 without a limit."""
+        """Return the elapsed part of a share of the time, 0 to 1; 1 without a limit."""
         budget = self.request.time_budget_s
         if not budget:
             return 1.0

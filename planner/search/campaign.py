@@ -1,8 +1,8 @@
-"""State that every search over orders and rows shares: prices, budgets, findings.
+"""State that every search over orders and rows shares: prices, budgets, candidates.
 
 Many solutions are priced at once by closed forms; the most promising ones are cut
-exactly and simulated. The simulator's word on a row corrects the closed form of the
-same row under other orders, so that the search trusts neither alone.
+exactly and simulated. The simulated score of a row corrects the closed form of the same
+row under other orders.
 """
 
 from __future__ import annotations
@@ -41,47 +41,49 @@ __all__ = ["Campaign"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Of one mesh at most this many are simulated in a row.
+#: Most solutions with one mesh that are simulated in a row.
 _PER_MESH = 2
-#: Meshes whose best is tried under all schedules.
+#: Meshes whose best solution is tried under all schedules.
 _VARIED = 3
-#: Share of moves that change the number of devices; each number is priced apart.
+#: Share of moves that change the number of devices.
 _RESIZING = 0.05
-#: Simulations of rows that closed forms cannot tell from the best.
+#: Simulations of rows with the same closed-form score as the best.
 _TIES = 3
-#: Added to the score of what does not fit, with its excess, so that it comes last.
+#: Least score of solutions that do not fit; the score grows with the excess.
 OVER = 1e12
 #: Priced solutions that are remembered before the worse half is forgotten.
 REMEMBERED = 4_000
-#: Score of what the request's launcher cannot say.
+#: Score of solutions that the request's launcher cannot express.
 INEXPRESSIBLE = 1e30
 
 
 class Prices(Budget):
-    """Remembers what solutions cost, and counts what pricing them spent.
+    """Scores of solutions by closed forms, corrected by simulations of their rows.
 
     Args:
-        request: What is asked.
+        request: The question.
     """
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self._scores: dict[object, float] = {}
         self._distinct: dict[object, Solution] = {}
-        self._kinds: dict[object, object] = {}
+        self._groups: dict[object, object] = {}
         self._ratios: dict[object, float] = {}
         self._recut: dict[object, tuple[float, float]] = {}
         self._simulated: dict[object, float] = {}
-        self._hopes: dict[object, float] = {}
+        self._unlimited: dict[object, float] = {}
         self._types = np.asarray(request.setting.cluster.type_index)
 
     def price(self, solutions: Sequence[Solution]) -> Array:
-        """Scores by closed forms, corrected by what simulations of the rows said.
+        """Return the scores of solutions: closed forms, corrected by simulations.
 
-        Those that do not fit in memory score ``1e12`` and more, by their excess.
+        Solutions that do not fit in memory score ``1e12`` and more, by their excess.
 
         Args:
-            solutions: Any number, of any numbers of devices.
+            solutions: Solutions on any numbers of devices. Length n.
+        Returns:
+            Shape [n].
         """
         if len(self._distinct) > REMEMBERED or len(self._scores) > 8 * REMEMBERED:
             self._forget()
@@ -91,10 +93,10 @@ class Prices(Budget):
         return np.array([self.corrected(one) for one in solutions])
 
     def corrected(self, solution: Solution) -> float:
-        """The score of a solution that was priced.
+        """Return the corrected score of a solution that was priced.
 
-        A row that lacked memory and fitted when it was cut by memory is taken to fit
-        under other orders that lack no more.
+        A row that exceeded memory by closed forms and fitted once it was cut by memory
+        is taken to fit under other orders that exceed it by no more.
         """
         simulated = self._simulated.get(solution.key)
         if simulated is not None:
@@ -103,14 +105,14 @@ class Prices(Budget):
         if closed < OVER:
             return closed * self._ratios.get(row, 1.0)
         lacked, ratio = self._recut.get(row, (0.0, 1.0))
-        return self._hopes[solution.key] * ratio if closed <= lacked else closed
+        return self._unlimited[solution.key] * ratio if closed <= lacked else closed
 
     def learn(self, solution: Solution, value: float) -> None:
-        """Correct what closed forms say of a row by one that was simulated.
+        """Correct the closed forms of a row by a simulation of it.
 
         Args:
-            solution: Was priced.
-            value: Its score, ``1e12`` and more if it does not fit.
+            solution: The solution, priced before.
+            value: Its simulated score, ``1e12`` and more if it does not fit.
         """
         row, closed = solution.key[1], self._scores[solution.key]
         self._simulated[solution.key] = value
@@ -120,34 +122,34 @@ class Prices(Budget):
             self._ratios[row] = value / closed
         elif closed < INEXPRESSIBLE:
             lacked, _ = self._recut.get(row, (0.0, 1.0))
-            ratio = value / self._hopes[solution.key]
+            ratio = value / self._unlimited[solution.key]
             self._recut[row] = max(lacked, closed), ratio
 
     def may_fit(self, solution: Solution) -> bool:
-        """True if a solution that was priced fits, as far as is known."""
+        """Return True if a priced solution fits by its corrected score."""
         return self.corrected(solution) < OVER
 
-    def hope(self, solution: Solution) -> float:
-        """The score of a solution that was priced, if memory were enough."""
-        return self._hopes.get(solution.key, self.corrected(solution))
+    def unlimited(self, solution: Solution) -> float:
+        """Return the score that a priced solution would have with enough memory."""
+        return self._unlimited.get(solution.key, self.corrected(solution))
 
-    def alike(self, solution: Solution) -> object:
-        """Equal for solutions that the closed forms cannot tell apart.
+    def price_key(self, solution: Solution) -> object:
+        """Return a key that is equal for solutions with equal closed forms.
 
-        Most of them differ in which of several equal devices is where, others in what
-        hides behind the rest of the step. Each must have been priced.
+        Most such solutions differ in the places of equal devices, others in messages
+        that overlap with the rest of the step. Each must have been priced.
         """
-        return self._kinds[solution.key]
+        return self._groups[solution.key]
 
-    def _kind(self, solution: Solution) -> object:
+    def _group(self, solution: Solution) -> object:
         row, types = solution.row, self._types[solution.order]
-        # The simulator knows which stage is on slow devices.
+        # The simulator distinguishes the stages that are on slow devices.
         slowest = types.reshape(row["pp"], -1).max(axis=1).tobytes()
         shape = row["pp"], row["schedule"], row["virtual_stages"], slowest
         return shape, f"{self._scores[solution.key]:.9g}"
 
     def _price(self, solutions: list[Solution]) -> None:
-        """All at once, each under its own order."""
+        """Price solutions by closed forms, all at once, each under its own order."""
         numbers: dict[bytes, int] = {}
         which = [numbers.setdefault(s.key[0], len(numbers)) for s in solutions]
         orders = [np.frombuffer(key, dtype=np.int64) for key in numbers]
@@ -166,45 +168,47 @@ class Prices(Budget):
             found = np.where(limits.mask(ids)[which], found, INEXPRESSIBLE)
         missed = np.flatnonzero((found >= OVER) & (found < INEXPRESSIBLE))
         for place in missed.tolist():
-            self._hopes[solutions[place].key] = float(value[place])
+            self._unlimited[solutions[place].key] = float(value[place])
         for one, each in zip(solutions, found.tolist(), strict=True):
             self._scores[one.key] = each
-            self._kinds[one.key] = self._kind(one)
-            self._distinct.setdefault(self._kinds[one.key], one)
+            self._groups[one.key] = self._group(one)
+            self._distinct.setdefault(self._groups[one.key], one)
 
     def _forget(self) -> None:
-        """Keep the better ones, and of those alike the first."""
+        """Forget the worse half of the solutions, and repetitions."""
         kept = self.best(REMEMBERED // 2)
         self._scores = {one.key: self._scores[one.key] for one in kept}
-        self._kinds = {one.key: self._kinds[one.key] for one in kept}
-        self._hopes = {k: hope for k, hope in self._hopes.items() if k in self._kinds}
-        self._distinct = {self._kinds[one.key]: one for one in kept}
+        self._groups = {one.key: self._groups[one.key] for one in kept}
+        self._unlimited = {
+            k: score for k, score in self._unlimited.items() if k in self._groups
+        }
+        self._distinct = {self._groups[one.key]: one for one in kept}
 
     def best(self, count: int) -> list[Solution]:
-        """The best of all priced, of those alike the first; by corrected scores."""
+        """Return the best priced solutions by corrected scores, equal ones once."""
         known = list(self._distinct.values())
         order = np.argsort([self.corrected(one) for one in known], kind="stable")
         return [known[index] for index in order[:count].tolist()]
 
 
 class Campaign(Prices):
-    """One search's books.
+    """One search: its prices, budget, random moves and simulated candidates.
 
     Args:
-        request: What is asked.
+        request: The question.
 
     Attributes:
-        rng: Of everything random.
+        rng: Generator of all random draws.
         host_devices: Devices that most hosts of the request have.
-        best_score: Of what was simulated and fits; infinite before.
+        best_score: Best simulated score of a solution that fits; infinite before.
     """
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.rng = np.random.default_rng(request.seed)
         self._cut: dict[object, float] = {}
-        self._alike: set[object] = set()
-        self._wide: dict[int, Index] = {}
+        self._simulated_keys: set[object] = set()
+        self._choices: dict[int, Index] = {}
         self._sizes: dict[object, StrategyTable | None] = {}
         self._candidates: list[Candidate] = []
         self._neighbours: dict[object, StrategyTable | None] = {}
@@ -216,12 +220,12 @@ class Campaign(Prices):
         self._leader: Solution | None = None
 
     def neighbours(self, solution: Solution) -> StrategyTable | None:
-        """Legal rows next to a solution's; looked up once a row."""
-        self.look_around([solution])
+        """Return the legal rows next to a solution's; looked up once a row."""
+        self.find_neighbours([solution])
         return self._neighbours[solution.key[1]]
 
-    def look_around(self, solutions: Sequence[Solution]) -> None:
-        """Look up the :meth:`neighbours` of many: the rules judge them all at once."""
+    def find_neighbours(self, solutions: Sequence[Solution]) -> None:
+        """Find the :meth:`neighbours` of many solutions; the rules run once."""
         new = {s.key[1]: s.row for s in solutions if s.key[1] not in self._neighbours}
         if new:
             request = self.request
@@ -230,18 +234,18 @@ class Campaign(Prices):
 
     # -- Moves -------------------------------------------------------------------
 
-    def leave_out(self, devices: Index, count: int) -> None:
-        """Let any ``count`` of some devices be used where so many are."""
-        self._wide[count] = devices
+    def allow_choice(self, devices: Index, count: int) -> None:
+        """Let solutions on ``count`` devices choose them among ``devices``."""
+        self._choices[count] = devices
 
     def pool_of(self, solution: Solution) -> Index:
-        """Devices that a solution may use."""
+        """Return the devices that a solution may use."""
         if self.request.devices == "any":
             return self.request.setting.order
-        return self._wide.get(len(solution.order), solution.order)
+        return self._choices.get(len(solution.order), solution.order)
 
     def moved(self, solution: Solution) -> Solution:
-        """A random move: of the order, of the row, or to another number of devices."""
+        """Return a solution after a random move of order, row or device count."""
         rng = self.rng
         kind = float(rng.random())
         if kind < _RESIZING and self.request.devices == "any":
@@ -282,21 +286,21 @@ class Campaign(Prices):
     # -- Simulation --------------------------------------------------------------
 
     def _cut_key(self, solution: Solution) -> object:
-        """Solutions of one key come to the same cut."""
+        """Return a key that is equal for solutions with the same exact cut."""
         row = solution.row
         if self._free_recompute and row["pp"] > 1:
             row = {**row, "recompute": 0}
         return solution.key[0], tuple(row.values())
 
     def simulate(self, solution: Solution) -> float:
-        """Cut a solution exactly and simulate it, unless that was done.
+        """Cut a solution exactly and simulate it, unless that was done before.
 
-        With several virtual stages on a rank the evenly timed cut is tried, too: the
-        exact one makes the slowest of them small, not the slowest rank. So it is where
-        the exact one, which counts memory a little differently, turns out not to fit.
+        The evenly timed cut is tried as well with several virtual stages on a rank,
+        where the exact cut minimises the slowest stage, not the slowest rank; and where
+        the exact cut, which counts memory a little differently, does not fit.
 
         Args:
-            solution: Must have been priced.
+            solution: The solution, priced before.
         Returns:
             Its score; ``1e12`` and more if no cut fits; infinite without budget.
         """
@@ -322,17 +326,17 @@ class Campaign(Prices):
         return self.adopt(solution, found)
 
     def was_simulated(self, solution: Solution) -> bool:
-        """True if it, or one that comes to the same cut, was simulated."""
+        """Return True if a solution with the same exact cut was simulated."""
         return self._cut_key(solution) in self._cut
 
     def adopt(self, solution: Solution, found: Sequence[Candidate]) -> float:
-        """Take over what was simulated of a solution.
+        """Add the simulated candidates of a solution.
 
         Args:
-            solution: Must have been priced.
-            found: Its cuts, simulated; none if the request's launcher can say none.
+            solution: The solution, priced before.
+            found: Its cuts, simulated; none if the launcher can express no cut.
         Returns:
-            As :meth:`simulate`.
+            The solution's score, as :meth:`simulate` returns it.
         """
         key = self._cut_key(solution)
         value = min(
@@ -340,7 +344,7 @@ class Campaign(Prices):
         )
         self._cut[key] = value
         self.learn(solution, value)
-        self._alike.add(self.alike(solution))
+        self._simulated_keys.add(self.price_key(solution))
         self._candidates += found
         if value < min(self.best_score, OVER):
             self.best_score, self._leader = value, solution
@@ -354,16 +358,19 @@ class Campaign(Prices):
         return OVER * (1 + over / 1e9)
 
     def simulate_best(self, count: int) -> None:
-        """Simulate the most promising that were not, few of one mesh."""
+        """Simulate the most promising solutions, few with one mesh."""
         if count < 1 or self.left == 0:
             return
         done, of_mesh = 0, dict[tuple[int, ...], int]()
         for one in self.best(REMEMBERED):
-            if self.alike(one) in self._alike or self._cut_key(one) in self._cut:
+            if (
+                self.price_key(one) in self._simulated_keys
+                or self._cut_key(one) in self._cut
+            ):
                 continue
             if of_mesh.get(one.mesh, 0) >= _PER_MESH:
                 continue
-            # A first answer comes before the time is looked at.
+            # A first candidate is simulated whatever the time.
             if self._candidates and (done == count or self.is_late()):
                 return
             of_mesh[one.mesh] = of_mesh.get(one.mesh, 0) + 1
@@ -371,9 +378,9 @@ class Campaign(Prices):
             done += 1
 
     def finish(self) -> None:
-        """Spend what is left of budget and time on the most promising.
+        """Spend the rest of budget and time on the most promising solutions.
 
-        Those get other schedules, too, that the closed forms price slowly.
+        They are tried under other schedules, too, which closed forms price slowly.
         """
         self._try_schedules()
         self.simulate_best(_TIES)
@@ -382,19 +389,20 @@ class Campaign(Prices):
         self.simulate_best(SIMULATIONS if left is None else left)
 
     def _simulate_ties(self) -> None:
-        """Simulate rows that promise the same as the best: one may send less."""
+        """Simulate rows with the same score as the best: one of them may send less."""
         leader = self._leader
         rows = None if leader is None else self.neighbours(leader)
         if leader is None or rows is None:
             return
         ties = [Solution(order=leader.order, row=row) for row in rows.rows()]
         self.price([leader, *ties])
-        alike = [one for one in ties if self.alike(one) == self.alike(leader)]
+        alike = [one for one in ties if self.price_key(one) == self.price_key(leader)]
         for one in alike[:_TIES]:
             if not self.is_late():
                 self.simulate(one)
 
     def _try_schedules(self) -> None:
+        """Price the best solutions of a few meshes under all other schedules."""
         request = self.request
         if "schedule" in request.pins:
             return
@@ -413,7 +421,7 @@ class Campaign(Prices):
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Everything that was simulated and is legal."""
+        """Simulated candidates that are legal."""
         kept = self._candidates
         if not kept:
             return []
@@ -422,5 +430,5 @@ class Campaign(Prices):
         return [kept[row] for row in rows.tolist()]
 
     def result(self, name: str) -> SearchResult:
-        """Everything that was simulated, best first."""
+        """Return the result of the search, best candidates first."""
         return finish(name, self.request, self._model, self.candidates, self.started)

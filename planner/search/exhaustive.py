@@ -21,21 +21,21 @@ __all__ = ["ExhaustivePartitioner", "search_order"]
 
 #: Rows that go on to exact cuts and the simulator.
 _FINALISTS = 24
-#: Of one mesh at most this many, so that the finalists are not all alike.
+#: Most finalists with one mesh, so that they are not all alike.
 _PER_MESH = 3
-#: Rows over the memory limit that are tried all the same, with per-stage recompute.
+#: Rows over the memory limit that are tried, too, with recomputation by stage.
 _OVER = 4
 
 Index = NDArray[np.int64]
-#: Rows looked at in one go, and between two looks at a clock.
+#: Rows priced at once without a time budget, and with one.
 _ROWS_AT_ONCE, _ROWS_TIMED = 500_000, 100_000
 
 
 class ExhaustivePartitioner:
-    """Prices the whole space analytically, then the finalists in detail.
+    """Prices the whole space by closed forms, then simulates the finalists.
 
-    On a uniform cluster this is close to optimal: what it does not search is stages
-    with different degrees, and rank orders beyond those of
+    On a uniform cluster this is close to optimal: it leaves out stages with different
+    degrees, and orders of devices beyond those of
     :func:`planner.search.orders.device_orders`.
     """
 
@@ -51,7 +51,7 @@ class ExhaustivePartitioner:
         for waiting, order in zip(range(len(orders), 0, -1), orders, strict=True):
             budget = request.evaluation_budget
             if budget is not None:
-                # What is left, in equal parts; an order that needs less leaves it over.
+                # An equal part of the rest; an order that needs less leaves it over.
                 spent = sum(other.evaluations["simulated"] for other in models)
                 budget = -(-(budget - spent) // waiting)
             if candidates and spending.is_late():
@@ -68,14 +68,14 @@ def search_order(
     budget: int | None,
     until: float | None = None,
 ) -> list[Candidate]:
-    """Candidates with one order of devices, the best rows cut exactly and simulated.
+    """Return candidates with one order of devices: the best rows, cut and simulated.
 
     Args:
-        request: What is asked.
-        model: Prices strategies with that order.
+        request: The question.
+        model: Prices strategies with that order of devices.
         budget: Most strategies to simulate; None for all finalists.
-        until: Of :func:`time.perf_counter`, after which no more are looked at once
-            there is one that fits; None for no clock.
+        until: ``time.perf_counter`` after which the search ends once a candidate fits;
+            None for no limit.
     """
 
     def late() -> bool:
@@ -117,7 +117,7 @@ def search_order(
 
 
 def _variants(request: Request, rows: list[dict[str, int]]) -> list[dict[str, int]]:
-    """Zero-bubble and other schedules on the best pipelines, within the pins."""
+    """Return legal rows with other schedules for pipelines, within the pins."""
     virtual = request.pins.get("virtual_stages")
     found = [
         variant
@@ -140,7 +140,7 @@ def _variants(request: Request, rows: list[dict[str, int]]) -> list[dict[str, in
 
 
 class _Finalists:
-    """The best rows seen so far, at most a few of each mesh."""
+    """The best rows seen so far, a few with each mesh."""
 
     def __init__(self, request: Request) -> None:
         self._objective = request.objective
@@ -149,7 +149,7 @@ class _Finalists:
         self._excess: list[NDArray[np.float64]] = []
 
     def add(self, table: StrategyTable, costs: CostTable) -> None:
-        """Keep what could still be a finalist."""
+        """Keep the rows of a table that may be finalists."""
         score = scores_of(costs, table, self._objective, fitting=False)
         keep = _best_per_mesh(table, np.where(costs.fits, score, np.inf))
         over = np.argsort(costs.excess_bytes, kind="stable")[:_OVER]
@@ -160,11 +160,11 @@ class _Finalists:
 
     @property
     def any_fits(self) -> bool:
-        """True if a row that fits is among them."""
+        """True if any row that was kept fits."""
         return any(bool((excess <= 0).any()) for excess in self._excess)
 
     def rows(self) -> Iterator[dict[str, int]]:
-        """Finalists, best first; then the rows that come closest to fitting."""
+        """Yield the finalists, best first; then the rows closest to fitting."""
         if not self._tables:
             return
         table = StrategyTable.concatenate(self._tables)
@@ -176,7 +176,7 @@ class _Finalists:
 
 
 def _best_per_mesh(table: StrategyTable, score: NDArray[np.float64]) -> Index:
-    """Rows of the lowest finite scores, at most a few of a mesh, best first."""
+    """Return the rows with the lowest finite scores, a few with each mesh."""
     order = np.argsort(score, kind="stable")[: 400 * _FINALISTS]
     order = order[np.isfinite(score[order])]
     taken: dict[tuple[int, ...], int] = {}

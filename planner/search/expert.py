@@ -6,7 +6,7 @@ ZeRO-sharded; recomputation only when memory asks for it; the largest microbatch
 keeps a pipeline's bubble small. Sources: Narayanan et al. 2021 (2104.04473),
 takeaways 1 to 3; torchtitan and Megatron-LM example configurations.
 
-What is pinned comes first, the rules complete it.
+Pins come first, the rules complete them.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from planner.space import (
 __all__ = ["ExpertPartitioner", "ladder"]
 
 _MOST_TRIES = 200
-#: Rows over the memory limit that are tried all the same: the closed form that sorts
-#: them out is not exact.
+#: Rows over the memory limit that are tried, too: the closed form that excludes them is
+#: not exact.
 _OVER = 4
-#: Rows of the whole space that are kept when the rules of thumb lead nowhere.
+#: Rows of the whole space that are tried if no rule of thumb fits.
 _WIDENED = 32
 
 Index = NDArray[np.int64]
 _RowsOf = Callable[[Request, CostModel], StrategyTable | None]
 #: Microbatch sizes that are tried, largest first.
 _SIZES = (8, 4, 2, 1)
-#: Microbatches for each stage that keep the bubble of a pipeline small.
+#: Microbatches a stage that keep the bubble of a pipeline small.
 FILL = 4
 
 
 class ExpertPartitioner:
-    """The first rule of thumb that fits, and the few after it.
+    """Chooses the first strategy by rules of thumb that fits, and the few after it.
 
-    The rules (:mod:`planner.search.expert`) complete what is pinned. Where they lead to
-    nothing legal that fits, the strategies of the whole space that depart least from
-    them are tried, so that it finds something whenever there is something.
+    Where no strategy of :func:`ladder` is legal and fits, the strategies of the whole
+    space that depart least from the rules are tried, so that it finds a strategy
+    whenever there is one.
 
     Args:
         keep: Fitting strategies to price before stopping.
-        widen: False leaves the whole space, which takes up to seconds and has no
-            answer half-way, to others that are asked as well.
+        widen: False to leave out the whole space, which takes up to seconds and gives
+            no answer half-way.
     """
 
     name = "expert"
@@ -109,8 +109,8 @@ def _price(
 def _rounds(
     request: Request, model: CostModel, sources: Sequence[_RowsOf]
 ) -> Iterator[list[dict[str, int]]]:
-    """Rows worth a price: by the rules, else near to them, else the closest misses."""
-    near_misses: list[dict[str, int]] = []
+    """Yield rows to price: by the rules, else near the rules, else nearly fitting."""
+    near_feasible: list[dict[str, int]] = []
     for rows_of in sources:
         table = rows_of(request, model)
         if table is None or not len(table):
@@ -118,10 +118,10 @@ def _rounds(
         excess = model.table(table).excess_bytes
         yield [table.row(int(index)) for index in np.flatnonzero(excess <= 0)]
         over = np.flatnonzero(excess > 0)
-        near_misses += table[
+        near_feasible += table[
             over[np.argsort(excess[over], kind="stable")[:_OVER]]
         ].rows()
-    yield near_misses
+    yield near_feasible
 
 
 def _by_the_rules(request: Request, model: CostModel) -> StrategyTable | None:
@@ -130,7 +130,7 @@ def _by_the_rules(request: Request, model: CostModel) -> StrategyTable | None:
 
 
 def _widened(request: Request, model: CostModel) -> StrategyTable | None:
-    """Return the rows that depart least from the rules, and near misses."""
+    """Return the rows of the whole space that depart least from the rules."""
     host = host_size(request)
     kept = [
         _least_departing(table, model, host)
@@ -146,9 +146,9 @@ def _widened(request: Request, model: CostModel) -> StrategyTable | None:
 def _least_departing(
     table: StrategyTable, model: CostModel, host: int
 ) -> StrategyTable:
-    """The rows that fit, in the order of the rules; then by what they lack."""
-    lack = np.maximum(model.table(table).excess_bytes, 0)
-    order = np.lexsort((*reversed(_departures(table, host)), lack))
+    """Return the rows that fit, in the order of the rules; then by their excess."""
+    excess = np.maximum(model.table(table).excess_bytes, 0)
+    order = np.lexsort((*reversed(_departures(table, host)), excess))
     return table[order[:_WIDENED]]
 
 
@@ -174,20 +174,20 @@ def _departures(table: StrategyTable, host: int) -> tuple[Index, ...]:
 
 
 def host_size(request: Request) -> int:
-    """Devices of the request on its largest host."""
+    """Return the number of devices on the request's largest host."""
     hosts = np.asarray(request.setting.cluster.host_of_device)[request.setting.order]
     return int(np.bincount(hosts).max())
 
 
 def ladder(request: Request, devices: int) -> StrategyTable | None:
-    """Strategies from the simplest to the most elaborate, legal or not.
+    """List strategies from the simplest to the most elaborate, legal or not.
 
     Args:
-        request: Its pins hold in every row.
-        devices: How many to use, exactly.
+        request: The question; its pins hold in every row.
+        devices: Number of devices to use, exactly.
     Returns:
-        Rows in the order in which they would be tried; None where the pinned degrees
-        and counts do not even go into the devices and the batch.
+        Rows in the order in which they are tried; None if the pinned degrees and counts
+        do not divide the devices and the batch.
     """
     rows = list(_rungs(request, devices))
     if not rows:
@@ -243,7 +243,7 @@ def _pinned_or(pins: Mapping[str, int], knob: str, values: list[int]) -> list[in
 def _replicas(
     pins: Mapping[str, int], degree: int, zero: int
 ) -> tuple[int, int] | None:
-    """dp_replicate and dp_shard: all of one kind, unless a pin divides them."""
+    """Return dp_replicate and dp_shard: all of one kind, unless a pin divides them."""
     shard = pins.get("dp_shard")
     if shard is None and "dp_replicate" in pins:
         shard = degree // pins["dp_replicate"]
@@ -259,7 +259,7 @@ def _replicas(
 def _microbatches(
     request: Request, pp: int, replicas: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """Size and number, from the largest sensible size down."""
+    """Yield size and number of microbatches, from the largest sensible size down."""
     pins = request.pins
     per_replica, rest = divmod(request.global_batch, replicas[0] * replicas[1])
     if rest:
@@ -278,7 +278,7 @@ def _microbatches(
 
 
 def _schedule(pins: Mapping[str, int], pp: int, many: int) -> dict[str, int]:
-    """1F1B, unless something else is pinned or there is too little to fill it."""
+    """Return 1F1B, unless another one is pinned or microbatches do not fill it."""
     virtual = pins.get("virtual_stages", 1)
     if "schedule" in pins:
         name = schedule_name(pins["schedule"])

@@ -1,12 +1,12 @@
 """Exact cuts of models whose units form no chain, along ideals.
 
-An ideal is a set of units that holds with each unit all that it reads. On a chain the
-ideals are the prefixes of program order; two towers have as many as pairs of prefixes.
-A chain of ideals is a pipeline whose stages may hold layers of several towers: stages
-send on what later ones read, so that a boundary is crossed by all that is made before
-it and read behind it. Every such pipeline is also a cut of the units in some other
-topological order, which is how a strategy lists them.
-Source of the idea: Tarnawski et al. 2020, arXiv 2006.16423, section 5.1.
+An ideal is a set of units that contains, with each unit, every unit that it reads. On a
+chain the ideals are the prefixes of program order; two towers have one for each pair of
+prefixes. A chain of ideals is a pipeline whose stages may hold layers of several
+towers: stages relay tensors that later ones read, so that a boundary is crossed by
+every tensor that is made before it and read after it. Every such pipeline is also a cut
+of the units in some other topological order, which is how a strategy lists them. Source
+of the idea: Tarnawski et al. 2020, arXiv 2006.16423, section 5.1.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: Most ideals of a model that are looked at: all pairs of them are compared.
+#: Most ideals of a model for a search along them: all pairs of them are compared.
 _MOST_IDEALS = 2048
-#: Fastest pipelines that are cut anew, besides the fastest of each schedule.
+#: Fastest pipelines that are recut, besides the fastest of each schedule.
 _MOST_RECUT = 8
-#: By what share the slowest stage must become faster.
+#: Least relative gain of the slowest stage for another cut.
 _WORTH = 1e-3
 
 
@@ -49,7 +49,8 @@ class Ideals:
     Attributes:
         graph: The model.
         bits: Units of each ideal. Shape [ideals, U].
-        cut_bytes: Made in each ideal and read outside of it, as traced. [ideals].
+        cut_bytes: Bytes made in each ideal and read outside of it, as traced. Shape
+            [ideals].
     """
 
     graph: ModelGraph
@@ -67,19 +68,19 @@ class Ideals:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pairs:
-    """Ideals before and after a stage; arrays over pairs have the shape [..., P]."""
+    """Pairs of ideals before and after a stage; arrays have the shape [..., P]."""
 
     bits: Mask
     first: Index
     second: Index
 
     def sums(self, values: Array) -> Array:
-        """Sum of units' values between the ideals of each pair."""
+        """Return the sum of units' values between the ideals of each pair."""
         whole = values @ self.bits.T
         return np.asarray(whole[..., self.second] - whole[..., self.first])
 
     def largest(self, values: Array) -> Array:
-        """Greatest of units' values between the ideals of each pair."""
+        """Return the greatest of units' values between the ideals of each pair."""
         if values.ndim > 1:
             return np.stack([self.largest(row) for row in values])
         found = np.zeros(len(self.first))
@@ -89,16 +90,16 @@ class _Pairs:
         return found
 
     def starts(self, values: Array) -> Array:
-        """Values of ideals at the first of each pair."""
+        """Return the values of ideals at the first of each pair."""
         return np.asarray(values[self.first])
 
     def ends(self, values: Array) -> Array:
-        """Values of ideals at the second of each pair."""
+        """Return the values of ideals at the second of each pair."""
         return np.asarray(values[self.second])
 
 
 def ideals_of(graph: ModelGraph) -> Ideals | None:
-    """Enumerate a model's ideals; None on a chain, and where there are too many."""
+    """Enumerate a model's ideals; None on a chain, and if there are too many."""
     reads = graph.unit_reads
     if all(unit - 1 in reads[unit] for unit in range(1, len(reads))):
         return None
@@ -135,10 +136,10 @@ def _solve(
     bottleneck: float,
     choice: Index,
 ) -> float:
-    """Least bottleneck below ``bottleneck``, or if it is negative least sum under it.
+    """Find the least bottleneck below ``bottleneck``; the least sum if it is negative.
 
-    As in :mod:`planner.search.stages`, from ideal to ideal: the pairs that begin with
-    ideal i are start[i] to start[i + 1] - 1.
+    The dynamic program of :mod:`planner.search.stages`, from ideal to ideal: the pairs
+    that begin with ideal i are start[i] to start[i + 1] - 1.
     """
     stages, count = len(types), len(start) - 1
     best = np.full((stages + 1, count), np.inf)
@@ -174,19 +175,19 @@ def best_chain(
     below_s: float,
     kinds: tuple[int, ...] = (0, 1, 2),
 ) -> tuple[list[int], list[int]] | None:
-    """The chain of ideals with the fastest slowest stage, then the least total time.
+    """Find the chain of ideals with the fastest slowest stage, then least total time.
 
     Args:
-        setting: The request.
-        ideals: Of its model.
-        bare: Everything but the stages; without sequence parallelism.
+        setting: Model, machines, training recipe.
+        ideals: Ideals of the model.
+        bare: A strategy without stages and without sequence parallelism.
         costs: Units under its combination alone (C = 1).
-        below_s: Seconds of a stage from which on nothing is looked for.
+        below_s: Upper bound on the seconds of a stage.
         kinds: Recompute kinds that may be chosen, as indices into
             :data:`planner.space.RECOMPUTE_NAMES`, fastest first.
 
     Returns:
-        Ideal before each stage and behind the last, and each stage's recompute kind;
+        Ideal before each stage and after the last, and each stage's recompute kind;
         None if no chain fits.
     """
     table = actions(
@@ -196,7 +197,7 @@ def best_chain(
     cut = ideals.cut_bytes * scale * setting.element_ratio
     types, held, limit = stage_limits(setting, bare, costs, table)
     work = (costs.forward_s[:, 0] + costs.backward_s[:, 0]).min(axis=0) @ ideals.bits.T
-    # A stage that computes for longer is no part of what is sought.
+    # A stage that computes for longer cannot be part of the chain.
     short = work[None, :] - work[:, None] < below_s
     first, second = np.nonzero(ideals.inside & short)
     pairs = _Pairs(bits=ideals.bits, first=first, second=second)
@@ -228,16 +229,16 @@ def best_chain(
 def along_ideals(
     request: Request, model: CostModel, candidates: Sequence[Candidate], most: int
 ) -> Iterator[Candidate]:
-    """Cut the fastest pipelines anew along ideals, and price those that get faster.
+    """Recut the fastest pipelines along ideals, and price those that get faster.
 
-    Of each schedule the fastest is among them, because another cut may change which
-    schedule is best. Launchers cannot express stages whose units lie apart.
+    The fastest of each schedule is among them, because another cut may make another
+    schedule best. Launchers cannot express stages whose units lie apart.
 
     Args:
-        request: What is asked.
-        model: Priced the candidates.
-        candidates: With cuts of the line.
-        most: Candidates to price.
+        request: The question.
+        model: The cost model that priced the candidates.
+        candidates: Candidates with stages that are runs of program order.
+        most: Most candidates to price.
     """
     found = [
         one
@@ -267,7 +268,7 @@ def along_ideals(
 def _recut(
     model: CostModel, ideals: Ideals, line: Strategy, *, free_recompute: bool
 ) -> Strategy | None:
-    """The same strategy cut along ideals; None if its slowest stage is no faster."""
+    """Cut a strategy along ideals; None if its slowest stage does not get faster."""
     setting, stages = model.context, model.stages(line)
     times = stages.times
     slowest = float((times.forward + times.backward).max())

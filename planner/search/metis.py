@@ -1,8 +1,9 @@
-"""METIS splits of the device graph, the best searched as exhaustive search would.
+"""Splits of the device graph by METIS, the best of them searched exhaustively.
 
 The graph's vertices are the hosts with free devices, its edges their bandwidths. METIS
-cuts it into parts between which little bandwidth is lost. Parts become the stages of a
-pipeline, or each part a pipeline of its own with its replicas in the others.
+cuts it into parts so that the edges between parts carry little bandwidth. Parts become
+the stages of a pipeline, or each part a pipeline of its own with its replicas in the
+others.
 
 Source: Karypis and Kumar 1998, "A fast and high quality multilevel scheme for
     partitioning irregular graphs", SIAM J. Sci. Comput. 20(1).
@@ -32,23 +33,23 @@ __all__ = ["DeviceSplit", "MetisPartitioner", "device_splits"]
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-#: Largest weight of an edge; METIS takes whole numbers.
+#: Largest weight of an edge; METIS takes integers.
 _HEAVIEST = 10_000
-#: Strategies that go to the simulator, over all splits, unless a budget says.
+#: Strategies to simulate over all splits without an evaluation budget.
 _SIMULATED = 128
-#: Splits that get there: those of which closed forms promise most.
+#: Splits whose strategies are simulated: the best by closed forms.
 _SEARCHED = 6
-#: Share of the time after which no more splits are priced.
+#: Share of the time for pricing splits by closed forms.
 _TRYING = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSplit:
-    """An order of devices and the degrees that it was made for.
+    """An order of devices and the degrees that suit it.
 
     Attributes:
         order: Device id by rank. Shape [n].
-        pins: Degrees, on top of the request's.
+        pins: Degrees, in addition to the request's pins.
     """
 
     order: Index
@@ -56,10 +57,10 @@ class DeviceSplit:
 
 
 class MetisPartitioner:
-    """Cuts the device graph by METIS, then searches the orders that the parts give.
+    """Cuts the device graph by METIS, then searches the orders of its parts.
 
-    Closed forms price the whole space of every order; the most promising orders go on
-    to exact cuts and the simulator.
+    Closed forms price the whole space of every order; the strategies of the most
+    promising orders are cut exactly and simulated.
 
     It needs pymetis (``pip install 'meshwright[metis]'``).
     """
@@ -94,7 +95,7 @@ class MetisPartitioner:
 
 
 class _Tried:
-    """A split and the best that closed forms promise of it; infinite if none fits."""
+    """A split and its best score by closed forms; infinite if no strategy fits."""
 
     def __init__(self, request: Request, split: DeviceSplit, spending: Budget) -> None:
         self.request = replace(request, pins={**request.pins, **split.pins})
@@ -111,13 +112,13 @@ class _Tried:
 
 
 def device_splits(request: Request) -> list[DeviceSplit]:
-    """Every order that is searched, with the degrees it is meant for.
+    """Return the orders to search, each with the degrees that suit it.
 
-    Devices are those that exhaustive search would use: all free ones, or as many as a
-    legal strategy can, and each type alone. For each number of stages into which they
-    divide, their hosts are cut into as many parts (into single ones where there are
-    fewer hosts). For each number of replicas they are cut likewise, and a stage then
-    takes its devices from every part.
+    Devices are those of the exhaustive search: all free ones, or as many as a legal
+    strategy can use, and each type alone. For each number of stages into which they
+    divide, their hosts are cut into as many parts (into single hosts if there are
+    fewer). For each number of replicas they are cut likewise, and a stage then takes
+    its devices from every part.
 
     Raises:
         MeshwrightError: If pymetis is not installed.

@@ -1,7 +1,7 @@
-"""Small changes of a solution's order: which devices are which ranks.
+"""Solutions, and random or neighbouring changes of their orders and rows.
 
-Every order that comes out has as many devices as went in, each once, of those that may
-be used. For changes of the row see :mod:`planner.search.moves`.
+A changed order has as many devices as before, each once, among those that may be used.
+A changed row is legal and keeps the pins.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ __all__ = [
 Index = NDArray[np.int64]
 Row = Mapping[str, int]
 
-#: Points at which the orders of two parents change over.
+#: Points of crossover between the orders of two parents.
 _POINTS = 5
 #: Schedules that have textbook formulas.
 USUAL = tuple(spec.name for spec in schedules() if spec.has_textbook_time)
 _PRIMES = (2, 3, 5, 7, 11, 13)
-#: Largest microbatch and most virtual stages that a row is changed to.
+#: Largest microbatch and most virtual stages of a changed row.
 _MOST_SAMPLES, _MOST_VIRTUAL = 64, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
-    """A row of the strategy table and the devices that its ranks are.
+    """A row of the strategy table and the device of each of its ranks.
 
     Attributes:
         order: Device id of each rank. Shape [ranks].
-        row: As :meth:`planner.space.StrategyTable.row` gives it; its degrees multiply
-            to the ranks.
-        key: What makes two solutions the same.
+        row: A row from :meth:`planner.space.StrategyTable.row`; the product of its
+            degrees is the number of ranks.
+        key: Identity of the solution.
     """
 
     order: Index
@@ -67,7 +67,7 @@ class Solution:
 
     @property
     def mesh(self) -> tuple[int, ...]:
-        """Degrees alone."""
+        """Degrees of the mesh, ep last."""
         return tuple(self.row[axis] for axis in (*AXES, "ep"))
 
 
@@ -75,13 +75,14 @@ class Solution:
 
 
 def block_sizes(row: Row, host: int) -> tuple[int, ...]:
-    """Numbers of neighbouring ranks that are worth moving as one.
+    """Return the numbers of neighbouring ranks that are worth moving together.
 
-    Single devices, what shares a layer, shards of a copy, a stage, a host.
+    A single rank, the ranks that share a layer, the shards of a replica, a stage, a
+    host.
 
     Args:
-        row: Of a table.
-        host: Devices of a host.
+        row: A row of the strategy table.
+        host: Number of devices on a host.
     """
     inner, stage = row["tp"] * row["cp"], 1
     for axis in AXES[1:]:
@@ -92,13 +93,13 @@ def block_sizes(row: Row, host: int) -> tuple[int, ...]:
 
 
 def swapped(order: Index, size: int, first: int = 0, step: int = 1) -> Iterator[Index]:
-    """The order with two of its blocks exchanged, for any two or some.
+    """Yield the order with two of its blocks exchanged, for all pairs or some.
 
     Args:
         order: Device id of each rank. Shape [ranks].
         size: Ranks of a block.
-        first: Pair to begin with, in the order of the first block, then the second.
-        step: How many pairs further the next is.
+        first: Number of the first pair; pairs are sorted by their first block.
+        step: Every how many pairs one is exchanged.
     """
     count = len(order) // size
     ones, others = np.triu_indices(count, k=1)
@@ -116,13 +117,13 @@ def swapped(order: Index, size: int, first: int = 0, step: int = 1) -> Iterator[
 def moved_order(
     order: Index, spare: Index, size: int, rng: np.random.Generator
 ) -> Index:
-    """A random move of blocks: exchange, insert, reverse a run, rotate one, replace.
+    """Return the order after a random exchange, insertion, reversal or rotation.
 
     Args:
         order: Device id of each rank. Shape [ranks].
-        spare: Devices that may be used but are not; a block may be replaced by some.
+        spare: Unused devices; a block may be replaced by some of them.
         size: Ranks of a block, at most half of the ranks.
-        rng: Of everything random.
+        rng: Generator of all random draws.
     """
     if len(spare) and rng.random() < 0.25:
         return _replaced(order, spare, size, rng)
@@ -151,7 +152,7 @@ def moved_order(
 
 
 def _replaced(order: Index, spare: Index, size: int, rng: np.random.Generator) -> Index:
-    """A block gives way to devices that were left out."""
+    """Replace a random block by spare devices."""
     many = min(size, len(spare))
     start = int(rng.integers(len(order) // many)) * many
     made = order.copy()
@@ -161,12 +162,12 @@ def _replaced(order: Index, spare: Index, size: int, rng: np.random.Generator) -
 
 
 def crossed(one: Index, other: Index, rng: np.random.Generator) -> Index:
-    """Pieces of one order in place, the rest filled up in the order of the other.
+    """Cross two orders: pieces of one in place, the rest in the order of the other.
 
     Args:
-        one: Device id of each rank; gives as many ranks. Shape [ranks].
-        other: May have other devices, and more or fewer of them.
-        rng: Of the points at which they change over.
+        one: Device id of each rank; the result is as long. Shape [ranks].
+        other: Another order, of any devices and any length.
+        rng: Generator of the crossover points.
     """
     points = np.sort(rng.integers(0, len(one) + 1, size=_POINTS))
     piece = np.searchsorted(points, np.arange(len(one)), side="right")
@@ -180,7 +181,7 @@ def crossed(one: Index, other: Index, rng: np.random.Generator) -> Index:
 
 
 def spare_of(pool: Index, order: Index) -> Index:
-    """Devices of a pool that an order leaves out, by id. Shape [left out]."""
+    """Return the devices of a pool that an order does not use, by id."""
     left = np.zeros(1 + max(int(pool.max()), int(order.max())), dtype=bool)
     left[pool] = True
     left[order] = False
@@ -190,16 +191,17 @@ def spare_of(pool: Index, order: Index) -> Index:
 def refilled(
     order: Index, old: Row, new: Row, spare: Index, rng: np.random.Generator
 ) -> Index:
-    """Devices for a row of another number of them.
+    """Add or remove devices of an order for a row with another number of ranks.
 
-    Whole stages come or go if the pipeline changes, else as many in every stage.
+    Whole stages are added or removed if the number of stages changes, else equally many
+    devices of every stage.
 
     Args:
         order: Device id of each rank of the old row.
-        old: Row with those devices.
-        new: Row with more or fewer.
-        spare: Devices that may be added, enough of them.
-        rng: Of where devices are taken out.
+        old: Row of the order.
+        new: Row with more or fewer ranks.
+        spare: Unused devices, at least as many as are added.
+        rng: Generator of the place where devices are removed.
     """
     ranks = math.prod(new[axis] for axis in AXES)
     stages = new["pp"] if new["pp"] == old["pp"] else 1
@@ -222,18 +224,18 @@ def neighbours(
     pins: Mapping[str, int],
     schedules: Sequence[str] = USUAL,
 ) -> StrategyTable | None:
-    """Every legal row one change away that keeps the pins and the devices.
+    """Return every legal row one change away that keeps pins and number of devices.
 
-    A factor moves from one axis to another, or into ep; another size of microbatches,
-    ZeRO stage, recomputation, schedule or number of virtual stages.
+    A change moves a factor from one axis to another, or into ep; or sets another size
+    of microbatches, ZeRO stage, recomputation, schedule or number of virtual stages.
 
     Args:
-        row: Legal itself.
-        facts: What the rules compare against.
+        row: A legal row.
+        facts: Facts for the rules.
         pins: Columns that stay.
-        schedules: That may be changed to; those of 1F1B's kind are priced fastest.
+        schedules: Schedules to change to; those like 1F1B are priced fastest.
     Returns:
-        None if there is none.
+        None if there is no such row.
     """
     return neighbours_of([row], facts, pins, schedules)[0]
 
@@ -244,7 +246,7 @@ def neighbours_of(
     pins: Mapping[str, int],
     schedules: Sequence[str] = USUAL,
 ) -> list[StrategyTable | None]:
-    """The :func:`neighbours` of each of some rows, judged by the rules all at once."""
+    """Return the :func:`neighbours` of each row; the rules run once for all."""
     made: list[dict[str, int]] = []
     ends = []
     for row in rows:
@@ -273,15 +275,15 @@ def neighbours_of(
 def resized(
     row: Row, facts: Facts, pins: Mapping[str, int], most: int
 ) -> StrategyTable | None:
-    """Every legal row with another degree along one axis, so of more or fewer devices.
+    """Return every legal row with another degree along one axis.
 
     Args:
-        row: Legal itself.
-        facts: What the rules compare against.
+        row: A legal row.
+        facts: Facts for the rules.
         pins: Columns that stay.
-        most: Devices that there are.
+        most: Number of free devices.
     Returns:
-        None if there is none.
+        None if there is no such row.
     """
     degrees = math.prod(row[axis] for axis in AXES)
     found: list[dict[str, int]] = []
@@ -352,7 +354,7 @@ def _kinds(
 
 
 def _completed(row: dict[str, int], facts: Facts) -> dict[str, int] | None:
-    """Complete a changed row: number of microbatches, and what no longer applies."""
+    """Complete a changed row: set the columns that depend on the changed ones."""
     per_replica, rest = divmod(
         facts.global_batch, row["dp_replicate"] * row["dp_shard"]
     )

@@ -1,4 +1,4 @@
-"""In which order devices become ranks, and how many of them are used."""
+"""Orders of devices that are worth a search: which devices are used as which ranks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["device_orders"]
 
 Index = NDArray[np.int64]
 
-#: tp of a model that names no dimension to divide: powers of two up to this.
+#: Largest tp of a model without named dimensions: powers of two up to this.
 _ANY_TP = 64
 
 
 def _sorted_by(request: Request, value: NDArray[np.float64]) -> Index:
-    """Devices of ``setting.order`` sorted by a value of each, stably."""
+    """Sort the request's devices by a value of each, stably."""
     order = request.setting.order
     return np.asarray(order[np.argsort(value[order], kind="stable")])
 
 
 def _by_type(request: Request) -> list[Index]:
-    """Whole orders for mixed clusters: roomy first, slow first, fast first.
+    """Return orders of all devices by type: most memory, slowest or fastest first.
 
-    Early stages hold most microbatches, so memory in front helps 1F1B; the stage that
-    starts the step and the one with the head gain from speed.
+    Early stages hold most microbatches, so that devices with more memory in front help
+    1F1B; the first stage and the one with the head gain from speed.
     """
     cluster = request.setting.cluster
     types = np.asarray(cluster.type_index)
@@ -46,17 +46,18 @@ def _by_type(request: Request) -> list[Index]:
 
 
 def _single_types(request: Request) -> list[Index]:
-    """Only the devices of one type: a slow minority may not be worth waiting for."""
+    """Return the devices of each type alone: a slow type may not be worth using."""
     order = request.setting.order
     types = np.asarray(request.setting.cluster.type_index)[order]
     return [order[types == kind] for kind in np.unique(types)]
 
 
 def _reachable(request: Request) -> Index:
-    """Numbers of devices that some mesh could cover, fewer than all, largest first.
+    """Return numbers of devices below all that some mesh could use, largest first.
 
-    Products of a pipeline degree, a divisor of the batch, one of the dimensions that tp
-    splits and one of the sequence that cp splits: few enough to look into one by one.
+    They are products of a pipeline degree, a divisor of the batch, one of the
+    dimensions that tp splits and one of the sequence that cp splits: few enough to try
+    one by one.
     """
     facts, limit = request.facts, len(request.setting.order)
 
@@ -85,7 +86,7 @@ def _has_legal(request: Request, count: int) -> bool:
 
 
 def _fewer(request: Request) -> list[Index]:
-    """The longest prefix of the order that has any legal strategy."""
+    """Return the longest prefix of the order with a legal strategy."""
     for count in _reachable(request):
         if _has_legal(request, int(count)):
             return [request.setting.order[:count]]
@@ -95,7 +96,7 @@ def _fewer(request: Request) -> list[Index]:
 def _expressible(
     request: Request, limits: LauncherLimits, orders: list[Index]
 ) -> list[Index]:
-    """Return the orders that a launcher can express; else fewer devices that it can."""
+    """Return the orders that a launcher can express, of fewer devices if necessary."""
     allowed, most = limits.allowed(orders), len(request.setting.order)
     alike = limits.alike_hosts(request.setting.order)
     if request.devices == "any":
@@ -117,11 +118,15 @@ def _expressible(
 
 
 def device_orders(request: Request) -> list[Index]:
-    """Device id by rank, for every order worth a search of its own.
+    """Return the orders of devices that are worth a search of their own.
 
     A uniform cluster has one. If no legal strategy uses every device, because batch or
-    heads do not divide, the largest number that does is used. With ``devices="any"``
-    every power of two below is tried as well, and on small clusters every number.
+    heads do not divide, the largest number with a legal strategy is used. With
+    ``devices="any"`` every smaller power of two is tried as well, and on small clusters
+    every number.
+
+    Returns:
+        Device id by rank, for each order. Shapes [ranks].
     """
     order = request.setting.order
     orders = [order] if request.setting.cluster.is_uniform else _by_type(request)

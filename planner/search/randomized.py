@@ -1,4 +1,4 @@
-"""Uniform draws from the legal space: the floor for any other partitioner."""
+"""Uniform draws from the legal space: the baseline of any other partitioner."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _DRAWING = 0.3
 
 
 class RandomPartitioner:
-    """Draws legal strategies and keeps the best that fits.
-
-    On the first order of devices that has any.
-    """
+    """Draws legal strategies on the first order of devices that has any."""
 
     name = "random"
 
@@ -60,10 +57,10 @@ def _sample(
     count: int,
     spending: Budget,
 ) -> list[dict[str, int]]:
-    """Rows drawn evenly from all tables: each row gets a key, the lowest are kept.
+    """Draw rows uniformly: each row gets a random key, the lowest keys are kept.
 
-    From the tables that there was time for, if time is short: first those of the first
-    meshes, in the order of their degrees.
+    If time is short, only the tables of the first meshes are drawn from, in the order
+    of their degrees.
     """
     kept: StrategyTable | None = None
     keys = np.zeros(0)

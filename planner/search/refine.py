@@ -1,4 +1,4 @@
-"""From a row of the table to priced candidates: exact cuts, then the simulator."""
+"""Candidates of a row of the strategy table: exact cuts, priced by the simulator."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = ["ExactPricer", "candidates_of_row", "eager_variants", "schedule_varia
 Index = NDArray[np.int64]
 
 
-#: Units up to which cuts are exact: the tables of all runs of units grow with their
-#: square. Models that are read have at most 256; profiles may have thousands.
+#: Most units for exact cuts: the tables of all runs of units grow with their square.
+#: Models that are captured have at most 256 units; profiles may have thousands.
 _MOST_UNITS = 512
 
 
 def _even_cut(
     setting: PricingContext, bare: Strategy, costs: UnitCosts, kind: int
 ) -> Cut:
-    """Equal times, the same recomputation everywhere."""
+    """Return the cut into stages of equal time, with the same recomputation."""
     stages = bare.mesh.pp * bare.virtual_stages
     rank = np.array([bare.rank_of_stage(s) for s in range(stages)])
     types = setting.types_of_ranks(bare.mesh.pp)[rank]
@@ -60,7 +60,7 @@ def _cuts(
     free_recompute: bool,
     limits: LauncherLimits | None,
 ) -> Iterator[Cut]:
-    """The exact cut, the evenly timed one, and for launchers the one that all know."""
+    """Yield the exact cut, the evenly timed one, and for launchers the even layers."""
     bare, setting = skeleton(row), model.context
     costs = model.unit_costs(
         tp=row["tp"],
@@ -110,19 +110,19 @@ def candidates_of_row(
     """Price a row with its exact cut and, if different, the evenly timed one.
 
     For a launcher the cut into equally many layers comes after them, or alone. Where cp
-    divides the sequence, each cut comes with a ring and, if there are heads for it,
-    with all-to-alls.
+    divides the sequence, each cut is priced with a ring and, if heads divide, with
+    all-to-alls.
 
     Args:
-        model: Counts the evaluations.
-        row: Of a :class:`planner.space.StrategyTable`.
+        model: Cost model under the order of devices; counts the evaluations.
+        row: A row of a :class:`planner.space.StrategyTable`.
         free_recompute: Whether each stage may choose its own recomputation.
-        most: Candidates to price.
-        spare: As many more while none of them fits.
-        limits: Of the request: cuts that its launcher cannot say are left out.
+        most: Most candidates to price.
+        spare: Further candidates to price while none of them fits.
+        limits: Limits of the request's launcher; other cuts are left out.
 
     Returns:
-        None at all if the launcher can say no cut, or not on these devices.
+        Empty if the launcher cannot express any cut, or not these devices.
     """
     setting = model.context
     if limits is not None and not limits.allows_order(setting.order):
@@ -143,7 +143,7 @@ def _of_cut(
     cut: Cut,
     limits: LauncherLimits | None,
 ) -> Iterator[Candidate]:
-    """One cut, under each algorithm that a divided sequence can attend by."""
+    """Price a cut under each algorithm for attention over a divided sequence."""
     setting = model.context
     for context in context_algorithms(setting.graph, cp=row["cp"], tp=row["tp"]):
         strategy = build_strategy(
@@ -166,10 +166,10 @@ def _of_cut(
 def schedule_variants(
     row: Mapping[str, int], num_units: int, schedules: Sequence[str]
 ) -> list[dict[str, int]]:
-    """The same mesh and microbatches under other schedules that torch accepts.
+    """Return the row under other schedules that torch accepts.
 
-    The table holds one representative of the schedules that differ only in how well
-    they fill bubbles; the simulator then tells them apart.
+    The table holds one representative of the schedules that differ only in their
+    bubbles; the simulator distinguishes them.
     """
     variants = []
     for name in schedules:
@@ -184,11 +184,11 @@ def schedule_variants(
 
 
 def eager_variants(row: Mapping[str, int]) -> list[dict[str, int]]:
-    """The row as Interleaved1F1B with one stage a rank, if torch accepts that.
+    """Return the row as Interleaved1F1B with one stage a rank, if torch accepts that.
 
-    It is 1F1B with twice as many microbatches under way, which hide what takes long to
-    send. Source: Zhuang et al. 2023, On Optimizing the Communication of Model
-    Parallelism (eager 1F1B).
+    It is 1F1B with twice as many microbatches in flight, which hide slow transfers.
+    Source: Zhuang et al. 2023, On Optimizing the Communication of Model Parallelism
+    (eager 1F1B).
     """
     spec = schedule_spec("Interleaved1F1B")
     if spec.violation(row["pp"], 1, row["num_microbatches"]) is not None:
@@ -198,11 +198,11 @@ def eager_variants(row: Mapping[str, int]) -> list[dict[str, int]]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ExactPricer:
-    """Cuts and simulates for one request.
+    """Cuts rows exactly under orders of devices, and simulates them.
 
     Attributes:
         request: The question.
-        model: Counts the simulations.
+        model: Cost model that counts the simulations.
         local: Cost models of the orders that were simulated, by their bytes.
     """
 
@@ -213,17 +213,17 @@ class ExactPricer:
     def candidates(
         self, row: Mapping[str, int], ids: Index, *, cuts: int = 1, spare: int = 0
     ) -> list[Candidate]:
-        """A row's cuts, simulated.
+        """Cut a row exactly under an order of devices, and simulate it.
 
         Args:
-            row: Of the strategy table; legal.
+            row: A legal row of the strategy table.
             ids: Device id by rank. Shape [devices].
             cuts: Most cuts to try, the exact one first.
-            spare: As many more while none of them fits.
+            spare: Further cuts to try while none of them fits.
         Returns:
-            Those that are legal, whether they fit or not.
+            The legal candidates, whether they fit or not.
         """
-        # Finalists share few orders, and those of one order the prices of units.
+        # Finalists share few orders; those with one order share the prices of units.
         key = ids.tobytes()
         if key not in self.local:
             self.local[key] = CostModel(self.request.setting.reordered(ids))
@@ -241,7 +241,7 @@ class ExactPricer:
         if not found:
             return []
         table = StrategyTable.from_strategies([one.strategy for one in found])
-        # The row is legal; with other recomputation than its own it may not be.
+        # The row is legal; with another recomputation it may not be.
         if (table.recompute == row["recompute"]).all():
             return found
         kept = np.flatnonzero(legal(table, self.request.facts))

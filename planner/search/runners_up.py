@@ -1,4 +1,4 @@
-"""Runners-up of a search, and in words why they were not chosen."""
+"""Runners-up of a search, each with the reason why it was not chosen."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from planner.units import format_bytes, format_seconds
 __all__ = ["runners_up"]
 
 _SHOWN = 8
-#: Of one mesh at most this many, so that the list shows what else could be done.
+#: Most runners-up with one mesh, so that the list shows different ones.
 _PER_MESH = 2
-#: Times and sizes that differ by less are called equal.
+#: Relative difference below which times and sizes are called equal.
 _EQUAL = 5e-4
-#: A part of the step is worth a word if it changed by this much of what changed most.
-_WORTH_A_WORD = 0.25
+#: Parts of the step are named if they changed by this share of the largest change.
+_NAMED = 0.25
 
 
 def runners_up(
     results: Sequence[SearchResult], best: Candidate, objective: Objective
 ) -> tuple[Alternative, ...]:
-    """The best of the others, best first.
+    """Return the best candidates that were not chosen, best first.
 
     Args:
-        results: Of all partitioners that were asked.
-        best: The one that was chosen.
-        objective: By which it was.
+        results: Results of all partitioners that were run.
+        best: The candidate that was chosen.
+        objective: The request's objective.
     """
-    # A label leaves out the cut alone: two cuts of one strategy are one line.
+    # A label omits the cut alone: two cuts of one strategy are one line.
     seen, shown = {best.strategy.identity}, {best.strategy.label()}
     of_mesh: dict[tuple[int, ...], int] = {}
     chosen: list[Alternative] = []
@@ -89,7 +89,7 @@ def _speed(other: Candidate, best: Candidate) -> str:
 
 
 def _memory(other: Candidate, best: Candidate) -> str:
-    """Difference on the fullest device; empty if there is none worth a word."""
+    """Describe the difference on the fullest device; empty if it is negligible."""
     more = other.cost.peak_memory_bytes - best.cost.peak_memory_bytes
     if abs(more) < _EQUAL * best.cost.peak_memory_bytes:
         return ""
@@ -106,7 +106,7 @@ def _causes(other: Candidate, best: Candidate) -> str:
         part: spent - best.cost.breakdown_s.get(part, 0.0)
         for part, spent in other.cost.breakdown_s.items()
     }
-    floor = _WORTH_A_WORD * max(map(abs, changes.values()))
+    floor = _NAMED * max(map(abs, changes.values()))
     told = sorted(
         (item for item in changes.items() if abs(item[1]) >= floor),
         key=lambda item: -item[1],

@@ -37,11 +37,11 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Stage boundaries and what each stage recomputes.
+    """Stage boundaries and the recomputation of each stage.
 
     Attributes:
         bounds: Unit at which each stage starts, then the number of units.
-        recompute: Per stage.
+        recompute: Recomputation of each stage.
     """
 
     bounds: tuple[int, ...]
@@ -52,7 +52,7 @@ class Cut:
 def _cheapest_kind(
     fixed: Array, kept: Array, held: float, limit: float, i: int, j: int
 ) -> int:
-    """Fastest recompute kind of units i .. j - 1 that fits; -1 if none does."""
+    """Return the fastest recompute kind of units i .. j - 1 that fits; -1 for none."""
     for kind in range(fixed.shape[0]):
         if fixed[kind, i, j] + kept[kind, i, j] * held <= limit:
             return kind
@@ -70,7 +70,7 @@ def _solve(
     bottleneck: float,
     choice: Index,
 ) -> float:
-    """Bottleneck DP if ``bottleneck`` is infinite, else least sum under it."""
+    """Find the least bottleneck if ``bottleneck`` is infinite, else the least sum."""
     stages, units = len(types), fixed.shape[1]
     best = np.full((stages + 1, units + 1), np.inf)
     best[stages, units] = 0.0
@@ -99,37 +99,37 @@ def _solve(
 
 
 class Spans(Protocol):
-    """Sets of units from which stages start and at which they end, in pairs.
+    """Pairs of sets of units, between which a stage may lie.
 
-    On the line of units the sets are its prefixes, and a pair is an interval; along
-    ideals (:mod:`planner.search.ideals`) they are all sets that hold what they read.
-    Arrays over pairs have whatever trailing shape the implementation likes.
+    Along program order the sets are its prefixes, and a pair is an interval; along
+    ideals (:mod:`planner.search.ideals`) they are all sets that contain the units that
+    they read. The trailing shape of arrays over pairs depends on the implementation.
     """
 
     def sums(self, values: Array) -> Array:
-        """Sum of units' values [..., U] between the sets of each pair."""
+        """Return the sum of units' values [..., U] between the sets of each pair."""
 
     def largest(self, values: Array) -> Array:
-        """Greatest of units' values [..., U] between the sets of each pair."""
+        """Return the greatest of units' values [..., U] between each pair of sets."""
 
     def starts(self, values: Array) -> Array:
-        """Values of sets [sets] at the first set of each pair; likewise ``ends``."""
+        """Return the values [sets] of the first set of each pair."""
 
     def ends(self, values: Array) -> Array:
-        """Values of sets at the second one."""
+        """Return the values [sets] of the second set of each pair."""
 
 
 class _Line:
     """Prefixes of program order. Arrays over pairs have the shape [..., U, U + 1]."""
 
     def sums(self, values: Array) -> Array:
-        """Sum of values[..., i:j] for all i < j."""
+        """Return the sum of values[..., i:j] for all i < j."""
         sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
         np.cumsum(values, axis=-1, out=sums[..., 1:])
         return np.asarray(sums[..., None, :] - sums[..., :-1, None])
 
     def largest(self, values: Array) -> Array:
-        """Greatest of values[..., i:j] for all i < j."""
+        """Return the greatest of values[..., i:j] for all i < j."""
         units = values.shape[-1]
         result = np.zeros((*values.shape[:-1], units, units + 1))
         for i in range(units):
@@ -137,16 +137,16 @@ class _Line:
         return result
 
     def starts(self, values: Array) -> Array:
-        """Values [U + 1] by i."""
+        """Return the values [U + 1] by i."""
         return values[:-1, None]
 
     def ends(self, values: Array) -> Array:
-        """Values [U + 1] by j."""
+        """Return the values [U + 1] by j."""
         return values[None, :]
 
 
 def span_times(costs: UnitCosts, spans: Spans) -> Array:
-    """Forward and backward of the units between two sets. Shape [T, kinds, pairs]."""
+    """Return forward and backward time between two sets. Shape [T, kinds, pairs]."""
     shared = 2 * costs.tp_s[0] + costs.cp_s[0] + 2 * costs.ep_s[0]
     work = costs.forward_s[:, 0] + costs.backward_s[:, 0] + shared
     again = costs.tp_again_s[0] + costs.ep_s[0] + costs.cp_s[0] * costs.cp_forward
@@ -169,15 +169,15 @@ def span_memory(
     cut: Array,
     shared: Array,
 ) -> tuple[Array, Array]:
-    """Fixed bytes, and bytes per microbatch in flight. Shapes [kinds, pairs].
+    """Return fixed bytes, and bytes per microbatch in flight. Shapes [kinds, pairs].
 
     Args:
         setting: The request.
         strategy: Everything but the stages.
         costs: Units under its combination (C = 1).
-        spans: Between which sets of units a stage may lie.
-        cut: Bytes sent behind each set, 0 behind none and all units. Shape [sets].
-        shared: Those of them that the units behind save as they come. Shape [sets].
+        spans: Pairs of sets of units between which a stage may lie.
+        cut: Bytes sent after each set; 0 for no units and for all. Shape [sets].
+        shared: The part of them that the next units save unchanged. Shape [sets].
     """
     dense, expert = costs.dense_parameters[0], costs.expert_parameters[0]
     trained, trained_experts = costs.trained_dense[0], costs.trained_experts[0]
@@ -211,7 +211,7 @@ def span_memory(
 def stage_limits(
     setting: PricingContext, skeleton: Strategy, costs: UnitCosts, table: ActionTable
 ) -> tuple[Index, Array, Array]:
-    """Device type, microbatches held and bytes allowed of each stage. Shapes [stages].
+    """Return device type, microbatches in flight and memory limit of each stage.
 
     With several virtual stages on a rank each gets an equal part of the rank's memory.
     """
@@ -222,7 +222,7 @@ def stage_limits(
     # The reserve is there once a rank, not once a virtual stage.
     limit += setting.scalar_bytes.reserve * (1 - 1 / skeleton.virtual_stages)
     held = peak_in_flight(table).astype(np.float64)
-    # What waits between the halves of a backward holds more, in proportion.
+    # Stages between the halves of a split backward hold more, in proportion.
     saved = max(float(costs.saved_bytes[0, 0].sum()), 1.0)
     more = float(costs.weight_grad_bytes[0].sum()) / saved
     waiting = peak_counts(table).split[rank] / skeleton.virtual_stages
@@ -238,7 +238,7 @@ def best_cut(
     *,
     kinds: tuple[int, ...] = (0, 1, 2),
 ) -> Cut | None:
-    """The exact cut for a strategy without stages.
+    """Return the exact cut for a strategy without stages.
 
     With several virtual stages on a rank each gets an equal part of the rank's memory;
     the caller checks the whole.

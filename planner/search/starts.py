@@ -1,4 +1,4 @@
-"""Where searches over orders and rows begin."""
+"""Solutions from which searches over orders and rows begin."""
 
 from __future__ import annotations
 
@@ -34,33 +34,34 @@ __all__ = [
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Rows of a pool that are tried under several orders; of one mesh at most so many.
+#: Rows of a pool that are tried under several orders, and most with one mesh.
 _ROWS, _PER_MESH = 48, 2
-#: Rows with a pipeline for which DT-FM divides the devices, and how long it tries.
+#: Rows with a pipeline for which DT-FM divides the devices, and its trials for each.
 _TOURS, _TRIALS = 3, 36
 #: Solutions priced at once.
 _BATCH = 400
-#: Rows priced at once, without a clock and between two looks at one.
+#: Rows priced at once without a time budget, and with one.
 _ROWS_AT_ONCE, _ROWS_TIMED = 100_000, 25_000
-#: Shares of the time after which beginning stops, part by part.
+#: Shares of the time budget after which the parts of :func:`begin` end: pricing rows,
+#: laying grids over devices, searching tours.
 _LOOKED, _LAID, _TOURED = 0.2, 0.35, 0.5
-#: Pools that are looked into: with any number of devices there may be very many.
+#: Pools that are searched: with any number of devices there may be very many.
 _POOLS = 24
-#: Bytes by which links are compared: where latency and bandwidth both count.
+#: Size of the message by which links are compared: latency and bandwidth both count.
 _MESSAGE_BYTES = 1e7
-#: Devices up to which all pairs of links are looked at.
+#: Most devices for a comparison of all links.
 _MOST_PAIRED = 2048
-#: Pieces up to which the memetic search is fast enough to be worth its time.
+#: Most pieces for which the memetic search is fast enough.
 _MOST_PIECES = 128
 
 
 def begin(campaign: Campaign) -> None:
-    """Price what is worth starting from.
+    """Price the solutions to start from.
 
     Rules of thumb; the best rows of the whole space by closed forms; those rows with
     their grids laid over neighbouring devices in every way; the best of them with
-    devices divided by DT-FM's search.
-    Tells the campaign which devices may be left out.
+    devices divided by DT-FM's search. The campaign learns which devices may be left
+    out.
     """
     request = campaign.request
     started: list[tuple[list[Index], list[Row]]] = []
@@ -78,7 +79,7 @@ def begin(campaign: Campaign) -> None:
             campaign.simulate_best(2)
         started.append((orders, rows))
         if pool.count < len(pool.devices):
-            campaign.leave_out(pool.devices, pool.count)
+            campaign.allow_choice(pool.devices, pool.count)
     laid = (
         Solution(order=made, row=row)
         for orders, rows in started
@@ -100,7 +101,7 @@ def _rules_of_thumb(request: Request, count: int) -> list[Row]:
 
 
 def _best_rows(campaign: Campaign, order: Index, count: int) -> list[Row]:
-    """The best of the whole space, few of one mesh; then the closest misses."""
+    """Return the best rows of the whole space, few with one mesh."""
     request = campaign.request
     model = CostModel(request.setting.reordered(order))
     tables: list[StrategyTable] = []
@@ -121,7 +122,7 @@ def _best_rows(campaign: Campaign, order: Index, count: int) -> list[Row]:
 
 
 def _tables(campaign: Campaign, count: int) -> Iterator[StrategyTable]:
-    """The whole space; if time is short, first a little of every mesh."""
+    """Yield the whole space; if time is short, first a few rows of every mesh."""
     request, pins = campaign.request, campaign.request.pins
     found = False
     timed = request.time_budget_s is not None
@@ -185,7 +186,7 @@ def _tours(campaign: Campaign) -> None:
 
 
 def _pipelines(campaign: Campaign) -> Iterator[Solution]:
-    """The best with more than one stage, one of a mesh."""
+    """Yield the best solutions with more than one stage, one for each mesh."""
     seen: set[tuple[int, ...]] = set()
     for one in campaign.best(400):
         if one.row["pp"] > 1 and one.mesh not in seen:
@@ -196,7 +197,7 @@ def _pipelines(campaign: Campaign) -> Iterator[Solution]:
 
 
 def _stage_weights(campaign: Campaign, start: Solution) -> tuple[float, float, float]:
-    """Bytes of a stage's gradients, bytes sent on, seconds lost by mixing types."""
+    """Return a stage's gradient bytes, bytes sent on, seconds lost by mixed types."""
     setting, row = campaign.request.setting, start.row
     costs = CostModel(setting.reordered(start.order)).unit_costs(
         tp=row["tp"],
@@ -219,12 +220,12 @@ def _stage_weights(campaign: Campaign, start: Solution) -> tuple[float, float, f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Devices to choose from.
+    """Devices to choose from, and the number that is used.
 
     Attributes:
-        devices: Their ids. Shape [at least count].
-        count: How many are used.
-        orders: Orders that others would try. Shapes [count].
+        devices: Ids of the devices. Shape [at least count].
+        count: Number of devices that are used.
+        orders: Orders of the exhaustive search. Shapes [count].
     """
 
     devices: Index
@@ -235,9 +236,9 @@ class Pool:
 def pools(request: Request) -> list[Pool]:
     """Return sets of devices to choose from: the most, single types, round numbers.
 
-    As :func:`planner.search.orders.device_orders`: all free devices if any legal
-    strategy uses them, or all of one type; with ``devices="any"``, or where the number
-    does not divide, so many of all.
+    The numbers are those of :func:`planner.search.orders.device_orders`: all free
+    devices if any legal strategy uses them, or all of one type; with
+    ``devices="any"``, or if the number does not divide, fewer of all.
     """
     free = request.setting.order
     kinds = np.asarray(request.setting.cluster.type_index)
@@ -263,10 +264,10 @@ def pools(request: Request) -> list[Pool]:
 
 
 def near_order(cluster: Cluster, pool: Index) -> Index:
-    """Devices such that those with fast links are side by side.
+    """Sort devices so that those with fast links are side by side.
 
-    In the order in which Prim's algorithm reaches them: it leaves a site only when all
-    of the site is reached.
+    It is the order in which Prim's algorithm reaches them: a site is left only when all
+    of it is reached.
     """
     if len(pool) > _MOST_PAIRED:
         return pool
@@ -284,15 +285,15 @@ def near_order(cluster: Cluster, pool: Index) -> Index:
 
 
 def _apart(cluster: Cluster, pool: Index) -> Array:
-    """Seconds of one message between any two devices. Shape [n, n]."""
+    """Return the seconds of one message between any two devices. Shape [n, n]."""
     bandwidth, latency = cluster.topology.links(pool[:, None], pool[None, :])
     return np.asarray(latency + _MESSAGE_BYTES / bandwidth)
 
 
 def base_orders(cluster: Cluster, pool: Pool) -> list[Index]:
-    """Orders of a pool's devices, each once.
+    """Return orders of a pool's devices, each once.
 
-    Its own; neighbours side by side; and neighbours side by side within each type.
+    The pool's own; neighbours side by side; neighbours side by side within each type.
     """
     near = near_order(cluster, pool.devices)
     kinds = np.asarray(cluster.type_index)
@@ -309,17 +310,17 @@ def base_orders(cluster: Cluster, pool: Pool) -> list[Index]:
 
 
 def grid_orders(base: Index, row: Row) -> Iterator[Index]:
-    """Each way of laying stages, copies and shards over neighbouring devices.
+    """Yield every way of laying stages, replicas and shards over neighbouring devices.
 
     The first axis of a way varies slowest along ``base``: stages first puts each stage
-    on neighbours, stages last puts each pipeline on neighbours. What shares a layer
-    stays together.
+    on neighbours, stages last puts each pipeline on neighbours. Ranks that share a
+    layer stay together.
 
     Args:
         base: Device id of each place. Shape [ranks].
-        row: Degrees multiply to the ranks.
+        row: A row with as many ranks.
     Yields:
-        Device id of each rank; ways that come to the same are yielded once.
+        Device id of each rank; equal orders once.
     """
     inner = row["tp"] * row["cp"]
     degrees = (row["pp"], row["dp_replicate"], row["dp_shard"])
@@ -345,20 +346,20 @@ def tour_order(
     trials: int,
     rng: np.random.Generator,
 ) -> Index | None:
-    """Devices by the memetic search of DT-FM, on the real links.
+    """Order devices by the memetic search of DT-FM, on the real links.
 
     Args:
-        request: Names the machines.
-        base: Neighbouring places stay together where there are more devices than the
-            search can take. Shape [ranks].
-        row: Its pipeline gives the groups.
-        dp_bytes: Of the gradients of one stage.
-        pp_bytes: That a device sends on in a step.
-        mixing_s: What a stage loses if its devices are of different types.
+        request: The question, with its machines.
+        base: Device id of each place; neighbouring places stay together if there are
+            more devices than the search can take. Shape [ranks].
+        row: A row; the stages of its pipeline are the groups.
+        dp_bytes: Bytes of the gradients of one stage.
+        pp_bytes: Bytes that a device sends on in a step.
+        mixing_s: Seconds that a stage loses if its devices are of different types.
         trials: Divisions to price.
-        rng: Of everything random.
+        rng: Generator of all random draws.
     Returns:
-        None where there is nothing to divide.
+        Device id of each rank; None if there is nothing to divide.
     """
     stage = len(base) // row["pp"]
     size = row["tp"] * row["cp"]
@@ -380,7 +381,7 @@ def tour_order(
     kinds = np.asarray(cluster.type_index)[pieces[:, 0]]
     mixed = kinds[:, None] != kinds[None, :]
     made.dp_s[mixed] += mixing_s / max(stage // size - 1, 1)
-    # Not from nowhere: neighbours in one stage, and neighbours in one pipeline.
+    # It starts from neighbours in one stage, and from neighbours in one pipeline.
     groups = np.repeat(np.arange(row["pp"]), count // row["pp"])
     initial = np.stack([groups, np.tile(np.arange(row["pp"]), count // row["pp"])])
     population = max(4, trials // 5)

@@ -188,7 +188,7 @@ def _recut_near_feasible(
     seen: Screened,
 ) -> RecutResult:
     """Find meshes over the memory limit that fit once stages are cut by memory."""
-    far = seen.hope.min(initial=np.inf) * _FAR < seen.score.min(initial=np.inf)
+    far = seen.unlimited.min(initial=np.inf) * _FAR < seen.score.min(initial=np.inf)
     budget = problem.request.evaluation_budget
     most = 2 * len(near_feasible) if budget is None else int(_RECUT * budget)
     until = share_of(problem.until, _RECUTTING[int(far)])
@@ -255,9 +255,9 @@ def _near(request: Request, model: CostModel, leader: Solution) -> list[Row]:
     rows = StrategyTable.concatenate([here, table])
     none = np.zeros(len(rows), dtype=np.int64)
     costs = model.arranged(rows, leader.order[None, :], none)
-    hope = scores_of(costs, rows, request.objective, fitting=False)
-    promising = 1 + np.flatnonzero(hope[1:] <= _WORSE * hope[0])
-    ranked = promising[np.argsort(hope[promising], kind="stable")]
+    unlimited = scores_of(costs, rows, request.objective, fitting=False)
+    promising = 1 + np.flatnonzero(unlimited[1:] <= _WORSE * unlimited[0])
+    ranked = promising[np.argsort(unlimited[promising], kind="stable")]
     return [leader.row, *(rows.row(int(index)) for index in ranked[:_NEIGHBOURS])]
 
 

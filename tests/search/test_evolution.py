@@ -36,7 +36,7 @@ def faster_misses(campaign: Campaign, every: list[Solution]) -> list[Solution]:
     return [
         one
         for one in every
-        if fits and not campaign.may_fit(one) and campaign.hope(one) < min(fits)
+        if fits and not campaign.may_fit(one) and campaign.unlimited(one) < min(fits)
     ]
 
 
@@ -55,9 +55,9 @@ def test_hope_is_the_score_without_regard_to_memory(short: Request) -> None:
     assert 0 < len(missed) < len(rows)
     for index, one in enumerate(rows):
         assert one.row == every[index].row
-        assert campaign.hope(one) == pytest.approx(roomy.corrected(every[index]))
+        assert campaign.unlimited(one) == pytest.approx(roomy.corrected(every[index]))
         if index not in missed:
-            assert campaign.hope(one) == campaign.corrected(one)
+            assert campaign.unlimited(one) == campaign.corrected(one)
 
 
 def test_what_lacks_memory_but_would_be_faster_is_cut_exactly(short: Request) -> None:
@@ -76,9 +76,9 @@ def test_a_row_that_a_cut_let_fit_is_taken_to_fit_elsewhere() -> None:
     alike = Solution(order=order[::-1].copy(), row=one.row)
     campaign.price([alike])
     assert not campaign.may_fit(alike)
-    campaign.learn(one, 3 * campaign.hope(one))
+    campaign.learn(one, 3 * campaign.unlimited(one))
     # All devices are alike, so that under the other order it lacks the same.
-    assert campaign.corrected(alike) == pytest.approx(3 * campaign.hope(alike))
+    assert campaign.corrected(alike) == pytest.approx(3 * campaign.unlimited(alike))
     # What did not fit says nothing of other orders.
     campaign.learn(alike, 2e12)
     assert not campaign.may_fit(alike)

@@ -1,4 +1,4 @@
-"""Many arrangements improved side by side, by small changes that make them better."""
+"""Local search: arrangements improved side by side by small random changes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: Arrangements priced at once: few enough for a clock to be kept.
+#: Arrangements priced at once: few enough to keep to a time limit.
 _AT_ONCE = 96
-#: How often a change is: two groups swap, one moves, a run is turned round, two runs
-#: of equal length swap, the layout is another.
+#: Cumulative shares of the changes: two groups swap, one moves, a run is reversed, two
+#: runs of equal length swap, the layout changes.
 _SHARES = np.cumsum([0.35, 0.25, 0.1, 0.1, 0.2])
 
 
@@ -29,22 +29,22 @@ class Limits:
     """Rounds and time after which a climb stops.
 
     Attributes:
-        until: Of :func:`time.perf_counter`; None for no clock.
-        rounds: Most rounds of :data:`_AT_ONCE` arrangements; None for no end.
+        until: ``time.perf_counter`` at which to stop; None for no limit.
+        rounds: Most rounds of :data:`_AT_ONCE` arrangements; None for no limit.
     """
 
     until: float | None = None
     rounds: int | None = None
 
     def over(self, rounds: int) -> bool:
-        """True if the climb stops after so many rounds."""
+        """Return True if the climb stops after so many rounds."""
         if self.rounds is not None and rounds >= self.rounds:
             return True
         return self.until is not None and time.perf_counter() >= self.until
 
 
 def joined(parts: list[Priced]) -> Priced:
-    """Arrangements of several, one after the other."""
+    """Concatenate arrangements."""
     return Priced(
         **{
             name: np.concatenate([getattr(part, name) for part in parts])
@@ -54,12 +54,12 @@ def joined(parts: list[Priced]) -> Priced:
 
 
 def best_of(priced: Priced, count: int, *, of_layout: int | None = None) -> Priced:
-    """The best different arrangements, best first.
+    """Return the best distinct arrangements, best first.
 
     Args:
         priced: Arrangements.
-        count: Most to keep.
-        of_layout: Of one layout at most so many; None for any number.
+        count: Most to return.
+        of_layout: Most with one layout; None for any number.
     """
     kept: list[int] = []
     seen: set[tuple[int, float]] = set()
@@ -85,17 +85,17 @@ def climb(
     *,
     lineages: int = 12,
 ) -> Priced:
-    """Improve the best of some arrangements until the limits are reached.
+    """Improve the best arrangements until the limits are reached.
 
     Every round changes each of the current arrangements several times at random and
-    keeps the best child where it is no worse. A lineage that falls behind is replaced
-    by a copy of the best every now and then.
+    keeps the best child where it is no worse. Every 20 rounds the worst lineage is
+    replaced by a copy of the best.
 
     Args:
-        pricer: Prices them.
+        pricer: Prices the arrangements.
         start: Arrangements to begin with.
-        rng: Of the changes.
-        limits: When to stop; at least one round is done unless time is already up.
+        rng: Generator of the changes.
+        limits: Rounds and time; at least one round is done unless time is over.
         lineages: Arrangements that are improved side by side.
     Returns:
         The current arrangements, best first.
@@ -147,7 +147,7 @@ def _move(row: Index, source: int, target: int) -> None:
 
 @compiled
 def _restrict(row: Index, usable: Mask) -> None:
-    """Keep usable groups in their order, then add those that are missing."""
+    """Keep usable groups in their order, then append missing ones."""
     seen = np.zeros(len(usable), dtype=np.bool_)
     kept = 0
     for at in range(len(row)):
@@ -197,15 +197,15 @@ def _change(
 def random_neighbours(
     layout: Index, sequence: Index, usable: Mask, rng: np.random.Generator
 ) -> tuple[Index, Index]:
-    """One random change of each arrangement.
+    """Apply one random change to each arrangement.
 
     Args:
-        layout: Of each. Shape [n].
+        layout: Layout of each arrangement. Shape [n].
         sequence: Its usable groups in order, -1 after the last. Shape [n, groups].
         usable: Groups that each layout may use. Shape [layouts, groups].
-        rng: Of the changes.
+        rng: Generator of the changes.
     Returns:
-        As the first two.
+        Changed layouts and sequences.
     """
     layout, sequence = layout.copy(), np.ascontiguousarray(sequence).copy()
     _change(layout, sequence, usable, rng.random((len(layout), 4)), _SHARES)

@@ -1,4 +1,4 @@
-"""Devices that stay together when they are put in order: those of one host."""
+"""Groups of devices that stay together in an order: the devices of one host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Index = NDArray[np.int64]
 def _expand(
     ids: Index, starts: Index, sequences: Index, counts: Index, orders: Index
 ) -> None:
-    """Devices of each sequence's groups, one after the other, up to its count."""
+    """Fill in the devices of each sequence's groups, in order, up to its count."""
     for row in range(len(sequences)):
         rank, count = 0, counts[row]
         for place in range(sequences.shape[1]):
@@ -40,11 +40,13 @@ class DeviceGroups:
 
     Attributes:
         ids: Device ids, group by group. Shape [devices].
-        starts: Where each group starts in ``ids``, then their number. [groups + 1].
+        starts: Start of each group in ``ids``, then the number of devices. Shape
+            [groups + 1].
         kinds: Device type of each group. Shape [groups].
         bandwidth: Bytes/s between devices of two groups, on the diagonal inside one.
             Shape [groups, groups].
-        latency: The same in seconds.
+        latency: Seconds between devices of two groups, likewise. Shape
+            [groups, groups].
     """
 
     ids: Index
@@ -62,14 +64,14 @@ class DeviceGroups:
         return np.diff(self.starts)
 
     def orders(self, sequences: Index, count: int | Index) -> Index:
-        """Device id by rank of sequences of groups.
+        """Return the device id by rank of sequences of groups.
 
         Args:
             sequences: Groups in order, -1 after the last. Shape [n, most].
-            count: Devices that are used: what the last group has beyond is left out.
-                One number, or one for each sequence. Shape [n].
+            count: Number of devices that are used, the last ones are left out. One
+                number, or one for each sequence. Shape [n].
         Returns:
-            -1 after the last. Shape [n, largest count].
+            Device id by rank, -1 after the last. Shape [n, largest count].
         """
         counts = np.broadcast_to(np.asarray(count, dtype=np.int64), len(sequences))
         most = int(counts.max(initial=0))
@@ -79,22 +81,22 @@ class DeviceGroups:
         return orders
 
     def sequence_of(self, order: Index) -> Index:
-        """Groups in the order in which an order of devices comes to them. [groups]."""
+        """Return groups in the order of their first devices in ``order``. [groups]."""
         group = np.empty(int(self.ids.max()) + 1, dtype=np.int64)
         group[self.ids] = np.repeat(np.arange(len(self)), self.sizes)
         found, first = np.unique(group[order], return_index=True)
         return np.asarray(found[np.argsort(first)])
 
     def by_links(self, start: int, usable: NDArray[np.bool_] | None = None) -> Index:
-        """Groups from one on, each time the one that is nearest to any so far.
+        """Order groups from one on: next comes the group nearest to any before it.
 
-        Groups that are close to each other come side by side, whatever their numbers
-        are. Source: Prim 1957, "Shortest connection networks and some generalizations":
-        the order in which a minimum spanning tree takes its vertices.
+        Groups that are close to each other come side by side, whatever their numbers.
+        Source: Prim 1957, "Shortest connection networks and some generalizations": the
+        order in which a minimum spanning tree takes its vertices.
 
         Args:
             start: First group.
-            usable: Which groups take part; all if None. Shape [groups].
+            usable: Mask of the groups that take part; all if None. Shape [groups].
         Returns:
             Shape [usable groups].
         """
@@ -110,12 +112,12 @@ class DeviceGroups:
         return np.array(order, dtype=np.int64)
 
     def seconds(self, size_bytes: float = 16e6) -> Array:
-        """Seconds that a message takes between groups. Shape [groups, groups]."""
+        """Return the seconds of a message between groups. Shape [groups, groups]."""
         return self.latency + size_bytes / self.bandwidth
 
 
 def group_devices(setting: PricingContext) -> DeviceGroups:
-    """Free devices of a request, by host in the order of their ids."""
+    """Group the free devices of a request by host, in the order of their ids."""
     cluster = setting.cluster
     ids = np.sort(setting.order)
     hosts = np.asarray(cluster.host_of_device)[ids]

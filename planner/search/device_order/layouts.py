@@ -1,4 +1,4 @@
-"""The meshes worth arranging devices for, each with its best rows."""
+"""Layouts: meshes that are worth a search for device orders, with their best rows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: Rows kept of each mesh, besides the one that needs the least memory: under another
+#: Rows kept for each mesh, besides the one that needs the least memory: under another
 #: order it may be the only one that fits.
 _ROWS = 4
-#: Prices at once: between two looks at the clock.
+#: Prices computed at once, between two looks at the time.
 _AT_ONCE = 20_000
 
 
@@ -41,13 +41,13 @@ class Layouts:
     """Meshes (K) with their best rows (R), over device groups (G).
 
     Attributes:
-        choice: Which of the :class:`Choices` each is. Shape [K].
-        rows: Of all layouts, those of a layout side by side, best first.
+        choice: Index of each layout into the :class:`Choices`. Shape [K].
+        rows: Rows of all layouts, those of a layout side by side, best first.
         starts: First row of each layout, then R. Shape [K + 1].
-        count: Devices of each layout. Shape [K].
-        usable: Groups that it may use. Shape [K, G].
-        score: Best price of its rows under any of its plain orders. Shape [K].
-        sequence: Groups in the order that gave the score, -1 after the last. [K, G].
+        count: Number of devices of each layout. Shape [K].
+        usable: Mask of the groups that each layout may use. Shape [K, G].
+        score: Best score of its rows under any of its plain orders. Shape [K].
+        sequence: Groups in the order with that score, -1 after the last. Shape [K, G].
     """
 
     choice: Index
@@ -62,7 +62,7 @@ class Layouts:
         return len(self.count)
 
     def best(self, count: int) -> Layouts:
-        """The first so many."""
+        """Return the first ``count`` layouts."""
         kept, rows = slice(0, count), int(self.starts[min(count, len(self))])
         return Layouts(
             choice=self.choice[kept],
@@ -77,7 +77,7 @@ class Layouts:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Cell:
-    """One choice to price: its rows under all plain orders of its subset."""
+    """A choice to price: its rows under all plain orders of its subset."""
 
     choice: int
     subset: DeviceSubset
@@ -85,7 +85,7 @@ class _Cell:
 
     @property
     def many(self) -> int:
-        """Prices that it takes."""
+        """Number of prices to compute."""
         return len(self.rows) * len(self.subset.sequences)
 
 
@@ -112,20 +112,20 @@ def find_layouts(
 
     Args:
         request: The question; its pins hold in every row.
-        model: Counts the evaluations.
-        groups: Of the request's devices.
+        model: Cost model; counts the evaluations.
+        groups: Groups of the request's devices.
         choices: All meshes.
-        chosen: Those to price, the most promising first. Shape [n].
-        until: Of :func:`time.perf_counter`, after which the meshes that are left are
-            left out; None for no clock. A row takes 5 us on one core.
-        recut: What fits without seeming to.
+        chosen: Choices to price, the most promising first. Shape [n].
+        until: ``time.perf_counter`` after which the remaining meshes are left out; None
+            for no limit. A row takes 5 us on one core.
+        recut: Meshes that fit once they are cut by memory.
     Returns:
-        Those of which a row fits, best first; None if there are none.
+        Meshes with a row that fits, best first; None if there are none.
     """
     mesh, which = distinct_meshes(choices, chosen)
     table = expand_meshes(mesh, request.facts, request.pins)
     if "schedule" not in request.pins:
-        # What stands in for nothing else is simulated among the finalists.
+        # Schedules without a closed form are simulated among the finalists.
         table = table[np.flatnonzero(has_textbook_time(table))]
         if "virtual_stages" not in request.pins:
             table = StrategyTable.concatenate([table, _eager(request, mesh)])
@@ -146,7 +146,7 @@ def find_layouts(
 
 
 def _eager(request: Request, mesh: Index) -> StrategyTable:
-    """Rows of Interleaved1F1B with one stage a rank, which hides slow transfers.
+    """Return rows of Interleaved1F1B with one stage a rank: they hide transfers.
 
     See :func:`planner.search.refine.eager_variants`.
     """
@@ -157,7 +157,7 @@ def _eager(request: Request, mesh: Index) -> StrategyTable:
 
 
 def _batches(cells: Sequence[_Cell]) -> Iterator[list[_Cell]]:
-    """Runs of them that are priced at once."""
+    """Yield runs of cells that are priced at once."""
     batch: list[_Cell] = []
     for cell in cells:
         if batch and sum(one.many for one in batch) + cell.many > _AT_ONCE:
@@ -176,7 +176,7 @@ def _priced(
     cells: Sequence[_Cell],
     recut: RecutMeshes,
 ) -> list[_Layout]:
-    """Return the arrangements of which a row fits."""
+    """Return a layout for every cell with a row that fits."""
     sequences = np.concatenate([cell.subset.sequences for cell in cells])
     counts = np.concatenate(
         [np.full(len(c.subset.sequences), c.subset.count) for c in cells]

@@ -1,8 +1,9 @@
-"""Meshes that lack memory by closed forms, but fit once a cut minds it.
+"""Meshes that exceed memory by closed forms, but fit once they are cut by memory.
 
-Closed forms cut by time alone and recompute the same everywhere. Where memory is short
-that calls most long pipelines too large, and what is left may be many times slower than
-the best of those. An exact cut, with recomputation stage by stage, tells which fit.
+Closed forms cut by time alone and recompute the same in all stages. Where memory is
+short, most long pipelines exceed it by closed forms, and the meshes that fit may be
+many times slower than the best of those. An exact cut, with recomputation stage by
+stage, finds the ones that fit.
 """
 
 from __future__ import annotations
@@ -36,74 +37,78 @@ __all__ = [
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Meshes that are given a chance. On 20 validation worlds short of memory the best
+#: Meshes that are recut. On 20 validation worlds short of memory the best
 #: mesh that an exact cut lets fit was among the first 10 by this order, and at up to
 #: place 246 by the time they would take alone.
 _MISSES = 12
-#: What fits and is at most this much worse than the best so far is tried as eager 1F1B.
+#: Largest ratio to the best score so far for a trial as eager 1F1B.
 _VARIED = 1.4
 
 
 @dataclass(eq=False, slots=True)
 class RecutMeshes:
-    """Meshes of which a row fitted once it was cut by memory.
+    """Meshes with a row that fitted once it was cut by memory.
 
-    Other rows and orders of such a mesh that lack no more are taken to fit, too.
+    Other rows and orders of such a mesh with no more excess are taken to fit, too.
 
     Attributes:
-        known: By degrees: the most that was lacked, in bytes; and what the simulator
-            said of the best over what closed forms promised.
+        known: Largest excess in bytes of a row that fitted, and least ratio of the
+            simulated score to the closed form, by degrees of the mesh.
     """
 
     known: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
 
     def learn(
-        self, mesh: tuple[int, ...], lacked: float, hope: float, value: float
+        self,
+        mesh: tuple[int, ...],
+        excess_bytes: float,
+        unlimited: float,
+        value: float,
     ) -> None:
-        """Take in a row that fits.
+        """Add a row that fitted.
 
         Args:
-            mesh: Its degrees.
-            lacked: Bytes, by closed forms.
-            hope: Its score by closed forms, if memory were enough.
-            value: Its score when it was cut and simulated.
+            mesh: Degrees of its mesh.
+            excess_bytes: Its excess by closed forms.
+            unlimited: Its score by closed forms with enough memory.
+            value: Its score after the cut, simulated.
         """
         most, ratio = self.known.get(mesh, (0.0, np.inf))
-        self.known[mesh] = max(most, lacked), min(ratio, value / hope)
+        self.known[mesh] = max(most, excess_bytes), min(ratio, value / unlimited)
 
     def scores(
         self, costs: CostTable, table: StrategyTable, objective: Objective
     ) -> Array:
-        """:func:`scores_of`, also of rows that a cut by memory lets fit. Shape [n]."""
+        """Return :func:`scores_of`, where rows that fit by a cut count. Shape [n]."""
         found = scores_of(costs, table, objective)
         if not self.known or costs.fits.all():
             return found
-        hope = scores_of(costs, table, objective, fitting=False)
+        unlimited = scores_of(costs, table, objective, fitting=False)
         degrees = np.stack([getattr(table, name) for name in MESH_COLUMNS], axis=1)
-        for mesh, (lacked, ratio) in self.known.items():
+        for mesh, (most, ratio) in self.known.items():
             alike = (degrees == mesh).all(axis=1) & ~costs.fits
-            alike &= costs.excess_bytes <= lacked
-            found[alike] = hope[alike] * ratio
+            alike &= costs.excess_bytes <= most
+            found[alike] = unlimited[alike] * ratio
         return found
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class NearFeasible:
-    """A row under an order of devices that lacks memory.
+    """A row under an order of devices that exceeds memory by closed forms.
 
     Attributes:
         choice: Its mesh, as an index into the
             :class:`~planner.search.device_order.subsets.Choices`.
         solution: Row and order.
-        lacks_bytes: On the rank that lacks the most, by closed forms; below 0 if
-            memory suffices.
-        hope: Its score by closed forms, if memory were enough.
+        excess_bytes: Excess on the rank with the most, by closed forms; below 0 if it
+            fits.
+        unlimited: Its score by closed forms with enough memory.
     """
 
     choice: int
     solution: Solution
-    lacks_bytes: float
-    hope: float
+    excess_bytes: float
+    unlimited: float
 
 
 def find_near_feasible(
@@ -113,24 +118,23 @@ def find_near_feasible(
     choices: Choices,
     seen: Screened,
 ) -> list[NearFeasible]:
-    """Return one row each of meshes that lack little memory and would be fast.
+    """Return one row for each mesh that exceeds memory by little and would be fast.
 
     Args:
         request: The question.
-        model: Counts the evaluations.
-        groups: Of the request's devices.
+        model: Cost model; counts the evaluations.
+        groups: Groups of the request's devices.
         choices: All meshes.
-        seen: What :func:`planner.search.device_order.screening.screen` found.
+        seen: Result of :func:`planner.search.device_order.screening.screen`.
     Returns:
-        The most promising first: those with the least product of what they lack and
-        what they would take.
+        Rows in the order of excess times score, the least first.
     """
     best = seen.score.min(initial=np.inf)
-    missed = np.flatnonzero((seen.excess_bytes > 0) & (seen.hope < best))
-    promise = seen.hope[missed] * seen.excess_bytes[missed]
+    missed = np.flatnonzero((seen.excess_bytes > 0) & (seen.unlimited < best))
+    promise = seen.unlimited[missed] * seen.excess_bytes[missed]
     nearest = missed[np.argsort(promise, kind="stable")[:_MISSES]]
     return [
-        _least_lacking(request, model, groups, choices, choice)
+        _least_excess(request, model, groups, choices, choice)
         for choice in seen.choice[nearest].tolist()
     ]
 
@@ -142,24 +146,24 @@ def roomiest(
     choices: Choices,
     seen: Screened,
 ) -> Iterator[NearFeasible]:
-    """Return one row each of meshes with most memory to spare, or that lack least.
+    """Yield one row for each mesh, the one with the least excess of memory first.
 
     They are left to try where nothing that looked fast fits. Takes the arguments of
     :func:`find_near_feasible`, and prices one at a time: the first most often fits.
     """
     most = np.argsort(seen.excess_bytes, kind="stable")[:_MISSES]
     for choice in seen.choice[most].tolist():
-        yield _least_lacking(request, model, groups, choices, choice)
+        yield _least_excess(request, model, groups, choices, choice)
 
 
-def _least_lacking(
+def _least_excess(
     request: Request,
     model: CostModel,
     groups: DeviceGroups,
     choices: Choices,
     choice: int,
 ) -> NearFeasible:
-    """Return the row of a mesh, under its plain orders, that lacks least memory."""
+    """Return the row of a mesh with the least excess under its plain orders."""
     subset = choices.subsets[choices.subset[choice]]
     table = StrategyTable.concatenate(
         [few_rows(request, choices.mesh[[choice]], many) for many in (1, 2)]
@@ -169,13 +173,13 @@ def _least_lacking(
     order = np.repeat(np.arange(len(ids)), len(table))
     every = table[rows]
     costs = model.arranged(every, ids, order)
-    hope = scores_of(costs, every, request.objective, fitting=False)
+    unlimited = scores_of(costs, every, request.objective, fitting=False)
     at = int(costs.excess_bytes.argmin())
     return NearFeasible(
         choice=choice,
         solution=Solution(order=ids[order[at]], row=every.row(at)),
-        lacks_bytes=float(costs.excess_bytes[at]),
-        hope=float(hope[at]),
+        excess_bytes=float(costs.excess_bytes[at]),
+        unlimited=float(unlimited[at]),
     )
 
 
@@ -185,10 +189,10 @@ class RecutResult:
 
     Attributes:
         found: Solutions with their cuts, whether they fit or not.
-        choices: Meshes of which a row fits, the best first, as indices into the
+        choices: Meshes with a row that fits, the best first, as indices into the
             :class:`~planner.search.device_order.subsets.Choices`.
-        meshes: What is known of them.
-        best: Score of the best that fits; infinite if none does.
+        meshes: The meshes with a row that fits.
+        best: Score of the best row that fits; infinite if none fits.
     """
 
     found: list[tuple[Solution, list[Candidate]]]
@@ -207,10 +211,10 @@ def recut_near_feasible(
 
     Args:
         exact: Cuts and simulates.
-        near_feasible: The most promising first.
-        until: Of :func:`time.perf_counter`, after which the rest is left out; the first
-            is cut in any case. None for no clock.
-        most: Simulations.
+        near_feasible: Rows, the most promising first.
+        until: ``time.perf_counter`` after which the remaining rows are left out, but
+            for the first; None for no limit.
+        most: Most rows to cut.
     """
     request, recut = exact.request, RecutMeshes()
     found: list[tuple[Solution, list[Candidate]]] = []
@@ -227,7 +231,7 @@ def recut_near_feasible(
         value = best_score(request, cuts)
         if np.isinf(value):
             continue
-        recut.learn(one.mesh, near.lacks_bytes, near.hope, value)
+        recut.learn(one.mesh, near.excess_bytes, near.unlimited, value)
         fitted[near.choice] = min(value, fitted.get(near.choice, np.inf))
         best = min(best, value)
         if value <= _VARIED * best:
@@ -237,7 +241,7 @@ def recut_near_feasible(
 
 
 def best_score(request: Request, cuts: list[Candidate]) -> float:
-    """Best score of what fits; infinite if nothing does."""
+    """Return the best score of candidates that fit; infinite if none fits."""
     return min(
         (
             score(one.cost, one.strategy.mesh.num_devices, request.objective)
@@ -249,7 +253,7 @@ def best_score(request: Request, cuts: list[Candidate]) -> float:
 
 
 def _eager(exact: ExactPricer, near: NearFeasible) -> list[NearFeasible]:
-    """A pipeline's row as eager 1F1B, if pins and rules allow that."""
+    """Return a pipeline's row as eager 1F1B, if pins and rules allow that."""
     request, one = exact.request, near.solution
     found = [
         other
@@ -265,13 +269,13 @@ def _eager(exact: ExactPricer, near: NearFeasible) -> list[NearFeasible]:
     table = table[np.flatnonzero(legal(table, request.facts))]
     none = np.zeros(len(table), dtype=np.int64)
     costs = exact.model.arranged(table, one.order[None, :], none)
-    hope = scores_of(costs, table, request.objective, fitting=False)
+    unlimited = scores_of(costs, table, request.objective, fitting=False)
     return [
         NearFeasible(
             choice=near.choice,
             solution=Solution(order=one.order, row=table.row(at)),
-            lacks_bytes=float(costs.excess_bytes[at]),
-            hope=float(hope[at]),
+            excess_bytes=float(costs.excess_bytes[at]),
+            unlimited=float(unlimited[at]),
         )
         for at in range(len(table))
     ]

@@ -1,4 +1,4 @@
-"""Prices of arrangements: a layout, and the order of the device groups under it."""
+"""Prices of arrangements: layouts with an order of the device groups."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Priced:
-    """Arrangements and what they cost by closed forms; arrays of shape [n].
+    """Arrangements with their scores by closed forms; arrays of shape [n].
 
     Attributes:
-        layout: Of each.
+        layout: Index of the layout of each arrangement.
         sequence: Its groups in order, -1 after the last. Shape [n, groups].
-        row: Its best row, into ``Layouts.rows``.
-        score: What the objective makes small; infinite if nothing fits.
+        row: Index of its best row into ``Layouts.rows``.
+        score: Score of that row; infinite if no row fits.
     """
 
     layout: Index
@@ -56,10 +56,10 @@ class Finalists:
     """Rows, each with an order of groups; arrays of shape [n].
 
     Attributes:
-        rows: Of the strategy table.
-        layout: Each row's.
+        rows: Rows of the strategy table.
+        layout: Index of each row's layout.
         sequence: Groups in order, -1 after the last. Shape [n, groups].
-        score: By closed forms.
+        score: Score by closed forms.
     """
 
     rows: StrategyTable
@@ -77,11 +77,11 @@ class OrderPricer:
 
     Attributes:
         request: The question.
-        model: Counts the evaluations.
-        groups: Devices that stay together.
+        model: Cost model; counts the evaluations.
+        groups: Groups of devices that stay together.
         layouts: Meshes and their rows.
         exact: Cuts and simulates.
-        recut: What fits without seeming to.
+        recut: Meshes that fit once they are cut by memory.
     """
 
     request: Request
@@ -92,16 +92,16 @@ class OrderPricer:
     recut: RecutMeshes
 
     def with_best(self, count: int) -> OrderPricer:
-        """The same with the best of its layouts alone."""
+        """Return a pricer with the best ``count`` layouts alone."""
         return replace(self, layouts=self.layouts.best(count))
 
     def price(self, layout: Index, sequence: Index) -> Priced:
         """Price arrangements by closed forms, each with the best of its layout's rows.
 
         Args:
-            layout: Of each arrangement. Shape [n].
-            sequence: Groups in order, -1 after the last; as many as the layout's
-                devices need, of those it may use. Shape [n, groups].
+            layout: Index of the layout of each arrangement. Shape [n].
+            sequence: Groups in order, -1 after the last; usable ones, at least as many
+                as the layout's devices need. Shape [n, groups].
         """
         starts = self.layouts.starts
         many = starts[layout + 1] - starts[layout]
@@ -112,14 +112,14 @@ class OrderPricer:
         best = np.minimum.reduceat(score, first) if len(first) else score
         at = np.flatnonzero(score == best[order])
         row = starts[layout].copy()
-        # The earliest of equals: written last.
+        # The first of equal rows is kept: it is written last.
         row[order[at[::-1]]] = rows[at[::-1]]
         return Priced(layout=layout, sequence=sequence, row=row, score=best)
 
     def _scores(
         self, table: StrategyTable, layout: Index, sequence: Index, order: Index
     ) -> Array:
-        """Score rows, each under one of some arrangements. Shape [n]."""
+        """Score rows, each under the arrangement with index ``order``. Shape [n]."""
         ids = self.groups.orders(sequence, self.layouts.count[layout])
         costs = self.model.arranged(table, ids, order)
         score = self.recut.scores(costs, table, self.request.objective)
@@ -130,12 +130,12 @@ class OrderPricer:
         return score
 
     def finalists(self, priced: Priced) -> Finalists:
-        """All rows of some arrangements by closed forms.
+        """Price all rows of arrangements by closed forms.
 
         Args:
-            priced: Arrangements; each gives as many as its layout has rows.
+            priced: Arrangements.
         Returns:
-            Those that fit, best first.
+            The rows that fit, best first.
         """
         starts = self.layouts.starts
         many = starts[priced.layout + 1] - starts[priced.layout]
@@ -155,9 +155,9 @@ class OrderPricer:
         )
 
     def variants(self, finalists: Finalists, index: int) -> Finalists:
-        """One finalist under the schedules that its own stands for.
+        """Return a finalist under the schedules that its own one represents.
 
-        Their scores are unknown, infinite: they are for the simulator alone.
+        Their scores are infinite, because only the simulator can price them.
         """
         facts, pins = self.request.facts, self.request.pins
         row, virtual = finalists.rows.row(index), pins.get("virtual_stages")
@@ -182,15 +182,15 @@ class OrderPricer:
             score=np.full(len(table), np.inf),
         )
 
-    def built(
+    def best_row_candidates(
         self, priced: Priced, index: int, *, variants: bool = False
     ) -> list[Candidate]:
         """Cut and simulate an arrangement's best row, in both ways of cutting.
 
         Args:
             priced: Arrangements.
-            index: Which of them.
-            variants: Whether to try the schedules that its own stands for, too.
+            index: Index of the arrangement.
+            variants: Whether to try the schedules that its own one represents, too.
         """
         chosen = Finalists(
             rows=self.layouts.rows[priced.row[[index]]],
@@ -212,9 +212,9 @@ class OrderPricer:
 
         Args:
             finalists: Rows with their orders.
-            index: Which of them.
+            index: Index of the finalist.
             cuts: Most cuts to try, the exact one first.
-            spare: As many more while none of them fits.
+            spare: Further cuts to try while none of them fits.
         """
         count = int(self.layouts.count[finalists.layout[index]])
         ids = self.groups.orders(finalists.sequence[index : index + 1], count)[0]
@@ -232,20 +232,20 @@ def open_order_pricer(
     exact: ExactPricer | None = None,
     recut: RecutMeshes | None = None,
 ) -> OrderPricer | None:
-    """Build what arrangements of some meshes are made of and priced with.
+    """Find the layouts of meshes and return a pricer of their arrangements.
 
     Args:
         request: The question.
         choices: All meshes of the request.
-        groups: Of its devices.
-        chosen: Meshes to look at, the most promising first. Shape [n].
-        model: Counts the evaluations; None for one of its own.
-        until: Of :func:`time.perf_counter`, after which the meshes that are left are
-            left out; None for no clock.
-        exact: Knows what is known of orders; None for one of its own.
-        recut: What fits without seeming to; None for nothing.
+        groups: Groups of its devices.
+        chosen: Meshes to price, the most promising first. Shape [n].
+        model: Cost model that counts the evaluations; None for a new one.
+        until: ``time.perf_counter`` after which the remaining meshes are left out; None
+            for no limit.
+        exact: Cuts and simulates; None for a new one.
+        recut: Meshes that fit once they are cut by memory; None for none.
     Returns:
-        None if none of them has a row that fits under a plain order of the devices.
+        None if no mesh has a row that fits under a plain order of the devices.
     """
     model = model or CostModel(request.setting)
     recut = recut or RecutMeshes()

@@ -1,4 +1,4 @@
-"""All meshes at a glance: which are worth a closer look."""
+"""Screening: a few rows of every mesh by closed forms."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ __all__ = ["Screened", "few_rows", "screen"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Rows priced at once: between two looks at the clock.
+#: Rows priced at once, between two looks at the time.
 _AT_ONCE = 8_000
-#: Samples of the microbatches that are looked at, and pins that say it otherwise.
+#: Microbatch sizes of the rows, and pins that set them instead.
 _SIZES, _BATCHING = (1, 4), {"microbatch_size", "num_microbatches"}
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Screened:
-    """Result of a first look; arrays of shape [n].
+    """Result of screening; arrays of shape [n].
 
     Attributes:
         choice: Meshes that have any row, as indices into the :class:`Choices`.
-        score: Of the best row that fits under a plain order; infinite if none does.
-        hope: The same without regard to memory.
-        excess_bytes: What its row with the least memory lacks; 0 or less if it fits.
+        score: Score of the best row that fits under a plain order; infinite if none
+            fits.
+        unlimited: Score of the best row with enough memory.
+        excess_bytes: Excess of the row with the least memory; 0 or less if it fits.
     """
 
     choice: Index
     score: Array
-    hope: Array
+    unlimited: Array
     excess_bytes: Array
 
 
@@ -55,12 +56,12 @@ def screen(
 
     Args:
         request: The question; its pins hold in every row.
-        model: Counts the evaluations.
-        groups: Of the request's devices.
+        model: Cost model; counts the evaluations.
+        groups: Groups of the request's devices.
         choices: All meshes.
-        among: Those to look at, the most promising first. Shape [n].
-        until: Of :func:`time.perf_counter`, after which the meshes that are left are
-            left out; None for no clock. A row takes 4 us on one core.
+        among: Choices to price, the most promising first. Shape [n].
+        until: ``time.perf_counter`` after which the remaining meshes are left out; None
+            for no limit. A row takes 4 us on one core.
     """
     mesh, which = distinct_meshes(choices, among)
     table = few_rows(request, mesh)
@@ -76,7 +77,7 @@ def screen(
     )
     found: list[tuple[Index, Array]] = []
     rowed = np.flatnonzero(many)
-    # Meshes of a batch are looked at together, and the clock between batches.
+    # Meshes of a batch are priced together; the time is checked between batches.
     batch = (np.cumsum(many[rowed]) - many[rowed]) // _AT_ONCE
     for number in np.unique(batch).tolist():
         if found and until is not None and time.perf_counter() >= until:
@@ -90,10 +91,10 @@ def screen(
         rows = table[by_mesh[place]]
         costs = model.arranged(rows, ids, np.repeat(choices.subset[among[mine]], each))
         score = scores_of(costs, rows, request.objective)
-        hope = scores_of(costs, rows, request.objective, fitting=False)
+        unlimited = scores_of(costs, rows, request.objective, fitting=False)
         best = [
             np.minimum.reduceat(value, first)
-            for value in (score, hope, costs.excess_bytes)
+            for value in (score, unlimited, costs.excess_bytes)
         ]
         found.append((among[mine], np.stack(best)))
     return _joined(found)
@@ -103,24 +104,27 @@ def _joined(found: list[tuple[Index, Array]]) -> Screened:
     if not found:
         empty = np.zeros(0)
         return Screened(
-            choice=empty.astype(np.int64), score=empty, hope=empty, excess_bytes=empty
+            choice=empty.astype(np.int64),
+            score=empty,
+            unlimited=empty,
+            excess_bytes=empty,
         )
     values = np.concatenate([best for _, best in found], axis=1)
     return Screened(
         choice=np.concatenate([mine for mine, _ in found]),
         score=values[0],
-        hope=values[1],
+        unlimited=values[1],
         excess_bytes=values[2],
     )
 
 
 def few_rows(request: Request, mesh: Index, virtual_stages: int = 1) -> StrategyTable:
-    """Rows that stand for some meshes: few stages a rank, few sizes of microbatches.
+    """Return rows that stand for meshes: few stages a rank, few microbatch sizes.
 
     Args:
-        request: Its pins hold in every row.
+        request: The question; its pins hold in every row.
         mesh: Degrees in the order of the table's axes. Shape [n, 6].
-        virtual_stages: Stages a rank, unless a pin says it.
+        virtual_stages: Stages a rank, unless they are pinned.
     """
     pins = dict(request.pins)
     pins.setdefault("virtual_stages", virtual_stages)
@@ -129,7 +133,7 @@ def few_rows(request: Request, mesh: Index, virtual_stages: int = 1) -> Strategy
     table = StrategyTable.concatenate(parts)
     kept = has_textbook_time(table)
     if "zero_stage" not in pins:
-        # Before stage 3 they differ in memory alone, and not with a pipeline.
+        # Stages below 3 differ in memory alone, and not with a pipeline.
         kept &= table.zero_stage != np.where(table.pp > 1, 2, 1)
     divided = request.facts.whole_stream is None and request.launcher_limits is None
     if "sequence_parallel" not in pins and divided:

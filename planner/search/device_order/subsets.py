@@ -1,8 +1,8 @@
-"""Subsets of devices, their plain orders, and how a strategy may divide them.
+"""Subsets of devices, their plain orders, and the meshes over each subset.
 
-A *subset* is a number of devices out of some groups. On a cluster that is used whole
-there is one, on a mixed one besides one of each device type; where any devices may be
-left out there is one for each number worth trying.
+A subset is a number of devices out of some groups. A cluster that is used whole has
+one, a mixed cluster also one for each device type; where devices may be left out there
+is one for each number worth trying.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = ["Choices", "DeviceSubset", "distinct_meshes", "list_choices", "mesh_o
 Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: Numbers of devices that are tried where any may be left out.
+#: Most numbers of devices to try if devices may be left out.
 _MOST_COUNTS = 20
-#: Meshes that are looked at together lie so far apart.
+#: Every how many meshes one is tested for legal rows in a first pass.
 _STRIDE = 16
-#: Numbers with no larger prime factor can be divided in many ways.
+#: Largest prime factor of numbers that can be divided in many ways.
 _SMOOTH = 7
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class DeviceSubset:
-    """Some of the devices.
+    """A number of devices, out of some groups.
 
     Attributes:
-        count: How many are used.
-        usable: Groups that they may be of. Shape [groups].
+        count: Number of devices that are used.
+        usable: Mask of the groups that they may be in. Shape [groups].
         sequences: Plain orders of the usable groups, -1 after the last. [n, groups].
     """
 
@@ -48,12 +48,13 @@ class DeviceSubset:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Choices:
-    """Every mesh over every subset.
+    """Every mesh over every subset of devices.
 
     Attributes:
         subsets: The subsets.
-        mesh: Columns :data:`planner.space.MESH_COLUMNS`. Shape [choices, 6].
-        subset: Which subset each is of. Shape [choices].
+        mesh: Degrees of each mesh, in the columns :data:`planner.space.MESH_COLUMNS`.
+            Shape [choices, 6].
+        subset: Index of each mesh's subset. Shape [choices].
     """
 
     subsets: tuple[DeviceSubset, ...]
@@ -65,7 +66,7 @@ class Choices:
 
 
 def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
-    """Plain orders: as numbered, roomy first, slow first, fast first, by links."""
+    """Return plain orders: by number, most memory, slowest or fastest first, links."""
     members = np.flatnonzero(usable)
     found = [members]
     types = request.setting.cluster.device_types
@@ -109,7 +110,7 @@ def _is_smooth(number: int) -> bool:
 
 
 def _counts(total: int) -> list[int]:
-    """All devices, and fewer: numbers that divide well, thinned out downwards."""
+    """Return numbers of devices: all, and smaller ones that divide well."""
     smooth = [n for n in range(total - 1, 0, -1) if _is_smooth(n)]
     dense = smooth[: _MOST_COUNTS // 2]
     rest = smooth[len(dense) :]
@@ -119,7 +120,7 @@ def _counts(total: int) -> list[int]:
 
 
 def _has_rows(request: Request, count: int) -> bool:
-    """True if any strategy on so many devices is legal; most often at first sight."""
+    """Return True if any strategy on ``count`` devices is legal."""
     mesh = enumerate_meshes(request.facts, count, request.pins)
     return any(
         len(expand_meshes(mesh[start::_STRIDE], request.facts, request.pins))
@@ -142,7 +143,7 @@ def _subsets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
     total = int(groups.sizes.sum())
     if _has_rows(request, total):
         return [(total, every), *single]
-    # As many as any legal strategy takes.
+    # The largest numbers with a legal strategy.
     counts = {len(order) for order in device_orders(request)}
     whole = [
         n for n in sorted(counts, reverse=True) if (n not in {c for c, _ in single})
@@ -151,7 +152,7 @@ def _subsets(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
 
 
 def _of_orders(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]:
-    """Fleets of whole groups, or of the first of them, that a launcher can say."""
+    """Fleets of whole groups, or of the first of them, that a launcher can express."""
     found: dict[tuple[int, bytes], tuple[int, Mask]] = {}
     for order in device_orders(request):
         usable = np.zeros(len(groups), dtype=bool)
@@ -161,7 +162,7 @@ def _of_orders(request: Request, groups: DeviceGroups) -> list[tuple[int, Mask]]
 
 
 def list_choices(request: Request, groups: DeviceGroups) -> Choices:
-    """Every mesh over every subset of a request; none if nothing divides."""
+    """List every mesh over every subset of a request; empty if nothing divides."""
     subsets: list[DeviceSubset] = []
     meshes: list[Index] = []
     owners: list[Index] = []
@@ -187,7 +188,7 @@ def list_choices(request: Request, groups: DeviceGroups) -> Choices:
 
 
 def distinct_meshes(choices: Choices, chosen: Index) -> tuple[Index, Index]:
-    """Meshes of some choices, each once; and which of them each choice has. [n]."""
+    """Return the meshes of choices, each once, and the index of each choice's mesh."""
     mesh = choices.mesh[chosen]
     if not len(mesh):
         return mesh, chosen
@@ -196,7 +197,7 @@ def distinct_meshes(choices: Choices, chosen: Index) -> tuple[Index, Index]:
 
 
 def mesh_of_row(table: StrategyTable, mesh: Index) -> Index:
-    """Index of the mesh that each row has. Shape [n]."""
+    """Return the index of the mesh that each row has. Shape [n]."""
     both = [
         np.concatenate([mesh[:, at], getattr(table, name)])
         for at, name in enumerate(MESH_COLUMNS)

@@ -30,9 +30,9 @@ class Communication:
     """Seconds between any two devices.
 
     Attributes:
-        dp_s: If both hold the same stage and add up its gradients. Shape [n, n].
-        pp_s: If they hold neighbouring stages of one pipeline. Shape [n, n].
-        groups: Stages of the pipeline; each has n / groups devices.
+        dp_s: Seconds if both have the same stage and add up its gradients. [n, n].
+        pp_s: Seconds if they have neighbouring stages of one pipeline. Shape [n, n].
+        groups: Number of stages; each has n / groups devices.
     """
 
     dp_s: Array
@@ -41,7 +41,7 @@ class Communication:
 
     @property
     def num_devices(self) -> int:
-        """Devices, all of which are used."""
+        """Number of devices, all of which are used."""
         return len(self.dp_s)
 
     @classmethod
@@ -54,17 +54,17 @@ class Communication:
         pp_bytes: float,
         groups: int,
     ) -> Communication:
-        """From what links carry; both ways of a link count as their mean.
+        """Compute the seconds from links, with the mean of both directions.
 
         dp: 2 (latency + dp_bytes / members / bandwidth), a parameter server whose parts
         lie on the members; pp: 2 (latency + pp_bytes / bandwidth), forward and back.
 
         Args:
-            bandwidth_bytes_per_s: The diagonal is not read. Shape [n, n].
-            latency_s: Likewise. Shape [n, n].
-            dp_bytes: Of the gradients of one stage.
-            pp_bytes: That a device sends on in a step.
-            groups: Stages.
+            bandwidth_bytes_per_s: Bandwidth; the diagonal is not read. Shape [n, n].
+            latency_s: Latency; the diagonal is not read. Shape [n, n].
+            dp_bytes: Bytes of the gradients of one stage.
+            pp_bytes: Bytes that a device sends on in a step.
+            groups: Number of stages.
         Raises:
             ClusterError: If the stages do not divide the devices.
         """
@@ -88,13 +88,13 @@ class Communication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Devices as a grid.
+    """Devices as a grid of stages and replicas.
 
     Attributes:
         grid: Device of each stage and replica; columns are pipelines. Shape
             [groups, n / groups].
         dp_s: Seconds of the slowest group.
-        pp_s: Seconds of the tour.
+        pp_s: Seconds of the tour through the groups.
     """
 
     grid: Index
@@ -103,13 +103,13 @@ class Placement:
 
     @property
     def seconds(self) -> float:
-        """COMM, which the search makes small."""
+        """COMM, which the search minimises."""
         return self.dp_s + self.pp_s
 
 
 @compiled
 def _members(group: Index, groups: int) -> Index:
-    """Devices of each group. Shape [groups, n / groups]."""
+    """Return the devices of each group. Shape [groups, n / groups]."""
     found = np.empty((groups, len(group) // groups), dtype=np.int64)
     filled = np.zeros(groups, dtype=np.int64)
     for device in range(len(group)):
@@ -143,7 +143,7 @@ def _pair_weights(pp_s: Array, one: Index, other: Index) -> Array:
 
 @compiled
 def _distances(pp_s: Array, members: Index) -> Array:
-    """Bottleneck between any two groups. Shape [groups, groups]."""
+    """Return the bottleneck between any two groups. Shape [groups, groups]."""
     groups = len(members)
     edges = np.zeros((groups, groups))
     for one in range(groups):
@@ -156,13 +156,13 @@ def _distances(pp_s: Array, members: Index) -> Array:
 
 @compiled
 def seconds_of(dp_s: Array, pp_s: Array, group: Index, groups: int) -> float:
-    """COMM of a division of devices into groups of equal size.
+    """Return COMM of a division of devices into groups of equal size.
 
     Args:
-        dp_s: Of :class:`Communication`.
-        pp_s: Likewise.
-        group: Of each device. Shape [n].
-        groups: How many there are.
+        dp_s: As in :class:`Communication`.
+        pp_s: As in :class:`Communication`.
+        group: Group of each device. Shape [n].
+        groups: Number of groups.
     """
     members = _members(group, groups)
     tour = open_tour(_distances(pp_s, members))[0]
@@ -188,10 +188,10 @@ def place(communication: Communication, group: Index) -> Placement:
     """Put groups in the order of their tour, and their members into pipelines.
 
     Args:
-        communication: What it costs.
-        group: Of each device; groups are numbered from 0 and of equal size. Shape [n].
+        communication: Seconds between devices.
+        group: Group of each device, from 0; groups are of equal size. Shape [n].
     Raises:
-        ClusterError: If they are not.
+        ClusterError: If groups are not of equal size.
     """
     sizes = np.bincount(group, minlength=communication.groups)
     if (sizes * communication.groups != communication.num_devices).any():

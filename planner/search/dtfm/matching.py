@@ -1,4 +1,4 @@
-"""Pairing two groups of devices so that the slowest pair is as fast as possible."""
+"""Matching of two groups of devices so that the slowest pair is as fast as possible."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Index = NDArray[np.int64]
 def _augmented(
     weights: Array, limit: float, row: int, partner: Index, seen: NDArray[np.bool_]
 ) -> bool:
-    """Find ``row`` a column over edges up to ``limit``; Kuhn's augmenting path.
+    """Find a column for ``row`` over edges up to ``limit``: Kuhn's augmenting path.
 
-    Depth-first without recursion: ``column[d]`` is what the row at depth d takes.
+    Depth-first without recursion: ``column[d]`` is the column of the row at depth d.
     """
     members = len(weights)
     rows = np.empty(members + 1, dtype=np.int64)
@@ -47,7 +47,7 @@ def _augmented(
 
 @compiled
 def _is_perfect(weights: Array, limit: float, partner: Index) -> bool:
-    """True if all rows find a column over edges up to ``limit``; fills ``partner``."""
+    """Return True if edges up to ``limit`` match all rows; fills ``partner``."""
     members = len(weights)
     partner[:] = -1
     seen = np.zeros(members, dtype=np.bool_)
@@ -60,13 +60,13 @@ def _is_perfect(weights: Array, limit: float, partner: Index) -> bool:
 
 @compiled
 def bottleneck_matching(weights: Array) -> tuple[float, Index]:
-    """The perfect matching whose largest weight is smallest.
+    """Find the perfect matching with the smallest largest weight.
 
     Bisection over the sorted weights, from the bound that each row and each column
     needs at least its own smallest.
 
     Args:
-        weights: Between two groups of as many members. Shape [m, m].
+        weights: Weights between two groups of equal size. Shape [m, m].
     Returns:
         The largest weight used; and the column of each row. Shape [m].
     """

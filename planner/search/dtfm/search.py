@@ -1,9 +1,9 @@
 """The memetic search of DT-FM for a division of devices into groups.
 
-A genetic algorithm whose every offspring goes through a local search: cycles of moves
-from group to group, each device judged by what its fastest link inside its group would
-be worth between groups. Sources: Yuan et al. 2022, DT-FM (2206.01288), section 3.3;
-Kang and Moon 2000, A hybrid genetic algorithm for multiway graph partitioning.
+A genetic algorithm that improves offspring by a local search: cycles of moves from
+group to group, where a device gains by the seconds between groups less those of its
+fastest link inside its group. Sources: Yuan et al. 2022, DT-FM (2206.01288), section
+3.3; Kang and Moon 2000, A hybrid genetic algorithm for multiway graph partitioning.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["MemeticResult", "memetic_search"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Points at which two parents change over.
+#: Points of crossover between two parents.
 _POINTS = 5
-#: One offspring in so many is not improved but has devices swapped: what the local
-#: search makes small is not COMM itself, and what it can reach is not all there is.
+#: One offspring in so many has two devices swapped instead of the local search, which
+#: does not minimise COMM itself and cannot reach every division.
 _PLAIN = 4
-#: Cycles of moves after which a local search ends even if it still gains.
+#: Most cycles of moves in a local search.
 _CYCLES = 12
 
 
@@ -36,8 +36,8 @@ class MemeticResult:
 
     Attributes:
         best: The best placement.
-        found_at: Trials (divisions priced) when it was found.
-        trials: In all.
+        found_at: Number of trials (divisions priced) when it was found.
+        trials: Number of all trials.
         population: Group of each device in the final population, best first. Shape
             [population, n].
     """
@@ -50,7 +50,7 @@ class MemeticResult:
 
 @compiled
 def _group_sums(pp_s: Array, group: Index, groups: int) -> Array:
-    """Seconds from each device to all of a group, added up. Shape [n, groups]."""
+    """Return the sum of seconds from each device to each group. Shape [n, groups]."""
     sums = np.zeros((len(group), groups))
     for device in range(len(group)):
         for other in range(len(group)):
@@ -83,10 +83,10 @@ def _best_move(
     source: int,
     targets: NDArray[np.bool_],
 ) -> tuple[float, int, int]:
-    """Greatest gain of a device that has not moved from ``source`` to a target.
+    """Return the greatest gain of a move of an unmoved device out of ``source``.
 
-    The gain: mean seconds to the target group less those of the fastest link at home,
-    because that link will lie between groups.
+    The gain is the mean seconds to the target group less those of the fastest link
+    inside ``source``, because that link will lie between groups.
     """
     best, device, target = -np.inf, -1, -1
     for one in range(len(group)):
@@ -110,9 +110,9 @@ def _best_move(
 def _improve_by_cycle(
     pp_s: Array, group: Index, sums: Array, groups: int, start: int
 ) -> bool:
-    """Moves along one cycle of groups through ``start``, cut short where it pays most.
+    """Move devices along a cycle of groups through ``start``, up to the best gain.
 
-    Changes ``group`` and ``sums`` in place if that gains anything.
+    Changes ``group`` and ``sums`` in place if there is a gain.
     """
     trial, added = group.copy(), sums.copy()
     sizes = np.full(groups, len(group) // groups)
@@ -148,7 +148,7 @@ def _improve_by_cycle(
 
 @compiled
 def _local_search(pp_s: Array, group: Index, groups: int, first: int) -> None:
-    """Cycles from one group after another until a whole round gains nothing."""
+    """Try cycles from one group after another until a whole round gains nothing."""
     sums = _group_sums(pp_s, group, groups)
     idle, start = 0, first
     for _ in range(_CYCLES):
@@ -161,7 +161,7 @@ def _local_search(pp_s: Array, group: Index, groups: int, first: int) -> None:
 
 @compiled
 def _relabelled(group: Index, like: Index, groups: int) -> Index:
-    """The same division under the names that share most devices with another."""
+    """Rename the groups of a division so that it shares most devices with another."""
     shared = np.zeros((groups, groups), dtype=np.int64)
     for device in range(len(group)):
         shared[group[device], like[device]] += 1
@@ -177,7 +177,7 @@ def _relabelled(group: Index, like: Index, groups: int) -> Index:
 
 @compiled
 def _repair(group: Index, groups: int, keys: Array) -> None:
-    """Move devices of the lowest keys out of groups that are too large, in place."""
+    """Move devices with the lowest keys out of groups that are too large, in place."""
     size = len(group) // groups
     sizes = np.zeros(groups, dtype=np.int64)
     for device in range(len(group)):
@@ -202,7 +202,7 @@ def _offspring(
     groups: int,
     improved: bool,
 ) -> Index:
-    """Pieces of two parents, repaired; then improved, or two devices swapped."""
+    """Cross two parents and repair the child; then improve it, or swap two devices."""
     second = _relabelled(other, one, groups)
     child = np.empty_like(one)
     piece = 0
@@ -221,7 +221,7 @@ def _offspring(
 
 @compiled
 def _same_division(one: Index, other: Index, groups: int) -> bool:
-    """True if two divisions differ in the names of their groups alone."""
+    """Return True if two divisions differ in the names of their groups alone."""
     names = np.full(groups, -1, dtype=np.int64)
     for device in range(len(one)):
         if names[one[device]] < 0:
@@ -242,29 +242,31 @@ def memetic_search(
     """Divide devices into groups so that COMM is small.
 
     Args:
-        communication: What it costs; all devices are used.
-        population: Random divisions to begin with.
-        offspring: Made one after the other; each replaces the worse of its parents
-            unless it is worse still.
-        seed: Of everything random.
-        initial: Divisions to begin with, in place of random ones: group of each
-            device. Shape [any, n].
+        communication: Seconds between devices; all devices are used.
+        population: Number of random divisions to begin with.
+        offspring: Number of children, made one after the other; each replaces the worse
+            of its parents unless it is worse still.
+        seed: Seed of all random draws.
+        initial: Divisions to begin with in place of random ones: group of each device.
+            Shape [any, n].
     """
     rng = np.random.default_rng(seed)
     count, groups = communication.num_devices, communication.groups
     dp_s, pp_s = communication.dp_s, communication.pp_s
     slots = np.repeat(np.arange(groups, dtype=np.int64), count // groups)
-    people = np.stack([rng.permutation(slots) for _ in range(max(population, 2))])
+    divisions = np.stack([rng.permutation(slots) for _ in range(max(population, 2))])
     if initial is not None:
-        people[: len(initial)] = initial[: len(people)]
-    costs = np.array([seconds_of(dp_s, pp_s, person, groups) for person in people])
+        divisions[: len(initial)] = initial[: len(divisions)]
+    costs = np.array(
+        [seconds_of(dp_s, pp_s, division, groups) for division in divisions]
+    )
     best, found_at = float(costs.min()), int(costs.argmin()) + 1
     for trial in range(offspring):
-        one, other = rng.choice(len(people), size=2, replace=False)
+        one, other = rng.choice(len(divisions), size=2, replace=False)
         points = np.sort(rng.integers(1, max(count, 2), size=_POINTS))
         child = _offspring(
-            people[one],
-            people[other],
+            divisions[one],
+            divisions[other],
             points,
             rng.random(count),
             pp_s,
@@ -273,14 +275,16 @@ def memetic_search(
         )
         cost = float(seconds_of(dp_s, pp_s, child, groups))
         worse, better = (one, other) if costs[one] >= costs[other] else (other, one)
-        if cost <= costs[worse] and not _same_division(child, people[better], groups):
-            people[worse], costs[worse] = child, cost
+        if cost <= costs[worse] and not _same_division(
+            child, divisions[better], groups
+        ):
+            divisions[worse], costs[worse] = child, cost
         if cost < best:
-            best, found_at = cost, len(people) + trial + 1
-    people = people[np.argsort(costs, kind="stable")]
+            best, found_at = cost, len(divisions) + trial + 1
+    divisions = divisions[np.argsort(costs, kind="stable")]
     return MemeticResult(
-        best=place(communication, people[0]),
+        best=place(communication, divisions[0]),
         found_at=found_at,
-        trials=len(people) + offspring,
-        population=people,
+        trials=len(divisions) + offspring,
+        population=divisions,
     )

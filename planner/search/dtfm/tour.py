@@ -1,4 +1,4 @@
-"""In which order a pipeline passes through groups of devices: an open-loop tour."""
+"""Open tours: the order in which a pipeline passes through groups of devices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["EXACT_GROUPS", "open_tour"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Groups up to which the tour is exact: time and memory double with each more.
+#: Most groups for an exact tour: time and memory double with each further group.
 EXACT_GROUPS = 12
 
 
 @compiled
 def _held_karp(edges: Array) -> tuple[float, Index]:
-    """Exact, over subsets and last groups. Source: Held and Karp 1962."""
+    """Find the exact tour, over subsets and last groups. Source: Held and Karp 1962."""
     count = len(edges)
     best = np.full((1 << count, count), np.inf)
     before = np.full((1 << count, count), -1, dtype=np.int64)
@@ -57,7 +57,7 @@ def _length(edges: Array, path: Index) -> float:
 
 @compiled
 def _nearest_first(edges: Array, start: int) -> Index:
-    """From ``start`` always on to the nearest group that is left."""
+    """Return the path from ``start`` that always goes on to the nearest group left."""
     count = len(edges)
     left = np.ones(count, dtype=np.bool_)
     path = np.empty(count, dtype=np.int64)
@@ -98,13 +98,13 @@ def _two_opt(edges: Array, path: Index) -> None:
 
 @compiled
 def open_tour(edges: Array) -> tuple[float, Index]:
-    """The shortest path through all groups that need not return.
+    """Find the shortest path through all groups, which does not return.
 
     Exact up to :data:`EXACT_GROUPS`; beyond, the best of nearest-first paths from
     every start, each improved by reversing runs.
 
     Args:
-        edges: Symmetric. Shape [k, k].
+        edges: Symmetric distances. Shape [k, k].
     Returns:
         Its length, and the groups in order. Shape [k].
     """

@@ -44,7 +44,7 @@ def seen() -> _Seen:
     every = np.arange(len(choices))
     model = CostModel(request.setting)
     found = screen(request, model, groups, choices, every)
-    missed = (found.excess_bytes > 0) & (found.hope < found.score.min())
+    missed = (found.excess_bytes > 0) & (found.unlimited < found.score.min())
     assert 2 < missed.sum() < len(every)
     return request, groups, choices, found
 
@@ -62,11 +62,11 @@ def test_near_feasible_rows_have_the_least_products_of_time_and_lack(
     _, near_feasible = _near_feasible(seen)
     best = found.score.min()
     promise = {
-        tuple(choices.mesh[choice].tolist()): hope * lack
-        for choice, hope, lack in zip(
-            found.choice, found.hope, found.excess_bytes, strict=True
+        tuple(choices.mesh[choice].tolist()): unlimited * lack
+        for choice, unlimited, lack in zip(
+            found.choice, found.unlimited, found.excess_bytes, strict=True
         )
-        if lack > 0 and hope < best
+        if lack > 0 and unlimited < best
     }
     expected = sorted(promise.values())[: len(near_feasible)]
     met = [one.solution for one in near_feasible]
@@ -77,9 +77,9 @@ def test_near_feasible_rows_have_the_least_products_of_time_and_lack(
         model = CostModel(request.setting.reordered(one.order))
         row = StrategyTable.from_columns(**{k: [v] for k, v in one.row.items()})
         costs = model.table(row)
-        assert costs.excess_bytes[0] == pytest.approx(near.lacks_bytes)
-        assert costs.step_time_s[0] == pytest.approx(near.hope)
-        assert near.lacks_bytes > 0
+        assert costs.excess_bytes[0] == pytest.approx(near.excess_bytes)
+        assert costs.step_time_s[0] == pytest.approx(near.unlimited)
+        assert near.excess_bytes > 0
 
 
 def test_a_near_feasible_row_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> None:
@@ -141,7 +141,7 @@ def test_the_roomiest_come_in_the_order_of_what_they_have_to_spare(
     least = np.sort(found.excess_bytes)[:12]
     # Of a mesh's rows under all plain orders, so at least as much as was glanced at.
     assert all(
-        one.lacks_bytes <= lack + 1 for one, lack in zip(few, least, strict=True)
+        one.excess_bytes <= lack + 1 for one, lack in zip(few, least, strict=True)
     )
     exact = ExactPricer(request=request, model=model)
     first = few[0].solution

@@ -173,7 +173,7 @@ def test_exact_candidates_are_legal_and_keep_the_order(
     simulated = pricer.model.evaluations["simulated"]
     total = 0
     for at in np.flatnonzero(np.isfinite(priced.score)).tolist():
-        found = pricer.built(priced, at, variants=variants)
+        found = pricer.best_row_candidates(priced, at, variants=variants)
         count = int(pricer.layouts.count[layout[at]])
         ids = pricer.groups.orders(sequence[[at]], count)[0]
         table = StrategyTable.from_strategies([one.strategy for one in found])
@@ -196,13 +196,13 @@ def test_exact_candidates_are_legal_and_keep_the_order(
 def test_variants_are_other_schedules_unless_one_is_pinned() -> None:
     pricer, _ = opened(mixed_hosts(), pins={"pp": 2})
     priced = pricer.price(np.zeros(1, np.int64), pricer.layouts.sequence[:1])
-    plain = pricer.built(priced, 0, variants=False)
-    more = pricer.built(priced, 0, variants=True)
+    plain = pricer.best_row_candidates(priced, 0, variants=False)
+    more = pricer.best_row_candidates(priced, 0, variants=True)
     assert len({one.strategy.schedule for one in plain}) == 1
     assert len({one.strategy.schedule for one in more}) > 1
     pinned, _ = opened(mixed_hosts(), pins={"pp": 2, "schedule": 1})
     priced = pinned.price(np.zeros(1, np.int64), pinned.layouts.sequence[:1])
-    found = pinned.built(priced, 0, variants=True)
+    found = pinned.best_row_candidates(priced, 0, variants=True)
     assert {one.strategy.schedule for one in found} == {schedule_name(1)}
 
 
@@ -218,7 +218,7 @@ def test_a_model_of_one_block_has_no_pipeline() -> None:
     pricer, choices = opened(mixed_hosts(), graph=uniform_graph(1))
     assert set(choices.mesh[:, 0].tolist()) == {1}
     priced = pricer.price(np.zeros(1, np.int64), pricer.layouts.sequence[:1])
-    (best,) = pricer.built(priced, 0, variants=True)
+    (best,) = pricer.best_row_candidates(priced, 0, variants=True)
     assert best.strategy.mesh.pp == 1
 
 
