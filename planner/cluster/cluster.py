@@ -34,7 +34,7 @@ from planner.schema.cluster import (
     MeasuredCollective,
 )
 from planner.schema.fingerprint import fingerprint_bytes
-from planner.schema.plan import ClusterReference
+from planner.schema.plan_parts import ClusterReference
 from planner.schema.probe import ProbeDocument
 from planner.units import format_bytes, format_count, format_seconds
 

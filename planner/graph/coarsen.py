@@ -41,7 +41,7 @@ def coarsen(graph: OpGraph, structure: Structure, roles: Roles) -> Blocks:
     saved = _saved(graph, structure, block_of)
     summer = BlockSums(graph, structure, roles, parameters, saved)
     blocks = tuple(summer.block(index) for index in range(len(structure.bounds)))
-    edges = block_edges(graph, structure.flow, block_of.tolist())
+    edges = _block_edges(graph, structure.flow, block_of.tolist())
     return Blocks(blocks=blocks, edges=tuple(edges), parameters=tuple(parameters))
 
 
@@ -101,7 +101,7 @@ def _saved(
     return kept
 
 
-def block_edges(graph: OpGraph, flow: Flow, block_of: Sequence[int]) -> list[Edge]:
+def _block_edges(graph: OpGraph, flow: Flow, block_of: Sequence[int]) -> list[Edge]:
     """Return the edges between blocks, sorted, with each tensor once an edge."""
     crossing: dict[tuple[int, int], dict[tuple[int, int], None]] = {}
     for row, reads in enumerate(flow.reads):

@@ -2,13 +2,13 @@
 
 from planner.schema.base import Document, write_atomically
 from planner.schema.methods import GradientCompression
-from planner.schema.plan import (
+from planner.schema.plan import Plan
+from planner.schema.plan_parts import (
     Alternative,
     ClusterReference,
     Contender,
     InputSpec,
     ModelReference,
-    Plan,
     Prediction,
     Provenance,
     StageMemory,

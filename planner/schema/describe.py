@@ -1,18 +1,31 @@
-"""A plan in words: summary and explanation."""
+"""A plan in words: summary, explanation, and differences from another plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
+from planner.schema.base import Document
 from planner.schema.methods import methods_of, words_of
-from planner.schema.strategy import AXES
+from planner.schema.plan_parts import (
+    ClusterReference,
+    ModelReference,
+    Prediction,
+    Provenance,
+    Workload,
+)
+from planner.schema.strategy import AXES, Strategy
 from planner.units import format_bytes, format_count, format_seconds
 
-if TYPE_CHECKING:
-    from planner.schema.plan import Plan
-
-__all__ = ["PART_NAMES", "explain", "facts", "paragraph", "summary"]
+__all__ = [
+    "PART_NAMES",
+    "PlanFields",
+    "diff",
+    "explain",
+    "facts",
+    "paragraph",
+    "summary",
+]
 
 #: Part of a step to its name for people.
 PART_NAMES = {
@@ -28,8 +41,46 @@ PART_NAMES = {
     "optimizer": "optimizer",
 }
 
+_ABSENT = object()
+#: Unit of the numbers of a field by the ending of its name.
+_UNITS = {"_s": format_seconds, "_bytes": format_bytes}
+#: Longest list of names that is shown whole.
+_LONG = 4
 
-def _mesh_line(plan: Plan) -> str:
+
+class PlanFields(Protocol):
+    """Fields of a plan that its descriptions read."""
+
+    @property
+    def model(self) -> ModelReference:
+        """Model that the plan is for."""
+
+    @property
+    def cluster(self) -> ClusterReference:
+        """Cluster that the plan is for."""
+
+    @property
+    def workload(self) -> Workload:
+        """Batch, inputs and loss."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The chosen strategy."""
+
+    @property
+    def prediction(self) -> Prediction:
+        """Predicted time and memory."""
+
+    @property
+    def provenance(self) -> Provenance:
+        """Search that found the strategy."""
+
+    @property
+    def not_runnable(self) -> tuple[str, ...]:
+        """Reasons why Meshwright's executors cannot run the plan."""
+
+
+def _mesh_line(plan: PlanFields) -> str:
     mesh = plan.strategy.mesh
     axes = [
         f"{axis} {degree}"
@@ -49,7 +100,7 @@ def _number(count: int, noun: str) -> str:
     return f"{count:,} {noun}"
 
 
-def _recompute_line(plan: Plan) -> str:
+def _recompute_line(plan: PlanFields) -> str:
     kinds = [stage.recompute for stage in plan.strategy.stages] or ["none"]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     if len(counts) == 1:
@@ -57,7 +108,7 @@ def _recompute_line(plan: Plan) -> str:
     return ", ".join(f"{k} on {_number(c, 'stage')}" for k, c in counts.items())
 
 
-def _schedule_line(plan: Plan) -> str:
+def _schedule_line(plan: PlanFields) -> str:
     strategy = plan.strategy
     count = strategy.mesh.pp * strategy.virtual_stages
     text = f"{strategy.schedule}, {_number(count, 'stage')}"
@@ -70,7 +121,7 @@ def _schedule_line(plan: Plan) -> str:
     return text
 
 
-def _batch_line(plan: Plan) -> str:
+def _batch_line(plan: PlanFields) -> str:
     strategy = plan.strategy
     replicas = strategy.mesh.data_parallel
     text = (
@@ -81,7 +132,7 @@ def _batch_line(plan: Plan) -> str:
     return text if replicas == 1 else f"{text} on each of {replicas:,} replicas"
 
 
-def _overlap_line(plan: Plan) -> str:
+def _overlap_line(plan: PlanFields) -> str:
     """Settings made by hand; empty where torch is left its own ways."""
     overlap = plan.strategy.overlap
     told = []
@@ -96,7 +147,7 @@ def _overlap_line(plan: Plan) -> str:
     return ", ".join(told)
 
 
-def _training_line(plan: Plan) -> str:
+def _training_line(plan: PlanFields) -> str:
     """Why a step is not plain training; empty if it is."""
     strategy = plan.strategy
     told = []
@@ -106,7 +157,7 @@ def _training_line(plan: Plan) -> str:
     return ", ".join(text for text in told if text)
 
 
-def _speed(plan: Plan) -> str:
+def _speed(plan: PlanFields) -> str:
     prediction = plan.prediction
     parts = [f"{prediction.samples_per_s:,.2f} samples/s"]
     if prediction.tokens_per_s is not None:
@@ -116,7 +167,7 @@ def _speed(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def _memory_line(plan: Plan) -> str:
+def _memory_line(plan: PlanFields) -> str:
     fullest = max(
         plan.prediction.memory, key=lambda entry: entry.total_bytes / entry.limit_bytes
     )
@@ -128,7 +179,7 @@ def _memory_line(plan: Plan) -> str:
     )
 
 
-def _finder_line(plan: Plan) -> str:
+def _finder_line(plan: PlanFields) -> str:
     counts = plan.provenance.evaluations
     told = []
     if counts.get("analytic"):
@@ -138,7 +189,7 @@ def _finder_line(plan: Plan) -> str:
     return f"{plan.provenance.partitioner}; {', '.join(told)}"
 
 
-def facts(plan: Plan) -> dict[str, str]:
+def facts(plan: PlanFields) -> dict[str, str]:
     """Return what was chosen, how fast and how full, by name."""
     strategy = plan.strategy
     zero = f", ZeRO-{strategy.zero_stage}" if strategy.zero_stage else ""
@@ -159,7 +210,7 @@ def facts(plan: Plan) -> dict[str, str]:
     return {name: text for name, text in lines.items() if text}
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: PlanFields) -> str:
     """Tell what was chosen, how fast and how full, in a few lines."""
     return "\n".join(
         [
@@ -179,7 +230,7 @@ _WAYS = {
 }
 
 
-def paragraph(plan: Plan) -> str:
+def paragraph(plan: PlanFields) -> str:
     """Tell what was chosen and why, in sentences."""
     strategy, prediction = plan.strategy, plan.prediction
     ways = [
@@ -226,7 +277,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _memory_table(plan: Plan) -> list[str]:
+def _memory_table(plan: PlanFields) -> list[str]:
     parts = (
         *("parameters", "gradients", "optimizer", "activations", "buffers", "reserve"),
         *("total", "limit"),
@@ -242,7 +293,7 @@ def _memory_table(plan: Plan) -> list[str]:
     return _table(("rank", "device", *parts), rows)
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: PlanFields) -> str:
     """Tell what bounds the step, its parts, and the cost of the runners-up."""
     prediction = plan.prediction
     total = prediction.step_time_s or 1.0
@@ -268,3 +319,83 @@ def explain(plan: Plan) -> str:
         lines += ["", "assumed while reading the model:"]
         lines += [f"  {text}" for text in plan.provenance.assumptions]
     return "\n".join(lines)
+
+
+# -- Differences ----------------------------------------------------------------
+
+
+def diff(ours: Document, theirs: Document) -> tuple[str, ...]:
+    """Return the fields in which two plans differ; wall-clock times are left out.
+
+    Lists of objects that differ in length, and runners-up, are shown as a whole;
+    numbers have their unit and the change in percent.
+    """
+    left, right = (
+        {k: v for k, v in plan.to_data().items() if k not in plan.CLOCK_FIELDS}
+        for plan in (ours, theirs)
+    )
+    return tuple(_differences(left, right, ""))
+
+
+def _differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
+    if ours == theirs:
+        return
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in dict.fromkeys([*ours, *theirs]):
+            yield from _differences(
+                ours.get(key, _ABSENT),
+                theirs.get(key, _ABSENT),
+                f"{path}.{key}" if path else key,
+            )
+    elif _objects(ours) and _objects(theirs) and _alike(ours, theirs):
+        for index, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+            yield from _differences(left, right, f"{path}[{index}]")
+    else:
+        left, right = (_shown(value, path) for value in (ours, theirs))
+        yield f"{path}: {left} -> {right}{_change(ours, theirs)}"
+
+
+def _alike(ours: list[Any], theirs: list[Any]) -> bool:
+    """Return True if entries have a counterpart: runners-up are shown as a whole."""
+    return len(ours) == len(theirs) and not _labelled(ours)
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(part, dict) for part in value)
+
+
+def _shown(value: Any, path: str) -> str:
+    if value is _ABSENT:
+        return "(absent)"
+    if _labelled(value):
+        more = f" and {len(value) - 1} more" if len(value) > 1 else ""
+        return f"{value[0]['label']}{more}"
+    if isinstance(value, list) and (_objects(value) or len(value) > _LONG):
+        plain = [part for part in value if not isinstance(part, dict | list)]
+        count = f"{len(value)} {'entry' if len(value) == 1 else 'entries'}"
+        return f"{plain[0]} to {plain[-1]}, {count}" if plain else count
+    if isinstance(value, float):
+        return _number_text(value, path)
+    return str(value)
+
+
+def _labelled(value: Any) -> bool:
+    return _objects(value) and all("label" in part for part in value)
+
+
+def _number_text(value: float, path: str) -> str:
+    names = path.split(".")[-2:]
+    if any(name.endswith("_per_s") for name in names):
+        return f"{value:,.0f}/s" if value >= 1000 else f"{value:.4g}/s"
+    for ending, form in _UNITS.items():
+        if any(name.endswith(ending) for name in names):
+            return form(value)
+    return f"{value:.4g}"
+
+
+def _change(ours: Any, theirs: Any) -> str:
+    """Return the relative change of numbers that were measured or predicted."""
+    if not (isinstance(ours, float) and isinstance(theirs, float) and ours):
+        return ""
+    percent = 100 * (theirs / ours - 1)
+    return f" ({percent:+.1f}%)" if abs(percent) >= 0.1 else f" ({percent:+.1g}%)"

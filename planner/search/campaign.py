@@ -50,14 +50,14 @@ _RESIZING = 0.05
 #: Simulations of rows with the same closed-form score as the best.
 _TIES = 3
 #: Least score of solutions that do not fit; the score grows with the excess.
-OVER = 1e12
+_OVER = 1e12
 #: Priced solutions that are remembered before the worse half is forgotten.
-REMEMBERED = 4_000
+_REMEMBERED = 4_000
 #: Score of solutions that the request's launcher cannot express.
-INEXPRESSIBLE = 1e30
+_INEXPRESSIBLE = 1e30
 
 
-class Prices(Budget):
+class _Prices(Budget):
     """Scores of solutions by closed forms, corrected by simulations of their rows.
 
     Args:
@@ -85,7 +85,7 @@ class Prices(Budget):
         Returns:
             Shape [n].
         """
-        if len(self._distinct) > REMEMBERED or len(self._scores) > 8 * REMEMBERED:
+        if len(self._distinct) > _REMEMBERED or len(self._scores) > 8 * _REMEMBERED:
             self._forget()
         fresh = {one.key: one for one in solutions if one.key not in self._scores}
         if fresh:
@@ -102,7 +102,7 @@ class Prices(Budget):
         if simulated is not None:
             return simulated
         row, closed = solution.key[1], self._scores[solution.key]
-        if closed < OVER:
+        if closed < _OVER:
             return closed * self._ratios.get(row, 1.0)
         lacked, ratio = self._recut.get(row, (0.0, 1.0))
         return self._unlimited[solution.key] * ratio if closed <= lacked else closed
@@ -116,18 +116,18 @@ class Prices(Budget):
         """
         row, closed = solution.key[1], self._scores[solution.key]
         self._simulated[solution.key] = value
-        if value >= OVER:
+        if value >= _OVER:
             return
-        if closed < OVER:
+        if closed < _OVER:
             self._ratios[row] = value / closed
-        elif closed < INEXPRESSIBLE:
+        elif closed < _INEXPRESSIBLE:
             lacked, _ = self._recut.get(row, (0.0, 1.0))
             ratio = value / self._unlimited[solution.key]
             self._recut[row] = max(lacked, closed), ratio
 
     def may_fit(self, solution: Solution) -> bool:
         """Return True if a priced solution fits by its corrected score."""
-        return self.corrected(solution) < OVER
+        return self.corrected(solution) < _OVER
 
     def unlimited(self, solution: Solution) -> float:
         """Return the score that a priced solution would have with enough memory."""
@@ -161,12 +161,12 @@ class Prices(Budget):
         )
         costs = self._model.arranged(table, ids, np.array(which, dtype=np.int64))
         value = scores_of(costs, table, self.request.objective, fitting=False)
-        over = OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
+        over = _OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
         found = np.where(costs.fits, value, over)
         limits = self.request.launcher_limits
         if limits is not None:
-            found = np.where(limits.mask(ids)[which], found, INEXPRESSIBLE)
-        missed = np.flatnonzero((found >= OVER) & (found < INEXPRESSIBLE))
+            found = np.where(limits.mask(ids)[which], found, _INEXPRESSIBLE)
+        missed = np.flatnonzero((found >= _OVER) & (found < _INEXPRESSIBLE))
         for place in missed.tolist():
             self._unlimited[solutions[place].key] = float(value[place])
         for one, each in zip(solutions, found.tolist(), strict=True):
@@ -176,7 +176,7 @@ class Prices(Budget):
 
     def _forget(self) -> None:
         """Forget the worse half of the solutions, and repetitions."""
-        kept = self.best(REMEMBERED // 2)
+        kept = self.best(_REMEMBERED // 2)
         self._scores = {one.key: self._scores[one.key] for one in kept}
         self._groups = {one.key: self._groups[one.key] for one in kept}
         self._unlimited = {
@@ -191,7 +191,7 @@ class Prices(Budget):
         return [known[index] for index in order[:count].tolist()]
 
 
-class Campaign(Prices):
+class Campaign(_Prices):
     """One search: its prices, budget, random moves and simulated candidates.
 
     Args:
@@ -340,13 +340,13 @@ class Campaign(Prices):
         """
         key = self._cut_key(solution)
         value = min(
-            (self._value(candidate) for candidate in found), default=INEXPRESSIBLE
+            (self._value(candidate) for candidate in found), default=_INEXPRESSIBLE
         )
         self._cut[key] = value
         self.learn(solution, value)
         self._simulated_keys.add(self.price_key(solution))
         self._candidates += found
-        if value < min(self.best_score, OVER):
+        if value < min(self.best_score, _OVER):
             self.best_score, self._leader = value, solution
         return value
 
@@ -355,14 +355,14 @@ class Campaign(Prices):
         if cost.fits:
             return score(cost, devices, self.request.objective)
         over = float((cost.memory.total - cost.limit_bytes).max())
-        return OVER * (1 + over / 1e9)
+        return _OVER * (1 + over / 1e9)
 
     def simulate_best(self, count: int) -> None:
         """Simulate the most promising solutions, few with one mesh."""
         if count < 1 or self.left == 0:
             return
         done, of_mesh = 0, dict[tuple[int, ...], int]()
-        for one in self.best(REMEMBERED):
+        for one in self.best(_REMEMBERED):
             if (
                 self.price_key(one) in self._simulated_keys
                 or self._cut_key(one) in self._cut

@@ -44,7 +44,7 @@ _RowsOf = Callable[[Request, CostModel], StrategyTable | None]
 #: Microbatch sizes that are tried, largest first.
 _SIZES = (8, 4, 2, 1)
 #: Microbatches a stage that keep the bubble of a pipeline small.
-FILL = 4
+_FILL = 4
 
 
 class ExpertPartitioner:
@@ -131,7 +131,7 @@ def _by_the_rules(request: Request, model: CostModel) -> StrategyTable | None:
 
 def _widened(request: Request, model: CostModel) -> StrategyTable | None:
     """Return the rows of the whole space that depart least from the rules."""
-    host = host_size(request)
+    host = _host_size(request)
     kept = [
         _least_departing(table, model, host)
         for table in enumerate_strategies(
@@ -155,7 +155,7 @@ def _least_departing(
 def _departures(table: StrategyTable, host: int) -> tuple[Index, ...]:
     """Measure departures of rows from the rules, the gravest first. Shapes [n]."""
     deep = table.pp > 1
-    shallow = deep & (table.num_microbatches < FILL * table.pp)
+    shallow = deep & (table.num_microbatches < _FILL * table.pp)
     return (
         table.cp * table.ep,
         np.maximum(table.tp // host, 1),
@@ -173,7 +173,7 @@ def _departures(table: StrategyTable, host: int) -> tuple[Index, ...]:
 # -- The list of strategies ------------------------------------------------------
 
 
-def host_size(request: Request) -> int:
+def _host_size(request: Request) -> int:
     """Return the number of devices on the request's largest host."""
     hosts = np.asarray(request.setting.cluster.host_of_device)[request.setting.order]
     return int(np.bincount(hosts).max())
@@ -203,7 +203,7 @@ def ladder(request: Request, devices: int) -> StrategyTable | None:
 def _rungs(request: Request, devices: int) -> Iterator[dict[str, int]]:
     pins, units = request.pins, request.facts.num_units
     inner = pins.get("cp", 1)
-    tps = _pinned_or(pins, "tp", _divisors(devices, host_size(request)))
+    tps = _pinned_or(pins, "tp", _divisors(devices, _host_size(request)))
     pps = _pinned_or(pins, "pp", _divisors(devices, units))
     meshes = sorted(
         ((pp, tp) for pp in pps for tp in tps if devices % (pp * tp * inner) == 0),
@@ -272,7 +272,7 @@ def _microbatches(
         return
     for size in _pinned_or(pins, "microbatch_size", list(_SIZES)):
         many = per_replica // size
-        shallow = pp > 1 and many < FILL * pp and size > 1
+        shallow = pp > 1 and many < _FILL * pp and size > 1
         if per_replica % size == 0 and ("microbatch_size" in pins or not shallow):
             yield size, many
 

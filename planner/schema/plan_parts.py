@@ -1,0 +1,244 @@
+"""The parts of a plan: model, cluster, workload, prediction, provenance."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from planner.schema.base import Document
+
+__all__ = [
+    "Alternative",
+    "ClusterReference",
+    "Contender",
+    "InputSpec",
+    "ModelReference",
+    "Prediction",
+    "Provenance",
+    "StageMemory",
+    "Workload",
+]
+
+Seconds = Annotated[float, Field(ge=0)]
+Bytes = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ModelReference(Document):
+    """Model that the plan is for, and how to build it again.
+
+    Attributes:
+        name: For people.
+        ref: ``llama3-8b``, ``hf:PATH`` or ``module:factory``; None for a module that
+            was passed as an object. The last is only followed when a user names it
+            on the command line: a plan never makes Meshwright import code.
+        parameters: Number of scalars, tied ones once.
+        tensors: Number of distinct parameter tensors.
+        fingerprint: Of names and shapes, see :mod:`planner.schema.fingerprint`.
+        tied: Groups of parameter FQNs that are one tensor.
+        attention: Whether every attention of the model is causal, or every one full;
+            None if it has none, several kinds, or masks of its own.
+        whole_stream: Why sequence parallelism cannot divide what flows from layer to
+            layer, a clause; None if it can.
+        mixing: Patterns of the layers between which tokens see each other; with
+            sequence parallelism tp must split all of them.
+        batch_norm_values: Fewest values a channel that a batch norm takes its
+            statistics of in one sample; None without batch norms.
+    """
+
+    name: str
+    ref: str | None = None
+    parameters: Annotated[int, Field(ge=0)]
+    tensors: Annotated[int, Field(ge=0)]
+    fingerprint: str
+    tied: tuple[tuple[str, ...], ...] = ()
+    attention: Literal["causal", "full"] | None = None
+    whole_stream: str | None = (
+        "nothing is known of how the model's tokens meet (model.whole_stream)"
+    )
+    mixing: tuple[str, ...] = ()
+    batch_norm_values: Count | None = None
+
+
+class ClusterReference(Document):
+    """Devices that the plan is for.
+
+    Attributes:
+        ref: What names it on a command line, ``dgx-h100:4`` or a file; None for one
+            that was built in Python.
+        device_types: Device type name to number of devices in the cluster.
+        hosts: Runs of equal hosts in order: (how many, devices in each).
+        fingerprint: Of the cluster document.
+    """
+
+    name: str
+    ref: str | None = None
+    num_devices: Count
+    device_types: dict[str, Count]
+    hosts: tuple[tuple[Count, Count], ...] = ()
+    fingerprint: str
+
+    @model_validator(mode="after")
+    def _hosts_hold_all(self) -> ClusterReference:
+        held = sum(count * devices for count, devices in self.hosts)
+        if self.hosts and held != self.num_devices:
+            raise ValueError(
+                f"hosts hold {held} devices, num_devices is {self.num_devices}"
+            )
+        return self
+
+
+class InputSpec(Document):
+    """One input of the model's forward: shape of ONE sample, without the batch dim.
+
+    ``high`` bounds synthetic integers: values are drawn from [0, high).
+    """
+
+    name: str
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    dtype: str
+    high: Count | None = None
+
+
+class Workload(Document):
+    """Batch, inputs and loss of one step.
+
+    Attributes:
+        global_batch: Samples per optimizer step, over all devices.
+        seq_len: Tokens per sample; None for models without a sequence.
+        inputs: Keyword arguments of the model's forward.
+        loss: How a scalar is made from the model's output: ``cross_entropy`` on
+            next-token logits, ``model`` when forward returns a loss, ``mean_square``
+            for any other output.
+    """
+
+    global_batch: Count
+    seq_len: Count | None = None
+    inputs: tuple[InputSpec, ...] = ()
+    loss: Literal["cross_entropy", "model", "mean_square"] = "cross_entropy"
+
+
+class StageMemory(Document):
+    """Peak memory of the devices that hold one pp rank, by category, in bytes."""
+
+    rank: Annotated[int, Field(ge=0)]
+    device_type: str
+    parameters_bytes: Bytes
+    gradients_bytes: Bytes
+    optimizer_bytes: Bytes
+    activations_bytes: Bytes
+    buffers_bytes: Bytes
+    reserve_bytes: Bytes
+    limit_bytes: Bytes
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all categories."""
+        return (
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.buffers_bytes
+            + self.reserve_bytes
+        )
+
+
+class Prediction(Document):
+    """Time, memory and traffic that the cost model predicts for a strategy.
+
+    Attributes:
+        step_time_s: One optimizer step.
+        breakdown_s: Parts of the step on its critical path; they sum to it.
+        memory: Peak, one entry a pp rank.
+        link_bytes: Bytes that one device sends per step, by axis.
+        collective_bytes: Payload of one step's calls on the busiest device, by kind
+            (``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
+            ``send``), each call counted at its larger side.
+        samples_per_s: Global batch over step time.
+        tokens_per_s: The same in tokens; None without a sequence.
+        model_flops_utilization: Model FLOPs (no recomputation) over peak; in [0, 1].
+        fidelity: ``simulated`` if the event simulator had the last word.
+        calibration: Where the cluster's numbers are from: ``datasheet``, or a probe's
+            name. Fitted constants on top of them are in the provenance.
+    """
+
+    step_time_s: Seconds
+    breakdown_s: dict[str, Seconds]
+    memory: Annotated[tuple[StageMemory, ...], Field(min_length=1)]
+    link_bytes: dict[str, Bytes] = Field(default_factory=dict)
+    collective_bytes: dict[str, Bytes] = Field(default_factory=dict)
+    samples_per_s: Rate
+    tokens_per_s: Rate | None = None
+    model_flops_utilization: Rate | None = None
+    fidelity: Literal["analytic", "simulated"]
+    calibration: str = "datasheet"
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Memory of the fullest device."""
+        return max(entry.total_bytes for entry in self.memory)
+
+
+class Alternative(Document):
+    """Another strategy that was priced, and why it was not chosen."""
+
+    label: str
+    step_time_s: Seconds
+    peak_memory_bytes: Bytes
+    reason: str
+
+
+class Contender(Document):
+    """One partitioner's best.
+
+    Attributes:
+        partitioner: Its registered name.
+        step_time_s: Of its best strategy; None if it found none that fits.
+        label: That strategy's.
+        evaluations: Strategies it priced, by fidelity.
+        checkpoint: Hash of a learned partitioner's weights.
+    """
+
+    partitioner: str
+    step_time_s: float | None = None
+    label: str | None = None
+    evaluations: dict[str, int] = Field(default_factory=dict)
+    checkpoint: str | None = None
+
+
+class Provenance(Document):
+    """Where a plan came from. Nothing in here depends on the clock.
+
+    Attributes:
+        partitioner: Registered name of the partitioner whose strategy was chosen.
+        target: Within whose limits it was planned: ``meshwright``, ``any``, or a
+            launcher; None in plans that were made before this was kept. What is
+            trained with (dtypes, optimizer, clipping) stands in the strategy.
+        evaluations: Strategies priced, by fidelity.
+        time_budget_s: Seconds that were given; None for as long as it takes.
+        contenders: What each partitioner that was asked got.
+        assumptions: What was guessed while reading the model.
+        checkpoint: Hash of a learned partitioner's weights.
+        calibration: Name of the fitted constants that priced it; None if what the
+            cluster's document says did.
+    """
+
+    meshwright_version: str
+    partitioner: str
+    target: str | None = None
+    objective: str
+    seed: int
+    evaluation_budget: int | None = None
+    time_budget_s: float | None = None
+    contenders: tuple[Contender, ...] = ()
+    evaluations: dict[str, int]
+    memory_fraction: float
+    pinned: dict[str, bool | int | str] = Field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    bound_by: str = ""
+    checkpoint: str | None = None
+    calibration: str | None = None
