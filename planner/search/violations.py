@@ -50,16 +50,16 @@ def _nearest(request: Request, need: int) -> str:
             f"global_batch={facts.global_batch} as pinned"
         )
     table = StrategyTable.concatenate(known)
-    broken = np.stack([rule.broken(table, facts) for rule in RULES[:-1]])
+    broken = np.stack([rule.violated(table, facts) for rule in RULES[:-1]])
     # The last rule, about executors and launchers, presumes that the others hold.
     target = np.zeros(len(table), dtype=bool)
     whole = np.flatnonzero(~broken.any(axis=0))
-    target[whole] = RULES[-1].broken(table[whole], facts)
+    target[whole] = RULES[-1].violated(table[whole], facts)
     broken = np.concatenate([broken, target[None]])
     # Among rows that break equally few: the one whose first broken rule comes last.
     row = int(np.lexsort((-broken.argmax(axis=0), broken.sum(axis=0)))[0])
     return "; ".join(
-        rule.why(table.row(row), facts)
+        rule.violation(table.row(row), facts)
         for rule, breaks in zip(RULES, broken[:, row], strict=True)
         if breaks
     )

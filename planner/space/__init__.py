@@ -1,4 +1,4 @@
-"""Strategies that may be chosen, one by one and as tables, and their rules."""
+"""The space of strategies: tables of them, and the rules that they keep."""
 
 from planner.space.build import build_strategy, patterns_for, skeleton
 from planner.space.enumerate import (
@@ -7,8 +7,13 @@ from planner.space.enumerate import (
     enumerate_strategies,
     expand_meshes,
 )
-from planner.space.facts import OWN_TARGETS, Facts, gather_facts
-from planner.space.layers import LayerRun, find_layers
+from planner.space.facts import (
+    OWN_TARGETS,
+    Facts,
+    LayerRun,
+    find_layers,
+    gather_facts,
+)
 from planner.space.pins import (
     PINNABLE,
     Pin,
@@ -17,7 +22,7 @@ from planner.space.pins import (
     read_pins,
 )
 from planner.space.regime import Regime
-from planner.space.rules import RULES, Rule, broken_rules, check, legal
+from planner.space.rules import RULES, Rule, check, legal, violations
 from planner.space.table import RECOMPUTE_NAMES, StrategyTable
 from planner.space.target import with_expressible_streams
 
@@ -33,7 +38,6 @@ __all__ = [
     "Regime",
     "Rule",
     "StrategyTable",
-    "broken_rules",
     "build_strategy",
     "check",
     "enumerate_meshes",
@@ -47,5 +51,6 @@ __all__ = [
     "pin_text",
     "read_pins",
     "skeleton",
+    "violations",
     "with_expressible_streams",
 ]

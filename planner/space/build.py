@@ -1,4 +1,4 @@
-"""From a row of the table to a Strategy."""
+"""Strategies of rows of the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def skeleton(
     optimizer: Optimizer | None = None,
     regime: Regime | None = None,
 ) -> Strategy:
-    """The strategy of a row without any stages."""
+    """Build the strategy of a row without stages."""
     return Strategy(
         mesh=Mesh(
             **{
@@ -71,20 +71,20 @@ def build_strategy(
     device_ranges: tuple[tuple[int, int], ...] = (),
     context: ContextAlgorithm = "ring",
 ) -> Strategy:
-    """The strategy of a row with its stages.
+    """Build the strategy of a row with its stages.
 
     Args:
-        row: As :meth:`StrategyTable.row` gives it.
+        row: A row from :meth:`StrategyTable.row`.
         unit_names: FQNs of the model's pipeline units, in order. Length U.
         bounds: Unit at which each stage starts, then U. Length stages + 1.
-        recompute: Per stage; the row's for all if None.
+        recompute: Recomputation of each stage; the row's for all if None.
         sharding: Pattern to style; see :func:`patterns_for`.
         precision: Dtypes; defaults of :class:`Precision` if None.
         optimizer: Defaults of :class:`Optimizer` if None.
         grad_clip_norm: Largest gradient norm; None for no clipping.
         regime: Methods, and whether blocks are compiled; the default if None.
         device_ranges: Device ids by rank.
-        context: How attention sees a sequence that cp divides.
+        context: Algorithm of attention over a sequence that cp divides.
     """
     bare = skeleton(row)
     count = len(bounds) - 1

@@ -12,7 +12,7 @@ from planner.schema.schedules import schedule_spec, schedules
 from planner.space.facts import OWN_TARGETS, Facts
 from planner.space.rules import legal
 from planner.space.table import StrategyTable
-from planner.space.target import refuses_schedule, with_expressible_streams
+from planner.space.target import violates_schedule, with_expressible_streams
 
 __all__ = ["MESH_COLUMNS", "enumerate_meshes", "enumerate_strategies", "expand_meshes"]
 
@@ -34,7 +34,7 @@ def _grid(*columns: Any) -> list[NDArray[np.int64]]:
 
 
 def _meshes(count: int, facts: Facts, pins: Mapping[str, int]) -> NDArray[np.int64]:
-    """(pp, dp_replicate, dp_shard, cp, tp, ep) whose product is ``count``. [n, 6]."""
+    """Return the meshes over ``count`` devices. Shape [n, 6]."""
     divisors = _divisors(count)
 
     def allowed(axis: str, limit: int) -> NDArray[np.int64]:
@@ -78,14 +78,14 @@ def _with_experts(
 
 
 def _uneven_rounds(pp: NDArray[np.int64], many: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Where an interleaved schedule refuses so many microbatches. Broadcast shape."""
+    """Return a mask where interleaved schedules need another number of microbatches."""
     return np.asarray(many % np.maximum(many // pp, 1) > 0)
 
 
 def _schedules(
     mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-    """(schedule, virtual stages) pairs to try with pp > 1.
+    """Return the pairs (schedule, virtual stages) to try with pp > 1.
 
     Unless one is pinned, representatives stand for all schedules. The others differ
     from these in bubbles and memory alone: partitioners try them on the best meshes
@@ -122,7 +122,7 @@ def _inexpressible_stand_ins(facts: Facts) -> set[str]:
     return {
         spec.name
         for spec in schedules()
-        if spec.stands_in_for and refuses_schedule(spec.stands_in_for, facts)
+        if spec.stands_in_for and violates_schedule(spec.stands_in_for, facts)
     }
 
 
@@ -132,7 +132,7 @@ def _is_needed(
     many: NDArray[np.int64],
     facts: Facts,
 ) -> NDArray[np.bool_]:
-    """False for a stand-in where its counterpart is legal. Shape [n]."""
+    """Return a mask that is False for stand-ins with a legal counterpart. [n]."""
     inexpressible = _inexpressible_stand_ins(facts)
     needed = np.ones((), dtype=bool)
     for spec in schedules():
@@ -149,7 +149,7 @@ def _is_needed(
 def _expand(
     mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int]
 ) -> StrategyTable:
-    """Every schedule, microbatch, ZeRO stage and recompute kind on given meshes."""
+    """Expand meshes by every schedule, microbatch, ZeRO stage and recompute kind."""
     sizes = _divisors(facts.global_batch)
     if "microbatch_size" in pins:
         sizes = sizes[sizes == pins["microbatch_size"]]
@@ -201,7 +201,7 @@ def _sequence_parallel(
     facts: Facts,
     pins: Mapping[str, int],
 ) -> NDArray[np.int64]:
-    """On wherever it applies: it moves the same bytes as without and saves memory."""
+    """Return 1 wherever sequence parallelism applies: it saves memory at no cost."""
     if "sequence_parallel" in pins:
         return np.full(tp.shape, pins["sequence_parallel"], dtype=np.int64)
     if facts.seq_len is None or facts.whole_stream is not None:
@@ -214,13 +214,12 @@ def _sequence_parallel(
 def enumerate_meshes(
     facts: Facts, num_devices: int, pins: Mapping[str, int] | None = None
 ) -> NDArray[np.int64]:
-    """Degrees whose product is ``num_devices`` and that divide what they must.
+    """Return meshes over ``num_devices`` devices that divide the model and the batch.
 
-    Rules that look at more than degrees are not asked: a mesh may turn out to have no
-    legal row.
+    Only rules about degrees are applied: a mesh may turn out to have no legal row.
 
     Args:
-        facts: Of the request.
+        facts: Facts of the request.
         num_devices: Devices to use.
         pins: Fixed columns, from :func:`normalize_pins`.
     Returns:
@@ -232,11 +231,11 @@ def enumerate_meshes(
 def expand_meshes(
     mesh: NDArray[np.int64], facts: Facts, pins: Mapping[str, int] | None = None
 ) -> StrategyTable:
-    """Every legal row of some meshes, as in :func:`enumerate_strategies`.
+    """Return every legal row of meshes, as in :func:`enumerate_strategies`.
 
     Args:
-        mesh: Columns :data:`MESH_COLUMNS`, all of as many devices. Shape [n, 6].
-        facts: Of the request.
+        mesh: Columns :data:`MESH_COLUMNS`, over equally many devices. Shape [n, 6].
+        facts: Facts of the request.
         pins: Fixed columns, from :func:`normalize_pins`.
     """
     table = _expand(mesh, facts, dict(pins or {}))
@@ -250,16 +249,16 @@ def enumerate_strategies(
     pins: Mapping[str, int] | None = None,
     rows: int = 500_000,
 ) -> Iterator[StrategyTable]:
-    """Every legal strategy that uses exactly ``num_devices`` devices.
+    """Yield every legal strategy that uses exactly ``num_devices`` devices.
 
     Degrees are divisors of the number of devices (tp and cp at most 64), microbatch
     sizes divisors of the global batch.
 
     Args:
-        facts: Of the request.
+        facts: Facts of the request.
         num_devices: Devices to use; all free ones if None.
         pins: Fixed columns, from :func:`normalize_pins`.
-        rows: About how many rows, before rules, one table may have.
+        rows: Approximate number of rows of one table before rules.
     Yields:
         Tables of legal rows; empty ones are left out.
     """

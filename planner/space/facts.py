@@ -1,25 +1,67 @@
-"""Facts of a model, a cluster and a request that the rules compare against."""
+"""Facts of a model, a cluster and a request that the rules look at."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
-from planner.schema import Optimizer, Precision
-from planner.space.layers import LayerRun, find_layers
+from planner.schema import Optimizer, Precision, Stage, Strategy
 from planner.space.regime import Regime
+from planner.targets import layers_of_stages
 
-__all__ = ["OWN_TARGETS", "Facts", "gather_facts"]
+__all__ = ["OWN_TARGETS", "Facts", "LayerRun", "find_layers", "gather_facts"]
 
-#: Targets that are no launcher: what the executors run, and all that is legal.
+#: Targets that are no launcher: strategies that the executors run, and all legal ones.
 OWN_TARGETS = ("meshwright", "any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRun:
+    """Numbers of units of a model before its layers, in its layers, and after them.
+
+    Attributes:
+        before: Number of units before the first layer, such as embeddings.
+        layers: Number of units that are layers.
+        after: Number of units after the last layer, such as the head.
+    """
+
+    before: int
+    layers: int
+    after: int
+
+    def even_bounds(self, stages: int) -> tuple[int, ...] | None:
+        """Return the bounds of stages with equally many layers each.
+
+        Units before the layers are in the first stage, units after them in the last.
+
+        Returns:
+            Unit at which each stage starts, then the number of units; None if the
+            stages do not divide the layers.
+        """
+        each, rest = divmod(self.layers, stages)
+        if rest or not each:
+            return None
+        inner = [self.before + each * stage for stage in range(1, stages)]
+        return (0, *inner, self.before + self.layers + self.after)
+
+
+def find_layers(unit_names: Sequence[str]) -> LayerRun | None:
+    """Find the layers among a model's units; None if they are not a row of layers."""
+    whole = Strategy(stages=(Stage(rank=0, modules=tuple(unit_names)),))
+    found = layers_of_stages(whole)
+    if found is None or not found[0].layers:
+        return None
+    stage = found[0]
+    return LayerRun(
+        before=len(stage.before), layers=len(stage.layers), after=len(stage.after)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The numbers that rules compare against.
+    """Facts of a request that the rules of the space look at.
 
     Attributes:
         num_devices: Free devices.
@@ -28,26 +70,26 @@ class Facts:
         num_units: Pipeline units that the model can be cut into.
         tp_dims: Dimension name to size that tp must divide.
         has_sharding: Whether any module can be split along tp.
-        sharding: How, pattern to style.
-        whole: Pattern of linear layers that tp cannot split, to why.
-        whole_stream: Why sequence parallelism does not apply; None if it does.
-        mixing: Patterns of the layers that must be split for it.
+        sharding: Pattern of modules to the style of their split.
+        whole: Pattern of linear layers that tp cannot split, to the reason.
+        whole_stream: Reason why sequence parallelism does not apply; None if it does.
+        mixing: Patterns of the layers that tp must split for sequence parallelism.
         batch_norm_values: Fewest values a channel that a batch norm sees in one
             sample; None without batch norms.
         num_experts: Experts per layer; 0 without.
-        attention: Kind of attention that cp would serve; None where it cannot.
+        attention: Kind of attention if cp applies; None if it does not.
         tied: Groups of parameter names that are one tensor.
         backend: Communication backend of the slowest device.
-        precision: Dtypes that were asked for.
-        optimizer: Optimizer that was asked for.
-        regime: Methods that were asked for, and whether blocks are compiled.
-        grad_clip_norm: Largest gradient norm that was asked for.
-        target: Who will run the plan: ``meshwright`` keeps to what the executors
-            can run, ``any`` to what is legal at all, and a name of
-            :func:`planner.targets.target_names` to what that launcher can say.
-        hosts: Of the cluster, runs of equal ones: (how many, devices in each).
-        device_types: Of the cluster, sorted as it names them.
-        layers: Which units are layers, for launchers; None where they are none.
+        precision: Dtypes of the request.
+        optimizer: Optimizer of the request.
+        regime: Methods of the request, and whether blocks are compiled.
+        grad_clip_norm: Largest gradient norm of the request.
+        target: ``meshwright`` allows strategies that the executors can run, ``any`` all
+            legal ones, a name of :func:`planner.targets.target_names` those that the
+            launcher can express.
+        hosts: Runs of equal hosts of the cluster: (number of hosts, devices in each).
+        device_types: Device types of the cluster, in its order.
+        layers: Units that are layers, for launchers; None if there are none.
     """
 
     num_devices: int
@@ -86,7 +128,7 @@ def gather_facts(
     regime: Regime | None = None,
     grad_clip_norm: float | None = None,
 ) -> Facts:
-    """Facts of a request.
+    """Gather the facts of a request.
 
     Args:
         graph: The model.
@@ -98,7 +140,7 @@ def gather_facts(
         regime: Methods, and whether blocks are compiled; the default if None.
         grad_clip_norm: Largest gradient norm.
     """
-    # What only launchers ask of a cluster is not looked up for others.
+    # Facts of a cluster for launchers alone are not looked up for other targets.
     machines = None if target in OWN_TARGETS else cluster.reference()
     backends = {device.backend for device in cluster.device_types}
     return Facts(

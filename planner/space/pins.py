@@ -1,4 +1,4 @@
-"""Knobs that a request fixes: read once, then codes of a table."""
+"""Pins: knobs that a request fixes, as values and as codes of a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = ["PINNABLE", "Pin", "normalize_pins", "pin_text", "read_pins"]
 
-#: Value of a pin as people write it: a degree or count, a name, or on and off.
+#: Value of a pin: a degree or count, a name, or on and off.
 Pin = bool | int | str
 
 #: Knobs that a request may fix.
@@ -36,21 +36,21 @@ PINNABLE = (
     "compile",
 )
 
-#: Those that are on or off.
+#: Knobs that are on or off.
 _SWITCHES = frozenset({"sequence_parallel", "compile"})
-#: Those that strategies of one request have in common: no column of a table.
+#: Knobs that all strategies of a request have in common: no column of a table.
 _COMMON = frozenset({*slots(), "compile"})
 
 
 def _names(knob: str) -> Sequence[str]:
-    """Values of a knob that has names for them; empty for others."""
+    """Return the names of a knob's values; empty if they have none."""
     if knob == "schedule":
         return schedule_names()
     return RECOMPUTE_NAMES if knob == "recompute" else ()
 
 
 def _code(knob: str, value: Pin) -> int:
-    """A pin's value as the column of a table has it."""
+    """Return the code of a pin's value in the column of a table."""
     if not isinstance(value, str):
         return int(value)
     if knob == "schedule":
@@ -66,7 +66,7 @@ _ON_AND_OFF: dict[str, bool] = {"true": True, "1": True, "false": False, "0": Fa
 
 
 def read_pins(pins: Mapping[str, Any]) -> dict[str, Pin]:
-    """Pins as one type a knob, however they were written.
+    """Read pins: one type of value for each knob.
 
     Degrees, counts and the ZeRO stage become integers (text of digits is taken, as a
     shell or a YAML file gives it), schedules, recompute kinds and methods stay names
@@ -130,7 +130,7 @@ def _whole_number(knob: str, value: Any) -> int:
             return int(value)
     elif not isinstance(value, bool):
         with contextlib.suppress(TypeError):
-            # Of numpy, too; a float is no index, not even 8.0.
+            # Integers of numpy pass, too; a float is no index, not even 8.0.
             return operator.index(value)
     raise StrategyError(
         f"pin {knob}={value!r} is not a whole number; give one such as {knob}=2"
@@ -138,12 +138,12 @@ def _whole_number(knob: str, value: Any) -> int:
 
 
 def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
-    """Pins as the integers of a :class:`StrategyTable`.
+    """Return pins as the integers of a :class:`StrategyTable`.
 
-    Those of a :class:`planner.space.Regime` are in no table and left out.
+    Pins of a :class:`planner.space.Regime` are in no table and left out.
 
     Args:
-        pins: As :func:`read_pins` takes and gives them.
+        pins: Pins before or after :func:`read_pins`.
     Raises:
         UnknownNameError: As :func:`read_pins`.
         StrategyError: As :func:`read_pins`.
@@ -156,7 +156,7 @@ def normalize_pins(pins: Mapping[str, Any]) -> dict[str, int]:
 
 
 def pin_text(knob: str, code: int) -> str:
-    """A column of a table as a person would pin it: ``schedule=1F1B``, ``tp=8``."""
+    """Return a column of a table as a pin is written: ``schedule=1F1B``, ``tp=8``."""
     if knob == "schedule":
         return f"{knob}={schedule_name(code)}"
     return f"{knob}={RECOMPUTE_NAMES[code] if knob == 'recompute' else code}"

@@ -1,7 +1,7 @@
-"""Rules of the space: which rows may not be chosen, and why.
+"""Rules of the space, which tell legal strategies from others.
 
-A rule is one vectorised predicate over a :class:`StrategyTable` and one sentence. The
-enumerator asks for the mask, people get the sentence, and both come from one place.
+A rule is one vectorised predicate over a :class:`StrategyTable` and one sentence: the
+enumerator uses the mask, error messages the sentence.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from planner.space.build import skeleton
 from planner.space.facts import Facts
 from planner.space.regime import Regime
 from planner.space.table import StrategyTable, distinct
-from planner.space.target import target_broken, target_reasons
+from planner.space.target import target_violated, target_violations
 
-__all__ = ["RULES", "Rule", "broken_rules", "check", "legal"]
+__all__ = ["RULES", "Rule", "check", "legal", "violations"]
 
 Mask = NDArray[np.bool_]
 Row = dict[str, int]
@@ -35,21 +35,21 @@ class Rule:
     """A limit of the space.
 
     Attributes:
-        name: Short, for tables.
-        broken: Mask of the rows that break it. Shape [n].
-        why: The sentence for one such row: value, rule, remedy.
+        name: Short name, for tables.
+        violated: Function to the mask of the rows that violate it. Shape [n].
+        violation: Function to the sentence for one such row: value, rule, remedy.
     """
 
     name: str
-    broken: Callable[[StrategyTable, Facts], Mask]
-    why: Callable[[Row, Facts], str]
+    violated: Callable[[StrategyTable, Facts], Mask]
+    violation: Callable[[Row, Facts], str]
 
 
 def _divisors(number: int) -> str:
     return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
 
 
-def _devices_why(row: Row, facts: Facts) -> str:
+def _devices_violation(row: Row, facts: Facts) -> str:
     need = row["pp"] * row["dp_replicate"] * row["dp_shard"] * row["cp"] * row["tp"]
     return (
         f"the mesh needs {need} devices, {facts.num_devices} are free; "
@@ -57,7 +57,7 @@ def _devices_why(row: Row, facts: Facts) -> str:
     )
 
 
-def _batch_why(row: Row, facts: Facts) -> str:
+def _batch_violation(row: Row, facts: Facts) -> str:
     dp = row["dp_replicate"] * row["dp_shard"]
     return (
         f"microbatch_size={row['microbatch_size']} x num_microbatches="
@@ -66,19 +66,19 @@ def _batch_why(row: Row, facts: Facts) -> str:
     )
 
 
-def _tp_dims_broken(table: StrategyTable, facts: Facts) -> Mask:
+def _tp_dims_violated(table: StrategyTable, facts: Facts) -> Mask:
     broken = np.zeros(len(table), dtype=bool)
     for size in facts.tp_dims.values():
         broken |= size % table.tp != 0
     return broken
 
 
-def _tp_dims_why(row: Row, facts: Facts) -> str:
+def _tp_dims_violation(row: Row, facts: Facts) -> str:
     name, size = next((n, s) for n, s in facts.tp_dims.items() if s % row["tp"])
     return f"tp={row['tp']} does not divide {name}={size}; use {_divisors(size)}"
 
 
-def _tp_sharding_why(row: Row, facts: Facts) -> str:
+def _tp_sharding_violation(row: Row, facts: Facts) -> str:
     reasons: dict[str, list[str]] = {}
     for pattern, reason in facts.whole.items():
         reasons.setdefault(reason, []).append(pattern)
@@ -89,21 +89,21 @@ def _tp_sharding_why(row: Row, facts: Facts) -> str:
     )
 
 
-def _batch_norm_reason(size: int, facts: Facts) -> str | None:
+def _batch_norm_limit(size: int, facts: Facts) -> str | None:
     return batch_norm_limit(size, facts.batch_norm_values)
 
 
-def _batch_norm_broken(table: StrategyTable, facts: Facts) -> Mask:
+def _batch_norm_violated(table: StrategyTable, facts: Facts) -> Mask:
     if facts.batch_norm_values is None:
         return np.zeros(len(table), dtype=bool)
     first, which = distinct(table.microbatch_size)
     sizes = (int(table.microbatch_size[row]) for row in first)
-    bad = [_batch_norm_reason(size, facts) is not None for size in sizes]
+    bad = [_batch_norm_limit(size, facts) is not None for size in sizes]
     return np.array(bad, dtype=bool)[which]
 
 
-def _stream_reason(facts: Facts) -> str | None:
-    """Return why sequence parallelism may not divide the stream; None if it may."""
+def _stream_limit(facts: Facts) -> str | None:
+    """Return the reason why the stream may not be divided; None if it may."""
     return stream_limit(
         TensorSharding(patterns=dict(facts.sharding), sequence_parallel=True),  # type: ignore[arg-type]
         whole_stream=facts.whole_stream,
@@ -111,7 +111,7 @@ def _stream_reason(facts: Facts) -> str | None:
     )
 
 
-def _sequence_why(row: Row, facts: Facts) -> str:
+def _sequence_violation(row: Row, facts: Facts) -> str:
     if facts.seq_len is None and row["cp"] == 1:
         return (
             "sequence_parallel, but the model has no sequence to divide; switch it off"
@@ -127,7 +127,7 @@ def _sequence_why(row: Row, facts: Facts) -> str:
     )
 
 
-def _sequence_broken(table: StrategyTable, facts: Facts) -> Mask:
+def _sequence_violated(table: StrategyTable, facts: Facts) -> Mask:
     if facts.seq_len is None:
         return (table.cp > 1) | (table.sequence_parallel > 0)
     # A ring gives each rank two chunks, one from either end of the sequence.
@@ -136,7 +136,7 @@ def _sequence_broken(table: StrategyTable, facts: Facts) -> Mask:
     return np.asarray(facts.seq_len % parts != 0)
 
 
-def _experts_broken(table: StrategyTable, facts: Facts) -> Mask:
+def _experts_violated(table: StrategyTable, facts: Facts) -> Mask:
     wide = table.ep > 1
     if not facts.num_experts:
         return np.asarray(wide)
@@ -146,7 +146,7 @@ def _experts_broken(table: StrategyTable, facts: Facts) -> Mask:
     return np.asarray(wide & ~fits)
 
 
-def _experts_why(row: Row, facts: Facts) -> str:
+def _experts_violation(row: Row, facts: Facts) -> str:
     if not facts.num_experts:
         return f"ep={row['ep']}, but the model has no experts; use ep=1"
     return (
@@ -155,7 +155,7 @@ def _experts_why(row: Row, facts: Facts) -> str:
     )
 
 
-def _schedule_reason(
+def _schedule_limit(
     schedule: int, pp: int, virtual: int, microbatches: int
 ) -> str | None:
     name = schedule_name(schedule)
@@ -168,12 +168,12 @@ def _schedule_reason(
     return schedule_spec(name).violation(pp, virtual, microbatches)
 
 
-def _schedule_broken(table: StrategyTable, _: Facts) -> Mask:
+def _schedule_violated(table: StrategyTable, _: Facts) -> Mask:
     keys = (table.schedule, table.pp, table.virtual_stages, table.num_microbatches)
     first, which = distinct(*keys)
     bad = np.array(
         [
-            _schedule_reason(*(int(key[row]) for key in keys)) is not None
+            _schedule_limit(*(int(key[row]) for key in keys)) is not None
             for row in first
         ],
         dtype=bool,
@@ -181,8 +181,8 @@ def _schedule_broken(table: StrategyTable, _: Facts) -> Mask:
     return np.asarray(bad[which])
 
 
-def _schedule_why(row: Row, _: Facts) -> str:
-    reason = _schedule_reason(
+def _schedule_violation(row: Row, _: Facts) -> str:
+    reason = _schedule_limit(
         row["schedule"], row["pp"], row["virtual_stages"], row["num_microbatches"]
     )
     return reason or ""
@@ -205,7 +205,7 @@ def _method_violations(row: Row, facts: Facts) -> tuple[str, ...]:
     return limits_broken(Case(strategy=strategy))
 
 
-def _methods_broken(table: StrategyTable, facts: Facts) -> Mask:
+def _methods_violated(table: StrategyTable, facts: Facts) -> Mask:
     if not facts.regime.has_limits:
         return np.zeros(len(table), dtype=bool)
     first, which = distinct(*(getattr(table, name) for name in _OF_METHODS))
@@ -216,113 +216,115 @@ def _methods_broken(table: StrategyTable, facts: Facts) -> Mask:
 RULES: tuple[Rule, ...] = (
     Rule(
         name="devices",
-        broken=lambda t, f: t.num_devices > f.num_devices,
-        why=_devices_why,
+        violated=lambda t, f: t.num_devices > f.num_devices,
+        violation=_devices_violation,
     ),
     Rule(
         name="batch",
-        broken=lambda t, f: (
+        violated=lambda t, f: (
             t.microbatch_size * t.num_microbatches * t.dp_replicate * t.dp_shard
             != f.global_batch
         ),
-        why=_batch_why,
+        violation=_batch_violation,
     ),
     Rule(
         name="batch_norm",
-        broken=_batch_norm_broken,
-        why=lambda r, f: _batch_norm_reason(r["microbatch_size"], f) or "",
+        violated=_batch_norm_violated,
+        violation=lambda r, f: _batch_norm_limit(r["microbatch_size"], f) or "",
     ),
     Rule(
         name="units",
-        broken=lambda t, f: t.pp * t.virtual_stages > f.num_units,
-        why=lambda r, f: (
+        violated=lambda t, f: t.pp * t.virtual_stages > f.num_units,
+        violation=lambda r, f: (
             f"pp={r['pp']} x virtual_stages={r['virtual_stages']} is more stages than "
             f"the model's {f.num_units} units; use at most {f.num_units}"
         ),
     ),
-    Rule(name="schedule", broken=_schedule_broken, why=_schedule_why),
+    Rule(name="schedule", violated=_schedule_violated, violation=_schedule_violation),
     Rule(
         name="zero",
-        broken=lambda t, _: (t.dp_shard > 1) != (t.zero_stage > 0),
-        why=lambda r, _: (
+        violated=lambda t, _: (t.dp_shard > 1) != (t.zero_stage > 0),
+        violation=lambda r, _: (
             f"zero_stage={r['zero_stage']} with dp_shard={r['dp_shard']}: sharding "
             f"needs dp_shard > 1 and zero_stage 1 to 3; plain replicas are dp_replicate"
         ),
     ),
-    Rule(name="tp_dims", broken=_tp_dims_broken, why=_tp_dims_why),
+    Rule(name="tp_dims", violated=_tp_dims_violated, violation=_tp_dims_violation),
     Rule(
         name="tp_sharding",
-        broken=lambda t, f: (t.tp > 1) & (not f.has_sharding),
-        why=_tp_sharding_why,
+        violated=lambda t, f: (t.tp > 1) & (not f.has_sharding),
+        violation=_tp_sharding_violation,
     ),
     Rule(
         name="sequence_parallel",
-        broken=lambda t, _: (t.sequence_parallel > 0) & (t.tp == 1),
-        why=lambda r, _: (
+        violated=lambda t, _: (t.sequence_parallel > 0) & (t.tp == 1),
+        violation=lambda r, _: (
             f"sequence_parallel with tp={r['tp']} needs tp > 1; switch it off"
         ),
     ),
-    Rule(name="sequence", broken=_sequence_broken, why=_sequence_why),
+    Rule(name="sequence", violated=_sequence_violated, violation=_sequence_violation),
     Rule(
         name="stream",
-        broken=lambda t, f: (t.sequence_parallel > 0) & (_stream_reason(f) is not None),
-        why=lambda _, f: _stream_reason(f) or "",
+        violated=lambda t, f: (
+            (t.sequence_parallel > 0) & (_stream_limit(f) is not None)
+        ),
+        violation=lambda _, f: _stream_limit(f) or "",
     ),
-    Rule(name="experts", broken=_experts_broken, why=_experts_why),
+    Rule(name="experts", violated=_experts_violated, violation=_experts_violation),
     Rule(
         name="methods",
-        broken=_methods_broken,
-        why=lambda r, f: "; ".join(_method_violations(r, f)),
+        violated=_methods_violated,
+        violation=lambda r, f: "; ".join(_method_violations(r, f)),
     ),
     Rule(
         name="target",
-        broken=target_broken,
-        why=lambda r, f: "; ".join(target_reasons(r, f)),
+        violated=target_violated,
+        violation=lambda r, f: "; ".join(target_violations(r, f)),
     ),
 )
 
 
 def legal(table: StrategyTable, facts: Facts) -> Mask:
-    """Mask of the rows that break no rule. Shape [n].
+    """Return a mask of the rows that violate no rule. Shape [n].
 
-    Each rule only sees rows that passed those before it, cheap ones first.
+    Each rule only sees rows that passed the rules before it, cheap rules first.
     """
     alive, rows = np.arange(len(table)), table
     for rule in RULES:
-        broken = rule.broken(rows, facts)
-        if broken.any():
-            alive = alive[~broken]
+        violated = rule.violated(rows, facts)
+        if violated.any():
+            alive = alive[~violated]
             rows = table[alive]
     mask = np.zeros(len(table), dtype=bool)
     mask[alive] = True
     return mask
 
 
-def broken_rules(strategy: Strategy, facts: Facts) -> tuple[str, ...]:
-    """Every sentence that speaks against a strategy; empty if it is legal.
+def violations(strategy: Strategy, facts: Facts) -> tuple[str, ...]:
+    """Return the violations of a strategy; empty if it is legal.
 
-    What the target says is left to strategies that break no other rule.
+    Limits of the target are checked for strategies that violate no other rule.
     """
     table = StrategyTable.from_strategies([strategy])
     row = table.row(0)
     facts = replace(facts, regime=Regime.of(strategy))
     if strategy.sharding.patterns:
         facts = replace(facts, sharding=strategy.sharding.patterns)
-    reasons: list[str] = []
+    found: list[str] = []
     for rule in RULES:
-        if rule.name == "target" and reasons:
+        if rule.name == "target" and found:
             continue
-        if rule.broken(table, facts)[0]:
-            reasons.append(rule.why(row, facts))
-    return tuple(reasons)
+        if rule.violated(table, facts)[0]:
+            found.append(rule.violation(row, facts))
+    return tuple(found)
 
 
 def check(strategy: Strategy, facts: Facts) -> None:
-    """Refuse a strategy that breaks a rule.
+    """Check that a strategy violates no rule.
 
     Raises:
-        StrategyError: With every reason.
+        StrategyError: If it does, with every violation.
     """
-    reasons = broken_rules(strategy, facts)
-    if reasons:
-        raise StrategyError(f"{strategy.label()}: " + "; ".join(reasons))
+    found = violations(strategy, facts)
+    if found:
+        raise StrategyError(f"{strategy.label()}: " + "; ".join(found))

@@ -20,15 +20,16 @@ Column = NDArray[np.int64]
 
 
 def distinct(*columns: Column) -> tuple[Column, Column]:
-    """First row of each distinct combination of columns, and which one every row is.
+    """Find the distinct combinations of columns.
 
     Packs a row into one integer, because sorting integers is several times faster than
     ``np.unique(axis=0)``.
 
     Args:
-        columns: Of non-negative integers. Shape [n] each.
+        columns: Non-negative integers. Shape [n] each.
     Returns:
-        Shapes [combinations] and [n].
+        First row of each combination, shape [combinations]; and the index of every
+        row's combination, shape [n].
     """
     packed = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -39,13 +40,13 @@ def distinct(*columns: Column) -> tuple[Column, Column]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyTable:
-    """One row a strategy; every column has shape [n].
+    """Strategies as rows; every column has shape [n].
 
-    Stages are not in here: a row stands for the best cut of the model into
+    Stages are no part of it: a row stands for the best cut of the model into
     pp x virtual_stages stages, and ``recompute`` holds for all of them.
 
     Attributes:
-        schedule: Code, see :mod:`planner.schema.schedules`.
+        schedule: Code of the schedule; see :mod:`planner.schema.schedules`.
         recompute: Index into :data:`RECOMPUTE_NAMES`.
         sequence_parallel: 0 or 1.
     """
@@ -74,15 +75,15 @@ class StrategyTable:
 
     @property
     def num_devices(self) -> Column:
-        """Devices each row covers. Shape [n]."""
+        """Number of devices of each row. Shape [n]."""
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     def row(self, index: int) -> dict[str, int]:
-        """One row as plain integers, schedule and recompute as codes."""
+        """Return a row as plain integers, schedule and recompute as codes."""
         return {f.name: int(getattr(self, f.name)[index]) for f in fields(self)}
 
     def rows(self) -> Iterator[dict[str, int]]:
-        """All rows, one after the other."""
+        """Yield all rows, one after the other."""
         return (self.row(index) for index in range(len(self)))
 
     @classmethod
@@ -99,7 +100,7 @@ class StrategyTable:
 
     @classmethod
     def from_strategies(cls, strategies: Sequence[Strategy]) -> StrategyTable:
-        """Rows of given strategies; uneven recompute takes the heaviest of a row."""
+        """Make the rows of strategies, each with its heaviest recompute kind."""
         return cls.from_columns(
             pp=[s.mesh.pp for s in strategies],
             dp_replicate=[s.mesh.dp_replicate for s in strategies],
@@ -121,7 +122,7 @@ class StrategyTable:
 
     @staticmethod
     def concatenate(tables: Sequence[StrategyTable]) -> StrategyTable:
-        """Rows of several tables, in order."""
+        """Concatenate the rows of several tables."""
         return StrategyTable(
             **{
                 f.name: np.concatenate([getattr(table, f.name) for table in tables])

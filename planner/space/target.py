@@ -1,9 +1,9 @@
-"""Rows that whoever is to run the plan does not take: asked once a kind of row.
+"""Violations of a target's limits by rows, found once for each kind of row.
 
-Meshwright's executors and other launchers look at which axes, schedule and recompute
-kind there are, so that a row is asked for at the smallest sizes of its kind. A launcher
-that looks at sizes as well names them in :attr:`planner.targets.Target.sizes`; these
-stay as they are.
+Meshwright's executors and other launchers look at the axes, schedule and recompute kind
+of a row, so that they are asked about the smallest row of its kind. A launcher that
+looks at sizes as well names them in :attr:`planner.targets.Target.sizes`; these columns
+keep their sizes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from planner.space.table import StrategyTable, distinct
 from planner.targets import Case, Target, get_target
 
 __all__ = [
-    "refuses_schedule",
-    "target_broken",
-    "target_reasons",
+    "target_violated",
+    "target_violations",
+    "violates_schedule",
     "with_expressible_streams",
 ]
 
@@ -35,7 +35,7 @@ Mask = NDArray[np.bool_]
 Index = NDArray[np.int64]
 Row = dict[str, int]
 
-#: Columns of which it matters whether they are above 1.
+#: Columns that matter by being above 1.
 _DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "virtual_stages")
 _COUNTS = ("microbatch_size", "num_microbatches")
 _CODES = ("zero_stage", "schedule", "recompute", "sequence_parallel")
@@ -46,9 +46,9 @@ _FILLING = 4
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """Everything a target is told beside a row, and therefore all its answer rests on.
+    """Facts of a request that a target's answer depends on, beside the row.
 
-    Answers are kept for equal askers: whoever plans for many clusters asks the same of
+    Answers are cached by equal askers: planning for many clusters asks the same for
     each, a tenth of a second a time.
     """
 
@@ -66,7 +66,7 @@ class _Asker:
 
     @classmethod
     def of(cls, facts: Facts) -> _Asker:
-        """The asker of a request."""
+        """Return the asker of a request."""
         told = {
             name: getattr(facts, name)
             for name in cls.__dataclass_fields__
@@ -75,7 +75,7 @@ class _Asker:
         return cls(sharding=tuple(facts.sharding.items()), **told)
 
     def strategy(self, row: Row) -> Strategy:
-        """The row's strategy with stages of no particular model."""
+        """Build the row's strategy with stages of no particular model."""
         count = row["pp"] * row["virtual_stages"]
         return build_strategy(
             row,
@@ -89,10 +89,10 @@ class _Asker:
         )
 
     def violations(self, row: Row) -> tuple[str, ...]:
-        """Return what the target says against a row; empty if it takes it.
+        """Return the limits of the target that a row exceeds.
 
-        However a divided sequence attends: a launcher that takes one algorithm takes
-        the row.
+        A divided sequence may attend by either algorithm: a launcher that can express
+        one of them can express the row.
         """
         strategy = self.strategy(row)
         if self.target == "meshwright":
@@ -126,26 +126,27 @@ class _Asker:
 
 
 @lru_cache(maxsize=64)
-def _refuses(asker: _Asker) -> Callable[[tuple[int, ...]], bool]:
-    """Return a predicate of rows that the target refuses, asking once for each."""
+def _violation_predicate(asker: _Asker) -> Callable[[tuple[int, ...]], bool]:
+    """Return a cached predicate of rows that exceed a limit of the target."""
 
     @cache
-    def refuses(columns: tuple[int, ...]) -> bool:
+    def violates(columns: tuple[int, ...]) -> bool:
         row = dict(zip(_COLUMNS, columns, strict=True))
         return bool(asker.violations(row))
 
-    return refuses
+    return violates
 
 
 def _smallest(columns: dict[str, Index], kept: frozenset[str]) -> list[Index]:
-    """Columns of the smallest rows of the same kinds. Shapes [n].
+    """Return the columns of the smallest rows of the same kinds. Shapes [n].
 
-    Whether an axis, a schedule and a recompute kind go together does not depend on how
-    many stages there are; how many microbatches a schedule wants is another rule.
+    The combination of an axis, a schedule and a recompute kind is allowed for any
+    number of stages or for none; the microbatches that a schedule needs are another
+    rule.
 
     Args:
-        columns: Of a table.
-        kept: Names of those whose sizes the target looks at.
+        columns: Columns of a table.
+        kept: Names of the columns whose sizes the target looks at.
     """
     made = {
         name: column if name in kept or name in _CODES else np.minimum(column, 2)
@@ -163,14 +164,14 @@ def _smallest(columns: dict[str, Index], kept: frozenset[str]) -> list[Index]:
 
 
 def _sizes(target: str) -> frozenset[str]:
-    """Columns whose sizes its rules look at."""
+    """Return the columns whose sizes the target's rules look at."""
     if target in OWN_TARGETS:
         return frozenset()
     return frozenset(name.rpartition(".")[2] for name in get_target(target).sizes)
 
 
-def target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
-    """Return what the target says against a row; empty if it takes it."""
+def target_violations(row: Row, facts: Facts) -> tuple[str, ...]:
+    """Return the limits of the target that a row exceeds."""
     if facts.target == "any":
         return ()
     small = dict(row)
@@ -179,12 +180,12 @@ def target_reasons(row: Row, facts: Facts) -> tuple[str, ...]:
     found = _Asker.of(facts).violations(small)
     if facts.target == "meshwright":
         return found
-    uneven = _uneven_why(get_target(facts.target), row, facts)
+    uneven = _uneven_violation(get_target(facts.target), row, facts)
     return (*found, uneven) if uneven else found
 
 
 def _uneven(target: Target, table: StrategyTable, facts: Facts) -> Mask:
-    """Pipelines whose stages cannot have equally many layers, where they must."""
+    """Return a mask of pipelines without equal layers, for targets that need them."""
     pipeline = table.pp > 1
     if not target.even_layers or not pipeline.any():
         return np.zeros(len(table), dtype=bool)
@@ -194,7 +195,7 @@ def _uneven(target: Target, table: StrategyTable, facts: Facts) -> Mask:
     return np.asarray(pipeline & (facts.layers.layers % stages != 0))
 
 
-def _uneven_why(target: Target, row: Row, facts: Facts) -> str | None:
+def _uneven_violation(target: Target, row: Row, facts: Facts) -> str | None:
     one = StrategyTable.from_columns(**row)
     if not _uneven(target, one, facts)[0]:
         return None
@@ -209,36 +210,34 @@ def _uneven_why(target: Target, row: Row, facts: Facts) -> str | None:
     )
 
 
-def target_broken(table: StrategyTable, facts: Facts) -> Mask:
-    """Mask of the rows that the target does not take. Shape [n]."""
+def target_violated(table: StrategyTable, facts: Facts) -> Mask:
+    """Return a mask of the rows that exceed a limit of the target. Shape [n]."""
     if facts.target == "any" or not len(table):
         return np.zeros(len(table), dtype=bool)
-    refuses = _refuses(_Asker.of(facts))
+    violates = _violation_predicate(_Asker.of(facts))
     columns = {name: getattr(table, name) for name in _COLUMNS}
     small = _smallest(columns, _sizes(facts.target))
     first, which = distinct(*small)
     rows = zip(*(column[first].tolist() for column in small), strict=True)
-    bad = np.array([refuses(row) for row in rows], dtype=bool)[which]
+    violated = np.array([violates(row) for row in rows], dtype=bool)[which]
     if facts.target in OWN_TARGETS:
-        return np.asarray(bad)
-    return np.asarray(bad | _uneven(get_target(facts.target), table, facts))
+        return np.asarray(violated)
+    return np.asarray(violated | _uneven(get_target(facts.target), table, facts))
 
 
 def with_expressible_streams(table: StrategyTable, facts: Facts) -> StrategyTable:
-    """The table without sequence parallelism where a launcher cannot say it.
+    """Switch sequence parallelism off where a launcher cannot express it.
 
-    The enumerator has it wherever it applies, as it costs nothing.
+    The enumerator switches it on wherever it applies, as it costs nothing.
     """
     if facts.target in OWN_TARGETS or not table.sequence_parallel.any():
         return table
-    refused = target_broken(table, facts) & (table.sequence_parallel > 0)
-    return replace(
-        table, sequence_parallel=np.where(refused, 0, table.sequence_parallel)
-    )
+    off = target_violated(table, facts) & (table.sequence_parallel > 0)
+    return replace(table, sequence_parallel=np.where(off, 0, table.sequence_parallel))
 
 
-def refuses_schedule(name: str, facts: Facts) -> bool:
-    """True if the target refuses a schedule of torch, all else being plain."""
+def violates_schedule(name: str, facts: Facts) -> bool:
+    """Return True if a plain strategy with a schedule exceeds a limit."""
     spec = schedule_spec(name)
     row = {
         **dict.fromkeys((*_DEGREES, *_COUNTS), 1),
@@ -248,4 +247,4 @@ def refuses_schedule(name: str, facts: Facts) -> bool:
         "schedule": spec.code,
         "virtual_stages": spec.usual_virtual_stages,
     }
-    return _refuses(_Asker.of(facts))(tuple(row[name] for name in _COLUMNS))
+    return _violation_predicate(_Asker.of(facts))(tuple(row[name] for name in _COLUMNS))

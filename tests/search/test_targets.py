@@ -18,7 +18,7 @@ from planner.schema.strategy import ContextAlgorithm
 from planner.search import Request, get_partitioner, partitioner_names
 from planner.search.orders import device_orders
 from planner.space import build_strategy, enumerate_strategies
-from planner.space.target import target_broken
+from planner.space.target import target_violated
 from planner.targets import Case, get_target, may_be_even, target_names
 from tests.cost.made import device, hosts, real_graph, request_for
 from tests.plans import gpt2_graph, tiny_graph
@@ -123,7 +123,7 @@ def test_a_kind_of_rows_stands_for_all_of_it(target: str) -> None:
     request = _request("uniform", target)
     table = next(iter(enumerate_strategies(replace(request, target="any").facts)))
     table = table[np.random.default_rng(0).permutation(len(table))[:400]]
-    refused = target_broken(table, replace(request.facts, layers=None))
+    refused = target_violated(table, replace(request.facts, layers=None))
     even = get_target(target).even_layers
     for place in range(len(table)):
         row = table.row(place)

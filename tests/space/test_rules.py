@@ -19,12 +19,12 @@ from planner.space import (
     RULES,
     Facts,
     StrategyTable,
-    broken_rules,
     build_strategy,
     check,
     gather_facts,
     legal,
     skeleton,
+    violations,
 )
 from tests.cost.made import device, hosts, row, table_of, uniform_graph
 from tests.simulate.cases import violation
@@ -61,8 +61,8 @@ ROWS = st.fixed_dictionaries(
 def names_of_broken(values: dict[str, int], facts: Facts) -> set[str]:
     table = table_of(values)
     rules = [rule for rule in RULES if rule.name != "target"]
-    broken = {rule.name for rule in rules if rule.broken(table, facts)[0]}
-    if not broken and RULES[-1].broken(table, facts)[0]:
+    broken = {rule.name for rule in rules if rule.violated(table, facts)[0]}
+    if not broken and RULES[-1].violated(table, facts)[0]:
         return {RULES[-1].name}
     return broken
 
@@ -80,7 +80,7 @@ def test_the_mask_of_a_table_is_what_rows_say_one_by_one(
     facts = replace(FACTS, target=target, seq_len=seq_len, num_experts=num_experts)
     mask = legal(table_of(*rows), facts)
     for values, allowed in zip(rows, mask, strict=True):
-        reasons = broken_rules(skeleton(values), facts)
+        reasons = violations(skeleton(values), facts)
         recompute = values["recompute"]
         if recompute and not reasons:
             # Without stages a strategy does not say what it recomputes.
@@ -99,7 +99,7 @@ def test_the_schedule_rule_is_the_simulators(values: dict[str, int]) -> None:
         reason = violation(name, *key)
         assert broken == (reason is not None)
         if reason:
-            assert reason in broken_rules(skeleton(values), FACTS)
+            assert reason in violations(skeleton(values), FACTS)
     else:
         assert broken == (name != "GPipe" or values["virtual_stages"] > 1)
 
@@ -188,7 +188,7 @@ def test_every_rule_says_value_rule_and_remedy(
 
 def test_a_legal_strategy_passes() -> None:
     values = row(pp=2, dp_shard=2, tp=4, zero_stage=2, schedule=1, num_microbatches=8)
-    assert broken_rules(skeleton(values), FACTS) == ()
+    assert violations(skeleton(values), FACTS) == ()
     check(skeleton(values), FACTS)
 
 
@@ -204,13 +204,13 @@ def test_a_sharding_by_hand_is_judged_by_its_own_patterns() -> None:
     sharding = {"layers.*.q": "colwise", "layers.*.up": "colwise"}
     facts = replace(FACTS, sharding=sharding, mixing=("layers.*.q",))
     bare = skeleton(row(tp=2, sequence_parallel=1, num_microbatches=16))
-    assert broken_rules(bare, facts) == ()
+    assert violations(bare, facts) == ()
     for patterns, refused in (
         ({"q": "colwise"}, False),
         ({"layers.*.up": "colwise"}, True),
     ):
         own = bare.sharding.model_copy(update={"patterns": patterns})
-        reasons = broken_rules(bare.model_copy(update={"sharding": own}), facts)
+        reasons = violations(bare.model_copy(update={"sharding": own}), facts)
         assert ["splits layers.*.q" in reason for reason in reasons] == [True] * refused
 
 
