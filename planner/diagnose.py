@@ -1,4 +1,4 @@
-"""When nothing fits: which limit, by how much, and the nearest changes that do fit."""
+"""Diagnosis of a request without a plan: the limit exceeded, and changes that fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from planner.units import format_bytes
 __all__ = ["no_feasible_plan"]
 
 _LARGEST_GROWTH = 64
-#: Of one pinned knob at most so many other values are tried.
+#: Most other values of a pinned knob to try.
 _NEAR_VALUES = 3
 _DIVIDE_THE_BATCH = frozenset(
     {"dp_replicate", "dp_shard", "microbatch_size", "num_microbatches"}
@@ -34,26 +34,26 @@ Index = NDArray[np.int64]
 def no_feasible_plan(
     request: Request, results: Sequence[SearchResult]
 ) -> NoFeasiblePlanError:
-    """The error that says what lacks and what was found to fit instead.
+    """Make the error with the limit that was exceeded, and changes that fit.
 
     Args:
-        request: That no partitioner could satisfy.
-        results: Their answers, with the nearest misses.
+        request: A request that no partitioner could satisfy.
+        results: Their answers, with the candidates nearest to fitting.
     """
-    misses = [result.nearest for result in results if result.nearest is not None]
-    if misses:
-        reasons = [_memory_reason(request, min(misses, key=_lack))]
+    nearest = [result.nearest for result in results if result.nearest is not None]
+    if nearest:
+        reasons = [_memory_reason(request, min(nearest, key=_excess))]
     else:
         reasons = [_legality_reason(request)]
     remedies = list(_other_partitioner(request, results))
-    remedies = remedies or list(_remedies(request, bool(misses)))
+    remedies = remedies or list(_remedies(request, bool(nearest)))
     if request.pins and not remedies:
         free = _changed(request, pins={})
         remedies = [f"no pins and {larger}" for larger in _more_devices(free)]
     return NoFeasiblePlanError(reasons, remedies)
 
 
-def _lack(candidate: Candidate) -> float:
+def _excess(candidate: Candidate) -> float:
     return float((candidate.cost.memory.total - candidate.cost.limit_bytes).max())
 
 
@@ -100,12 +100,12 @@ def _legality_reason(request: Request) -> str:
 def _fitting(
     request: Request, orders: Iterable[Index] | None = None
 ) -> Iterator[tuple[CostModel, StrategyTable]]:
-    """Legal strategies of a changed request that fit by closed forms, roomiest first.
+    """Yield legal strategies that fit by closed forms, the least memory first.
 
-    Looks at the leanest ones alone: microbatches of one sample, or one microbatch.
+    Only strategies with microbatches of one sample, or one microbatch, are tried.
 
     Args:
-        request: The changed one.
+        request: The changed request.
         orders: Devices to use; all free ones if None.
     """
     free = {"microbatch_size", "num_microbatches"}.isdisjoint(request.pins)
@@ -128,7 +128,7 @@ def _fitting(
 
 
 def _feasible(request: Request, orders: Iterable[Index] | None = None) -> bool:
-    """True if a changed request has a strategy that fits, priced in detail."""
+    """Return True if a changed request has a strategy that fits, priced exactly."""
     return any(
         candidate.cost.fits
         for model, table in _fitting(request, orders)
@@ -139,7 +139,7 @@ def _feasible(request: Request, orders: Iterable[Index] | None = None) -> bool:
 
 
 def _remedies(request: Request, memory: bool) -> Iterator[str]:
-    """Changes that were evaluated and do fit, smallest first."""
+    """Yield changes of the request that were found to fit, the smallest first."""
     yield from _other_pins(request)
     yield from _other_batch(request)
     if request.target != "any" and not memory:
@@ -173,7 +173,7 @@ def _first(changes: Iterator[tuple[str, Request]]) -> Iterator[str]:
 def _other_partitioner(
     request: Request, results: Sequence[SearchResult]
 ) -> Iterator[str]:
-    """The one that looks at everything, unless it was asked."""
+    """Yield the exhaustive partitioner if it finds a plan and was not run."""
     if all(result.partitioner != "exhaustive" for result in results):
         found = get_partitioner("exhaustive").search(
             replace(request, evaluation_budget=None)
@@ -183,7 +183,7 @@ def _other_partitioner(
 
 
 def _other_pins(request: Request) -> Iterator[str]:
-    """For each pin the nearest value that would do; all of them left out, if none."""
+    """Yield the nearest value of each pin that fits; no pins at all, if none does."""
     found = False
     for knob, pinned in request.pins.items():
         for near in _near_values(request, knob, pinned):
@@ -198,7 +198,7 @@ def _other_pins(request: Request) -> Iterator[str]:
 
 
 def _near_values(request: Request, knob: str, pinned: int) -> list[int]:
-    """Values of a knob with which something fits or divides, the nearest first."""
+    """Return values of a knob that fit or divide, the nearest first."""
     rest = {name: value for name, value in request.pins.items() if name != knob}
     without = _changed(request, pins=rest)
     values = {
@@ -207,17 +207,17 @@ def _near_values(request: Request, knob: str, pinned: int) -> list[int]:
         for value in np.unique(getattr(table, knob))
     }
     if values and knob in _DIVIDE_THE_BATCH:
-        # Those above use all devices in microbatches of one or all at once; these not.
+        # Values above are of meshes with all devices; these divide the batch alone.
         batch = request.global_batch
         most = min(batch, max(2 * pinned, len(request.setting.order)))
         values |= {d for d in range(1, most + 1) if batch % d == 0}
-    # Of degrees and counts, the smallest factor is the least change.
+    # The nearest degree or count is the one with the smallest factor.
     near = sorted(values, key=lambda v: (abs(math.log((v + 1) / (pinned + 1))), v))
     return [value for value in near if value != pinned][:_NEAR_VALUES]
 
 
 def _other_batch(request: Request) -> Iterator[str]:
-    """The nearest batch sizes, below and above, with which something fits."""
+    """Yield the nearest batch size with which a strategy fits."""
     batch = request.global_batch
     near = sorted(
         {2**k for k in range(1, 15)} | {batch - 1, batch + 1, batch // 2, batch * 2},
@@ -253,7 +253,7 @@ _LIGHTER: tuple[tuple[str, Callable[[Request], Request]], ...] = (
 
 
 def _shorter(request: Request) -> Iterator[str]:
-    """Shorter sequences, priced as smaller batches of the same tokens."""
+    """Yield a shorter sequence length that fits, priced by batches of equal tokens."""
     length = request.setting.graph.seq_len or 1
     graph = request.setting.graph
     for parts in (2, 4, 8):
@@ -267,7 +267,7 @@ def _shorter(request: Request) -> Iterator[str]:
 
 
 def _more_devices(request: Request) -> Iterator[str]:
-    """The smallest multiple of the cluster, in powers of two, that fits."""
+    """Yield the smallest cluster that fits, larger by a power of two."""
     cluster = request.setting.cluster
     ref = cluster.ref or ""
     name, _, count = ref.partition(":")

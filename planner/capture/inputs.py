@@ -14,7 +14,7 @@ from planner.errors import CaptureError
 
 __all__ = ["ExampleInputs", "InputShape", "read_inputs"]
 
-#: Bound of synthetic integers where nothing better is known.
+#: Default bound of synthetic integers.
 _DEFAULT_HIGH = 2
 
 

@@ -2,7 +2,7 @@
 
 Formulas are torch's own where ``torch.utils.flop_counter`` has one. It counts zero for
 grouped products, fused recurrent layers and attention on CPU; those are given here.
-Multiply and add count as two. What fused attention computes again in its backward is
+Multiply and add count as two. FLOPs that fused attention repeats in its backward are
 kept apart from the FLOPs of the model.
 """
 

@@ -165,7 +165,7 @@ def load_config(
             f"a config has model_type={kind!r}; give the name of a model type of "
             f"transformers, such as 'llama'"
         )
-    # Where code of a foreign repository lies; the classes of transformers are used.
+    # Entries for code of another repository; the classes of transformers are used.
     given.pop("auto_map", None)
     library = _transformers()
     try:

@@ -58,7 +58,7 @@ def _private(owner: Any, *names: str) -> Any:
     )
 
 
-#: Reaches a mode but is no work.
+#: Op that reaches a dispatch mode but does no work.
 _DEVICE: Any = torch.ops.prim.device.default
 
 

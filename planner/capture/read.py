@@ -206,7 +206,7 @@ def _batch_norm_values(ops: OpGraph, batch: int) -> int | None:
     counts = []
     for name, made in zip(ops.names, ops.outputs, strict=True):
         if name in _BATCH_NORMS:
-            # As the op made it: of its input only the first view is known.
+            # The output of the op: only the first view of its input is known.
             shape = ops.storage_tensor[made[0]][0]
             counts.append(max(1, math.prod(shape) // (shape[1] * batch)))
     return min(counts, default=None)

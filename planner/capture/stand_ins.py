@@ -30,10 +30,10 @@ __all__ = [
 
 # -- Results that depend on data -------------------------------------------------
 
-#: Share of a boolean mask that is taken to be true.
+#: Share of a boolean mask that is assumed to be true.
 MASK_FRACTION = 0.5
 
-#: Told (op name, what was assumed) for every stand-in.
+#: Function that is called with (op name, assumption) for every stand-in.
 Answer = Callable[[str, str], None]
 
 _aten = torch.ops.aten

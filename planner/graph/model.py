@@ -47,17 +47,17 @@ class Kernel:
     keys and values). For ``memory`` (elementwise, norms, copies) only bytes count.
 
     Attributes:
-        kind: Which efficiency curve applies.
-        forward_flops: Of one op.
-        backward_flops: Of its backward, without what fused attention recomputes.
-        recompute_flops: What fused attention computes again in its backward.
+        kind: Kind of op, which chooses the efficiency curve.
+        forward_flops: FLOPs of one op.
+        backward_flops: FLOPs of its backward, without recomputation in fused attention.
+        recompute_flops: FLOPs that fused attention repeats in its backward.
         forward_bytes: Activation bytes one forward op reads and writes.
         backward_bytes: Activation bytes its backward reads and writes.
         weight_bytes: Parameter bytes that one op reads.
-        count: How many such ops the block has.
+        count: Number of such ops in the block.
         trained: Whether its backward makes a gradient of its weights; without meaning
             if it has none.
-        style: How tp divides it: ``colwise`` divides n, ``rowwise`` divides k,
+        style: Division by tp: ``colwise`` divides n, ``rowwise`` divides k,
             ``local`` divides batch or features without communication (attention heads,
             activations between a colwise and a rowwise product), ``stream`` is the
             residual stream (divided by sequence parallelism alone), ``none`` is not
@@ -86,7 +86,7 @@ class Parameter:
 
     Attributes:
         name: FQN under which ``named_parameters()`` lists it first.
-        shape: As stored.
+        shape: Shape of the whole tensor.
         dtype: Torch name, without ``torch.``.
         block: Index of the block that uses it first.
         aliases: Further FQNs of the same tensor (tied weights).
@@ -94,7 +94,7 @@ class Parameter:
             than one unit: every stage with one of them holds a copy of its own.
         trainable: Whether it needs a gradient.
         expert: Whether ep divides it.
-        style: How tp divides it; ``none`` if every tp rank holds it whole.
+        style: Division by tp; ``none`` if every tp rank has it whole.
     """
 
     name: str
@@ -115,27 +115,27 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A vertex: ops that stay together. FLOPs and bytes are of the traced batch.
+    """A vertex of the graph: ops that stay together, with figures of the traced batch.
 
     Attributes:
         index: Position in program order, which is topological.
         name: FQN of the module that the ops belong to, ``model.layers.3.self_attn``.
         layer: FQN of the pipeline unit it lies in, ``model.layers.3``; blocks of one
             unit are contiguous, a stage holds whole units.
-        kind: What it mostly does.
+        kind: Kind of its main ops.
         modules: FQNs of all leaf modules whose ops are in it.
         repeat: Equal for blocks of equal structure and cost.
-        forward_flops: All ops, one forward.
-        backward_flops: All ops, one backward, recomputation apart.
-        recompute_flops: What fused attention recomputes in backward.
+        forward_flops: FLOPs of one forward.
+        backward_flops: FLOPs of one backward, recomputation apart.
+        recompute_flops: FLOPs that fused attention repeats in backward.
         parameter_count: Scalars of the parameters first used here.
-        parameter_bytes: The same in bytes as traced.
-        saved_bytes: Kept for backward with ``recompute="none"``, storages once.
+        parameter_bytes: Bytes of these parameters, as traced.
+        saved_bytes: Bytes kept for backward with ``recompute="none"``, storages once.
         saved_tensor_bytes: The part of saved_bytes that tp divides (inside
             colwise ... rowwise, heads); the rest is the residual stream.
         saved_gathered_bytes: The part of the rest that colwise layers read: sequence
             parallelism has it whole on every rank.
-        saved_selective_bytes: Kept under ``recompute="selective"``: outputs of
+        saved_selective_bytes: Bytes kept under ``recompute="selective"``: outputs of
             products and fused attention, the rest computed again.
         saved_selective_tensor_bytes: The part of that which tp divides.
         boundary_bytes: Tensors that enter the unit; kept under ``recompute="full"``.
@@ -148,8 +148,8 @@ class Block:
             forward (rowwise outputs, or the all-gather + reduce-scatter pair that
             replaces each under sequence parallelism); backward needs as many.
         tp_collective_bytes: Bytes of all of them, at the traced batch.
-        tp_again_bytes: Those of them that recomputation repeats: it ends where the
-            unit has saved its last tensor.
+        tp_again_bytes: The part of them that recomputation repeats, which ends where
+            the unit has saved its last tensor.
         expert_bytes: Activation bytes that one forward sends to experts and gets
             back, tokens x top-k x hidden x bytes, counted once; 0 without experts.
         expert_parameter_count: The part of parameter_count that ep divides.
@@ -198,7 +198,7 @@ class Edge:
         source: Index of the making block.
         target: Index of the reading block, larger than source.
         tensors: (shape, dtype) of each tensor, once.
-        bytes: Their sum.
+        bytes: Sum of their bytes.
         recomputable: Bytes that need no sending because they are made from inputs
             and constants alone (position tables, masks).
         identities: A number for each tensor; the same tensor on several edges has the
@@ -223,33 +223,33 @@ class ModelGraph:
     ``dtype``; they grow in proportion to the batch, parameters excepted.
 
     Attributes:
-        name: For people.
-        ref: Where the model came from; see :class:`planner.schema.ModelReference`.
+        name: Name for readers.
+        ref: Origin of the model; see :class:`planner.schema.ModelReference`.
         batch: Samples in the traced batch.
         seq_len: Tokens per sample; None without a sequence.
         dtype: Compute dtype of the trace.
         inputs: (keyword, shape, dtype, high) of each traced input, batch dim first;
             ``high`` bounds synthetic integers, None for floats.
-        blocks: In program order.
-        edges: Between blocks; sorted by (source, target).
+        blocks: Blocks in program order.
+        edges: Edges between blocks, sorted by (source, target).
         parameters: Every distinct parameter.
         buffers_bytes: Bytes of registered buffers.
         tp_dims: Dimension name to size that tp must divide, e.g. num_heads: 32.
         sharding: Pattern to style, ready for :class:`planner.schema.TensorSharding`.
         whole: Pattern of linear layers that tp cannot split although they pair up, to
-            why, in words that may follow their names.
-        whole_stream: Why sequence parallelism cannot divide the residual stream; None
-            if it can.
-        mixing: Patterns of the layers that tp must split for that: tokens see each
-            other between them.
+            the reason, in words that may follow their names.
+        whole_stream: Reason why sequence parallelism cannot divide the residual stream;
+            None if it can.
+        mixing: Patterns of the layers between which tokens mix; sequence parallelism
+            needs all of them split by tp.
         batch_norm_values: Fewest values a channel that a batch norm takes its
             statistics of in one sample; None without batch norms.
         num_experts: Experts per MoE layer; 0 without.
         attention: Whether every attention is causal, or every one full; None if there
             are several kinds, masks or dropout, other ops that mix tokens, or no
             positions to tell: then cp does not apply.
-        assumptions: What was guessed while tracing.
-        config: Facts worth showing (hidden size, layers …), JSON scalars.
+        assumptions: Guesses made while tracing.
+        config: Facts to show (hidden size, layers …), JSON scalars.
     """
 
     name: str
@@ -275,7 +275,7 @@ class ModelGraph:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Scalars, tied tensors once."""
+        """Number of scalars, tied tensors once."""
         return sum(parameter.numel for parameter in self.parameters)
 
     @cached_property
@@ -290,7 +290,7 @@ class ModelGraph:
 
     @cached_property
     def saved_bytes(self) -> float:
-        """Kept for backward, at the traced batch, with no recomputation."""
+        """Bytes kept for backward, at the traced batch, without recomputation."""
         return sum(block.saved_bytes for block in self.blocks)
 
     @cached_property
@@ -356,10 +356,10 @@ class ModelGraph:
         return tuple(frozenset(units) for units in found)
 
     def reordered(self, names: Sequence[str]) -> ModelGraph:
-        """The same model with its units in another order.
+        """Return the model with its units in another order.
 
         Args:
-            names: All units, each after those that it reads.
+            names: All units, each after the units that it reads.
 
         Raises:
             StrategyError: If a unit comes before one that it reads.
@@ -381,7 +381,7 @@ class ModelGraph:
             replace(edge, source=place[edge.source], target=place[edge.target])
             for edge in self.edges
         )
-        # What is turned round is recomputable: each stage makes it anew.
+        # Edges that are turned round are recomputable: each stage makes them anew.
         edges = (edge for edge in moved if edge.source < edge.target)
         return replace(
             self,
@@ -400,5 +400,5 @@ class ModelGraph:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON data, for caches and ``meshwright explain --json``."""
+        """Return plain JSON data, for caches and ``meshwright explain --json``."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
