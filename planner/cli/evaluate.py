@@ -1,16 +1,372 @@
-"""The command ``meshwright evaluate``."""
+"""The commands ``meshwright evaluate``: partition, job-stream, job-stream-world."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from planner.cli.evaluate_job_stream import EvaluateJobStream, EvaluateJobStreamWorld
-from planner.cli.evaluate_partition import EvaluatePartition
+from planner.cli.learning import WeightsFolder, read_seeds, require_learning
+from planner.cli.output import emit_json, emit_table, note, progress
+from planner.errors import StrategyError
+
+if TYPE_CHECKING:
+    from planner.schema.stream import StreamRecord
+    from policies.partition.evaluation import Compared, Pair
 
 __all__ = ["EvaluateCommand"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatePartition:
+    """Compare the learned partitioner with the others."""
+
+    weights: WeightsFolder = None
+    kinds: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KIND")] = (
+        "uniform",
+        "mixed",
+        "uneven",
+        "sites",
+        "occupied",
+        "transfer",
+    )
+    """Kinds of worlds."""
+    split: Literal["train", "validation", "test"] = "validation"
+    """Split of their models and clusters; transfer is never trained on."""
+    seeds: Annotated[str, tyro.conf.arg(metavar="FIRST:COUNT")] = "0:4"
+    """Seeds of the worlds of each kind. Training validates on seeds from 0 on."""
+    budget_s: float = 1.0
+    """Seconds of each partitioner for a world."""
+    against: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (
+        "expert",
+        "beam",
+        "anneal",
+        "evolutionary",
+    )
+    """Partitioners to compare with; the best of them counts."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        """Plan every world with all of them, and print."""
+        require_learning()
+        seeds = read_seeds(self.seeds)
+        from envs.partition import GraphStore, WorldSampler, sample_world
+        from planner.search import get_partitioner
+        from policies.partition.evaluation import compare, summarise
+        from policies.partition.network import load_network
+        from policies.partition.partitioner import LearnedPartitioner
+
+        # Wrong kinds, names and weights are refused before long work.
+        WorldSampler(kinds=self.kinds, split=self.split)
+        if not 0 <= self.budget_s < math.inf:
+            raise StrategyError(
+                f"--budget-s {self.budget_s} is not a number of seconds from 0 on"
+            )
+        others = [get_partitioner(name) for name in self.against]
+        load_network(None if self.weights is None else Path(self.weights))
+        judged = LearnedPartitioner(self.weights)
+        graphs = GraphStore()
+        drawn = (
+            sample_world(kind, self.split, seed, graphs)
+            for kind in self.kinds
+            for seed in seeds
+        )
+        with progress(len(self.kinds) * len(seeds), "world") as bar:
+            pairs = compare(
+                drawn,
+                judged,
+                others,
+                budget_s=self.budget_s,
+                graphs=graphs,
+                watch=lambda: bar.update(1),
+            )
+        if self.json:
+            _emit_json(summarise(pairs), pairs)
+        else:
+            _emit_table(summarise(pairs))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _emit_json(found: Sequence[Compared], pairs: Sequence[Pair]) -> None:
+    emit_json(
+        {
+            "kinds": [asdict(one) for one in found],
+            "worlds": [
+                {
+                    "world": pair.world,
+                    "kind": pair.kind,
+                    "learned": _finite(pair.score),
+                    **{name: _finite(v) for name, v in pair.others.items()},
+                }
+                for pair in pairs
+            ],
+        }
+    )
+
+
+def _emit_table(found: Sequence[Compared]) -> None:
+    emit_table(
+        ("kind", "worlds", "over the best other", "95 %", "won", "lost"),
+        [
+            (
+                one.kind,
+                str(one.worlds),
+                "" if one.ratio is None else f"{one.ratio:.4f}",
+                "" if one.low is None else f"{one.low:.4f} to {one.high:.4f}",
+                str(one.wins),
+                str(one.losses),
+            )
+            for one in found
+        ],
+        numbers=True,
+    )
+
+
+Policy = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="NAME",
+        help="A baseline (para_max, para_min, min_feasible, random, constant_K), "
+        "rollout, learned or learned+lookahead.",
+    ),
+]
+Seeds = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="FIRST:COUNT",
+        help="Seeds for each law or load. The shipped policies were chosen on seeds "
+        "from 5000 on.",
+    ),
+]
+Record = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="FOLDER",
+        help="Folder for the fate of every job, a file a stream, for meshwright "
+        "report.",
+        help_behavior_hint="",
+    ),
+]
+Force = Annotated[
+    bool,
+    tyro.conf.arg(help="Overwrite records of the same names with other contents."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateJobStream:
+    """Evaluate a policy of the job stream on the benchmark's cluster."""
+
+    policy: Policy = "learned"
+    weights: WeightsFolder = None
+    seeds: Seeds = "600:4"
+    laws: tuple[str, ...] = ("A", "B", "C", "D")
+    """Laws of the arrivals."""
+    horizon_s: float = 1e6
+    """End of a stream."""
+    record: Record = None
+    force: Force = False
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        """Play, and print."""
+        require_learning()
+        from envs.ramp.jobs import read_jobs
+        from policies.by_name import OBSERVING, make_policy
+        from policies.ramp.evaluation import play
+
+        keep = _Records(self.record, self.force)
+        seeds, jobs, found = read_seeds(self.seeds), read_jobs(), {}
+        # Only the fixed policies are defined over the benchmark's mask.
+        plans = self.policy.startswith(("learned", "rollout"))
+        with progress(len(self.laws), "law") as bar:
+            for law in self.laws:
+                found[law] = play(
+                    lambda env: make_policy(self.policy, env, folder=self.weights),
+                    jobs,
+                    law,
+                    seeds,
+                    horizon_s=self.horizon_s,
+                    observe=self.policy in OBSERVING,
+                    mask="possible" if plans else "benchmark",
+                    record=self.record is not None,
+                )
+                keep.add(self, found[law].records, "job_stream")
+                bar.update(1)
+        keep.write()
+        if self.json:
+            emit_json(
+                {
+                    law: {
+                        "blocking_rate": one.blocking_rate,
+                        "blocking_rates": list(one.blocking_rates),
+                        "throughput_bytes_per_s": one.mean("throughput_bytes_per_s"),
+                        "mean_jct_s": one.mean("mean_jct_s"),
+                        "decision_s": one.decision_s,
+                    }
+                    for law, one in found.items()
+                }
+            )
+            return
+        emit_table(
+            ("law", "blocked", "GB/s", "mean JCT s", "ms a decision"),
+            [
+                (
+                    law,
+                    f"{one.blocking_rate:.4f}",
+                    f"{one.mean('throughput_bytes_per_s') / 1e9:.4g}",
+                    f"{one.mean('mean_jct_s'):.0f}",
+                    f"{1e3 * one.decision_s:.3f}",
+                )
+                for law, one in found.items()
+            ],
+            numbers=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateJobStreamWorld:
+    """Evaluate a policy of the job stream on any cluster."""
+
+    policy: Policy = "learned"
+    weights: WeightsFolder = None
+    seeds: Seeds = "600:4"
+    cluster: str = "dgx-a100:4"
+    """The cluster."""
+    models: tuple[str, ...] = ()
+    """Jobs that may arrive; the built-in ones by default."""
+    loads: tuple[float, ...] = (0.5, 1.0, 1.5)
+    """Work offered over the capacity of the cluster."""
+    intervals: float = 1000.0
+    """Length of a stream in mean times between arrivals."""
+    waiting: int = 0
+    """Places in the queue."""
+    record: Record = None
+    force: Force = False
+    json: bool = False
+    """Print the result as JSON."""
+
+    def run(self) -> None:
+        """Play, and print."""
+        require_learning()
+        from envs.stream.jobs import built_in_jobs
+        from policies.by_name import make_stream_policy, stream_observes
+        from policies.stream.evaluation import StreamCase, play_stream
+        from policies.stream.worlds import StreamWorld
+
+        keep = _Records(self.record, self.force)
+        seeds, found = read_seeds(self.seeds), {}
+        world = StreamWorld(
+            cluster=self.cluster,
+            models=self.models or tuple(job.name for job in built_in_jobs()),
+            max_waiting=self.waiting,
+        )
+        with progress(len(self.loads), "load") as bar:
+            for load in self.loads:
+                case = StreamCase(world=world, load=load, intervals=self.intervals)
+                found[load] = play_stream(
+                    lambda env: make_stream_policy(
+                        self.policy, env, folder=self.weights
+                    ),
+                    case.env(
+                        observe=stream_observes(self.policy),
+                        record=self.record is not None,
+                    ),
+                    seeds,
+                )
+                keep.add(self, found[load].records, "job_stream_world", load)
+                bar.update(1)
+        keep.write()
+        if self.json:
+            emit_json(
+                {
+                    f"{load:g}": {
+                        **{name: one.mean(name) for name in one.summaries[0]},
+                        "blocking_rates": list(one.blocking_rates),
+                        "decision_s": one.decision_s,
+                    }
+                    for load, one in found.items()
+                }
+            )
+            return
+        causes = ("refused", "no_room", "late")
+        emit_table(
+            ("load", "blocked", *causes, "mean JCT h", "used", "ms a decision"),
+            [
+                (
+                    f"{load:g}",
+                    f"{one.blocking_rate:.4f}",
+                    *(
+                        f"{one.mean(cause) / one.mean('arrived'):.4f}"
+                        for cause in causes
+                    ),
+                    f"{one.mean('mean_jct_s') / 3600:.3g}",
+                    f"{one.mean('utilisation'):.3f}",
+                    f"{1e3 * one.decision_s:.3f}",
+                )
+                for load, one in found.items()
+            ],
+            numbers=True,
+        )
+
+
+class _Records:
+    """Records of streams, written when all are played.
+
+    Raises:
+        PlanFileError: If the target is not a folder, before anything is played.
+    """
+
+    def __init__(self, folder: str | None, force: bool) -> None:
+        from policies.recording import require_folder
+
+        self.folder, self.force = folder, force
+        self.records: list[StreamRecord] = []
+        if folder is not None:
+            require_folder(folder)
+
+    def add(
+        self,
+        command: EvaluateJobStream | EvaluateJobStreamWorld,
+        records: Sequence[StreamRecord],
+        world: str,
+        load: float | None = None,
+    ) -> None:
+        """Add the streams of one law or load."""
+        if self.folder is None:
+            return
+        from policies.by_name import LEARNED
+        from policies.recording import label_record, weights_id
+        from policies.saved import shipped_folder
+
+        weights = None
+        if command.policy in LEARNED:
+            weights = weights_id(command.weights or shipped_folder(world))
+        self.records += [
+            label_record(
+                record, policy=command.policy, weights=weights, offered_load=load
+            )
+            for record in records
+        ]
+
+    def write(self) -> None:
+        """Write all records, or none."""
+        if self.folder is None:
+            return
+        from policies.recording import write_records
+
+        paths = write_records(self.records, self.folder, force=self.force)
+        note(f"{len(paths)} records in {self.folder}")
+
 
 _World = (
     Annotated[EvaluatePartition, tyro.conf.subcommand("partition", prefix_name=False)]

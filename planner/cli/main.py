@@ -22,20 +22,20 @@ __all__ = ["main"]
 #: Class of each command; only the one that is asked for is imported.
 _COMMANDS: Mapping[str, str] = {
     "plan": "planner.cli.plan:PlanCommand",
-    "predict": "planner.cli.predict:PredictCommand",
+    "predict": "planner.cli.strategies:PredictCommand",
     "run": "planner.cli.run:RunCommand",
     "verify": "planner.cli.verify:VerifyCommand",
-    "probe": "planner.cli.probe:ProbeCommand",
-    "calibrate": "planner.cli.calibrate:CalibrateCommand",
-    "explain": "planner.cli.explain:ExplainCommand",
-    "export": "planner.cli.export:ExportCommand",
-    "import": "planner.cli.import_config:ImportCommand",
-    "compare": "planner.cli.compare:CompareCommand",
-    "report": "planner.cli.report:ReportCommand",
+    "probe": "planner.cli.machines:ProbeCommand",
+    "calibrate": "planner.cli.machines:CalibrateCommand",
+    "explain": "planner.cli.plan_files:ExplainCommand",
+    "export": "planner.cli.plan_files:ExportCommand",
+    "import": "planner.cli.strategies:ImportCommand",
+    "compare": "planner.cli.strategies:CompareCommand",
+    "report": "planner.cli.plan_files:ReportCommand",
     "train": "planner.cli.train:TrainCommand",
     "evaluate": "planner.cli.evaluate:EvaluateCommand",
-    "models": "planner.cli.models:ModelsCommand",
-    "clusters": "planner.cli.clusters:ClustersCommand",
+    "models": "planner.cli.machines:ModelsCommand",
+    "clusters": "planner.cli.machines:ClustersCommand",
 }
 _WORLDS_OF = ("train", "evaluate")
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note("meshwright: interrupted")
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader of stdout has gone; nothing more can be said there.
+        # The reader of stdout has gone; nothing more can be written there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
@@ -86,7 +86,7 @@ def _parse(given: Sequence[str]) -> _Command:
     """The command with its options.
 
     Raises:
-        SystemExit: After help (code 0), or after saying what is wrong (another code).
+        SystemExit: After help (code 0), or after naming the mistake (another code).
         UnknownNameError: If there is no such command, or no such world to learn in.
     """
     config = (tyro.conf.FlagCreatePairsOff,)
@@ -100,8 +100,8 @@ def _parse(given: Sequence[str]) -> _Command:
             _load(name), prog=f"meshwright {name}", args=rest, config=config
         )
         return command
-    # Without a command the help says more than an error would; it is still not a
-    # result, and does not go to stdout.
+    # Without a command, help is more useful than an error; it is still no result,
+    # and does not go to stdout.
     with contextlib.redirect_stdout(sys.stdout if given else sys.stderr):
         try:
             tyro.extras.subcommand_cli_from_dict(

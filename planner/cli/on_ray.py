@@ -33,17 +33,17 @@ _ANSWER_S = 10.0
 
 
 class _Mailbox:
-    """An actor that keeps what ranks say until it is asked for."""
+    """An actor that keeps messages of ranks until they are fetched."""
 
     def __init__(self) -> None:
         self._mail: list[tuple[int, str, Any]] = []
 
     def put(self, rank: int, kind: str, value: Any) -> None:
-        """Keep what a rank says."""
+        """Keep a message of a rank."""
         self._mail.append((rank, kind, value))
 
     def take(self) -> list[tuple[int, str, Any]]:
-        """All that was kept since the last call, in order."""
+        """Return all messages since the last call, in order."""
         mail, self._mail = self._mail, []
         return mail
 
@@ -80,7 +80,7 @@ class _Letters:
                 self._on_message(rank, value)
 
     def close(self) -> None:
-        """Read what is left; once."""
+        """Read the last messages; once."""
         if self._over.is_set():
             return
         self._over.set()
@@ -98,17 +98,17 @@ def train_on_ray(
     """Train as :func:`planner.cli.rank.train_rank` does, on Ray.
 
     Args:
-        plan: What Ray Train can say.
+        plan: A plan that Ray Train can express.
         arguments: Of ``train_rank``.
         address: Of the Ray cluster; None for the one that is there, else one is started
             on this machine; ``local`` to start one in any case.
         on_message: Called as ``on_message(rank, value)``, in a thread.
 
     Returns:
-        What rank 0 returned.
+        The result of rank 0.
     Raises:
         ExecutionError: If Ray is not installed or not reached, or has too little room.
-        MeshwrightError: What a rank raised, if it is one of ours.
+        MeshwrightError: If a rank raised one.
         RankFailedError: If a rank died or raised something else.
     """
     from planner.export.registry import require_expressible
@@ -242,7 +242,7 @@ def _fit(
 def _cause(
     error: Exception, told: list[tuple[int, dict[str, Any]]], ranks: int
 ) -> MeshwrightError:
-    """What to say of a training that failed: the first of ours, else the first told."""
+    """The error of a failed training: the first of Meshwright's own, else the first."""
     for _, what in told:
         if isinstance(what["own"], MeshwrightError):
             return what["own"]
@@ -271,7 +271,7 @@ def _line(error: BaseException) -> str:
 
 
 def _train(config: dict[str, Any]) -> dict[str, Any]:
-    """What every worker does, in the process group that Ray has made."""
+    """Train as one worker, in the process group that Ray has made."""
     import gc
 
     import ray.train

@@ -24,12 +24,12 @@ _OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What became of it.
+    """A submitted job.
 
     Attributes:
-        job: Its number, as sbatch gave it.
+        job: Number that sbatch gave it.
         script: The file that was submitted.
-        command: What was called.
+        command: Command that submitted it.
     """
 
     job: str
@@ -38,7 +38,7 @@ class Submitted:
 
 
 def sbatch_options(texts: Sequence[str]) -> tuple[str, ...]:
-    """``partition=gpu`` as ``--partition=gpu``.
+    """Turn ``partition=gpu`` into ``--partition=gpu``.
 
     Raises:
         ExecutionError: If a text is no long option of sbatch.
@@ -46,7 +46,7 @@ def sbatch_options(texts: Sequence[str]) -> tuple[str, ...]:
     for text in texts:
         if not _OPTION.fullmatch(text):
             raise ExecutionError(
-                f"--sbatch {text!r} is no option of sbatch; write its long name "
+                f"--sbatch {text!r} is not an option of sbatch; write its long name "
                 f"without dashes, for example partition=gpu or exclusive"
             )
     return tuple(f"--{text}" for text in texts)
@@ -78,14 +78,14 @@ def submit(
     """Write the script beside the plan and hand it to sbatch.
 
     Args:
-        plan: What SLURM can say.
+        plan: A plan that SLURM can express.
         plan_file: Where it is, on every node; the script goes beside it, with the
             ending ``.sbatch``.
         words: For ``meshwright run``.
         options: For sbatch, with their dashes.
 
     Raises:
-        ExportError: If SLURM cannot say what the plan says.
+        ExportError: If SLURM cannot express the plan.
         PlanFileError: If the script cannot be written.
         ExecutionError: If there is no sbatch, or it refuses.
     """
@@ -119,7 +119,7 @@ def submit(
         said = " ".join((done.stderr or done.stdout).split())
         raise ExecutionError(
             f"sbatch refused {script} (exit {done.returncode}): {said}; give what your "
-            f"site wants with --sbatch, for example --sbatch partition=gpu"
+            f"site needs with --sbatch, for example --sbatch partition=gpu"
         )
     # With several clusters: number;cluster.
     job = done.stdout.strip().partition(";")[0]

@@ -43,7 +43,7 @@ OtherModelName = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="MODEL",
-        help="Where to build the model from, if not from where the plan says. A "
+        help="The model to build, if not the one that the plan names. A "
         "module:factory reference is only followed when it is named here.",
         help_behavior_hint="",
     ),
@@ -60,8 +60,8 @@ CalibrationName = Annotated[
     str,
     tyro.conf.arg(
         metavar="FILE|shipped|none",
-        help="Fitted constants of GPUs: a file that meshwright calibrate wrote, those "
-        "that are shipped, or none. CPUs and devices that were probed have their own.",
+        help="Fitted constants of GPUs: a file that meshwright calibrate wrote, the "
+        "shipped ones, or none. CPUs and probed devices have their own.",
     ),
 ]
 SeqLen = Annotated[
@@ -86,27 +86,27 @@ OptionalFloat = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """How the model is trained: what decides memory beside the strategy."""
+    """Settings of training that decide memory beside the strategy."""
 
     dtype: Literal["bfloat16", "float32", "float8"] = "bfloat16"
-    """What matrix products compute in."""
+    """Data type of matrix products."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What weights and optimizer states are kept in."""
+    """Data type of weights and optimizer states."""
     optimizer: Literal["AdamW", "Adam", "SGD"] = "AdamW"
-    """Decides how many states each parameter has."""
+    """Optimizer; it decides how many states each parameter has."""
     learning_rate: Annotated[float, tyro.conf.arg(metavar="RATE")] = 3e-4
-    """Of the optimizer."""
+    """Learning rate of the optimizer."""
     grad_clip_norm: OptionalFloat = None
     """Largest norm of the gradients; no clipping by default."""
 
     def precision(self) -> Precision:
-        """As the planner takes it."""
+        """Return the precision that the planner takes."""
         return Precision(
             parameter=self.parameter_dtype, compute=self.dtype, reduce="float32"
         )
 
     def build_optimizer(self) -> Optimizer:
-        """As the planner takes it; states have the dtype of the weights.
+        """Return the optimizer; its states have the dtype of the weights.
 
         Raises:
             StrategyError: If the learning rate or the clipping norm is not above 0.
@@ -127,13 +127,13 @@ class TrainingOptions:
 def name_model(
     model: str, *, seq_len: int | None, dtype: str, allow_remote_code: bool
 ) -> str | ModelGraph:
-    """A model for the planner: its name, or its graph where code was allowed to run.
+    """Return a model's name, or its graph where code was allowed to run.
 
     Args:
         model: As on the command line.
         seq_len: Tokens per sample.
-        dtype: What matrix products compute in.
-        allow_remote_code: Whether code that comes with a ``hf:`` folder may run.
+        dtype: Data type of matrix products.
+        allow_remote_code: Allow code that comes with a ``hf:`` folder to run.
     Raises:
         CaptureError: If code is allowed that no model could bring, or the model cannot
             be read.
@@ -152,7 +152,7 @@ def name_model(
 
 
 def model_of_plan(plan: Plan, file: str, named: str | None) -> str:
-    """Where to build a plan's model from; code only if a user named it.
+    """Return the reference of a plan's model; to code only if a user named it.
 
     Args:
         plan: The plan.
@@ -160,23 +160,23 @@ def model_of_plan(plan: Plan, file: str, named: str | None) -> str:
         named: ``--model``, if given.
 
     Raises:
-        PlanFileError: If the plan does not say, or wants code to run.
+        PlanFileError: If the plan has none, or it is one to code.
     """
     ref = named or plan.model.ref
     if ref is None:
         raise PlanFileError(
-            f"{file} does not say where {plan.model.name} comes from; name it with "
+            f"{file} has no reference to the model {plan.model.name}; name it with "
             f"--model (llama3-8b, hf:PATH or module:factory)"
         )
     if ref.endswith(".txt"):
         what = "--model names" if named else f"{file} was made from"
         raise PlanFileError(
-            f"{what} the profile {ref}, of which no model can be built; name one that "
-            f"is none with --model"
+            f"{what} the profile {ref}, and no model can be built from a profile; name "
+            f"another with --model"
         )
     if named is None and not ref.startswith("hf:") and ":" in ref:
         raise PlanFileError(
-            f"{file} wants to import code ({ref}); if you trust it, name it yourself: "
+            f"{file} would import code ({ref}); if you trust it, name it yourself: "
             f"--model {ref}"
         )
     return ref

@@ -1,4 +1,4 @@
-"""What commands write: results to stdout, progress and errors to stderr."""
+"""Output of commands: results to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.schema.base import spell_non_finite
 
 __all__ = ["emit_json", "emit_table", "emit_text", "note", "progress", "working"]
 
-#: Where no terminal sets a limit, tables are as wide as they are.
+#: Width of tables where no terminal limits it.
 _UNLIMITED = 1000
 
 
@@ -60,7 +60,7 @@ def emit_table(
 
 
 def note(text: str) -> None:
-    """Say something that is not the result: one line on stderr."""
+    """Write something that is not the result: one line on stderr."""
     print(" ".join(text.split()), file=sys.stderr, flush=True)
 
 

@@ -1,14 +1,13 @@
-"""The command ``meshwright plan``."""
+"""The command ``meshwright plan``; plans of several partitioners side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from planner.cli.contenders import Contender, as_data, compare, emit_contenders
 from planner.cli.options import (
     CalibrationName,
     ClusterName,
@@ -21,15 +20,16 @@ from planner.cli.options import (
     name_model,
     parse_pins,
 )
-from planner.cli.output import emit_json, emit_text, note, working
-from planner.errors import StrategyError
+from planner.cli.output import emit_json, emit_table, emit_text, note, working
+from planner.errors import MeshwrightError, NoFeasiblePlanError, StrategyError
 from planner.schema import Plan
 from planner.schema.base import require_writable
 
 if TYPE_CHECKING:
     from planner.graph import ModelGraph
+    from planner.request import PlanOptions
 
-__all__ = ["PlanCommand"]
+__all__ = ["Contender", "PlanCommand", "compare"]
 
 Pins = Annotated[
     tuple[str, ...],
@@ -56,34 +56,34 @@ class PlanCommand:
     """Where to write the plan."""
     pin: Pins = ()
     partitioner: Annotated[str, tyro.conf.arg(metavar="NAME[,NAME...]")] = "auto"
-    """Who plans: auto, or some of the installed partitioners."""
+    """Partitioners that search: auto, or names of installed ones."""
     compare: bool = False
-    """Plan with each partitioner that is installed, or those that are named, lay them
-    side by side, and keep the best plan."""
+    """Plan with each installed (or named) partitioner, show the plans side by side, and
+    keep the best one."""
     # planner.search has the same names; importing it here would slow every command.
     objective: Literal["throughput", "throughput_per_device", "memory"] = "throughput"
-    """What to optimise."""
+    """Quantity to optimise."""
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")] = "meshwright"
-    """Keep to what Meshwright's executors can run (meshwright), to what a launcher can
-    say (meshwright export --list names them), or allow all that is legal (any)."""
+    """Plan within the limits of Meshwright's executors (meshwright) or of a launcher
+    (meshwright export --list), or allow every legal strategy (any)."""
     devices: Literal["all", "any"] = "all"
     """Use every free device, or as many as it takes to be fastest."""
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
-    """Share of each device's memory that may be filled."""
+    """Share of each device's memory that may be used."""
     calibration: CalibrationName = "shipped"
     evaluation_budget: OptionalInt = None
-    """Most strategies that each partitioner may simulate."""
+    """Number of strategies that each partitioner may simulate."""
     time_budget_s: OptionalFloat = None
-    """Seconds until the best plan so far is taken, shared by the partitioners; with
-    --compare each has as many."""
+    """Time limit of the search in seconds, shared by the partitioners; with --compare
+    each has this much."""
     seed: int = 0
-    """Of everything random."""
+    """Seed of everything random."""
     allow_remote_code: bool = False
     """Run Python code that came with a hf:PATH model; read it first."""
     json: bool = False
     """Print the plan as JSON instead of a summary."""
     explain: bool = False
-    """Also print what bounds it and what the runners-up cost."""
+    """Also print the plan's bottleneck and the costs of the runners-up."""
     training: Annotated[TrainingOptions, tyro.conf.arg(name="")] = field(
         default_factory=TrainingOptions
     )
@@ -139,7 +139,7 @@ class PlanCommand:
         )
 
     def _asked(self) -> str | tuple[str, ...]:
-        """A name, or several.
+        """Return one partitioner's name, or several.
 
         Raises:
             StrategyError: If one is empty.
@@ -172,3 +172,144 @@ class PlanCommand:
             "time_budget_s": self.time_budget_s,
             "seed": self.seed,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """The result of one partitioner.
+
+    Attributes:
+        partitioner: Its registered name.
+        step_time_s: Predicted; None if it has no plan.
+        over_best: Share by which its plan is worse than the best one, by the
+            objective.
+        devices: Number that the plan uses.
+        strategy: Label of the strategy.
+        evaluations: Strategies priced, by fidelity.
+        seconds: Wall time of the search.
+        why_none: Reason why there is no plan.
+    """
+
+    partitioner: str
+    step_time_s: float | None = None
+    over_best: float | None = None
+    devices: int | None = None
+    strategy: str | None = None
+    evaluations: Mapping[str, int] | None = None
+    seconds: float | None = None
+    why_none: str | None = None
+
+
+def compare(
+    model: str | ModelGraph,
+    cluster: str,
+    partitioner: str | Sequence[str],
+    options: PlanOptions,
+    *,
+    seq_len: int | None,
+) -> tuple[Plan, tuple[Contender, ...]]:
+    """Plan with each of several partitioners, each with the whole budget.
+
+    Args:
+        model: Read once.
+        cluster: A name, as for :func:`planner.api.plan`.
+        partitioner: Names; ``auto`` stands for all that are installed.
+        options: Further arguments of ``plan``.
+        seq_len: Tokens a sample.
+    Returns:
+        The best plan, which names all contenders, and one entry each, best first.
+    Raises:
+        MeshwrightError: If none of them has a plan.
+    """
+    from planner.api import plan_graph, read_model
+    from planner.cluster import Cluster
+    from planner.portfolio import names_of
+    from planner.search import partitioner_names
+
+    names = partitioner_names() if partitioner == "auto" else names_of(partitioner)
+    machines = Cluster.parse(cluster)
+    graph = read_model(
+        model, None, seq_len=seq_len, dtype=options.precision.activation_dtype
+    )
+    plans: dict[str, Plan] = {}
+    refused: dict[str, MeshwrightError] = {}
+    for name in names:
+        try:
+            plans[name] = plan_graph(graph, machines, options, partitioner=name)
+        except MeshwrightError as error:
+            refused[name] = error
+    if not plans:
+        raise _reason(list(refused.values()))
+    # Sums of equal parts in another order differ in their last bits.
+    ranked = sorted(plans, key=lambda name: float(f"{_score(plans[name]):.10g}"))
+    best = plans[ranked[0]]
+    found = [_contender(name, plans[name], _score(best)) for name in ranked]
+    found += [Contender(partitioner=n, why_none=str(e)) for n, e in refused.items()]
+    asked = tuple(c for name in ranked for c in plans[name].provenance.contenders)
+    provenance = best.provenance.model_copy(update={"contenders": asked})
+    return best.model_copy(update={"provenance": provenance}), tuple(found)
+
+
+def _reason(errors: Sequence[MeshwrightError]) -> MeshwrightError:
+    """The error to raise: that nothing fits, if a partitioner found that out."""
+    lacking = (error for error in errors if isinstance(error, NoFeasiblePlanError))
+    return next(lacking, errors[0])
+
+
+def _score(plan: Plan) -> float:
+    """The number that the plan's objective minimises."""
+    objective, prediction = plan.provenance.objective, plan.prediction
+    if objective == "memory":
+        return max(entry.total_bytes for entry in prediction.memory)
+    if objective == "throughput_per_device":
+        return prediction.step_time_s * plan.strategy.mesh.num_devices
+    return prediction.step_time_s
+
+
+def _contender(name: str, plan: Plan, best: float) -> Contender:
+    return Contender(
+        partitioner=name,
+        step_time_s=plan.prediction.step_time_s,
+        over_best=_score(plan) / best - 1,
+        devices=plan.strategy.mesh.num_devices,
+        strategy=plan.strategy.label(),
+        evaluations=plan.provenance.evaluations,
+        seconds=plan.timing_s["search"],
+    )
+
+
+def as_data(contenders: Sequence[Contender]) -> list[dict[str, Any]]:
+    """Return the contenders as JSON values."""
+    return [asdict(one) for one in contenders]
+
+
+def emit_contenders(contenders: Sequence[Contender]) -> None:
+    """Print a table, one line each."""
+    emit_table(
+        (
+            "partitioner",
+            "step time",
+            "over the best",
+            "devices",
+            "simulated",
+            "closed form",
+            "seconds",
+            "strategy",
+        ),
+        [_cells(one) for one in contenders],
+    )
+
+
+def _cells(one: Contender) -> tuple[str, ...]:
+    if one.step_time_s is None or one.over_best is None or one.evaluations is None:
+        return (one.partitioner, "none", *[""] * 5, one.why_none or "")
+    return (
+        one.partitioner,
+        f"{one.step_time_s:.4g} s",
+        f"{one.over_best:.2%}",
+        str(one.devices),
+        f"{one.evaluations['simulated']:,}",
+        f"{one.evaluations['analytic']:,}",
+        f"{one.seconds:.2f}",
+        str(one.strategy),
+    )

@@ -1,4 +1,4 @@
-"""What every process of ``meshwright run`` and ``meshwright probe`` does."""
+"""The work of each process that run, probe and verify start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from planner.cli.tokens import open_tokens
 from planner.schema import Plan, Workload
 
-__all__ = ["probe_rank", "train_rank"]
+__all__ = ["probe_rank", "train_rank", "verify_ranks"]
 
 #: Takes a message, any JSON value, for the launching process.
 Emit = Callable[[Any], None]
@@ -99,3 +99,29 @@ def probe_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
             name=arguments["name"],
             date=arguments["date"],
         )
+
+
+def verify_ranks(arguments: dict[str, Any], emit: Emit) -> list[dict[str, Any]]:
+    """Verify some ranks, in a process of their own.
+
+    Args:
+        arguments: JSON values, from ``meshwright verify``.
+        emit: Takes the number of each rank that is done.
+
+    Returns:
+        A :class:`planner.schema.verification.RankVerification` a rank, as JSON data.
+    """
+    from executors.dryrun import dry_runs
+    from planner.capture import load_model
+
+    plan = Plan.from_json(arguments["plan"])
+    loaded = load_model(arguments["model"], seq_len=plan.workload.seq_len)
+    found = dry_runs(
+        plan,
+        loaded.build,
+        arguments["ranks"],
+        force=arguments["force"],
+        every_microbatch=arguments["every_microbatch"],
+        on_rank=lambda rank: emit(rank.rank),
+    )
+    return [rank.to_data() for rank in found]

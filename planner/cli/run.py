@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from planner.cli.machine import check_machine, on_one_host
 from planner.cli.options import (
     OptionalFile,
     OptionalInt,
@@ -23,11 +22,16 @@ from planner.cli.options import (
     model_of_plan,
 )
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress
-from planner.errors import CaptureError, ExecutionError, RankFailedError
+from planner.errors import (
+    CaptureError,
+    ExecutionError,
+    FingerprintError,
+    RankFailedError,
+)
 from planner.schema import Plan
 from planner.schema.base import require_writable
 
-__all__ = ["RunCommand"]
+__all__ = ["RunCommand", "check_machine"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,46 +81,46 @@ SbatchOptions = Annotated[
     ),
 ]
 
-#: Where to look when one line is not enough.
+#: Hint for errors that need more than one line.
 _MORE = "; MESHWRIGHT_LOG=INFO shows the traceback"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand:
-    """Train by a plan: on local processes, as one rank under torchrun, or elsewhere."""
+    """Train by a plan: in local processes, as one rank under torchrun, or elsewhere."""
 
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """A plan file."""
     on: Literal["local", "ray", "slurm"] = "local"
-    """Where: processes of this machine, workers of Ray Train on the Ray cluster that is
-    there (else a local one), or a job that is submitted to SLURM."""
+    """Place: processes of this machine, workers of Ray Train on the running Ray cluster
+    (else a local one), or a job submitted to SLURM."""
     steps: int = 10
     """Optimizer steps."""
     model: OtherModelName = None
     data: OptionalFile = None
     """Token ids, a one-dimensional integer .npy file; synthetic tokens by default."""
     seed: int = 0
-    """Of weights and data order."""
+    """Seed of weights and data order."""
     measure: bool = False
-    """Lay predicted beside measured: step time, memory, bytes on the wire."""
+    """Compare predicted with measured: step time, memory, bytes on the wire."""
     measurement: OutFile = None
-    """Where to write the measurement as JSON; implies --measure."""
+    """File for the measurement as JSON; implies --measure."""
     checkpoint_dir: OptionalFolder = None
-    """Keep the state of the run in this folder."""
+    """Folder for checkpoints."""
     checkpoint_every: OptionalInt = None
-    """Steps between checkpoints; one at the end by default."""
+    """Steps between checkpoints; by default one is written at the end."""
     resume: Resume = None
-    """Go on from the latest checkpoint, if there is one, or from a named one."""
+    """Resume from the latest checkpoint, if there is one, or from a named one."""
     keep_checkpoints: int = 2
-    """How many of the last to keep."""
+    """Number of latest checkpoints to keep."""
     background_checkpoints: bool = False
-    """Write them while training goes on."""
+    """Write checkpoints while training goes on."""
     allow_remote_code: bool = False
     """Run Python code that came with the hf:PATH named by --model; read it first."""
     force: bool = False
-    """Run although model or cluster are not those of the plan."""
+    """Run even if model or cluster are not the plan's."""
     ray_address: OptionalAddress = None
-    """Of the Ray cluster for --on ray; local to start one here."""
+    """Address of the Ray cluster for --on ray; local starts one here."""
     sbatch: SbatchOptions = ()
     json: bool = False
     """Print the result as JSON."""
@@ -150,7 +154,7 @@ class RunCommand:
             self._report(plan, result)
 
     def _checkpoints(self) -> dict[str, Any]:
-        """As :func:`executors.run` takes them.
+        """Options of checkpoints as :func:`executors.run` takes them.
 
         Raises:
             ExecutionError: If they contradict each other.
@@ -174,11 +178,11 @@ class RunCommand:
         }
 
     def _model(self, plan: Plan) -> str:
-        """Where the model comes from; code only if it was named on the command line.
+        """Return the model's reference; to code only if the command line names it.
 
         Raises:
-            PlanFileError: If the plan does not say, or wants code to run.
-            CaptureError: If it is left open whose code may run.
+            PlanFileError: If the plan has none, or it is one to code.
+            CaptureError: If code may run, and no model is named.
         """
         ref = model_of_plan(plan, self.plan, self.model)
         if self.allow_remote_code and self.model is None:
@@ -189,7 +193,7 @@ class RunCommand:
         return ref
 
     def _check(self, plan: Plan) -> None:
-        """What can be known to be wrong before a process is started."""
+        """Refuse mistakes that are known before a process is started."""
         for flag, given, place in (
             ("--ray-address", self.ray_address is not None, "ray"),
             ("--sbatch", bool(self.sbatch), "slurm"),
@@ -236,7 +240,7 @@ class RunCommand:
 
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Callable[[int, Any], None]]:
-        """Show steps; what is given is to be called with each message of a rank."""
+        """Show steps; yields a function to call with each message of a rank."""
         often = max(1, self.steps // 10)
         with progress(self.steps, "step") as bar:
 
@@ -321,3 +325,52 @@ def _train_as_rank(arguments: dict[str, Any]) -> dict[str, Any]:
             raise own from None
         said = ": ".join(filter(None, (type(error).__name__, explain(error))))
         raise RankFailedError(f"{who} raised {said}{_MORE}") from error
+
+
+def on_one_host() -> bool:
+    """Return True if torchrun says that it started all ranks here."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+
+
+def check_machine(plan: Plan) -> None:
+    """Refuse a plan that is for another machine.
+
+    Raises:
+        FingerprintError: With the differences, and what to do.
+    """
+    from planner.cluster import Cluster
+
+    here = Cluster.detect()
+    if here.num_devices != plan.cluster.num_devices and "gloo" in {
+        device.backend for device in here.device_types
+    }:
+        # Any number of processes can be started on CPU cores.
+        here = Cluster.detect(processes=plan.cluster.num_devices)
+    if here.fingerprint == plan.cluster.fingerprint:
+        return
+    found = here.reference()
+    differences = [
+        f"{name} {ours} in the plan, {theirs} here"
+        for name, ours, theirs in (
+            (
+                "devices",
+                _devices(plan.cluster.device_types),
+                _devices(found.device_types),
+            ),
+            ("hosts", _hosts(plan.cluster.hosts), _hosts(found.hosts)),
+        )
+        if ours != theirs
+    ]
+    raise FingerprintError(
+        f"the plan is for {plan.cluster.name}, not for this machine: "
+        f"{', '.join(differences) or 'their networks differ'}; plan for local, use "
+        f"torchrun on those machines, or --force to run all the same"
+    )
+
+
+def _devices(kinds: dict[str, int]) -> str:
+    return " + ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+
+def _hosts(runs: tuple[tuple[int, int], ...]) -> str:
+    return " + ".join(f"{count} of {devices} devices" for count, devices in runs)

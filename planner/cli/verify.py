@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -15,29 +14,29 @@ from planner.schema import Plan
 from planner.schema.verification import RankVerification, Verification
 from planner.units import format_bytes, format_count
 
-__all__ = ["VerifyCommand", "verify_ranks"]
+__all__ = ["VerifyCommand"]
 
-#: How far a prediction may be off before the command says so.
+#: Relative error of a prediction above which the command warns.
 _TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyCommand:
-    """Run one step of a plan as some of its ranks, in one process, on no devices."""
+    """Run one step of a plan as some of its ranks, in one process, without devices."""
 
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """A plan file."""
     rank: Annotated[
         tuple[int, ...], tyro.conf.arg(metavar="RANK", help_behavior_hint="")
     ] = ()
-    """Which ranks to be; by default the first of the first, middle and last pp rank."""
+    """Ranks to run; by default the first of the first, middle and last pp rank."""
     model: OtherModelName = None
     timeout: OptionalFloat = None
-    """Longest that it may take, in seconds."""
+    """Time limit in seconds."""
     force: bool = False
-    """Verify although the model is not that of the plan."""
+    """Verify even if the model is not the plan's."""
     every_microbatch: bool = False
-    """Run every microbatch, also those that do what others have done."""
+    """Run every microbatch, even those that repeat the work of another."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -62,7 +61,7 @@ class VerifyCommand:
                 )
 
     def _ranks(self, plan: Plan) -> tuple[int, ...]:
-        """Those asked for, or one of the first, middle and last stage."""
+        """Return the given ranks, or one of the first, middle and last stage."""
         mesh = plan.strategy.mesh
         for rank in self.rank:
             if not 0 <= rank < mesh.num_devices:
@@ -91,7 +90,7 @@ class VerifyCommand:
         }
         with working(which):
             (answer,) = launch(
-                "planner.cli.verify:verify_ranks",
+                "planner.cli.rank:verify_ranks",
                 arguments,
                 processes=1,
                 on_message=lambda _, rank: note(f"rank {rank} is done"),
@@ -153,31 +152,3 @@ def _print(result: Verification) -> None:
             ],
             numbers=True,
         )
-
-
-def verify_ranks(
-    arguments: dict[str, Any], tell: Callable[[Any], None]
-) -> list[dict[str, Any]]:
-    """Verify some ranks; what the process started for them does.
-
-    Args:
-        arguments: JSON values, from :class:`VerifyCommand`.
-        tell: Told of each rank that is done.
-
-    Returns:
-        A :class:`planner.schema.verification.RankVerification` a rank, as JSON data.
-    """
-    from executors.dryrun import dry_runs
-    from planner.capture import load_model
-
-    plan = Plan.from_json(arguments["plan"])
-    loaded = load_model(arguments["model"], seq_len=plan.workload.seq_len)
-    found = dry_runs(
-        plan,
-        loaded.build,
-        arguments["ranks"],
-        force=arguments["force"],
-        every_microbatch=arguments["every_microbatch"],
-        on_rank=lambda rank: tell(rank.rank),
-    )
-    return [rank.to_data() for rank in found]

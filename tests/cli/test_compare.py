@@ -92,10 +92,10 @@ def test_a_strategy_is_told_by_its_content(capsys: Capsys, tmp_path: Path) -> No
     assert "trains 32 samples a step, not global_batch=8" in refusal
 
 
-def test_what_is_no_config_is_said(capsys: Capsys, tmp_path: Path) -> None:
+def test_a_file_that_is_no_config_is_refused(capsys: Capsys, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello: there\n")
-    assert "say which with --format" in ask(capsys, "compare", str(path), *ON).refusal
+    assert "name it with --format" in ask(capsys, "compare", str(path), *ON).refusal
 
 
 def test_what_does_not_fit_today_is_said() -> None:

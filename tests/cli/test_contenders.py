@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import planner.api
-import planner.cli.contenders
+import planner.cli.plan
 from planner.api import plan
 from planner.errors import MeshwrightError
 from planner.schema import Plan

@@ -103,7 +103,7 @@ def test_a_message_is_one_line_whatever_it_holds(
     def fail(_: object) -> None:
         raise MeshwrightError("first\n  second [bold]:smile:")
 
-    monkeypatch.setattr("planner.cli.models.ModelsCommand.run", fail)
+    monkeypatch.setattr("planner.cli.machines.ModelsCommand.run", fail)
     assert ask(capsys, "models").refusal == "first second [bold]:smile:"
 
 
@@ -113,7 +113,7 @@ def test_ctrl_c_says_so(
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.cli.models.ModelsCommand.run", stop)
+    monkeypatch.setattr("planner.cli.machines.ModelsCommand.run", stop)
     assert main(["models"]) == 130
     assert capsys.readouterr().err == "meshwright: interrupted\n"
 

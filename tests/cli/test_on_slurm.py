@@ -141,7 +141,7 @@ def test_what_sbatch_says_is_passed_on(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--on", "slurm", "--sbatch", "P gpu"), "'P gpu' is no option of sbatch"),
+        (("--on", "slurm", "--sbatch", "P gpu"), "'P gpu' is not an option of sbatch"),
         (("--on", "slurm", "--ray-address", "a:1"), "--ray-address is for --on ray"),
         (("--sbatch", "partition=gpu"), "--sbatch is for --on slurm"),
         (("--on", "slurm", "--steps", "0"), "--steps 0; a run has at least 1 step"),

@@ -32,7 +32,7 @@ class TestRefusedBeforeTheStart:
     ) -> None:
         changed(plan_file, model={"ref": "os:getcwd"})
         refusal = ask(capsys, "run", plan_file).refusal
-        assert "wants to import code (os:getcwd)" in refusal
+        assert "would import code (os:getcwd)" in refusal
         assert "--model os:getcwd" in refusal
 
     def test_a_plan_that_does_not_know_its_model(

@@ -28,7 +28,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[dict[str, A
     asked: list[dict[str, Any]] = []
 
     def launch(entry: str, arguments: dict[str, Any], **_: Any) -> list[Any]:
-        assert entry == "planner.cli.verify:verify_ranks"
+        assert entry == "planner.cli.rank:verify_ranks"
         asked.append(arguments)
         return [[{"rank": r, "pp_rank": r, **fields} for r in arguments["ranks"]]]
 
@@ -98,7 +98,7 @@ def test_ranks_that_are_not_there_and_code_are_refused(
     data["model"]["ref"] = "tests.cli.models:failing"
     coded = tmp_path / "coded.json"
     Plan.from_data(data).save(coded)
-    assert "wants to import code" in ask(capsys, "verify", coded).refusal
+    assert "would import code" in ask(capsys, "verify", coded).refusal
     data["model"]["ref"] = None
     Plan.from_data(data).save(coded)
-    assert "does not say where" in ask(capsys, "verify", coded).refusal
+    assert "has no reference to the model" in ask(capsys, "verify", coded).refusal

@@ -1,0 +1,285 @@
+"""Commands on strategies and other launchers' configs: predict, import, compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from planner.cli.options import (
+    CalibrationName,
+    ClusterName,
+    ModelName,
+    OptionalFloat,
+    OptionalInt,
+    OutFile,
+    SeqLen,
+    name_model,
+)
+from planner.cli.output import emit_json, emit_table, emit_text, note, working
+from planner.errors import PlanFileError, StrategyError
+from planner.schema.base import require_writable
+
+if TYPE_CHECKING:
+    from planner.imports import Imported, Wanted
+    from planner.schema import Strategy
+
+__all__ = ["CompareCommand", "ImportCommand", "PredictCommand"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictCommand:
+    """Predict time and memory of a strategy; exit 2 if it does not fit."""
+
+    strategy: Annotated[str, tyro.conf.arg(metavar="FILE")]
+    """JSON or YAML file with a strategy's fields, or a plan."""
+    model: ModelName
+    cluster: ClusterName
+    global_batch: OptionalInt = None
+    """Samples per step; must agree with the strategy, which has it by default."""
+    seq_len: SeqLen = None
+    memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
+    """Share of each device's memory that may be used."""
+    calibration: CalibrationName = "shipped"
+    fidelity: Literal["analytic", "simulated"] = "simulated"
+    """Closed forms, or the schedule's exact order."""
+    out: OutFile = None
+    """File for the strategy as a plan, if it fits."""
+    allow_remote_code: bool = False
+    """Run Python code that came with a hf:PATH model; read it first."""
+    json: bool = False
+    """Print the priced plan as JSON."""
+
+    def run(self) -> None:
+        """Price and print; exit 2 if memory does not suffice."""
+        if self.out is not None:
+            require_writable(self.out)
+        with working(f"pricing {self.strategy}"):
+            from planner.api import predict, require_fit
+            from planner.strategy_input import read_strategy
+
+            strategy = read_strategy(self.strategy)
+            made = predict(
+                name_model(
+                    self.model,
+                    seq_len=self.seq_len,
+                    dtype=strategy.precision.compute,
+                    allow_remote_code=self.allow_remote_code,
+                ),
+                self.cluster,
+                strategy,
+                global_batch=self.global_batch,
+                seq_len=self.seq_len,
+                memory_fraction=self.memory_fraction,
+                calibration=self.calibration,
+                fidelity=self.fidelity,
+            )
+        if self.json:
+            emit_json(made.to_data())
+        else:
+            emit_text(made.explain())
+        require_fit(made)
+        if self.out is not None:
+            made.save(self.out)
+            note(f"wrote {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedOptions:
+    """Values that a config may lack; they must agree with it where it has them."""
+
+    world_size: OptionalInt = None
+    """Number of processes, if the config does not have it."""
+    microbatch_size: OptionalInt = None
+    """Samples per microbatch, if the config does not have it (accelerate)."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the training script recomputes (DeepSpeed)."""
+
+    def wanted(self, global_batch: int | None) -> Wanted:
+        """Return the values for the readers."""
+        from planner.imports import Wanted
+
+        return Wanted(
+            world_size=self.world_size,
+            global_batch=global_batch,
+            microbatch_size=self.microbatch_size,
+        )
+
+
+def read_config(file: str) -> str:
+    """Read a config's text.
+
+    Raises:
+        PlanFileError: If it cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanFileError(f"{file} is not a text file: {error.reason}") from error
+    except OSError as error:
+        raise PlanFileError(f"cannot read {file}: {error.strerror}") from error
+
+
+def tell_ignored(imported: Imported) -> None:
+    """List on stderr the keys without a meaning for a strategy."""
+    for entry in imported.ignored:
+        note(f"ignored {entry.key}: {entry.why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportCommand:
+    """Read another launcher's config as a strategy that predict prices."""
+
+    source: Annotated[
+        Literal["megatron", "accelerate", "deepspeed"], tyro.conf.Positional
+    ]
+    """Launcher of the config."""
+    file: Annotated[
+        str | None,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FILE", help_behavior_hint=""),
+    ] = None
+    """The config; for Megatron a file with arguments."""
+    args: Annotated[
+        str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
+    ] = None
+    """Megatron's arguments themselves, instead of a file: --args="…"."""
+    global_batch: OptionalInt = None
+    """Samples per step, if the config does not have it."""
+    model: Annotated[
+        str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")
+    ] = None
+    """The config's model: names the modules of stages, if the config has their numbers
+    of layers. Without it, predict cuts the model."""
+    options: Annotated[WantedOptions, tyro.conf.arg(name="")] = field(
+        default_factory=WantedOptions
+    )
+    out: OutFile = None
+    """File for the strategy; printed by default."""
+
+    def run(self) -> None:
+        """Read, list ignored keys, write.
+
+        Raises:
+            PlanFileError: If not exactly one of file and arguments is given.
+        """
+        from planner.imports import import_text, name_stages
+
+        if (self.file is None) == (self.args is None):
+            raise PlanFileError("give a FILE, or Megatron's arguments with --args")
+        if self.args is not None and self.source != "megatron":
+            raise PlanFileError(f"--args is Megatron's; give {self.source}'s FILE")
+        if self.out is not None:
+            require_writable(self.out)
+        text = self.args if self.args is not None else read_config(self.file or "")
+        found = import_text(
+            self.source,
+            text,
+            self.options.wanted(self.global_batch),
+            self.file or "--args",
+            recompute=self.options.recompute,
+        )
+        strategy = found.strategy
+        if self.model is not None:
+            from planner.api import read_model
+
+            graph = read_model(self.model, None, seq_len=None, dtype="bfloat16")
+            strategy = name_stages(found, graph.unit_names)
+        tell_ignored(found)
+        if found.cut and len(set(found.cut)) > 1 and self.model is None:
+            note(
+                f"ignored stages of {', '.join(map(str, found.cut))} layers: their "
+                f"modules are the model's; name it with --model"
+            )
+        if self.out is None:
+            emit_text(strategy.to_json().rstrip())
+            return
+        strategy.save(self.out)
+        note(f"wrote {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareCommand:
+    """Compare your current config with the plan that Meshwright would make."""
+
+    current: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """accelerate's YAML, DeepSpeed's JSON, Megatron's arguments, a strategy, a plan."""
+    model: ModelName
+    cluster: ClusterName
+    global_batch: OptionalInt = None
+    """Samples per step, if the config does not have it."""
+    format: Literal["auto", "megatron", "accelerate", "deepspeed", "strategy"] = "auto"
+    """Format of the file; recognised by its content by default."""
+    seq_len: SeqLen = None
+    target: Annotated[str, tyro.conf.arg(metavar="TARGET")] = "meshwright"
+    """Launcher whose limits the plan keeps; see plan --target."""
+    calibration: CalibrationName = "shipped"
+    memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
+    """Share of each device's memory that may be used."""
+    time_budget_s: OptionalFloat = None
+    """Time limit of the search in seconds."""
+    options: Annotated[WantedOptions, tyro.conf.arg(name="")] = field(
+        default_factory=WantedOptions
+    )
+    out: OutFile = None
+    """File for the plan."""
+    json: bool = False
+    """Print both plans and the verdict as JSON."""
+
+    def run(self) -> None:
+        """Price, plan, lay side by side."""
+        if self.out is not None:
+            require_writable(self.out)
+        current = self._read()
+        with working(f"planning {self.model} on {self.cluster}"):
+            from planner.compare import compare_with_plan
+
+            found = compare_with_plan(
+                current,
+                self.model,
+                self.cluster,
+                seq_len=self.seq_len,
+                target=self.target,
+                calibration=self.calibration,
+                memory_fraction=self.memory_fraction,
+                time_budget_s=self.time_budget_s,
+            )
+        if self.out is not None:
+            found.ours.save(self.out)
+            note(f"wrote {self.out}")
+        if self.json:
+            emit_json(found.data())
+            return
+        emit_table(["", "current", "ours"], found.rows())
+        emit_text(f"\n{found.verdict()}")
+
+    def _read(self) -> Imported | Strategy:
+        """Read the current config.
+
+        Raises:
+            StrategyError: If it is for another batch than asked for.
+        """
+        from planner.imports import detect_source, import_text
+        from planner.strategy_input import read_strategy
+
+        text, source = read_config(self.current), self.format
+        kind = detect_source(text, self.current) if source == "auto" else source
+        if kind not in ("plan", "strategy"):
+            found = import_text(
+                kind,
+                text,
+                self.options.wanted(self.global_batch),
+                self.current,
+                recompute=self.options.recompute,
+            )
+            tell_ignored(found)
+            return found
+        strategy = read_strategy(self.current)
+        if self.global_batch not in (None, strategy.global_batch):
+            raise StrategyError(
+                f"{self.current} trains {strategy.global_batch} samples a step, not "
+                f"global_batch={self.global_batch}; leave it out, or change the file"
+            )
+        return strategy
