@@ -37,6 +37,8 @@ _COMMANDS: Mapping[str, str] = {
     "models": "planner.cli.machines:ModelsCommand",
     "clusters": "planner.cli.machines:ClustersCommand",
 }
+#: Logs when code is compiled, which takes seconds.
+_COMPILING = "planner.simulate.compiled"
 _WORLDS_OF = ("train", "evaluate")
 
 _DESCRIPTION = """Plan how a large torch model is split over the machines you have, and
@@ -131,12 +133,22 @@ def _check_world(name: str, world: str) -> None:
         raise UnknownNameError(f"world of {name}", world, WORLDS)
 
 
+class _Progress(logging.Handler):
+    """Writes what takes long to stderr, as commands write it themselves."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
 def _start_logging() -> None:
     name = os.environ.get("MESHWRIGHT_LOG", "WARNING").upper()
     levels = logging.getLevelNamesMapping()
     logging.basicConfig(level=levels.get(name, logging.WARNING), stream=sys.stderr)
     if name not in levels:
         note(f"meshwright: MESHWRIGHT_LOG={name} is no level; use {', '.join(levels)}")
+    compiling = logging.getLogger(_COMPILING)
+    compiling.setLevel(logging.INFO)
+    compiling.handlers, compiling.propagate = [_Progress()], False
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from planner.cost.strategy.memory import memory_parts
 from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.simulate import ActionTable, peak_counts, peak_in_flight
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 from planner.space.table import RECOMPUTE_NAMES
 
 __all__ = [
@@ -48,7 +48,7 @@ class Cut:
     recompute: tuple[Recompute, ...]
 
 
-@compiled
+@inner
 def _cheapest_kind(
     fixed: Array, kept: Array, held: float, limit: float, i: int, j: int
 ) -> int:
@@ -69,10 +69,13 @@ def _solve(
     limit: Array,
     bottleneck: float,
     choice: Index,
+    best: Array,
 ) -> float:
     """Find the least bottleneck if ``bottleneck`` is infinite, else the least sum."""
     stages, units = len(types), fixed.shape[1]
-    best = np.full((stages + 1, units + 1), np.inf)
+    for s in range(stages + 1):
+        for i in range(units + 1):
+            best[s, i] = np.inf
     best[stages, units] = 0.0
     for s in range(stages - 1, -1, -1):
         for i in range(s, units - (stages - s) + 1):
@@ -84,7 +87,7 @@ def _solve(
                 if kind < 0:
                     continue
                 here = time[types[s], kind, i, j]
-                if np.isinf(bottleneck):
+                if bottleneck == np.inf:
                     total = max(here, rest)
                 else:
                     if here > bottleneck:
@@ -264,6 +267,7 @@ def best_cut(
     )
     types, held, limit = stage_limits(setting, skeleton, costs, table)
     choice = np.zeros((stages, units + 1, 2), dtype=np.int64)
+    best = np.empty((stages + 1, units + 1))
     problem = (
         np.ascontiguousarray(time),
         np.ascontiguousarray(fixed),
@@ -272,10 +276,10 @@ def best_cut(
         held,
         limit,
     )
-    bottleneck = _solve(*problem, np.inf, choice)
+    bottleneck = _solve(*problem, np.inf, choice, best)
     if np.isinf(bottleneck):
         return None
-    _solve(*problem, bottleneck * (1 + 1e-9), choice)
+    _solve(*problem, bottleneck * (1 + 1e-9), choice, best)
     bounds, names, unit = [0], [], 0
     for stage in range(stages):
         unit, kind = (int(x) for x in choice[stage, unit])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Callable
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -12,7 +13,9 @@ from numba.core.caching import FunctionCache
 from numba.core.runtime import rtsys
 from numpy.typing import NDArray
 
-__all__ = ["compiled", "copy_into", "inlined"]
+__all__ = ["compiled", "copy_into", "inlined", "inner"]
+
+_log = logging.getLogger(__name__)
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -33,10 +36,25 @@ class _Kept(FunctionCache):  # type: ignore[misc]
         rtsys.initialize(target_context)
         try:
             with self._guard_against_spurious_io_errors():
-                return self._load_overload(signature, target_context)
+                found: object = self._load_overload(signature, target_context)
+                if found is not None:
+                    return found
         except (ImportError, AttributeError):
             self.flush()
-            return None
+        _announce(kept=True)
+        return None
+
+
+@cache
+def _announce(*, kept: bool) -> None:
+    """Log, once in a process, that kernels are compiled now."""
+    if kept:
+        _log.info("compiling kernels once, about 15 s; kept for later runs ...")
+    else:
+        _log.info(
+            "compiling kernels, about 15 s in every run, as no folder can be written "
+            "to; set NUMBA_CACHE_DIR to one"
+        )
 
 
 def compiled(function: _Function) -> _Function:
@@ -45,9 +63,24 @@ def compiled(function: _Function) -> _Function:
     An install that cannot be written to, with a home that cannot either, leaves numba
     no place to keep code; it then compiles once in each process.
     """
-    made = numba.njit(nogil=True)(function)
-    with contextlib.suppress(RuntimeError):
+    return _kept(function, numba.njit(nogil=True, no_cfunc_wrapper=True))
+
+
+def inner(function: _Function) -> _Function:
+    """Compile as :func:`compiled` does, to be called by compiled code alone.
+
+    Taking Python's arguments apart would be an eighth of all that is compiled.
+    """
+    made = numba.njit(nogil=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)
+    return _kept(function, made)
+
+
+def _kept(function: _Function, compiler: Callable[[_Function], Any]) -> _Function:
+    made = compiler(function)
+    try:
         made._cache = _Kept(function)
+    except RuntimeError:
+        _announce(kept=False)
     kept: _Function = made
     return kept
 
@@ -58,7 +91,8 @@ def inlined(function: _Function) -> _Function:
     Left to itself the compiler decides by size, and a call that hands over a dozen
     arrays costs more than what it does.
     """
-    part: _Function = numba.njit(nogil=True, forceinline=True)(function)
+    made = numba.njit(nogil=True, forceinline=True, no_cfunc_wrapper=True)
+    part: _Function = made(function)
     return part
 
 

@@ -49,6 +49,7 @@ def critical_path_counts(
         times.transfer_s[0],
         ends,
         table.num_stages,
+        np.zeros(5, dtype=np.int64),
     )
 
 
@@ -62,8 +63,8 @@ def _walk_back(
     transfer: FloatArray,
     ends: FloatArray,
     stages: int,
+    counts: IntArray,
 ) -> IntArray:
-    counts = np.zeros(5, dtype=np.int64)
     while op > 0:
         row = op - 1
         what = kind[row]

@@ -15,7 +15,7 @@ from planner.simulate.actions import ActionTable, IntArray
 from planner.simulate.compiled import compiled
 from planner.simulate.durations import Durations, FloatArray, stage_durations
 from planner.simulate.program import Program, compile_table
-from planner.simulate.registers import allocate, time_batch
+from planner.simulate.registers import LANES, allocate, time_batch
 from planner.simulate.rendezvous import time_rendezvous
 
 __all__ = ["Evaluation", "busy_seconds", "evaluate", "makespan", "op_ends"]
@@ -124,11 +124,13 @@ def _run(
         places.delay_row,
         places.last_of_rank,
         places.last_backward,
-        places.count,
         times.compute_s,
         times.transfer_s,
         total,
         done,
+        np.zeros((places.count, LANES)),
+        np.zeros((times.compute_s.shape[1], LANES)),
+        np.zeros((times.transfer_s.shape[1], LANES)),
     )
     return total, done
 

@@ -69,15 +69,24 @@ def compile_table(table: ActionTable) -> Program:
     """
     kind, stage, microbatch, release, offsets = _single_ops(table)
     stages = table.num_stages
-    order, producer = _lockstep(
+    sent = (2, stages, table.num_microbatches)
+    producer = np.full(len(kind), -1, dtype=np.int32)
+    order = np.empty(len(kind), dtype=np.int64)
+    # Compiled code takes long to compile where it makes arrays.
+    count = _lockstep(
         kind,
         stage,
         microbatch,
         release,
         offsets,
         table.rank_of_stage,
-        table.num_microbatches,
+        np.full(sent, len(kind) + 1, dtype=np.int32),
+        np.full(sent, -1, dtype=np.int32),
+        offsets[:-1].copy(),
+        order,
+        producer,
     )
+    order = order[:count]
     if len(order) < len(kind):
         stuck = len(kind) - len(order)
         raise StrategyError(
@@ -144,21 +153,34 @@ def _lockstep(
     release: IntArray,
     offsets: IntArray,
     rank_of_stage: IntArray,
-    num_microbatches: int,
-) -> tuple[IntArray, IntArray]:
+    made: IntArray,
+    maker: IntArray,
+    pointer: IntArray,
+    order: IntArray,
+    producer: IntArray,
+) -> int:
     """Order of ops if all took one unit of time, and the sender each waits for.
 
     Lockstep order keeps neighbours in the list independent, so that a processor can
     time several at once.
+
+    Args:
+        kind: Of each op; likewise ``stage``, ``microbatch`` and ``release``.
+        stage: Shape [ops].
+        microbatch: Shape [ops].
+        release: Shape [ops].
+        offsets: First op of each rank, then the number of ops.
+        rank_of_stage: Shape [stages].
+        made: Later than any time. Filled with when a forward (0) or the input gradient
+            (1) of a microbatch is sent. Shape [2, stages, microbatches].
+        maker: -1. Filled with the op that sends it.
+        pointer: First op of each rank; advanced.
+        order: Filled with the order. Shape [ops].
+        producer: -1. Filled with the op that each waits for. Shape [ops].
+    Returns:
+        Number of ops in the order; fewer than there are in a deadlock.
     """
     stages = len(rank_of_stage)
-    never = len(kind) + 1
-    # made: when a forward (0) or the input gradient (1) of a microbatch is sent.
-    made = np.full((2, stages, num_microbatches), never, dtype=np.int32)
-    maker = np.full((2, stages, num_microbatches), -1, dtype=np.int32)
-    producer = np.full(len(kind), -1, dtype=np.int32)
-    order = np.empty(len(kind), dtype=np.int64)
-    pointer = offsets[:-1].copy()
     count, time, moved = 0, 0, True
     while moved:
         moved = False
@@ -187,4 +209,4 @@ def _lockstep(
                     made[what, stage[sent], microbatch[sent]] = time
                     maker[what, stage[sent], microbatch[sent]] = op
         time += 1
-    return order[:count], producer
+    return count

@@ -57,7 +57,9 @@ def allocate(table: ActionTable) -> Registers:
     """Give the ops of a table's program their registers."""
     program = compile_table(table)
     kept = np.concatenate([program.last_of_rank, program.last_backward])
-    result, count = _assign(program.previous, program.producer, kept)
+    room = np.zeros((3, len(program.previous) + 1), dtype=np.int32)
+    count = _assign(program.previous, program.producer, kept, *room)
+    result = room[0]
     previous, producer, ranks, stages = (
         result[index].astype(np.uint32)
         for index in (
@@ -81,18 +83,23 @@ def allocate(table: ActionTable) -> Registers:
 
 @compiled
 def _assign(
-    previous: IntArray, producer: IntArray, kept: IntArray
-) -> tuple[IntArray, int]:
-    """Register of each time index, and how many there are."""
-    readers = np.zeros(len(previous) + 1, dtype=np.int32)
+    previous: IntArray,
+    producer: IntArray,
+    kept: IntArray,
+    result: IntArray,
+    readers: IntArray,
+    spare: IntArray,
+) -> int:
+    """Fill in the register of each time index, and return how many there are.
+
+    ``result`` and ``readers`` are 0, ``spare`` is room; one longer than the ops.
+    """
     for op in range(len(previous)):
         readers[previous[op]] += 1
         readers[producer[op]] += 1
     readers[0] += 1
     for index in kept:
         readers[index] += 1
-    result = np.zeros(len(previous) + 1, dtype=np.int32)
-    spare = np.empty(len(previous) + 1, dtype=np.int32)
     spares, count = 0, 1
     for op in range(len(previous)):
         for index in (previous[op], producer[op]):
@@ -106,7 +113,7 @@ def _assign(
         else:
             result[op + 1] = count
             count += 1
-    return result, count
+    return count
 
 
 @compiled
@@ -118,32 +125,33 @@ def time_batch(
     delay_row: _Indices,
     last_of_rank: _Indices,
     last_backward: _Indices,
-    count: int,
     compute: FloatArray,
     transfer: FloatArray,
     total: FloatArray,
     done: FloatArray,
+    ends: FloatArray,
+    own: FloatArray,
+    move: FloatArray,
 ) -> None:
     """Time a batch of candidates, :data:`LANES` at once.
 
     Args:
-        previous: This and the next seven as in :class:`Registers`.
+        previous: This and the next six as in :class:`Registers`.
         producer: Shape [ops].
         result: Shape [ops].
         duration_row: Shape [ops].
         delay_row: Shape [ops].
         last_of_rank: Shape [pp].
         last_backward: Shape [stages].
-        count: Registers.
         compute: As ``Durations.compute_s``. Shape [batch, 4 * stages].
         transfer: As ``Durations.transfer_s``. Shape [batch, 2 * stages - 1].
         total: Filled in with makespans. Shape [batch].
         done: Filled in with the ends of each stage's backward. Shape [batch, stages].
+        ends: 0. Room for the registers. Shape [count, LANES].
+        own: Room for durations. Shape [4 * stages, LANES].
+        move: Room for transfers. Shape [2 * stages - 1, LANES].
     """
     batch = len(total)
-    ends = np.zeros((count, LANES))
-    own = np.zeros((compute.shape[1], LANES))
-    move = np.zeros((transfer.shape[1], LANES))
     for first in range(0, batch, LANES):
         lanes = min(LANES, batch - first)
         for lane in range(lanes):

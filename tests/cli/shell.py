@@ -48,7 +48,13 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Answer:
     capsys.readouterr()
     code = main([str(word) for word in words])
     said = capsys.readouterr()
-    return Answer(code=code, out=said.out, err=said.err)
+    return Answer(code=code, out=said.out, err=_lasting(said.err))
+
+
+def _lasting(err: str) -> str:
+    """Return stderr without the note that kernels are compiled, said the first time."""
+    lines = err.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("compiling kernels"))
 
 
 def _command(words: Sequence[str | Path]) -> list[str]:
@@ -70,7 +76,7 @@ def meshwright(*words: str | Path, cwd: Path | None = None) -> Answer:
         timeout=150,
         check=False,
     )
-    return Answer(code=ran.returncode, out=ran.stdout, err=ran.stderr)
+    return Answer(code=ran.returncode, out=ran.stdout, err=_lasting(ran.stderr))
 
 
 def start(*words: str | Path) -> subprocess.Popen[str]:

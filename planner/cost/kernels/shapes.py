@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from planner.cost.constants import DeviceConstants
 from planner.cost.kernels.blocks import KernelTable
 from planner.schema.cluster import DeviceType
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = [
     "Division",
@@ -244,7 +244,7 @@ def _padding(table: KernelTable, part: Division, device: DeviceType) -> Array:
     return np.asarray(np.where(table.kind[None, :] == 0, padded, 1.0))
 
 
-@compiled
+@inner
 def _of_product(
     m: float, n: float, k: float, count: float, processors: float, tiles: Array
 ) -> float:

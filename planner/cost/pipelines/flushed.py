@@ -37,7 +37,7 @@ from planner.simulate import (
     simulate_shared,
     timeline,
 )
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 from planner.space.table import StrategyTable
 
 __all__ = ["PRICING", "SENDS", "Flushed", "Work", "has_textbook_time", "queues"]
@@ -73,7 +73,7 @@ class Work(NamedTuple):
     forward_total: float
 
 
-@compiled
+@inner
 def transfer_waits(
     rule: Index,
     pp: int,
@@ -187,7 +187,7 @@ class _Parts(NamedTuple):
     shared_cores: Array
 
 
-@compiled
+@inner
 def _work(times: Array, recompute: int) -> Work:
     """From the times of a rank or of the model, under one recompute kind.
 

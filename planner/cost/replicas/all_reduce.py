@@ -39,7 +39,7 @@ from planner.cost.traffic.collectives import Groups, ReplicaGroups, time_of
 from planner.graph import ModelGraph
 from planner.schema import GradientCompression, Precision
 from planner.schema.methods import Synchronisation
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, inlined, inner
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -67,7 +67,7 @@ def _beside(seconds: float, room: float, cost: float) -> float:
     return added
 
 
-@compiled
+@inner
 def _exposed(
     zero: int,
     pp: int,
@@ -99,7 +99,7 @@ def _exposed(
     return gathers + early + _beside(behind + mirror, under_backward, cost)
 
 
-@compiled
+@inner
 def _wire(lines: Array, size: float, units: float) -> float:
     """Seconds of a collective in ``units`` pieces, by the faster of two lines."""
     piece = size / units

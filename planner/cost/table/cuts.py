@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = ["balanced_bounds"]
 
@@ -32,7 +32,7 @@ _PLACED = -1.0
 
 
 # Loops in place of array expressions, which numba takes seconds to compile.
-@compiled
+@inner
 def _fill(
     prefix: Array, combo: int, types: Index, stages: int, limit: float, bounds: Index
 ) -> float:
@@ -67,7 +67,7 @@ def _fill(
     return _PLACED if start == units else following
 
 
-@compiled
+@inner
 def _fill_mixed(
     prefix: Array, combo: int, types: Index, stages: int, limit: float, bounds: Index
 ) -> bool:
@@ -102,7 +102,7 @@ def _fill_mixed(
     return True
 
 
-@compiled
+@inner
 def _balance_equal(
     prefix: Array, combo: int, types: Index, stages: int, bounds: Index
 ) -> bool:
@@ -134,7 +134,7 @@ def _balance_equal(
     return _fill(prefix, combo, types, stages, limit, bounds) == _PLACED
 
 
-@compiled
+@inner
 def _balance_mixed(
     prefix: Array, combo: int, types: Index, stages: int, bounds: Index
 ) -> bool:
@@ -174,7 +174,7 @@ def _balance_all_mixed(
         _finish(_balance_mixed(*problem), stages[row], prefix.shape[2] - 1, bounds[row])
 
 
-@compiled
+@inner
 def _finish(placed: bool, stages: int, units: int, bounds: Index) -> None:
     """Pad the boundaries; as many units each if no cut was found."""
     for stage in range(stages + 1):

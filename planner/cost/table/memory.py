@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from planner.cost.context import ScalarBytes
 from planner.cost.table.rows import Columns
 from planner.cost.table.stages import CROSSING, KEPT, PEAKS, RankMemory
-from planner.simulate.compiled import compiled, inlined
+from planner.simulate.compiled import compiled, inlined, inner
 from planner.simulate.schedules import schedule_columns
 
 __all__ = [
@@ -86,7 +86,7 @@ class _Scalars(NamedTuple):
     trained_unit: float
 
 
-@compiled
+@inner
 def _of_weights(
     has: _Scalars, zero: int, pp: int, many: int, of: ScalarBytes
 ) -> tuple[float, float, float]:

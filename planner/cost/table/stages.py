@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.cost.table.cuts import balanced_bounds
 from planner.cost.table.rows import number_rows
 from planner.cost.units import UnitCosts
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = [
     "CROSSING",
@@ -87,7 +87,7 @@ class RankMemory:
     tied: Array
 
 
-@compiled
+@inner
 def stage_of(rank: int, turn: int, pp: int, folded: int) -> int:
     """Stage that a rank holds on its ``turn``-th virtual stage."""
     if folded and turn == 1:
@@ -95,7 +95,7 @@ def stage_of(rank: int, turn: int, pp: int, folded: int) -> int:
     return rank + turn * pp
 
 
-@compiled
+@inner
 def rank_of(stage: int, pp: int, folded: int) -> int:
     """Rank that holds a stage."""
     if folded and stage >= pp:
@@ -140,7 +140,7 @@ class _Memories(NamedTuple):
     weight_grad: int
 
 
-@compiled
+@inner
 def _add_units(of: _Memory, start: int, stop: int, kept: Array, peaks: Array) -> None:
     """Add the units of one stage to what a rank holds."""
     for part in range(len(kept)):
@@ -156,7 +156,7 @@ def _add_units(of: _Memory, start: int, stop: int, kept: Array, peaks: Array) ->
             kept[_TRAINED] += of.copies[1, link]
 
 
-@compiled
+@inner
 def _memory(
     of: _Memory,
     bounds: Index,
@@ -187,16 +187,16 @@ def _memory(
                 crossing[place, _OUTPUT] += of.output
 
 
-@compiled
+@inner
 def _tied(of: _Memory, bounds: Index, pp: int, folded: int, tied: Array) -> None:
     """Gradients of copies that lie on different ranks."""
     for link in range(of.links.shape[1]):
-        ranks = np.zeros(2, dtype=np.int64)
+        ranks = (0, 0)
         for end in range(2):
             stage = 0
             while bounds[stage + 1] <= of.links[end, link]:
                 stage += 1
-            ranks[end] = rank_of(stage, pp, folded)
+            ranks = (ranks[1], rank_of(stage, pp, folded))
         if ranks[0] != ranks[1] and of.copies[1, link] > 0:
             tied[0] += of.copies[1, link]
             tied[1] += 1
@@ -391,7 +391,7 @@ class Summaries:
     memory: RankMemory
 
 
-@compiled
+@inner
 def _times(
     sums: Array,
     combo: int,
@@ -401,11 +401,11 @@ def _times(
     folded: int,
     work: Array,
     load: Array,
+    own: Array,
     whole: Array,
 ) -> None:
-    """Times of every rank; keep the slowest and the total."""
+    """Times of every rank; keep the slowest and the total; ``own`` is room for one."""
     turns = (len(bounds) - 1) // pp
-    own = np.empty(len(load))
     worst = -1.0
     for rank in range(pp):
         of_type = sums[types[rank], combo]
@@ -426,7 +426,7 @@ def _times(
                 load[part] = own[part]
 
 
-@compiled
+@inner
 def _sends(
     cut: Array,
     bounds: Index,
@@ -440,7 +440,8 @@ def _sends(
     """Fill in SENDS; ``held`` is room for what each edge is busy. Shape [>= pp]."""
     way = tail = 0.0
     depth = 1
-    held[:pp] = 0.0
+    for rank in range(pp):
+        held[rank] = 0.0
     # From the last boundary on, so that those behind a rank are known there.
     for stage in range(len(bounds) - 3, -1, -1):
         edge = stage % pp
@@ -458,7 +459,9 @@ def _sends(
             tail, depth = way, pp - stage
         if (latency[edge] + busy) * depth > tail * 2:
             tail, depth = latency[edge] + busy, 2
-    edge_s = held[:pp].max()
+    edge_s = held[0]
+    for rank in range(1, pp):
+        edge_s = max(edge_s, held[rank])
     found[0], found[1], found[3], found[4] = way, edge_s, tail, depth
     # Two ranks in a loop: what goes round goes back over the link of gradients.
     found[2] = held[0] + held[1] if pp == 2 and not folded else edge_s
@@ -482,12 +485,13 @@ def _summarize(
     load: Array,
     whole: Array,
     sends: Array,
+    held: Array,
+    own: Array,
 ) -> None:
-    held = np.zeros(bandwidth.shape[1])
     for row in range(len(combo)):
         c, d, p, v = combo[row], place[row], pp[row], folded[row]
         edges = bounds[problem[row], : p * virtual[row] + 1]
-        _times(sums, c, edges, types[d], p, v, work, load[row], whole[row])
+        _times(sums, c, edges, types[d], p, v, work, load[row], own, whole[row])
         _sends(cut[c], edges, p, v, bandwidth[d], latency[d], held, sends[row])
 
 
@@ -564,6 +568,8 @@ def summarize(costs: UnitCosts, pairs: Pairs) -> Summaries:
         load,
         whole,
         sends,
+        np.zeros(pairs.bandwidth.shape[1]),
+        np.zeros(len(TIMES)),
     )
     memory = rank_memory(
         costs, pairs.combo, pairs.pp, pairs.virtual, pairs.folded, bounds, problem
