@@ -224,3 +224,11 @@ def test_console_blocks_print_what_is_below(
         (block,) = blocks(f"```console\n$ meshwright a b\n{wrong}\n```\n")
         with pytest.raises(AssertionError, match="here"):
             _converse(block, "here", capsys)
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 700
+    assert text.count("<img ") == 1
+    # One table of ten figures, and its head.
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 11
