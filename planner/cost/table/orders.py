@@ -22,7 +22,7 @@ from planner.cluster.topology import HierarchicalTopology, MatrixTopology, Topol
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.table.rows import number_rows
 from planner.cost.traffic.collectives import Groups, LayerLines, layer_lines, lines_of
-from planner.simulate.compiled import compiled
+from planner.simulate.compiled import compiled, inner
 
 __all__ = ["LevelTables", "Orders", "Places", "group_levels", "level_tables"]
 
@@ -93,7 +93,7 @@ def level_tables(topology: Topology) -> LevelTables:
     raise TypeError(f"no arrays of a {type(topology).__name__} are known")
 
 
-@compiled
+@inner
 def _common(
     domains: Index,
     ids: Index,
@@ -129,7 +129,7 @@ def _common(
     return even
 
 
-@compiled
+@inner
 def _slowest(
     net: LevelTables,
     ids: Index,
@@ -179,7 +179,7 @@ def _slowest(
                     low[switch], high[switch] = -1, -1
 
 
-@compiled
+@inner
 def _slowest_pairs(
     net: LevelTables,
     ids: Index,
@@ -203,7 +203,7 @@ def _slowest_pairs(
                     latency[level] = max(latency[level], net.latency[a, b])
 
 
-@compiled
+@inner
 def _merge(members: Array, bandwidth: Array, latency: Array) -> None:
     """Put the levels in use first; neighbours with the same link become one."""
     kept = 0
@@ -227,15 +227,13 @@ def _fill(
     which: Index,
     degree: Index,
     stride: Index,
+    count: Index,
+    low: Index,
+    high: Index,
     members: Array,
     bandwidth: Array,
     latency: Array,
 ) -> None:
-    switches = 1
-    for level in range(len(net.domains)):
-        switches = max(switches, net.domains[level].max() + 1)
-    count = np.zeros(switches, dtype=np.int64)
-    low, high = np.full(switches, -1), np.full(switches, -1)
     for row in range(len(which)):
         order = which[row]
         ids, each, step = orders[order, : lengths[order]], degree[row], stride[row]
@@ -277,6 +275,8 @@ def group_levels(
     shape = (len(which), len(net.domains))
     members, bandwidth = np.ones(shape), np.full(shape, np.inf)
     latency = np.zeros(shape)
+    # Room for compiled code, which takes long to compile where it makes arrays.
+    switches = int(net.domains.max(initial=0)) + 1
     _fill(
         net,
         np.ascontiguousarray(orders, dtype=np.int64),
@@ -284,6 +284,9 @@ def group_levels(
         np.ascontiguousarray(which, dtype=np.int64),
         np.ascontiguousarray(degree, dtype=np.int64),
         np.ascontiguousarray(stride, dtype=np.int64),
+        np.zeros(switches, np.int64),
+        np.full(switches, -1),
+        np.full(switches, -1),
         members,
         bandwidth,
         latency,
