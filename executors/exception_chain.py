@@ -1,4 +1,4 @@
-"""What went wrong, in one line: the error, what caused it, and in which module.
+"""One line on an error: what was raised, its root cause, the module it came from.
 
 Imports nothing heavy: a launched process loads it before it knows its work.
 """

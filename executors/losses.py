@@ -1,4 +1,4 @@
-"""From a model's output to the scalar that is minimised.
+"""Loss functions: from a model's output to the scalar that is minimised.
 
 Gradients must be those of the mean over the global batch, however it is divided. So a
 loss here is a *sum* over what one microbatch holds, divided by a count over the whole
@@ -55,7 +55,7 @@ def select_output(output: Any, kind: LossKind) -> torch.Tensor:
 
 
 def target_of(batch: Mapping[str, torch.Tensor], kind: LossKind) -> torch.Tensor | None:
-    """What each output is to be compared with: the next of ``labels``, or of tokens.
+    """Target of each output: the next of ``labels``, or of tokens.
 
     Of shape [batch, sequence], the last of each sequence ignored; [batch] for a class
     a sample.
@@ -78,7 +78,7 @@ def target_of(batch: Mapping[str, torch.Tensor], kind: LossKind) -> torch.Tensor
 
 
 def _shifted(target: torch.Tensor) -> torch.Tensor:
-    """Each token's next, the last one's ignored; one class a sample stays as it is."""
+    """Shift tokens to their successors; one class a sample stays as it is."""
     if target.ndim == 1:
         return target
     return functional.pad(target[..., 1:], (0, 1), value=_IGNORED)

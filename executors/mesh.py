@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMesh:
-    """Where this process stands among all processes of a plan.
+    """Position of this process among all processes of a plan.
 
     The same processes are seen in up to three ways. Parameters are copied and sharded
     over ``pp, replicate, shard, tp``: ranks that share a sequence have equal
@@ -73,7 +73,7 @@ class ProcessMesh:
 
     @property
     def data_index(self) -> int:
-        """Which slice of the global batch this process trains on."""
+        """Number of the slice of the global batch that this process trains on."""
         place = self.plan.coordinates(self.rank)
         return place["dp_replicate"] * self.plan.dp_shard + place["dp_shard"]
 

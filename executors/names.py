@@ -1,4 +1,4 @@
-"""Which module a plan means: patterns, units, and the tensors that tie them."""
+"""Names of modules in plans: patterns, units, and the tensors that tie them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["inside", "tied_parameters", "unit_of", "units_of_model"]
 
 
 def inside(fqn: str, unit: str) -> bool:
-    """Whether a name is a unit or lies within it; everything lies within ``""``."""
+    """Return True if a name is a unit or within it; all names are within ``""``."""
     return not unit or fqn == unit or fqn.startswith(unit + ".")
 
 

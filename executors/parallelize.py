@@ -1,4 +1,4 @@
-"""How one model part becomes parallel, top to bottom.
+"""One model part made parallel, top to bottom.
 
 Tensor parallelism, then experts and context, then compilation and recomputation, then
 data parallelism: each wraps what the one before has made, and no other order composes.
@@ -49,7 +49,7 @@ class ParallelPart:
     zero_stage: int
 
     def sync_gradients(self, last: bool) -> None:
-        """Say whether the next backward is the last of the step.
+        """Set whether the next backward is the last of the step.
 
         ZeRO 2 and 3 reduce-scatter after every microbatch, because whole gradients
         would take the memory that they are chosen to save; the all-reduce over

@@ -204,7 +204,7 @@ def _checkpoint_options(
     keep: int,
     background: bool,
 ) -> CheckpointOptions | None:
-    """None without a folder.
+    """Options of checkpoints; None without a folder.
 
     Raises:
         ExecutionError: If there is none, although checkpoints are asked for.
@@ -262,7 +262,7 @@ def _train(
     steps: int,
     saved: Checkpoints | None,
 ) -> Iterator[StepReport]:
-    """Do the steps, one each time that a report is asked for, and save what is due."""
+    """Train step by step, one for each report asked for; save checkpoints due."""
     for step in range(first, steps):
         batch = next(batches)
         begin = time.perf_counter()
@@ -291,7 +291,7 @@ def _result(
     first: int,
     counted: Batch | None,
 ) -> RunResult:
-    """What the steps did; measured in one more, if there is a batch for it."""
+    """Result of the steps; measured in some more, if there is a batch for them."""
     losses = tuple(report.loss for report in reports)
     times = tuple(report.time_s for report in reports)
     measurement = None

@@ -131,7 +131,7 @@ def _sharding(grad: torch.Tensor) -> int:
 def build_optimizer(
     parameters: Iterable[nn.Parameter], spec: Optimizer
 ) -> torch.optim.Optimizer:
-    """Build it; betas and eps are torch's defaults.
+    """Build the optimizer; betas and eps are torch's defaults.
 
     Parameters are grouped by mesh: the fused-loop ("foreach") kernels refuse lists
     that mix plain tensors, and DTensors of several meshes.

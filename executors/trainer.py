@@ -179,7 +179,7 @@ class Trainer:
         self.pipeline = Pipeline(mine, modules, strategy, place, self.loss)
 
     def _seed_dropout(self) -> None:
-        """Masks differ between data-parallel ranks and stages, not between tp ranks."""
+        """Seed dropout: masks differ between data ranks and stages, not tp ranks."""
         place = self.place
         sequence = self.plan.strategy.sharding.sequence_parallel
         tp = place.index("tp") if sequence else 0
@@ -196,7 +196,7 @@ class Trainer:
                     yield name, parameter
 
     def all_parameters(self) -> list[nn.Parameter]:
-        """Parameters of this rank, tied copies each."""
+        """Parameters of this rank, every tied copy included."""
         parts = self.parts.values()
         return [p for part in parts for p in part.inner.parameters()]
 
@@ -225,7 +225,7 @@ class Trainer:
     def update(
         self, local: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """All of a step but what needs values: a dry run has tensors without any.
+        """Do all of a step that needs no values: a dry run's tensors have none.
 
         Args:
             local: This rank's slice of the global batch, on its device; the loss has

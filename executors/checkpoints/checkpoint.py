@@ -38,7 +38,7 @@ _STRIDE = 1_000_003
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
-    """Where and when a run saves its state, and where it begins.
+    """Folder and times at which a run saves its state, and where it begins.
 
     Attributes:
         folder: Holds the checkpoints of one run; all ranks must see the same.
@@ -71,7 +71,7 @@ class CheckpointOptions:
             )
 
     def due(self, done: int, steps: int) -> bool:
-        """Whether to save after so many steps of a run.
+        """Return True if a checkpoint is due after so many steps of a run.
 
         Args:
             done: Steps done.
@@ -184,7 +184,7 @@ class Checkpoints:
         return record.step
 
     def _on_first_rank(self, work: Callable[[], Any]) -> Any:
-        """What a function returns, or raises, on rank 0: the same on all."""
+        """Call a function on rank 0; its result, or its error, reaches all ranks."""
         said: list[Any] = [None, None]
         if self._rank == 0:
             try:
@@ -230,7 +230,7 @@ class Checkpoints:
         dist.all_gather_object(problems, problem, group=self._group)
         worst = next(filter(None, problems), None)
         if worst is not None:
-            raise ExecutionError(f"{worst}{self._folder.way_back(name)}")
+            raise ExecutionError(f"{worst}{self._folder.remedy(name)}")
 
     def _restore(self, name: str, record: CheckpointRecord) -> None:
         folder, trainer = self.options.folder / name, self._trainer
@@ -316,7 +316,7 @@ class Checkpoints:
                 )
 
     def remedy(self) -> str:
-        """What to do about a run that has diverged; collective like :meth:`wait`."""
+        """Advice for a run that has diverged; collective like :meth:`wait`."""
         self.wait()
         change = "lower the learning rate or set grad_clip_norm"
         if self.last is None:

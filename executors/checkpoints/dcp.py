@@ -1,4 +1,4 @@
-"""All that is asked of ``torch.distributed.checkpoint``, public and not, in one place.
+"""Adapter to ``torch.distributed.checkpoint``, its public and its private parts.
 
 Private, by name, when a metadata file is read: ``filesystem._StorageInfo``,
 ``metadata._MEM_FORMAT_ENCODING``, ``torch.serialization._get_layout``. Seen to work on
@@ -80,7 +80,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class _Inspected(WriteResult):
-    """A written item, and how the file it lies in looks."""
+    """A written item, and size and checksum of its file."""
 
     record: FileRecord
 
@@ -111,7 +111,7 @@ class _Writer(FileSystemWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator alone, after every rank's ``write_data``."""
+        """Finish the checkpoint; called on the coordinator, after all have written."""
         super().finish(metadata, results)
         records = {
             result.storage_data.relative_path: cast(_Inspected, result).record
@@ -163,7 +163,7 @@ def _unpickle(stream: IO[bytes]) -> Metadata:
 
 
 def read_saved(folder: Path) -> dict[str, SavedTensor]:
-    """What a checkpoint holds, by name.
+    """Read shapes and dtypes of the tensors of a checkpoint, by name.
 
     Raises:
         ExecutionError: If its metadata cannot be read.
@@ -268,7 +268,7 @@ def load(
 
 
 def _failure(verb: str, folder: Path, error: CheckpointException) -> ExecutionError:
-    """One line on torch's page: the first rank's reason."""
+    """Error of one line from torch's page of them: the first rank's reason."""
     rank, (reason, _) = min(error.failures.items(), key=lambda item: item[0])
     said = f"{type(reason).__name__}: {explain(reason)}"
     remedy = (

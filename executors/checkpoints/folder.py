@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a checkpoint could be called so."""
+    """Return True if a text has the form of a checkpoint's name."""
     return _STEP.fullmatch(name) is not None
 
 
@@ -46,7 +46,7 @@ def inspect_file(path: Path) -> FileRecord:
 
 
 def damage(path: Path, expected: FileRecord) -> str | None:
-    """What is wrong with a file; None if it is as it was written."""
+    """Describe the damage of a file; None if it is as it was written."""
     if not path.is_file():
         return f"{path} is missing; is the folder seen by every rank?"
     size = path.stat().st_size
@@ -75,15 +75,15 @@ class CheckpointFolder:
         return sorted(int(match[1]) for match in found if match)
 
     def of(self, step: int) -> Path:
-        """Where the checkpoint of a step is, or would be."""
+        """Folder of the checkpoint of a step, there or not."""
         return self.path / f"step-{step:06d}"
 
     def unfinished(self, step: int) -> Path:
-        """Where the checkpoint of a step is written until it is whole."""
+        """Folder in which the checkpoint of a step is written until it is whole."""
         return self.path / f"{self.of(step).name}{_TEMPORARY}"
 
     def choose(self, resume: bool | str) -> str | None:
-        """Make the folder, clear it of remains, and name where to begin.
+        """Make the folder, remove unfinished checkpoints, and choose where to begin.
 
         Args:
             resume: A name, or True for the latest.
@@ -107,23 +107,23 @@ class CheckpointFolder:
             )
         wanted = resume if isinstance(resume, str) else self._latest(steps)
         if not (self.path / wanted).is_dir():
-            raise ExecutionError(f"{self.path} holds no {wanted}{self.way_back()}")
+            raise ExecutionError(f"{self.path} holds no {wanted}{self.remedy()}")
         return wanted
 
     def _latest(self, steps: list[int]) -> str:
-        """What the pointer says; the highest step where there is no pointer."""
+        """Name in the pointer file; the highest step where there is no pointer."""
         pointer = self.path / _LATEST
         if not pointer.is_file():
             return self.of(steps[-1]).name
         name = pointer.read_bytes().decode(errors="replace").strip()
         if not is_checkpoint_name(name):
             raise ExecutionError(
-                f"{pointer} names no checkpoint but {name[:40]!r}{self.way_back()}"
+                f"{pointer} names no checkpoint but {name[:40]!r}{self.remedy()}"
             )
         return name
 
-    def way_back(self, damaged: str | None = None) -> str:
-        """The remedy, to end a message with: which other checkpoint to resume from.
+    def remedy(self, damaged: str | None = None) -> str:
+        """Remedy that ends a message: the other checkpoint to resume from.
 
         Args:
             damaged: Name of the one that cannot be used.
@@ -138,7 +138,7 @@ class CheckpointFolder:
         return "; there is no other checkpoint, begin anew in another checkpoint_dir"
 
     def read_record(self, name: str) -> CheckpointRecord:
-        """What a checkpoint says of itself.
+        """Read the record of a checkpoint.
 
         Raises:
             ExecutionError: If it cannot be read.
@@ -146,10 +146,10 @@ class CheckpointFolder:
         try:
             return CheckpointRecord.load(self.path / name / _RECORD)
         except PlanFileError as error:
-            raise ExecutionError(f"{error}{self.way_back(name)}") from error
+            raise ExecutionError(f"{error}{self.remedy(name)}") from error
 
     def settle(self, step: int) -> None:
-        """Make a checkpoint the latest; later ones are of a past that is given up."""
+        """Make a checkpoint the latest; delete later ones."""
         self._point_to(self.of(step).name)
         for later in self.steps():
             if later > step:
@@ -188,14 +188,14 @@ class CheckpointFolder:
         _sync(self.path)
 
     def _delete(self, folder: Path) -> None:
-        """Take a checkpoint away; first its name, so that half of one never has it."""
+        """Delete a checkpoint; first its name, so that no half of one ever has it."""
         doomed = folder.with_name(f"{folder.name}.old{_TEMPORARY}")
         folder.rename(doomed)
         shutil.rmtree(doomed)
 
 
 def _sync(path: Path) -> None:
-    """Have a file, or a folder's entries, on the disk before going on."""
+    """Flush a file, or a folder's entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

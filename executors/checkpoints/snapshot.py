@@ -46,7 +46,7 @@ _COUNTER = "step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """What a whole model holds, noted before it is taken apart.
+    """Parameters and buffers of a whole model, noted before it is taken apart.
 
     Attributes:
         shapes: Of the parameters, by first FQN.
@@ -60,7 +60,7 @@ class Inventory:
 
     @classmethod
     def of(cls, model: nn.Module) -> Inventory:
-        """Note what a model holds."""
+        """Note the parameters and buffers of a model."""
         every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         return cls(
             shapes={n: tuple(p.shape) for n, p in model.named_parameters()},
@@ -76,7 +76,7 @@ class Inventory:
 
     @property
     def fingerprint(self) -> str:
-        """As a plan's model has it."""
+        """Fingerprint, computed as that of a plan's model."""
         return fingerprint_parameters(self.shapes.items())
 
     def name(self, fqn: str) -> str:
@@ -86,7 +86,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Where a checkpoint is to be read to.
+    """Tensors that a checkpoint is read into.
 
     Attributes:
         tensors: To be filled, by name.
@@ -144,7 +144,7 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
                     tensors[f"{own}{full}"] = value
                 if not copy or key == _COUNTER:
                     tensors[full] = value
-    if _tells_buffers(trainer):
+    if _owns_buffers(trainer):
         for name, buffer in _buffers(trainer, inventory):
             tensors.setdefault(f"model.{name}", buffer)
     tensors.update(_generators(trainer))
@@ -157,8 +157,8 @@ def _own_prefix(trainer: Trainer) -> str:
     return f"replica.{place.index('replicate')}." if place.apart else ""
 
 
-def _tells_buffers(trainer: Trainer) -> bool:
-    """Whether this rank's buffers are the run's: one rank's of each pipeline stage."""
+def _owns_buffers(trainer: Trainer) -> bool:
+    """Return True on the one rank of each stage whose buffers are the run's."""
     place = trainer.place
     return place.data_index == place.index("cp") == place.index("tp") == 0
 
@@ -186,7 +186,7 @@ def targets(
     *,
     same_mesh: bool,
 ) -> Targets:
-    """Where this rank's part of a checkpoint belongs; makes the optimizer's states.
+    """Find the tensors that this rank reads; make the optimizer's states.
 
     Args:
         trainer: Its parameters and buffers are the targets themselves.
@@ -253,7 +253,7 @@ def _empty_state(key: str, parameter: nn.Parameter, saved: SavedTensor) -> torch
 
 
 def difference(inventory: Inventory, saved: Mapping[str, SavedTensor]) -> str:
-    """How the parameters of a checkpoint differ from a model's; empty if they do not.
+    """Describe how a checkpoint's parameters differ from a model's; empty if equal.
 
     Args:
         inventory: Of the model.

@@ -86,7 +86,7 @@ class Shards:
         return self._recording.active()
 
     def hollow(self) -> None:
-        """Leave of deferred parameters their shapes alone; give all else its values.
+        """Reduce deferred parameters to their shapes; give all else its values.
 
         Parameters go to the meta device, as ``fully_shard`` takes them. Buffers and
         tensors in plain attributes are whole on every rank, and computed here.
@@ -156,7 +156,7 @@ def compute_attributes(model: nn.Module, recording: Recording) -> None:
 
 
 def _valued(tensor: torch.Tensor, recording: Recording, made: _Made) -> torch.Tensor:
-    """What stands for a tensor: what was made for it before, or its values."""
+    """Look up the stand-in that was made for a tensor, or compute its values."""
     if id(tensor) not in made and recording.defers(tensor):
         made[id(tensor)] = tensor, recording.replay(tensor)
     return made.get(id(tensor), (tensor, tensor))[1]
@@ -213,7 +213,7 @@ def _cut(whole: torch.Tensor, parameter: DTensor, outer: int) -> torch.Tensor:
 
 
 def _owned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Values on a device, in memory that holds nothing else."""
+    """Move values to a device, into memory that holds nothing else."""
     moved = values.to(device)
     if moved.untyped_storage().nbytes() != moved.nbytes:
         moved = moved.clone()

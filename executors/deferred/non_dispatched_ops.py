@@ -1,4 +1,4 @@
-"""What torch does past its dispatcher, for tensors that have no values yet.
+"""Operations of torch that pass its dispatcher by, on tensors without values.
 
 The only file that knows which private parts of torch do without it:
 ``nn.init._no_grad_trunc_normal_``, and ``torch.utils.swap_tensors`` within
@@ -27,7 +27,7 @@ _READERS: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
 def non_dispatched_ops(
     replay: Callable[[torch.Tensor], torch.Tensor], whole: Callable[..., Any]
 ) -> Iterator[None]:
-    """Do for deferred tensors, in the block, what no dispatch mode gets to see.
+    """Handle operations on deferred tensors, in the block, that no mode sees.
 
     Args:
         replay: The values of a deferred tensor.
@@ -45,7 +45,7 @@ def non_dispatched_ops(
 
 
 class _Functions(TorchFunctionMode):
-    """Does for deferred tensors what torch does below its dispatcher."""
+    """Mode that handles functions which torch does below its dispatcher."""
 
     def __init__(self, replay: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Whole:
-    """Stands for a function of torch that draws again until values please it.
+    """Replacement of a function of torch that draws until its values fit.
 
     It looks at what it has drawn: done one by one, its operations would all have to be
     done at once.
@@ -85,7 +85,7 @@ class _Whole:
 
 
 def _take_over(old: torch.Tensor, new: torch.Tensor) -> None:
-    """Stands for ``swap_tensors`` where ``Module.to`` gives parameters new values.
+    """Replacement of ``swap_tensors`` where ``Module.to`` changes parameters.
 
     It refuses tensors that torch keeps weak references to, as it does to fake ones.
     """

@@ -54,7 +54,7 @@ _NEEDS_VALUES = (
 
 
 class Recording:
-    """What was done to the tensors of a model that have no values yet.
+    """Record of the operations on a model's tensors that have no values yet.
 
     Args:
         small_bytes: Tensors below this size are computed at once: masks, norms.
@@ -70,11 +70,11 @@ class Recording:
 
     @property
     def operations(self) -> int:
-        """How many there are on the tape."""
+        """Number of operations on the tape."""
         return len(self._tape)
 
     def defers(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is one without values that the tape knows."""
+        """Return True for a tensor without values that the tape knows."""
         return (
             isinstance(tensor, FakeTensor)
             and tensor.fake_mode is self.fake
@@ -172,7 +172,7 @@ class Recording:
         return self._tape.hold(value)
 
     def _has_values(self, func: Any, tensors: list[torch.Tensor]) -> bool:
-        """Whether an operation without deferred tensors is done at once in any case."""
+        """Return True if an operation on tensors with values is done at once."""
         large = any(
             tensor.device.type == "cpu" and _size(tensor) >= max(self._small_bytes, 1)
             for tensor in tensors
@@ -267,7 +267,7 @@ _PLAIN = frozenset({torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor})
 
 
 def _size(tensor: torch.Tensor) -> int:
-    """Bytes of its elements; of a sparse one too, if it were dense."""
+    """Bytes of a tensor's elements; a sparse one counts as if it were dense."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -279,7 +279,7 @@ def _unknown(tensor: torch.Tensor) -> ExecutionError:
 
 
 def _elsewhere(func: Any, tensors: list[torch.Tensor], leaves: list[Any]) -> bool:
-    """Whether an operation is about another device than the CPU."""
+    """Return True for an operation about another device than the CPU."""
     asked = {leaf.type for leaf in leaves if isinstance(leaf, torch.device)}
     real = {t.device.type for t in tensors if not isinstance(t, FakeTensor)}
     if func in _EMPTY and asked == {"cpu"} and real == {"meta"}:

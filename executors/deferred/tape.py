@@ -52,7 +52,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a tensor lies.
+    """Position of a tensor in a storage.
 
     Attributes:
         storage: Number of its storage on the tape.
@@ -88,7 +88,7 @@ class Memory:
         return number in self._storages
 
     def at(self, place: Place, *, empty: bool = False) -> torch.Tensor:
-        """The tensor at a place; zeros, or whatever, if nothing was written there."""
+        """Tensor at a place; zeros, or undefined, if nothing was written there."""
         storage = self._storages.get(place.storage)
         if storage is None:
             size = self._sizes[place.storage]
@@ -211,7 +211,7 @@ class Tape:
         return number
 
     def place(self, tensor: torch.Tensor) -> Place | None:
-        """Where a tensor lies now; None if the tape does not know its storage."""
+        """Current place of a tensor; None if the tape does not know its storage."""
         if not torch._C._has_storage(tensor):
             return None
         number = self._numbers.get(tensor.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""What an action of a dry run does to memory, and how to do the same once more."""
+"""Effects of a dry run's actions on memory, and their repetition."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = [
     "Origin",
     "Product",
     "Tape",
-    "again",
     "product_of",
+    "rebuild",
     "traffic_between",
 ]
 
@@ -54,14 +54,14 @@ class Event:
     change: int
 
     def like(self, other: Event) -> bool:
-        """Whether it happened to the same storage, or one with the same place."""
+        """Return True if it was of the same storage, or one with the same place."""
         same = self.number == other.number or self.origin == other.origin
         return same and self.change == other.change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What an action did.
+    """Effect of one action.
 
     Attributes:
         events: In order, without those of tensors that are given to the action or that
@@ -80,7 +80,7 @@ class Effect:
     after: Hashable
 
     def like(self, other: Effect) -> bool:
-        """Whether two runs did the same."""
+        """Return True if two runs did the same."""
         return (
             self == other
             and len(self.events) == len(other.events)
@@ -104,7 +104,7 @@ class Tape:
 def product_of(
     tensor: torch.Tensor, number: int, given: Sequence[int], made: Sequence[int]
 ) -> Product:
-    """What it takes to make a tensor again.
+    """Describe a tensor so that it can be made again.
 
     Args:
         tensor: That an action returns.
@@ -124,8 +124,8 @@ def product_of(
     )
 
 
-def again(product: Product, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The product out of a storage of its own, or of a tensor that was given."""
+def rebuild(product: Product, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Make a product again, out of its own storage or of a tensor that was given."""
     source = sources[product.source].detach()
     if source.dtype != product.dtype:
         source = source.view(product.dtype)
@@ -136,7 +136,7 @@ def again(product: Product, sources: Sequence[torch.Tensor]) -> torch.Tensor:
 def traffic_between(
     after: Mapping[tuple[str, int], Traffic], before: Mapping[tuple[str, int], Traffic]
 ) -> dict[tuple[str, int], Traffic]:
-    """What was sent since, by kind and group size; what did not change is left out."""
+    """Traffic since a point, by kind and group size; unchanged entries are left out."""
     none = Traffic(count=0, bytes=0)
     changes = {
         key: Traffic(

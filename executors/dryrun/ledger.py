@@ -1,4 +1,4 @@
-"""Memory of a dry run: what lives at the peak, and what it is for."""
+"""Memory of a dry run: live bytes, their peak, and its parts by category."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Ledger:
             self._add(storage)
 
     def tag(self, tensor: torch.Tensor, category: Category) -> None:
-        """Say what a tensor's storage is for; the first word holds."""
+        """Set the category of a tensor's storage; the first one set stays."""
         number = self.add(tensor)
         if number is not None and not self._known[number]:
             self._known[number] = 1
@@ -80,12 +80,12 @@ class Ledger:
 
     @property
     def position(self) -> int:
-        """How many changes there were so far."""
+        """Number of changes so far."""
         return len(self._whose)
 
     @property
     def count(self) -> int:
-        """How many storages there were so far; the next has this number."""
+        """Number of storages so far; the next has this number."""
         return len(self._sizes)
 
     def events(self, start: int) -> list[tuple[int, int]]:
@@ -94,7 +94,7 @@ class Ledger:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Let what happens in the block go unseen."""
+        """Count nothing that happens in the block."""
         self._muted = True
         try:
             yield
@@ -102,7 +102,7 @@ class Ledger:
             self._muted = False
 
     def ghost(self, number: int) -> int:
-        """Number of a storage that is for what another one is for, and not there."""
+        """Number of a counted storage that does not exist, of another's category."""
         made = self._new()
         self._stands_for[made] = number
         return made
@@ -126,12 +126,12 @@ class Ledger:
         self.current_bytes = int(running[-1])
 
     def hold(self, changes: Iterable[tuple[int, int]]) -> None:
-        """Take storages that are there to have grown, by what is counted elsewhere."""
+        """Add to the sizes of existing storages bytes that are counted elsewhere."""
         for number, change in changes:
             self._sizes[number] += change
 
     def peak(self) -> dict[Category, int]:
-        """Bytes of each category at the peak; activations where nothing was said."""
+        """Bytes of each category at the peak; untagged storages are activations."""
         for ghost, number in self._stands_for.items():
             self._categories[ghost] = self._categories[number]
         whose = np.frombuffer(self._whose, dtype=np.int64)[: self._peak_event]

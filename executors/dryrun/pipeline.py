@@ -36,7 +36,7 @@ _LOSS = schedules._PipelineSchedule._maybe_compute_loss
 def first_of_each_kind(
     schedule: Any, *, by_neighbour: bool
 ) -> dict[int, frozenset[int]]:
-    """Microbatches of each stage of this rank that between them show all there is.
+    """Microbatches of each stage of this rank that cover every kind of action.
 
     Args:
         schedule: torch's.
@@ -73,7 +73,7 @@ def first_of_each_kind(
 
 @contextmanager
 def replayed_pipeline(replay: Replay) -> Iterator[None]:
-    """Ask what to run, and what to count, for each action of a stage in the block."""
+    """Run or count each action of a stage in the block, as a replay decides."""
     held: dict[tuple[int, int], Any] = {}
     with ExitStack() as stack:
         for owner, name, double in (

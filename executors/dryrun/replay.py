@@ -24,8 +24,8 @@ from executors.dryrun.effects import (
     Event,
     Origin,
     Tape,
-    again,
     product_of,
+    rebuild,
     traffic_between,
 )
 from executors.dryrun.trace import StepTrace
@@ -42,7 +42,7 @@ class UnsettledError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What is done to one microbatch by one part of the model.
+    """One operation of one part of the model on one microbatch.
 
     Attributes:
         kind: ``forward``, ``loss``, ``backward`` …
@@ -57,7 +57,7 @@ class Action:
 
 @dataclass(slots=True, kw_only=True)
 class _Chain:
-    """What was run of one microbatch on one part.
+    """Actions that were run of one microbatch on one part.
 
     Attributes:
         real: Whether it is run, or counted.
@@ -70,7 +70,7 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """The ledger's numbers that an action which was run has given out."""
+    """Ledger numbers of the storages that an action has made."""
 
     first: int
     end: int
@@ -117,7 +117,7 @@ class Replay:
         self.ran: set[int] = set()
 
     def is_run(self, action: Action) -> bool:
-        """Whether to run an action; all of a microbatch on a part, or none, are."""
+        """Return True if an action is to be run and not counted."""
         place = action.part, action.microbatch
         if place not in self._chains:
             key = self._key(action, ())
@@ -179,7 +179,7 @@ class Replay:
             traffic=traffic_between(trace.tally.by_group(), before),
             flops=trace.flops - flops,
             after=self._state(action.part, False),
-            **self._books(action, start, given, products(result)),
+            **self._outcome(action, start, given, products(result)),
         )
         chain.variants = (*chain.variants, key)
         last = self._last.get(key)
@@ -222,22 +222,22 @@ class Replay:
         if effect.after != self._state(action.part, False):
             self._settle(action.part, effect.after)
         values = tuple(
-            None if p is None else again(p, given if p.given else made)
+            None if p is None else rebuild(p, given if p.given else made)
             for p in effect.products
         )
         self._handed |= {*self.numbers(values)}
         return values
 
     def _key(self, action: Action, before: tuple[Hashable, ...]) -> Hashable:
-        """What an action's effect depends on: what was done before, and the state."""
+        """Key of an action's effect: the actions before it, and the state."""
         updates = action.kind not in ("forward", "loss", "input gradients")
         state = self._state(action.part, updates)
         return action.kind, action.part, state, before
 
-    def _books(
+    def _outcome(
         self, action: Action, start: int, given: Sequence[int], products: Sequence[Any]
     ) -> dict[str, Any]:
-        """Events and products of an action that has just been run."""
+        """Collect events and products of an action that has just been run."""
         numbers = [self._product_number(tensor) for tensor in products]
         fresh = [n for n in dict.fromkeys(numbers) if n is not None and n not in given]
         self._handed |= {*given, *fresh}

@@ -62,7 +62,7 @@ class FakeReplicas(DistributedDataParallel):
             )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, after the buffers of the first replica have come."""
+        """Run the module's forward after a broadcast of the first replica's buffers."""
         buffers = list(self.module.buffers())
         if self._synced and buffers:
             self._send_flat(buffers, dist.broadcast, src=self._first)

@@ -131,7 +131,7 @@ def dry_runs(
         for rank in ranks:
             modes: tuple[_Mode, ...] = ("quick", "patient", "all")
             for mode in modes[2:] if every_microbatch else modes:
-                result = _be(plan, source, rank, mode)
+                result = _run_rank(plan, source, rank, mode)
                 if result is not None:
                     break
             assert result is not None
@@ -141,10 +141,10 @@ def dry_runs(
     return tuple(found)
 
 
-def _be(
+def _run_rank(
     plan: Plan, source: ModelSource, rank: int, mode: _Mode
 ) -> RankVerification | None:
-    """Be one rank for a step.
+    """Run a step as one rank.
 
     Returns:
         None if microbatches that were to be counted in this mode must be run.
@@ -169,7 +169,7 @@ def _be(
             if any(isinstance(each, UnsettledError) for each in chain(error)):
                 _LOG.info("rank %d: more microbatches are run: %s", rank, error)
                 return None
-            source.spoil()
+            source.discard()
             _refuse_values(error, model)
             _LOG.info("rank %d:", rank, exc_info=True)
             said = f"{type(error).__name__}: {explain(error, model)}"
@@ -293,7 +293,7 @@ def _step(
 def _update(
     trainer: Trainer, inputs: dict[str, torch.Tensor], trace: StepTrace, mode: _Mode
 ) -> int:
-    """Train one step; returns how many microbatches were run."""
+    """Train one step; return the number of microbatches that were run."""
     if mode == "all":
         trainer.update(inputs)
         return trainer.plan.strategy.num_microbatches
@@ -308,7 +308,7 @@ def _tag_lasting(
     inputs: dict[str, torch.Tensor],
     ledger: Ledger,
 ) -> None:
-    """Say what is for what that lives from step to step; make optimizer states."""
+    """Tag the tensors that live from step to step; make optimizer states."""
     modules = [part.module for part in trainer.parts.values()]
     for parameter in parameters:
         ledger.tag(parameter, "parameters")
@@ -325,7 +325,7 @@ def _tag_lasting(
 
 
 def _positions_follow(plan: Plan, place: ProcessMesh) -> bool:
-    """Whether this rank's tokens are neighbours in their sequence."""
+    """Return True if this rank's tokens are neighbours in their sequence."""
     cp = plan.strategy.mesh.cp
     if cp == 1:
         return True
@@ -353,7 +353,7 @@ def _local_inputs(plan: Plan, trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def _make_states(trainer: Trainer) -> None:
-    """Let the optimizer step once on zeros: it makes its states when it first does."""
+    """Step the optimizer once on zeros, which makes its states."""
     for group in trainer.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)

@@ -49,27 +49,27 @@ class ModelSource:
         self._copies: tuple[TiedCopies, ...] | None = None
 
     def take(self, own: tuple[int, ...], follow: bool) -> nn.Module:
-        """The model, for a rank to take its part of.
+        """Model for a rank to take its part of.
 
         Args:
             own: Stages of the rank.
             follow: Whether the rank's tokens are neighbours, on which graphs depend.
         """
         if not self._pipelined or follow != self._follow:
-            self.spoil()
+            self.discard()
         if self._model is None:
             self._model = self._build()
             self._check(self._model)
         self._own, self._follow = own, follow
         return self._model
 
-    def spoil(self) -> None:
-        """Let the next one have a new model."""
+    def discard(self) -> None:
+        """Drop the model, so that the next rank builds a new one."""
         self._model = self._lowered = self._copies = None
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Let trainers that are built in the block have what is known."""
+        """Share the cut model with trainers that are built in the block."""
         with (
             mock.patch.object(trainer, "lower", self._lower),
             mock.patch.object(trainer, "find_copies", self._find_copies),
@@ -89,12 +89,12 @@ class ModelSource:
         ]
 
     def _find_copies(self, stages: list[nn.Module]) -> tuple[TiedCopies, ...]:
-        """Of the stages themselves: copies are tied to nothing."""
+        """Find ties among the stages themselves: copies are tied to nothing."""
         return find_copies(stages) if self._copies is None else self._copies
 
 
 def _fake_copies(modules: list[nn.Module]) -> list[nn.Module]:
-    """Modules with tensors of their own; to copy a fake tensor's memory crashes."""
+    """Copy modules and their tensors; copying a fake tensor's memory would crash."""
     memo: dict[int, Any] = {}
     for module in modules:
         for tensor in held_tensors(module):

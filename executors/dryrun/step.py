@@ -1,4 +1,4 @@
-"""A dry step whose microbatches are run only until they are known.
+"""A dry step whose microbatches are run until their effects are known.
 
 Also the adapter to what ``fully_shard`` remembers between microbatches: which of its
 groups of parameters are whole, and which gradients are there, decides what it does
@@ -35,7 +35,7 @@ _FIRST, _LAST = 3, 1
 def replayed_step(
     trainer: Trainer, trace: StepTrace, *, patient: bool = False
 ) -> Iterator[Replay]:
-    """Count microbatches of a step in the block that do what others did.
+    """Count, in the block, microbatches that would do what others did.
 
     Args:
         trainer: On fake tensors; its optimizer has its states.
@@ -94,7 +94,7 @@ def _accumulate(
 
 
 def _sharding_state(module: nn.Module, *, gradients: bool) -> Hashable:
-    """What decides what the next forward or backward of a module will send and keep.
+    """State that decides what the next forward or backward will send and keep.
 
     Args:
         module: Of this rank, in its final form.
@@ -116,7 +116,7 @@ def _sharding_state(module: nn.Module, *, gradients: bool) -> Hashable:
 
 
 def _enter_state(module: nn.Module, state: Hashable, trace: StepTrace) -> None:
-    """Gather or free parameters so that a module is in a state, uncounted.
+    """Gather or free parameters to bring a module into a state, uncounted.
 
     Args:
         module: Of this rank, in its final form.

@@ -34,7 +34,7 @@ _CPU_ATTENTION = {
 
 
 def _grouped_flop(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Two for each product: rows belong to one group each, whatever their split."""
+    """FLOPs of grouped products: two a product, each row in one group."""
     del out_val
     groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
     inner, columns = left.shape[-1], right.shape[-1]

@@ -1,4 +1,4 @@
-"""Adapter to a world that is not there: fake ranks, fake tensors, torch's own code.
+"""Adapter to a simulated world: fake ranks, fake tensors, torch's own code.
 
 One process stands for any rank of any number of them. Collectives return at once, and
 tensors have shapes, dtypes and sizes but no memory. Parts of torch that read values
@@ -54,7 +54,7 @@ _MESH_METHODS = (
 
 @contextmanager
 def fake_group(rank: int, world: int) -> Iterator[None]:
-    """Be one rank of a world of processes that are not there, for the block.
+    """Be one rank of a world without other processes, for the block.
 
     Args:
         rank: Of this process.
@@ -77,7 +77,7 @@ def fake_group(rank: int, world: int) -> Iterator[None]:
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Tensors made in the block take no memory; see the module for what is adapted."""
+    """Make tensors without memory in the block; adapt torch as the module lists."""
     with ExitStack() as stack:
         for name in _MESH_METHODS:
             method = DeviceMesh.__dict__.get(name)
@@ -111,7 +111,7 @@ def _on_real_tensors(method: Any) -> Any:
 
 
 def _convert(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """``Module.to``: torch's swaps parameters in place, which fake ones do not allow.
+    """Replace ``Module.to``, which swaps parameters in place; fake ones forbid it.
 
     Everything is on the one fake device; dtypes change. Tied parameters stay tied.
     """
@@ -139,14 +139,14 @@ def _convert(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 def _value(number: Any) -> Any:
-    """Steps that Adam has done: what it scales by is a number, not a size."""
+    """Value of Adam's step counter, which scales numbers and no sizes."""
     return 1.0 if isinstance(number, FakeTensor) else number
 
 
 def _grouped_products(
     left: torch.Tensor, right: torch.Tensor, **options: Any
 ) -> torch.Tensor:
-    """Shape of what ``_grouped_mm`` returns: torch's own answers for bfloat16 alone.
+    """Result of ``_grouped_mm`` in any dtype; torch's own takes bfloat16 alone.
 
     On CPUs the op itself takes any float.
     """
@@ -158,7 +158,7 @@ def _grouped_products(
 
 
 def _vote_static(_: Any, stages: list[Any], *__: Any) -> None:
-    """What all ranks would agree upon: every stage has been given its metadata."""
+    """Vote as all ranks would: every stage has been given its metadata."""
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC
 
@@ -166,7 +166,7 @@ def _vote_static(_: Any, stages: list[Any], *__: Any) -> None:
 def balanced_counts(
     expert: torch.Tensor, held: int, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, list[int], list[int]]:
-    """What ``exchange_counts`` tells if routing is balanced.
+    """Counts that ``exchange_counts`` returns if routing is balanced.
 
     It stands in for that of :mod:`executors.strategies.experts`.
 

@@ -1,4 +1,4 @@
-"""Start local processes, one a rank, and answer for every one of them.
+"""Start local processes, one a rank, and end every one of them.
 
 Whatever happens (a rank that dies, Ctrl-C, SIGTERM, a launcher killed outright), no
 process is left behind.
@@ -143,7 +143,7 @@ def _start(
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that what is to be closed is, for the block."""
+    """Raise on SIGTERM in the block, so that resources are closed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

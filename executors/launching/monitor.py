@@ -43,7 +43,7 @@ _CONSEQUENCE = re.compile(
 
 @dataclass(kw_only=True)
 class Rank:
-    """A launched process, and what is known of it.
+    """A launched process and its state.
 
     Attributes:
         index: Its rank.
@@ -66,12 +66,12 @@ class Rank:
 
     @property
     def failed(self) -> bool:
-        """Whether it raised or ended badly."""
+        """True if it raised or ended badly."""
         return self.error is not None or bool(self.code)
 
     @property
     def blame(self) -> int:
-        """How likely it is the cause: killed 0, its own error 1, consequence 2."""
+        """Likelihood that it is the cause: killed 0, its own error 1, consequence 2."""
         if self.code is not None and self.code < 0 and self.error is None:
             return 0
         text = self.error["text"] if self.error else "\n".join(self.lines)
@@ -79,7 +79,7 @@ class Rank:
 
 
 class Monitor:
-    """Reads every pipe of a launch.
+    """Reads the pipes of all launched processes.
 
     Args:
         spawner: The process that forks the ranks.
@@ -159,7 +159,7 @@ class Monitor:
         self._spawner.stdout.close()
 
     def _read(self, stream: int) -> bool:
-        """Take in what there is; False at the end of the stream, or if none."""
+        """Read the available bytes; False at the end of the stream, or if none."""
         try:
             data = os.read(stream, 1 << 16)
         except BlockingIOError:
@@ -199,7 +199,7 @@ class Monitor:
         return read
 
     def _patience(self) -> float:
-        """How long after the first failure others may fail too, in seconds."""
+        """Seconds after the first failure in which others may fail too."""
         found = [rank.blame for rank in self._ranks if rank.failed]
         waited_for = len(found) < len(self._ranks) and min(found) == _NO_CAUSE
         return _CONSEQUENCE_S if waited_for else _GRACE_S
@@ -220,7 +220,7 @@ class Monitor:
         )
 
     def _raise_lost(self) -> NoReturn:
-        """Raise because the spawner went without telling how its ranks ended."""
+        """Raise because the spawner ended without a report on its ranks."""
         raise RankFailedError(
             f"the {len(self._ranks)} ranks could not be started or lost their parent "
             f"(exit {self._spawner.poll()})" + _last_words(self._said)
@@ -228,7 +228,7 @@ class Monitor:
 
 
 def _raised(who: str, error: Mapping[str, str]) -> MeshwrightError:
-    """What a rank raised: the very error if it is one of ours, else a failed rank."""
+    """Rebuild the error of a rank: itself if it is one of ours, else a failed rank."""
     kind = getattr(planner.errors, error["type"], None)
     if isinstance(kind, type) and issubclass(kind, MeshwrightError):
         # Some are made of parts; none is remade out of its text.

@@ -94,7 +94,7 @@ def process_group(
 
 
 def _own_numbers() -> tuple[int, int]:
-    """Number of this process and of all, as torchrun says them."""
+    """Number of this process, and of all processes, from torchrun's environment."""
     if "WORLD_SIZE" not in os.environ:
         return 0, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -134,7 +134,7 @@ def fresh_store(timeout: datetime.timedelta) -> Store | None:
 
 
 def agree(store: Store, rank: int, world: int, timeout: datetime.timedelta) -> str:
-    """A word that the living ranks have in common, and dead ones never heard.
+    """Agree on a token that the living ranks share and dead ones never saw.
 
     Every rank leaves a token of its own; rank 0 answers each token that it sees, those
     of the dead too, until as many have heard the answer as there are others.

@@ -57,7 +57,7 @@ class _Lines:
 
 
 def _call(job: dict[str, Any], messages: int) -> int:
-    """Be one rank: call the entry; exit code 0 if it returned."""
+    """Call the entry as one rank; exit code 0 if it returned."""
     with os.fdopen(messages, "w", encoding="utf-8") as stream:
         lines = _Lines(stream)
 
@@ -109,7 +109,7 @@ def _fork(job: dict[str, Any], index: int, spawner: int) -> int:
 
 
 def main() -> int:
-    """Do the job on stdin, as the spawner or as one of its ranks."""
+    """Read a job from stdin and do it, as the spawner or as one of its ranks."""
     _die_with_parent(int(sys.argv[1]))
     job = json.load(sys.stdin)
     spawner, ranks = os.getpid(), {}

@@ -22,7 +22,7 @@ __all__ = ["LiveMemory", "watched_resizes"]
 def watched_resizes(
     seen: Callable[[torch.UntypedStorage], None], *, before: bool = False
 ) -> Iterator[None]:
-    """Tell, in the block, of every storage that Python code resizes.
+    """Report, in the block, every storage that Python code resizes.
 
     ``fully_shard`` frees and takes memory by resizing storages, past the dispatcher.
 

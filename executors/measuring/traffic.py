@@ -60,21 +60,21 @@ class Tally:
             entry[1] += max((_size(argument) for argument in args), default=0)
 
     def add(self, more: Mapping[tuple[str, int], Traffic]) -> None:
-        """Count what was counted before once more, by kind and size of the group."""
+        """Add earlier traffic once more, by kind and size of the group."""
         for key, traffic in more.items():
             entry = self._counts[key]
             entry[0] += traffic.count
             entry[1] += traffic.bytes
 
     def by_group(self) -> dict[tuple[str, int], Traffic]:
-        """What was counted so far, by kind and number of ranks that take part."""
+        """Traffic so far, by kind and number of ranks that take part."""
         return {
             key: Traffic(count=count, bytes=size)
             for key, (count, size) in sorted(self._counts.items())
         }
 
     def by_kind(self) -> dict[str, Traffic]:
-        """What was counted so far, by kind."""
+        """Traffic so far, by kind."""
         totals: dict[str, list[int | float]] = defaultdict(lambda: [0, 0])
         for (kind, _), (count, size) in self._counts.items():
             totals[kind][0] += count
@@ -93,7 +93,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tally = Tally()
 
     def traffic(self) -> dict[str, Traffic]:
-        """What was counted so far, by kind."""
+        """Traffic so far, by kind."""
         return self._tally.by_kind()
 
     def __torch_dispatch__(

@@ -125,7 +125,7 @@ def _paths(root: nn.Module, units: Mapping[nn.Module, str]) -> dict[str, str]:
 
 
 class _Rebuilt:
-    """A traced graph built anew: parameters unlifted, units called.
+    """Traced graph built anew, with parameters unlifted and units called.
 
     torch's own ``torch.export._swap`` finds values by names, some of which unlifting
     has changed (an input called ``input``); drops constants that a unit is given, and
@@ -214,7 +214,7 @@ class _Rebuilt:
             self._keep(node, new)
 
     def _call_of(self, node: fx.Node) -> str | None:
-        """Which call of which unit a node belongs to: ``blocks.0``, ``blocks.0@1``."""
+        """Call of a unit that a node belongs to: ``blocks.0``, ``blocks.0@1``."""
         for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
             if path in self._units:
                 again = key.rpartition("@")[2] if "@" in key else ""
@@ -261,7 +261,7 @@ class _Rebuilt:
         return self._value(old)
 
     def _outputs(self, signature: Any, called: fx.Node) -> None:
-        """Let those who read the unit's own tensors read what its call returns."""
+        """Redirect readers of the unit's own tensors to the results of its call."""
         names = [getattr(leaf, "name", None) for leaf in signature.outputs]
         plain = signature.out_spec.is_leaf()
         values = called if plain else self.graph.call_function(tree_leaves, (called,))
@@ -288,7 +288,7 @@ class _Rebuilt:
         return self._new[old]
 
     def _sweep(self) -> None:
-        """Erase what nobody reads, but for calls of units and ops with effects."""
+        """Erase unread nodes, but for calls of units and ops with effects."""
         for node in reversed(self.graph.nodes):
             unread = not node.users
             pure = node.op == "call_function" and not node.is_impure()
@@ -297,12 +297,12 @@ class _Rebuilt:
 
 
 def _is_check(node: fx.Node) -> bool:
-    """Run-time guards: they name devices and strides of the traced model."""
+    """Return True for run-time guards: they name devices of the traced model."""
     return node.target is torch.ops.aten._assert_tensor_metadata.default
 
 
 def _move(module: fx.GraphModule, device: torch.device) -> None:
-    """Let a region of the graph (one without gradients, say) make tensors there."""
+    """Make a region of the graph (one without gradients, say) use a device."""
     for part in module.modules():
         if isinstance(part, fx.GraphModule):
             for node in list(part.graph.nodes):
@@ -323,7 +323,7 @@ def _move_node(node: fx.Node, device: torch.device) -> None:
 
 @contextmanager
 def fixed_shapes() -> Iterator[None]:
-    """Let a model's code, though not torch's own, think that it is not exported."""
+    """Hide from a model's code, though not from torch's, that it is exported."""
     original = torch.compiler.is_exporting
 
     def is_exporting() -> bool:
@@ -336,7 +336,7 @@ def fixed_shapes() -> Iterator[None]:
 
 @contextmanager
 def whole_sequences(whole: bool) -> Iterator[None]:
-    """Answer what ``transformers`` asks positions for: do sequences restart in them?
+    """Answer for ``transformers`` if sequences restart within a row of positions.
 
     On tensors without values it would take them to.
 

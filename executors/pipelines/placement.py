@@ -1,4 +1,4 @@
-"""Which pipeline stage computes which value of a model's graph."""
+"""Assignment of a graph's values to pipeline stages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Placement:
         self.stage_of = self._assign()
 
     def packs(self, node: fx.Node) -> bool:
-        """Whether a node only puts a unit's arguments together, out of tensors."""
+        """Return True if a node only packs tensors into a unit's arguments."""
         if node in self.free or node.op != "call_function":
             return False
         if node.target is operator.getitem:
@@ -140,7 +140,7 @@ _STATEFUL = frozenset({_ATEN.batch_norm.default, _ATEN.instance_norm.default})
 
 
 def keeps_state(node: fx.Node) -> bool:
-    """Whether to run an op twice is not the same as to run it once."""
+    """Return True if running an op twice differs from running it once."""
     tags = getattr(node.target, "tags", ())
     return node.target in _STATEFUL or torch.Tag.nondeterministic_seeded in tags
 

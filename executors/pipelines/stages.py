@@ -128,7 +128,7 @@ class _Cutter:
         self.sharded: dict[int, int] = {}
 
     def crossed_by_stream_alone(self, cuts: Set[int], shards: int) -> bool:
-        """Whether one float tensor crosses each of some cuts, and can be dealt out."""
+        """Return True if one float tensor crosses each cut, and tp can divide it."""
         for cut in cuts:
             crossing = [node.meta["val"] for node in self.cuts[cut]]
             if len(crossing) != 1 or not crossing[0].is_floating_point():
@@ -201,7 +201,7 @@ class _Cutter:
         )
 
     def build(self, index: int) -> LoweredStage:
-        """The module of one stage."""
+        """Build the module of one stage."""
         graph = fx.Graph()
         env: dict[fx.Node, fx.Node] = {}
         root: dict[str, Any] = {}
@@ -231,7 +231,7 @@ class _Cutter:
         )
 
     def _needed(self, index: int, given: Container[fx.Node]) -> set[fx.Node]:
-        """Nodes of a stage, and all that they depend on but for what is given."""
+        """Nodes of a stage and those that they depend on, but for given ones."""
         last = index == len(self.stages) - 1
         todo = [node for node in self.nodes if self.stage_of.get(node) == index]
         todo += self.output.all_input_nodes if last else []
@@ -255,7 +255,7 @@ class _Cutter:
     def _place_inputs(
         self, graph: fx.Graph, env: dict[fx.Node, fx.Node], index: int
     ) -> None:
-        """Relayed tensors first, then the model's own inputs."""
+        """Add placeholders: relayed tensors first, then the model's own inputs."""
         relayed = self.cuts[index - 1] if index else []
         slots = tuple(graph.placeholder(f"relay_{n}") for n in range(len(relayed)))
         for node in self.nodes:
@@ -329,7 +329,7 @@ def receive(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def send(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor as it crosses a cut: contiguous, of its own storage, of a dtype."""
+    """Prepare a tensor for a cut: contiguous, in its own storage, of a dtype."""
     # A clone, not a view: split backward detaches stage outputs in place.
     result = tensor.to(dtype)
     if result is tensor or not result.is_contiguous():

@@ -1,4 +1,4 @@
-"""Weights that several pipeline stages share: one tensor to the model, copies to ranks.
+"""Weights that several pipeline stages share, of which each stage has a copy.
 
 Each stage trains its own copy. The gradients of the copies are summed over the pp ranks
 that hold one, so that equal optimizer steps keep the copies equal.

@@ -1,4 +1,4 @@
-"""Agreement between copies of the weights: what happens to them around a step.
+"""Copies of the weights, and what happens to them around a step.
 
 One file a method; the registry of methods (:mod:`planner.schema.methods`) names its
 class, which is made from the strategy's document.

@@ -1,4 +1,4 @@
-"""What a plan can do to modules, one strategy a file, and what these are made of.
+"""Strategies that plans apply to modules, one a file, and their building blocks.
 
 Parallelism (tensor, context, expert), recomputation, compilation, prefetching and
 compressed gradients. :mod:`executors.parallelize` puts them together.

@@ -184,7 +184,7 @@ def copy_in(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def reduce_out(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Leave such a region: the sum over ranks; the gradient passes."""
+    """Leave such a region with the sum over ranks; the gradient passes."""
     return _apply(_Reduce, tensor, group)
 
 

@@ -32,7 +32,7 @@ def compress_gradients(
     how: GradientCompression,
     group: dist.ProcessGroup,
 ) -> None:
-    """Register what happens to gradients between replicas.
+    """Register the hook that compresses gradients between replicas.
 
     Args:
         module: Not yet run. For ``powersgd`` built with ``bucket_cap_mb`` of

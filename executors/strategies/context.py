@@ -89,7 +89,7 @@ def slice_sequence(
 
 
 class _DistributedAttention(TorchFunctionMode):
-    """While entered, attention is computed over the whole sequence."""
+    """Mode in which attention is computed over the whole sequence."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ def _wrap_in_ddp(model: nn.Module, strategy: Strategy, place: ProcessMesh) -> nn
 def _replicate(
     model: nn.Module, precision: Precision, place: ProcessMesh, units: Sequence[str]
 ) -> None:
-    """Replicas where DDP cannot be: batch norms, then units, then what is left."""
+    """Replicate where DDP cannot: batch norms, then units, then what is left."""
     mesh, policy = place.along("replicate"), _mixed_precision(precision)
     for norm in _uncast_norms(model, precision):
         replicate(norm, mesh=mesh, mp_policy=_uncast(precision))
@@ -99,7 +99,7 @@ def _fully_shard(
     units: Sequence[str],
     experts: Sequence[str],
 ) -> None:
-    """ZeRO: experts first, then batch norms, then units, then what is left."""
+    """Apply ZeRO to experts, then batch norms, then units, then what is left."""
     precision, reshard = strategy.precision, strategy.zero_stage == 3
     policy = _mixed_precision(precision)
     outer = ("replicate",) if place.reduces else ()
@@ -121,7 +121,7 @@ def _fully_shard(
 
 
 def _casts(precision: Precision) -> bool:
-    """Whether parameters are computed with in another dtype than they are kept in."""
+    """Return True if compute casts parameters to another dtype."""
     return precision.compute != precision.parameter
 
 
@@ -153,7 +153,7 @@ def _uncast(precision: Precision) -> MixedPrecisionPolicy:
 
 
 def _bucket_mb(strategy: Strategy) -> float | None:
-    """Size of DDP's buckets in MiB, any fraction of one; None for torch's own."""
+    """Size of DDP's buckets in MiB, perhaps a fraction; None for torch's own."""
     if strategy.gradient_compression == "powersgd":
         return ONE_BUCKET_MB
     size = strategy.overlap.bucket_bytes
@@ -161,7 +161,7 @@ def _bucket_mb(strategy: Strategy) -> float | None:
 
 
 def _place_expert(ways: int, parameter: nn.Parameter) -> Shard | None:
-    """Shards of few experts are cut along their features: no rank goes empty."""
+    """Place shards of few experts along their features, so that no rank is empty."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if local.shape[0] >= ways or local.ndim < 2 or local.shape[1] % ways:
         return None
@@ -192,7 +192,7 @@ def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:
 def set_prefetch(
     model: nn.Module, units: Sequence[str], experts: Sequence[str], overlap: Overlap
 ) -> None:
-    """Say which units each unit gathers while it is computed.
+    """Set the units that each unit gathers while it is computed.
 
     Args:
         model: The model, or one stage of it, after ``fully_shard``.

@@ -91,7 +91,7 @@ def _shown(odd: list[str]) -> str:
 
 
 class _Local:
-    """The module's own forward on plain tensors: it knows nothing of DTensor."""
+    """Runs the module's own forward on plain tensors, which knows no DTensor."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -185,7 +185,7 @@ def _compute(
     expert: torch.Tensor,
     size: int,
 ) -> torch.Tensor:
-    """One expert a row, with gradients of parameters divided by the group's size."""
+    """Compute one expert a row; divide parameter gradients by the group's size."""
     count = rows.shape[0]
     if not count:
         # Every rank must come by gradients, or their reduction would not match.

@@ -83,8 +83,8 @@ class _Flash:
         return shares[0], shares[1], shares[2]
 
 
-class _Travel:
-    """Sends tensors to the next rank of the ring while the last one's arrive."""
+class _Transfer:
+    """Transfer of tensors around the ring, one hop at a time."""
 
     def __init__(
         self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup
@@ -114,7 +114,7 @@ class _Travel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hop:
-    """What one hop computes: slices of queries and of keys, under a mask or not."""
+    """Work of one hop: slices of queries and of keys, under a mask or not."""
 
     queries: slice
     keys: slice
@@ -122,7 +122,7 @@ class _Hop:
 
 
 def _hop(causal: bool, rank: int, origin: int, length: int) -> _Hop:
-    """What this rank's queries see of the keys of rank ``origin``.
+    """Slices of this rank's queries and of the keys of rank ``origin`` that meet.
 
     Ranks hold chunks r and 2n-1-r of the sequence. All its queries see the first
     chunk of an earlier rank; its second chunk alone sees both chunks of a later one.
@@ -165,7 +165,7 @@ class _Ring(torch.autograd.Function):
         lse = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)
         held, rests = [key, value], []
         for hop in range(size):
-            travel = _Travel(held, group) if hop < size - 1 else None
+            transfer = _Transfer(held, group) if hop < size - 1 else None
             plan = _hop(causal, rank, (rank - hop) % size, length)
             flash = _Flash(causal=plan.masked, scale=scale)
             part, part_lse, rest = flash.forward(
@@ -180,7 +180,7 @@ class _Ring(torch.autograd.Function):
                 part.float(),
                 part_lse.float(),
             )
-            held = travel.wait() if travel is not None else held
+            held = transfer.wait() if transfer is not None else held
         result = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, lse)
         ctx.group, ctx.causal, ctx.scale, ctx.rests = group, causal, scale, rests
@@ -196,7 +196,7 @@ class _Ring(torch.autograd.Function):
         # The gradients of the keys at hand; they travel with them and come home.
         carried = [torch.zeros_like(t, dtype=torch.float32) for t in held]
         for hop in range(size):
-            travel = _Travel(held, ctx.group) if hop < size - 1 else None
+            transfer = _Transfer(held, ctx.group) if hop < size - 1 else None
             plan = _hop(ctx.causal, rank, (rank - hop) % size, length)
             flash = _Flash(causal=plan.masked, scale=ctx.scale)
             shares = flash.backward(
@@ -213,8 +213,8 @@ class _Ring(torch.autograd.Function):
             _part(grad_query, plan.queries).add_(shares[0])
             for into, share in zip(carried, shares[1:], strict=True):
                 _part(into, plan.keys).add_(share)
-            carried = _Travel(carried, ctx.group).wait()
-            held = travel.wait() if travel is not None else held
+            carried = _Transfer(carried, ctx.group).wait()
+            held = transfer.wait() if transfer is not None else held
         return (
             grad_query.to(query.dtype),
             carried[0].to(key.dtype),

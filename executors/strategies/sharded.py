@@ -69,7 +69,7 @@ def _split(
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """Whether a layer is transformers' ``Conv1D``: linear, with a weight [in, out]."""
+    """Return True for transformers' ``Conv1D``: linear, with a weight [in, out]."""
     library = sys.modules.get("transformers.pytorch_utils")
     return isinstance(module, getattr(library, "Conv1D", ()))
 

@@ -45,7 +45,7 @@ _SEQUENCE = 1
 
 @dataclass(kw_only=True)
 class _Stream:
-    """What the hooks of one model part share.
+    """State that the hooks of one model part share.
 
     Attributes:
         mesh: The tp axis.
@@ -70,13 +70,13 @@ class _Stream:
         return self.copy(value)
 
     def copy(self, value: Any) -> Any:
-        """The same for a tensor that is never a shard."""
+        """Enter with a tensor that is never a shard."""
         if isinstance(value, torch.Tensor) and value.requires_grad:
             return copy_in(value, self.mesh.get_group())
         return value
 
     def enter_once(self, value: Any) -> Any:
-        """The same, but layers that read one tensor share one communication."""
+        """Enter like :meth:`enter`; layers that read one tensor share a collective."""
         if not isinstance(value, torch.Tensor):
             return value
         known = self.entered.get(id(value))
@@ -91,7 +91,7 @@ class _Stream:
         return reduce_out(tensor, self.mesh.get_group())
 
     def is_shard(self, value: torch.Tensor) -> bool:
-        """Whether a tensor is a shard of the residual stream."""
+        """Return True if a tensor is a shard of the residual stream."""
         local = self.sequence // self.mesh.size()
         return bool(self.sharded and value.ndim >= 3 and value.shape[1] == local)
 

@@ -104,7 +104,7 @@ class Pool:
         return str(Path(self._folder.name) / f"stack-{rank}")
 
     def _stacks(self, world: int) -> str:
-        """Where every rank that lives is right now."""
+        """Stacks of all ranks that live."""
         for process in self._processes[:world]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)

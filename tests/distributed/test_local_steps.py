@@ -63,7 +63,7 @@ def _trainer(plan: Plan) -> Trainer:
 
 
 def _digest(trainer: Trainer) -> str:
-    """Of the bytes of the weights that this rank holds."""
+    """Hash of the weights that this rank holds."""
     found = hashlib.sha256()
     for name, parameter in trainer.named_parameters():
         local = getattr(parameter, "to_local", lambda p=parameter: p)()
@@ -152,7 +152,7 @@ def test_a_period_of_one_step_of_sgd_is_an_all_reduce(pool: Pool, mesh: str) -> 
 
 @pytest.mark.parametrize("mesh", _cases("one rank", "zero 3", "tp", "pp"))
 def test_copies_train_on_their_own_and_then_are_equal(pool: Pool, mesh: str) -> None:
-    """As one model a copy in one process does, each with AdamW and a clip of its own.
+    """Compare with one process that holds a model a copy, AdamW and a clip each.
 
     Between exchanges the copies differ, after one they are equal bit for bit.
     """
