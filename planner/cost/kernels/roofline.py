@@ -10,6 +10,7 @@ the inner length (:mod:`planner.cost.kernels.shapes`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ from planner.schema.cluster import DeviceType
 __all__ = ["KernelTimes", "kernel_times", "optimizer_seconds", "summed_bytes"]
 
 Array = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 
 #: How often attention that is not fused moves a score in forward and backward, each in
@@ -319,7 +321,8 @@ _UNFUSED_PASS = 3.0
 def optimizer_seconds(
     scalars: Array,
     tensors: Array,
-    device: DeviceType,
+    types: Index,
+    devices: Sequence[DeviceType],
     optimizer: Optimizer,
     *,
     clip: bool,
@@ -327,9 +330,10 @@ def optimizer_seconds(
     """Time of one update: bound by memory, fused on GPUs, op by op on CPUs.
 
     Args:
-        scalars: Parameters that the device updates.
-        tensors: Tensors they are in.
-        device: On which.
+        scalars: Parameters that a device updates. Shape [n].
+        tensors: Tensors they are in. Shape [n].
+        types: Device type of each. Shape [n].
+        devices: All types.
         optimizer: Which update.
         clip: Whether gradients are normed and scaled before.
     """
@@ -338,10 +342,9 @@ def optimizer_seconds(
         passes, ops = passes + 2, ops + 2
     ops += 3 if clip else 0
     passes += 3 if clip else 0
-    if device.backend == "gloo":
-        moved = scalars * 4 * ops * _UNFUSED_PASS
-        return np.asarray(
-            moved / device.memory_bandwidth_bytes_per_s
-            + tensors * ops * device.kernel_overhead_s
-        )
-    return np.asarray(scalars * 4 * passes / device.memory_bandwidth_bytes_per_s)
+    on_cpu = np.array([device.backend == "gloo" for device in devices])
+    rate = np.array([device.memory_bandwidth_bytes_per_s for device in devices])
+    launch = np.array([device.kernel_overhead_s for device in devices])
+    each = 4 * np.where(on_cpu, ops * _UNFUSED_PASS, passes) / rate
+    calls = np.where(on_cpu, ops * launch, 0.0)
+    return np.asarray(scalars * each[types] + tensors * calls[types])

@@ -170,14 +170,12 @@ class Stages:
 
     def sums(self, units: Array) -> Array:
         """Sum units [..., U] within stages. Shape [..., stages]."""
-        sums = np.zeros((*units.shape[:-1], units.shape[-1] + 1))
-        np.cumsum(units, axis=-1, out=sums[..., 1:])
-        return sums[..., self.bounds[1:]] - sums[..., self.bounds[:-1]]
+        return np.asarray(np.add.reduceat(units, self.bounds[:-1], axis=-1))
 
     def of_ranks(self, values: Array) -> Array:
         """Sum stages [stages] within pp ranks. Shape [pp]."""
         sums = np.bincount(self.rank, weights=values, minlength=self.pp)
-        return sums.astype(np.float64)
+        return np.asarray(sums, dtype=np.float64)
 
     @cached_property
     def tie_ends(self) -> tuple[Index, Index]:
@@ -194,18 +192,18 @@ class Stages:
         """Scalars of weights on each pp rank."""
         costs, ways, ep = self.costs, self.ways, self.strategy.mesh.ep
         left = ep / max(ways, ep)
+        units = (
+            costs.dense_parameters[0],
+            costs.expert_parameters[0],
+            costs.trained_dense[0],
+            costs.trained_experts[0],
+        )
+        sums = self.sums(np.stack(units))
         first, second = self.tie_ends
-
-        def of_ranks(units: Array, copies: Array) -> Array:
-            sums = self.sums(units)
-            np.add.at(sums, second, np.where(first != second, copies, 0.0))
-            return self.of_ranks(sums)
-
-        no_copies = np.zeros(len(costs.ties))
-        dense = of_ranks(costs.dense_parameters[0], costs.tied_parameters[0])
-        expert = of_ranks(costs.expert_parameters[0], no_copies)
-        trained = of_ranks(costs.trained_dense[0], costs.tied_trained[0])
-        trained_experts = of_ranks(costs.trained_experts[0], no_copies)
+        apart = first != second
+        for row, copies in ((0, costs.tied_parameters), (2, costs.tied_trained)):
+            np.add.at(sums[row], second[apart], copies[0, apart])
+        dense, expert, trained, trained_experts = map(self.of_ranks, sums)
         return ParameterShards(
             whole=dense + expert,
             shard=dense / ways + expert * left,

@@ -110,18 +110,13 @@ def time_step(stages: Stages, fidelity: Fidelity) -> Step:
     rows, groups = stages.replicas
     exchange = replica_pricing(strategy.synchronisation)
     traffic = exchange.traffic(rows, groups, context)
-    types, shards = context.types_of_ranks(pp), stages.parameters.trained_shard
-    update = np.array(
-        [
-            optimizer_seconds(
-                shards[rank],
-                stages.tensors[rank],
-                context.cluster.device_types[types[rank]],
-                context.optimizer,
-                clip=strategy.grad_clip_norm is not None,
-            )
-            for rank in range(pp)
-        ]
+    update = optimizer_seconds(
+        stages.parameters.trained_shard,
+        stages.tensors,
+        context.types_of_ranks(pp),
+        context.cluster.device_types,
+        context.optimizer,
+        clip=strategy.grad_clip_norm is not None,
     )
     return Step(
         stages=stages,

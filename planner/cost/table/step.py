@@ -152,28 +152,6 @@ def _replica_seconds(
     return np.asarray(exposed + fixed * sums + per_byte * payload * size)
 
 
-def _update_seconds(
-    context: PricingContext,
-    places: Places,
-    rows: Columns,
-    shards: Array,
-    tensors: Array,
-) -> Array:
-    """Of the optimizer, on the slowest device that a row uses. Shape [n]."""
-    kinds = places.slowest[rows.place]
-    seconds = np.zeros(len(kinds))
-    for kind in np.unique(places.slowest).tolist():
-        mine = kinds == kind
-        seconds[mine] = optimizer_seconds(
-            shards[mine],
-            tensors[mine],
-            context.cluster.device_types[kind],
-            context.optimizer,
-            clip=context.grad_clip_norm is not None,
-        )
-    return np.asarray(seconds * places.core_contention[rows.place, 1])
-
-
 def price_table(
     context: PricingContext,
     table: StrategyTable,
@@ -210,9 +188,15 @@ def price_table(
     parts[PARTS.index("data_parallel")] = _replica_seconds(
         orders, replicas, places, rows, owed, summaries
     )
-    parts[PARTS.index("optimizer")] = _update_seconds(
-        context, places, rows, memory.parameter_shards, tensors
+    update = optimizer_seconds(
+        memory.parameter_shards,
+        tensors,
+        places.slowest[rows.place],
+        context.cluster.device_types,
+        context.optimizer,
+        clip=context.grad_clip_norm is not None,
     )
+    parts[PARTS.index("optimizer")] = update * places.core_contention[rows.place, 1]
     # Held beside that of the fullest rank, as much on any.
     kept = replica_pricing(context.regime.synchronisation).held(owed, context).kept
     return CostTable(
