@@ -1,10 +1,10 @@
-"""How long a strategy takes and how much memory, without running it."""
+"""Price of a strategy in time and memory, without running it."""
 
 from planner.cost.context import PricingContext
 from planner.cost.model import CostModel
 from planner.cost.recipes import RECIPES, Recipe, get_recipe
 from planner.cost.result import PARTS, Cost, CostTable
-from planner.cost.strategy.timeline import StepTimeline
+from planner.cost.strategy.step import StepTimeline
 
 __all__ = [
     "PARTS",

@@ -18,7 +18,7 @@ __all__ = ["Calibration", "DeviceConstants", "constants_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConstants:
-    """What a device type reaches of its datasheet.
+    """Shares of its datasheet that a device type reaches.
 
     Attributes:
         matmul_efficiency: Share of the peak that a very large product reaches.

@@ -88,7 +88,7 @@ class Combinations:
         )
 
     def tp_waits_s(self, ranks: int | Index, core_wait_s: float | Array) -> Array:
-        """What a call of tp waits for cores; nothing where all ranks are of one group.
+        """Seconds that a call of tp waits for cores; 0 where one group has all ranks.
 
         Args:
             ranks: Devices used.
@@ -124,7 +124,7 @@ class SharedFacts:
 
     @cached_property
     def on_gpu(self) -> bool:
-        """Whether no device type is a CPU process."""
+        """True if no device type is a CPU process."""
         return all(device.backend != "gloo" for device in self.cluster.device_types)
 
     @cached_property
@@ -226,7 +226,7 @@ class PricingContext:
 
     @property
     def operand_dtype(self) -> str:
-        """Of matrix products."""
+        """Dtype of matrix products."""
         return self.product_dtype or self.precision.compute
 
     @property
@@ -277,14 +277,14 @@ class PricingContext:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether compute and communication run beside each other, and a context and
+        """True where compute and communication run beside each other, and a context and
         an allocator take memory: everywhere but on CPU processes.
         """
         return self.facts.on_gpu
 
     @cached_property
     def ranks(self) -> tuple[int, ...] | None:
-        """What cluster methods take as device ids: None where ranks are devices."""
+        """Device ids as cluster methods take them: None where ranks are devices."""
         if np.array_equal(self.order, np.arange(self.cluster.num_devices)):
             return None
         return tuple(int(device) for device in self.order)
@@ -294,11 +294,11 @@ class PricingContext:
         return np.asarray(self.cluster.type_index)[self.order]
 
     def recalibrated(self, calibration: Calibration, recipe: Recipe) -> PricingContext:
-        """The same under other constants; facts that do not depend on them are kept."""
+        """Return the context under other constants, with the facts it still has."""
         return replace(self, calibration=calibration, recipe=recipe, shared=self.facts)
 
     def reordered(self, order: Index) -> PricingContext:
-        """The same on devices in another order, or on other devices of the cluster."""
+        """Return the context with another order of devices, or on other devices."""
         return replace(self, order=order, shared=self.facts)
 
     @cached_property
@@ -337,7 +337,7 @@ class PricingContext:
     def types_and_limits_of_runs(
         self, ids: Index, starts: Index
     ) -> tuple[Index, Array]:
-        """As :meth:`types_and_limits` of many runs of devices side by side.
+        """Slowest type and least bytes of many runs of devices side by side.
 
         Args:
             ids: Devices of the cluster. Shape [devices].
@@ -354,7 +354,7 @@ class PricingContext:
         return types, np.asarray(limits * self.memory_fraction)
 
     def constants(self, device: DeviceType) -> DeviceConstants:
-        """What a device type reaches of its datasheet."""
+        """Shares of its datasheet that a device type reaches."""
         return constants_of(device, self.recipe, self.calibration)
 
     @cached_property
@@ -371,12 +371,12 @@ class PricingContext:
 
     @property
     def rings(self) -> bool:
-        """Whether collectives go as NCCL's do, see :attr:`Groups.rings`."""
+        """True if collectives go as NCCL's do, see :attr:`Groups.rings`."""
         return self.calibration is not None and self.on_gpu
 
     @property
     def slowest_device(self) -> DeviceType:
-        """Of all devices used."""
+        """Slowest type of all devices used."""
         return self.cluster.device_types[int(self.types_of_ranks(1)[0])]
 
     def total_peak_flops_per_s(self) -> float:
@@ -448,7 +448,7 @@ class PricingContext:
 
     @property
     def core_wait_s(self) -> float:
-        """What a message waits for its receiver to be given a core; 0 on GPUs."""
+        """Seconds that a message waits for its receiver to get a core; 0 on GPUs."""
         return self.recipe.core_wait_s if self.core_contention(1)[1] > 1 else 0.0
 
     def pair_line(self, pp: int) -> tuple[float, float]:
@@ -471,12 +471,12 @@ class PricingContext:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether some host has fewer cores than devices."""
+        """True if some host has fewer cores than devices."""
         hosts = self.cluster.document.hosts
         return any(group.compute_slots is not None for group in hosts)
 
     def core_contention(self, pp: int) -> tuple[float, float]:
-        """How much CPU processes that share cores slow each other down.
+        """Factors by which CPU processes that share cores slow each other down.
 
         Returns:
             Factor on the compute of one pp rank, whose devices all compute at the same

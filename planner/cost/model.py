@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.result import Cost, CostTable
 from planner.cost.strategy.stages import Stages
-from planner.cost.strategy.step import Fidelity, price_strategy, time_step
-from planner.cost.strategy.timeline import StepTimeline, step_timeline
+from planner.cost.strategy.step import (
+    Fidelity,
+    StepTimeline,
+    price_strategy,
+    step_timeline,
+    time_step,
+)
 from planner.cost.table.orders import Orders
 from planner.cost.table.step import price_table
 from planner.cost.units import UnitCosts, price_units
@@ -122,7 +127,7 @@ class CostModel:
         return time_step(self.stages(strategy), fidelity).breakdown_s
 
     def timeline(self, strategy: Strategy) -> StepTimeline:
-        """When each pp rank does what in the step that :meth:`cost` prices.
+        """Actions of each pp rank in the step that :meth:`cost` prices.
 
         Raises:
             StrategyError: If its stages are not the model's units, or list a unit

@@ -1,4 +1,4 @@
-"""What differs between frameworks at the same strategy: a few named constants."""
+"""Differences between frameworks at the same strategy, as a few named constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy costs."""
+"""Costs of strategies: seconds by part, bytes by category."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Cost:
 
     @property
     def fits(self) -> bool:
-        """Whether every device stays within its limit."""
+        """True if every device stays within its limit."""
         return bool((self.memory.total <= self.limit_bytes).all())
 
     @property
     def peak_memory_bytes(self) -> float:
-        """Of the fullest device."""
+        """Peak of the fullest device."""
         return float(self.memory.total.max())
 
 
@@ -97,7 +97,7 @@ class CostTable:
     Attributes:
         step_time_s: One optimizer step.
         parts_s: By part, shape [n, PARTS].
-        memory_bytes: Of the fullest device.
+        memory_bytes: Peak of the fullest device.
         excess_bytes: By how much the fullest device is over its limit; negative if
             everything fits.
     """

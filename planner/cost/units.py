@@ -319,7 +319,7 @@ def _cut_bytes(
 
 
 def _sent_bytes(context: PricingContext, combos: Combinations, cut: Array) -> Array:
-    """What one device sends of the bytes at each cut. Shape [C, U - 1].
+    """Bytes that one device sends at each cut. Shape [C, U - 1].
 
     Every tp rank has all of a stream that is not divided. Source: Narayanan et al.
     2021, section 4.1, "Scatter/gather communication optimization".
@@ -346,7 +346,7 @@ def _parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
 def _between_halves(
     context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
-    """What a split backward keeps besides, and what the model returns.
+    """Bytes that a split backward keeps besides, and those that the model returns.
 
     A head's loss is done with at the input gradient: what was saved behind the head's
     input goes, and the gradient of its output comes. Where nothing else of the graph

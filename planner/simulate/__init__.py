@@ -3,7 +3,14 @@
 Knows nothing of models or clusters: takes durations and bytes, returns times and bytes.
 """
 
-from planner.simulate.actions import Action, ActionKind, ActionTable, rank_of_stages
+from planner.simulate.actions import (
+    Action,
+    ActionKind,
+    ActionTable,
+    actions,
+    rank_of_stages,
+    schedule_columns,
+)
 from planner.simulate.chains import bubble_coefficients
 from planner.simulate.closed_form import closed_form_makespan, closed_form_of_stages
 from planner.simulate.engine import Evaluation, evaluate, makespan
@@ -14,7 +21,6 @@ from planner.simulate.in_flight import (
     peak_held_bytes,
     peak_in_flight,
 )
-from planner.simulate.schedules import actions, schedule_columns
 from planner.simulate.shared import Sharing, check_sharing, simulate_shared
 from planner.simulate.timeline import Timeline, timeline
 

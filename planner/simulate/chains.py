@@ -15,11 +15,11 @@ import numpy as np
 
 from planner.errors import StrategyError
 from planner.schema.schedules import schedule_spec
-from planner.simulate.actions import ActionTable
-from planner.simulate.critical_path import critical_path_counts
-from planner.simulate.durations import FloatArray
-from planner.simulate.engine import makespan
-from planner.simulate.schedules import actions
+from planner.simulate.actions import ActionKind, ActionTable, IntArray, actions
+from planner.simulate.compiled import compiled
+from planner.simulate.durations import FloatArray, stage_durations
+from planner.simulate.engine import makespan, op_ends
+from planner.simulate.program import compile_table
 
 __all__ = ["bubble_coefficients"]
 
@@ -59,7 +59,7 @@ def _probes() -> FloatArray:
 def bubble_coefficients(
     schedule: str, pp: int, virtual_stages: int, num_microbatches: int
 ) -> FloatArray:
-    """The sums of which a makespan is the greatest.
+    """Find the sums of which a makespan is the greatest.
 
     Args:
         schedule: torch's name.
@@ -147,3 +147,79 @@ def _undominated(chains: FloatArray) -> FloatArray:
     result = np.asarray(rows[~above])
     result.setflags(write=False)
     return result
+
+
+# -- One chain -------------------------------------------------------------------
+
+_F = int(ActionKind.FORWARD)
+_I = int(ActionKind.BACKWARD_INPUT)
+_W = int(ActionKind.BACKWARD_WEIGHT)
+
+
+def critical_path_counts(
+    table: ActionTable,
+    forward_s: float,
+    backward_s: float,
+    weight_s: float,
+    send_forward_s: float,
+    send_backward_s: float,
+) -> IntArray:
+    """Count the actions that the makespan of equal stages is a sum of.
+
+    The counts of every chain, times any durations, bound the makespan from below; at
+    the durations given here they are it.
+
+    Returns:
+        Forwards, input gradients, weight gradients, activation and gradient transfers
+        on the longest chain. Shape [5].
+    """
+    times = stage_durations(
+        table, forward_s, backward_s, weight_s, send_forward_s, send_backward_s
+    )
+    program = compile_table(table)
+    ends = op_ends(table, times)
+    last = program.last_of_rank[np.argmax(ends[program.last_of_rank])]
+    return _walk_back(
+        int(last),
+        program.kind,
+        program.previous,
+        program.producer,
+        program.delay_row,
+        times.transfer_s[0],
+        ends,
+        table.num_stages,
+        np.zeros(5, dtype=np.int64),
+    )
+
+
+@compiled
+def _walk_back(
+    op: int,
+    kind: IntArray,
+    previous: IntArray,
+    producer: IntArray,
+    delay_row: IntArray,
+    transfer: FloatArray,
+    ends: FloatArray,
+    stages: int,
+    counts: IntArray,
+) -> IntArray:
+    while op > 0:
+        row = op - 1
+        what = kind[row]
+        if what == _F:
+            counts[0] += 1
+        elif what == _I:
+            counts[1] += 1
+        elif what == _W:
+            counts[2] += 1
+        else:
+            counts[1] += 1
+            counts[2] += 1
+        arrival = ends[producer[row]] + transfer[delay_row[row]]
+        if producer[row] > 0 and arrival > ends[previous[row]]:
+            counts[3 if delay_row[row] < stages else 4] += 1
+            op = producer[row]
+        else:
+            op = previous[row]
+    return counts

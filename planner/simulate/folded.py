@@ -44,14 +44,14 @@ class _Writer:
         return microbatch
 
     def add(self, stage: int, kind: int) -> None:
-        """One action; an input gradient leaves its weight gradient owed."""
+        """Add one action; an input gradient leaves its weight gradient owed."""
         microbatch = self._take(stage, kind)
         self.rows.append((kind, stage, microbatch, -1, -1))
         if kind == _I:
             self._owed.append((stage, microbatch))
 
     def overlap(self, forward: int, backward: int) -> None:
-        """A forward of one stage together with a full backward of the other."""
+        """Add a forward of one stage together with a full backward of the other."""
         self.rows.append(
             (
                 _OVERLAP,
@@ -63,7 +63,7 @@ class _Writer:
         )
 
     def pay(self, stage: int | None = None) -> None:
-        """The oldest weight gradient owed (by a stage); nothing if none is."""
+        """Add the oldest weight gradient owed (by a stage), if there is one."""
         for position, (owing, microbatch) in enumerate(self._owed):
             if stage is None or owing == stage:
                 del self._owed[position]
@@ -152,7 +152,7 @@ def dual_pipe_rows(one: PipelineRank) -> IntArray:
 
 
 def _drain(out: _Writer, rank: int, hops: int) -> None:
-    """The last backwards of DualPipeV: whole at first, split from the middle on."""
+    """Write the last backwards of DualPipeV: whole at first, then split."""
     middle, odd = divmod(rank + 1, 2)[0], rank % 2 == 1
     kind = _B
     for turn in range(rank + 1):

@@ -20,17 +20,21 @@ from planner.errors import StrategyError
 from planner.simulate.actions import ActionTable, IntArray
 from planner.simulate.durations import Durations, FloatArray, stage_durations
 from planner.simulate.engine import Evaluation, busy_seconds
-from planner.simulate.flow import Indices, flow_of
-from planner.simulate.ordered_links import has_one_sender, time_in_order
-from planner.simulate.shared_links import time_with_links
-from planner.simulate.shared_slots import time_with_slots
+from planner.simulate.event_loops import (
+    Indices,
+    flow_of,
+    has_one_sender,
+    time_in_order,
+    time_with_links,
+    time_with_slots,
+)
 
 __all__ = ["Sharing", "check_sharing", "shared_op_times", "simulate_shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Who shares what, laid out for the kernels.
+    """Shared links and cores, laid out for the kernels.
 
     Attributes:
         link_of: Per row of ``Durations.transfer_s``, -1 for a link of its own.
@@ -201,7 +205,7 @@ def check_sharing(
     *,
     latency_s: ArrayLike = 0.0,
 ) -> Sharing:
-    """Check who shares what; see :func:`simulate_shared`.
+    """Check shared links and cores; see :func:`simulate_shared`.
 
     Raises:
         StrategyError: If a shape does not fit or a number is out of range.

@@ -1,4 +1,4 @@
-"""When each action of one candidate runs, for people: tables, bubbles, Perfetto."""
+"""Start and end of each action of one candidate: tables, bubbles, Perfetto."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def timeline(
     *,
     sharing: Sharing | None = None,
 ) -> Timeline:
-    """When each action of one candidate runs.
+    """Time each action of one candidate.
 
     Args:
         table: The schedule.

@@ -5,8 +5,7 @@ import pytest
 
 from planner.errors import StrategyError
 from planner.simulate import actions, evaluate, simulate_shared
-from planner.simulate.flow import MAX_RANKS
-from planner.simulate.shared_links import LANES
+from planner.simulate.event_loops import LANES, MAX_RANKS
 from tests.simulate import reference
 from tests.simulate.cases import legal
 

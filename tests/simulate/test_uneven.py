@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from planner.simulate import actions, closed_form_of_stages, makespan
-from planner.simulate.durations import FloatArray
-from planner.simulate.uneven import (
+from planner.simulate.closed_form import (
     breadth_first_makespan,
     one_by_one_makespan,
     steady_microbatch_seconds,
 )
+from planner.simulate.durations import FloatArray
 
 
 def _stages(seed: int, count: int, *batch: int) -> FloatArray:

@@ -76,7 +76,7 @@ class KernelTable:
         kernels: Sequence[tuple[int, float, Kernel]],
         heads: Collection[int] = (),
     ) -> KernelTable:
-        """From (owner, expert share, kernel) triples; ``heads`` are owners."""
+        """Build a table of (owner, expert share, kernel); ``heads`` are owners."""
 
         def column(name: str) -> Array:
             return np.array([float(getattr(kernel, name)) for _, _, kernel in kernels])

@@ -67,7 +67,7 @@ def peak_flops_per_s(device: DeviceType, dtype: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Format:
-    """How operands are kept that recipes cast as products run.
+    """Format of operands that recipes cast as products run.
 
     Attributes:
         halvings: Times that it is half as wide as bfloat16.

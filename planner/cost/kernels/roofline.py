@@ -133,13 +133,13 @@ def kernel_times(
 
 
 def _products(table: KernelTable) -> NDArray[np.bool_]:
-    """Whether a kernel is a product: matmul, attention, convolution. [1, kernels]."""
+    """Mask of products: matmul, attention, convolution. Shape [1, kernels]."""
     return np.asarray(table.kind[None, :] <= 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Roof:
-    """What bounds the time of a kernel. Shapes [1, kernels] where not said otherwise.
+    """Bounds of the time of a kernel. Shapes [1, kernels] where not said otherwise.
 
     Attributes:
         table: Kernels at the traced batch.
@@ -181,7 +181,7 @@ class _Roof:
         element: float,
         causal: bool,
     ) -> _Roof:
-        """Of a device, a framework and what a division leaves of each kernel."""
+        """Find the bounds of a device and a framework for divided kernels."""
         attention = table.kind[None, :] == KERNEL_KINDS.index("attention")
         fused = attention & recipe.fused_attention
         # A GPU's queue hides the host's work behind kernels, where they take longer.
@@ -213,7 +213,7 @@ class _Roof:
         inner: Array,
         held: Array,
     ) -> Array:
-        """Of all ops of each kernel. Shape [combinations, kernels].
+        """Seconds of all ops of each kernel. Shape [combinations, kernels].
 
         Args:
             flops: At the traced batch. Shape [kernels]; likewise the next four.

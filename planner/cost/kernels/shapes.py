@@ -36,7 +36,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What combinations of degrees leave of each kernel. [combinations, kernels].
+    """Kernels divided by combinations of degrees. Shapes [combinations, kernels].
 
     Attributes:
         scale: Tokens of one device over those of the trace. Shape [combinations, 1].
@@ -149,7 +149,7 @@ _UNALIGNED_SCORES = 10.0
 
 
 def head_share(table: KernelTable, reach: DeviceConstants) -> Array:
-    """What attention reaches at a head size, over what it does at 128. [kernels].
+    """Rate of attention at a head size over that at size 128. Shape [kernels].
 
     Small heads leave less to do between two exponentials. Source: Dao 2023
     (FlashAttention-2), figures 4 and 5: size 64 reaches five sixths of size 128.

@@ -83,7 +83,7 @@ def transfer_waits(
     whole: Work,
     send: float,
 ) -> float:
-    """What transfers add beyond one way down the pipeline and back.
+    """Seconds that transfers add beyond one way down the pipeline and back.
 
     1F1B lets pp microbatches in, so that each round of pp waits for the first of them
     to come back: (all + 2 send) / pp is the least time of a microbatch. Interleaved
@@ -115,12 +115,12 @@ def slow_links(
     whole: Work,
     sends: Array,
 ) -> float:
-    """The least seconds of a pipeline whose links are what is slow.
+    """Least seconds of a pipeline whose links are what is slow.
 
     What is sent over a link queues. Where all forwards come before all backwards, each
     half takes as long as its rank or its link. Of 1F1B, each round of ``depth``
     microbatches makes a trip over some boundaries and back: a rank is one forward ahead
-    of the next; see :func:`planner.simulate.uneven.one_by_one_makespan`.
+    of the next; see :func:`planner.simulate.closed_form.one_by_one_makespan`.
     """
     if pp == 1:
         return 0.0
@@ -175,7 +175,7 @@ def has_textbook_time(table: StrategyTable) -> NDArray[np.bool_]:
 
 
 class _Parts(NamedTuple):
-    """Those of :data:`PARTS` that are filled in here, under their names. Shapes [n]."""
+    """Parts of :data:`PARTS` that are filled in here, by name. Shapes [n]."""
 
     compute: Array
     recompute: Array
@@ -189,7 +189,7 @@ class _Parts(NamedTuple):
 
 @inner
 def _work(times: Array, recompute: int) -> Work:
-    """From the times of a rank or of the model, under one recompute kind.
+    """Sum the times of a rank or of the model up, under one recompute kind.
 
     The forward has its share of communication: a half, of context a third.
     """
@@ -284,8 +284,8 @@ def _fill_parts(
     stages: the fill passes one virtual stage of each rank. Exact for equal stages, for
     Interleaved1F1B in whole rounds of pp microbatches; the rest goes by chains. What a
     slow rank does during the fill is not taken off, so that 1F1B of uneven stages is a
-    little too long; :func:`planner.simulate.uneven.one_by_one_makespan` takes it off.
-    Source: Narayanan et al. 2021, section 2.2.
+    little too long; :func:`planner.simulate.closed_form.one_by_one_makespan` takes it
+    off. Source: Narayanan et al. 2021, section 2.2.
     """
     for row in range(len(rows.pp)):
         pp, rule = rows.pp[row], rules[rows.schedule[row]]
@@ -319,7 +319,7 @@ def _fill_parts(
 
 
 def _makespans(rows: Columns, found: Index, times: Array) -> Array:
-    """Of some rows without and with transfers. Shape [2, found]."""
+    """Makespans of some rows without and with transfers. Shape [2, found]."""
     if not len(found):
         return np.zeros((2, 0))
     forward, backward, weight, hop, slowest = times

@@ -234,12 +234,12 @@ class Stages:
 
     @cached_property
     def core_contention(self) -> tuple[float, float]:
-        """As :meth:`PricingContext.core_contention`."""
+        """Slowdown by shared cores, see :meth:`PricingContext.core_contention`."""
         return self.context.core_contention(self.pp)
 
     @cached_property
     def replicas(self) -> tuple[ReplicaRows, ReplicaGroups]:
-        """What keeping copies alike depends on, and its groups, for each pp rank."""
+        """Inputs of the price of keeping copies alike, and its groups, by pp rank."""
         strategy, mesh, pp = self.strategy, self.strategy.mesh, self.pp
         crowd, _ = self.core_contention
         copies = mesh.dp_replicate * (1 if strategy.zero_stage else mesh.cp)

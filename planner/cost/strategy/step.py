@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -13,9 +13,17 @@ from planner.cost.pipelines import Pipeline, pipeline_pricing
 from planner.cost.replicas import ReplicaTraffic, replica_pricing
 from planner.cost.result import Cost
 from planner.cost.strategy.memory import strategy_memory
-from planner.cost.strategy.stages import Stages
+from planner.cost.strategy.stages import Stages, StageTimes
+from planner.simulate import Timeline
 
-__all__ = ["Fidelity", "Step", "price_strategy", "time_step"]
+__all__ = [
+    "Fidelity",
+    "Step",
+    "StepTimeline",
+    "price_strategy",
+    "step_timeline",
+    "time_step",
+]
 
 Array = NDArray[np.float64]
 
@@ -166,3 +174,59 @@ def _busiest(values: dict[str, Array]) -> dict[str, float]:
     """Greatest of each kind over the ranks, as far as there is anything."""
     most = {kind: float(each.max()) for kind, each in values.items()}
     return {kind: value for kind, value in most.items() if value > 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """One step of one device of each pp rank.
+
+    Attributes:
+        actions: Forwards and backwards, by rank, then by time.
+        times: One microbatch on every virtual stage, as long as in ``actions``.
+        send_s: What a boundary's transfer takes. Shape [stages - 1].
+        pipeline_end_s: When each rank's last microbatch is done, and copies of weights
+            start to be made alike. Shape [pp].
+        exchanged_s: When that is done, and the update starts. Shape [pp].
+        updated_s: When that is done. Shape [pp].
+    """
+
+    actions: Timeline
+    times: StageTimes
+    send_s: Array
+    pipeline_end_s: Array
+    exchanged_s: Array
+    updated_s: Array
+
+    @property
+    def step_time_s(self) -> float:
+        """End of the last rank's update."""
+        return max(self.actions.makespan_s, float(self.updated_s.max()))
+
+
+def step_timeline(stages: Stages) -> StepTimeline:
+    """Lay out a step as the simulator times it.
+
+    Its end is the step time of :func:`planner.cost.strategy.step.price_strategy`. Where
+    processes share cores, all actions, and transfers that wait for cores, are longer by
+    the same factor.
+
+    Raises:
+        StrategyError: If the stages are not the model's units.
+    """
+    step = time_step(stages, "simulated")
+    times = stages.times
+    if step.stretch != 1.0:
+        names = (field.name for field in fields(StageTimes))
+        times = replace(
+            times, **{name: getattr(times, name) * step.stretch for name in names}
+        )
+    ended = step.pipeline_s - step.lag_s
+    exchanged = ended + step.exposed_s
+    return StepTimeline(
+        actions=pipeline_pricing(stages.strategy.schedule).timeline(stages, times),
+        times=times,
+        send_s=times.send,
+        pipeline_end_s=ended,
+        exchanged_s=exchanged,
+        updated_s=exchanged + step.update_s,
+    )

@@ -71,7 +71,7 @@ def _fill(
 def _fill_mixed(
     prefix: Array, combo: int, types: Index, stages: int, limit: float, bounds: Index
 ) -> bool:
-    """As :func:`_fill`, for stages on devices of different types.
+    """Place all units under ``limit`` in stages on devices of different types.
 
     Filling up each stage is then not always right: it may leave the next one, which
     must hold something, a unit that only a later device is fast enough for. So all

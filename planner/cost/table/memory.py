@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from planner.cost.context import ScalarBytes
 from planner.cost.table.rows import Columns
 from planner.cost.table.stages import CROSSING, KEPT, PEAKS, RankMemory
+from planner.simulate.actions import schedule_columns
 from planner.simulate.compiled import compiled, inlined, inner
-from planner.simulate.schedules import schedule_columns
 
 __all__ = [
     "CROSSING_COLUMNS",
@@ -76,7 +76,7 @@ _PER_PP, _CONSTANT, _FEWER, _IN_ROUNDS, _MORE_WAITING = range(4, len(RULES))
 
 
 class _Scalars(NamedTuple):
-    """On one device: all, what ZeRO leaves, those of the largest unit; trained ones."""
+    """Scalars on one device: all, ZeRO's shard, the largest unit's; trained ones."""
 
     whole: float
     shard: float
@@ -149,7 +149,7 @@ def weight_bytes(each: Devices, of: ScalarBytes) -> Array:
 
 
 class _Order(NamedTuple):
-    """What a row's schedule leaves to its ranks to differ in.
+    """Microbatches that a row's schedule holds, and how ranks differ in them.
 
     Attributes:
         virtual: Stages of each rank.

@@ -342,7 +342,7 @@ class _Runs:
 
     @classmethod
     def of(cls, pp: Index, length: Index) -> _Runs:
-        """Of pipelines as deep as ``pp`` over as many devices as ``length``."""
+        """Lay out pipelines as deep as ``pp`` over as many devices as ``length``."""
         places = np.arange(len(pp))
         first, heads = np.cumsum(length) - length, np.cumsum(pp) - pp
         place, owner = np.repeat(places, length), np.repeat(places, pp)
@@ -371,7 +371,7 @@ class Orders:
 
     @classmethod
     def of(cls, context: PricingContext) -> Orders:
-        """The one order of a context."""
+        """Take the one order of a context."""
         return cls(context=context, ids=context.order[None, :])
 
     @cached_property
@@ -392,7 +392,7 @@ class Orders:
         return level_tables(self.context.cluster.topology)
 
     def context_of(self, order: int) -> PricingContext:
-        """The context with one of the orders."""
+        """Return the context with one of the orders."""
         return self.context.reordered(self.ids[order, : self.lengths[order]])
 
     def groups(self, degree: Index, stride: Index, which: Index) -> Groups:
@@ -413,7 +413,7 @@ class Orders:
         return self.context.link_shares.of_groups(found, stride[first])
 
     def layer_lines(self, combos: Combinations) -> LayerLines:
-        """As :meth:`PricingContext.layer_lines`, of combinations in many orders."""
+        """Lines of the collectives inside layers, each combination in its order."""
         context, order = self.context, combos.orders
         strides = combos.strides(experts_on_shards=context.recipe.experts_on_shards)
         wait_s = combos.tp_waits_s(self.lengths[order], self.core_waits_s[order])
@@ -422,7 +422,7 @@ class Orders:
         return layer_lines(tp, cp, ep, context.recipe, measured=known, tp_wait_s=wait_s)
 
     def places(self, which: Index, pp: Index) -> Places:
-        """What pipelines see of their orders.
+        """Find the places of rows: device types, boundaries and limits of pipelines.
 
         Args:
             which: Order of each row. Shape [n].
@@ -473,7 +473,7 @@ class Orders:
     def _boundaries(
         self, made: Places, order: Index, runs: _Runs, ids: Index
     ) -> tuple[Array, Array]:
-        """As :meth:`planner.cost.context.PricingContext.boundaries`, of every run."""
+        """Bandwidth and latency after each run, wrapping round. Shapes [runs]."""
         context = self.context
         if len(self.ids) == 1:
             found = [context.boundaries(depth) for depth in made.pp.tolist()]

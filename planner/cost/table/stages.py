@@ -70,7 +70,7 @@ _RECEIVED, _SHARED, _RETURNED, _SENT, _OUTPUT = range(len(CROSSING))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """What :func:`rank_memory` finds for each cut.
+    """Memory of the ranks of each cut that can be fullest.
 
     Attributes:
         kept: Of ranks 0, 1 and last; without what stage 0 would keep between the
@@ -128,7 +128,7 @@ class _Memory(NamedTuple):
 
 
 class _Memories(NamedTuple):
-    """As :class:`_Memory`, of all combinations: a leading axis more, but for links."""
+    """Memory of all combinations: :class:`_Memory` with an axis more, but for links."""
 
     kept: Array
     peaks: Array
@@ -376,7 +376,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summaries:
-    """What :func:`summarize` finds for each pair.
+    """Times, transfers and memory of each pair.
 
     Attributes:
         load: Times of the slowest rank, one microbatch. Shape [pairs, TIMES].

@@ -219,7 +219,7 @@ def _measured(known: Sequence[MeasuredCollective], groups: Groups) -> _Line:
 def lines_of(
     kind: str, groups: Groups, measured: Sequence[MeasuredCollective] = ()
 ) -> Array:
-    """What :func:`time_of` takes the smaller of: two straight lines in the size.
+    """Two straight lines in the size, of which :func:`time_of` takes the smaller.
 
     Args:
         kind: As there.

@@ -55,7 +55,7 @@ def _time(lines: Array, size_bytes: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorTraffic:
-    """Of every combination (C) and unit (U), one microbatch.
+    """Traffic of tp for one microbatch, by combination (C) and unit (U).
 
     Attributes:
         seconds: Half of what forward and backward take. Shape [C, U].
@@ -200,7 +200,7 @@ class ContextTraffic:
 def context_algorithms(
     graph: ModelGraph, *, cp: int, tp: int
 ) -> tuple[ContextAlgorithm, ...]:
-    """What a sequence can be divided by: trading it for heads needs heads to deal out.
+    """Algorithms by which a sequence can be divided; all-to-all needs enough heads.
 
     Args:
         graph: The model.
