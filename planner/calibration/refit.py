@@ -25,16 +25,16 @@ from planner.measurements.store import Origin
 
 __all__ = ["MovedConstant", "Refit", "RefitRow", "refit"]
 
-#: Of a source that the rows do not name: whoever calibrates runs Meshwright's plans.
+#: Source of rows that name none: whoever calibrates runs Meshwright's plans.
 _OWN = "own runs (PyTorch)"
-#: What a plan is; a fit to runs with a guessed one would learn the guess.
+#: Columns that make a plan; a fit to runs with a guessed one would learn the guess.
 _PLAN = ("tp", "pp", "microbatch", "global_batch")
 #: A user's own runs are trusted: no error is so large that it is taken for an outlier.
 #: They are few, so that the pull is stronger than in fits to hundreds. With three runs
 #: under constants that lie 0.6 logits off (normal), steps of other plans are off by 8 %
 #: before and by 3 % after; noise of 3 % adds 0.1 %.
 _CONFIG = FitConfig(prior=0.005, huber=0.5, order=0.7, iterations=20, tolerance=0.02)
-#: Share of its range by which a constant has moved for it to be told.
+#: Share of its range by which a constant must move to be reported.
 _MOVED = 0.005
 
 
@@ -178,7 +178,7 @@ def refit(
     merged = Calibration(
         name=name,
         devices={**known.devices, **found.devices},
-        # A fit says something of all frameworks; runs of one say it of that one.
+        # A fit has constants of all frameworks; runs of one determine its own.
         recipes={
             **known.recipes,
             **{name: found.recipes[name] for name in vector.recipes},
@@ -238,7 +238,7 @@ def _moved(
         else:
             old = before.recipes.get(of, frameworks()[of].recipe)
             new = after.recipes[of]
-        # Of some devices nothing was known but what their datasheet says.
+        # Some devices had no constants before, but for their datasheet.
         was = constant.start if old is None else float(getattr(old, constant.name))
         now = float(getattr(new, constant.name))
         if abs(now - was) > _MOVED * (constant.high - constant.low):

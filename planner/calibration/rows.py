@@ -20,7 +20,7 @@ DOUBTFUL_RULE = (
 
 #: Metrics that may be 0.
 _YES_OR_NO = ("oom_or_failed", "feasible")
-#: Widths of numbers, narrowest first; a row that trains in several says the narrowest.
+#: Widths of numbers, narrowest first; the narrowest of a row counts.
 _FAMILIES = (
     ("4 bit", r"fp4"),
     ("8 bit", r"fp8|int8|f8"),
@@ -36,7 +36,7 @@ def precision_family(precision: str) -> str:
         precision: Words of the source.
     Returns:
         One of ``4 bit``, ``8 bit``, ``16 bit``, ``32 bit``; ``precision?`` if the words
-        say none of them.
+        name none of them.
     """
     words = precision.lower().replace("-", "")
     for family, pattern in _FAMILIES:

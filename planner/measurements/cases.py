@@ -125,8 +125,8 @@ def prepare(point: Point) -> Case:
     try:
         plan = assume_plan(point, graph, frameworks()[name])
     except ValidationError as error:
-        said = "; ".join(one["msg"] for one in error.errors())
-        raise CalibrationError(f"point {point.point_id}: {said}") from error
+        reasons = "; ".join(one["msg"] for one in error.errors())
+        raise CalibrationError(f"point {point.point_id}: {reasons}") from error
     recipe, as_set = plan.recipe, ""
     if known is not None:
         hosts = -(-(point.ep or 1) // machine.domain)

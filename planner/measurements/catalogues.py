@@ -23,6 +23,7 @@ __all__ = [
     "DATA",
     "Constant",
     "Framework",
+    "Variant",
     "fitted_constants",
     "frameworks",
     "read_rows",
@@ -44,6 +45,29 @@ def read_tree(name: str) -> Any:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     # Both loaders are safe ones.
     return yaml.load((DATA / name).read_text(encoding="utf-8"), loader)  # noqa: S506
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Fields of a framework's recipe that differ in runs which meet all conditions.
+
+    Attributes:
+        recipe: The fields.
+        year_from: First year of the runs' source.
+        unless_zero: ZeRO stage whose runs are left out.
+        word: Word of the runs' precision or notes.
+        bfloat16: Whether gradients are in bfloat16.
+        recent: Whether the runs had flash attention, by year and device.
+        source: Document or code that they are from.
+    """
+
+    recipe: Mapping[str, Any]
+    year_from: int = 0
+    unless_zero: int | None = None
+    word: str = ""
+    bfloat16: bool = False
+    recent: bool = False
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +94,10 @@ class Framework:
             torch, ``megatron``'s and TransformerEngine's, or a ``compiled`` program.
         stage_assignment: ``even`` for equal numbers of layers a stage, ``weights`` for
             equal numbers of weights.
-        bfloat16_passes: ``gradient_passes`` of runs in bfloat16, if it differs.
-        bfloat16_gradients: ``gradients`` of runs in bfloat16, if it differs.
+        spreads_experts: Whether experts are spread over the ranks of a host where a
+            row states no ep.
+        counts_recompute: Whether the FLOPs of its logs count full recomputation.
+        variants: Recipes of some runs, the last that holds first.
         source: Documents and code that these fields are from.
     """
 
@@ -86,8 +112,9 @@ class Framework:
     microbatches: Literal["given", "stages", "whole"] = "given"
     host: Literal["eager", "megatron", "compiled"] = "eager"
     stage_assignment: Literal["even", "weights"] = "even"
-    bfloat16_passes: float | None = None
-    bfloat16_gradients: Literal["both"] | None = None
+    spreads_experts: bool = False
+    counts_recompute: bool = False
+    variants: tuple[Variant, ...] = ()
     source: str
 
 
@@ -97,7 +124,12 @@ def frameworks() -> Mapping[str, Framework]:
     found = {}
     for name, entry in read_tree("frameworks.yaml")["frameworks"].items():
         recipe = replace(RECIPES.get(name, Recipe(name=name)), **entry["recipe"])
-        fields = {**entry, "recipe": recipe, "fitted": tuple(entry["fitted"])}
+        fields = {
+            **entry,
+            "recipe": recipe,
+            "fitted": tuple(entry["fitted"]),
+            "variants": tuple(Variant(**one) for one in entry.get("variants", ())),
+        }
         found[name] = Framework(**fields)
     return found
 

@@ -55,7 +55,7 @@ _NEW = re.compile(
     r"h100|h200|h800|h20e?\b|b100|b200|b300|mi3\d\d|\bl(?:4|20|40s?)\b|"
     r"(?:rtx ?)?[45]0[5-9]0\b|\bada\b|rtx pro"
 )
-#: Those before Ampere, which flash attention leaves out. Source:
+#: Devices before Ampere, which flash attention leaves out. Source:
 #: Dao-AILab/flash-attention, README, "Requirements".
 _OLD = re.compile(
     r"v100|\b(?:k[48]0|m[46]0|p(?:4|6|40|100|[456]000))\b|\bt\d{1,4}\b|titan|gtx|"
@@ -63,7 +63,7 @@ _OLD = re.compile(
 )
 #: Peaks of these runs have scores in them: tables 4 and 10 of Qi et al. 2024.
 _SCORES = re.compile(r"zero.bubble")
-#: Where NVIDIA shows what Megatron-LM reaches, with all of its flags.
+#: Sources in which NVIDIA runs Megatron-LM with all of its flags.
 _OFFICIAL = re.compile(r"^nvidia\b|^megatron-lm readme|mlperf")
 #: Releases of NeMo's containers before 25.11.
 _BEFORE_BRIDGE = re.compile(r"(?<![\d.])(?:24\.(?:0[1-9]|1[0-2])|25\.0[1-9])(?!\d)")
@@ -111,10 +111,10 @@ def _of_age(name: str, point: Point) -> str:
         return "megatron-2025" if _BEFORE_BRIDGE.search(source) else name
     if name != "megatron-2021":
         return name
-    said = f"{source} {point.notes.lower()}"
+    words = f"{source} {point.notes.lower()}"
     if point.zero == 3:
-        return "torch" if re.search(r"fsdp|fully.sharded", said) else "deepspeed"
-    if _SCORES.search(said) or not is_recent(point):
+        return "torch" if re.search(r"fsdp|fully.sharded", words) else "deepspeed"
+    if _SCORES.search(words) or not is_recent(point):
         return "megatron-2021"
     return "megatron" if _OFFICIAL.search(source) else "megatron-lm"
 
@@ -127,10 +127,10 @@ _VENUES = (
     "icpp|ipdps|isca|kdd|mlsys|neurips|nips|nsdi|osdi|p?vldb|ppopp|sigcomm|sigmod|socc|"
     "sosp|tpds"
 )
-#: Those that are words, or letters of one, say a year without a space alone.
+#: Venues that are words, or letters of one: a year follows without a space.
 _WORDS = "atc|cluster|fast|ics|isc|micro|sc"
 _COUNTED = r"(?!\s*(?:x\b|(?:gpu|device|node|host|rank)s?\b|[abhv]\d00))"
-_SAID = (
+_YEARS = (
     re.compile(rf"(?<!\d)20{_YEAR}(?!\d){_COUNTED}"),
     re.compile(rf"(?<![a-z])(?:{_VENUES})[ _-]?['’]? ?{_YEAR}\b{_COUNTED}"),
     re.compile(rf"(?<![a-z])(?:{_WORDS})(?:[ _]?['’])?{_YEAR}\b"),
@@ -139,13 +139,13 @@ _SAID = (
 
 
 def year_of(source: str) -> int | None:
-    """Return the latest year that a source's name says.
+    """Return the latest year that a source's name states.
 
     Args:
         source: ``Qi et al. 2024``, ``OSDI22``, ``EuroSys '24`` and ``arXiv:2401.10241``
-            say one; numbers of devices (``2024 GPUs``, ``cluster 32``) do not.
+            state one; numbers of devices (``2024 GPUs``, ``cluster 32``) do not.
     Returns:
-        From 2015 to 2035; None if it says none.
+        From 2015 to 2035; None if it states none.
     """
-    found = (one for said in _SAID for one in said.findall(source.lower()))
-    return max((2000 + int(one) for one in found), default=None)
+    found = (year for pattern in _YEARS for year in pattern.findall(source.lower()))
+    return max((2000 + int(year) for year in found), default=None)

@@ -53,8 +53,8 @@ def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
     }
     if not blank:
         return point, ()
-    said = ", ".join(f"{name}={value}" for name, value in blank.items())
-    return replace(point, **blank), (f"{said}, as the source's scripts or tables",)
+    words = ", ".join(f"{name}={value}" for name, value in blank.items())
+    return replace(point, **blank), (f"{words}, as the source's scripts or tables",)
 
 
 def optimizer_of(point: Point) -> Optimizer:

@@ -86,7 +86,7 @@ def machine_of(point: Point) -> Machine:
     if len(parts) > 1:
         notes += [*shares, "ranks go over the kinds in the order of their names"]
         if first.hosts == 1:
-            notes += first.network_said
+            notes += first.network_notes
     return Machine(
         cluster=_cluster(parts),
         device=first.device.name,
@@ -116,8 +116,8 @@ def of_one_kind(point: Point) -> tuple[tuple[Point, ...], tuple[str, ...]]:
     counts = [_count(part) for part in parts]
     if any(count is None for count in counts):
         counts = [1] * len(parts)
-    said = [count or 1 for count in counts]
-    times, rest = divmod(point.n_gpus, sum(said))
+    shares = [count or 1 for count in counts]
+    times, rest = divmod(point.n_gpus, sum(shares))
     if rest:
         raise CalibrationError(
             f"point {point.point_id}: gpu={point.gpu!r} and n_gpus={point.n_gpus} do "
@@ -126,10 +126,10 @@ def of_one_kind(point: Point) -> tuple[tuple[Point, ...], tuple[str, ...]]:
         )
     rows = tuple(
         replace(point, gpu=part, n_gpus=count * times)
-        for part, count in zip(parts, said, strict=True)
+        for part, count in zip(parts, shares, strict=True)
     )
-    shares = ", ".join(f"{row.n_gpus} of {row.gpu}" for row in rows)
-    return rows, () if times == 1 else (f"{shares}: shares of n_gpus={point.n_gpus}",)
+    words = ", ".join(f"{row.n_gpus} of {row.gpu}" for row in rows)
+    return rows, () if times == 1 else (f"{words}: shares of n_gpus={point.n_gpus}",)
 
 
 def _count(part: str) -> int | None:
@@ -151,7 +151,7 @@ class _Part:
     hosts: int
     domain: int
     network: Link
-    network_said: tuple[str, ...]
+    network_notes: tuple[str, ...]
     assumed: tuple[str, ...]
 
 
@@ -164,13 +164,13 @@ def _part(point: Point) -> _Part:
     kind = system.host if system is not None else _usual_host(device)
     kind = _as_stated(kind, point)
     per_host, hosts, domain = _layout(point.n_gpus, kind, notes)
-    link, said = _network(kind, stated_rate(point.gpu, point.notes))
+    link, network_notes = _network(kind, stated_rate(point.gpu, point.notes))
     if system is not None and not named:
         notes.append(f"{system.name}, which its source used: {kind.source}")
     elif system is None and "dgx" not in point.gpu.lower():
         notes.append(f"hosts and links as usual for {device.name}: {kind.source}")
     if hosts * per_host > domain:
-        notes += said
+        notes += network_notes
     return _Part(
         device=device,
         kind=kind,
@@ -178,7 +178,7 @@ def _part(point: Point) -> _Part:
         hosts=hosts,
         domain=domain,
         network=link,
-        network_said=tuple(said),
+        network_notes=tuple(network_notes),
         assumed=tuple(notes),
     )
 

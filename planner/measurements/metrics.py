@@ -12,6 +12,7 @@ from typing import Literal
 from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
+from planner.measurements.catalogues import frameworks
 from planner.measurements.framework_names import framework_of
 from planner.measurements.points import Point
 from planner.schema import Strategy
@@ -37,8 +38,8 @@ class TimeMetric:
 
     Attributes:
         about: Description.
-        rank: Of the figures of one run the one of the lowest rank speaks for it: the
-            most direct one; none speaks by what has no rank.
+        rank: Order among the figures of one run, which is judged by that of the lowest
+            rank, the most direct one; None for a figure that no run is judged by.
         counts: Thing that is counted in a step: the step, samples, tokens, FLOPs, or
             those over what the device's peak would do.
         unit: Number of these in one; of a duration, the seconds of one, over how many
@@ -120,7 +121,7 @@ TIME_METRICS: dict[str, TimeMetric] = {
         of_device=True,
     ),
 }
-#: Of a device, and what did not fit.
+#: Metrics of a device's memory, and of runs that did not fit.
 MEMORY_METRICS: dict[str, str] = {
     "peak_mem_gb": "peak memory of a device, 10^9 bytes",
     "peak_mem_gib": "peak memory of a device, 2^30 bytes",
@@ -198,16 +199,10 @@ class FlopCount:
 #: print tokens and FLOPs: 449.4 GFLOP a token of Llama-3 70B at 8,192 is 6 N without
 #: embedding + half of the scores.
 _ATTENTION = (("bridge", 0.5), ("dgxc", 0.5))
-#: Frameworks whose logs count what full recomputation does again. Megatron-LM's formula
-#: of 2021 is 96 B s l h^2 (1 + s / 6h + V / 16lh), Narayanan et al. 2021, section 5.1;
-#: its README's tables of 2020 agree with it to 0.1 %. Megatron-DeepSpeed and Alpa take
-#: the same, and InternEvo (doc/en/train_performance.md, FLOPS Testing); Megatron-LM of
-#: 2023 and later does not.
-_RECOMPUTING = ("megatron-2021", "megatron-deepspeed", "deepspeed", "alpa", "internevo")
-_SAYS_WITH = re.compile(
+_WITH_RECOMPUTE = re.compile(
     r"\bhfu\b|hardware flop|(?:counts?|with|incl\w*)\W+(?:\w+\W+)?recomput"
 )
-_SAYS_WITHOUT = re.compile(r"\bmfu\b|model (?:t?flop)|(?:no|without|not) recomput")
+_WITHOUT_RECOMPUTE = re.compile(r"\bmfu\b|model (?:t?flop)|(?:no|without|not) recomput")
 
 
 def convention_of(point: Point) -> tuple[FlopCount, str]:
@@ -222,13 +217,15 @@ def convention_of(point: Point) -> tuple[FlopCount, str]:
     name, doubt = framework_of(point)
     metric = time_metric_named(point.metric)
     stated = metric.recompute if metric is not None else None
-    counted = name in _RECOMPUTING if stated is None else stated
-    if not stated and (_SAYS_WITH.search(notes) or _SAYS_WITHOUT.search(notes)):
-        counted = _SAYS_WITH.search(notes) is not None
-    said = f"FLOPs counted {'with' if counted else 'without'} recomputation"
+    counted = frameworks()[name].counts_recompute if stated is None else stated
+    if not stated and (
+        _WITH_RECOMPUTE.search(notes) or _WITHOUT_RECOMPUTE.search(notes)
+    ):
+        counted = _WITH_RECOMPUTE.search(notes) is not None
+    words = f"FLOPs counted {'with' if counted else 'without'} recomputation"
     return (
         FlopCount(attention=share, recompute=counted),
-        f"{said}, as {name} does, attention in full" if doubt else "",
+        f"{words}, as {name} does, attention in full" if doubt else "",
     )
 
 

@@ -6,7 +6,7 @@ release, set the launches that CUDA graphs play back, the exchanges of tokens wi
 experts, their overlap and the recomputation:
 ``data/nvidia_recipes.csv``, one line for recipes that agree, with the file and commit.
 Whether attention had a fused kernel is not theirs to set: see :class:`NvidiaRecipe`.
-``known_by`` says how a line was matched to a release: ``exact``, by the file of that
+``known_by`` gives how a line was matched to a release: ``exact``, by the file of that
 release; ``layout``, by a file whose layout is the table's; ``guess``, in part by
 neighbouring releases.
 """
@@ -28,7 +28,7 @@ __all__ = ["NvidiaRecipe", "as_nvidia_ran", "nvidia_recipe", "recomputed"]
 #: tokens are, which graphs of these two play back: of the reference model's kernels
 #: about half are before or behind the experts' own.
 _ROUTING = 0.5
-#: What a graph leaves to the host, blocks without experts and with.
+#: Shares of launches that a graph plays back, of blocks without experts and with.
 _CAPTURED = {
     "none": (0.0, 0.0),
     "mamba": (0.0, 0.0),
@@ -129,15 +129,15 @@ def nvidia_recipe(
     found = min(fits, key=lambda one: (_away(one, release), one.precision != kind))
     away = _away(found, release)
     which = "" if sure and not any(away) else f" of {found.releases[0]}"
-    said = (
+    words = (
         f"CUDA graphs ({found.graphs}), exchanges and what is computed again as in "
         f"NVIDIA's recipe{which}"
         + ("; attention not fused" if found.attention == "scores" else "")
     )
     stated = _as_stated(found, point.notes.lower())
     if stated != found:
-        said += "; but exchanges as the row states"
-    return stated, said
+        words += "; but exchanges as the row states"
+    return stated, words
 
 
 _A2A = r"(?:a2a|all[-_ ]?to[-_ ]?all)"
@@ -150,8 +150,8 @@ _DENIED_BEFORE = re.compile(r"(?:\bno|\bnot|without|w/o)[ -]*$")
 _DENIED_BEHIND = re.compile(r"^[ :=]*(?:off|false|disabled|0)\b")
 
 
-def _says(pattern: re.Pattern[str], notes: str) -> str:
-    """Return the words of a pattern that notes say and do not deny, or ""."""
+def _stated_words(pattern: re.Pattern[str], notes: str) -> str:
+    """Return the words of a pattern that notes have and do not deny, or ""."""
     for match in pattern.finditer(notes):
         before, behind = notes[: match.start()], notes[match.end() :]
         if not (_DENIED_BEFORE.search(before) or _DENIED_BEHIND.search(behind)):
@@ -164,12 +164,14 @@ def _as_stated(found: NvidiaRecipe, notes: str) -> NvidiaRecipe:
 
     A row that names another dispatcher than the recipe does overlaps if it says so.
     """
-    exchange = _says(_BY_HOST, notes)
-    if not exchange and _says(_BY_EXPERT, notes):
+    exchange = _stated_words(_BY_HOST, notes)
+    if not exchange and _stated_words(_BY_EXPERT, notes):
         exchange = "alltoall"
     if exchange and exchange != found.exchange:
         found = replace(found, exchange=exchange, overlapped=False)
-    return replace(found, overlapped=True) if _says(_OVERLAPPED, notes) else found
+    return (
+        replace(found, overlapped=True) if _stated_words(_OVERLAPPED, notes) else found
+    )
 
 
 def _place(point: Point, framework: str) -> tuple[str, str, bool] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from planner.cost import Recipe
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
-from planner.measurements.catalogues import Framework
+from planner.measurements.catalogues import Framework, Variant
 from planner.measurements.framework_names import is_recent, year_of
 from planner.measurements.points import Point
 from planner.measurements.stage_assignment import assign_stages, outer_units
@@ -196,19 +196,10 @@ def _recompute(point: Point, framework: Framework, why: list[str]) -> str:
     return "full"
 
 
-def _said(point: Point) -> str:
-    return f"{point.source} {point.notes}".lower()
-
-
 #: Share of tp's collectives behind products with torch's async tensor parallelism,
 #: which splits both into pieces (Wang et al., "Introducing Async Tensor Parallelism in
 #: PyTorch", 2024). The share itself is an assumption: no source states it.
 _ASYNC_TP = 0.6
-
-
-#: Of what the links reach, what Megatron-LM's reductions that nothing hides get: the
-#: fit of that constant begins at .9, and ends at .89 for Megatron-LM of 2021.
-_IN_BUCKETS = 0.9
 
 
 #: Runs whose host waits for every kernel. BLOOM's were, to keep them from hanging:
@@ -218,38 +209,33 @@ _BLOCKING = re.compile(r"cuda_launch_blocking=1|\bbloom\b|tr11")
 
 def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
     recipe, text = framework.recipe, f"{point.precision} {point.notes}".lower()
-    # A row that names both, such as those of BLOOM's trials, says neither.
-    wide = precision.compute == "bfloat16" and "fp16" not in point.precision.lower()
-    if wide and framework.bfloat16_passes is not None:
-        recipe = replace(recipe, gradient_passes=framework.bfloat16_passes)
-    if wide and framework.bfloat16_gradients is not None:
-        recipe = replace(recipe, gradients=framework.bfloat16_gradients)
     if "eager" in text:
         recipe = replace(recipe, elementwise=1.0)
     if "async tp" in text or "asynctp" in text:
         recipe = replace(recipe, layer_overlap=_ASYNC_TP)
-    if _BLOCKING.search(_said(point)):
+    if _BLOCKING.search(f"{point.source} {point.notes}".lower()):
         recipe = replace(recipe, blocking=True)
     # Pax computes scores in memory, but for Transformer Engine's layers: praxis,
     # layers/attentions.py, DotProductAttention.
     if re.search(r"\bpax(ml)?\b", point.source.lower()) and "te" not in text.split():
         recipe = replace(recipe, fused_attention=False)
-    year = year_of(point.source) or 0
-    if recipe.name == "deepspeed":
-        recipe = replace(recipe, fused_attention=is_recent(point))
-        if point.zero != 3:
-            # Gradients are reduced in buckets of 5e8, as others do it: DeepSpeed's
-            # reduce_bucket_size (deepspeed/runtime/zero/config.py). What was fitted is
-            # of gathers under ZeRO 3.
-            recipe = replace(recipe, pieces=1.0, replica_efficiency=_IN_BUCKETS)
-    # Weight gradients are added up by the products that make them since the spring of
-    # 2022 (fused_weight_gradient_mlp_cuda: NVIDIA/apex, pull request 1317).
-    if recipe.name == "megatron-2021" and year >= 2022:
-        recipe = replace(recipe, gradient_passes=0.0)
-    # It compiles the loss, too: torchtitan/components/loss.py, from 2025 on.
-    if recipe.name == "torchtitan" and year >= 2025:
-        recipe = replace(recipe, fused_loss="compile" in text)
+    for variant in framework.variants:
+        if _applies(variant, point, precision):
+            recipe = replace(recipe, **variant.recipe)
     return recipe
+
+
+def _applies(variant: Variant, point: Point, precision: Precision) -> bool:
+    text = point.precision.lower()
+    # A row that names both dtypes, such as those of BLOOM's trials, determines neither.
+    bfloat16 = precision.compute == "bfloat16" and "fp16" not in text
+    return (
+        (year_of(point.source) or 0) >= variant.year_from
+        and (variant.unless_zero is None or point.zero != variant.unless_zero)
+        and variant.word in f"{text} {point.notes.lower()}"
+        and (bfloat16 or not variant.bfloat16)
+        and (not variant.recent or is_recent(point))
+    )
 
 
 # -- Batches ---------------------------------------------------------------------
@@ -334,9 +320,9 @@ def expert_degree(
 ) -> int:
     """Return the ep that a row is priced with.
 
-    Where it is blank, Megatron-LM and what is built like it spread experts over as
-    much of a host as divides both: one rank can hardly hold those of a model that
-    anybody measures. Others are taken to keep or gather all of them.
+    Where it is blank, frameworks built like Megatron-LM spread experts over as many
+    ranks of a host as divide both: one rank can hardly hold those of a measured model.
+    Others are taken to keep or gather all of them.
 
     Args:
         point: The row.
@@ -346,7 +332,7 @@ def expert_degree(
         why: Takes what was assumed.
     """
     if point.ep is None:
-        if not experts or not framework.recipe.name.startswith("megatron"):
+        if not experts or not framework.spreads_experts:
             return 1
         ep = max(
             d for d in range(1, _EXPERT_HOST + 1) if ways % d == 0 and experts % d == 0
@@ -362,7 +348,7 @@ def expert_degree(
     return fits[-1]
 
 
-#: What InternEvo calls the ranks over which ZeRO 1 splits, and a hybrid's degree.
+#: Words of InternEvo for the ranks over which ZeRO 1 splits, and of a hybrid's degree.
 _STATED = re.compile(r"\b(?:zero1(?: group)?|dp_shard|shard_group)\s*=\s*(\d+)")
 
 #: Fully sharded inside of a host, copies across: torch's HYBRID_SHARD takes the ranks
@@ -432,8 +418,8 @@ def _precision_of(point: Point, framework: Framework) -> Precision:
     if keeps_bfloat16_alone(point):
         return Precision(parameter="bfloat16", compute="bfloat16", reduce="bfloat16")
     if "bf16" in text or "bfloat16" in text or not text:
-        said = f"{point.source} {point.notes}".lower()
-        reduce = "bfloat16" if _NARROW.search(said) else framework.reduce
+        words = f"{point.source} {point.notes}".lower()
+        reduce = "bfloat16" if _NARROW.search(words) else framework.reduce
         return Precision(compute="bfloat16", reduce=reduce)
     if "16" in text:
         # Gradients of half precision are reduced in two bytes.

@@ -38,7 +38,7 @@ _VERSION = 1
 
 # -- Choosing --------------------------------------------------------------------
 
-#: What names constants: themselves, ``"shipped"``, a file, or None (``"none"``).
+#: Names of constants: themselves, ``"shipped"``, a file, or None (``"none"``).
 CalibrationChoice: TypeAlias = Calibration | str | os.PathLike[str] | None
 
 
@@ -266,7 +266,7 @@ def _device(values: Any, where: str) -> DeviceConstants:
     return DeviceConstants(**given)
 
 
-#: How uneven routers of one's own can be written into a file, 1 to this.
+#: Largest imbalance of routers of one's own that a file may hold.
 _MOST_UNEVEN = 64.0
 
 
