@@ -35,6 +35,7 @@ from executors.trainer import Trainer
 from planner import plan
 from planner.capture import load_model
 from planner.schema import Optimizer, Plan, Precision
+from planner.space import MESH_COLUMNS
 
 __all__ = ["measure_rank"]
 
@@ -63,7 +64,6 @@ _TARGET_TIME, _TARGET_MEMORY = 1.03, 1.02
 _WARM_UP = 3
 #: Largest relative difference of losses, by dtype.
 _AGREE = {"float32": 1e-4, "bfloat16": 2e-2}
-_ONE = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 #: Pins of each strategy.
 _CASES: Mapping[str, Mapping[str, Any]] = {
@@ -107,10 +107,10 @@ class Row:
 
 def make_plan(case: str, options: argparse.Namespace, model: str) -> Plan:
     """The plan of a case, as anyone would ask for it; the planner cuts the stages."""
-    pins = dict.fromkeys(_ONE, 1) | dict(_CASES[case])
+    pins = dict.fromkeys(MESH_COLUMNS, 1) | dict(_CASES[case])
     pins |= {"recompute": "none"}
     pins.setdefault("num_microbatches", 1)
-    devices = int(np.prod([pins[axis] for axis in _ONE]))
+    devices = int(np.prod([pins[axis] for axis in MESH_COLUMNS]))
     return plan(
         model,
         f"local:{devices}",

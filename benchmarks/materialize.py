@@ -35,6 +35,7 @@ from executors.trainer import Trainer
 from planner import Cluster, plan
 from planner.capture import capture, load_model
 from planner.schema import Plan, Precision
+from planner.space import MESH_COLUMNS
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,7 +51,7 @@ _CONFIG = {
     "tie_word_embeddings": False,
 }
 _LENGTH = 512
-_ONE = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"), 1)
+_ONE = dict.fromkeys(MESH_COLUMNS, 1)
 
 _PLANS: Mapping[str, Mapping[str, object]] = {
     "ZeRO 3 over 2": {"dp_shard": 2, "zero_stage": 3},

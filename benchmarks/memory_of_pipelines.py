@@ -28,6 +28,7 @@ from planner import plan
 from planner.capture import capture, load_model
 from planner.cluster import Cluster
 from planner.schema import Optimizer, Plan, Precision
+from planner.space import MESH_COLUMNS
 
 __all__ = ["main", "measure_rank"]
 
@@ -63,7 +64,6 @@ _PLANS: tuple[tuple[int, str, int, Mapping[str, object]], ...] = (
     (4, "ZBVZeroBubble", 2, {}),
     (4, "DualPipeV", 2, {}),
 )
-_ONE = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 
 def measure_rank(
@@ -103,7 +103,7 @@ def make_plans(model: str) -> list[Plan]:
     graph = capture(load_model(model, seq_len=_LENGTH), dtype="float32")
     made = []
     for pp, schedule, virtual, more in _PLANS:
-        pins = dict.fromkeys(_ONE, 1) | {
+        pins = dict.fromkeys(MESH_COLUMNS, 1) | {
             "pp": pp,
             "microbatch_size": _MICROBATCH,
             "schedule": schedule,

@@ -26,6 +26,7 @@ from planner.cluster import Cluster
 from planner.schema import Optimizer, Plan, Precision
 from planner.schema.measurement import Measurement
 from planner.schema.probe import ProbeDocument
+from planner.space import MESH_COLUMNS
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -60,7 +61,6 @@ _PLANS: tuple[Mapping[str, object], ...] = (
     {"pp": 2, "schedule": "1F1B", "microbatch_size": 8},
     {"tp": 2, "microbatch_size": 16},
 )
-_ONE = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 
 def probe(processes: int, seconds: float) -> Cluster:
@@ -121,7 +121,7 @@ def main() -> None:
                 graph,
                 machine,
                 global_batch=_BATCH,
-                pin=dict.fromkeys(_ONE, 1) | dict(pins),
+                pin=dict.fromkeys(MESH_COLUMNS, 1) | dict(pins),
                 precision=Precision(compute="float32"),
                 optimizer=Optimizer(name="AdamW"),
             )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from planner.schema.base import Document
+from planner.schema.execution import unpriced
 from planner.schema.methods import methods_of, words_of
 from planner.schema.plan_parts import (
     ClusterReference,
@@ -203,6 +204,7 @@ def facts(plan: PlanFields) -> dict[str, str]:
         "recompute": _recompute_line(plan),
         "execution": _overlap_line(plan),
         "training": _training_line(plan),
+        "not priced": ", ".join(unpriced(strategy)),
         "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
         "memory": _memory_line(plan),
         "found by": _finder_line(plan),

@@ -1,10 +1,33 @@
-"""Where overlap settings have an effect, and where blocks can be compiled."""
+"""Effects of overlap settings and of compiling: where they have any, what prices know."""
 
 from __future__ import annotations
 
-from planner.schema.strategy import Strategy
+from planner.schema.leaves import leaf_defaults, leaf_of
+from planner.schema.strategy import Overlap, Strategy
 
-__all__ = ["compile_reason", "overlap_reason"]
+__all__ = ["compile_reason", "overlap_reason", "unpriced"]
+
+#: Leaves of a strategy that no price depends on, though a run does.
+_UNPRICED = (
+    *(f"overlap.{name}" for name in Overlap.model_fields),
+    "compile",
+)
+
+
+def unpriced(strategy: Strategy) -> tuple[str, ...]:
+    """Settings that executors follow and that predictions leave out.
+
+    Args:
+        strategy: What was priced.
+
+    Returns:
+        ``field=value`` of each; empty if everything was priced.
+    """
+    found = {name: leaf_of(strategy, name) for name in _UNPRICED}
+    defaults = leaf_defaults(Strategy)
+    return tuple(
+        f"{name}={value}" for name, value in found.items() if value != defaults[name]
+    )
 
 
 def overlap_reason(strategy: Strategy) -> str | None:

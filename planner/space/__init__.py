@@ -2,7 +2,6 @@
 
 from planner.space.build import build_strategy, patterns_for, skeleton
 from planner.space.enumerate import (
-    MESH_COLUMNS,
     enumerate_meshes,
     enumerate_strategies,
     expand_meshes,
@@ -23,7 +22,7 @@ from planner.space.pins import (
 )
 from planner.space.regime import Regime
 from planner.space.rules import RULES, Rule, check, legal, violations
-from planner.space.table import RECOMPUTE_NAMES, StrategyTable
+from planner.space.table import MESH_COLUMNS, RECOMPUTE_NAMES, StrategyTable
 from planner.space.target import with_expressible_streams
 
 __all__ = [

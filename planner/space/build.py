@@ -16,7 +16,7 @@ from planner.schema import (
 from planner.schema.schedules import schedule_name
 from planner.schema.strategy import ContextAlgorithm
 from planner.space.regime import Regime
-from planner.space.table import RECOMPUTE_NAMES
+from planner.space.table import MESH_COLUMNS, RECOMPUTE_NAMES
 
 __all__ = ["build_strategy", "patterns_for", "skeleton"]
 
@@ -30,12 +30,7 @@ def skeleton(
 ) -> Strategy:
     """Build the strategy of a row without stages."""
     return Strategy(
-        mesh=Mesh(
-            **{
-                axis: row[axis]
-                for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-            }
-        ),
+        mesh=Mesh(**{axis: row[axis] for axis in MESH_COLUMNS}),
         zero_stage=row["zero_stage"],  # type: ignore[arg-type]
         schedule=schedule_name(row["schedule"]),
         virtual_stages=row["virtual_stages"],

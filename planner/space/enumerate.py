@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 from planner.schema.schedules import schedule_spec, schedules
 from planner.space.facts import OWN_TARGETS, Facts
 from planner.space.rules import legal
-from planner.space.table import StrategyTable
+from planner.space.table import MESH_COLUMNS, StrategyTable
 from planner.space.target import violates_schedule, with_expressible_streams
 
-__all__ = ["MESH_COLUMNS", "enumerate_meshes", "enumerate_strategies", "expand_meshes"]
+__all__ = ["enumerate_meshes", "enumerate_strategies", "expand_meshes"]
 
 _MAX_TP = 64
 _MAX_CP = 64
 _MAX_VIRTUAL = 8
-#: Columns of a mesh.
-MESH_COLUMNS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 
 def _divisors(number: int, limit: int | None = None) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from planner.schema.schedules import schedule_name, schedule_spec
 from planner.space.build import skeleton
 from planner.space.facts import Facts
 from planner.space.regime import Regime
-from planner.space.table import StrategyTable, distinct
+from planner.space.table import MESH_COLUMNS, StrategyTable, distinct
 from planner.space.target import target_violated, target_violations
 
 __all__ = ["RULES", "Rule", "check", "legal", "violations"]
@@ -190,8 +190,8 @@ def _schedule_violation(row: Row, _: Facts) -> str:
 
 #: Columns that limits of methods look at.
 _OF_METHODS = (
-    *("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "zero_stage"),
-    *("schedule", "virtual_stages", "microbatch_size", "num_microbatches"),
+    *(*MESH_COLUMNS, "zero_stage", "schedule", "virtual_stages"),
+    *("microbatch_size", "num_microbatches"),
 )
 
 

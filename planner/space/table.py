@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schema import Strategy
+from planner.schema import AXES, Strategy
 
-__all__ = ["RECOMPUTE_NAMES", "StrategyTable", "distinct"]
+__all__ = ["MESH_COLUMNS", "RECOMPUTE_NAMES", "StrategyTable", "distinct"]
 
+#: Columns of a mesh.
+MESH_COLUMNS = (*AXES, "ep")
 #: Codes of the ``recompute`` column.
 RECOMPUTE_NAMES = ("none", "selective", "full")
 

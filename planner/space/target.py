@@ -21,7 +21,7 @@ from planner.schema.support import unsupported
 from planner.space.build import build_strategy
 from planner.space.facts import OWN_TARGETS, Facts
 from planner.space.regime import Regime
-from planner.space.table import StrategyTable, distinct
+from planner.space.table import MESH_COLUMNS, StrategyTable, distinct
 from planner.targets import Case, Target, get_target
 
 __all__ = [
@@ -36,7 +36,7 @@ Index = NDArray[np.int64]
 Row = dict[str, int]
 
 #: Columns that matter by being above 1.
-_DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "virtual_stages")
+_DEGREES = (*MESH_COLUMNS, "virtual_stages")
 _COUNTS = ("microbatch_size", "num_microbatches")
 _CODES = ("zero_stage", "schedule", "recompute", "sequence_parallel")
 _COLUMNS = (*_DEGREES, *_COUNTS, *_CODES)

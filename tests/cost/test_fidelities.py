@@ -11,7 +11,7 @@ import pytest
 from planner.cost import PARTS, CostModel, Recipe
 from planner.cost.table.cuts import balanced_bounds
 from planner.errors import StrategyError
-from planner.schema import Strategy
+from planner.schema import AXES, Strategy
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
 from planner.space import StrategyTable, build_strategy
 from tests.cost.made import device, hosts, real_graph, row, setting_for, uniform_graph
@@ -169,9 +169,7 @@ def test_the_table_bounds_random_strategies_of_a_real_model(keeps_graph: bool) -
 @pytest.mark.parametrize("recompute", [0, 1, 2])
 def test_all_three_agree_on_every_axis(axes: dict[str, int], recompute: int) -> None:
     values = row(**axes, recompute=recompute, microbatch_size=2, num_microbatches=4)
-    strategy_devices = np.prod(
-        [values[a] for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
-    )
+    strategy_devices = np.prod([values[a] for a in AXES])
     cluster = hosts((1, int(strategy_devices), device()), inside=1e10)
     model = CostModel(setting_for(uniform_graph(8), cluster))
     exact = model.cost(even(model, values))

@@ -8,7 +8,7 @@ from typing import Any
 from planner import plan
 from planner.capture import capture
 from planner.graph import ModelGraph
-from planner.schema import Optimizer, Plan, Precision
+from planner.schema import AXES, Optimizer, Plan, Precision
 from tests.models.tiny import TINY
 
 __all__ = ["graph_of", "planned"]
@@ -28,7 +28,7 @@ def graph_of(name: str) -> ModelGraph:
 def planned(name: str, *, optimizer: Optimizer | None = None, **pins: Any) -> Plan:
     """For two processes; for four, if two axes are pinned to two each. Plain SGD."""
     sgd = Optimizer(name="SGD", learning_rate=_RATES.get(name, 0.1))
-    axes = {"pp", "dp_replicate", "dp_shard", "cp", "tp"} & set(pins)
+    axes = set(AXES) & set(pins)
     return plan(
         graph_of(name),
         f"local:{2 ** len(axes)}",
