@@ -32,6 +32,7 @@ PAGES = {
         ROOT / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
         *sorted((ROOT / "docs" / "exporters").glob("*.md")),
+        *sorted((ROOT / "docs" / "methods").glob("*.md")),
     )
 }
 #: Pages without code are linked, too; copies of other files are made by ``make docs``.

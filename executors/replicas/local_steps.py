@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalStepsReplicas"]
 
-#: Weights are averaged in pieces of about this size: few messages, little memory.
-_PIECE_BYTES = 25 * 2**20
-
 
 class LocalStepsReplicas:
     """Averages the trained weights of all copies every ``period`` steps.
@@ -84,7 +81,7 @@ def _pieces(weights: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     piece: list[torch.Tensor] = []
     size = 0
     for weight in weights:
-        full = size + weight.nbytes > _PIECE_BYTES
+        full = size + weight.nbytes > LocalSteps.PIECE_BYTES
         if piece and (full or weight.dtype != piece[0].dtype):
             yield piece
             piece, size = [], 0

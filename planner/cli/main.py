@@ -34,6 +34,7 @@ _COMMANDS: Mapping[str, str] = {
     "report": "planner.cli.plan_files:ReportCommand",
     "train": "planner.cli.train:TrainCommand",
     "evaluate": "planner.cli.evaluate:EvaluateCommand",
+    "methods": "planner.cli.strategies:MethodsCommand",
     "models": "planner.cli.machines:ModelsCommand",
     "clusters": "planner.cli.machines:ClustersCommand",
 }

@@ -1,4 +1,4 @@
-"""Commands on strategies and other launchers' configs: predict, import, compare."""
+"""Commands on strategies and configs: predict, import, compare, methods."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from planner.cli.options import (
 from planner.cli.output import emit_json, emit_table, emit_text, note, working
 from planner.errors import PlanFileError, StrategyError
 from planner.schema.base import require_writable
+from planner.schema.methods import methods
 
 if TYPE_CHECKING:
     from planner.imports import Imported, Wanted
     from planner.schema import Strategy
 
-__all__ = ["CompareCommand", "ImportCommand", "PredictCommand"]
+__all__ = ["CompareCommand", "ImportCommand", "MethodsCommand", "PredictCommand"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,3 +284,43 @@ class CompareCommand:
                 f"global_batch={self.global_batch}; leave it out, or change the file"
             )
         return strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsCommand:
+    """List training methods, by the field of a strategy that each fills."""
+
+    json: bool = False
+    """Print the list as JSON."""
+
+    def run(self) -> None:
+        """Print names, presets, and what is inexact about each."""
+        if self.json:
+            emit_json(
+                [
+                    {
+                        "slot": one.slot,
+                        "method": one.kind,
+                        "settings": list(one.settings),
+                        "presets": {k: str(v) for k, v in one.presets.items()},
+                        "default": one.default,
+                        "inexact": one.inexact,
+                        "runs": one.runs is not None,
+                        "page": f"docs/{one.page}",
+                        "source": one.source,
+                    }
+                    for one in methods()
+                ]
+            )
+            return
+        rows = [
+            (
+                one.slot,
+                one.kind + (" (default)" if one.default else ""),
+                ", ".join(one.settings) or "-",
+                ", ".join(f"{k}: {v}" for k, v in one.presets.items()) or "-",
+                "exact" if one.inexact is None else one.inexact,
+            )
+            for one in methods()
+        ]
+        emit_table(("pin", "method", "settings", "presets", "training"), rows)

@@ -1,4 +1,4 @@
-"""Effects of overlap settings and of compiling: where they have any, what prices know."""
+"""Effects of overlap settings and compiling: where there are any, and in prices."""
 
 from __future__ import annotations
 

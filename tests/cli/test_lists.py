@@ -1,4 +1,4 @@
-"""``meshwright models``, ``clusters``, ``explain`` and ``export``."""
+"""``meshwright methods``, ``models``, ``clusters``, ``explain`` and ``export``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from planner.capture import model_names
 from planner.cluster import Cluster, cluster_names
 from planner.schema import Plan
 from planner.schema.cluster import ClusterDocument
+from planner.schema.methods import methods
 from tests.cli.shell import ask
 from tests.plans import gpt2_plan
 
@@ -21,6 +22,18 @@ def plan_file(tmp_path: Path) -> Path:
     path = tmp_path / "plan.json"
     gpt2_plan().save(path)
     return path
+
+
+def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ask(capsys, "methods")
+    rows = [line.split()[:2] for line in table.out.splitlines()]
+    assert rows[0] == ["pin", "method"]
+    assert rows[1:] == [[one.slot, one.kind] for one in methods()]
+    listed = {one["method"]: one for one in ask(capsys, "methods", "--json").json}
+    assert listed["local_steps"]["settings"] == ["period"]
+    assert [name for name, one in listed.items() if one["default"]] == [
+        *("none", "all_reduce")
+    ]
 
 
 def test_models(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ COMMANDS = (
     "probe",
     "explain",
     "export",
+    "methods",
     "models",
     "clusters",
 )

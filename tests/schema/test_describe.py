@@ -6,8 +6,11 @@ import re
 
 import pytest
 
-from planner.schema import Stage
+from planner import predict
+from planner.schema import Mesh, Overlap, Stage, Strategy
+from planner.schema.execution import unpriced
 from planner.units import format_bytes, format_seconds
+from tests.cost.made import device, hosts, uniform_graph
 from tests.plans import gpt2_plan
 
 
@@ -152,3 +155,33 @@ def test_assumptions_are_shown() -> None:
     guessed = plan.provenance.model_copy(update={"assumptions": ("x > 0 is true",)})
     text = plan.model_copy(update={"provenance": guessed}).explain()
     assert text.endswith("assumed while reading the model:\n  x > 0 is true")
+
+
+def test_what_no_price_knows_is_said() -> None:
+    plan = gpt2_plan(compile=True)
+    assert _lines(plan.summary())["not priced"] == "compile=True"
+    strategy = plan.strategy.model_copy(
+        update={"compile": False, "overlap": Overlap(bucket_bytes=2**20)}
+    )
+    told = _lines(plan.model_copy(update={"strategy": strategy}).summary())
+    assert told["not priced"] == "overlap.bucket_bytes=1048576"
+    assert "not priced" not in _lines(gpt2_plan().summary())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((f"overlap.{name}", 4096) for name in Overlap.model_fields),
+        ("compile", True),
+    ],
+)
+def test_what_is_said_not_to_be_priced_is_not(field: str, value: object) -> None:
+    plain = Strategy(mesh=Mesh(dp_replicate=8), microbatch_size=2)
+    slot, _, name = field.partition(".")
+    changed: object = Overlap.model_construct(**{name: value}) if name else value
+    other = plain.model_copy(update={slot: changed})
+    assert unpriced(other) == (f"{field}={value}",)
+    one, two = (
+        predict(uniform_graph(4), hosts((1, 8, device())), s) for s in (plain, other)
+    )
+    assert one.prediction == two.prediction

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from planner.errors import StrategyError
 from planner.schema import Optimizer, Precision, Strategy
+from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.schedules import schedule_name, schedule_names
 from planner.schema.support import unsupported
 from planner.space import (
     RECOMPUTE_NAMES,
     RULES,
     Facts,
+    Regime,
     StrategyTable,
     build_strategy,
     check,
@@ -262,3 +264,55 @@ def test_an_empty_table_is_legal_nowhere() -> None:
     empty = table_of(row())[np.zeros(0, dtype=np.int64)]
     assert len(legal(empty, FACTS)) == 0
     assert len(legal(empty, replace(FACTS, target="meshwright"))) == 0
+
+
+def _legal_in(regime: Regime, target: str, **degrees: int) -> bool:
+    facts = replace(
+        FACTS,
+        global_batch=2 * degrees.get("dp_replicate", 1) * degrees.get("dp_shard", 1),
+        precision=Precision(compute="float32"),
+        backend="gloo",
+        target=target,
+        regime=regime,
+    )
+    table = table_of(row(microbatch_size=2, **degrees))
+    return bool(legal(table, facts)[0])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
+def test_what_is_legal_in_one_regime_is_no_answer_for_another(
+    order: tuple[int, ...],
+) -> None:
+    """Verdicts of executors and launchers are kept, each regime's apart."""
+    regimes = [
+        Regime(),
+        Regime.from_pins({"synchronisation": "local_steps"}),
+        Regime(synchronisation=LocalSteps()),
+        Regime.from_pins({"gradient_compression": "float16"}),
+    ]
+    verdicts: dict[int, list[bool]] = {}
+    for index in order:
+        verdicts[index] = [
+            _legal_in(regimes[index], target, **degrees)
+            for target, degrees in (
+                ("meshwright", {"dp_replicate": 4}),
+                ("meshwright", {"dp_shard": 4, "zero_stage": 1}),
+                ("meshwright", {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 1}),
+                ("any", {"dp_replicate": 4}),
+                ("any", {"dp_shard": 4, "zero_stage": 1}),
+                ("megatron", {"dp_replicate": 4}),
+            )
+        ]
+    assert verdicts[0] == [True, True, True, True, True, True]
+    assert verdicts[1] == [True, False, True, True, False, False]
+    # Without consent the executors refuse it; what is legal at all does not ask.
+    assert verdicts[2] == [False, False, False, True, False, False]
+    assert verdicts[3] == [True, False, False, True, True, False]
+
+
+def test_a_strategy_is_judged_by_its_own_regime() -> None:
+    strategy = skeleton(row(dp_shard=2, zero_stage=1, microbatch_size=8))
+    assert violations(strategy, FACTS) == ()
+    apart = strategy.model_copy(update={"synchronisation": LocalSteps(period=2)})
+    (reason,) = violations(apart, FACTS)
+    assert reason.startswith("synchronisation=local_steps:period=2 with dp_replicate=1")

@@ -21,6 +21,7 @@ from planner.cost.replicas import ReplicaBytes, ReplicaRows, ReplicaTraffic
 from planner.cost.replicas.all_reduce import replica_traffic
 from planner.cost.traffic.collectives import ReplicaGroups
 from planner.schema.methods import Synchronisation
+from planner.schema.methods.local_steps import LocalSteps
 from planner.units import dtype_bytes
 
 __all__ = ["LocalStepsPricing"]
@@ -51,25 +52,27 @@ class LocalStepsPricing:
         weights = _weight_bytes(rows, groups, context)
         sent = self.synchronisation.expected_traffic(gradients=0.0, weights=1.0)
         lines = groups.mirror[groups.replicate.which]
-        pieces = np.maximum(rows.units, 1.0)
+        pieces = np.maximum(np.ceil(weights / LocalSteps.PIECE_BYTES), 1.0)
         average = pieces * (
             lines[:, :, 0] + lines[:, :, 1] * (weights / pieces)[:, None]
         ).min(axis=1)
-        copies = groups.replicate.size
+        ways, copies = groups.shard.size, groups.replicate.size
         reduced = np.where(copies > 1, sent * weights, 0.0)
-        own = 2 * inside.reduced_bytes * (copies - 1) / copies
+        own = (inside.gathered_bytes + inside.scattered_bytes) * (ways - 1) / ways
         return ReplicaTraffic(
             exposed_s=inside.exposed_s + sent * average,
             gathered_bytes=inside.gathered_bytes,
             scattered_bytes=inside.scattered_bytes,
             reduced_bytes=reduced,
-            sent_bytes=inside.sent_bytes - own + 2 * reduced * (copies - 1) / copies,
+            sent_bytes=own + 2 * reduced * (copies - 1) / copies,
         )
 
     def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
-        """Nothing: weights are averaged where they are."""
+        """One piece of the weights at a time, copied to be averaged."""
+        size = dtype_bytes(context.precision.parameter)
         nothing = np.zeros(len(rows.pp))
-        return ReplicaBytes(kept=nothing, working=nothing)
+        piece = np.minimum(rows.trained * size, LocalSteps.PIECE_BYTES)
+        return ReplicaBytes(kept=nothing, working=piece)
 
 
 def _weight_bytes(

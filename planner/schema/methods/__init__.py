@@ -123,10 +123,7 @@ def read_method(slot: str, value: Any) -> MethodValue:
             break
     else:
         raise UnknownNameError(slot.replace("_", " "), name, method_names(slot))
-    known = (
-        [n for n in one.document.model_fields if n != "kind"] if one.document else []
-    )
-    if text and not known:
+    if text and not one.settings:
         raise StrategyError(f"{slot}={value}, but {name} has no settings")
     if one.document is None:
         return one.kind
@@ -138,7 +135,8 @@ def read_method(slot: str, value: Any) -> MethodValue:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise StrategyError(
-            f"{slot}={value}: {where}: {first['msg']}; settings are {', '.join(known)}"
+            f"{slot}={value}: {where}: {first['msg']}; settings are "
+            f"{', '.join(one.settings)}"
         ) from error
 
 

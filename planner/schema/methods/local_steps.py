@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from planner.schema.methods.method import Method, Synchronisation
+from planner.schema.methods.method import Feature, Method, Synchronisation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,8 @@ class LocalSteps(Synchronisation):
     """
 
     apart: ClassVar[bool] = True
+    #: Weights are averaged in pieces of about this size: few messages, little memory.
+    PIECE_BYTES: ClassVar[int] = 25 * 2**20
 
     kind: Literal["local_steps"] = "local_steps"
     period: Annotated[int, Field(ge=1, le=10**6)] = 8
@@ -66,6 +68,17 @@ METHODS = (
         words="copies average their weights every {period} steps",
         inexact="copies train on their own between averages",
         limits=(_several_copies,),
+        feature=Feature(
+            name="local steps",
+            mesh={"dp_replicate": 2},
+            fields={
+                "synchronisation": LocalSteps(period=1),
+                "semantics": "approximate",
+            },
+            kind="synchronisation",
+            # A copy's gradients are its own; clipped, so is the length of its step.
+            tolerance=(2e-2, float("inf"), float("inf")),
+        ),
         presets={"local-sgd": LocalSteps(period=8)},
         prices="planner.cost.replicas.local_steps:LocalStepsPricing",
         runs="executors.replicas.local_steps:LocalStepsReplicas",

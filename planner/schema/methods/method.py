@@ -117,3 +117,9 @@ class Method:
     page: str
     test: str
     source: str
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Names of its settings."""
+        fields = self.document.model_fields if self.document else ()
+        return tuple(name for name in fields if name != "kind")

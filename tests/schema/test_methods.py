@@ -1,0 +1,273 @@
+"""Contract of the registry of methods: each record is held to what rooms ask of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+from executors.dryrun import dry_runs
+from planner import predict
+from planner.cost import CostModel
+from planner.errors import StrategyError
+from planner.plugins import load_object
+from planner.schema import Mesh, Plan, Precision, Strategy
+from planner.schema.case import Case
+from planner.schema.composition import FEATURES
+from planner.schema.describe import facts
+from planner.schema.leaves import leaf_defaults
+from planner.schema.methods import (
+    Method,
+    MethodDocument,
+    MethodValue,
+    limits_broken,
+    method_names,
+    method_of,
+    methods,
+    methods_of,
+    read_method,
+    slots,
+)
+from planner.schema.support import unsupported
+from planner.schema.verification import Verification
+from planner.space import Regime, build_strategy, normalize_pins, read_pins
+from planner.targets import Case as TargetCase
+from planner.targets import get_target, target_names
+from tests.cost.made import device, hosts, row, setting_for, uniform_graph
+from tests.distributed.cases import build
+from tests.distributed.planned import planned
+from tests.plans import gpt2_plan
+
+ROOT = Path(__file__).parents[2]
+PLAIN = Precision(compute="float32")
+ALL = [pytest.param(one, id=f"{one.slot}-{one.kind}") for one in methods()]
+CHOSEN = [one for one in ALL if not one.values[0].default]
+SYNCHRONISATIONS = [one for one in ALL if one.values[0].slot == "synchronisation"]
+
+
+def default_value(method: Method) -> MethodValue:
+    return method.kind if method.document is None else method.document()
+
+
+def other_values(document: type[MethodDocument], name: str) -> list[Any]:
+    """Some values of a setting that are not its default."""
+    info = document.model_fields[name]
+    kind, default = info.annotation, info.default
+    if get_origin(kind) is Literal:
+        found: list[Any] = list(get_args(kind))
+    elif kind is bool:
+        found = [True, False]
+    else:
+        assert kind in {int, float}, f"{document.__name__}.{name}: {kind}, draw it here"
+        found = [default * 2, default * 3] if default else [kind(1), kind(2)]
+    return [value for value in found if value != default]
+
+
+def variants(method: Method) -> list[MethodValue]:
+    """The defaults, and one value for each other value of each setting."""
+    if method.document is None:
+        return [method.kind]
+    return [
+        method.document(),
+        *(
+            method.document(**{name: value})
+            for name in method.settings
+            for value in other_values(method.document, name)
+        ),
+    ]
+
+
+def strategy_of(method: Method, value: MethodValue, **fields: Any) -> Strategy:
+    mesh = Mesh(dp_replicate=fields.pop("dp_replicate", 8))
+    semantics = "approximate" if method.inexact else "exact"
+    return Strategy(
+        mesh=mesh,
+        **{"precision": PLAIN, "semantics": semantics, method.slot: value} | fields,
+    )
+
+
+# -- What a record names exists ------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_price_executor_page_and_acceptance_test_exist(method: Method) -> None:
+    assert callable(load_object(method.prices))
+    assert method.runs is not None
+    assert callable(load_object(method.runs))
+    page = (ROOT / "docs" / method.page).read_text()
+    index = (ROOT / "docs" / "methods.md").read_text()
+    assert f"`{method.kind}`" in page or f"={method.kind}`" in page
+    assert f"({method.page})" in index
+    assert f"`{method.kind}`" in index or method.default
+    assert set(method.settings) <= set(re.findall(r"`(\w+)`", page))
+    assert (ROOT / method.test).is_file()
+    assert method.source
+
+
+@pytest.mark.parametrize("method", SYNCHRONISATIONS)
+def test_names_follow_from_the_method(method: Method) -> None:
+    assert method.document is not None
+    name = "".join(word.title() for word in method.kind.split("_"))
+    assert method.document.__name__ == name
+    assert method.document.__module__ == f"planner.schema.methods.{method.kind}"
+    assert method.prices == f"planner.cost.replicas.{method.kind}:{name}Pricing"
+    assert method.runs == f"executors.replicas.{method.kind}:{name}Replicas"
+    assert method.page == f"methods/{method.kind.replace('_', '-')}.md"
+
+
+def test_every_slot_is_a_field_of_strategies_regimes_and_pins() -> None:
+    defaults = leaf_defaults(Strategy)
+    for slot in slots():
+        first, *others = methods(slot)
+        assert first.default
+        assert not any(one.default for one in others)
+        assert defaults[slot] == default_value(first)
+        assert getattr(Regime(), slot) == defaults[slot]
+        assert first.inexact is None
+    found = {one.slot: value for one, value in methods_of(Strategy())}
+    assert found == {slot: defaults[slot] for slot in slots()}
+
+
+def test_features_of_methods_are_rows_of_the_composition_table() -> None:
+    for method in methods():
+        feature = method.feature
+        if feature is None:
+            continue
+        assert feature in FEATURES
+        value = feature.fields[method.slot]
+        assert method_of(method.slot, value) is method
+        assert (feature.fields.get("semantics") == "approximate") == bool(
+            method.inexact
+        )
+
+
+# -- Pins ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_pins_and_presets_are_read_back(method: Method) -> None:
+    for value in [*variants(method), *method.presets.values()]:
+        pins = read_pins({method.slot: value})
+        assert read_pins(pins) == pins == {method.slot: str(value)}
+        assert normalize_pins(pins) == {}
+        regime = Regime.from_pins(pins)
+        assert getattr(regime, method.slot) == value
+        assert regime.semantics == ("approximate" if method.inexact else "exact")
+    for name, value in method.presets.items():
+        assert read_method(method.slot, name) == value
+    assert {method.kind, *method.presets} <= set(method_names(method.slot))
+    if not method.settings:
+        with pytest.raises(StrategyError, match="has no settings"):
+            read_method(method.slot, f"{method.kind}:period=2")
+
+
+# -- Consent, limits, descriptions ---------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_inexact_methods_want_consent(method: Method) -> None:
+    for value in variants(method):
+        asked = strategy_of(method, value, semantics="exact")
+        found = [r for r in unsupported(asked) if r.startswith(f"{method.slot}=")]
+        assert len(found) == bool(method.inexact)
+        for reason in found:
+            assert reason.endswith(f"; {method.inexact}, say semantics=approximate")
+        assert not unsupported(strategy_of(method, value))
+
+
+@pytest.mark.parametrize("method", CHOSEN)
+def test_each_setting_shows_in_label_summary_and_verdicts(method: Method) -> None:
+    made = gpt2_plan()
+    labels, told = {made.strategy.label()}, {str(facts(made))}
+    values = variants(method)
+    for value in values:
+        update = {method.slot: value}
+        strategy = made.strategy.model_copy(update=update)
+        labels.add(strategy.label())
+        assert str(value) in strategy.label().split()
+        told.add(str(facts(made.model_copy(update={"strategy": strategy}))))
+        for name in target_names():
+            target = get_target(name)
+            case = TargetCase(strategy=strategy, placed=False, layers=False)
+            fields = {violation.field for violation in target.violations(case)}
+            expressible = target.says | target.leaves
+            assert (method.slot in fields) == (method.slot not in expressible), name
+    assert len(labels) == len(told) == len(values) + 1
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed"])
+@pytest.mark.parametrize("method", CHOSEN)
+def test_frameworks_have_no_words_for_methods_yet(method: Method, target: str) -> None:
+    declared = get_target(target)
+    assert method.slot not in declared.says | declared.leaves
+
+
+# -- Prices --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_one_copy_is_plain_training_or_refused(method: Method) -> None:
+    """Of a method there is nothing left with one copy, whatever its settings."""
+    graph, cluster = uniform_graph(4), hosts((1, 1, device()))
+    costs = []
+    for value in variants(method):
+        regime = Regime(**{method.slot: value})
+        if limits_broken(Case(strategy=strategy_of(method, value, dp_replicate=1))):
+            with pytest.raises(StrategyError, match="dp_replicate=1"):
+                predict(graph, cluster, strategy_of(method, value, dp_replicate=1))
+            continue
+        strategy = build_strategy(
+            row(),
+            unit_names=graph.unit_names,
+            bounds=[0, 4],
+            precision=PLAIN,
+            regime=regime,
+        )
+        setting = setting_for(graph, cluster, precision=PLAIN, regime=regime)
+        costs.append(CostModel(setting).cost(strategy))
+    plain = CostModel(setting_for(graph, cluster, precision=PLAIN)).cost(
+        build_strategy(
+            row(), unit_names=graph.unit_names, bounds=[0, 4], precision=PLAIN
+        )
+    )
+    for cost in costs:
+        assert cost.step_time_s == plain.step_time_s
+        assert cost.memory.total == pytest.approx(plain.memory.total)
+        assert cost.link_bytes == plain.link_bytes == {}
+
+
+def _dry_run(made: Plan) -> Verification:
+    found = dry_runs(made, lambda: build("tiny-llama"), [0])
+    assert not any(rank.failure for rank in found)
+    return Verification.of(made, found)
+
+
+@pytest.mark.parametrize(
+    "inside", [{}, {"dp_shard": 2, "zero_stage": 3}, {"tp": 2}], ids=str
+)
+@pytest.mark.parametrize("method", SYNCHRONISATIONS)
+def test_expected_traffic_is_priced_and_counted(
+    method: Method, inside: dict[str, int]
+) -> None:
+    one = {"dp_replicate": 2, "num_microbatches": 1, "recompute": "none"}
+    for value in variants(method)[: 1 if inside else None]:
+        made = planned("tiny-llama", **one, **inside, **{method.slot: value})
+        assert getattr(made.strategy, method.slot) == value
+        found = {
+            each.name: each
+            for each in _dry_run(made).deviations
+            if each.name.startswith("all-reduce")
+        }
+        assert found
+        for each in found.values():
+            # A step's loss is summed up, too: four bytes.
+            assert each.predicted == pytest.approx(each.found, abs=8), each.name
+        if inside:
+            continue
+        weights = 4.0 * made.model.parameters
+        assert made.prediction.collective_bytes["all_reduce"] == value.expected_traffic(  # type: ignore[union-attr]
+            gradients=weights, weights=weights
+        )
+        assert sum(value.phases.values()) == pytest.approx(1.0)  # type: ignore[union-attr]
