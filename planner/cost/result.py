@@ -100,12 +100,14 @@ class CostTable:
         memory_bytes: Peak of the fullest device.
         excess_bytes: By how much the fullest device is over its limit; negative if
             everything fits.
+        efficiency: Of all rows, as in :class:`Cost`.
     """
 
     step_time_s: Array
     parts_s: Array
     memory_bytes: Array
     excess_bytes: Array
+    efficiency: float = 1.0
 
     def __len__(self) -> int:
         return len(self.step_time_s)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 Objective = Literal["throughput", "throughput_per_device", "memory"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "throughput_per_device", "memory")
@@ -161,12 +162,18 @@ def score(cost: Cost, num_devices: int, objective: Objective) -> float:
     Raises:
         UnknownNameError: If there is no such objective.
     """
-    if objective == "throughput":
-        return cost.step_time_s / cost.efficiency
-    if objective == "throughput_per_device":
-        return cost.step_time_s / cost.efficiency * num_devices
     if objective == "memory":
         return cost.peak_memory_bytes
+    return float(_seconds(cost, num_devices, objective))
+
+
+def _seconds(cost: Cost | CostTable, devices: int | Index, objective: str) -> Any:
+    """Seconds of a step over the efficiency of its samples; summed over devices."""
+    seconds = cost.step_time_s / cost.efficiency
+    if objective == "throughput":
+        return seconds
+    if objective == "throughput_per_device":
+        return seconds * devices
     raise UnknownNameError("objective", objective, OBJECTIVES)
 
 
@@ -189,14 +196,10 @@ def scores_of(
     Raises:
         UnknownNameError: If there is no such objective.
     """
-    if objective == "throughput":
-        value = costs.step_time_s
-    elif objective == "throughput_per_device":
-        value = costs.step_time_s * table.num_devices
-    elif objective == "memory":
+    if objective == "memory":
         value = costs.memory_bytes
     else:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
+        value = _seconds(costs, table.num_devices, objective)
     return np.where(costs.fits, value, np.inf) if fitting else value
 
 

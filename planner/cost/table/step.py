@@ -204,4 +204,5 @@ def price_table(
         parts_s=parts.T,
         memory_bytes=memory.memory_bytes + kept,
         excess_bytes=memory.excess_bytes + kept,
+        efficiency=context.regime.efficiency or 1.0,
     )

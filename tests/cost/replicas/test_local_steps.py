@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost import Cost, CostModel
+from planner.cost import Cost, CostModel, PricingContext
 from planner.cost.result import PARTS
 from planner.schema import Precision
 from planner.schema.methods import read_method
 from planner.schema.methods.local_steps import LocalSteps
 from planner.search import score
+from planner.search.base import scores_of
 from planner.space import Regime, build_strategy
 from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_graph
 
@@ -21,28 +22,30 @@ from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_g
 SLOW = hosts((8, 1, device()), between=1e8)
 WEIGHTS = 16 * 512**2
 PERIODS = (1, 4, 100)
+FULL = Precision(compute="float32")
 
 
 def regime_of(**pins: str) -> Regime:
     return Regime.from_pins(pins)
 
 
+def context_of(regime: Regime) -> PricingContext:
+    return setting_for(uniform_graph(8), SLOW, regime=regime, precision=FULL)
+
+
 def priced(regime: Regime, **degrees: int) -> tuple[Cost, dict[str, float], float]:
     """One strategy by simulation, then its row of a table by parts and memory."""
-    graph, values = uniform_graph(8), row(**degrees)
-    setting = setting_for(
-        graph, SLOW, regime=regime, precision=Precision(compute="float32")
-    )
+    context, values = context_of(regime), row(**degrees)
     stages = values["pp"] * values["virtual_stages"]
     strategy = build_strategy(
         values,
-        unit_names=graph.unit_names,
+        unit_names=context.graph.unit_names,
         bounds=[8 * stage // stages for stage in range(stages + 1)],
         sharding={},
-        precision=setting.precision,
+        precision=context.precision,
         regime=regime,
     )
-    model = CostModel(setting)
+    model = CostModel(context)
     table = model.table(table_of(values))
     parts = dict(zip(PARTS, table.parts_s[0].tolist(), strict=True))
     return model.cost(strategy), parts, float(table.memory_bytes[0])
@@ -129,12 +132,19 @@ def test_a_table_prices_a_regime_as_a_strategy_is_priced(
 
 
 def test_a_score_counts_progress_not_steps() -> None:
-    half = replace(regime_of(synchronisation="local_steps"), efficiency=0.5)
+    whole = regime_of(synchronisation="local_steps")
+    half = replace(whole, efficiency=0.5)
     (cost, *_), (full, *_) = (
-        priced(regime, dp_replicate=8)
-        for regime in (half, regime_of(synchronisation="local_steps"))
+        priced(regime, dp_replicate=8) for regime in (half, whole)
     )
+    slow, fast = (CostModel(context_of(regime)) for regime in (half, whole))
     assert cost.step_time_s == full.step_time_s
     for objective in ("throughput", "throughput_per_device"):
         assert score(cost, 8, objective) == 2 * score(full, 8, objective)
+        table = table_of(row(dp_replicate=8))
+        few, many = (
+            float(scores_of(model.table(table), table, objective)[0])
+            for model in (slow, fast)
+        )
+        assert few == 2 * many == pytest.approx(score(cost, 8, objective), rel=1e-6)
     assert score(cost, 8, "memory") == score(full, 8, "memory")
