@@ -279,7 +279,7 @@ class ReportCommand:
         write_stream_reports(read_streams(self.plans), paths)
 
     def _report_plans(self, paths: dict[str, str]) -> None:
-        from planner.report import write_reports
+        from planner.report import write_report
         from planner.schema import Plan
         from planner.schema.measurement import Measurement
 
@@ -289,7 +289,7 @@ class ReportCommand:
             )
         plans = [Plan.load(path) for path in self.plans]
         runs = [Measurement.load(path) for path in self.measurement]
-        write_reports(
+        write_report(
             plans[0],
             paths,
             against=plans[1] if len(plans) > 1 else None,

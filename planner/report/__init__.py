@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planner.report.markdown import markdown_page
     from planner.report.page import html_page
     from planner.report.trace import chrome_trace
-    from planner.report.write import write_report, write_reports, write_stream_reports
+    from planner.report.write import write_report, write_stream_reports
 
 _HOMES = {
     "ReportData": "planner.report.data",
@@ -24,7 +24,6 @@ _HOMES = {
     "html_page": "planner.report.page",
     "markdown_page": "planner.report.markdown",
     "write_report": "planner.report.write",
-    "write_reports": "planner.report.write",
     "write_stream_reports": "planner.report.write",
 }
 
@@ -35,7 +34,6 @@ __all__ = [
     "html_page",
     "markdown_page",
     "write_report",
-    "write_reports",
     "write_stream_reports",
 ]
 

@@ -10,21 +10,15 @@ from planner.errors import MeshwrightError, PlanFileError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
 from planner.report.data import (
-    MEMORY_CATEGORIES,
-    BreakdownPart,
     DeviceGrid,
-    Header,
     MeasuredData,
-    MemoryRow,
     ReportData,
-    RunnerUp,
 )
 from planner.report.measured import compare
 from planner.report.pareto import pareto_points
 from planner.report.source import read_source
 from planner.report.timeline import TimelineData, stage_facts, timeline_rows
 from planner.schema import AXES, Plan
-from planner.schema.describe import PART_NAMES, facts, paragraph
 from planner.schema.measurement import Measurement
 from planner.units import format_seconds
 
@@ -72,43 +66,12 @@ def build_report(
     timeline = None if step is None else _timeline(plan, step)
     return ReportData(
         plan=plan,
-        header=_header(plan),
         grid=_grid(plan, source.cluster),
-        memory=_memory(plan),
         stages=stage_facts(plan, step),
         timeline=timeline,
-        breakdown=_breakdown(plan),
-        runners_up=_runners_up(plan),
         pareto=pareto_points(plan, source.pricing),
         measured=None if measurement is None else _measured(plan, measurement),
         missing=missing,
-    )
-
-
-def _header(plan: Plan) -> Header:
-    prediction = plan.prediction
-    return Header(
-        model=plan.model.name,
-        cluster=plan.cluster.name,
-        label=plan.strategy.label(),
-        paragraph=paragraph(plan),
-        facts=facts(plan),
-        parameters=plan.model.parameters,
-        devices_used=plan.strategy.mesh.num_devices,
-        devices_there=plan.cluster.num_devices,
-        step_time_s=prediction.step_time_s,
-        samples_per_s=prediction.samples_per_s,
-        tokens_per_s=prediction.tokens_per_s,
-        model_flops_utilization=prediction.model_flops_utilization,
-        peak_memory_bytes=prediction.peak_memory_bytes,
-        fullest_share=max(
-            entry.total_bytes / entry.limit_bytes if entry.limit_bytes else np.inf
-            for entry in prediction.memory
-        ),
-        fidelity=prediction.fidelity,
-        assumptions=plan.provenance.assumptions,
-        not_runnable=plan.not_runnable,
-        version=plan.provenance.meshwright_version,
     )
 
 
@@ -181,50 +144,6 @@ def _device_types(
     of_rank = np.array([known.get(m.device_type, -1) for m in plan.prediction.memory])
     stage = np.maximum(rank, 0) // plan.strategy.mesh.stride("pp")
     return np.where(rank >= 0, of_rank[stage], -1).astype(np.int64), names
-
-
-def _memory(plan: Plan) -> tuple[MemoryRow, ...]:
-    return tuple(
-        MemoryRow(
-            rank=entry.rank,
-            devices=plan.strategy.mesh.stride("pp"),
-            device_type=entry.device_type,
-            parts_bytes={
-                part: getattr(entry, f"{part}_bytes") for part in MEMORY_CATEGORIES
-            },
-            limit_bytes=entry.limit_bytes,
-        )
-        for entry in plan.prediction.memory
-    )
-
-
-def _breakdown(plan: Plan) -> tuple[BreakdownPart, ...]:
-    total = plan.prediction.step_time_s or 1.0
-    spent = sorted(plan.prediction.breakdown_s.items(), key=lambda item: -item[1])
-    return tuple(
-        BreakdownPart(
-            part=part,
-            name=PART_NAMES.get(part, part),
-            seconds=seconds,
-            share=seconds / total,
-        )
-        for part, seconds in spent
-        if seconds > 0
-    )
-
-
-def _runners_up(plan: Plan) -> tuple[RunnerUp, ...]:
-    chosen = plan.prediction.step_time_s or 1.0
-    return tuple(
-        RunnerUp(
-            label=other.label,
-            step_time_s=other.step_time_s,
-            peak_memory_bytes=other.peak_memory_bytes,
-            ratio=other.step_time_s / chosen,
-            reason=other.reason,
-        )
-        for other in plan.provenance.alternatives
-    )
 
 
 def _measured(plan: Plan, run: Measurement) -> MeasuredData:

@@ -137,7 +137,7 @@ def devices_pane(report: ReportData, index: int) -> str:
     """The device grid, coloured by the axis that one picks."""
     grid = report.grid
     hosts = len(set(grid.host.tolist()))
-    used = report.header.devices_used
+    used = report.plan.strategy.mesh.num_devices
     axes = ", ".join(f"{a} {d}" for a, d in grid.degrees.items() if d > 1) or "no axis"
     words = (
         f"{len(grid):,} devices on {hosts:,} {'host' if hosts == 1 else 'hosts'}, "

@@ -6,28 +6,28 @@ cannot be made are None, and :attr:`ReportData.missing` says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.report.measured import Row
 from planner.report.timeline import StageFacts, TimelineData
-from planner.schema import Plan
+from planner.schema import Plan, StageMemory
+from planner.schema.describe import PART_NAMES
 
 __all__ = [
     "MEMORY_CATEGORIES",
     "BreakdownPart",
     "DeviceGrid",
-    "GridDevice",
-    "Header",
     "MeasuredData",
-    "MemoryRow",
     "ParetoPoint",
     "ReportData",
-    "RunnerUp",
+    "filled_share",
+    "memory_parts",
 ]
 
 #: Parts of a device's memory, as fields of StageMemory without ``_bytes``.
@@ -39,47 +39,6 @@ MEMORY_CATEGORIES = (
     "buffers",
     "reserve",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What was planned, in a few figures.
-
-    Attributes:
-        label: Of the strategy, ``pp4 dp_shard8 tp8 zero3 1F1B mb1x16``.
-        paragraph: What was chosen and why, in sentences.
-        facts: Names and texts of :func:`planner.schema.describe.facts`.
-        fullest_share: Of its limit that the fullest device uses.
-        not_runnable: Why Meshwright's executors cannot run it.
-    """
-
-    model: str
-    cluster: str
-    label: str
-    paragraph: str
-    facts: Mapping[str, str]
-    parameters: int
-    devices_used: int
-    devices_there: int
-    step_time_s: float
-    samples_per_s: float
-    tokens_per_s: float | None
-    model_flops_utilization: float | None
-    peak_memory_bytes: float
-    fullest_share: float
-    fidelity: str
-    assumptions: tuple[str, ...]
-    not_runnable: tuple[str, ...]
-    version: str
-
-
-class GridDevice(NamedTuple):
-    """One device: its rank (None if the plan leaves it out), place and coordinates."""
-
-    device: int
-    host: int
-    rank: int | None
-    coordinates: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,43 +65,6 @@ class DeviceGrid:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def devices(self) -> Iterator[GridDevice]:
-        """One by one."""
-        for device, (rank, host) in enumerate(
-            zip(self.rank.tolist(), self.host.tolist(), strict=True)
-        ):
-            used = rank >= 0
-            place = self.coordinates(rank) if used else {}
-            yield GridDevice(device, host, rank if used else None, place)
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Position of a rank along every axis."""
-        place = {}
-        for axis, degree in reversed(tuple(self.degrees.items())):
-            rank, place[axis] = divmod(rank, degree)
-        return {axis: place[axis] for axis in self.degrees}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
-    """Peak memory of each device of one pp rank.
-
-    Attributes:
-        devices: How many devices are alike.
-        parts_bytes: By category, in the order of :data:`MEMORY_CATEGORIES`.
-    """
-
-    rank: int
-    devices: int
-    device_type: str
-    parts_bytes: Mapping[str, float]
-    limit_bytes: float
-
-    @property
-    def total_bytes(self) -> float:
-        """Sum of all categories."""
-        return sum(self.parts_bytes.values())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownPart:
@@ -158,22 +80,6 @@ class BreakdownPart:
     name: str
     seconds: float
     share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerUp:
-    """Another strategy that was priced.
-
-    Attributes:
-        ratio: Its step time over the chosen one's.
-        reason: Why it was not chosen.
-    """
-
-    label: str
-    step_time_s: float
-    peak_memory_bytes: float
-    ratio: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,15 +120,25 @@ class MeasuredData:
     caveat: str = ""
 
 
+def memory_parts(entry: StageMemory) -> dict[str, float]:
+    """Bytes by category, in the order of :data:`MEMORY_CATEGORIES`."""
+    return {part: getattr(entry, f"{part}_bytes") for part in MEMORY_CATEGORIES}
+
+
+def filled_share(entry: StageMemory) -> float:
+    """Share of its limit that a device's peak memory fills."""
+    return entry.total_bytes / entry.limit_bytes if entry.limit_bytes else math.inf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
     """All sections of the report of one plan.
 
     Attributes:
-        plan: What is reported on.
+        plan: The plan of the report.
+        grid: Every device of the cluster.
         stages: In order of execution; without seconds if there is no timeline.
         timeline: None if it cannot be made.
-        runners_up: Of the plan's own search, best first.
         pareto: The chosen one, runners-up, and what closed forms find if model and
             cluster can be read.
         measured: None without a measurement.
@@ -231,13 +147,35 @@ class ReportData:
     """
 
     plan: Plan
-    header: Header
     grid: DeviceGrid
-    memory: tuple[MemoryRow, ...]
     stages: tuple[StageFacts, ...]
     timeline: TimelineData | None
-    breakdown: tuple[BreakdownPart, ...]
-    runners_up: tuple[RunnerUp, ...]
     pareto: tuple[ParetoPoint, ...]
     measured: MeasuredData | None
     missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> tuple[StageMemory, ...]:
+        """Peak memory of each device of a pp rank, an entry a pp rank."""
+        return self.plan.prediction.memory
+
+    @property
+    def devices_alike(self) -> int:
+        """Devices of one pp rank."""
+        return self.plan.strategy.mesh.stride("pp")
+
+    @property
+    def breakdown(self) -> tuple[BreakdownPart, ...]:
+        """Parts of the step on its critical path, largest first."""
+        total = self.plan.prediction.step_time_s or 1.0
+        spent = self.plan.prediction.breakdown_s.items()
+        return tuple(
+            BreakdownPart(
+                part=part,
+                name=PART_NAMES.get(part, part),
+                seconds=seconds,
+                share=seconds / total,
+            )
+            for part, seconds in sorted(spent, key=lambda item: -item[1])
+            if seconds > 0
+        )

@@ -13,9 +13,10 @@ from planner.report.data import (
     MEMORY_CATEGORIES,
     BreakdownPart,
     MeasuredData,
-    MemoryRow,
     ParetoPoint,
     ReportData,
+    filled_share,
+    memory_parts,
 )
 from planner.report.markup import escape
 from planner.report.svg import (
@@ -35,6 +36,7 @@ from planner.report.svg import (
     ticks,
 )
 from planner.report.timeline import SPAN_KINDS, TimelineData, TimelineRow
+from planner.schema import StageMemory
 from planner.units import format_bytes, format_seconds
 
 __all__ = [
@@ -80,7 +82,7 @@ def plan_sheet(report: ReportData) -> str:
     Args:
         report: Of one plan; panels that cannot be drawn say why.
     """
-    head = report.header
+    plan = report.plan
     timeline = [absent_drawing(report.missing.get("timeline", ""))]
     if report.timeline is not None:
         timeline = [_timeline(report.timeline), key(_timeline_key(report.timeline))]
@@ -89,13 +91,13 @@ def plan_sheet(report: ReportData) -> str:
         parts = [_breakdown(report.breakdown, report.breakdown[0].seconds, SHEET_WIDTH)]
     counts = _kinds(report.pareto)
     return sheet(
-        (f"{head.model} on {head.cluster}", head.label),
+        (f"{plan.model.name} on {plan.cluster.name}", plan.strategy.label()),
         (
             ("Timeline of a step, by pp rank", timeline),
             (
                 "Peak memory of a device, by pp rank",
                 [
-                    _memory(report.memory, report.memory, SHEET_WIDTH),
+                    _memory(report, report.memory, SHEET_WIDTH),
                     key(
                         [_swatch(f"m-{p}", memory_name(p)) for p in _held(report)],
                         columns=2,
@@ -246,11 +248,11 @@ def _held(report: ReportData) -> list[str]:
     return [
         part
         for part in MEMORY_CATEGORIES
-        if any(row.parts_bytes[part] > 0 for row in report.memory)
+        if any(memory_parts(row)[part] > 0 for row in report.memory)
     ]
 
 
-def limit_is_near(rows: Sequence[MemoryRow]) -> bool:
+def limit_is_near(rows: Sequence[StageMemory]) -> bool:
     """True if bars leave room for the limit of a device.
 
     Args:
@@ -260,7 +262,7 @@ def limit_is_near(rows: Sequence[MemoryRow]) -> bool:
     return max(row.total_bytes for row in rows) >= _FAR_BARS * limit
 
 
-def memory_figure(report: ReportData, scale: Sequence[MemoryRow]) -> str:
+def memory_figure(report: ReportData, scale: Sequence[StageMemory]) -> str:
     """Each pp rank's devices: what fills them, and their limit.
 
     Args:
@@ -268,14 +270,13 @@ def memory_figure(report: ReportData, scale: Sequence[MemoryRow]) -> str:
         scale: Rows of all plans, that bars have room for.
     """
     return _both(
-        lambda width: _memory(report.memory, scale, width),
+        lambda width: _memory(report, scale, width),
         "Peak memory of each device, by pp rank",
     )
 
 
-def _memory(
-    rows: Sequence[MemoryRow], scale: Sequence[MemoryRow], width: float
-) -> Drawing:
+def _memory(report: ReportData, scale: Sequence[StageMemory], width: float) -> Drawing:
+    rows = report.memory
     near, several = limit_is_near(scale), len({row.device_type for row in rows}) > 1
     most = max(row.total_bytes for row in scale)
     if near:
@@ -295,7 +296,7 @@ def _memory(
         y = plane.y(place) + 0.12 * high
         body += block("idle", plane.left, y, plane.right - plane.left, 0.76 * high)
         x = plane.left
-        for part, size in row.parts_bytes.items():
+        for part, size in memory_parts(row).items():
             if size > 0:
                 long = plane.x(size) - plane.left
                 tip = f"{memory_name(part)}\n{format_bytes(size)}"
@@ -309,21 +310,28 @@ def _memory(
             )
         if place % every == 0:
             foot = plane.y(place + 0.5) + 4
-            body += label(0, foot, _rank_name(row, wide=wide, kind=several), css="ink")
+            body += label(
+                0,
+                foot,
+                _rank_name(row, report.devices_alike if wide else 0, several),
+                css="ink",
+            )
             body += label(width, foot, _fill_told(row, wide=wide), "end", "ink")
     return Drawing(body=body, width=width, height=plane.floor + 6)
 
 
-def _rank_name(row: MemoryRow, *, wide: bool, kind: bool) -> str:
-    if not wide:
+def _rank_name(row: StageMemory, devices: int, several: bool) -> str:
+    if not devices:
         return f"rank {row.rank}"
-    many = f" × {row.devices:,}" if row.devices > 1 else ""
-    return fitted(f"rank {row.rank}{many}{f' {row.device_type}' if kind else ''}", 140)
+    many = f" × {devices:,}" if devices > 1 else ""
+    return fitted(
+        f"rank {row.rank}{many}{f' {row.device_type}' if several else ''}", 140
+    )
 
 
-def _fill_told(row: MemoryRow, *, wide: bool) -> str:
+def _fill_told(row: StageMemory, *, wide: bool) -> str:
     """Memory in use of what there is, and its share."""
-    share = row.total_bytes / row.limit_bytes if row.limit_bytes else math.inf
+    share = filled_share(row)
     percent = f"{share:.0%}" if share >= 0.01 else "<1%"
     of = f" of {format_bytes(row.limit_bytes)}" if wide else ""
     over = " over" if share > 1 else ""
@@ -373,7 +381,7 @@ def _both(draw: Callable[[float], Drawing], name: str, role: str = "img") -> str
     )
 
 
-def _one_limit(rows: Sequence[MemoryRow]) -> float | None:
+def _one_limit(rows: Sequence[StageMemory]) -> float | None:
     """Bytes that may be used of any device; None where devices differ."""
     limits = {row.limit_bytes for row in rows}
     return limits.pop() if len(limits) == 1 else None

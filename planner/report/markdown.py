@@ -7,13 +7,20 @@ tag, mention somebody or link an issue.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
-from planner.report.data import ReportData
+from planner.report.data import ReportData, filled_share
+from planner.report.tables import (
+    TextTable,
+    differences_table,
+    measured_table,
+    runners_up_table,
+)
 from planner.report.timeline import TimelineRow
+from planner.schema.describe import facts, paragraph
 from planner.units import format_bytes, format_seconds
 
-__all__ = ["code_span", "markdown_page", "plain_text", "table_text"]
+__all__ = ["code_span", "markdown_page", "markdown_table", "plain_text"]
 
 _COMPUTE = ("forward", "backward", "backward input", "backward weight")
 _TALK = ("transfer", "communication")
@@ -51,22 +58,38 @@ def _one_line(text: object) -> str:
     return " ".join(seen.split())
 
 
-def table_text(
-    header: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1
+def _table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Container[int] = (),
 ) -> str:
-    """A table of Markdown; all columns but the first ``names`` flush right.
+    """A table of Markdown.
 
     Args:
         header: Markdown, as are the cells.
         rows: Of which the first 64 are shown, and the others counted.
-        names: Columns that are flush left.
+        numbers: Columns that are flush right.
     """
     listed = list(rows)
-    rule = ["---" if i < names else "--:" for i in range(len(header))]
+    rule = ["--:" if i in numbers else "---" for i in range(len(header))]
     lines = [header, rule, *listed[:_MOST_ROWS]]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     left = len(listed) - _MOST_ROWS
     return text if left <= 0 else f"{text}\n\n… and {left:,} more"
+
+
+def markdown_table(told: TextTable) -> str:
+    """A table of text as Markdown; the best row is bold."""
+
+    def cell(row: int, column: int, text: str) -> str:
+        shown = code_span(text) if column in told.code else plain_text(text)
+        return f"**{shown}**" if row == told.won and shown else shown
+
+    rows = [
+        [cell(index, column, text) for column, text in enumerate(row)]
+        for index, row in enumerate(told.rows)
+    ]
+    return _table([plain_text(name) for name in told.header], rows, told.numbers)
 
 
 def markdown_page(reports: Sequence[ReportData], names: Sequence[str] = ()) -> str:
@@ -82,51 +105,48 @@ def markdown_page(reports: Sequence[ReportData], names: Sequence[str] = ()) -> s
         parts = [_beside(reports, names)]
         for report, letter, name in zip(reports, "AB", names, strict=True):
             parts += _plan(report, f"{letter} {plain_text(name)}: ", "##")
-    parts.append(f"<sub>Meshwright {plain_text(reports[0].header.version)}</sub>")
+    version = plain_text(reports[0].plan.provenance.meshwright_version)
+    parts.append(f"<sub>Meshwright {version}</sub>")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _plan(report: ReportData, before: str, level: str) -> list[str]:
-    head, plan = report.header, report.plan
+    plan = report.plan
     parts = [
-        f"{level} {before}{plain_text(head.model)} on {plain_text(head.cluster)}",
-        code_span(head.label),
-        plain_text(head.paragraph),
+        f"{level} {before}{plain_text(plan.model.name)} on "
+        f"{plain_text(plan.cluster.name)}",
+        code_span(plan.strategy.label()),
+        plain_text(paragraph(plan)),
     ]
     parts += [
         f"**Meshwright cannot run it itself:** {plain_text(reason)}"
-        for reason in head.not_runnable
+        for reason in plan.not_runnable
     ]
-    facts = [(name, plain_text(text)) for name, text in head.facts.items()]
-    parts.append(table_text(("", ""), facts, names=2))
+    told = [(name, plain_text(text)) for name, text in facts(plan).items()]
+    parts.append(_table(("", ""), told))
     parts += [f"{level}# Time and memory by pp rank", _ranks(report)]
     if report.breakdown:
         rows = [
             (plain_text(part.name), format_seconds(part.seconds), f"{part.share:.1%}")
             for part in report.breakdown
         ]
-        total = ("**step**", f"**{format_seconds(head.step_time_s)}**", "")
+        total = ("**step**", f"**{format_seconds(plan.prediction.step_time_s)}**", "")
         parts += [
             f"{level}# Where the time goes",
-            table_text(("on the critical path", "time", "share"), [*rows, total]),
+            _table(("on the critical path", "time", "share"), [*rows, total], (1, 2)),
         ]
         if plan.provenance.bound_by:
             parts.append(f"Bound by {plain_text(plan.provenance.bound_by)}.")
-    if report.runners_up:
-        parts += [f"{level}# Runners-up", _others(report)]
+    if plan.provenance.alternatives:
+        parts += [f"{level}# Runners-up", markdown_table(runners_up_table(report))]
     if report.measured is not None:
-        compared = [
-            (plain_text(name), predicted, found, ratio)
-            for name, predicted, found, ratio in (
-                row.cells() for row in report.measured.rows
-            )
-        ]
-        columns = ("", "predicted", "measured", "predicted ÷ measured")
         parts += [f"{level}# Measured", plain_text(report.measured.caveat)]
-        parts.append(table_text(columns, compared))
-    if head.assumptions:
+        parts.append(markdown_table(measured_table(report.measured, _MOST_ROWS)))
+    if plan.provenance.assumptions:
         parts.append(f"{level}# Assumed while reading the model")
-        parts.append("\n".join(f"- {plain_text(text)}" for text in head.assumptions))
+        parts.append(
+            "\n".join(f"- {plain_text(text)}" for text in plan.provenance.assumptions)
+        )
     return parts
 
 
@@ -140,13 +160,13 @@ def _ranks(report: ReportData) -> str:
     for row in report.memory:
         seconds = times[row.rank].seconds() if times else {}
         groups = (_COMPUTE, _TALK, ("optimizer",), ("bubble",)) if times else ()
-        share = row.total_bytes / row.limit_bytes if row.limit_bytes else float("inf")
+        share = filled_share(row)
         over = " over" if share > 1 else ""
         rows.append(
             (
                 f"{row.rank}",
                 code_span(row.device_type),
-                f"{row.devices:,}",
+                f"{report.devices_alike:,}",
                 *(format_seconds(sum(seconds[k] for k in kinds)) for kinds in groups),
                 format_bytes(row.total_bytes),
                 format_bytes(row.limit_bytes),
@@ -154,7 +174,7 @@ def _ranks(report: ReportData) -> str:
             )
         )
     header = ("pp rank", "device", "devices", *spent, "memory", "limit", "full")
-    text = table_text(header, rows, names=2)
+    text = _table(header, rows, range(2, len(header)))
     if report.timeline is None:
         return f"{text}\n\nWithout times: {plain_text(report.missing['timeline'])}"
     caveat = report.timeline.caveat
@@ -162,53 +182,11 @@ def _ranks(report: ReportData) -> str:
     return f"{text}\n\n{told} {plain_text(caveat)}".rstrip()
 
 
-def _others(report: ReportData) -> str:
-    head = report.header
-    chosen = (
-        f"**{code_span(head.label)}**",
-        "chosen",
-        format_seconds(head.step_time_s),
-        "",
-        format_bytes(head.peak_memory_bytes),
-    )
-    rows = [
-        (
-            code_span(other.label),
-            plain_text(other.reason),
-            format_seconds(other.step_time_s),
-            f"{other.ratio - 1:+.1%}",
-            format_bytes(other.peak_memory_bytes),
-        )
-        for other in report.runners_up
-    ]
-    header = ("strategy", "why it lost", "step", "slower by", "memory")
-    return table_text(header, [chosen, *rows], names=2)
-
-
 def _beside(reports: Sequence[ReportData], names: Sequence[str]) -> str:
     """Figures of both plans, and every field that differs."""
-    first, second = (report.header for report in reports)
-    figures: list[tuple[str, float, float, Callable[[float], str]]] = [
-        ("step time", first.step_time_s, second.step_time_s, format_seconds),
-        ("samples/s", first.samples_per_s, second.samples_per_s, "{:,.2f}".format),
-        (
-            "peak memory of a device",
-            first.peak_memory_bytes,
-            second.peak_memory_bytes,
-            format_bytes,
-        ),
-        ("devices", first.devices_used, second.devices_used, "{:,.0f}".format),
-    ]
-    rows = [
-        (name, form(a), form(b), f"{b / a - 1:+.1%}" if a else "")
-        for name, a, b, form in figures
-    ]
-    called = [
-        f"{letter} {plain_text(n)}" for letter, n in zip("AB", names, strict=True)
-    ]
-    text = "## Two plans side by side\n\n" + table_text(
-        ("", *called, "difference"), rows
-    )
+    called = [f"{letter} {name}" for letter, name in zip("AB", names, strict=True)]
+    text = "## Two plans side by side\n\n"
+    text += markdown_table(differences_table(reports, called))
     changes = reports[0].plan.diff(reports[1].plan)
     if changes:
         shown = [f"- {plain_text(change)}" for change in changes[:_MOST_ROWS]]

@@ -13,7 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.report.tables import TextTable
 
 __all__ = [
     "absent",
@@ -32,6 +35,7 @@ __all__ = [
     "page_top",
     "section",
     "table",
+    "text_table",
     "tiles",
     "titled",
     "zoom_tools",
@@ -97,6 +101,28 @@ def table(
         f'<div class="scroll{" cards" if cards else ""}" tabindex="0" role="region" '
         f'aria-label="{escape(caption)}"><table><caption>{escape(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def text_table(told: TextTable, *, cards: bool = False) -> str:
+    """A table of text as HTML; strategies are set as code."""
+    classes = dict.fromkeys(told.code, "label reason" if told.code != (0,) else "label")
+    if told.won is not None and told.code:
+        classes[len(told.header) - 1] = "reason"
+    return table(
+        told.header,
+        [
+            tuple(
+                f"<code>{escape(cell)}</code>" if i in told.code else escape(cell)
+                for i, cell in enumerate(row)
+            )
+            for row in told.rows
+        ],
+        caption=told.caption,
+        numbers=told.numbers,
+        won=told.won,
+        classes=classes,
+        cards=cards,
     )
 
 

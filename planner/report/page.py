@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from planner.report.canvas import MOST_SPANS, devices_pane, payload, timeline_body
-from planner.report.data import ReportData
+from planner.report.data import ReportData, filled_share
 from planner.report.markup import (
     amount,
     beside,
@@ -18,7 +18,7 @@ from planner.report.markup import (
     note,
     page_top,
     section,
-    table,
+    text_table,
     tiles,
     titled,
 )
@@ -30,6 +30,8 @@ from planner.report.sections import (
     pareto_pane,
 )
 from planner.report.svg import hatching
+from planner.report.tables import differences_table
+from planner.schema.describe import facts, paragraph
 from planner.units import format_bytes, format_seconds
 
 __all__ = ["SECTIONS", "html_page"]
@@ -78,7 +80,7 @@ def html_page(
         for report, name in zip(reports, called, strict=True)
     ]
     return framed_page(
-        version=reports[0].header.version,
+        version=reports[0].plan.provenance.meshwright_version,
         title=_title(reports),
         styles=("report.css",),
         scripts=_SCRIPTS,
@@ -91,10 +93,10 @@ def html_page(
 
 
 def _title(reports: Sequence[ReportData]) -> str:
-    first = reports[0].header
+    first, label = reports[0].plan, reports[0].plan.strategy.label()
     if len(reports) == 1:
-        return f"{first.model} on {first.cluster}: {first.label}"
-    return f"{first.label} or {reports[1].header.label}"
+        return f"{first.model.name} on {first.cluster.name}: {label}"
+    return f"{label} or {reports[1].plan.strategy.label()}"
 
 
 def _main(reports: Sequence[ReportData], names: Sequence[str], most_spans: int) -> str:
@@ -158,23 +160,23 @@ def _header(reports: Sequence[ReportData]) -> str:
     else:
         links = {"difference": "Side by side", **links}
         kicker = "Two plans side by side"
-        first, second = (report.header for report in reports)
-        if (first.model, first.cluster) != (second.model, second.cluster):
+        if _heading(reports[1]) != title:
             title = " <small>and</small> ".join(map(_heading, reports))
     return page_top(kicker, title, under, links)
 
 
 def _heading(report: ReportData) -> str:
-    head = report.header
-    return f"{escape(head.model)} <small>on {escape(head.cluster)}</small>"
+    plan = report.plan
+    return f"{escape(plan.model.name)} <small>on {escape(plan.cluster.name)}</small>"
 
 
 def _strategy(report: ReportData) -> str:
-    return chips(report.header.label.split(), "Strategy")
+    return chips(report.plan.strategy.label().split(), "Strategy")
 
 
 def _tiles(report: ReportData) -> str:
-    head = report.header
+    plan = report.plan
+    head, mesh = plan.prediction, plan.strategy.mesh
     samples = f"{head.samples_per_s:,.2f}"
     speed = ("Samples per second", samples, "")
     if head.tokens_per_s is not None:
@@ -183,7 +185,7 @@ def _tiles(report: ReportData) -> str:
             f"{head.tokens_per_s:,.0f}",
             f"{samples} samples/s",
         )
-    share = head.fullest_share
+    share = max(map(filled_share, report.memory))
     over = " over" if share > 1 else ""
     meter = (
         f'<div class="meter{over}" aria-hidden="true">'
@@ -203,8 +205,8 @@ def _tiles(report: ReportData) -> str:
         ),
         (
             "Devices",
-            f"{head.devices_used:,} <small>of {head.devices_there:,}</small>",
-            escape(report.plan.strategy.label().split(" zero")[0].split(" mb")[0]),
+            f"{mesh.num_devices:,} <small>of {plan.cluster.num_devices:,}</small>",
+            escape(plan.strategy.label().split(" zero")[0].split(" mb")[0]),
         ),
     ]
     if head.model_flops_utilization is not None:
@@ -223,89 +225,38 @@ def _chosen_section(reports: Sequence[ReportData], names: Sequence[str]) -> str:
     """What was chosen and why."""
     panes = []
     for report, name in zip(reports, names, strict=True):
-        head = report.header
+        plan = report.plan
         rows = "".join(
             f'<tr><th scope="row">{escape(fact)}</th><td>{escape(text)}</td></tr>'
-            for fact, text in head.facts.items()
+            for fact, text in facts(plan).items()
         )
-        body = f'<p class="why">{escape(head.paragraph)}</p>'
+        body = f'<p class="why">{escape(paragraph(plan))}</p>'
         body += "".join(
             note(f"Meshwright cannot run it itself: {reason}")
-            for reason in head.not_runnable
+            for reason in plan.not_runnable
         )
-        facts = (
+        listed = (
             '<div class="scroll"><table class="facts"><caption>The plan in short'
             f"</caption><tbody>{rows}</tbody></table></div>"
         )
-        body += details("The plan in short", facts) if len(reports) == 1 else facts
-        if head.assumptions:
-            told = "".join(f"<li>{escape(text)}</li>" for text in head.assumptions)
+        body += details("The plan in short", listed) if len(reports) == 1 else listed
+        if plan.provenance.assumptions:
+            told = "".join(
+                f"<li>{escape(text)}</li>" for text in plan.provenance.assumptions
+            )
             body += details("Assumed while reading the model", f"<ul>{told}</ul>")
         panes.append(titled(body, name))
     return section("chosen", "What was chosen, and why", "", beside(panes))
 
 
-def _change(first: float, second: float) -> str:
-    if not first:
-        return ""
-    change = f"{second / first - 1:+.1%}"
-    return "equal" if change in {"+0.0%", "-0.0%"} else change.replace("-", "−")
-
-
 def _difference_section(reports: Sequence[ReportData], names: Sequence[str]) -> str:
     """The figures of two plans in a table, and every field that differs."""
-    first, second = (report.header for report in reports)
-    numbers: list[tuple[str, float, float, Callable[[float], str]]] = [
-        ("Step time", first.step_time_s, second.step_time_s, format_seconds),
-        (
-            "Samples per second",
-            first.samples_per_s,
-            second.samples_per_s,
-            lambda value: f"{value:,.2f}",
-        ),
-        (
-            "Peak memory of a device",
-            first.peak_memory_bytes,
-            second.peak_memory_bytes,
-            format_bytes,
-        ),
-        (
-            "Devices",
-            float(first.devices_used),
-            float(second.devices_used),
-            lambda value: f"{value:,.0f}",
-        ),
-    ]
-    mfu = (first.model_flops_utilization, second.model_flops_utilization)
-    if mfu[0] is not None and mfu[1] is not None:
-        numbers.append(
-            ("Model FLOPs utilization", mfu[0], mfu[1], lambda value: f"{value:.1%}")
-        )
-    parts = {part.name: None for report in reports for part in report.breakdown}
-    spent = [{p.name: p.seconds for p in report.breakdown} for report in reports]
-    rows = [
-        (escape(name), escape(form(a)), escape(form(b)), _change(a, b))
-        for name, a, b, form in numbers
-    ]
-    rows += [
-        (
-            f"of the step: {escape(part)}",
-            escape(format_seconds(spent[0].get(part, 0.0))),
-            escape(format_seconds(spent[1].get(part, 0.0))),
-            _change(spent[0].get(part, 0.0), spent[1].get(part, 0.0)),
-        )
-        for part in parts
-    ]
     labels = "".join(
         titled(_strategy(report), name)
         for report, name in zip(reports, names, strict=True)
     )
-    body = f'<div class="panes">{labels}</div>' + table(
-        ("", *names, "difference"),
-        rows,
-        caption="Figures of both plans",
-        numbers=(1, 2, 3),
-    )
+    body = f'<div class="panes">{labels}</div>'
+    body += text_table(differences_table(reports, names))
     changes = reports[0].plan.diff(reports[1].plan)
     if changes:
         told = "".join(f"<li>{escape(text)}</li>" for text in changes)

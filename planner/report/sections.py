@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.report.data import MEMORY_CATEGORIES, ReportData
+from planner.report.data import MEMORY_CATEGORIES, ReportData, memory_parts
 from planner.report.figures import (
     breakdown_figure,
     limit_is_near,
@@ -21,7 +21,9 @@ from planner.report.markup import (
     legend,
     note,
     table,
+    text_table,
 )
+from planner.report.tables import contenders_table, measured_table, runners_up_table
 from planner.units import format_bytes, format_seconds
 
 __all__ = [
@@ -44,7 +46,7 @@ def memory_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
     there = [
         part
         for part in MEMORY_CATEGORIES
-        if any(row.parts_bytes[part] > 0 for row in rows)
+        if any(memory_parts(row)[part] > 0 for row in rows)
     ]
     numbers = table(
         ("pp rank", "device", *there, "total", "limit"),
@@ -52,7 +54,7 @@ def memory_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
             (
                 f"{row.rank}",
                 escape(row.device_type),
-                *(escape(format_bytes(row.parts_bytes[part])) for part in there),
+                *(escape(format_bytes(memory_parts(row)[part])) for part in there),
                 escape(format_bytes(row.total_bytes)),
                 escape(format_bytes(row.limit_bytes)),
             )
@@ -88,63 +90,16 @@ def breakdown_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
 
 
 def others_pane(report: ReportData) -> str:
-    """Runners-up and why they lost; what each partitioner came to."""
-    plan, head = report.plan, report.header
-    body = ""
-    if report.runners_up:
-        rows = [
-            (
-                f"<code>{escape(head.label)}</code>",
-                escape(format_seconds(head.step_time_s)),
-                "",
-                escape(format_bytes(head.peak_memory_bytes)),
-                "chosen",
-            )
-        ]
-        rows += [
-            (
-                f"<code>{escape(other.label)}</code>",
-                escape(format_seconds(other.step_time_s)),
-                f"{other.ratio - 1:+.1%}",
-                escape(format_bytes(other.peak_memory_bytes)),
-                escape(other.reason),
-            )
-            for other in report.runners_up
-        ]
-        body += table(
-            ("strategy", "step", "slower by", "memory", "why it lost"),
-            rows,
-            caption="Runners-up: the best strategies that were priced and not chosen",
-            numbers=(1, 2, 3),
-            won=0,
-            classes={0: "label", 4: "reason"},
-            cards=True,
-        )
+    """Runners-up and why they lost; the best strategy of each partitioner."""
+    provenance = report.plan.provenance
+    if provenance.alternatives:
+        body = text_table(runners_up_table(report), cards=True)
     else:
-        body += absent("The plan names no other strategies: this one was given.")
-    contenders = plan.provenance.contenders
-    if contenders:
+        body = absent("The plan names no other strategies: this one was given.")
+    if provenance.contenders:
         body += details(
-            f"What each partitioner came to ({len(contenders)})",
-            table(
-                ("partitioner", "step", "closed form", "simulated", "its best"),
-                [
-                    (
-                        escape(one.partitioner),
-                        "none fits"
-                        if one.step_time_s is None
-                        else escape(format_seconds(one.step_time_s)),
-                        f"{one.evaluations.get('analytic', 0):,}",
-                        f"{one.evaluations.get('simulated', 0):,}",
-                        f"<code>{escape(one.label or '')}</code>",
-                    )
-                    for one in contenders
-                ],
-                caption="Best strategy of each partitioner, and how many it priced",
-                numbers=(1, 2, 3),
-                classes={4: "label reason"},
-                cards=True,
-            ),
+            f"Results of the partitioners ({len(provenance.contenders)})",
+            text_table(contenders_table(report), cards=True),
         )
     return body
 
@@ -195,22 +150,9 @@ def measured_pane(report: ReportData) -> str:
     if run is None:
         return absent(report.missing.get("measured", ""))
     body = note(run.caveat) if run.caveat else ""
-    rows = []
-    ranks = 0
-    for row in run.rows:
-        ranks += "rank " in row.name
-        if "peak memory" in row.name and ranks > _MOST_RANKS:
-            continue
-        name, predicted, measured, ratio = row.cells()
-        rows.append((escape(name), escape(predicted), escape(measured), escape(ratio)))
     body += figure(
-        table(
-            ("", "predicted", "measured", "predicted ÷ measured"),
-            rows,
-            caption="Predicted beside measured",
-            numbers=(1, 2, 3),
-        )
-        + steps_figure(report.header.step_time_s, run),
+        text_table(measured_table(run, _MOST_RANKS))
+        + steps_figure(report.plan.prediction.step_time_s, run),
         "Memory is what tensors hold, without context and allocator. Bars are the "
         "steps of the run, grey ones warm-up; the line is the prediction.",
     )

@@ -98,12 +98,12 @@ def _text(trace: dict[str, Any]) -> str:
 
 
 def _about(report: ReportData) -> dict[str, str]:
-    head = report.header
+    plan = report.plan
     told = {
-        "model": head.model,
-        "cluster": head.cluster,
-        "strategy": head.label,
-        "written by": f"Meshwright {head.version}",
+        "model": plan.model.name,
+        "cluster": plan.cluster.name,
+        "strategy": plan.strategy.label(),
+        "written by": f"Meshwright {plan.provenance.meshwright_version}",
     }
     if report.timeline is not None and report.timeline.caveat:
         told["caveat"] = report.timeline.caveat

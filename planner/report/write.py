@@ -15,7 +15,7 @@ from planner.schema.base import require_writable, write_atomically
 from planner.schema.measurement import Measurement
 from planner.schema.stream import StreamRecord
 
-__all__ = ["FORMATS", "write_report", "write_reports", "write_stream_reports"]
+__all__ = ["FORMATS", "write_report", "write_stream_reports"]
 
 #: Forms of a report.
 FORMATS = ("html", "md", "perfetto", "png", "svg")
@@ -23,7 +23,7 @@ FORMATS = ("html", "md", "perfetto", "png", "svg")
 
 def write_report(
     plan: Plan,
-    path: str | os.PathLike[str],
+    paths: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]],
     *,
     against: Plan | None = None,
     names: Sequence[str] = ("first", "second"),
@@ -32,51 +32,14 @@ def write_report(
     calibration: CalibrationChoice = None,
     measurements: Sequence[Measurement | None] = (),
 ) -> None:
-    """Write what a plan is, and why, as one HTML file that needs nothing else.
+    """Write the report of a plan, or of two side by side.
+
+    Of several forms none is written unless all of them can be made.
 
     Args:
         plan: What to report on.
-        path: Of the file.
-        against: A second plan, to be laid beside the first.
-        names: What to call the two.
-        model: As for :func:`planner.report.build_report`, of both plans.
-        cluster: The same.
-        calibration: The same.
-        measurements: Of runs of the plans, in their order.
-
-    Raises:
-        PlanFileError: If the file cannot be written, or what is given is not the
-            plan's.
-        MeshwrightError: If what is named cannot be read.
-    """
-    write_reports(
-        plan,
-        {"html": path},
-        against=against,
-        names=names,
-        model=model,
-        cluster=cluster,
-        calibration=calibration,
-        measurements=measurements,
-    )
-
-
-def write_reports(
-    plan: Plan,
-    paths: Mapping[str, str | os.PathLike[str]],
-    *,
-    against: Plan | None = None,
-    names: Sequence[str] = ("first", "second"),
-    model: ModelGraph | str | None = None,
-    cluster: Cluster | str | None = None,
-    calibration: CalibrationChoice = None,
-    measurements: Sequence[Measurement | None] = (),
-) -> None:
-    """Write a report in several forms; none of them unless all of them can be made.
-
-    Args:
-        plan: What to report on.
-        paths: Of each form its file, keys of :data:`FORMATS`.
+        paths: File for an HTML page that needs nothing else; or, of each of
+            :data:`FORMATS` that is wanted, its file.
         against: A second plan, to be laid beside the first.
         names: What to call the two.
         model: As for :func:`planner.report.build_report`, of both plans.
@@ -90,6 +53,8 @@ def write_reports(
             show the plan, or what is given is not the plan's.
         MeshwrightError: If what is named cannot be read.
     """
+    if not isinstance(paths, Mapping):
+        paths = {"html": paths}
     _require_places(paths)
     from planner.report.build import build_report
     from planner.report.figures import figure_sheet

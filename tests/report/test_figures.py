@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from planner.errors import PlanFileError
-from planner.report import build_report, write_reports
+from planner.report import build_report, write_report
 from planner.report.data import ReportData
 from planner.report.figures import figure_sheet, plan_sheet
 from planner.report.svg import palette
@@ -191,10 +191,10 @@ def test_a_missing_converter_is_named_before_the_work(
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     paths = {"md": tmp_path / "a.md", "png": tmp_path / "a.png"}
     with pytest.raises(PlanFileError, match=r"pip install 'meshwright\[figures\]'"):
-        write_reports(gpt2_plan(), paths, model=gpt2_graph())
+        write_report(gpt2_plan(), paths, model=gpt2_graph())
     assert list(tmp_path.iterdir()) == []
     # SVG needs nothing.
-    write_reports(gpt2_plan(), {"svg": tmp_path / "a.svg"}, model=gpt2_graph())
+    write_report(gpt2_plan(), {"svg": tmp_path / "a.svg"}, model=gpt2_graph())
 
 
 def test_letters_reach_the_png(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from planner.report import build_report, markdown_page
 from planner.report.markdown import code_span, plain_text
 from planner.schema import Plan
+from planner.schema.describe import paragraph
 from planner.units import format_bytes, format_seconds
 from tests.plans import gpt2_graph, gpt2_plan
 from tests.report.test_build import changed, measurement
@@ -60,10 +61,10 @@ def test_it_says_what_was_chosen_and_why() -> None:
     plan = gpt2_plan(pp=4, schedule="1F1B")
     report = build_report(plan, model=gpt2_graph(), measurement=measurement(plan))
     found = read(markdown_page([report]))
-    assert report.header.paragraph in found.text
+    assert paragraph(plan) in found.text
     for row in report.memory:
         (line,) = [r for r in found.rows if len(r) == 10 and r[0] == f"{row.rank}"]
-        assert line[1:3] == [row.device_type, "2"]
+        assert line[1:3] == [row.device_type, f"{report.devices_alike}"]
         assert line[7:9] == [
             format_bytes(row.total_bytes),
             format_bytes(row.limit_bytes),
@@ -75,8 +76,9 @@ def test_it_says_what_was_chosen_and_why() -> None:
         assert [part.name, format_seconds(part.seconds), f"{part.share:.1%}"] in (
             found.rows
         )
-    for other in report.runners_up:
-        assert any(row[:2] == [other.label, other.reason] for row in found.rows)
+    for other in plan.provenance.alternatives:
+        named = [row for row in found.rows if row[0] == other.label]
+        assert [row[4] for row in named] == [other.reason]
     assert "predicted ÷ measured" in found.text
     assert set(found.tags) <= {
         *("h2", "h3", "p", "code", "strong", "table", "thead", "tbody", "tr", "th"),

@@ -87,7 +87,7 @@ def test_two_plans_are_processes_apart() -> None:
     assert [event["pid"] for event in named] == [1, 2, 3]
     begins = [event["args"]["name"].split(":")[0] for event in named]
     assert begins == ["A a.json", "A a.json", "B b.json"]
-    assert trace["otherData"]["strategy B"] == reports[1].header.label
+    assert trace["otherData"]["strategy B"] == reports[1].plan.strategy.label()
 
 
 def test_a_step_that_cannot_be_timed_is_refused() -> None:

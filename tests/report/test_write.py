@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlanFileError, UnknownNameError
-from planner.report import write_reports
+from planner.report import write_report
 from tests.cli.shell import ask
 from tests.plans import gpt2_graph, gpt2_plan
 from tests.report.test_build import changed
@@ -56,6 +56,6 @@ def test_what_cannot_be_made_leaves_nothing(
 
 def test_forms_are_known(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="unknown form of a report 'pdf'"):
-        write_reports(gpt2_plan(), {"pdf": tmp_path / "a.pdf"}, model=gpt2_graph())
+        write_report(gpt2_plan(), {"pdf": tmp_path / "a.pdf"}, model=gpt2_graph())
     with pytest.raises(PlanFileError, match="create it first"):
-        write_reports(gpt2_plan(), {"md": tmp_path / "gone" / "a.md"})
+        write_report(gpt2_plan(), {"md": tmp_path / "gone" / "a.md"})

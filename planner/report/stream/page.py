@@ -17,15 +17,15 @@ from planner.report.markup import (
     note,
     page_top,
     section,
-    table,
+    text_table,
     tiles,
+    titled,
     zoom_tools,
 )
 from planner.report.stream.build import StreamReport
 from planner.report.stream.payload import MOST_JOBS, shown_streams, stream_payload
 from planner.report.stream.tables import (
     CALLED,
-    TextTable,
     duration,
     happened,
     models_table,
@@ -168,15 +168,20 @@ def _main(report: StreamReport, most_jobs: int) -> str:
     if _compares(report):
         body = ""
         if report.totals:
-            body = _html(policies_table(report), cards=True)
-        per = _html(streams_table(report))
+            body = titled(text_table(policies_table(report), cards=True), "")
+        per = titled(text_table(streams_table(report)), "")
         body += details(f"Each stream ({len(report.streams)})", per)
         parts.append(section("policies", "Side by side", "", body))
     parts += [
         section("blocking", "Blocking rate over time", "", _blocking_body(report)),
         section("cluster", "Who ran where", "", _cluster_body(report, most_jobs)),
         section("use", "Devices in use", "", _use_body(report)),
-        section("models", "By model", "", _html(models_table(report), cards=True)),
+        section(
+            "models",
+            "By model",
+            "",
+            titled(text_table(models_table(report), cards=True), ""),
+        ),
         section("jobs", "Every job", "", _jobs_body(report, most_jobs)),
     ]
     return "\n".join(parts)
@@ -190,18 +195,6 @@ def _caveats(report: StreamReport) -> str:
         f"{left} of {len(report.streams)} streams were not decided by every policy; "
         f"means are over the {len(report.common)} that were."
     )
-
-
-def _html(told: TextTable, *, cards: bool = False) -> str:
-    shown = table(
-        told.header,
-        [tuple(escape(cell) for cell in row) for row in told.rows],
-        caption=told.caption,
-        numbers=range(told.names, len(told.header)),
-        won=told.won,
-        cards=cards,
-    )
-    return f'<div class="pane">{shown}</div>'
 
 
 def _footer(report: StreamReport) -> str:

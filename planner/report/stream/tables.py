@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from planner.report.markdown import plain_text, table_text
+from planner.report.markdown import markdown_table, plain_text
 from planner.report.stream.build import PolicyTotals, StreamReport
 from planner.report.stream.data import StreamData
+from planner.report.tables import TextTable
 from planner.schema.stream import OUTCOMES, Outcome
 
 __all__ = [
     "CALLED",
-    "TextTable",
     "comparison",
     "duration",
     "happened",
@@ -143,25 +142,6 @@ def _others(ranked: Sequence[PolicyTotals]) -> str:
     if more > 0:
         parts.append(f"{more} more up to {ranked[-1].rate:.1%}")
     return _listed(parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
-    """A table of text, ready for HTML or Markdown.
-
-    Attributes:
-        caption: What it is of.
-        header: Of columns; the first ``names`` are names, the others numbers.
-        rows: Cells.
-        names: Columns of names.
-        won: Row that is best; None if none is.
-    """
-
-    caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    names: int = 1
-    won: int | None = None
 
 
 def policies_table(report: StreamReport) -> TextTable:
@@ -307,15 +287,4 @@ def stream_markdown(report: StreamReport) -> str:
 
 
 def _part(heading: str, told: TextTable) -> str:
-    rows = [
-        [
-            f"**{plain_text(cell)}**"
-            if index == told.won and cell
-            else plain_text(cell)
-            for cell in row
-        ]
-        for index, row in enumerate(told.rows)
-    ]
-    header = [plain_text(name) for name in told.header]
-    text = table_text(header, rows, names=told.names)
-    return f"### {heading}\n\n{plain_text(told.caption)}.\n\n{text}"
+    return f"### {heading}\n\n{plain_text(told.caption)}.\n\n{markdown_table(told)}"
