@@ -34,10 +34,11 @@ __all__ = [
 DATA = Path(__file__).with_name("data")
 
 
-def read_rows(name: str) -> list[dict[str, str]]:
+@cache
+def read_rows(name: str) -> tuple[Mapping[str, str], ...]:
     """Return the rows of a CSV catalogue, by column."""
     text = (DATA / name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    return tuple(csv.DictReader(text.splitlines()))
 
 
 def read_tree(name: str) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from planner.cost import Recipe
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
-from planner.measurements.catalogues import Framework, Variant
+from planner.measurements.catalogues import Framework, Variant, read_rows
 from planner.measurements.framework_names import is_recent, year_of
 from planner.measurements.points import Point
 from planner.measurements.stage_assignment import assign_stages, outer_units
@@ -86,11 +86,11 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
             sequence_parallel=split,
         ),
     )
-    precision = _precision_of(point, framework)
+    precision, product_dtype = _precision_of(point, framework)
     return AssumedPlan(
         strategy=strategy,
         precision=precision,
-        product_dtype=_product_dtype_of(point),
+        product_dtype=product_dtype,
         recipe=_as_run(point, framework, precision),
         why=tuple(why),
     )
@@ -390,49 +390,37 @@ def replicated_and_sharded(
 
 # -- Precision -------------------------------------------------------------------
 
-#: Reduces gradients in bfloat16. Source: foundation-model-stack/fms-fsdp,
+#: Runs that reduce gradients in bfloat16. Source: foundation-model-stack/fms-fsdp,
 #: fms_fsdp/policies/mixed_precision.py, bfSixteen.
-_NARROW = re.compile(r"\bfms-fsdp\b")
+_BFLOAT16_REDUCTIONS = re.compile(r"\bfms-fsdp\b")
 
 
 def keeps_bfloat16_alone(point: Point) -> bool:
     """Say if weights, gradients and states of a run are all in bfloat16.
 
     Args:
-        point: ``pure bf16`` in its precision says so.
+        point: The row, whose precision states ``pure bf16``.
     """
     text = point.precision.lower()
     return "pure" in text and re.search(r"bf16|bfloat16", text) is not None
 
 
-def _precision_of(point: Point, framework: Framework) -> Precision:
-    """Return the dtypes of weights, products and reductions of a run.
+def _precision_of(point: Point, framework: Framework) -> tuple[Precision, str | None]:
+    """Return the precision of a run, and a dtype of products that it cannot state.
 
-    Args:
-        point: The row.
-        framework: Framework of the run, which has a dtype of reductions.
+    ``precisions.csv`` is read in order; where it has no dtype of reductions, the
+    framework's counts.
     """
     text = point.precision.lower()
-    if any(word in text for word in ("fp8", "float8", "mxfp8", "fp4", "float4")):
-        return Precision(compute="float8", reduce=framework.reduce)
-    if keeps_bfloat16_alone(point):
-        return Precision(parameter="bfloat16", compute="bfloat16", reduce="bfloat16")
-    if "bf16" in text or "bfloat16" in text or not text:
-        words = f"{point.source} {point.notes}".lower()
-        reduce = "bfloat16" if _NARROW.search(words) else framework.reduce
-        return Precision(compute="bfloat16", reduce=reduce)
-    if "16" in text:
-        # Gradients of half precision are reduced in two bytes.
-        return Precision(compute="float16", reduce="bfloat16")
-    return Precision(compute="float32")
-
-
-def _product_dtype_of(point: Point) -> str | None:
-    """Return the dtype of products that no Precision has, such as mxfp8, or None."""
-    text = point.precision.lower()
-    if "fp4" in text or "float4" in text:
-        return "float4"
-    if re.search(r"mx-?fp8|fp8-?mx", text):
-        return "mxfp8"
-    narrow = "fp8" in text or "float8" in text
-    return "float8_rowwise" if narrow and re.search(r"row-?wise", text) else None
+    rows = read_rows("precisions.csv")
+    row = next(row for row in rows if re.search(row["pattern"], text))
+    reduce = row["reduce"] or framework.reduce
+    sources = f"{point.source} {point.notes}".lower()
+    if row["compute"] == "bfloat16" and _BFLOAT16_REDUCTIONS.search(sources):
+        reduce = "bfloat16"
+    precision = Precision(
+        parameter=row["parameter"],  # type: ignore[arg-type]
+        compute=row["compute"],  # type: ignore[arg-type]
+        reduce=reduce,  # type: ignore[arg-type]
+    )
+    return precision, row["product"] or None

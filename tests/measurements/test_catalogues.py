@@ -39,7 +39,9 @@ def test_every_row_states_its_source(path: Path) -> None:
 def test_every_model_plan_and_framework_states_its_source() -> None:
     assert all(known.source for known in known_models())
     assert all(entry["source"] for entry in read_tree("known_plans.yaml").values())
-    assert all(one.source for one in frameworks().values())
+    for framework in frameworks().values():
+        assert framework.source
+        assert all(variant.source for variant in framework.variants)
     facts = read_tree("frameworks.yaml")["facts"]
     assert all(fact["source"] for fact in facts.values())
 
