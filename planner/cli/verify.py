@@ -124,14 +124,21 @@ def _print(result: Verification) -> None:
             (name, "", "", format_bytes(size))
             for name, size in rank.memory_bytes.items()
         ]
+        kinds = [("", rank.collectives)]
+        # The totals are means; each kind of step sends other things.
+        kinds += [
+            (f", {phase.share:.1%} of steps: {phase.name}", phase.collectives)
+            for phase in rank.phases
+        ]
         rows += [
             (
-                each.kind,
+                f"{each.kind}{suffix}",
                 str(each.group_size),
                 f"{each.count:,}",
                 format_bytes(each.bytes),
             )
-            for each in rank.collectives
+            for suffix, collectives in kinds
+            for each in collectives
         ]
         rows.append(("FLOPs", "", "", format_count(rank.flops)))
         run = f"{rank.microbatches_run} of {rank.microbatches}"
