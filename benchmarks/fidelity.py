@@ -107,7 +107,7 @@ class Difference:
         return None if self.table_s is None else self.table_s / self.simulated_s - 1
 
 
-def _setting(case: Case) -> PricingContext:
+def _context(case: Case) -> PricingContext:
     cluster = Cluster.parse(case.cluster)
     return PricingContext(
         graph=capture(load_model(case.model, seq_len=case.seq_len)),
@@ -118,15 +118,15 @@ def _setting(case: Case) -> PricingContext:
     )
 
 
-def _rows(setting: PricingContext, case: Case, schedule: str) -> StrategyTable | None:
+def _rows(context: PricingContext, case: Case, schedule: str) -> StrategyTable | None:
     """Legal rows of a schedule that have a pipeline."""
     facts = gather_facts(
-        setting.graph,
-        setting.cluster,
+        context.graph,
+        context.cluster,
         global_batch=case.global_batch,
         target="any",
-        precision=setting.precision,
-        optimizer=setting.optimizer,
+        precision=context.precision,
+        optimizer=context.optimizer,
     )
     pins = {"schedule": schedule_spec(schedule).code}
     tables = [
@@ -136,8 +136,8 @@ def _rows(setting: PricingContext, case: Case, schedule: str) -> StrategyTable |
     return StrategyTable.concatenate(tables) if tables else None
 
 
-def _even(setting: PricingContext, row: Mapping[str, int], rank: Index) -> Index:
-    costs = CostModel(setting).unit_costs(
+def _even(context: PricingContext, row: Mapping[str, int], rank: Index) -> Index:
+    costs = CostModel(context).unit_costs(
         tp=row["tp"],
         cp=row["cp"],
         ep=row["ep"],
@@ -146,7 +146,7 @@ def _even(setting: PricingContext, row: Mapping[str, int], rank: Index) -> Index
     )
     shared = 2 * costs.tp_s + costs.cp_s + 2 * costs.ep_s
     work = costs.forward_s + costs.backward_s + shared
-    types = setting.types_of_ranks(row["pp"])[rank]
+    types = context.types_of_ranks(row["pp"])[rank]
     stages = np.array([len(rank)])
     bounds = balanced_bounds(work, np.zeros(1, np.int64), types[None], stages)[0]
     return np.asarray(bounds[: len(rank) + 1], dtype=np.int64)
@@ -168,35 +168,35 @@ def _cut(even: Index, how: str, random: np.random.Generator) -> Index:
 
 
 def _strategy(
-    setting: PricingContext, row: dict[str, int], how: str, random: np.random.Generator
+    context: PricingContext, row: dict[str, int], how: str, random: np.random.Generator
 ) -> Strategy:
     bare = skeleton(row)
     stages = row["pp"] * row["virtual_stages"]
     rank = np.array([bare.rank_of_stage(stage) for stage in range(stages)])
-    bounds = _cut(_even(setting, row, rank), how, random)
+    bounds = _cut(_even(context, row, rank), how, random)
     kinds = [row["recompute"]] * stages
     mixed = not schedule_spec(bare.schedule).splits_backward and random.random() < 0.5
     if mixed and how != "even":
         kinds = random.integers(0, len(RECOMPUTE_NAMES), stages).tolist()
     return build_strategy(
         row,
-        unit_names=setting.graph.unit_names,
+        unit_names=context.graph.unit_names,
         bounds=bounds.tolist(),
         recompute=[cast("Recompute", RECOMPUTE_NAMES[kind]) for kind in kinds],
-        sharding=setting.graph.sharding,
-        precision=setting.precision,
-        optimizer=setting.optimizer,
+        sharding=context.graph.sharding,
+        precision=context.precision,
+        optimizer=context.optimizer,
     )
 
 
 def _drawn(
-    case: Case, setting: PricingContext, schedule: str, random: np.random.Generator
+    case: Case, context: PricingContext, schedule: str, random: np.random.Generator
 ) -> Iterator[Difference]:
     """Feasible plans of a schedule, endlessly; none if it has no feasible row."""
-    table = _rows(setting, case, schedule)
+    table = _rows(context, case, schedule)
     if table is None:
         return
-    model = CostModel(setting)
+    model = CostModel(context)
     priced = model.table(table)
     fitting = np.flatnonzero(priced.excess_bytes <= 0)
     if not len(fitting):
@@ -205,7 +205,7 @@ def _drawn(
     for how in itertools.cycle(_CUTS):
         for _ in range(_TRIES):
             index = int(random.choice(fitting))
-            strategy = _strategy(setting, table.row(index), how, random)
+            strategy = _strategy(context, table.row(index), how, random)
             if model.cost(strategy).fits:
                 break
         else:
@@ -237,9 +237,9 @@ def compare(
         schedules: All if None.
     """
     sources = [
-        _drawn(case, setting, schedule, np.random.default_rng([seed, number, code]))
+        _drawn(case, context, schedule, np.random.default_rng([seed, number, code]))
         for number, case in enumerate(CASES)
-        for setting in [_setting(case)]
+        for context in [_context(case)]
         for code, schedule in enumerate(schedules or schedule_names())
     ]
     found: list[Difference] = []

@@ -232,8 +232,8 @@ def _judged(
 
 def _priced(request: Request, candidate: Candidate) -> Candidate:
     check(candidate.strategy, request.facts)
-    full, order = complete_strategy(candidate.strategy, request.setting)
-    model = CostModel(replace(request.setting, order=order))
+    full, order = complete_strategy(candidate.strategy, request.context)
+    model = CostModel(replace(request.context, order=order))
     return Candidate(strategy=full, cost=model.cost(full, "simulated"))
 
 

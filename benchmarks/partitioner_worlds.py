@@ -177,7 +177,7 @@ class Arena:
         self._warm_up(world.kind, missing)
         limit = "no clock" if budget_s is None else f"{budget_s:g} s"
         self.tell(f"{world.name}, {limit}: {len(missing)} solvers")
-        devices = int(self._request(world, budget_s).setting.cluster.num_free)
+        devices = int(self._request(world, budget_s).context.cluster.num_free)
         answers = {
             name: attempt(name, lambda: self._request(world, budget_s), self.no_graphs)
             for name in [*missing[first:], *missing[:first]]
@@ -196,9 +196,9 @@ class Arena:
     def _request(self, world: World, budget_s: float | None) -> Request:
         """With nothing worked out yet but the graph."""
         request = world.request(self.graphs)
-        graph = replace(request.setting.graph)
-        setting = replace(request.setting, graph=graph)
-        return replace(request, setting=setting, time_budget_s=budget_s)
+        graph = replace(request.context.graph)
+        context = replace(request.context, graph=graph)
+        return replace(request, context=context, time_budget_s=budget_s)
 
     def _warm_up(self, kind: str, names: Sequence[str]) -> None:
         """Have everything imported and compiled that a kind of cluster needs."""

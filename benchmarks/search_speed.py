@@ -24,14 +24,14 @@ from planner.space import StrategyTable, enumerate_strategies, gather_facts
 _MODEL, _CLUSTER, _BATCH, _LENGTH = "llama3-405b", "dgx-h100:2048", 2048, 8192
 
 
-def _rows(setting: PricingContext, count: int) -> StrategyTable:
+def _rows(context: PricingContext, count: int) -> StrategyTable:
     facts = gather_facts(
-        setting.graph,
-        setting.cluster,
+        context.graph,
+        context.cluster,
         global_batch=_BATCH,
         target="any",
-        precision=setting.precision,
-        optimizer=setting.optimizer,
+        precision=context.precision,
+        optimizer=context.optimizer,
     )
     tables, total = [], 0
     for table in enumerate_strategies(facts):
@@ -45,19 +45,19 @@ def _rows(setting: PricingContext, count: int) -> StrategyTable:
 def analytic_rate(count: int = 500_000) -> tuple[int, float]:
     """Rows priced, and rows per second of processor time."""
     cluster = Cluster.parse(_CLUSTER)
-    setting = PricingContext(
+    context = PricingContext(
         graph=capture(load_model(_MODEL, seq_len=_LENGTH)),
         cluster=cluster,
         order=np.asarray(cluster.free),
         precision=Precision(),
         optimizer=Optimizer(),
     )
-    table = _rows(setting, count)
-    CostModel(setting).table(table[:2000])
+    table = _rows(context, count)
+    CostModel(context).table(table[:2000])
     best = np.inf
     for _ in range(3):
         start = time.process_time()
-        CostModel(setting).table(table)
+        CostModel(context).table(table)
         best = min(best, time.process_time() - start)
     return len(table), len(table) / best
 

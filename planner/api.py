@@ -16,7 +16,7 @@ from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
 from planner.portfolio import best_answer, run_partitioners
-from planner.request import PlanOptions, make_request, make_setting
+from planner.request import PlanOptions, make_context, make_request
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
 from planner.space import Pin, Regime, check
@@ -244,7 +244,7 @@ def predict(
         seq_len=seq_len,
         dtype=given.precision.activation_dtype,
     )
-    setting = make_setting(
+    context = make_context(
         graph,
         machines,
         precision=given.precision,
@@ -256,11 +256,11 @@ def predict(
         regime=Regime.of(given),
     )
     request = Request(
-        setting=setting, global_batch=global_batch or given.global_batch, target="any"
+        context=context, global_batch=global_batch or given.global_batch, target="any"
     )
     check(given, request.facts)
-    full, order = complete_strategy(given, setting)
-    pricing = CostModel(replace(setting, order=order))
+    full, order = complete_strategy(given, context)
+    pricing = CostModel(replace(context, order=order))
     candidate = Candidate(strategy=full, cost=pricing.cost(full, fidelity))
     result = SearchResult(
         partitioner="given",

@@ -69,7 +69,7 @@ def workload(graph: ModelGraph, global_batch: int) -> Workload:
 
 
 def _stage_memory(request: Request, cost: Cost) -> tuple[StageMemory, ...]:
-    types = request.setting.cluster.device_types
+    types = request.context.cluster.device_types
     memory = cost.memory
     return tuple(
         StageMemory(
@@ -88,13 +88,13 @@ def _stage_memory(request: Request, cost: Cost) -> tuple[StageMemory, ...]:
 
 
 def _prediction(request: Request, candidate: Candidate) -> Prediction:
-    graph, cost = request.setting.graph, candidate.cost
+    graph, cost = request.context.graph, candidate.cost
     step = cost.step_time_s
     per_sample = (graph.forward_flops + graph.backward_flops) / graph.batch
     used = [int(d) for d in candidate.strategy.device_ids()]
-    types = request.setting.cluster.type_index
-    devices = request.setting.cluster.device_types
-    rates = [peak_flops_per_s(d, request.setting.precision.compute) for d in devices]
+    types = request.context.cluster.type_index
+    devices = request.context.cluster.device_types
+    rates = [peak_flops_per_s(d, request.context.precision.compute) for d in devices]
     peak = sum(rates[int(types[device])] for device in used)
     return Prediction(
         step_time_s=step,
@@ -108,7 +108,7 @@ def _prediction(request: Request, candidate: Candidate) -> Prediction:
         ),
         model_flops_utilization=per_sample * request.global_batch / step / peak,
         fidelity=cost.fidelity,
-        calibration=request.setting.cluster.document.calibration,
+        calibration=request.context.cluster.document.calibration,
     )
 
 
@@ -146,7 +146,7 @@ def _lack_without_recompute(request: Request, candidate: Candidate) -> float:
         for stage in strategy.stages
     )
     order = np.array(strategy.device_ids(), dtype=np.int64)
-    cost = CostModel(replace(request.setting, order=order)).cost(
+    cost = CostModel(replace(request.context, order=order)).cost(
         strategy.model_copy(update={"stages": stages})
     )
     return float((cost.memory.total - cost.limit_bytes).max())
@@ -184,7 +184,7 @@ def make_plan(
         version: Of Meshwright.
         timing_s: Wall times, outside the canonical bytes.
     """
-    graph, cluster = request.setting.graph, request.setting.cluster
+    graph, cluster = request.context.graph, request.context.cluster
     reference = model_reference(graph)
     strategy = candidate.strategy
     used = {int(cluster.type_index[device]) for device in strategy.device_ids()}
@@ -209,15 +209,15 @@ def make_plan(
             time_budget_s=request.time_budget_s,
             contenders=tuple(_contender(result) for result in results),
             evaluations=evaluations,
-            memory_fraction=request.setting.memory_fraction,
+            memory_fraction=request.context.memory_fraction,
             pinned=dict(pinned),
             alternatives=runners_up(results, candidate, request.objective),
             assumptions=graph.assumptions,
             bound_by=_bound_by(request, candidate),
             checkpoint=winner.checkpoint,
             calibration=None
-            if request.setting.calibration is None
-            else request.setting.calibration.name,
+            if request.context.calibration is None
+            else request.context.calibration.name,
         ),
         not_runnable=unsupported(
             strategy,

@@ -61,7 +61,7 @@ def _memory_reason(request: Request, nearest: Candidate) -> str:
     cost = nearest.cost
     over = cost.memory.total - cost.limit_bytes
     rank = int(over.argmax())
-    device = request.setting.cluster.device_types[int(cost.device_type[rank])]
+    device = request.context.cluster.device_types[int(cost.device_type[rank])]
     parts = {
         "parameters": cost.memory.parameters[rank],
         "gradients": cost.memory.gradients[rank],
@@ -70,7 +70,7 @@ def _memory_reason(request: Request, nearest: Candidate) -> str:
         "buffers": cost.memory.buffers[rank],
     }
     name, most = max(parts.items(), key=lambda item: item[1])
-    share = request.setting.memory_fraction
+    share = request.context.memory_fraction
     where = f"each {device.name}"
     if nearest.strategy.mesh.pp > 1:
         where += f" of pp rank {rank}"
@@ -112,8 +112,8 @@ def _fitting(
     lean = ({"microbatch_size": 1}, {"num_microbatches": 1}) if free else ({},)
     if orders is None and request.launcher_limits is not None:
         orders = device_orders(request)
-    for order in orders or [request.setting.order]:
-        model = CostModel(replace(request.setting, order=order))
+    for order in orders or [request.context.order]:
+        model = CostModel(replace(request.context, order=order))
         for pins in lean:
             for table in enumerate_strategies(
                 request.facts,
@@ -153,10 +153,10 @@ def _remedies(request: Request, memory: bool) -> Iterator[str]:
         yield from _first(
             (f"memory_fraction={share}", _with_fraction(request, share))
             for share in (0.95, 1.0)
-            if share > request.setting.memory_fraction
+            if share > request.context.memory_fraction
         )
         yield from _first(((text, change(request)) for text, change in _LIGHTER))
-        if request.setting.graph.seq_len:
+        if request.context.graph.seq_len:
             yield from _shorter(request)
     if memory or request.pins:
         # Fewer devices were tried: what is not legal on them without a pin never is.
@@ -209,7 +209,7 @@ def _near_values(request: Request, knob: str, pinned: int) -> list[int]:
     if values and knob in _DIVIDE_THE_BATCH:
         # Values above are of meshes with all devices; these divide the batch alone.
         batch = request.global_batch
-        most = min(batch, max(2 * pinned, len(request.setting.order)))
+        most = min(batch, max(2 * pinned, len(request.context.order)))
         values |= {d for d in range(1, most + 1) if batch % d == 0}
     # The nearest degree or count is the one with the smallest factor.
     near = sorted(values, key=lambda v: (abs(math.log((v + 1) / (pinned + 1))), v))
@@ -230,20 +230,20 @@ def _other_batch(request: Request) -> Iterator[str]:
 
 
 def _with_fraction(request: Request, share: float) -> Request:
-    return _changed(request, setting=replace(request.setting, memory_fraction=share))
+    return _changed(request, context=replace(request.context, memory_fraction=share))
 
 
 def _bfloat16_states(request: Request) -> Request:
-    optimizer = request.setting.optimizer.model_copy(update={"state_dtype": "bfloat16"})
-    return _changed(request, setting=replace(request.setting, optimizer=optimizer))
+    optimizer = request.context.optimizer.model_copy(update={"state_dtype": "bfloat16"})
+    return _changed(request, context=replace(request.context, optimizer=optimizer))
 
 
 def _bfloat16_weights(request: Request) -> Request:
-    both = _bfloat16_states(request).setting
+    both = _bfloat16_states(request).context
     precision = both.precision.model_copy(
         update={"parameter": "bfloat16", "reduce": "bfloat16"}
     )
-    return _changed(request, setting=replace(both, precision=precision))
+    return _changed(request, context=replace(both, precision=precision))
 
 
 _LIGHTER: tuple[tuple[str, Callable[[Request], Request]], ...] = (
@@ -254,13 +254,13 @@ _LIGHTER: tuple[tuple[str, Callable[[Request], Request]], ...] = (
 
 def _shorter(request: Request) -> Iterator[str]:
     """Yield a shorter sequence length that fits, priced by batches of equal tokens."""
-    length = request.setting.graph.seq_len or 1
-    graph = request.setting.graph
+    length = request.context.graph.seq_len or 1
+    graph = request.context.graph
     for parts in (2, 4, 8):
         if length % parts:
             return
         smaller = replace(graph, batch=graph.batch * parts, seq_len=length // parts)
-        changed = _changed(request, setting=replace(request.setting, graph=smaller))
+        changed = _changed(request, context=replace(request.context, graph=smaller))
         if _feasible(changed):
             yield f"seq_len={length // parts}"
             return
@@ -268,7 +268,7 @@ def _shorter(request: Request) -> Iterator[str]:
 
 def _more_devices(request: Request) -> Iterator[str]:
     """Yield the smallest cluster that fits, larger by a power of two."""
-    cluster = request.setting.cluster
+    cluster = request.context.cluster
     ref = cluster.ref or ""
     name, _, count = ref.partition(":")
     if not name or not (count.isdigit() or not count):
@@ -282,8 +282,8 @@ def _more_devices(request: Request) -> Iterator[str]:
             # Not a name with a count: a file, or more nodes than the preset can have.
             return
         order = np.asarray(larger.free, dtype=np.int64)
-        setting = replace(request.setting, cluster=larger, order=order)
-        changed = _changed(request, setting=setting)
+        context = replace(request.context, cluster=larger, order=order)
+        changed = _changed(request, context=context)
         if _feasible(changed):
             yield f"{name}:{nodes * growth} ({len(order)} devices)"
             return

@@ -79,7 +79,7 @@ def run_partitioners(
             little = left <= _TOO_LITTLE * request.time_budget_s
             if little and (_found(results) or _LOOKS_EVERYWHERE & _names(results)):
                 break
-            uniform = request.setting.cluster.is_uniform
+            uniform = request.context.cluster.is_uniform
             shares = _UNIFORM if uniform else _UNEVEN
             share = shares[one.name] if partitioner == "auto" else 1 / waiting
             question = replace(request, time_budget_s=max(0.0, left * share))

@@ -22,10 +22,10 @@ from planner.search import OBJECTIVES, Objective, Request
 from planner.space import OWN_TARGETS, Pin, Regime, normalize_pins, read_pins
 from planner.targets import get_target, target_names
 
-__all__ = ["PlanOptions", "make_request", "make_setting"]
+__all__ = ["PlanOptions", "make_context", "make_request"]
 
 
-def make_setting(
+def make_context(
     graph: ModelGraph,
     cluster: Cluster,
     *,
@@ -134,7 +134,7 @@ def make_request(graph: ModelGraph, cluster: Cluster, options: PlanOptions) -> R
         NoFeasiblePlanError: If every device is occupied.
         StrategyError: If ``memory_fraction`` is not a share.
     """
-    setting = make_setting(
+    context = make_context(
         graph,
         cluster,
         precision=options.precision,
@@ -146,7 +146,7 @@ def make_request(graph: ModelGraph, cluster: Cluster, options: PlanOptions) -> R
         regime=Regime.from_pins(options.pin),
     )
     return Request(
-        setting=setting,
+        context=context,
         global_batch=options.global_batch,
         pins=normalize_pins(options.pin),
         objective=options.objective,

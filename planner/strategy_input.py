@@ -59,7 +59,7 @@ def read_strategy(
 
 
 def complete_strategy(
-    given: Strategy, setting: PricingContext
+    given: Strategy, context: PricingContext
 ) -> tuple[Strategy, NDArray[np.int64]]:
     """Fill in stages and sharding, and the device of every rank.
 
@@ -74,18 +74,18 @@ def complete_strategy(
     order = (
         np.array(given.device_ids(), dtype=np.int64)
         if given.device_ranges
-        else setting.order[:count]
+        else context.order[:count]
     )
-    taken = sorted(set(order.tolist()) - set(setting.order.tolist()))
+    taken = sorted(set(order.tolist()) - set(context.order.tolist()))
     if taken:
         raise StrategyError(
             f"device_ranges name device {taken[0]}, which is occupied or does not "
-            f"exist; free devices are {setting.order[0]} to {setting.order[-1]}"
+            f"exist; free devices are {context.order[0]} to {context.order[-1]}"
         )
     if any(stage.modules for stage in given.stages):
-        return _with_sharding(given, setting), order
+        return _with_sharding(given, context), order
     row = StrategyTable.from_strategies([given]).row(0)
-    model = CostModel(replace(setting, order=order))
+    model = CostModel(replace(context, order=order))
     found = candidates_of_row(model, row, free_recompute=False)
     best = min(found, key=lambda c: (not c.cost.fits, c.cost.step_time_s))
     full = given.model_copy(
@@ -94,12 +94,12 @@ def complete_strategy(
             "device_ranges": best.strategy.device_ranges,
         }
     )
-    return _with_sharding(full, setting), order
+    return _with_sharding(full, context), order
 
 
-def _with_sharding(strategy: Strategy, setting: PricingContext) -> Strategy:
+def _with_sharding(strategy: Strategy, context: PricingContext) -> Strategy:
     if strategy.sharding.patterns:
         return strategy
-    patterns = patterns_for(strategy.mesh, setting.graph.sharding)
+    patterns = patterns_for(strategy.mesh, context.graph.sharding)
     sharding = strategy.sharding.model_copy(update={"patterns": patterns})
     return strategy.model_copy(update={"sharding": sharding})

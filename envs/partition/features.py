@@ -118,10 +118,10 @@ _SORTED = 512
 
 
 def _group_features(request: Request, groups: DeviceGroups) -> tuple[Wide, Index, Wide]:
-    setting = request.setting
-    types = setting.cluster.device_types
+    context = request.context
+    types = context.cluster.device_types
     kinds, sizes = groups.kinds, groups.sizes.astype(float)
-    compute = setting.precision.compute
+    compute = context.precision.compute
     speed = np.array([peak_flops_per_s(kind, compute) for kind in types])[kinds]
     memory = np.array([kind.memory_bytes for kind in types])[kinds]
     moved = np.array([kind.memory_bandwidth_bytes_per_s for kind in types])[kinds]
@@ -197,7 +197,7 @@ class _Sums:
 
 
 def _sums(request: Request) -> _Sums:
-    graph = request.setting.graph
+    graph = request.context.graph
     samples = request.global_batch / graph.batch
     flops = sum(block.forward_flops + block.backward_flops for block in graph.blocks)
     bounds = sorted(block.boundary_bytes for block in graph.blocks)
@@ -219,15 +219,15 @@ def _subset_numbers(
         [subsets, 3]; and the median and the least bandwidth between groups in the best
         plain order, and that inside a group, shape [subsets, 3].
     """
-    setting = request.setting
-    types = setting.cluster.device_types
-    compute = setting.precision.compute
+    context = request.context
+    types = context.cluster.device_types
+    compute = context.precision.compute
     speed = np.array([peak_flops_per_s(kind, compute) for kind in types])
     memory = np.array([kind.memory_bytes for kind in types])
     power, links = [], []
     for subset in choices.subsets:
         ids = groups.orders(subset.sequences, subset.count)
-        kinds = np.asarray(setting.cluster.type_index)[ids]
+        kinds = np.asarray(context.cluster.type_index)[ids]
         total = speed[kinds].min(axis=1) * subset.count
         best = int(total.argmax())
         used = kinds[best]
@@ -260,12 +260,12 @@ def _mesh_features(
     batch = request.global_batch / copies
     compute = sums.flops / slow
     held = sums.parameters / (pp * tp)
-    memory = least * request.setting.memory_fraction
+    memory = least * request.context.memory_fraction
     wide = np.where(tp * cp > host, typical, inside)
     across = np.where(counts / pp > host, typical, inside)
     gradient = 8 * held / across
     tensor = 6 * sums.stream * request.global_batch / copies / wide * (tp > 1)
-    units = len(request.setting.graph.units)
+    units = len(request.context.graph.units)
     columns = [
         *(np.log2(axis) / 3 for axis in (pp, replicate, shard, cp, tp, ep)),
         np.log2(counts / total),
@@ -297,9 +297,9 @@ def _mesh_features(
 
 
 def _whole_features(request: Request, groups: DeviceGroups, sums: _Sums) -> Wide:
-    setting = request.setting
-    graph, types = setting.graph, setting.cluster.device_types
-    compute = setting.precision.compute
+    context = request.context
+    graph, types = context.graph, context.cluster.device_types
+    compute = context.precision.compute
     speed = np.array([peak_flops_per_s(kind, compute) for kind in types])[groups.kinds]
     memory = np.array([kind.memory_bytes for kind in types])[groups.kinds]
     power, room = float(speed @ groups.sizes), float(memory @ groups.sizes)
@@ -316,7 +316,7 @@ def _whole_features(request: Request, groups: DeviceGroups, sums: _Sums) -> Wide
             np.log2(len(groups)) / 5,
             np.log2(len(graph.units)) / 5,
             float(graph.num_experts > 0),
-            setting.memory_fraction,
+            context.memory_fraction,
             float(request.devices == "any"),
             *objective,
         ]
@@ -332,7 +332,7 @@ def observe(request: Request, groups: DeviceGroups, choices: Choices) -> Observe
         choices: Its meshes.
     """
     sums = _sums(request)
-    units, unit_edges = _unit_features(request.setting.graph)
+    units, unit_edges = _unit_features(request.context.graph)
     of_groups, group_edges, pairs = _group_features(request, groups)
     return Observed(
         units=units.astype(np.float32),

@@ -242,7 +242,7 @@ def _priced_alike(request: Request, candidate: Candidate) -> float:
     strategy = candidate.strategy
     order = np.array(strategy.device_ids(), dtype=np.int64)
     table = StrategyTable.from_strategies([strategy])
-    costs = CostModel(request.setting.reordered(order)).table(table)
+    costs = CostModel(request.context.reordered(order)).table(table)
     return float(scores_of(costs, table, request.objective)[0])
 
 
@@ -310,9 +310,9 @@ def open_problem(
         MeshwrightError: As :meth:`World.request`.
     """
     request = world.request(graphs)
-    groups = group_devices(request.setting)
+    groups = group_devices(request.context)
     # Before anything is priced.
-    units = len(request.setting.graph.units)
+    units = len(request.context.graph.units)
     if reason := sizes.why_not(units=units, groups=len(groups)):
         raise StrategyError(f"world {world.name!r}: {reason}")
     every = list_choices(request, groups)

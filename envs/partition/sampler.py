@@ -123,7 +123,7 @@ def is_feasible(request: Request) -> bool:
     Tables are priced one by one until one has such a row.
     """
     for order in device_orders(request):
-        model = CostModel(replace(request.setting, order=order))
+        model = CostModel(replace(request.context, order=order))
         tables = enumerate_strategies(
             request.facts, num_devices=len(order), pins=request.pins, rows=20_000
         )

@@ -72,7 +72,7 @@ class PlanPrice:
     memory_bytes: float
 
 
-def _setting(
+def _context(
     job: JobType, kind: HostKind, shape: Shape, link: Link | None
 ) -> PricingContext:
     graph = job.read_graph()
@@ -104,10 +104,10 @@ def price_plan(
         between: Link between the hosts.
         collectives: Measured collectives.
     """
-    base = _setting(job, kind, shape, between)
+    base = _context(job, kind, shape, between)
     alone = sub_cluster(kind, shape, between, collectives=collectives)
     request = Request(
-        setting=replace(base, cluster=alone),
+        context=replace(base, cluster=alone),
         global_batch=job.global_batch,
         evaluation_budget=_EVALUATIONS,
     )

@@ -32,7 +32,7 @@ class HalvingPartitioner:
     def search(self, request: Request) -> SearchResult:
         """Answer a request; the same request gives the same answer."""
         started = time.perf_counter()
-        model = CostModel(request.setting)
+        model = CostModel(request.context)
         most = request.evaluation_budget or 2 * self._first
         candidates: list[Candidate] = []
 
@@ -63,7 +63,7 @@ class HalvingPartitioner:
         """Strategies of all devices, the fastest by closed forms first."""
         tables = list(
             enumerate_strategies(
-                request.facts, num_devices=len(request.setting.order), pins=request.pins
+                request.facts, num_devices=len(request.context.order), pins=request.pins
             )
         )
         if not tables:

@@ -82,19 +82,19 @@ def priced_points(plan: Plan, pricing: CostModel) -> list[ParetoPoint]:
 
     What was pinned stays pinned.
     """
-    setting = pricing.context
+    context = pricing.context
     pins = normalize_pins(read_pins(dict(plan.provenance.pinned)))
     points: list[ParetoPoint] = []
-    for count in _counts(len(setting.order)):
-        model = CostModel(setting.reordered(setting.order[:count]))
+    for count in _counts(len(context.order)):
+        model = CostModel(context.reordered(context.order[:count]))
         facts = gather_facts(
-            setting.graph,
-            setting.cluster,
+            context.graph,
+            context.cluster,
             global_batch=plan.workload.global_batch,
             target="any" if plan.not_runnable else "meshwright",
-            precision=setting.precision,
-            optimizer=setting.optimizer,
-            regime=setting.regime,
+            precision=context.precision,
+            optimizer=context.optimizer,
+            regime=context.regime,
         )
         kept: list[ParetoPoint] = []
         seen = 0

@@ -14,7 +14,7 @@ from planner.cost import CostModel
 from planner.errors import MeshwrightError, PlanFileError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice, has_shipped, shipped
-from planner.request import make_setting
+from planner.request import make_context
 from planner.schema import Plan
 from planner.schema.fingerprint import fingerprint_parameters
 from planner.space import Regime
@@ -66,7 +66,7 @@ def read_source(
     if why:
         return PlanSource(pricing=None, cluster=machines, problem=why)
     strategy = plan.strategy
-    setting = make_setting(
+    context = make_context(
         graph,
         machines,
         precision=strategy.precision,
@@ -79,7 +79,7 @@ def read_source(
     )
     order = np.array(strategy.device_ids(), dtype=np.int64)
     return PlanSource(
-        pricing=CostModel(replace(setting, order=order)), cluster=machines
+        pricing=CostModel(replace(context, order=order)), cluster=machines
     )
 
 

@@ -54,7 +54,7 @@ class Request:
     """A question to a partitioner: the best strategy of a model on devices.
 
     Attributes:
-        setting: Model, machines, training recipe; its order names the devices.
+        context: Model, machines, training recipe; its order names the devices.
         global_batch: Samples per optimizer step.
         pins: Fixed columns, from :func:`planner.space.normalize_pins`.
         objective: Figure to minimise: the step time, the step time per device used, or
@@ -71,7 +71,7 @@ class Request:
             one of a type at least on mixed clusters; ``any`` lets fewer win.
     """
 
-    setting: PricingContext
+    context: PricingContext
     global_batch: int
     pins: Mapping[str, int] = field(default_factory=dict)
     objective: Objective = "throughput"
@@ -85,14 +85,14 @@ class Request:
     def facts(self) -> Facts:
         """Facts of model and cluster that the rules of the space compare against."""
         return gather_facts(
-            self.setting.graph,
-            self.setting.cluster,
+            self.context.graph,
+            self.context.cluster,
             global_batch=self.global_batch,
             target=self.target,
-            precision=self.setting.precision,
-            optimizer=self.setting.optimizer,
-            regime=self.setting.regime,
-            grad_clip_norm=self.setting.grad_clip_norm,
+            precision=self.context.precision,
+            optimizer=self.context.optimizer,
+            regime=self.context.regime,
+            grad_clip_norm=self.context.grad_clip_norm,
         )
 
     @cached_property
@@ -104,7 +104,7 @@ class Request:
         return LauncherLimits(
             target=get_target(self.target),
             hosts=facts.hosts,
-            host_of_device=np.asarray(self.setting.cluster.host_of_device),
+            host_of_device=np.asarray(self.context.cluster.host_of_device),
             layers=facts.layers,
             tied=facts.tied,
             backend=facts.backend,

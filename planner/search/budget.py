@@ -29,7 +29,7 @@ class Budget:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.started = time.perf_counter()
-        self._model = CostModel(request.setting)
+        self._model = CostModel(request.context)
         budget = request.evaluation_budget
         if budget is None and request.time_budget_s is None:
             budget = SIMULATIONS

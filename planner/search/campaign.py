@@ -73,7 +73,7 @@ class _Prices(Budget):
         self._recut: dict[object, tuple[float, float]] = {}
         self._simulated: dict[object, float] = {}
         self._unlimited: dict[object, float] = {}
-        self._types = np.asarray(request.setting.cluster.type_index)
+        self._types = np.asarray(request.context.cluster.type_index)
 
     def price(self, solutions: Sequence[Solution]) -> Array:
         """Return the scores of solutions: closed forms, corrected by simulations.
@@ -212,8 +212,8 @@ class Campaign(_Prices):
         self._sizes: dict[object, StrategyTable | None] = {}
         self._candidates: list[Candidate] = []
         self._neighbours: dict[object, StrategyTable | None] = {}
-        hosts = np.asarray(request.setting.cluster.host_of_device)
-        sizes = np.bincount(hosts[request.setting.order])
+        hosts = np.asarray(request.context.cluster.host_of_device)
+        sizes = np.bincount(hosts[request.context.order])
         self.host_devices = int(np.bincount(sizes[sizes > 0]).argmax())
         self._free_recompute = "recompute" not in request.pins
         self.best_score = np.inf
@@ -241,7 +241,7 @@ class Campaign(_Prices):
     def pool_of(self, solution: Solution) -> Index:
         """Return the devices that a solution may use."""
         if self.request.devices == "any":
-            return self.request.setting.order
+            return self.request.context.order
         return self._choices.get(len(solution.order), solution.order)
 
     def moved(self, solution: Solution) -> Solution:
@@ -270,7 +270,7 @@ class Campaign(_Prices):
 
     def _resized(self, solution: Solution) -> Solution:
         key, request, order = solution.key[1], self.request, solution.order
-        free = request.setting.order
+        free = request.context.order
         if key not in self._sizes:
             self._sizes[key] = resized(
                 solution.row, request.facts, request.pins, len(free)
@@ -313,7 +313,7 @@ class Campaign(_Prices):
         most = cuts if left is None else min(left, cuts)
         if most < 1:
             return np.inf
-        model = CostModel(self.request.setting.reordered(solution.order))
+        model = CostModel(self.request.context.reordered(solution.order))
         found = candidates_of_row(
             model,
             solution.row,

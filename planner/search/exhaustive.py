@@ -56,7 +56,7 @@ class ExhaustivePartitioner:
                 budget = -(-(budget - spent) // waiting)
             if candidates and spending.is_late():
                 break
-            model = CostModel(request.setting.reordered(order))
+            model = CostModel(request.context.reordered(order))
             models.append(model)
             candidates += search_order(request, model, budget, until)
         return finish(self.name, request, models, candidates, spending.started)

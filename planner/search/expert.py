@@ -73,9 +73,9 @@ class ExpertPartitioner:
         candidates: list[Candidate] = []
         left = request.evaluation_budget or _MOST_TRIES
         for order in device_orders(request):
-            model = CostModel(replace(request.setting, order=order))
+            model = CostModel(replace(request.context, order=order))
             models.append(model)
-            asked = replace(request, setting=model.context)
+            asked = replace(request, context=model.context)
             for rows in _rounds(asked, model, self._sources):
                 keep = self._keep
                 if request.time_budget_s is not None:
@@ -175,7 +175,7 @@ def _departures(table: StrategyTable, host: int) -> tuple[Index, ...]:
 
 def _host_size(request: Request) -> int:
     """Return the number of devices on the request's largest host."""
-    hosts = np.asarray(request.setting.cluster.host_of_device)[request.setting.order]
+    hosts = np.asarray(request.context.cluster.host_of_device)[request.context.order]
     return int(np.bincount(hosts).max())
 
 

@@ -167,7 +167,7 @@ def _solve(
 
 
 def best_chain(
-    setting: PricingContext,
+    context: PricingContext,
     ideals: Ideals,
     bare: Strategy,
     costs: UnitCosts,
@@ -178,7 +178,7 @@ def best_chain(
     """Find the chain of ideals with the fastest slowest stage, then least total time.
 
     Args:
-        setting: Model, machines, training recipe.
+        context: Model, machines, training recipe.
         ideals: Ideals of the model.
         bare: A strategy without stages and without sequence parallelism.
         costs: Units under its combination alone (C = 1).
@@ -193,15 +193,15 @@ def best_chain(
     table = actions(
         bare.schedule, bare.mesh.pp, bare.virtual_stages, bare.num_microbatches
     )
-    scale = bare.microbatch_size / setting.graph.batch / bare.mesh.cp
-    cut = ideals.cut_bytes * scale * setting.element_ratio
-    types, held, limit = stage_limits(setting, bare, costs, table)
+    scale = bare.microbatch_size / context.graph.batch / bare.mesh.cp
+    cut = ideals.cut_bytes * scale * context.element_ratio
+    types, held, limit = stage_limits(context, bare, costs, table)
     work = (costs.forward_s[:, 0] + costs.backward_s[:, 0]).min(axis=0) @ ideals.bits.T
     # A stage that computes for longer cannot be part of the chain.
     short = work[None, :] - work[:, None] < below_s
     first, second = np.nonzero(ideals.inside & short)
     pairs = _Pairs(bits=ideals.bits, first=first, second=second)
-    fixed, kept = span_memory(setting, bare, costs, pairs, cut, cut)
+    fixed, kept = span_memory(context, bare, costs, pairs, cut, cut)
     chosen = list(kinds)
     problem = (
         np.ascontiguousarray(span_times(costs, pairs)[:, chosen]),
@@ -247,7 +247,7 @@ def along_ideals(
     ]
     if request.launcher_limits is not None or not found:
         return
-    ideals = ideals_of(request.setting.graph)
+    ideals = ideals_of(request.context.graph)
     if ideals is None:
         return
     found.sort(
@@ -269,13 +269,13 @@ def _recut(
     model: CostModel, ideals: Ideals, line: Strategy, *, free_recompute: bool
 ) -> Strategy | None:
     """Cut a strategy along ideals; None if its slowest stage does not get faster."""
-    setting, stages = model.context, model.stages(line)
+    context, stages = model.context, model.stages(line)
     times = stages.times
     slowest = float((times.forward + times.backward).max())
     used = tuple(sorted({RECOMPUTE_NAMES.index(one.recompute) for one in line.stages}))
     mixed = free_recompute and not line.schedule_spec.splits_backward
     found = best_chain(
-        setting,
+        context,
         ideals,
         line,
         stages.costs,
@@ -285,7 +285,7 @@ def _recut(
     if found is None:
         return None
     chain, kinds = found
-    names, made = setting.graph.unit_names, []
+    names, made = context.graph.unit_names, []
     for stage, before, after, kind in zip(
         line.stages, chain[:-1], chain[1:], kinds, strict=True
     ):

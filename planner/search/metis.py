@@ -99,7 +99,7 @@ class _Tried:
 
     def __init__(self, request: Request, split: DeviceSplit, spending: Budget) -> None:
         self.request = replace(request, pins={**request.pins, **split.pins})
-        self.model = CostModel(replace(request.setting, order=split.order))
+        self.model = CostModel(replace(request.context, order=split.order))
         self.best = math.inf
         for table in enumerate_strategies(
             self.request.facts, num_devices=len(split.order), pins=self.request.pins
@@ -185,7 +185,7 @@ class _Hosts:
     """
 
     def __init__(self, request: Request, devices: Index) -> None:
-        cluster = request.setting.cluster
+        cluster = request.context.cluster
         host = np.asarray(cluster.host_of_device)[devices]
         self.members = [devices[host == name] for name in np.unique(host)]
         self.block = math.gcd(*(len(members) for members in self.members))

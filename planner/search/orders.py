@@ -21,7 +21,7 @@ _ANY_TP = 64
 
 def _sorted_by(request: Request, value: NDArray[np.float64]) -> Index:
     """Sort the request's devices by a value of each, stably."""
-    order = request.setting.order
+    order = request.context.order
     return np.asarray(order[np.argsort(value[order], kind="stable")])
 
 
@@ -31,14 +31,14 @@ def _by_type(request: Request) -> list[Index]:
     Early stages hold most microbatches, so that devices with more memory in front help
     1F1B; the first stage and the one with the head gain from speed.
     """
-    cluster = request.setting.cluster
+    cluster = request.context.cluster
     types = np.asarray(cluster.type_index)
     memory = np.array([device.memory_bytes for device in cluster.device_types])[types]
     speed = np.array(
         [max(device.peak_flops_per_s.values()) for device in cluster.device_types]
     )[types]
     return [
-        request.setting.order,
+        request.context.order,
         _sorted_by(request, -memory),
         _sorted_by(request, speed),
         _sorted_by(request, -speed),
@@ -47,8 +47,8 @@ def _by_type(request: Request) -> list[Index]:
 
 def _single_types(request: Request) -> list[Index]:
     """Return the devices of each type alone: a slow type may not be worth using."""
-    order = request.setting.order
-    types = np.asarray(request.setting.cluster.type_index)[order]
+    order = request.context.order
+    types = np.asarray(request.context.cluster.type_index)[order]
     return [order[types == kind] for kind in np.unique(types)]
 
 
@@ -59,7 +59,7 @@ def _reachable(request: Request) -> Index:
     dimensions that tp splits and one of the sequence that cp splits: few enough to try
     one by one.
     """
-    facts, limit = request.facts, len(request.setting.order)
+    facts, limit = request.facts, len(request.context.order)
 
     def divisors(number: int) -> Index:
         candidates = np.arange(1, min(number, limit) + 1, dtype=np.int64)
@@ -89,7 +89,7 @@ def _fewer(request: Request) -> list[Index]:
     """Return the longest prefix of the order with a legal strategy."""
     for count in _reachable(request):
         if _has_legal(request, int(count)):
-            return [request.setting.order[:count]]
+            return [request.context.order[:count]]
     return []
 
 
@@ -97,8 +97,8 @@ def _expressible(
     request: Request, limits: LauncherLimits, orders: list[Index]
 ) -> list[Index]:
     """Return the orders that a launcher can express, of fewer devices if necessary."""
-    allowed, most = limits.allowed(orders), len(request.setting.order)
-    alike = limits.alike_hosts(request.setting.order)
+    allowed, most = limits.allowed(orders), len(request.context.order)
+    alike = limits.alike_hosts(request.context.order)
     if request.devices == "any":
         return [*allowed, *limits.allowed(alike)]
     if any(len(order) == most for order in allowed) and _has_legal(request, most):
@@ -128,9 +128,9 @@ def device_orders(request: Request) -> list[Index]:
     Returns:
         Device id by rank, for each order. Shapes [ranks].
     """
-    order = request.setting.order
-    orders = [order] if request.setting.cluster.is_uniform else _by_type(request)
-    if len(np.unique(np.asarray(request.setting.cluster.type_index)[order])) > 1:
+    order = request.context.order
+    orders = [order] if request.context.cluster.is_uniform else _by_type(request)
+    if len(np.unique(np.asarray(request.context.cluster.type_index)[order])) > 1:
         orders += _single_types(request)
     if request.devices == "any":
         small = range(1, len(order)) if len(order) <= 64 else ()

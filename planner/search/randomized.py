@@ -33,7 +33,7 @@ class RandomPartitioner:
         models: list[CostModel] = []
         candidates: list[Candidate] = []
         for order in device_orders(request):
-            model = CostModel(replace(request.setting, order=order))
+            model = CostModel(replace(request.context, order=order))
             models.append(model)
             for row in _sample(request, len(order), rng, draws, spending):
                 candidates += candidates_of_row(

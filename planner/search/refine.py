@@ -38,12 +38,12 @@ _MOST_UNITS = 512
 
 
 def _even_cut(
-    setting: PricingContext, bare: Strategy, costs: UnitCosts, kind: int
+    context: PricingContext, bare: Strategy, costs: UnitCosts, kind: int
 ) -> Cut:
     """Return the cut into stages of equal time, with the same recomputation."""
     stages = bare.mesh.pp * bare.virtual_stages
     rank = np.array([bare.rank_of_stage(s) for s in range(stages)])
-    types = setting.types_of_ranks(bare.mesh.pp)[rank]
+    types = context.types_of_ranks(bare.mesh.pp)[rank]
     shared = 2 * costs.tp_s + costs.cp_s + 2 * costs.ep_s
     work = costs.forward_s + costs.backward_s + shared
     bounds = balanced_bounds(
@@ -61,7 +61,7 @@ def _cuts(
     limits: LauncherLimits | None,
 ) -> Iterator[Cut]:
     """Yield the exact cut, the evenly timed one, and for launchers the even layers."""
-    bare, setting = skeleton(row), model.context
+    bare, context = skeleton(row), model.context
     costs = model.unit_costs(
         tp=row["tp"],
         cp=row["cp"],
@@ -70,9 +70,9 @@ def _cuts(
         sequence_parallel=bool(row["sequence_parallel"]),
     )
     seen = set()
-    even = _even_cut(setting, bare, costs, row["recompute"])
+    even = _even_cut(context, bare, costs, row["recompute"])
     found = [even]
-    if row["pp"] > 1 and len(setting.graph.units) <= _MOST_UNITS:
+    if row["pp"] > 1 and len(context.graph.units) <= _MOST_UNITS:
         table = actions(
             schedule_name(row["schedule"]),
             row["pp"],
@@ -85,7 +85,7 @@ def _cuts(
         kinds = (0, 1, 2) if mixed else (row["recompute"],)
         # A split backward goes with no recomputation on torch (selective raises, full
         # runs several times): stages are not mixed under those schedules.
-        exact = best_cut(setting, bare, costs, table, kinds=kinds)
+        exact = best_cut(context, bare, costs, table, kinds=kinds)
         found = [exact, even] if exact else [even]
     if row["pp"] > 1 and limits is not None:
         known = limits.even_bounds(row["pp"] * row["virtual_stages"])
@@ -124,8 +124,8 @@ def candidates_of_row(
     Returns:
         Empty if the launcher cannot express any cut, or not these devices.
     """
-    setting = model.context
-    if limits is not None and not limits.allows_order(setting.order):
+    context = model.context
+    if limits is not None and not limits.allows_order(context.order):
         return []
     cuts = _cuts(model, row, free_recompute=free_recompute, limits=limits)
     every = (one for cut in cuts for one in _of_cut(model, row, cut, limits))
@@ -144,20 +144,20 @@ def _of_cut(
     limits: LauncherLimits | None,
 ) -> Iterator[Candidate]:
     """Price a cut under each algorithm for attention over a divided sequence."""
-    setting = model.context
-    for context in context_algorithms(setting.graph, cp=row["cp"], tp=row["tp"]):
+    context = model.context
+    for algorithm in context_algorithms(context.graph, cp=row["cp"], tp=row["tp"]):
         strategy = build_strategy(
             row,
-            unit_names=setting.graph.unit_names,
+            unit_names=context.graph.unit_names,
             bounds=cut.bounds,
             recompute=cut.recompute,
-            sharding=setting.graph.sharding,
-            precision=setting.precision,
-            optimizer=setting.optimizer,
-            grad_clip_norm=setting.grad_clip_norm,
-            regime=setting.regime,
-            device_ranges=rank_ranges(setting.order),
-            context=context,
+            sharding=context.graph.sharding,
+            precision=context.precision,
+            optimizer=context.optimizer,
+            grad_clip_norm=context.grad_clip_norm,
+            regime=context.regime,
+            device_ranges=rank_ranges(context.order),
+            context=algorithm,
         )
         if limits is None or not limits.violations(strategy):
             yield Candidate(strategy=strategy, cost=model.cost(strategy))
@@ -226,7 +226,7 @@ class ExactPricer:
         # Finalists share few orders; those with one order share the prices of units.
         key = ids.tobytes()
         if key not in self.local:
-            self.local[key] = CostModel(self.request.setting.reordered(ids))
+            self.local[key] = CostModel(self.request.context.reordered(ids))
         local = self.local[key]
         before = local.evaluations["simulated"]
         found = candidates_of_row(

@@ -165,7 +165,7 @@ def span_times(costs: UnitCosts, spans: Spans) -> Array:
 
 
 def span_memory(
-    setting: PricingContext,
+    context: PricingContext,
     strategy: Strategy,
     costs: UnitCosts,
     spans: Spans,
@@ -175,7 +175,7 @@ def span_memory(
     """Return fixed bytes, and bytes per microbatch in flight. Shapes [kinds, pairs].
 
     Args:
-        setting: The request.
+        context: Model, machines, training recipe.
         strategy: Everything but the stages.
         costs: Units under its combination (C = 1).
         spans: Pairs of sets of units between which a stage may lie.
@@ -193,7 +193,7 @@ def span_memory(
     saved = spans.sums(costs.saved_bytes[:, 0])
     kept = np.maximum(saved + spans.ends(sent) - spans.starts(shared), 0.0)
     fixed = memory_parts(
-        setting.scalar_bytes,
+        context.scalar_bytes,
         parameters=spans.sums(dense + expert),
         sharded=spans.sums(dense / ways + expert * left),
         largest_unit=spans.largest(dense + expert),
@@ -207,12 +207,12 @@ def span_memory(
         transient_bytes=spans.largest(costs.transient_bytes[:, 0]),
         receive_bytes=spans.starts(cut) + spans.ends(cut),
     ).total
-    slope = setting.scalar_bytes.swell
+    slope = context.scalar_bytes.swell
     return np.ascontiguousarray(fixed), np.ascontiguousarray(kept * slope)
 
 
 def stage_limits(
-    setting: PricingContext, skeleton: Strategy, costs: UnitCosts, table: ActionTable
+    context: PricingContext, skeleton: Strategy, costs: UnitCosts, table: ActionTable
 ) -> tuple[Index, Array, Array]:
     """Return device type, microbatches in flight and memory limit of each stage.
 
@@ -220,10 +220,10 @@ def stage_limits(
     """
     stages = skeleton.mesh.pp * skeleton.virtual_stages
     rank = np.array([skeleton.rank_of_stage(s) for s in range(stages)])
-    types = setting.types_of_ranks(skeleton.mesh.pp)[rank].astype(np.int64)
-    limit = setting.limits_of_ranks(skeleton.mesh.pp)[rank] / skeleton.virtual_stages
+    types = context.types_of_ranks(skeleton.mesh.pp)[rank].astype(np.int64)
+    limit = context.limits_of_ranks(skeleton.mesh.pp)[rank] / skeleton.virtual_stages
     # The reserve is there once a rank, not once a virtual stage.
-    limit += setting.scalar_bytes.reserve * (1 - 1 / skeleton.virtual_stages)
+    limit += context.scalar_bytes.reserve * (1 - 1 / skeleton.virtual_stages)
     held = peak_in_flight(table).astype(np.float64)
     # Stages between the halves of a split backward hold more, in proportion.
     saved = max(float(costs.saved_bytes[0, 0].sum()), 1.0)
@@ -234,7 +234,7 @@ def stage_limits(
 
 
 def best_cut(
-    setting: PricingContext,
+    context: PricingContext,
     skeleton: Strategy,
     costs: UnitCosts,
     table: ActionTable,
@@ -247,7 +247,7 @@ def best_cut(
     the caller checks the whole.
 
     Args:
-        setting: The request.
+        context: Model, machines, training recipe.
         skeleton: Everything but the stages.
         costs: Units priced for its combination alone (C = 1).
         table: Its schedule.
@@ -263,9 +263,9 @@ def best_cut(
     time = span_times(costs, line)[:, list(kinds)]
     fixed, kept = (
         part[list(kinds)]
-        for part in span_memory(setting, skeleton, costs, line, cut, shared)
+        for part in span_memory(context, skeleton, costs, line, cut, shared)
     )
-    types, held, limit = stage_limits(setting, skeleton, costs, table)
+    types, held, limit = stage_limits(context, skeleton, costs, table)
     choice = np.zeros((stages, units + 1, 2), dtype=np.int64)
     best = np.empty((stages + 1, units + 1))
     problem = (

@@ -68,7 +68,7 @@ def begin(campaign: Campaign) -> None:
     for pool in pools(request)[:_POOLS]:
         if started and campaign.is_late(_LOOKED):
             break
-        orders = base_orders(request.setting.cluster, pool)
+        orders = base_orders(request.context.cluster, pool)
         rows = _rules_of_thumb(request, pool.count)
         campaign.price([Solution(order=orders[0], row=row) for row in rows])
         rows += _best_rows(campaign, orders[0], pool.count)
@@ -103,7 +103,7 @@ def _rules_of_thumb(request: Request, count: int) -> list[Row]:
 def _best_rows(campaign: Campaign, order: Index, count: int) -> list[Row]:
     """Return the best rows of the whole space, few with one mesh."""
     request = campaign.request
-    model = CostModel(request.setting.reordered(order))
+    model = CostModel(request.context.reordered(order))
     tables: list[StrategyTable] = []
     scores: list[NDArray[np.float64]] = []
     for table in _tables(campaign, count):
@@ -198,8 +198,8 @@ def _pipelines(campaign: Campaign) -> Iterator[Solution]:
 
 def _stage_weights(campaign: Campaign, start: Solution) -> tuple[float, float, float]:
     """Return a stage's gradient bytes, bytes sent on, seconds lost by mixed types."""
-    setting, row = campaign.request.setting, start.row
-    costs = CostModel(setting.reordered(start.order)).unit_costs(
+    context, row = campaign.request.context, start.row
+    costs = CostModel(context.reordered(start.order)).unit_costs(
         tp=row["tp"],
         cp=row["cp"],
         ep=row["ep"],
@@ -209,10 +209,10 @@ def _stage_weights(campaign: Campaign, start: Solution) -> tuple[float, float, f
     scalars = float((costs.trained_dense + costs.trained_experts).sum()) / row["pp"]
     sent = float(costs.sent_bytes.mean()) if costs.sent_bytes.size else 0.0
     many = row["num_microbatches"]
-    kinds = np.unique(np.asarray(setting.cluster.type_index)[start.order])
+    kinds = np.unique(np.asarray(context.cluster.type_index)[start.order])
     work = (costs.forward_s + costs.backward_s)[kinds, 0].sum(axis=1)
     lost = float(work.max() - work.min()) * many / row["pp"]
-    return scalars * dtype_bytes(setting.precision.reduce), sent * many, lost
+    return scalars * dtype_bytes(context.precision.reduce), sent * many, lost
 
 
 # -- Orders of devices to begin with ---------------------------------------------
@@ -240,8 +240,8 @@ def pools(request: Request) -> list[Pool]:
     devices if any legal strategy uses them, or all of one type; with
     ``devices="any"``, or if the number does not divide, fewer of all.
     """
-    free = request.setting.order
-    kinds = np.asarray(request.setting.cluster.type_index)
+    free = request.context.order
+    kinds = np.asarray(request.context.cluster.type_index)
     found: dict[tuple[bytes, int], tuple[Index, list[Index]]] = {}
     for order in device_orders(request):
         of_types = free[np.isin(kinds[free], kinds[order])]
@@ -369,7 +369,7 @@ def tour_order(
     if row["pp"] < 2 or stage == size or count > _MOST_PIECES:
         return None
     pieces = base.reshape(count, size)
-    cluster = request.setting.cluster
+    cluster = request.context.cluster
     links = cluster.topology.links(pieces[:, None, :], pieces[None, :, :])
     made = Communication.between(
         np.where(np.isinf(links[0]), 1e30, links[0]).min(axis=-1),

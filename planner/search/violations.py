@@ -67,14 +67,14 @@ def _nearest(request: Request, need: int) -> str:
 
 def _launcher_violations(request: Request, need: int) -> str:
     """Return the launcher's violations by devices and cuts of a row that is legal."""
-    limits, order = request.launcher_limits, request.setting.order
+    limits, order = request.launcher_limits, request.context.order
     if limits is None:
         return "legal strategies were not looked at"
     violation = limits.violation_of_order(order)
     if violation is not None:
         return str(violation)
     rows = ladder(request, len(order)) or ladder(request, need)
-    names = request.setting.graph.unit_names
+    names = request.context.graph.unit_names
     if rows is None:
         return f"{limits.target.title} can express no strategy on {len(order)} devices"
     row = rows.row(0)
@@ -84,9 +84,9 @@ def _launcher_violations(request: Request, need: int) -> str:
         unit_names=names,
         bounds=[len(names) * stage // stages for stage in range(stages + 1)],
         sharding=request.facts.sharding,
-        precision=request.setting.precision,
-        optimizer=request.setting.optimizer,
-        grad_clip_norm=request.setting.grad_clip_norm,
-        regime=request.setting.regime,
+        precision=request.context.precision,
+        optimizer=request.context.optimizer,
+        grad_clip_norm=request.context.grad_clip_norm,
+        regime=request.context.regime,
     )
     return "; ".join(map(str, limits.violations(strategy)))

@@ -116,7 +116,7 @@ def prepare_example(
         None if nothing fits.
     """
     request = world.request(graphs)
-    groups = group_devices(request.setting)
+    groups = group_devices(request.context)
     choices = list_choices(request, groups)
     many = min(len(choices), _MOST_MESHES)
     chosen = np.sort(rng.choice(len(choices), size=many, replace=False))

@@ -72,7 +72,7 @@ class LearnedPartitioner:
         saved = load_network(self._folder)
         budget = request.time_budget_s
         share = _PROPOSING if self._config.generations else 1.0
-        groups = group_devices(request.setting)
+        groups = group_devices(request.context)
         problem = Problem(
             request=request,
             groups=groups,
@@ -80,7 +80,7 @@ class LearnedPartitioner:
             until=None if budget is None else started + share * budget,
             ends=None if budget is None else started + budget,
         )
-        known = Known(model=CostModel(request.setting))
+        known = Known(model=CostModel(request.context))
         with torch.inference_mode():
             Proposer(problem, saved, self._config, known).propose()
         if self._goes_on(problem, known, started):

@@ -282,9 +282,9 @@ def test_nothing_of_a_request_is_left_for_the_next(cache: str) -> None:
     assert attempt("expert", ask_anew).score is not None
     solved, judged = seen
     assert "facts" in vars(solved)
-    assert solved.setting is not judged.setting
-    assert solved.setting.graph is not judged.setting.graph
-    assert solved.setting.graph == judged.setting.graph
+    assert solved.context is not judged.context
+    assert solved.context.graph is not judged.context.graph
+    assert solved.context.graph == judged.context.graph
 
 
 def test_names_in_order() -> None:

@@ -181,7 +181,7 @@ def real_graph(name: str) -> ModelGraph:
 
 
 def setting_for(graph: ModelGraph, cluster: Cluster, **changes: Any) -> PricingContext:
-    """A request's setting with every free device."""
+    """Return a pricing context with every free device."""
     order = np.asarray(cluster.free, dtype=np.int64)
     return PricingContext(graph=graph, cluster=cluster, order=order, **changes)
 
@@ -193,8 +193,8 @@ def request_for(
     names = {"precision", "optimizer", "grad_clip_norm", "recipe", "memory_fraction"}
     names.add("regime")
     of_setting = {key: changes.pop(key) for key in names & set(changes)}
-    setting = setting_for(graph, cluster, **of_setting)
-    return Request(setting=setting, global_batch=global_batch, **changes)
+    context = setting_for(graph, cluster, **of_setting)
+    return Request(context=context, global_batch=global_batch, **changes)
 
 
 def row(**changes: int) -> dict[str, int]:

@@ -25,7 +25,7 @@ def priced(request: Request) -> tuple[Campaign, list[Solution]]:
     table = StrategyTable.concatenate(
         list(enumerate_strategies(request.facts, pins=request.pins))
     )
-    every = [Solution(order=request.setting.order, row=row) for row in table.rows()]
+    every = [Solution(order=request.context.order, row=row) for row in table.rows()]
     campaign.price(every)
     return campaign, every
 
@@ -71,7 +71,7 @@ def test_what_lacks_memory_but_would_be_faster_is_cut_exactly(short: Request) ->
 def test_a_row_that_a_cut_let_fit_is_taken_to_fit_elsewhere() -> None:
     request = tight(1.72e9)
     campaign, every = priced(request)
-    order = request.setting.order
+    order = request.context.order
     one = max(faster_misses(campaign, every), key=lambda each: each.row["pp"])
     alike = Solution(order=order[::-1].copy(), row=one.row)
     campaign.price([alike])

@@ -79,11 +79,11 @@ def test_a_unit_before_one_that_it_reads_is_refused() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.517, 0.5], ids=str)
 def test_no_cut_of_any_order_beats_it(seed: int, share: float) -> None:
     cluster = hosts((2, 1, device(memory_bytes=3e9)))
-    setting = setting_for(towers(3, 2, seed=seed), cluster, memory_fraction=share)
-    model, costs = CostModel(setting), unit_costs(setting)
+    context = setting_for(towers(3, 2, seed=seed), cluster, memory_fraction=share)
+    model, costs = CostModel(context), unit_costs(context)
     values = row(pp=2, schedule=schedule_spec("1F1B").code, num_microbatches=6)
     found = []
-    for names in orders(setting.graph):
+    for names in orders(context.graph):
         for cut in range(1, len(names)):
             for kinds in itertools.product(RECOMPUTE_NAMES, repeat=2):
                 strategy = build_strategy(
@@ -93,14 +93,14 @@ def test_no_cut_of_any_order_beats_it(seed: int, share: float) -> None:
                     recompute=kinds,  # type: ignore[arg-type]
                 )
                 if model.cost(strategy).fits:
-                    graph = setting.graph.reordered(names)
-                    turned = replace(setting, graph=graph)
+                    graph = context.graph.reordered(names)
+                    turned = replace(context, graph=graph)
                     seconds = work(turned, unit_costs(turned), strategy)
                     found.append((float(seconds.max()), float(seconds.sum())))
-    ideals = ideals_of(setting.graph)
+    ideals = ideals_of(context.graph)
     assert ideals is not None
     bare = skeleton(values)
-    chosen = best_chain(setting, ideals, bare, costs, below_s=1e9)
+    chosen = best_chain(context, ideals, bare, costs, below_s=1e9)
     if not found:
         assert chosen is None
         return
@@ -110,7 +110,7 @@ def test_no_cut_of_any_order_beats_it(seed: int, share: float) -> None:
         np.flatnonzero(ideals.bits[b] & ~ideals.bits[a])
         for a, b in itertools.pairwise(chain)
     ]
-    names = tuple(setting.graph.unit_names[u] for part in units for u in part)
+    names = tuple(context.graph.unit_names[u] for part in units for u in part)
     strategy = build_strategy(
         values,
         unit_names=names,
@@ -118,7 +118,7 @@ def test_no_cut_of_any_order_beats_it(seed: int, share: float) -> None:
         recompute=[RECOMPUTE_NAMES[kind] for kind in recompute],  # type: ignore[misc]
     )
     assert model.cost(strategy).fits
-    turned = replace(setting, graph=setting.graph.reordered(names))
+    turned = replace(context, graph=context.graph.reordered(names))
     seconds = work(turned, unit_costs(turned), strategy)
     least = min(bottleneck for bottleneck, _ in found)
     total = min(s for b, s in found if b <= least * (1 + 1e-9))

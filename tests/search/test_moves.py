@@ -118,7 +118,7 @@ def test_a_walk_stays_legal_and_keeps_the_pins(name: str, pins: dict[str, Any]) 
     assert legal(table, request.facts).all()
     for knob, value in fixed.items():
         assert (getattr(table, knob) == value).all()
-    free = set(request.setting.cluster.free.tolist())
+    free = set(request.context.cluster.free.tolist())
     for one, ranks in zip(walked, table.num_devices.tolist(), strict=True):
         assert len(one.order) == ranks == len(set(one.order.tolist()))
         assert set(one.order.tolist()) <= free

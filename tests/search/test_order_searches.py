@@ -48,8 +48,8 @@ def best(result: SearchResult, request: Request) -> float:
 
 def everything(request: Request) -> Iterator[Candidate]:
     """Every row under every order of devices, cut exactly."""
-    for order in itertools.permutations(request.setting.order.tolist()):
-        model = CostModel(request.setting.reordered(np.array(order)))
+    for order in itertools.permutations(request.context.order.tolist()):
+        model = CostModel(request.context.reordered(np.array(order)))
         for table in enumerate_strategies(request.facts, pins=request.pins):
             for row in table.rows():
                 yield from candidates_of_row(model, row)
@@ -88,7 +88,7 @@ def test_answers_are_legal_sorted_and_not_worse_than_rules_of_thumb(
     assert values == pytest.approx(sorted(values), rel=1e-9)
     table = StrategyTable.from_strategies([c.strategy for c in found.candidates])
     assert legal(table, request.facts).all()
-    free = set(request.setting.cluster.free.tolist())
+    free = set(request.context.cluster.free.tolist())
     for candidate in found.candidates:
         ids = candidate.strategy.device_ids()
         assert len(set(ids)) == len(ids) == candidate.strategy.mesh.num_devices
@@ -159,7 +159,7 @@ def test_time_ends_the_search_but_not_before_an_answer(
 @each_search
 def test_all_devices_or_all_of_one_type_are_used(search: type[Partitioner]) -> None:
     request = request_on("mixed", evaluation_budget=60)
-    kinds = request.setting.cluster.type_index
+    kinds = request.context.cluster.type_index
     for candidate in search().search(request).candidates:
         ids = list(candidate.strategy.device_ids())
         assert len(ids) == 8 or {len(ids), len(set(kinds[ids].tolist()))} == {4, 1}

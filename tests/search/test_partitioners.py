@@ -55,8 +55,8 @@ def best(request: Request) -> float:
 
 def every_strategy(request: Request) -> Iterator[Strategy]:
     """Every row with every cut and the row's recomputation everywhere."""
-    setting = request.setting
-    names = setting.graph.unit_names
+    context = request.context
+    names = context.graph.unit_names
     for table in enumerate_strategies(request.facts, pins=request.pins):
         for values in table.rows():
             stages = values["pp"] * values["virtual_stages"]
@@ -66,7 +66,7 @@ def every_strategy(request: Request) -> Iterator[Strategy]:
                     unit_names=names,
                     bounds=(0, *cut, len(names)),
                     recompute=(RECOMPUTE_NAMES[values["recompute"]],) * stages,
-                    sharding=setting.graph.sharding,
+                    sharding=context.graph.sharding,
                 )
 
 
@@ -75,7 +75,7 @@ def test_exhaustive_is_as_good_as_trying_everything(cluster: str) -> None:
     kind = device(memory_bytes=1.7e9 if cluster == "tight" else 80e9)
     machines = hosts((4, 1, kind), between=1e9 if cluster == "slow network" else 1e11)
     request = request_for(uniform_graph(5), machines, 8)
-    model = CostModel(request.setting)
+    model = CostModel(request.context)
     costs = [model.cost(strategy) for strategy in every_strategy(request)]
     fitting = [cost.step_time_s for cost in costs if cost.fits]
     assert fitting
@@ -179,9 +179,9 @@ def test_faster_devices_get_more_units() -> None:
     pins = {"pp": 2, "schedule": schedule_spec("1F1B").code}
     request = request_for(real_graph("llama3-8b"), mixed(), 32, pins=pins)
     found = get_partitioner("exhaustive").search(request).candidates[0]
-    types = request.setting.cluster.type_index
+    types = request.context.cluster.type_index
     speed = [
-        max(d.peak_flops_per_s.values()) for d in request.setting.cluster.device_types
+        max(d.peak_flops_per_s.values()) for d in request.context.cluster.device_types
     ]
     ids = found.strategy.device_ids()
     half = len(ids) // 2

@@ -152,7 +152,7 @@ def with_room_for(share: float, pins: dict[str, Any], **changes: Any) -> Request
     """Devices whose memory suffices for a share of the legal strategies."""
     kept = normalize_pins(pins)
     roomy = request_for(uniform_graph(12), EIGHT, 16, pins=kept, **changes)
-    model = CostModel(roomy.setting)
+    model = CostModel(roomy.context)
     tables = enumerate_strategies(roomy.facts, pins=kept)
     memory = np.concatenate([model.table(table).memory_bytes for table in tables])
     limit = float(np.quantile(memory, share)) * (1 + 1e-6)

@@ -36,14 +36,14 @@ def uneven_graph(units: int, seed: int) -> ModelGraph:
     return replace(graph, blocks=tuple(blocks))
 
 
-def unit_costs(setting: PricingContext) -> UnitCosts:
-    return CostModel(setting).unit_costs(
+def unit_costs(context: PricingContext) -> UnitCosts:
+    return CostModel(context).unit_costs(
         tp=1, cp=1, ep=1, microbatch=1, sequence_parallel=False
     )
 
 
-def work(setting: PricingContext, costs: UnitCosts, strategy: Strategy) -> np.ndarray:
-    times = Stages(context=setting, strategy=strategy, costs=costs).times
+def work(context: PricingContext, costs: UnitCosts, strategy: Strategy) -> np.ndarray:
+    times = Stages(context=context, strategy=strategy, costs=costs).times
     return times.forward + times.backward
 
 
@@ -83,62 +83,62 @@ MIXED = hosts(
 @pytest.mark.parametrize("share", [1.0, 0.52, 0.515, 0.5], ids=str)
 def test_no_cut_beats_it(seed: int, cluster: Cluster, share: float) -> None:
     # 1.5 GB are reserve; from roomy over tight to hopeless.
-    setting = setting_for(uneven_graph(4, seed), cluster, memory_fraction=share)
-    model, costs = CostModel(setting), unit_costs(setting)
+    context = setting_for(uneven_graph(4, seed), cluster, memory_fraction=share)
+    model, costs = CostModel(context), unit_costs(context)
     values = row(pp=3, schedule=schedule_spec("1F1B").code, num_microbatches=6)
     best = brute_force(model, costs, values)
-    cut = best_cut(setting, skeleton(values), costs, actions("1F1B", 3, 1, 6))
+    cut = best_cut(context, skeleton(values), costs, actions("1F1B", 3, 1, 6))
     if best is None:
         assert cut is None
         return
     assert cut is not None
     strategy = build_strategy(
         values,
-        unit_names=setting.graph.unit_names,
+        unit_names=context.graph.unit_names,
         bounds=cut.bounds,
         recompute=cut.recompute,
     )
     assert model.cost(strategy).fits
-    seconds = work(setting, costs, strategy)
+    seconds = work(context, costs, strategy)
     assert (seconds.max(), seconds.sum()) == pytest.approx(best, rel=1e-6)
 
 
 def test_the_memory_limits_cover_roomy_tight_and_hopeless() -> None:
     kinds = set()
     for share in (1.0, 0.52, 0.515, 0.5):
-        setting = setting_for(uneven_graph(4, 0), UNIFORM, memory_fraction=share)
+        context = setting_for(uneven_graph(4, 0), UNIFORM, memory_fraction=share)
         values = row(pp=3, schedule=schedule_spec("1F1B").code, num_microbatches=6)
-        costs = unit_costs(setting)
-        cut = best_cut(setting, skeleton(values), costs, actions("1F1B", 3, 1, 6))
+        costs = unit_costs(context)
+        cut = best_cut(context, skeleton(values), costs, actions("1F1B", 3, 1, 6))
         kinds.add("hopeless" if cut is None else "+".join(sorted(set(cut.recompute))))
     assert {"none", "hopeless"} < kinds, kinds
 
 
 def test_only_the_kinds_that_are_allowed_are_chosen() -> None:
-    setting = setting_for(uneven_graph(4, 0), UNIFORM)
+    context = setting_for(uneven_graph(4, 0), UNIFORM)
     values = row(pp=3, schedule=schedule_spec("1F1B").code, num_microbatches=6)
     table = actions("1F1B", 3, 1, 6)
-    costs = unit_costs(setting)
-    cut = best_cut(setting, skeleton(values), costs, table, kinds=(2,))
+    costs = unit_costs(context)
+    cut = best_cut(context, skeleton(values), costs, table, kinds=(2,))
     assert cut is not None
     assert set(cut.recompute) == {"full"}
 
 
 def test_a_faster_device_gets_more_units() -> None:
     slow = device("slow", peak_flops_per_s={"bfloat16": 2e13})
-    setting = setting_for(uniform_graph(24), hosts((1, 1, device()), (1, 1, slow)))
+    context = setting_for(uniform_graph(24), hosts((1, 1, device()), (1, 1, slow)))
     values = row(pp=2, schedule=schedule_spec("1F1B").code, num_microbatches=8)
     table = actions("1F1B", 2, 1, 8)
-    cut = best_cut(setting, skeleton(values), unit_costs(setting), table)
+    cut = best_cut(context, skeleton(values), unit_costs(context), table)
     assert cut is not None
     first, second = np.diff(cut.bounds)
     assert first > 3 * second
 
 
 def test_as_many_stages_as_units() -> None:
-    setting = setting_for(uniform_graph(4), hosts((1, 4, device())))
+    context = setting_for(uniform_graph(4), hosts((1, 4, device())))
     values = row(pp=4, schedule=schedule_spec("1F1B").code, num_microbatches=4)
     table = actions("1F1B", 4, 1, 4)
-    cut = best_cut(setting, skeleton(values), unit_costs(setting), table)
+    cut = best_cut(context, skeleton(values), unit_costs(context), table)
     assert cut is not None
     assert cut.bounds == (0, 1, 2, 3, 4)

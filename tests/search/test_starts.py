@@ -58,7 +58,7 @@ def test_pools_are_all_devices_or_all_of_a_type() -> None:
 def test_base_orders_are_distinct_and_use_the_pool() -> None:
     request = request_on("mixed matrix", 12)
     for pool in pools(request):
-        orders = base_orders(request.setting.cluster, pool)
+        orders = base_orders(request.context.cluster, pool)
         assert len({tuple(order.tolist()) for order in orders}) == len(orders) > 0
         for order in orders:
             assert len(set(order.tolist())) == pool.count
@@ -117,7 +117,7 @@ def test_nothing_to_divide_is_no_tour() -> None:
     for degrees in (row(dp_replicate=8), row(pp=8)):
         found = tour_order(
             request,
-            request.setting.order,
+            request.context.order,
             degrees,
             dp_bytes=1.0,
             pp_bytes=1.0,

@@ -63,7 +63,7 @@ def _said(request: Request, candidate: object) -> bool:
     facts = request.facts
     case = Case(
         strategy=candidate.strategy,  # type: ignore[attr-defined]
-        hosts=request.setting.cluster.reference().hosts,
+        hosts=request.context.cluster.reference().hosts,
         tied=facts.tied,
         backend=facts.backend,
         attention=facts.attention,

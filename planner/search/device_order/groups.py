@@ -116,10 +116,10 @@ class DeviceGroups:
         return self.latency + size_bytes / self.bandwidth
 
 
-def group_devices(setting: PricingContext) -> DeviceGroups:
+def group_devices(context: PricingContext) -> DeviceGroups:
     """Group the free devices of a request by host, in the order of their ids."""
-    cluster = setting.cluster
-    ids = np.sort(setting.order)
+    cluster = context.cluster
+    ids = np.sort(context.order)
     hosts = np.asarray(cluster.host_of_device)[ids]
     starts = np.append(np.flatnonzero(np.diff(hosts, prepend=-1)), len(ids))
     first, last = ids[starts[:-1]], ids[starts[1:] - 1]

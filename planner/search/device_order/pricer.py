@@ -247,7 +247,7 @@ def open_order_pricer(
     Returns:
         None if no mesh has a row that fits under a plain order of the devices.
     """
-    model = model or CostModel(request.setting)
+    model = model or CostModel(request.context)
     recut = recut or RecutMeshes()
     layouts = find_layouts(request, model, groups, choices, chosen, until, recut)
     if layouts is None:

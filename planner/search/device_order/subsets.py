@@ -69,7 +69,7 @@ def _sequences(request: Request, groups: DeviceGroups, usable: Mask) -> Index:
     """Return plain orders: by number, most memory, slowest or fastest first, links."""
     members = np.flatnonzero(usable)
     found = [members]
-    types = request.setting.cluster.device_types
+    types = request.context.cluster.device_types
     kinds = groups.kinds[members]
     if len(np.unique(kinds)) > 1:
         memory = np.array([kind.memory_bytes for kind in types])[kinds]

@@ -64,7 +64,7 @@ def orders_of(
 def test_a_table_under_many_orders_is_each_row_under_its_own(name: str) -> None:
     rng = np.random.default_rng(1)
     request = request_for(real_graph("llama3-8b"), clusters()[name], global_batch=240)
-    setting = request.setting
+    setting = request.context
     number = len(setting.order)
     facts = replace(request, target="any").facts
     table = StrategyTable.concatenate(
@@ -115,7 +115,7 @@ def test_levels_of_groups_are_those_of_the_cluster(name: str) -> None:
 
 def test_other_devices_of_the_cluster_may_be_left_out() -> None:
     request = request_for(real_graph("llama3-8b"), clusters()["mixed"], global_batch=64)
-    setting = request.setting
+    setting = request.context
     fast, slow = setting.order[:16], setting.order[16:]
     table = StrategyTable.concatenate(
         list(enumerate_strategies(request.facts, num_devices=16, pins={}))
@@ -132,7 +132,7 @@ def test_other_devices_of_the_cluster_may_be_left_out() -> None:
 def test_orders_of_unlike_lengths_cost_what_each_costs_alone(name: str) -> None:
     rng = np.random.default_rng(3)
     request = request_for(real_graph("llama3-8b"), clusters()[name], global_batch=240)
-    setting = request.setting
+    setting = request.context
     facts = replace(request, target="any").facts
     lengths = [4, 6, 1, len(setting.order), 4]
     ids = np.full((len(lengths), max(lengths)), -1)

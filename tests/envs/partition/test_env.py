@@ -55,7 +55,7 @@ def test_whatever_is_allowed_builds_a_legal_plan_that_fits(name: str) -> None:
         assert legal(table, problem.request.facts).all()
         assert cost.fits
         assert cost.fidelity == "simulated"
-        free = problem.request.setting.cluster.free
+        free = problem.request.context.cluster.free
         assert set(strategy.device_ids()) <= set(free)
         value = score(cost, strategy.mesh.num_devices, problem.request.objective)
         assert info["score"] == value
@@ -80,7 +80,7 @@ def test_prices_are_those_of_the_cost_model() -> None:
     candidate, request = env.candidate, env.problem.request
     assert candidate is not None
     order = np.array(candidate.strategy.device_ids())
-    model = CostModel(replace(request.setting, order=order))
+    model = CostModel(replace(request.context, order=order))
     alone = model.cost(candidate.strategy).step_time_s
     assert candidate.cost.step_time_s == pytest.approx(alone, rel=1e-12)
 
@@ -94,7 +94,7 @@ def test_closed_forms_take_the_best_row_of_the_mesh(quick: PartitionEnv) -> None
             quick.problem.choices.mesh[[actions[0]]], request.facts, request.pins
         )
         order = np.array(info["order"])
-        costs = CostModel(replace(request.setting, order=order)).table(rows)
+        costs = CostModel(replace(request.context, order=order)).table(rows)
         best = scores_of(costs, rows, request.objective).min()
         assert info["score"] == pytest.approx(best, rel=1e-12)
         assert info["strategy"] is None
@@ -117,8 +117,8 @@ def test_meshes_that_cannot_fit_are_masked_and_no_others(quick: PartitionEnv) ->
         fits = False
         for order in problem.groups.orders(subset.sequences, subset.count):
             if len(rows):
-                setting = replace(request.setting, order=order)
-                fits |= bool(CostModel(setting).table(rows).fits.any())
+                context = replace(request.context, order=order)
+                fits |= bool(CostModel(context).table(rows).fits.any())
         assert masks[choice] == fits
     assert 0 < masks.sum() < many
 
@@ -168,8 +168,8 @@ def test_a_baseline_may_be_priced_by_closed_forms() -> None:
     request = env.problem.request
     found = get_partitioner("expert").search(request).candidates[0].strategy
     table = StrategyTable.from_strategies([found])
-    setting = replace(request.setting, order=np.array(found.device_ids()))
-    wanted = CostModel(setting).table(table).step_time_s[0]
+    context = replace(request.context, order=np.array(found.device_ids()))
+    wanted = CostModel(context).table(table).step_time_s[0]
     assert info["baseline"] == {"name": "expert", "score": pytest.approx(wanted)}
 
 

@@ -133,7 +133,7 @@ def test_requests_that_differ_look_different() -> None:
         request = request_for(
             uniform_graph(6), CLUSTERS["uneven"], **{"global_batch": 12, **changes}
         )
-        groups = group_devices(request.setting)
+        groups = group_devices(request.context)
         return observe(request, groups, list_choices(request, groups)).whole
 
     base = whole()

@@ -43,7 +43,7 @@ def test_every_kind_gives_a_world_that_can_be_solved(kind: str) -> None:
     assert (world.kind, world.name) == (kind, f"{kind}-test-0")
     request = world.request()
     assert is_feasible(request)
-    machines = request.setting.cluster
+    machines = request.context.cluster
     assert 2 <= machines.num_free <= machines.num_devices
     assert bool(machines.document.occupied) or kind != "occupied"
     assert World.from_json(world.to_json()) == world

@@ -132,9 +132,9 @@ def test_a_request_is_what_plan_asks() -> None:
     world = World(name="tiny", memory_fraction=0.7, **HAND_WRITTEN)
     request = world.request()
     graph, machines = world.read()
-    assert request.setting.graph is graph
-    assert request.setting.memory_fraction == 0.7
-    assert np.array_equal(request.setting.order, np.arange(16))
+    assert request.context.graph is graph
+    assert request.context.memory_fraction == 0.7
+    assert np.array_equal(request.context.order, np.arange(16))
     options = PlanOptions(global_batch=64, memory_fraction=0.7)
     asked = make_request(graph, machines, options)
     assert asked.facts == request.facts

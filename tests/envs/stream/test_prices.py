@@ -93,19 +93,19 @@ def test_prices_with_slower_links_are_the_cost_model_s(
     shape = Shape(kind=0, hosts=2, per_host=2)
     price = price_plan(job, kind, shape, link)
     assert price is not None
-    setting = PricingContext(
+    context = PricingContext(
         graph=job.read_graph(),
         cluster=sub_cluster(kind, shape, link),
         order=np.arange(4, dtype=np.int64),
     )
     request = Request(
-        setting=setting, global_batch=job.global_batch, evaluation_budget=12
+        context=context, global_batch=job.global_batch, evaluation_budget=12
     )
     best = get_partitioner("exhaustive").search(request).candidates[0]
     assert price.label == best.strategy.label()
     for stretch, step_s in zip(STRETCHES, price.step_s, strict=True):
         slowed = sub_cluster(kind, shape, link, stretch)
-        cost = CostModel(replace(setting, cluster=slowed)).cost(best.strategy)
+        cost = CostModel(replace(context, cluster=slowed)).cost(best.strategy)
         assert step_s == pytest.approx(cost.step_time_s)
     # Traffic that nothing hides, over the step.
     assert price.step_s[-1] - price.step_s[-2] == pytest.approx(

@@ -141,7 +141,7 @@ def _found(request: Request, config: SearchConfig | None = None) -> SearchResult
 def test_what_fits_once_it_is_cut_is_found_without_evolution() -> None:
     request, groups, choices = arranged(CLUSTER, units=12, global_batch=48)
     every = np.arange(len(choices))
-    seen = screen(request, CostModel(request.setting), groups, choices, every)
+    seen = screen(request, CostModel(request.context), groups, choices, every)
     best = _found(request, SearchConfig(generations=0)).candidates[0]
     assert best.cost.fits
     proposed = score(best.cost, best.strategy.mesh.num_devices, request.objective)

@@ -35,8 +35,8 @@ def _known(request: Request, **wanted: int) -> tuple[ExactPricer, Known]:
     row = next(
         row for row in rows if all(row[name] == value for name, value in wanted.items())
     )
-    exact = ExactPricer(request=request, model=CostModel(request.setting))
-    one = Solution(order=request.setting.order, row=row)
+    exact = ExactPricer(request=request, model=CostModel(request.context))
+    one = Solution(order=request.context.order, row=row)
     cuts = exact.candidates(row, one.order)
     assert any(cut.cost.fits for cut in cuts)
     return exact, Known(model=exact.model, found=[(one, cuts)])
@@ -92,7 +92,7 @@ def test_pins_simulations_and_time_are_kept_to() -> None:
 
 def test_without_anything_that_fits_there_is_nothing_to_polish() -> None:
     request = _request()
-    exact = ExactPricer(request=request, model=CostModel(request.setting))
+    exact = ExactPricer(request=request, model=CostModel(request.context))
     known = Known(model=exact.model)
     polish(exact, known, None)
     assert known.found == []

@@ -41,7 +41,7 @@ def arranged(
     """A request for a chain of equal layers, its groups and its meshes."""
     graph = changes.pop("graph", None) or uniform_graph(units)
     request = request_for(graph, cluster, global_batch=global_batch, **changes)
-    groups = group_devices(request.setting)
+    groups = group_devices(request.context)
     return request, groups, list_choices(request, groups)
 
 

@@ -42,7 +42,7 @@ def seen() -> _Seen:
     """First pass where closed forms find most long pipelines too large."""
     request, groups, choices = arranged(_short(), units=12, global_batch=48)
     every = np.arange(len(choices))
-    model = CostModel(request.setting)
+    model = CostModel(request.context)
     found = screen(request, model, groups, choices, every)
     missed = (found.excess_bytes > 0) & (found.unlimited < found.score.min())
     assert 2 < missed.sum() < len(every)
@@ -51,7 +51,7 @@ def seen() -> _Seen:
 
 def _near_feasible(seen: _Seen) -> tuple[Request, list[NearFeasible]]:
     request, groups, choices, found = seen
-    model = CostModel(request.setting)
+    model = CostModel(request.context)
     return request, find_near_feasible(request, model, groups, choices, found)
 
 
@@ -74,7 +74,7 @@ def test_near_feasible_rows_have_the_least_products_of_time_and_lack(
     assert len(near_feasible) == min(12, len(promise))
     for near, one in zip(near_feasible, met, strict=True):
         assert tuple(choices.mesh[near.choice].tolist()) == one.mesh
-        model = CostModel(request.setting.reordered(one.order))
+        model = CostModel(request.context.reordered(one.order))
         row = StrategyTable.from_columns(**{k: [v] for k, v in one.row.items()})
         costs = model.table(row)
         assert costs.excess_bytes[0] == pytest.approx(near.excess_bytes)
@@ -84,7 +84,7 @@ def test_near_feasible_rows_have_the_least_products_of_time_and_lack(
 
 def test_a_near_feasible_row_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> None:
     request, near_feasible = _near_feasible(seen)
-    exact = ExactPricer(request=request, model=CostModel(request.setting))
+    exact = ExactPricer(request=request, model=CostModel(request.context))
     recut = recut_near_feasible(exact, near_feasible, None, 99)
     found = recut.found
     asked = [one.solution.key for one in near_feasible]
@@ -108,7 +108,7 @@ def test_a_near_feasible_row_may_fit_once_it_is_cut_by_memory(seen: _Seen) -> No
 
 def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -> None:
     request, groups, choices, _ = seen
-    exact = ExactPricer(request=request, model=CostModel(request.setting))
+    exact = ExactPricer(request=request, model=CostModel(request.context))
     recut = recut_near_feasible(exact, _near_feasible(seen)[1], None, 99)
     chosen = np.array(recut.choices[:1])
     asked = (request, choices, groups, chosen)
@@ -119,7 +119,7 @@ def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -
     lacked, ratio = recut.meshes.known[tuple(choices.mesh[chosen[0]].tolist())]
     ids = groups.orders(layouts.sequence[:1], layouts.count[:1])
     none = np.zeros(len(layouts.rows), dtype=np.int64)
-    costs = CostModel(request.setting).arranged(layouts.rows, ids, none)
+    costs = CostModel(request.context).arranged(layouts.rows, ids, none)
     assert 0 < costs.excess_bytes.max() <= lacked
     score = pricer.price(np.array([0]), layouts.sequence[:1]).score[0]
     fits = costs.excess_bytes <= lacked
@@ -135,7 +135,7 @@ def test_the_roomiest_come_in_the_order_of_what_they_have_to_spare(
     seen: _Seen,
 ) -> None:
     request, groups, choices, found = seen
-    model = CostModel(request.setting)
+    model = CostModel(request.context)
     few = list(roomiest(request, model, groups, choices, found))
     assert len(few) == 12
     least = np.sort(found.excess_bytes)[:12]
@@ -150,7 +150,7 @@ def test_the_roomiest_come_in_the_order_of_what_they_have_to_spare(
 
 def test_time_and_simulations_are_kept_to(seen: _Seen) -> None:
     request, near_feasible = _near_feasible(seen)
-    exact = ExactPricer(request=request, model=CostModel(request.setting))
+    exact = ExactPricer(request=request, model=CostModel(request.context))
     past = time.perf_counter() - 1
     assert len(recut_near_feasible(exact, near_feasible, past, 99).found) == 1
     assert len(recut_near_feasible(exact, near_feasible, None, 2).found) == 2
@@ -163,7 +163,7 @@ def test_time_and_simulations_are_kept_to(seen: _Seen) -> None:
 def test_pins_hold_in_what_is_tried_besides() -> None:
     pins = {"schedule": schedule_spec("1F1B").code}
     pinned, groups, choices = arranged(_short(), units=12, global_batch=48, pins=pins)
-    model = CostModel(pinned.setting)
+    model = CostModel(pinned.context)
     found = screen(pinned, model, groups, choices, np.arange(len(choices)))
     near_feasible = find_near_feasible(pinned, model, groups, choices, found)
     recut = recut_near_feasible(

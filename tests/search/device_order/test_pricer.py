@@ -41,7 +41,7 @@ def _alone(
     request: Request, table: StrategyTable, ids: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """Scores of rows on devices in an order, by a model of that order alone."""
-    costs = CostModel(replace(request.setting, order=ids)).table(table)
+    costs = CostModel(replace(request.context, order=ids)).table(table)
     return scores_of(costs, table, request.objective)
 
 
@@ -60,7 +60,7 @@ def test_layouts_are_what_pricing_each_row_under_each_order_gives(name: str) -> 
     cluster, changes = CASES[name]
     request, groups, choices = arranged(cluster, **changes)
     every = np.arange(len(choices))
-    model = CostModel(request.setting)
+    model = CostModel(request.context)
     layouts = find_layouts(request, model, groups, choices, every)
     assert layouts is not None
     priced, wanted = 0, {}
@@ -92,7 +92,7 @@ def test_layouts_are_what_pricing_each_row_under_each_order_gives(name: str) -> 
         ids = groups.orders(subset.sequences, subset.count)
         again = np.stack([_alone(request, rows, order) for order in ids]).min(axis=0)
         assert again[: len(kept)] == pytest.approx(kept, rel=1e-12)
-        model = CostModel(replace(request.setting, order=ids[0]))
+        model = CostModel(replace(request.context, order=ids[0]))
         whole = _mesh_rows(choices, request, choice)[np.flatnonzero(np.isfinite(best))]
         least = model.table(whole).memory_bytes.min()
         assert model.table(rows).memory_bytes.min() == pytest.approx(least, rel=1e-12)
@@ -178,7 +178,7 @@ def test_exact_candidates_are_legal_and_keep_the_order(
         ids = pricer.groups.orders(sequence[[at]], count)[0]
         table = StrategyTable.from_strategies([one.strategy for one in found])
         assert legal(table, pricer.request.facts).all()
-        model = CostModel(replace(pricer.request.setting, order=ids))
+        model = CostModel(replace(pricer.request.context, order=ids))
         row = pricer.layouts.rows.row(int(priced.row[at]))
         for one in found:
             assert one.strategy.device_ids() == tuple(ids.tolist())
