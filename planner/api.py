@@ -100,8 +100,8 @@ def plan(
         pin: Knobs to fix, ``{"tp": 8}``; see :func:`planner.space.read_pins`.
         target: ``meshwright`` keeps to what Meshwright's executors can run; ``any``
             allows all that is legal; a launcher's name (``meshwright export --list``)
-            keeps to what that launcher can say, so that the plan can be exported to
-            it.
+            keeps to plans that the launcher can express, so that they can be
+            exported to it.
         devices: ``all`` uses every free device if any legal strategy does, and may
             leave out whole types of a mixed cluster; ``any`` lets any fewer win.
         precision: Dtypes; bf16 compute over fp32 weights by default.

@@ -13,7 +13,7 @@
     ├── PlanFileError           a document could not be read or written
     │   └── FingerprintError    a plan made for another model or cluster
     ├── CalibrationError        measurements that cannot be read or fitted to
-    ├── ExportError             a target cannot say what the plan says
+    ├── ExportError             a target cannot express the plan
     └── ExecutionError          a run failed
         └── RankFailedError     a process died; the others were stopped
 

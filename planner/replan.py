@@ -78,7 +78,7 @@ def replan_within(
         calibration: As for :func:`planner.plan`.
     Raises:
         FingerprintError: If what the plan names is now another model or cluster.
-        NoFeasiblePlanError: If the target can say nothing that fits.
+        NoFeasiblePlanError: If no plan that fits can be expressed.
         PlanFileError: If the plan does not say which model or cluster it is for.
         UnknownNameError: If there is no such target.
     """

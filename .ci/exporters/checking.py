@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def export_plans(target: str, plans: Mapping[str, Plan], out: Path) -> tuple[int, int]:
-    """Export all plans that a target can say.
+    """Export all plans that a target can express.
 
     Returns:
         How many were exported, how many were refused.

@@ -112,7 +112,7 @@ class Plan(Document):
             Paths written.
         Raises:
             UnknownNameError: If there is no such target.
-            ExportError: If the target cannot say what the plan says.
+            ExportError: If the target cannot express the plan.
             PlanFileError: If the folder cannot be written, or holds other content.
         """
         # By name: documents know nothing of those who write them for launchers.

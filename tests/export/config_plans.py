@@ -1,4 +1,4 @@
-"""Plans that accelerate, DeepSpeed and nanotron can say, for files and parsers."""
+"""Plans that accelerate, DeepSpeed and nanotron can express, for files and parsers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ NANOTRON: dict[str, Plan] = {
     ),
 }
 
-#: Target to plans that it can say.
+#: Target to plans that it can express.
 EXPRESSIBLE = {"accelerate": ACCELERATE, "deepspeed": DEEPSPEED, "nanotron": NANOTRON}
 
 #: The same whatever the plan; they stand in planner/export.

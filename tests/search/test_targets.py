@@ -25,8 +25,8 @@ from tests.plans import gpt2_graph, tiny_graph
 from tests.search.launchers import LAUNCHERS, installed
 from tests.search.made import cluster_of
 
-#: Launchers in which something can be said.
-SPEAKING = tuple(sorted(set(LAUNCHERS) - {"mute", "bare"}))
+#: Launchers that can express some plan.
+EXPRESSIVE = tuple(sorted(set(LAUNCHERS) - {"mute", "bare"}))
 SHIPPED = ("json", "torchrun")
 BUDGET = 4
 #: Clusters on which each launcher is tried: its limits differ on them.
@@ -73,7 +73,7 @@ def _said(request: Request, candidate: object) -> bool:
 
 
 @pytest.mark.parametrize("name", partitioner_names())
-@pytest.mark.parametrize("target", [*SPEAKING, *SHIPPED])
+@pytest.mark.parametrize("target", [*EXPRESSIVE, *SHIPPED])
 def test_all_that_a_partitioner_returns_can_be_said(name: str, target: str) -> None:
     for cluster in CLUSTERS[target]:
         request = _request(cluster, target)
@@ -92,7 +92,7 @@ def test_pipelines_are_cut_into_equally_many_layers(name: str) -> None:
         assert candidate.strategy.mesh.pp == 4
 
 
-@pytest.mark.parametrize("target", SPEAKING)
+@pytest.mark.parametrize("target", EXPRESSIVE)
 def test_no_legal_strategy_that_can_be_said_is_missing(target: str) -> None:
     """The table under a launcher is the whole table, less what it refuses."""
     request = _request("uniform", target)
@@ -107,17 +107,19 @@ def test_no_legal_strategy_that_can_be_said_is_missing(target: str) -> None:
 
     found = {mesh for table in within for mesh in meshes(table, slice(None))}
     assert found <= meshes(legal, slice(None))
-    # Without a pipeline, no other choice hides what the launcher says to a row.
+    # Without a pipeline, no other choice hides what the launcher can express.
     flat = np.flatnonzero((legal.pp == 1) & (legal.tp == 1)).tolist()
     for row in meshes(legal, flat):
         values = dict(zip(names, row, strict=True))
-        said = target != "flat" or values["cp"] == 1
+        expressible = target != "flat" or values["cp"] == 1
         run = target != "narrow" or values["cp"] == 1 or row in found
-        said = said and (target != "narrow" or values["dp_shard"] in {1, 4})
-        assert (row in found) == (said and run), values
+        expressible = expressible and (
+            target != "narrow" or values["dp_shard"] in {1, 4}
+        )
+        assert (row in found) == (expressible and run), values
 
 
-@pytest.mark.parametrize("target", [*SPEAKING, *target_names()])
+@pytest.mark.parametrize("target", [*EXPRESSIVE, *target_names()])
 def test_a_kind_of_rows_stands_for_all_of_it(target: str) -> None:
     """Asked for every row by itself, at its own sizes, the launcher says the same."""
     request = _request("uniform", target)
@@ -128,7 +130,7 @@ def test_a_kind_of_rows_stands_for_all_of_it(target: str) -> None:
     for place in range(len(table)):
         row = table.row(place)
         stages = row["pp"] * row["virtual_stages"]
-        said = False
+        expressible = False
         for context in get_args(ContextAlgorithm):
             case = Case(
                 strategy=build_strategy(
@@ -148,9 +150,9 @@ def test_a_kind_of_rows_stands_for_all_of_it(target: str) -> None:
                 attention=request.facts.attention,
                 device_types=request.facts.device_types,
             )
-            said = said or not get_target(target).violations(case)
-        said = said and not (even and row["pp"] > 1)
-        assert refused[place] == (not said), row
+            expressible = expressible or not get_target(target).violations(case)
+        expressible = expressible and not (even and row["pp"] > 1)
+        assert refused[place] == (not expressible), row
 
 
 def test_sizes_that_a_launcher_looks_at_are_told_apart() -> None:
@@ -194,7 +196,7 @@ def test_any_devices_are_those_that_can_be_said() -> None:
     assert counts == [1, 2, 3, 4, 8]
 
 
-@pytest.mark.parametrize("target", [*SPEAKING, "torchrun"])
+@pytest.mark.parametrize("target", [*EXPRESSIVE, "torchrun"])
 def test_a_plan_within_limits_can_be_exported(target: str) -> None:
     made = plan(
         gpt2_graph(),
