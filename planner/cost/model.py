@@ -46,7 +46,7 @@ class CostModel:
         self.evaluations["analytic"] += len(table)
         return price_table(self.context, table)
 
-    def arranged(
+    def table_in_orders(
         self, table: StrategyTable, ids: NDArray[np.int64], order: NDArray[np.int64]
     ) -> CostTable:
         """Price many strategies by closed forms, each under an order of its own.

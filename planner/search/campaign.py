@@ -159,7 +159,7 @@ class _Prices(Budget):
         table = StrategyTable.from_columns(
             **{name: [one.row[name] for one in solutions] for name in solutions[0].row}
         )
-        costs = self._model.arranged(table, ids, np.array(which, dtype=np.int64))
+        costs = self._model.table_in_orders(table, ids, np.array(which, dtype=np.int64))
         value = scores_of(costs, table, self.request.objective, fitting=False)
         over = _OVER * (1 + np.maximum(costs.excess_bytes, 0) / 1e9)
         found = np.where(costs.fits, value, over)

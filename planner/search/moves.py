@@ -99,7 +99,7 @@ def swapped(order: Index, size: int, first: int = 0, step: int = 1) -> Iterator[
         order: Device id of each rank. Shape [ranks].
         size: Ranks of a block.
         first: Number of the first pair; pairs are sorted by their first block.
-        step: Every how many pairs one is exchanged.
+        step: Distance of the pairs that are exchanged.
     """
     count = len(order) // size
     ones, others = np.triu_indices(count, k=1)

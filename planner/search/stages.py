@@ -225,7 +225,7 @@ def stage_limits(
     # The reserve is there once a rank, not once a virtual stage.
     limit += context.scalar_bytes.reserve * (1 - 1 / skeleton.virtual_stages)
     held = peak_in_flight(table).astype(np.float64)
-    # Stages between the halves of a split backward hold more, in proportion.
+    # Microbatches between the halves of a split backward hold more, in proportion.
     saved = max(float(costs.saved_bytes[0, 0].sum()), 1.0)
     more = float(costs.weight_grad_bytes[0].sum()) / saved
     waiting = peak_counts(table).split[rank] / skeleton.virtual_stages

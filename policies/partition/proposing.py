@@ -254,7 +254,7 @@ def _near(request: Request, model: CostModel, leader: Solution) -> list[Row]:
         return [leader.row]
     rows = StrategyTable.concatenate([here, table])
     none = np.zeros(len(rows), dtype=np.int64)
-    costs = model.arranged(rows, leader.order[None, :], none)
+    costs = model.table_in_orders(rows, leader.order[None, :], none)
     unlimited = scores_of(costs, rows, request.objective, fitting=False)
     promising = 1 + np.flatnonzero(unlimited[1:] <= _WORSE * unlimited[0])
     ranked = promising[np.argsort(unlimited[promising], kind="stable")]

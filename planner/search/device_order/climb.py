@@ -37,7 +37,7 @@ class Limits:
     rounds: int | None = None
 
     def over(self, rounds: int) -> bool:
-        """Return True if the climb stops after so many rounds."""
+        """Return True if the climb stops after ``rounds`` rounds."""
         if self.rounds is not None and rounds >= self.rounds:
             return True
         return self.until is not None and time.perf_counter() >= self.until

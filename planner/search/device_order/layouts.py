@@ -186,7 +186,7 @@ def _priced(
     rows = table[
         np.concatenate([np.tile(c.rows, len(c.subset.sequences)) for c in cells])
     ]
-    costs = model.arranged(rows, groups.orders(sequences, counts), order)
+    costs = model.table_in_orders(rows, groups.orders(sequences, counts), order)
     score = recut.scores(costs, rows, request.objective)
     found, start = [], 0
     for cell in cells:

@@ -172,7 +172,7 @@ def _least_excess(
     rows = np.tile(np.arange(len(table)), len(ids))
     order = np.repeat(np.arange(len(ids)), len(table))
     every = table[rows]
-    costs = model.arranged(every, ids, order)
+    costs = model.table_in_orders(every, ids, order)
     unlimited = scores_of(costs, every, request.objective, fitting=False)
     at = int(costs.excess_bytes.argmin())
     return NearFeasible(
@@ -268,7 +268,7 @@ def _eager(exact: ExactPricer, near: NearFeasible) -> list[NearFeasible]:
     )
     table = table[np.flatnonzero(legal(table, request.facts))]
     none = np.zeros(len(table), dtype=np.int64)
-    costs = exact.model.arranged(table, one.order[None, :], none)
+    costs = exact.model.table_in_orders(table, one.order[None, :], none)
     unlimited = scores_of(costs, table, request.objective, fitting=False)
     return [
         NearFeasible(

@@ -121,7 +121,7 @@ class OrderPricer:
     ) -> Array:
         """Score rows, each under the arrangement with index ``order``. Shape [n]."""
         ids = self.groups.orders(sequence, self.layouts.count[layout])
-        costs = self.model.arranged(table, ids, order)
+        costs = self.model.table_in_orders(table, ids, order)
         score = self.recut.scores(costs, table, self.request.objective)
         if self.request.launcher_limits is not None:
             score = np.where(

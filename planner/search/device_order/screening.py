@@ -89,7 +89,9 @@ def screen(
             ends[which[mine]] - each - first, each
         )
         rows = table[by_mesh[place]]
-        costs = model.arranged(rows, ids, np.repeat(choices.subset[among[mine]], each))
+        costs = model.table_in_orders(
+            rows, ids, np.repeat(choices.subset[among[mine]], each)
+        )
         score = scores_of(costs, rows, request.objective)
         unlimited = scores_of(costs, rows, request.objective, fitting=False)
         best = [

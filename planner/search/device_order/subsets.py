@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_]
 
 #: Most numbers of devices to try if devices may be left out.
 _MOST_COUNTS = 20
-#: Every how many meshes one is tested for legal rows in a first pass.
+#: Distance, in the list of meshes, of those that are tested together for legal rows.
 _STRIDE = 16
 #: Largest prime factor of numbers that can be divided in many ways.
 _SMOOTH = 7

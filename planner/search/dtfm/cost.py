@@ -15,14 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import ClusterError
-from planner.search.dtfm.matching import bottleneck_matching
-from planner.search.dtfm.tour import open_tour
 from planner.simulate.compiled import compiled
 
-__all__ = ["Communication", "Placement", "place", "seconds_of"]
+__all__ = [
+    "EXACT_GROUPS",
+    "Communication",
+    "Placement",
+    "bottleneck_matching",
+    "open_tour",
+    "place",
+    "seconds_of",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+
+#: Most groups for an exact tour: time and memory double with each further group.
+EXACT_GROUPS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +114,200 @@ class Placement:
     def seconds(self) -> float:
         """COMM, which the search minimises."""
         return self.dp_s + self.pp_s
+
+
+# -- The slowest pair of two groups ----------------------------------------------
+
+
+@compiled
+def _augmented(
+    weights: Array, limit: float, row: int, partner: Index, seen: NDArray[np.bool_]
+) -> bool:
+    """Find a column for ``row`` over edges up to ``limit``: Kuhn's augmenting path.
+
+    Depth-first without recursion: ``column[d]`` is the column of the row at depth d.
+    """
+    members = len(weights)
+    rows = np.empty(members + 1, dtype=np.int64)
+    column = np.empty(members + 1, dtype=np.int64)
+    rows[0], column[0], depth = row, -1, 0
+    while depth >= 0:
+        here = rows[depth]
+        taken = column[depth] + 1
+        while taken < members and (seen[taken] or weights[here, taken] > limit):
+            taken += 1
+        if taken == members:
+            depth -= 1
+            continue
+        seen[taken] = True
+        column[depth] = taken
+        if partner[taken] < 0:
+            while depth >= 0:
+                partner[column[depth]] = rows[depth]
+                depth -= 1
+            return True
+        depth += 1
+        rows[depth], column[depth] = partner[taken], -1
+    return False
+
+
+@compiled
+def _is_perfect(weights: Array, limit: float, partner: Index) -> bool:
+    """Return True if edges up to ``limit`` match all rows; fills ``partner``."""
+    members = len(weights)
+    partner[:] = -1
+    seen = np.zeros(members, dtype=np.bool_)
+    for row in range(members):
+        seen[:] = False
+        if not _augmented(weights, limit, row, partner, seen):
+            return False
+    return True
+
+
+@compiled
+def bottleneck_matching(weights: Array) -> tuple[float, Index]:
+    """Find the perfect matching with the smallest largest weight.
+
+    Bisection over the sorted weights, from the bound that each row and each column
+    needs at least its own smallest.
+
+    Args:
+        weights: Weights between two groups of equal size. Shape [m, m].
+    Returns:
+        The largest weight used; and the column of each row. Shape [m].
+    """
+    members = len(weights)
+    bound = -np.inf
+    for member in range(members):
+        bound = max(bound, weights[member].min(), weights[:, member].min())
+    partner = np.empty(members, dtype=np.int64)
+    limit = bound
+    if not _is_perfect(weights, bound, partner):
+        steps = np.unique(weights)
+        low, high = int(np.searchsorted(steps, bound)) + 1, len(steps) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if _is_perfect(weights, steps[middle], partner):
+                high = middle
+            else:
+                low = middle + 1
+        limit = steps[low]
+        _is_perfect(weights, limit, partner)
+    column = np.empty(members, dtype=np.int64)
+    for taken in range(members):
+        column[partner[taken]] = taken
+    return limit, column
+
+
+# -- The tour through the groups -------------------------------------------------
+
+
+@compiled
+def _held_karp(edges: Array) -> tuple[float, Index]:
+    """Find the exact tour, over subsets and last groups. Source: Held and Karp 1962."""
+    count = len(edges)
+    best = np.full((1 << count, count), np.inf)
+    before = np.full((1 << count, count), -1, dtype=np.int64)
+    for group in range(count):
+        best[1 << group, group] = 0.0
+    for subset in range(1, 1 << count):
+        for last in range(count):
+            here = best[subset, last]
+            if here == np.inf:
+                continue
+            for following in range(count):
+                if subset >> following & 1:
+                    continue
+                grown = subset | 1 << following
+                total = here + edges[last, following]
+                if total < best[grown, following]:
+                    best[grown, following] = total
+                    before[grown, following] = last
+    subset = (1 << count) - 1
+    last = int(np.argmin(best[subset]))
+    total = best[subset, last]
+    path = np.empty(count, dtype=np.int64)
+    for place in range(count - 1, -1, -1):
+        path[place] = last
+        subset, last = subset & ~(1 << last), before[subset, last]
+    return total, path
+
+
+@compiled
+def _length(edges: Array, path: Index) -> float:
+    total = 0.0
+    for place in range(1, len(path)):
+        total += edges[path[place - 1], path[place]]
+    return total
+
+
+@compiled
+def _nearest_first(edges: Array, start: int) -> Index:
+    """Return the path from ``start`` that always goes on to the nearest group left."""
+    count = len(edges)
+    left = np.ones(count, dtype=np.bool_)
+    path = np.empty(count, dtype=np.int64)
+    here = start
+    for place in range(count):
+        path[place] = here
+        left[here] = False
+        nearest = -1
+        for group in range(count):
+            if left[group] and (
+                nearest < 0 or edges[here, group] < edges[here, nearest]
+            ):
+                nearest = group
+        here = nearest
+    return path
+
+
+@compiled
+def _two_opt(edges: Array, path: Index) -> None:
+    """Reverse runs of the path, in place, until none makes it shorter."""
+    count = len(path)
+    better = True
+    while better:
+        better = False
+        for first in range(count - 1):
+            for last in range(first + 1, count):
+                change = 0.0
+                if first > 0:
+                    ahead = path[first - 1]
+                    change += edges[ahead, path[last]] - edges[ahead, path[first]]
+                if last < count - 1:
+                    after = path[last + 1]
+                    change += edges[path[first], after] - edges[path[last], after]
+                if change < -1e-12 * (1.0 + abs(edges[path[first], path[last]])):
+                    path[first : last + 1] = path[first : last + 1][::-1].copy()
+                    better = True
+
+
+@compiled
+def open_tour(edges: Array) -> tuple[float, Index]:
+    """Find the shortest path through all groups, which does not return.
+
+    Exact up to :data:`EXACT_GROUPS`; beyond, the best of nearest-first paths from
+    every start, each improved by reversing runs.
+
+    Args:
+        edges: Symmetric distances. Shape [k, k].
+    Returns:
+        Its length, and the groups in order. Shape [k].
+    """
+    count = len(edges)
+    if count <= EXACT_GROUPS:
+        return _held_karp(edges)
+    shortest, kept = np.inf, np.arange(count)
+    for start in range(count):
+        path = _nearest_first(edges, start)
+        _two_opt(edges, path)
+        length = _length(edges, path)
+        if length < shortest:
+            shortest, kept = length, path
+    return shortest, kept
+
+
+# -- Cost ------------------------------------------------------------------------
 
 
 @compiled

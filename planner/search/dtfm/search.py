@@ -23,7 +23,7 @@ Index = NDArray[np.int64]
 
 #: Points of crossover between two parents.
 _POINTS = 5
-#: One offspring in so many has two devices swapped instead of the local search, which
+#: Every fourth offspring has two devices swapped instead of the local search, which
 #: does not minimise COMM itself and cannot reach every division.
 _PLAIN = 4
 #: Most cycles of moves in a local search.

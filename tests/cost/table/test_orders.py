@@ -74,7 +74,7 @@ def test_a_table_under_many_orders_is_each_row_under_its_own(name: str) -> None:
     ids = orders_of(setting, 7, rng)
     rows = rng.integers(len(table), size=140)
     order = rng.integers(len(ids), size=140)
-    found = CostModel(setting).arranged(table[rows], ids, order)
+    found = CostModel(setting).table_in_orders(table[rows], ids, order)
     for place, one in enumerate(ids):
         mine = order == place
         alone = CostModel(replace(setting, order=one)).table(table[rows[mine]])
@@ -124,7 +124,7 @@ def test_other_devices_of_the_cluster_may_be_left_out() -> None:
     count = len(table)
     doubled = StrategyTable.concatenate([table, table])
     ids, order = np.stack([fast, slow]), np.repeat([0, 1], count)
-    costs = CostModel(setting).arranged(doubled, ids, order)
+    costs = CostModel(setting).table_in_orders(doubled, ids, order)
     assert (costs.step_time_s[:count] < costs.step_time_s[count:]).all()
 
 
@@ -147,7 +147,7 @@ def test_orders_of_unlike_lengths_cost_what_each_costs_alone(name: str) -> None:
     shuffled = rng.permutation(len(order))
     joined = StrategyTable.concatenate(tables)[shuffled]
     which = np.array(order)[shuffled]
-    found = CostModel(setting).arranged(joined, ids, which)
+    found = CostModel(setting).table_in_orders(joined, ids, which)
     for place, length in enumerate(lengths):
         mine = which == place
         alone = CostModel(replace(setting, order=ids[place, :length]))

@@ -24,7 +24,7 @@ from planner.search.device_order.groups import DeviceGroups, group_devices
 from planner.search.device_order.subsets import Choices, list_choices
 from tests.cost.made import device, hosts, request_for, uniform_graph
 from tests.envs.partition.small import uneven_machines
-from tests.search.device_order.made import arranged, far_sites
+from tests.search.device_order.made import far_sites, prepared
 
 CLUSTERS = {
     "uneven": uneven_machines(),
@@ -39,7 +39,7 @@ NAMES = ("units", "groups", "pairs", "meshes", "whole")
 
 
 def _seen(cluster: Cluster, **changes: Any) -> tuple[Observed, DeviceGroups, Choices]:
-    request, groups, choices = arranged(cluster, **changes)
+    request, groups, choices = prepared(cluster, **changes)
     return observe(request, groups, choices), groups, choices
 
 
@@ -117,7 +117,7 @@ def test_what_groups_are_is_relative_to_the_best() -> None:
 
 
 def test_a_subset_of_meshes_has_the_same_numbers() -> None:
-    request, groups, choices = arranged(CLUSTERS["uneven"], devices="any")
+    request, groups, choices = prepared(CLUSTERS["uneven"], devices="any")
     whole = observe(request, groups, choices)
     kept = np.array([0, 5, 40])
     few = Choices(

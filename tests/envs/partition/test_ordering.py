@@ -13,7 +13,7 @@ from planner.cluster import Cluster
 from planner.search.device_order.subsets import Choices
 from tests.cost.made import device, hosts
 from tests.envs.partition.small import slow_device, uneven_machines
-from tests.search.device_order.made import arranged, far_sites
+from tests.search.device_order.made import far_sites, prepared
 
 CLUSTERS = {
     "uneven": uneven_machines(),
@@ -85,7 +85,7 @@ def _begun(
     cluster: Cluster, **changes: Any
 ) -> tuple[Choices, dict[str, Any], Ordering, np.ndarray[Any, Any]]:
     """An order for every mesh of a world."""
-    request, groups, choices = arranged(cluster, **changes)
+    request, groups, choices = prepared(cluster, **changes)
     seen = observe(request, groups, choices)
     count = np.array([subset.count for subset in choices.subsets])[choices.subset]
     world = {

@@ -8,7 +8,7 @@ import pytest
 from envs.partition.problem import subset, thinned, with_rows
 from planner.search.device_order.subsets import Choices, DeviceSubset
 from planner.space import expand_meshes
-from tests.search.device_order.made import arranged, mixed_hosts
+from tests.search.device_order.made import mixed_hosts, prepared
 
 
 def _choices(*many: int) -> Choices:
@@ -64,7 +64,7 @@ def test_a_subset_keeps_subsets_and_their_numbers() -> None:
 
 
 def test_meshes_without_a_legal_row_are_told_apart() -> None:
-    request, _, choices = arranged(mixed_hosts(), devices="any")
+    request, _, choices = prepared(mixed_hosts(), devices="any")
     kept = set(with_rows(request, choices).tolist())
     for at in range(len(choices)):
         rows = expand_meshes(choices.mesh[[at]], request.facts, request.pins)

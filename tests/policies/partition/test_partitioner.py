@@ -25,7 +25,7 @@ from policies.partition.network import NetworkConfig, PartitionNetwork, save_net
 from policies.partition.partitioner import LearnedPartitioner, SearchConfig
 from tests.cost.made import device, hosts
 from tests.plans import TINY, tiny_graph
-from tests.search.device_order.made import arranged
+from tests.search.device_order.made import prepared
 
 LAB = str(TINY.parent / "cluster.yaml")
 
@@ -139,7 +139,7 @@ def _found(request: Request, config: SearchConfig | None = None) -> SearchResult
 
 
 def test_what_fits_once_it_is_cut_is_found_without_evolution() -> None:
-    request, groups, choices = arranged(CLUSTER, units=12, global_batch=48)
+    request, groups, choices = prepared(CLUSTER, units=12, global_batch=48)
     every = np.arange(len(choices))
     seen = screen(request, CostModel(request.context), groups, choices, every)
     best = _found(request, SearchConfig(generations=0)).candidates[0]
@@ -150,7 +150,7 @@ def test_what_fits_once_it_is_cut_is_found_without_evolution() -> None:
 
 @pytest.mark.parametrize("budget", [1, 3, 9])
 def test_few_simulations_are_kept_for_what_fits(budget: int) -> None:
-    request, _, _ = arranged(CLUSTER, units=12, global_batch=48)
+    request, _, _ = prepared(CLUSTER, units=12, global_batch=48)
     found = _found(replace(request, evaluation_budget=budget))
     assert found.candidates[0].cost.fits
     assert found.evaluations["simulated"] <= budget

@@ -18,13 +18,13 @@ from planner.space.table import StrategyTable
 from policies.partition.partitioner import LearnedPartitioner
 from policies.partition.proposing import Known, Proposer, polish
 from tests.cost.made import device, hosts
-from tests.search.device_order.made import arranged
+from tests.search.device_order.made import prepared
 
 EVEN = hosts((2, 4, device(memory_bytes=6e9)))
 
 
 def _request(**changes: object) -> Request:
-    return arranged(EVEN, units=16, global_batch=48, **changes)[0]
+    return prepared(EVEN, units=16, global_batch=48, **changes)[0]
 
 
 def _known(request: Request, **wanted: int) -> tuple[ExactPricer, Known]:
@@ -101,7 +101,7 @@ def test_without_anything_that_fits_there_is_nothing_to_polish() -> None:
 def test_what_has_memory_to_spare_is_tried_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As if nothing that was arranged had turned out to fit.
+    # As if nothing that was prepared had turned out to fit.
     monkeypatch.setattr(Proposer, "_arrange", lambda *_: None)
     monkeypatch.setattr("policies.partition.partitioner._evolve", lambda *_: None)
     monkeypatch.setattr("policies.partition.partitioner.ExpertPartitioner", None)

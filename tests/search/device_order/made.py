@@ -13,7 +13,7 @@ from planner.search.device_order.pricer import OrderPricer, open_order_pricer
 from planner.search.device_order.subsets import Choices, list_choices
 from tests.cost.made import device, hosts, request_for, uniform_graph
 
-__all__ = ["arranged", "far_sites", "mixed_hosts", "opened"]
+__all__ = ["far_sites", "mixed_hosts", "opened", "prepared"]
 
 
 def mixed_hosts() -> Cluster:
@@ -35,7 +35,7 @@ def far_sites(devices: int, sites: int, seed: int = 0) -> Cluster:
     return Cluster.from_matrices(rate, wait, device())
 
 
-def arranged(
+def prepared(
     cluster: Cluster, *, units: int = 6, global_batch: int = 12, **changes: Any
 ) -> tuple[Request, DeviceGroups, Choices]:
     """A request for a chain of equal layers, its groups and its meshes."""
@@ -47,7 +47,7 @@ def arranged(
 
 def opened(cluster: Cluster, **changes: Any) -> tuple[OrderPricer, Choices]:
     """An pricer of all meshes of a request."""
-    request, groups, choices = arranged(cluster, **changes)
+    request, groups, choices = prepared(cluster, **changes)
     pricer = open_order_pricer(request, choices, groups, np.arange(len(choices)))
     assert pricer is not None
     return pricer, choices

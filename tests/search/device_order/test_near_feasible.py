@@ -26,7 +26,7 @@ from planner.search.device_order.subsets import Choices
 from planner.search.refine import ExactPricer
 from planner.space import StrategyTable
 from tests.cost.made import device, hosts
-from tests.search.device_order.made import arranged
+from tests.search.device_order.made import prepared
 
 _Seen = tuple[Request, DeviceGroups, Choices, Screened]
 
@@ -40,7 +40,7 @@ def _short() -> Cluster:
 @pytest.fixture(scope="module")
 def seen() -> _Seen:
     """First pass where closed forms find most long pipelines too large."""
-    request, groups, choices = arranged(_short(), units=12, global_batch=48)
+    request, groups, choices = prepared(_short(), units=12, global_batch=48)
     every = np.arange(len(choices))
     model = CostModel(request.context)
     found = screen(request, model, groups, choices, every)
@@ -119,7 +119,7 @@ def test_a_mesh_that_fitted_is_opened_with_rows_that_lack_no_more(seen: _Seen) -
     lacked, ratio = recut.meshes.known[tuple(choices.mesh[chosen[0]].tolist())]
     ids = groups.orders(layouts.sequence[:1], layouts.count[:1])
     none = np.zeros(len(layouts.rows), dtype=np.int64)
-    costs = CostModel(request.context).arranged(layouts.rows, ids, none)
+    costs = CostModel(request.context).table_in_orders(layouts.rows, ids, none)
     assert 0 < costs.excess_bytes.max() <= lacked
     score = pricer.price(np.array([0]), layouts.sequence[:1]).score[0]
     fits = costs.excess_bytes <= lacked
@@ -162,7 +162,7 @@ def test_time_and_simulations_are_kept_to(seen: _Seen) -> None:
 
 def test_pins_hold_in_what_is_tried_besides() -> None:
     pins = {"schedule": schedule_spec("1F1B").code}
-    pinned, groups, choices = arranged(_short(), units=12, global_batch=48, pins=pins)
+    pinned, groups, choices = prepared(_short(), units=12, global_batch=48, pins=pins)
     model = CostModel(pinned.context)
     found = screen(pinned, model, groups, choices, np.arange(len(choices)))
     near_feasible = find_near_feasible(pinned, model, groups, choices, found)

@@ -19,7 +19,7 @@ from planner.search.device_order.pricer import OrderPricer, open_order_pricer
 from planner.search.device_order.subsets import Choices
 from planner.space import MESH_COLUMNS, StrategyTable, expand_meshes, legal
 from tests.cost.made import device, hosts, uniform_graph
-from tests.search.device_order.made import arranged, far_sites, mixed_hosts, opened
+from tests.search.device_order.made import far_sites, mixed_hosts, opened, prepared
 
 CASES: dict[str, tuple[Cluster, dict[str, Any]]] = {
     "mixed": (mixed_hosts(), {}),
@@ -58,7 +58,7 @@ def _mesh_rows(choices: Choices, request: Request, choice: int) -> StrategyTable
 @pytest.mark.parametrize("name", CASES)
 def test_layouts_are_what_pricing_each_row_under_each_order_gives(name: str) -> None:
     cluster, changes = CASES[name]
-    request, groups, choices = arranged(cluster, **changes)
+    request, groups, choices = prepared(cluster, **changes)
     every = np.arange(len(choices))
     model = CostModel(request.context)
     layouts = find_layouts(request, model, groups, choices, every)
@@ -207,7 +207,7 @@ def test_variants_are_other_schedules_unless_one_is_pinned() -> None:
 
 
 def test_nothing_that_fits_opens_no_arranger() -> None:
-    request, groups, choices = arranged(hosts((2, 2, device(memory_bytes=1e6))))
+    request, groups, choices = prepared(hosts((2, 2, device(memory_bytes=1e6))))
     assert len(choices)
     every = np.arange(len(choices))
     assert open_order_pricer(request, choices, groups, every) is None
@@ -227,5 +227,5 @@ def test_there_are_never_more_stages_than_blocks() -> None:
     assert choices.mesh[:, 0].max() <= 3
     rows = pricer.layouts.rows
     assert (rows.pp * rows.virtual_stages <= 3).all()
-    _, _, none = arranged(hosts((16, 1, device())), units=3, pins={"pp": 16})
+    _, _, none = prepared(hosts((16, 1, device())), units=3, pins={"pp": 16})
     assert len(none) == 0

@@ -18,7 +18,7 @@ from planner.space import (
     expand_meshes,
 )
 from tests.cost.made import device, hosts, uniform_graph
-from tests.search.device_order.made import arranged, far_sites, mixed_hosts
+from tests.search.device_order.made import far_sites, mixed_hosts, prepared
 
 CLUSTERS = {
     "mixed": mixed_hosts(),
@@ -54,7 +54,7 @@ def _check(choices: Choices, groups: DeviceGroups) -> None:
 @pytest.mark.parametrize("devices", ["all", "any"])
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_every_mesh_that_a_legal_strategy_has_is_there(name: str, devices: str) -> None:
-    request, groups, choices = arranged(CLUSTERS[name], devices=devices)
+    request, groups, choices = prepared(CLUSTERS[name], devices=devices)
     _check(choices, groups)
     for number, subset in enumerate(choices.subsets):
         mesh = choices.mesh[choices.subset == number]
@@ -67,7 +67,7 @@ def test_every_mesh_that_a_legal_strategy_has_is_there(name: str, devices: str) 
 
 
 def test_rows_of_a_mesh_are_those_of_the_whole_enumeration() -> None:
-    request, _, _ = arranged(mixed_hosts())
+    request, _, _ = prepared(mixed_hosts())
     mesh = enumerate_meshes(request.facts, 12)
     split = [expand_meshes(mesh[[at]], request.facts) for at in range(len(mesh))]
     some = {tuple(row.items()) for table in split for row in table.rows()}
@@ -81,14 +81,14 @@ def test_rows_of_a_mesh_are_those_of_the_whole_enumeration() -> None:
 
 
 def test_pins_hold_in_meshes() -> None:
-    request, _, choices = arranged(CLUSTERS["one host"], pins={"pp": 2, "tp": 2})
+    request, _, choices = prepared(CLUSTERS["one host"], pins={"pp": 2, "tp": 2})
     assert {(m[0], m[4]) for m in choices.mesh.tolist()} == {(2, 2)}
     assert len(expand_meshes(choices.mesh, request.facts, request.pins))
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_all_devices_are_used_as_far_as_any_strategy_uses_them(name: str) -> None:
-    request, groups, choices = arranged(CLUSTERS[name])
+    request, groups, choices = prepared(CLUSTERS[name])
     counts = {subset.count for subset in choices.subsets}
     orders = {len(order) for order in device_orders(request)}
     # A mesh without a legal row may be among the choices, none that has one is not.
@@ -101,7 +101,7 @@ def test_all_devices_are_used_as_far_as_any_strategy_uses_them(name: str) -> Non
 
 
 def test_any_number_of_devices_may_be_left_out() -> None:
-    _, groups, choices = arranged(mixed_hosts(), devices="any")
+    _, groups, choices = prepared(mixed_hosts(), devices="any")
     whole = [f.count for f in choices.subsets if f.usable.all()]
     # 11 has no other divisors than 13, of which none is left out.
     assert whole == [int(groups.sizes.sum()), 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
@@ -109,7 +109,7 @@ def test_any_number_of_devices_may_be_left_out() -> None:
 
 def test_numbers_of_devices_are_thinned_on_large_clusters() -> None:
     big = hosts((64, 8, device()))
-    _, _, choices = arranged(big, units=8, global_batch=512, devices="any")
+    _, _, choices = prepared(big, units=8, global_batch=512, devices="any")
     counts = [subset.count for subset in choices.subsets]
     assert counts[0] == 512
     assert len(counts) <= 24
@@ -122,7 +122,7 @@ def test_numbers_of_devices_are_thinned_on_large_clusters() -> None:
 
 
 def test_each_type_of_device_may_work_alone() -> None:
-    _, groups, choices = arranged(mixed_hosts())
+    _, groups, choices = prepared(mixed_hosts())
     alone = [f for f in choices.subsets if not f.usable.all()]
     assert {(f.count, tuple(f.usable.tolist())) for f in alone} == {
         (11, (True, True, False, True)),
@@ -133,12 +133,12 @@ def test_each_type_of_device_may_work_alone() -> None:
 
 
 def test_plain_orders_are_by_number_memory_speed_and_links() -> None:
-    _, groups, choices = arranged(mixed_hosts())
+    _, groups, choices = prepared(mixed_hosts())
     (subset,) = [f for f in choices.subsets if f.usable.all()][:1]
     found = {tuple(s.tolist()) for s in subset.sequences}
     # Slow ones are the ones with little memory here.
     assert {(0, 1, 2, 3), (0, 1, 3, 2), (2, 0, 1, 3)} <= found
-    _, groups, choices = arranged(far_sites(8, 2))
+    _, groups, choices = prepared(far_sites(8, 2))
     sequences = choices.subsets[0].sequences
     central = int(groups.seconds().sum(axis=1).argmin())
     assert groups.by_links(central).tolist() in sequences.tolist()
@@ -147,7 +147,7 @@ def test_plain_orders_are_by_number_memory_speed_and_links() -> None:
 def test_nothing_that_divides_gives_no_choices() -> None:
     graph = uniform_graph(1, seq_len=None, tp_dims={"features": 1}, sharding={})
     # One unit, batch 1: the seven devices of a host divide nothing but themselves.
-    request, _, choices = arranged(
+    request, _, choices = prepared(
         hosts((1, 7, device())), graph=graph, global_batch=1, pins={"pp": 7}
     )
     assert len(choices) == 0

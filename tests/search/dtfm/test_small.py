@@ -9,9 +9,12 @@ import pytest
 
 from planner.errors import ClusterError
 from planner.search.dtfm import Communication, memetic_search, place
-from planner.search.dtfm.cost import seconds_of
-from planner.search.dtfm.matching import bottleneck_matching
-from planner.search.dtfm.tour import EXACT_GROUPS, open_tour
+from planner.search.dtfm.cost import (
+    EXACT_GROUPS,
+    bottleneck_matching,
+    open_tour,
+    seconds_of,
+)
 
 
 def symmetric(rng: np.random.Generator, size: int) -> np.ndarray:
