@@ -68,8 +68,23 @@ def _modules(root: Path) -> dict[str, Path]:
     return found
 
 
-def _imported(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
+def _only_types(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def _imported(
+    tree: ast.AST, known: dict[str, Path], *, types: bool = True
+) -> Iterator[str]:
+    """Modules that a module imports; without ``types`` only those read at run time."""
+    guarded = [] if types else [n for n in ast.walk(tree) if _only_types(n)]
+    left_out = {inner for node in guarded for inner in ast.walk(node)}
     for node in ast.walk(tree):
+        if node in left_out:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -79,6 +94,21 @@ def _imported(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
                     yield inner
                 elif node.module in known:
                     yield node.module
+
+
+def _circles(
+    modules: dict[str, Path], trees: dict[str, ast.Module], *, types: bool
+) -> str:
+    arrows = nx.DiGraph()
+    for name, tree in trees.items():
+        arrows.add_edges_from(
+            (name, other)
+            for other in set(_imported(tree, modules, types=types))
+            if other != name and modules[other].name != "__init__.py"
+        )
+    circles = [c for c in nx.strongly_connected_components(arrows) if len(c) > 1]
+    sizes = ", ".join(str(len(circle)) for circle in sorted(circles, key=len))
+    return f"{len(circles)}" + (f" of {sizes} files" * bool(sizes))
 
 
 def _first_words(tree: ast.AST) -> Iterator[str]:
@@ -119,16 +149,8 @@ def figures(root: Path) -> dict[str, str]:
         short = sum(lengths[name] < SHORT for name in own)
         total = sum(lengths[name] for name in own)
         found[package] = f"{total:,} lines, {len(own)} files, {short} below {SHORT}"
-    arrows = nx.DiGraph()
-    for name, tree in trees.items():
-        arrows.add_edges_from(
-            (name, other)
-            for other in set(_imported(tree, modules))
-            if other != name and modules[other].name != "__init__.py"
-        )
-    circles = [c for c in nx.strongly_connected_components(arrows) if len(c) > 1]
-    sizes = ", ".join(str(len(circle)) for circle in sorted(circles, key=len))
-    found["import circles"] = f"{len(circles)}" + (f" of {sizes} files" * bool(sizes))
+    found["import circles"] = _circles(modules, trees, types=False)
+    found["with imports of types"] = _circles(modules, trees, types=True)
     public = sum(
         len(node.value.elts)
         for tree in trees.values()
