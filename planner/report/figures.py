@@ -178,8 +178,11 @@ def _timeline_row(row: TimelineRow, plane: Plane, place: int, high: float) -> st
         )
     for span in row.spans():
         x, wide = plane.x(span.start_s), plane.x(span.end_s) - plane.x(span.start_s)
-        body += f'<rect x="{x + wide - 0.4:.2f}" y="{y:.1f}" width=".4" '
-        body += f'height="{high:.1f}" fill="#fff"/>'
+        if wide > 2.5:
+            body += (
+                f'<rect x="{x + wide - 0.4:.2f}" y="{y:.1f}" width=".4" '
+                f'height="{high:.1f}" fill="#fff"/>'
+            )
         text = str(span.microbatch)
         if span.microbatch < 0 or span.kind == "transfer" or high < 11:
             continue
