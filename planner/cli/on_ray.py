@@ -99,9 +99,9 @@ def train_on_ray(
 
     Args:
         plan: A plan that Ray Train can express.
-        arguments: Of ``train_rank``.
-        address: Of the Ray cluster; None for the one that is there, else one is started
-            on this machine; ``local`` to start one in any case.
+        arguments: Arguments of ``train_rank``.
+        address: Address of the Ray cluster; None for the running one, else one is
+            started on this machine; ``local`` to start one in any case.
         on_message: Called as ``on_message(rank, value)``, in a thread.
 
     Returns:

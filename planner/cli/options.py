@@ -130,7 +130,7 @@ def name_model(
     """Return a model's name, or its graph where code was allowed to run.
 
     Args:
-        model: As on the command line.
+        model: Name as on the command line.
         seq_len: Tokens per sample.
         dtype: Data type of matrix products.
         allow_remote_code: Allow code that comes with a ``hf:`` folder to run.

@@ -191,7 +191,7 @@ class _Watched:
 
     Args:
         names: Names of the validation cases.
-        last: Whether the last network is returned instead of the best.
+        last: Return the last network instead of the best.
     """
 
     def __init__(self, names: tuple[str, ...], *, last: bool = False) -> None:

@@ -47,7 +47,7 @@ def _options() -> argparse.Namespace:
 
 
 def _builder(ref: str | None) -> Callable[..., nn.Module]:
-    """What makes the model; it is given the mesh of tp if there is one."""
+    """Return the model's factory; it is called with the mesh of tp if there is one."""
     kind, _, where = (ref or "").partition(":")
     if kind == "hf" and where:
         return lambda *mesh: _from_config(where, *mesh)
@@ -181,7 +181,7 @@ def _loss(output: Any, target: torch.Tensor | None, kind: str) -> torch.Tensor:
 
 
 def _positions(batch: Batch) -> Batch:
-    """Of tokens in a sequence that is to be divided."""
+    """Add positions of tokens in a sequence that is to be divided."""
     tokens = batch.get("input_ids")
     if tokens is None:
         raise SystemExit("train.py: cp > 1 divides input_ids, the model reads others")

@@ -65,10 +65,10 @@ class _Pods:
     """One pod a host.
 
     Attributes:
-        name: Of all objects.
-        count: How many.
+        name: Name of all objects.
+        count: Number of pods.
         devices: Ranks in each.
-        resource: What a device is called, ``nvidia.com/gpu``.
+        resource: Kubernetes' name of a device, ``nvidia.com/gpu``.
     """
 
     name: str
@@ -83,7 +83,7 @@ class _Pods:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """As a container asks for them; cores are a request, devices a limit."""
+        """Resources of a container; cores are a request, devices a limit."""
         kind = "requests" if self.resource == "cpu" else "limits"
         return {kind: {self.resource: str(self.devices)}}
 

@@ -54,7 +54,7 @@ def _mesh(strategy: Strategy) -> list[list[str]]:
 
 
 def _pipeline(strategy: Strategy) -> list[list[str]]:
-    """How layers are cut; Megatron takes at most one of its three flags."""
+    """Flags that cut the layers; Megatron takes at most one of three."""
     if strategy.mesh.pp == 1:
         return []
     stages = megatron_stages(strategy) or ()

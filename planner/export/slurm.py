@@ -70,7 +70,7 @@ def slurm_script(plan: Plan, plan_file: str | None = None) -> str:
     """The batch script.
 
     Args:
-        plan: What to train by.
+        plan: The plan to train by.
         plan_file: Where it is on every node; None for ``plan.json`` in the folder in
             which ``sbatch`` is called.
 

@@ -157,8 +157,8 @@ def sequence_length(plan: Plan, target: str, divisor: int) -> int:
 
     Args:
         plan: Any.
-        target: As people know it.
-        divisor: What must divide the sequence there.
+        target: Name of the target, for people.
+        divisor: Number that must divide the sequence there.
 
     Raises:
         ExportError: If the model has no sequence, or it cannot be divided.

@@ -184,7 +184,7 @@ def _parallelism(
     """Degrees and pipeline.
 
     Args:
-        strategy: Of the plan.
+        strategy: The plan's strategy.
         more: Degrees that only one of the releases has.
         own: Settings that only one of the releases has.
         head: Name of the module after the last layer.

@@ -31,8 +31,8 @@ def ignored_keys(section: str) -> Mapping[str, str]:
     """Keys without a meaning for a strategy, and the reason of each.
 
     Args:
-        section: Of ``planner/imports/ignored.yaml``: a launcher, or a part of its
-            config.
+        section: Section of ``planner/imports/ignored.yaml``: a launcher, or a part of
+            its config.
     """
     text = files("planner.imports").joinpath("ignored.yaml").read_text("utf-8")
     reasons: dict[str, str] = yaml.safe_load(text)[section]["keys"]
@@ -44,7 +44,7 @@ class Ignored:
     """A key that means nothing to a strategy.
 
     Attributes:
-        key: As the file has it.
+        key: Key as in the file.
         why: A clause.
     """
 
@@ -91,7 +91,7 @@ class Keys:
 
     Attributes:
         data: The mapping.
-        where: Of it in the file, with a dot: ``fsdp_config.``; empty for the file.
+        where: Place in the file, with a dot: ``fsdp_config.``; empty for the whole.
         ignored: Gets the keys that are passed over.
     """
 
@@ -208,7 +208,7 @@ def name_stages(imported: Imported, unit_names: Sequence[str]) -> Strategy:
 
     Args:
         imported: A config that was read.
-        unit_names: Of the model's pipeline units, in order.
+        unit_names: Names of the model's pipeline units, in order.
 
     Raises:
         StrategyError: If the config cuts more or fewer layers than the model has.

@@ -105,7 +105,7 @@ def megatron_strategy(words: Sequence[str], wanted: Wanted) -> Imported:
     """Read arguments of a trainer; ``--flag value`` and ``--flag=value``.
 
     Args:
-        words: As a shell splits them.
+        words: Arguments as a shell splits them.
         wanted: At least ``world_size``: arguments do not say how many processes
             there are.
 

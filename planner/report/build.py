@@ -46,11 +46,11 @@ def build_report(
     import code; the sections that need them are left out if that fails.
 
     Args:
-        plan: What to report on.
+        plan: The plan to report on.
         model: Instead of what the plan says; ``module:factory`` is followed here.
         cluster: Instead of what the plan says.
         calibration: Constants that priced the plan, if not the shipped ones.
-        measurement: Of a run of the plan.
+        measurement: Measurement of a run of the plan.
 
     Raises:
         PlanFileError: If ``model``, ``cluster`` or ``measurement`` are not the plan's.

@@ -42,8 +42,8 @@ def payload(
 
     Args:
         report: The plan's.
-        name: What the page calls the plan; empty if it is the only one.
-        most_spans: Of the timeline.
+        name: Name of the plan on the page; empty if it is the only one.
+        most_spans: Largest number of spans of the timeline.
     """
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""What a report shows, before it is drawn: the one source of HTML, figures and text.
+"""Contents of a report, before it is drawn: the one source of HTML, figures and text.
 
 Everything is in SI units; whoever draws decides how numbers are written. Sections that
 cannot be made are None, and :attr:`ReportData.missing` says why.
@@ -48,8 +48,8 @@ class DeviceGrid:
     Attributes:
         degrees: Axis to degree, outermost first; ranks are row-major in them.
         ep: Devices that share experts, the innermost of dp_shard x cp.
-        rank: Of each device; -1 for devices that are not used. Shape [devices].
-        host: Of each device; host names are not known. Shape [devices].
+        rank: Rank of each device; -1 for unused devices. Shape [devices].
+        host: Number of each device's host. Shape [devices].
         device_type: Name of each device's type, as index into ``device_types``; -1
             where it is not known, on unused devices of a cluster that could not be
             read. Shape [devices].
@@ -73,7 +73,7 @@ class BreakdownPart:
     Attributes:
         part: Key in ``prediction.breakdown_s``.
         name: For people.
-        share: Of the step, in [0, 1].
+        share: Share of the step, in [0, 1].
     """
 
     part: str
@@ -107,8 +107,8 @@ class MeasuredData:
 
     Attributes:
         rows: Step time, peak memory, payload of collectives.
-        step_times_s: Of every step, warm-up included.
-        warm_up_steps: How many of them the median leaves out.
+        step_times_s: Time of every step, warm-up included.
+        warm_up_steps: Number of first steps that the median leaves out.
         environment: Where it ran.
         caveat: Why the run is not quite this plan's; empty if it is.
     """

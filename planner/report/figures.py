@@ -80,7 +80,7 @@ def plan_sheet(report: ReportData) -> str:
     """Timeline, memory against limits, breakdown and Pareto front as one SVG file.
 
     Args:
-        report: Of one plan; panels that cannot be drawn say why.
+        report: Report of one plan; panels that cannot be drawn say why.
     """
     plan = report.plan
     timeline = [absent_drawing(report.missing.get("timeline", ""))]
@@ -127,7 +127,7 @@ def figure_sheet(reports: Sequence[ReportData], form: Literal["png", "svg"]) -> 
 
     Args:
         reports: One.
-        form: Of the file; PNG has 300 dots an inch.
+        form: Format of the file; PNG has 300 dots an inch.
 
     Raises:
         PlanFileError: If there are two, or a PNG cannot be made.
@@ -259,7 +259,7 @@ def limit_is_near(rows: Sequence[StageMemory]) -> bool:
     """True if bars leave room for the limit of a device.
 
     Args:
-        rows: Of all plans that share a scale.
+        rows: Entries of all plans that share a scale.
     """
     limit = max(row.limit_bytes for row in rows)
     return max(row.total_bytes for row in rows) >= _FAR_BARS * limit
@@ -269,7 +269,7 @@ def memory_figure(report: ReportData, scale: Sequence[StageMemory]) -> str:
     """Each pp rank's devices: what fills them, and their limit.
 
     Args:
-        report: Of one plan.
+        report: Report of one plan.
         scale: Rows of all plans, that bars have room for.
     """
     return _both(
@@ -345,7 +345,7 @@ def breakdown_figure(parts: Sequence[BreakdownPart], largest_s: float) -> str:
     """Parts of the step on its critical path, largest first.
 
     Args:
-        parts: Of one plan.
+        parts: Parts of one plan's step.
         largest_s: Seconds that the longest bar stands for.
     """
     return _both(lambda width: _breakdown(parts, largest_s, width), "Parts of the step")
@@ -431,7 +431,7 @@ def pareto_figure(report: ReportData, scale: Sequence[ParetoPoint]) -> str:
     """Step time against memory; shape and colour say how many devices.
 
     Args:
-        report: Of one plan.
+        report: Report of one plan.
         scale: Points of all plans, that the axes have room for.
     """
     kinds, limit = _kinds(report.pareto), _one_limit(report.memory)

@@ -67,7 +67,7 @@ def _table(
 
     Args:
         header: Markdown, as are the cells.
-        rows: Of which the first 64 are shown, and the others counted.
+        rows: Rows, of which the first 64 are shown and the others counted.
         numbers: Columns that are flush right.
     """
     listed = list(rows)
@@ -97,7 +97,7 @@ def markdown_page(reports: Sequence[ReportData], names: Sequence[str] = ()) -> s
 
     Args:
         reports: One or two.
-        names: Of two plans, for people: their files.
+        names: Names of two plans, for people: their files.
     """
     if len(reports) == 1:
         parts = _plan(reports[0], "", "##")
@@ -151,7 +151,7 @@ def _plan(report: ReportData, before: str, level: str) -> list[str]:
 
 
 def _ranks(report: ReportData) -> str:
-    """What each device of a pp rank spends a step on, and what fills it."""
+    """Time and memory of each device of a pp rank."""
     times: dict[int, TimelineRow] = {}
     if report.timeline is not None:
         times = {row.rank: row for row in report.timeline.rows}

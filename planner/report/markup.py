@@ -290,12 +290,12 @@ def framed_page(
     """A whole page.
 
     Args:
-        version: Of the Meshwright that wrote it; text.
+        version: Version of Meshwright that wrote it; text.
         title: Text.
         styles: Assets, one after the other.
         scripts: Assets that share one scope, one after the other.
         header: HTML, as are the next three.
-        main: What the page shows.
+        main: Contents of the page.
         footer: Where it comes from.
         data: Blocks of JSON that the scripts read.
     """

@@ -69,8 +69,9 @@ def html_page(
 
     Args:
         reports: One or two.
-        names: Of two plans, for people: their files.
-        most_spans: Of all timelines; of longer ones some rows are drawn.
+        names: Names of two plans, for people: their files.
+        most_spans: Largest number of spans of all timelines; of longer ones some rows
+            are drawn.
     """
     called = [""]
     if len(reports) > 1:
@@ -222,7 +223,7 @@ def _tiles(report: ReportData) -> str:
 
 
 def _chosen_section(reports: Sequence[ReportData], names: Sequence[str]) -> str:
-    """What was chosen and why."""
+    """The chosen strategy, and the reasons for it."""
     panes = []
     for report, name in zip(reports, names, strict=True):
         plan = report.plan

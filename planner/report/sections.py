@@ -105,7 +105,7 @@ def others_pane(report: ReportData) -> str:
 
 
 def pareto_pane(report: ReportData, peers: Sequence[ReportData]) -> str:
-    """What is faster needs more memory or more devices."""
+    """Step time against memory and devices of all priced strategies."""
     points = sorted(
         report.pareto, key=lambda p: (-p.devices, p.step_time_s, p.peak_memory_bytes)
     )

@@ -24,7 +24,7 @@ __all__ = ["PlanSource", "read_source"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSource:
-    """What a plan's strategy can be priced with again.
+    """Cost model and cluster that a plan was made with, read again.
 
     Attributes:
         pricing: None if model, cluster or constants cannot be had.

@@ -138,7 +138,7 @@ def told(text: object) -> str:
 
 
 def fitted(text: str, room: float) -> str:
-    """As much of a text as there is room for, in pixels."""
+    """Cut a text to the room that there is, in pixels."""
     most = max(int(room / (_LETTER * _SHEET_FONT)), 1)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -302,7 +302,7 @@ def sheet(head: Sequence[str], panels: Iterable[tuple[str, Sequence[Drawing]]]) 
     """A file of titled drawings, one below the other, as wide as a column of a paper.
 
     Args:
-        head: What it is of, each text on two lines at most.
+        head: Texts above the drawings, each on two lines at most.
         panels: Titles, and drawings that belong together.
     """
     lines = [line for text in head for line in textwrap.wrap(text, 48)[:2]]
@@ -351,7 +351,7 @@ def png_or_svg(drawn: str, form: Literal["png", "svg"]) -> bytes:
 
     Args:
         drawn: By :func:`sheet`.
-        form: Of the file; PNG has 300 dots an inch.
+        form: Format of the file; PNG has 300 dots an inch.
 
     Raises:
         PlanFileError: If it is to be a PNG and resvg-py is not installed.

@@ -51,7 +51,7 @@ def differences_table(reports: Sequence[ReportData], names: Sequence[str]) -> Te
 
     Args:
         reports: Two.
-        names: Of the plans, for people.
+        names: Names of the plans, for people.
     """
     first, second = (report.plan.prediction for report in reports)
     used = [float(report.plan.strategy.mesh.num_devices) for report in reports]

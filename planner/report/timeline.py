@@ -58,7 +58,7 @@ class TimelineRow:
 
     Attributes:
         rank: Pp rank.
-        devices: How many devices do the same at the same time.
+        devices: Number of devices that do the same at the same time.
         first_rank: Rank of the first of them.
         kind: Index into :data:`SPAN_KINDS`. Shape [spans].
         stage: Virtual stage; -1 if none. Shape [spans].
@@ -135,7 +135,7 @@ class TimelineData:
 
     @property
     def num_spans(self) -> int:
-        """Of all rows."""
+        """Number of spans of all rows."""
         return sum(map(len, self.rows))
 
 

@@ -51,7 +51,7 @@ def chrome_trace(
 
     Args:
         reports: One or two; both steps begin at 0.
-        names: Of two plans, for people: their files.
+        names: Names of two plans, for people: their files.
 
     Raises:
         PlanFileError: If a plan's step cannot be timed; says what would let it be.
@@ -190,7 +190,7 @@ def stream_trace(report: StreamReport) -> str:
     """The one stream of a report, of all its policies, as a file.
 
     Args:
-        report: Of one stream.
+        report: Report of one stream.
 
     Raises:
         PlanFileError: If there are several, or too many bars.

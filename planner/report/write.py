@@ -37,15 +37,15 @@ def write_report(
     Of several forms none is written unless all of them can be made.
 
     Args:
-        plan: What to report on.
-        paths: File for an HTML page that needs nothing else; or, of each of
-            :data:`FORMATS` that is wanted, its file.
+        plan: The plan to report on.
+        paths: File for an HTML page that needs nothing else; or the file of each
+            wanted form, by its name in :data:`FORMATS`.
         against: A second plan, to be laid beside the first.
-        names: What to call the two.
-        model: As for :func:`planner.report.build_report`, of both plans.
-        cluster: The same.
-        calibration: The same.
-        measurements: Of runs of the plans, in their order.
+        names: Names of the two plans.
+        model: Model of both plans, as for :func:`planner.report.build_report`.
+        cluster: Cluster of both plans.
+        calibration: Constants of both plans.
+        measurements: Measurements of runs of the plans, in their order.
 
     Raises:
         UnknownNameError: If a form is not known.
@@ -97,9 +97,9 @@ def write_stream_reports(
     """Write a report of job streams in several forms; none unless all can be made.
 
     Args:
-        records: Of one world on one cluster; of several policies, to be laid side by
-            side on the same streams.
-        paths: Of each form its file, keys of :data:`FORMATS`.
+        records: Records of one world on one cluster; those of several policies are
+            laid side by side on the same streams.
+        paths: File of each wanted form, by its name in :data:`FORMATS`.
 
     Raises:
         UnknownNameError: If a form is not known.

@@ -37,13 +37,13 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTotals:
-    """What a policy comes to over the streams that all policies decided.
+    """Results of a policy over the streams that all policies decided.
 
     Attributes:
-        name: Of the policy.
+        name: Name of the policy.
         rates: Blocking rate of each stream.
-        sums: As :func:`planner.report.stream.data.stream_sums`, mean over the streams;
-            NaN where a stream has none.
+        sums: Means over the streams of
+            :func:`planner.report.stream.data.stream_sums`; NaN where a stream has none.
     """
 
     name: str
@@ -64,8 +64,8 @@ class StreamReport:
         streams: In the order of their records.
         policies: Names, in the order of their records.
         common: Streams that all policies decided.
-        totals: Of each policy over these; empty if there are none.
-        version: Of this Meshwright.
+        totals: Results of each policy over these; empty if there are none.
+        version: Version of this Meshwright.
     """
 
     streams: tuple[Stream, ...]
@@ -114,7 +114,7 @@ def build_stream_report(records: Sequence[StreamRecord]) -> StreamReport:
     """Lay records out by stream and policy.
 
     Args:
-        records: Of one world on one cluster.
+        records: Records of one world on one cluster.
 
     Raises:
         PlanFileError: If there are none, they are of several worlds or clusters, two

@@ -36,8 +36,8 @@ class StreamData:
     """One record. n jobs; times that are not there are NaN.
 
     Attributes:
-        record: That it is of.
-        name: What to call it: its policy.
+        record: The record itself.
+        name: Name of its policy.
     """
 
     record: StreamRecord
@@ -79,12 +79,12 @@ class StreamData:
 
     @cached_property
     def ran(self) -> Flags:
-        """Whether a job started. Shape [n]."""
+        """True for jobs that started. Shape [n]."""
         return ~np.isnan(self.start_s)
 
     @cached_property
     def ended(self) -> Flags:
-        """Whether it ran to its end. Shape [n]."""
+        """True for jobs that ran to their end. Shape [n]."""
         return ~np.isnan(self.end_s)
 
     @cached_property
@@ -95,13 +95,13 @@ class StreamData:
 
     @cached_property
     def blocked(self) -> Flags:
-        """Whether a job counts as blocked. Shape [n]."""
+        """True for jobs that count as blocked. Shape [n]."""
         numbers = [OUTCOMES.index(outcome) for outcome in self.record.blocked]
         return np.isin(self.outcome, numbers)
 
     @cached_property
     def work_s(self) -> Array:
-        """Of each job on one reference device. Shape [n]."""
+        """Work of each job, in seconds of one reference device. Shape [n]."""
         each = np.array([model.sequential_s for model in self.record.models])
         size = np.array(self.record.jobs.size, dtype=np.float64)
         work_s: Array = size * each[self.model]
@@ -163,14 +163,14 @@ class StreamData:
 
 
 def stream_sums(data: StreamData) -> dict[str, float]:
-    """What the rows come to, under the names of the world's own summary.
+    """Sum up a record under the names of the world's own summary.
 
     Means are over jobs that ran to their end, NaN if there are none; ``utilisation``
     and ``fragmentation`` are shares as
     :class:`envs.stream.state.StreamSummary` has them.
 
     Args:
-        data: Of one record.
+        data: One record.
     """
     record, ended = data.record, data.ended
     plans = np.array([[plan.degree, plan.alone_s] for plan in record.plans] or [[0, 0]])
@@ -253,7 +253,7 @@ class Blocking:
     """Blocked over arrived so far.
 
     Attributes:
-        time_s: Of arrivals. Shape [p].
+        time_s: Times of arrivals. Shape [p].
         rate: Up to each, it included. Shape [p].
     """
 
@@ -266,10 +266,10 @@ class Windows:
     """Jobs by the window in which they arrived. w windows of equal length.
 
     Attributes:
-        length_s: Of a window.
+        length_s: Length of a window.
         arrived: Shape [w].
         causes: Outcomes that count as blocked.
-        blocked: Of these, jobs of each window. Shape [causes, w].
+        blocked: Blocked jobs of each cause and window. Shape [causes, w].
     """
 
     length_s: float
@@ -283,7 +283,7 @@ class Steps:
     """A number that changes at times and stays in between.
 
     Attributes:
-        time_s: Of changes, from 0 on. Shape [p].
+        time_s: Times of changes, from 0 on. Shape [p].
         value: From each on. Shape [p].
         mean: Over the whole time, of all changes, also those left out.
     """
@@ -297,7 +297,7 @@ def blocking(data: StreamData, most: int = _MOST_POINTS) -> Blocking:
     """Rate after each arrival; of many arrivals evenly chosen ones, the last included.
 
     Args:
-        data: Of one record.
+        data: One record.
         most: Points.
     """
     rate = np.cumsum(data.blocked) / np.arange(1, len(data) + 1)
@@ -306,10 +306,10 @@ def blocking(data: StreamData, most: int = _MOST_POINTS) -> Blocking:
 
 
 def windows(data: StreamData) -> Windows:
-    """As many windows as have a dozen jobs each, at most 40.
+    """Count jobs by window of time: at most 40 windows, a dozen jobs in each.
 
     Args:
-        data: Of one record.
+        data: One record.
     """
     count = int(np.clip(len(data) // _FEWEST_JOBS, 1, _MOST_WINDOWS))
     length_s = data.record.horizon_s / count
@@ -333,7 +333,7 @@ def devices_in_use(data: StreamData, most: int = _MOST_POINTS) -> Steps:
     Where there are more changes than points, a point is the mean up to the next one.
 
     Args:
-        data: Of one record.
+        data: One record.
         most: Points.
     """
     horizon_s, held = data.record.horizon_s, data.held[data.ran]

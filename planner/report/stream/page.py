@@ -70,8 +70,8 @@ def stream_page(report: StreamReport, *, most_jobs: int = MOST_JOBS) -> str:
     """The report of streams, of one policy or of several side by side.
 
     Args:
-        report: Of all streams.
-        most_jobs: That are drawn and listed, of all records.
+        report: Report of all streams.
+        most_jobs: Largest number of jobs that are drawn and listed, of all records.
     """
     return framed_page(
         version=report.version,
@@ -140,7 +140,7 @@ def _tiles(report: StreamReport) -> str:
 
 
 def _picker(report: StreamReport, most_jobs: int) -> str:
-    """Which stream the figures below are of."""
+    """List of streams, to pick the one that the figures show."""
     shown = shown_streams(report, most_jobs)
     if len(report.streams) == 1:
         return ""

@@ -1,4 +1,4 @@
-"""What the page's script draws from: curves, bars and jobs, fit for a phone."""
+"""Data that the page's script draws: curves, bars and jobs, fit for a phone."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def shown_streams(
     """Streams that are drawn: as many as fit whole, at least one.
 
     Args:
-        report: Of all streams.
-        most_jobs: Of all records.
+        report: Report of all streams.
+        most_jobs: Largest number of jobs of all records.
     """
     shown: list[Stream] = []
     total = 0
@@ -50,7 +50,7 @@ def kept_jobs(data: StreamData, most: int) -> Index:
     room, and evenly chosen ones of the others for the other half.
 
     Args:
-        data: Of one record.
+        data: One record.
         most: Jobs.
     """
     count = len(data)
@@ -70,8 +70,8 @@ def stream_payload(report: StreamReport, most_jobs: int = MOST_JOBS) -> dict[str
     """Data of the page, for JSON.
 
     Args:
-        report: Of all streams.
-        most_jobs: Of all records.
+        report: Report of all streams.
+        most_jobs: Largest number of jobs of all records.
     """
     shown = shown_streams(report, most_jobs)
     runs = sum(len(stream.runs) for stream in shown)

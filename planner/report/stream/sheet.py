@@ -44,8 +44,8 @@ def stream_sheet(report: StreamReport, form: Literal["png", "svg"]) -> bytes:
     """Blocking rate and devices in use of all policies, and who ran where, as a file.
 
     Args:
-        report: Of one stream.
-        form: Of the file; PNG has 300 dots an inch.
+        report: Report of one stream.
+        form: Format of the file; PNG has 300 dots an inch.
 
     Raises:
         PlanFileError: If there are several streams, or a PNG cannot be made.
@@ -57,7 +57,7 @@ def stream_drawing(report: StreamReport) -> str:
     """The sheet as SVG.
 
     Args:
-        report: Of one stream.
+        report: Report of one stream.
 
     Raises:
         PlanFileError: If there are several streams.

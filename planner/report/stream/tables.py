@@ -61,7 +61,7 @@ def percent(share: float) -> str:
 
 
 def title(report: StreamReport) -> str:
-    """What the report is of."""
+    """Title of the report."""
     count = len(report.streams)
     if count == 1:
         return f"Job stream: {report.streams[0].name}"
@@ -118,7 +118,7 @@ def _one(report: StreamReport) -> str:
 
 
 def comparison(report: StreamReport) -> str:
-    """Which of several policies blocks least, and by how much."""
+    """Name the policy that blocks least, and by how much."""
     if not report.totals:
         return "No stream was decided by all policies, so that none is the better one."
     ranked = sorted(report.totals, key=lambda one: one.rate)
@@ -267,10 +267,10 @@ def _model_row(
 
 
 def stream_markdown(report: StreamReport) -> str:
-    """What happened, policies side by side, each stream, each model; no figures.
+    """Write summary, policies side by side, streams and models; no figures.
 
     Args:
-        report: Of all streams.
+        report: Report of all streams.
     """
     cluster = plain_text(report.first.cluster.name)
     parts = [
