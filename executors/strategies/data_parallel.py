@@ -48,21 +48,19 @@ def make_data_parallel(
     Returns:
         The module to call from then on.
     """
-    precision = strategy.precision
-    casts = _casts(precision)
-    if place.size("shard") == 1 and not place.reduces and not casts:
+    lone = place.size("shard") == 1 and not place.reduces
+    if lone and not _casts(strategy.precision):
         return model
     if not any(True for _ in model.parameters()):
         return model
     if place.size("shard") > 1 or not place.reduces:
         _fully_shard(model, strategy, place, units, experts)
         return model
-    mixed = place.size("pp") > 1 or place.size("tp") > 1 or casts
-    if not mixed and precision.reduce == precision.parameter:
+    if strategy.replicas_by_ddp:
         # It compares and copies values as soon as it is made.
         fill()
         return _wrap_in_ddp(model, strategy, place)
-    _replicate(model, precision, place, units)
+    _replicate(model, strategy.precision, place, units)
     return model
 
 
