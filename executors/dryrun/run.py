@@ -38,6 +38,7 @@ from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
 from planner.schema.measurement import Traffic, mean_traffic
+from planner.schema.methods import methods_of
 from planner.schema.support import unsupported
 from planner.schema.verification import (
     GroupTraffic,
@@ -221,11 +222,12 @@ def _check(plan: Plan, rank: int) -> None:
         raise ExecutionError(
             f"rank {rank} of a plan for {world}; ranks are 0 to {world - 1}"
         )
-    if strategy.gradient_compression == "powersgd":
-        raise ExecutionError(
-            "verify does not follow gradient_compression=powersgd, whose hook runs in "
-            "DDP's reducer; measure it with run --measure, or verify the plan without"
-        )
+    for method, value in methods_of(strategy):
+        if method.unverified:
+            raise ExecutionError(
+                f"verify does not follow {method.slot}={value}, {method.unverified}; "
+                f"measure it with run --measure, or verify the plan without"
+            )
 
 
 def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:

@@ -13,18 +13,26 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.schema import GradientCompression
+from planner.schema import GradientCompression, Strategy
 
-__all__ = ["ONE_BUCKET_MB", "compress_gradients"]
+__all__ = ["bucket_mb", "compress_gradients"]
 
 #: PowerSGD's hook waits for its own collectives within a callback of the backend:
 #: with two buckets both of gloo's threads wait for each other for ever (torch 2.13).
 #: DDP has one bucket if it may be as large as this.
-ONE_BUCKET_MB = 1_000_000
+_ONE_BUCKET_MB = 1_000_000
 #: Rank of PowerSGD's factors; Vogels et al. 2019 (section 5) train with 1 to 4.
 _POWER_SGD_RANK = 4
 #: Plain steps before PowerSGD sets in; torch asks for at least 2 with error feedback.
 _POWER_SGD_START = 2
+
+
+def bucket_mb(strategy: Strategy) -> float | None:
+    """Size of DDP's buckets in MiB, perhaps a fraction; None for torch's own."""
+    if strategy.gradient_compression == "powersgd":
+        return _ONE_BUCKET_MB
+    size = strategy.overlap.bucket_bytes
+    return None if size is None else size / 2**20
 
 
 def compress_gradients(
@@ -35,8 +43,8 @@ def compress_gradients(
     """Register the hook that compresses gradients between replicas.
 
     Args:
-        module: Not yet run. For ``powersgd`` built with ``bucket_cap_mb`` of
-            :data:`ONE_BUCKET_MB`.
+        module: Not yet run. Built with ``bucket_cap_mb`` of
+            :func:`bucket_mb`.
         how: ``bfloat16`` and ``float16`` send rounded gradients; ``powersgd`` sends
             factors of low rank, and feeds what they miss back into the next step
             (Vogels et al. 2019).

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
-from executors.strategies.compression import ONE_BUCKET_MB, compress_gradients
+from executors.strategies.compression import bucket_mb, compress_gradients
 from planner.schema import Overlap, Precision, Strategy
 
 __all__ = ["make_data_parallel", "set_prefetch"]
@@ -72,7 +72,7 @@ def _wrap_in_ddp(model: nn.Module, strategy: Strategy, place: ProcessMesh) -> nn
         model,
         process_group=group,
         gradient_as_bucket_view=True,
-        bucket_cap_mb=_bucket_mb(strategy),
+        bucket_cap_mb=bucket_mb(strategy),
     )
     compress_gradients(wrapped, strategy.gradient_compression, group)
     return wrapped
@@ -148,14 +148,6 @@ def _uncast(precision: Precision) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(
         reduce_dtype=_torch_dtype(precision.reduce), cast_forward_inputs=False
     )
-
-
-def _bucket_mb(strategy: Strategy) -> float | None:
-    """Size of DDP's buckets in MiB, perhaps a fraction; None for torch's own."""
-    if strategy.gradient_compression == "powersgd":
-        return ONE_BUCKET_MB
-    size = strategy.overlap.bucket_bytes
-    return None if size is None else size / 2**20
 
 
 def _place_expert(ways: int, parameter: nn.Parameter) -> Shard | None:

@@ -59,11 +59,6 @@ def overlap_reason(strategy: Strategy) -> str | None:
             f"buckets are for plain replicas in one precision (pp=1, tp=1, no ZeRO), "
             f"each unit is one elsewhere, leave it out"
         )
-    if strategy.gradient_compression == "powersgd":
-        return (
-            f"overlap.bucket_bytes={overlap.bucket_bytes} with powersgd; it works in "
-            f"one bucket alone, leave it out"
-        )
     return None
 
 

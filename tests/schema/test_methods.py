@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -275,3 +276,51 @@ def test_expected_traffic_is_priced_and_counted(
             gradients=weights, weights=weights
         )
         assert sum(value.phases.values()) == pytest.approx(1.0)  # type: ignore[union-attr]
+
+
+# -- The seam ------------------------------------------------------------------------
+
+#: Names that plain words of the language share with a method.
+_COMMON_WORDS = {"none", "bfloat16", "float16"}
+
+
+def _words_of_code(path: Path) -> set[str]:
+    """Names, imported modules and texts of a module, docstrings left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").rpartition(".")[2])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} if id(node) not in docstrings else set()
+    return found
+
+
+@pytest.mark.parametrize("method", CHOSEN)
+def test_no_other_file_names_a_method(method: Method) -> None:
+    """A method is its own files: rooms look it up, and know no names."""
+    names = {method.kind, *method.presets} - _COMMON_WORDS
+    if method.document is not None:
+        names.add(method.document.__name__)
+    assert method.runs is not None
+    own = {
+        f"planner/schema/methods/{method.kind}.py",
+        f"planner/schema/methods/{method.slot}.py",
+        *(
+            place.partition(":")[0].replace(".", "/") + ".py"
+            for place in (method.prices, method.runs)
+        ),
+    }
+    for room in ("planner", "executors", "envs", "policies"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if str(path.relative_to(ROOT)) not in own:
+                assert not _words_of_code(path) & names, path

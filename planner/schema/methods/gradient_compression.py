@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.schema.methods.method import Feature, Method
+from planner.schema.methods.method import Feature, Method, Violation
 
 if TYPE_CHECKING:
     from planner.schema.case import Case
@@ -23,8 +23,22 @@ def _replicas_by_ddp(case: Case) -> str | None:
     )
 
 
+def _one_bucket(case: Case) -> str | None:
+    size = case.strategy.overlap.bucket_bytes
+    if size is None:
+        return None
+    return (
+        f"overlap.bucket_bytes={size} with powersgd; it works in one bucket alone, "
+        f"leave it out"
+    )
+
+
 def _compressed(
-    kind: str, source: str, tolerance: tuple[float, float, float] | None = None
+    kind: str,
+    source: str,
+    tolerance: tuple[float, float, float] | None = None,
+    *more: Violation,
+    unverified: str | None = None,
 ) -> Method:
     feature = None
     if tolerance is not None:
@@ -40,10 +54,11 @@ def _compressed(
         slot="gradient_compression",
         words="gradients compressed by {kind}",
         inexact="it changes gradients",
-        violations=(_replicas_by_ddp,),
+        violations=(_replicas_by_ddp, *more),
         feature=feature,
         prices="planner.cost.replicas.all_reduce:AllReducePricing",
         runs="executors.strategies.compression:compress_gradients",
+        unverified=unverified,
         page="methods/gradient-compression.md",
         test="tests/distributed/test_compression.py",
         source=source,
@@ -70,5 +85,7 @@ METHODS = (
         "powersgd",
         f"{_HOOKS}; Vogels et al. 2019, arXiv 1905.13727",
         (2e-2, float("inf"), float("inf")),
+        _one_bucket,
+        unverified="its hook runs in DDP's reducer",
     ),
 )

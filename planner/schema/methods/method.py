@@ -97,6 +97,7 @@ class Method:
         presets: Names of settings that are in use, beside those of the defaults.
         prices: ``module:name`` of its pricing.
         runs: ``module:name`` of its executor; None if there is none.
+        unverified: Why a dry run cannot follow it; None if it can.
         page: Its page, in ``docs/``.
         test: File of its acceptance test.
         source: Where it is from.
@@ -114,6 +115,7 @@ class Method:
     presets: Mapping[str, MethodDocument] = field(default_factory=dict)
     prices: str
     runs: str | None = None
+    unverified: str | None = None
     page: str
     test: str
     source: str
