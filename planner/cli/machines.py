@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from planner.cli.options import CalibrationName, OptionalInt
+from planner.cli.options import OptionalInt
 from planner.cli.output import emit_json, emit_table, emit_text, note, progress, working
 from planner.errors import ExecutionError, MeshwrightError
 from planner.schema.base import require_writable
@@ -164,7 +164,7 @@ class ProbeCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateCommand:
-    """Correct the constants of GPUs and frameworks by a handful of your own runs."""
+    """Fit the constants of GPUs and frameworks to a handful of your own runs."""
 
     measurements: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CSV")]
     """One row a run; docs/cli.md names the columns."""
@@ -172,7 +172,7 @@ class CalibrateCommand:
         "calibration.json"
     )
     """File for the constants; plan takes it as --calibration."""
-    start: CalibrationName = "shipped"
+    start: Annotated[str, tyro.conf.arg(metavar="FILE|shipped|none")] = "shipped"
     """Constants to start from; the fit is pulled towards them."""
     json: bool = False
     """Print the result as JSON."""

@@ -53,29 +53,26 @@ class PlanCommand:
     """Samples per optimizer step, over all devices."""
     seq_len: SeqLen = None
     out: OutFile = None
-    """Where to write the plan."""
+    """File for the plan."""
     pin: Pins = ()
     partitioner: Annotated[str, tyro.conf.arg(metavar="NAME[,NAME...]")] = "auto"
     """Partitioners that search: auto, or names of installed ones."""
     compare: bool = False
-    """Plan with each installed (or named) partitioner, show the plans side by side, and
-    keep the best one."""
+    """Compare the plans of all installed (or named) partitioners; keep the best one."""
     # planner.search has the same names; importing it here would slow every command.
     objective: Literal["throughput", "throughput_per_device", "memory"] = "throughput"
     """Quantity to optimise."""
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")] = "meshwright"
-    """Plan within the limits of Meshwright's executors (meshwright) or of a launcher
-    (meshwright export --list), or allow every legal strategy (any)."""
+    """Limits to keep: meshwright (its executors), a launcher (export --list), any."""
     devices: Literal["all", "any"] = "all"
-    """Use every free device, or as many as it takes to be fastest."""
+    """Use all free devices, or the number that is fastest."""
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
     """Share of each device's memory that may be used."""
     calibration: CalibrationName = "shipped"
     evaluation_budget: OptionalInt = None
     """Number of strategies that each partitioner may simulate."""
     time_budget_s: OptionalFloat = None
-    """Time limit of the search in seconds, shared by the partitioners; with --compare
-    each has this much."""
+    """Time limit of the search in seconds; with --compare, of each partitioner."""
     seed: int = 0
     """Seed of everything random."""
     allow_remote_code: bool = False

@@ -77,8 +77,7 @@ class ExportCommand:
     force: bool = False
     """Overwrite files of the same names with other contents."""
     nearest: bool = False
-    """If the target cannot express the plan, plan again within its limits, and print
-    the changes and their cost."""
+    """If the target cannot express the plan, plan again within its limits."""
     model: OtherModelName = None
     cluster: Annotated[
         str | None, tyro.conf.arg(metavar="CLUSTER", help_behavior_hint="")

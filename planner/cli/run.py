@@ -92,8 +92,7 @@ class RunCommand:
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """A plan file."""
     on: Literal["local", "ray", "slurm"] = "local"
-    """Place: processes of this machine, workers of Ray Train on the running Ray cluster
-    (else a local one), or a job submitted to SLURM."""
+    """Train in local processes, on a Ray cluster, or in a job submitted to SLURM."""
     steps: int = 10
     """Optimizer steps."""
     model: OtherModelName = None

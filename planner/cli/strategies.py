@@ -152,8 +152,7 @@ class ImportCommand:
     model: Annotated[
         str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")
     ] = None
-    """The config's model: names the modules of stages, if the config has their numbers
-    of layers. Without it, predict cuts the model."""
+    """The config's model, to name the modules of its stages."""
     options: Annotated[WantedOptions, tyro.conf.arg(name="")] = field(
         default_factory=WantedOptions
     )
