@@ -250,6 +250,10 @@ def paragraph(plan: PlanFields) -> str:
         f"{format_seconds(prediction.step_time_s)} ({_speed(plan)}), with "
         f"{_memory_line(plan)}.",
     ]
+    if training := _training_line(plan):
+        told.append(f"Training is not plain: {training}.")
+    if left_out := ", ".join(unpriced(strategy)):
+        told.append(f"The prediction leaves out {left_out}.")
     if plan.provenance.bound_by:
         told.append(f"The step is bound by {plan.provenance.bound_by}.")
     name, counts = _finder_line(plan).split("; ", 1)

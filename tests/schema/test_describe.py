@@ -8,6 +8,7 @@ import pytest
 
 from planner import predict
 from planner.schema import Mesh, Overlap, Stage, Strategy
+from planner.schema.describe import paragraph
 from planner.schema.execution import unpriced
 from planner.units import format_bytes, format_seconds
 from tests.cost.made import device, hosts, uniform_graph
@@ -160,12 +161,14 @@ def test_assumptions_are_shown() -> None:
 def test_what_no_price_knows_is_said() -> None:
     plan = gpt2_plan(compile=True)
     assert _lines(plan.summary())["not priced"] == "compile=True"
+    assert "The prediction leaves out compile=True." in paragraph(plan)
     strategy = plan.strategy.model_copy(
         update={"compile": False, "overlap": Overlap(bucket_bytes=2**20)}
     )
     told = _lines(plan.model_copy(update={"strategy": strategy}).summary())
     assert told["not priced"] == "overlap.bucket_bytes=1048576"
     assert "not priced" not in _lines(gpt2_plan().summary())
+    assert "leaves out" not in paragraph(gpt2_plan())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from planner.plugins import load_object
 from planner.schema import Mesh, Plan, Precision, Strategy
 from planner.schema.case import Case
 from planner.schema.composition import FEATURES
-from planner.schema.describe import facts
+from planner.schema.describe import facts, paragraph
 from planner.schema.leaves import leaf_defaults
 from planner.schema.methods import (
     Method,
@@ -30,6 +30,7 @@ from planner.schema.methods import (
     methods_of,
     read_method,
     slots,
+    words_of,
 )
 from planner.schema.support import unsupported
 from planner.schema.verification import Verification
@@ -192,7 +193,9 @@ def test_each_setting_shows_in_label_summary_and_verdicts(method: Method) -> Non
         strategy = made.strategy.model_copy(update=update)
         labels.add(strategy.label())
         assert str(value) in strategy.label().split()
-        told.add(str(facts(made.model_copy(update={"strategy": strategy}))))
+        changed = made.model_copy(update={"strategy": strategy})
+        told.add(str(facts(changed)))
+        assert words_of(method, value) in paragraph(changed)
         for name in target_names():
             target = get_target(name)
             case = TargetCase(strategy=strategy, placed=False, layers=False)

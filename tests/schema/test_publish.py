@@ -137,3 +137,20 @@ def test_the_command_writes_all_of_them(tmp_path: Path) -> None:
 def test_the_command_wants_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 1
     assert capsys.readouterr().err.startswith("usage: ")
+
+
+def test_pages_tell_the_documents_that_a_field_may_hold() -> None:
+    parts = {name: {"title": name, "properties": {}} for name in ("One", "Other")}
+    refs = [{"$ref": f"#/$defs/{name}"} for name in parts]
+    whole = {
+        "title": "Whole",
+        "description": "All.",
+        "$defs": parts,
+        "properties": {"part": {"oneOf": refs}},
+    }
+    (line,) = (
+        line
+        for line in schema_pages({"strategy": whole})["strategy"].splitlines()
+        if line.startswith("| `part` |")
+    )
+    assert line == "| `part` | [One](#one) or [Other](#other) | optional |  |"
