@@ -9,7 +9,8 @@ import pytest
 
 from planner.cost.kernels.blocks import Ties
 from planner.cost.table.cuts import balanced_bounds
-from planner.cost.table.stages import CROSSING, KEPT, PEAKS, TIMES, Pairs, summarize
+from planner.cost.table.memory import CROSSING, KEPT, PEAKS
+from planner.cost.table.stages import TIMES, Pairs, summarize
 from planner.cost.units import UnitCosts
 
 UNITS, COMBOS = 13, 2
