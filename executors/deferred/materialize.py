@@ -207,7 +207,7 @@ def _cut(whole: torch.Tensor, parameter: DTensor, outer: int) -> torch.Tensor:
         raise ExecutionError(
             f"a shard of {tuple(expected)} was to be cut as {tuple(whole.shape)} from "
             f"a parameter of {tuple(parameter.shape)} placed {parameter.placements}; "
-            f"this torch cuts otherwise, use one of those that Meshwright names"
+            f"this release of torch cuts otherwise; use one that Meshwright supports"
         )
     return whole
 

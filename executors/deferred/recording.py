@@ -222,7 +222,7 @@ class Recording:
         if torch.Tag.inplace_view in func.tags:
             if func._schema.name.startswith("aten::resize") or made:
                 raise ExecutionError(
-                    f"{func} changes what memory a tensor has, which cannot be deferred"
+                    f"{func} changes the memory of a tensor, which cannot be deferred"
                 )
             return
         numbers = {place.storage for t in written if (place := tape.place(t))}
@@ -273,7 +273,7 @@ def _size(tensor: torch.Tensor) -> int:
 
 def _unknown(tensor: torch.Tensor) -> ExecutionError:
     return ExecutionError(
-        f"no values are known of a tensor of shape {tuple(tensor.shape)}: it was made "
+        f"a tensor of shape {tuple(tensor.shape)} has no known values: it was made "
         f"outside of the recording; make it in model_fn"
     )
 

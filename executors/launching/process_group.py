@@ -159,8 +159,8 @@ def agree(store: Store, rank: int, world: int, timeout: datetime.timedelta) -> s
                 answered.add(said)
         if time.monotonic() > deadline:
             raise ExecutionError(
-                f"{heard + 1} of {world} ranks came within {timeout.total_seconds():g} "
-                f"s; look why the others did not start"
+                f"{heard + 1} of {world} ranks started within "
+                f"{timeout.total_seconds():g} s; see the output of the others"
             )
         time.sleep(_POLL_S)
     return word

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from planner.schema import Strategy
 from planner.targets.base import Case, Target, Violation
-from planner.targets.rules import on_cpu, same_on_every_host
+from planner.targets.rules import on_cpu, ranks_in_order
 
 __all__ = ["TARGETS", "by_fsdp"]
 
@@ -183,7 +183,7 @@ TARGETS = (
             "overlap.backward_prefetch": "accelerate ignores it with FSDP2",
         },
         rules=(
-            same_on_every_host,
+            ranks_in_order,
             _shards_on_accelerators,
             _something_to_shard,
             _zero,

@@ -7,7 +7,7 @@ Source: DeepSpeed 0.19.6, ``runtime/config.py``, ``runtime/engine.py``,
 from __future__ import annotations
 
 from planner.targets.base import Case, Target, Violation
-from planner.targets.rules import same_on_every_host
+from planner.targets.rules import ranks_in_order
 
 __all__ = ["TARGETS"]
 
@@ -151,7 +151,7 @@ TARGETS = (
             "overlap.backward_prefetch": "it counts parameters, not units",
         },
         rules=(
-            same_on_every_host,
+            ranks_in_order,
             _autotp,
             _shards_over_all,
             _ulysses,

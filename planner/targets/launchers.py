@@ -15,7 +15,6 @@ __all__ = ["TARGETS"]
 
 _KUBERNETES_RULES = (same_on_every_host, one_kind_of_device, known_resource)
 _KUBERNETES_CANNOT = (
-    "ranks out of the order of devices",
     "different numbers of devices on different hosts",
     "devices of several types",
     "device types without a known device plugin",
@@ -34,7 +33,7 @@ TARGETS = (
         says=EVERYTHING,
         check="the plan's own schema",
     ),
-    # One command a host; ranks are numbered host by host.
+    # One command a host; processes are numbered host by host.
     Target(
         name="torchrun",
         title="torchrun",
@@ -42,10 +41,7 @@ TARGETS = (
         runs="meshwright",
         says=EVERYTHING,
         rules=(same_on_every_host,),
-        cannot=(
-            "ranks out of the order of devices",
-            "different devices on different hosts",
-        ),
+        cannot=("different devices on different hosts",),
         check="bash -n; run on 2 gloo processes",
     ),
     # One task a node, torchrun inside.
@@ -57,7 +53,6 @@ TARGETS = (
         says=EVERYTHING,
         rules=(same_on_every_host, one_kind_of_device),
         cannot=(
-            "ranks out of the order of devices",
             "different numbers of devices on different hosts",
             "devices of several types",
         ),
@@ -93,7 +88,6 @@ TARGETS = (
         says=EVERYTHING,
         rules=(same_on_every_host, one_kind_of_device, on_skypilot),
         cannot=(
-            "ranks out of the order of devices",
             "different numbers of devices on different hosts",
             "devices of several types",
             "device types that SkyPilot has no name for",
@@ -110,7 +104,6 @@ TARGETS = (
         says=EVERYTHING,
         rules=(same_on_every_host, whole_hosts, one_kind_of_device),
         cannot=(
-            "ranks out of the order of devices",
             "some of the devices of several hosts",
             "devices of several types",
         ),

@@ -9,7 +9,7 @@ from planner.targets.rules import (
     experts_apart_from_tensors,
     no_float8,
     one_recompute,
-    same_on_every_host,
+    ranks_in_order,
 )
 
 __all__ = ["TARGETS", "megatron_stages"]
@@ -192,7 +192,7 @@ TARGETS = (
             _dtypes,
             _states,
             _decay,
-            same_on_every_host,
+            ranks_in_order,
         ),
         cannot=(
             "ZeRO 2 and 3 (Megatron-FSDP is not written)",

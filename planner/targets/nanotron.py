@@ -10,7 +10,7 @@ from __future__ import annotations
 from planner.schema import Precision
 from planner.targets.base import Case, Target, Violation
 from planner.targets.layers import may_be_even
-from planner.targets.rules import accelerators_alone, same_on_every_host
+from planner.targets.rules import accelerators_alone, ranks_in_order
 
 __all__ = ["PRECISIONS", "TARGETS"]
 
@@ -155,7 +155,7 @@ TARGETS = (
             "unreleased main branch has)",
         },
         rules=(
-            same_on_every_host,
+            ranks_in_order,
             accelerators_alone,
             _engine,
             _filled,

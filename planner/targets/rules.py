@@ -22,6 +22,7 @@ __all__ = [
     "one_recompute",
     "only_kind",
     "placement_of",
+    "ranks_in_order",
     "same_on_every_host",
     "whole_hosts",
 ]
@@ -48,18 +49,13 @@ class Placement:
 
 
 def placement_of(case: Case) -> Placement | Violation:
-    """Return the placement of the ranks, or the violation of counting host by host."""
-    ids = case.strategy.device_ids()
+    """Return the placement of the processes, or why it is not the same on every host.
+
+    Launchers number processes in the order of devices. Meshwright's executors give
+    each the rank that the plan has for its device; see :func:`ranks_in_order`.
+    """
+    ids = sorted(case.strategy.device_ids())
     value = str([list(run) for run in case.strategy.device_ranges] or "in order")
-    if list(ids) != sorted(ids):
-        return Violation(
-            field="device_ranges",
-            value=value,
-            why="ranks are out of the order of devices, and the launcher numbers ranks "
-            "host by host",
-            remedy="plan again with devices in order, or start one process per device "
-            "yourself, with RANK set",
-        )
     sizes = _machines(case)
     if not sizes:
         return Violation(
@@ -109,11 +105,26 @@ def _machines(case: Case) -> list[int]:
 
 
 def same_on_every_host(case: Case) -> Violation | None:
-    """Require ranks that are numbered host by host, the same devices on each."""
+    """Require processes that are numbered host by host, the same devices on each."""
     if not case.placed:
         return None
     found = placement_of(case)
     return found if isinstance(found, Violation) else None
+
+
+def ranks_in_order(case: Case) -> Violation | None:
+    """Require :func:`same_on_every_host`, and ranks in the order of devices."""
+    ids = case.strategy.device_ids()
+    if not case.placed or list(ids) == sorted(ids):
+        return same_on_every_host(case)
+    return Violation(
+        field="device_ranges",
+        value=str([list(run) for run in case.strategy.device_ranges]),
+        why="ranks are out of the order of devices, and the framework takes ranks as "
+        "the launcher numbers them, host by host",
+        remedy="plan again with devices in order, or export for a launcher of "
+        "meshwright run",
+    )
 
 
 def whole_hosts(case: Case) -> Violation | None:

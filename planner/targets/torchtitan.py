@@ -9,7 +9,7 @@ from planner.targets.rules import (
     experts_apart_from_tensors,
     no_float8,
     one_recompute,
-    same_on_every_host,
+    ranks_in_order,
 )
 
 __all__ = ["TARGETS", "torchtitan_parts"]
@@ -261,7 +261,7 @@ _RULES = (
     no_float8,
     _dtypes,
     _adam,
-    same_on_every_host,
+    ranks_in_order,
 )
 
 _CANNOT = (

@@ -44,7 +44,7 @@ def test_every_target_is_listed_with_what_it_cannot_say(capsys: Capsys) -> None:
     listed = ask(capsys, "export", "--list", "--json").json
     assert [entry["name"] for entry in listed] == list(exporter_names())
     torchrun = next(entry for entry in listed if entry["name"] == "torchrun")
-    assert "ranks out of the order of devices" in torchrun["cannot"]
+    assert "different devices on different hosts" in torchrun["cannot"]
     assert torchrun["fields"] == len(torchrun["says"])
     table = ask(capsys, "export", "--list").out
     assert all(name in table for name in exporter_names())
