@@ -49,10 +49,10 @@ class _Kept(FunctionCache):  # type: ignore[misc]
 def _announce(*, kept: bool) -> None:
     """Log, once in a process, that kernels are compiled now."""
     if kept:
-        _log.info("compiling kernels once, about 15 s; kept for later runs ...")
+        _log.info("compiling kernels once, about 10 s; kept for later runs ...")
     else:
         _log.info(
-            "compiling kernels, about 15 s in every run, as no folder can be written "
+            "compiling kernels, about 10 s in every run, as no folder can be written "
             "to; set NUMBA_CACHE_DIR to one"
         )
 
