@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,14 +12,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from executors.losses import target_of
+from executors.losses import LossFunction, target_of
 from executors.mesh import ProcessMesh
-from planner.schema import Optimizer
-
-if TYPE_CHECKING:
-    from executors.trainer import Trainer
+from executors.parallelize import ParallelPart
+from executors.pipelines.pipeline import Pipeline
+from executors.pipelines.tied import TiedSync
+from planner.schema import Optimizer, Plan
 
 __all__ = [
+    "ParallelModel",
     "PlainStep",
     "Step",
     "build_optimizer",
@@ -159,11 +160,46 @@ def build_optimizer(
     return kind(listed, lr=spec.learning_rate, weight_decay=spec.weight_decay)
 
 
+class ParallelModel(Protocol):
+    """This rank's part of a model, as :class:`executors.trainer.Trainer` holds it.
+
+    Attributes:
+        plan: The plan.
+        place: Where this process stands.
+        loss: The loss of the workload.
+        positions: Tokens of every sequence that this rank has under cp; None for all.
+        parts: Stages of this rank by index; one without a pipeline.
+        pipeline: Runs the stages; None without a pipeline.
+        tied: Keeps tied weights in several stages equal; None without a pipeline.
+        optimizer: Updates the weights of this rank.
+        partial: Parameters whose gradients are summed over tp.
+    """
+
+    plan: Plan
+    place: ProcessMesh
+    loss: LossFunction
+    positions: torch.Tensor | None
+    parts: dict[int, ParallelPart]
+    pipeline: Pipeline | None
+    tied: TiedSync | None
+    optimizer: torch.optim.Optimizer
+    partial: list[nn.Parameter]
+
+    def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Cut out the part of every sequence that this rank has under cp."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of this rank under the model's own FQNs, tied copies once."""
+
+    def all_parameters(self) -> list[nn.Parameter]:
+        """Parameters of this rank, every tied copy included."""
+
+
 class Step(Protocol):
     """A rule by which this rank's slice of a batch becomes new weights."""
 
     def update(
-        self, trainer: Trainer, local: Mapping[str, torch.Tensor]
+        self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Train on one slice; needs no values, so that a dry run can do it.
 
@@ -183,7 +219,7 @@ class PlainStep:
     """Back-propagation of all microbatches, then one step of the optimizer."""
 
     def update(
-        self, trainer: Trainer, local: Mapping[str, torch.Tensor]
+        self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """See :meth:`Step.update`."""
         trainer.optimizer.zero_grad()
@@ -196,7 +232,7 @@ class PlainStep:
         return loss, norm
 
     def _forward_backward(
-        self, trainer: Trainer, local: Mapping[str, torch.Tensor]
+        self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
         target = target_of(local, trainer.loss.kind)
         if target is not None and trainer.positions is not None and target.ndim > 1:
@@ -211,7 +247,7 @@ class PlainStep:
 
     def accumulate(
         self,
-        trainer: Trainer,
+        trainer: ParallelModel,
         inputs: Mapping[str, torch.Tensor],
         target: torch.Tensor | None,
         index: int,
@@ -241,14 +277,14 @@ class PlainStep:
 
 
 def _model_inputs(
-    trainer: Trainer, local: Mapping[str, torch.Tensor]
+    trainer: ParallelModel, local: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Inputs that the plan names for forward; the whole batch if it names none."""
     wanted = {spec.name for spec in trainer.plan.workload.inputs}
     return {n: v for n, v in local.items() if not wanted or n in wanted}
 
 
-def _clip(trainer: Trainer) -> torch.Tensor | None:
+def _clip(trainer: ParallelModel) -> torch.Tensor | None:
     limit = trainer.plan.strategy.grad_clip_norm
     if limit is None:
         return None

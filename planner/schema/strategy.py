@@ -10,8 +10,11 @@ from pydantic import Field, model_validator
 
 from planner.schema.base import Document
 from planner.schema.leaves import leaf_defaults, leaf_of
-from planner.schema.methods import GradientCompression, Synchronisation
-from planner.schema.methods.all_reduce import AllReduce
+from planner.schema.methods import (
+    GradientCompression,
+    Synchronisation,
+    default_value,
+)
 from planner.schema.schedules import Schedule, ScheduleSpec, schedule_spec
 
 __all__ = [
@@ -243,7 +246,7 @@ class Strategy(Document):
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
     context_algorithm: ContextAlgorithm = "all_to_all"
-    synchronisation: Synchronisation = AllReduce()
+    synchronisation: Synchronisation = default_value("synchronisation")
     gradient_compression: GradientCompression = "none"
     grad_clip_norm: Annotated[float, Field(gt=0)] | None = None
     overlap: Overlap = Overlap()

@@ -31,6 +31,7 @@ __all__ = [
     "MethodDocument",
     "MethodValue",
     "Synchronisation",
+    "default_value",
     "limits_broken",
     "method_names",
     "method_of",
@@ -69,6 +70,17 @@ def slots() -> tuple[str, ...]:
 def methods(slot: str | None = None) -> tuple[Method, ...]:
     """Records of all methods, or of those of one slot, its default first."""
     return tuple(one for one in _REGISTRY if slot in {None, one.slot})
+
+
+def default_value(slot: str) -> Any:
+    """Return the value of a slot that a strategy has by default.
+
+    It is the document of the slot's default method with its default settings, or the
+    method's name if it has no document.
+    """
+    default = methods(slot)[0]
+    document = default.document
+    return default.kind if document is None else document.model_validate({})
 
 
 def method_names(slot: str) -> tuple[str, ...]:
