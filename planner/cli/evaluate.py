@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from planner.schema.stream import StreamRecord
     from policies.partition.evaluation import Compared, Pair
 
-__all__ = ["EvaluateCommand"]
+__all__ = [
+    "EvaluateCommand",
+    "EvaluateJobStream",
+    "EvaluateJobStreamWorld",
+    "EvaluatePartition",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

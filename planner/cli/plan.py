@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from planner.graph import ModelGraph
     from planner.request import PlanOptions
 
-__all__ = ["Contender", "PlanCommand", "compare"]
+__all__ = [
+    "Contender",
+    "PlanCommand",
+    "as_data",
+    "compare",
+    "emit_contenders",
+]
 
 Pins = Annotated[
     tuple[str, ...],

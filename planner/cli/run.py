@@ -31,7 +31,11 @@ from planner.errors import (
 from planner.schema import Plan
 from planner.schema.base import require_writable
 
-__all__ = ["RunCommand", "check_machine"]
+__all__ = [
+    "RunCommand",
+    "check_machine",
+    "on_one_host",
+]
 
 _LOG = logging.getLogger(__name__)
 

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from planner.imports import Imported, Wanted
     from planner.schema import Strategy
 
-__all__ = ["CompareCommand", "ImportCommand", "MethodsCommand", "PredictCommand"]
+__all__ = [
+    "CompareCommand",
+    "ImportCommand",
+    "MethodsCommand",
+    "PredictCommand",
+    "WantedOptions",
+    "read_config",
+    "tell_ignored",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from policies.partition.settings import PartitionTrainConfig
     from policies.partition.training import WatchedStep
 
-__all__ = ["TrainCommand"]
+__all__ = [
+    "TrainCommand",
+    "TrainJobStream",
+    "TrainJobStreamWorld",
+    "TrainPartition",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,14 @@ from planner.measurements.hosts import KnownSystem
 from planner.schema.cluster import PEAK_DTYPES, DeviceType
 from planner.units import GB
 
-__all__ = ["accelerators", "chips", "chips_named", "plain_device_name", "read_device"]
+__all__ = [
+    "Chip",
+    "accelerators",
+    "chips",
+    "chips_named",
+    "plain_device_name",
+    "read_device",
+]
 
 
 @cache

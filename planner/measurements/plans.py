@@ -14,7 +14,14 @@ from planner.measurements.points import Point
 from planner.measurements.stage_assignment import assign_stages, outer_units
 from planner.schema import Mesh, Precision, Strategy, TensorSharding
 
-__all__ = ["AssumedPlan", "assume_plan", "keeps_bfloat16_alone"]
+__all__ = [
+    "AssumedPlan",
+    "assume_plan",
+    "batches",
+    "expert_degree",
+    "keeps_bfloat16_alone",
+    "replicated_and_sharded",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,10 @@ from planner.simulate.durations import FloatArray, stage_durations
 from planner.simulate.engine import makespan, op_ends
 from planner.simulate.program import compile_table
 
-__all__ = ["bubble_coefficients"]
+__all__ = [
+    "bubble_coefficients",
+    "critical_path_counts",
+]
 
 #: From this many rounds of pp microbatches on, the sums grow evenly with each round;
 #: the second number over pp is added, because few ranks need more rounds to settle.

@@ -22,7 +22,17 @@ from planner.simulate.compiled import compiled, copy_into
 from planner.simulate.durations import Durations, FloatArray, stage_durations
 from planner.simulate.program import Program, compile_table
 
-__all__ = ["Evaluation", "busy_seconds", "evaluate", "makespan", "op_ends"]
+__all__ = [
+    "Evaluation",
+    "Registers",
+    "allocate",
+    "busy_seconds",
+    "evaluate",
+    "makespan",
+    "op_ends",
+    "time_batch",
+    "time_rendezvous",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

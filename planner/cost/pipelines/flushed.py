@@ -40,7 +40,16 @@ from planner.simulate import (
 from planner.simulate.compiled import compiled, inner
 from planner.space.table import StrategyTable
 
-__all__ = ["PRICING", "SENDS", "Flushed", "Work", "has_textbook_time", "queues"]
+__all__ = [
+    "PRICING",
+    "SENDS",
+    "Flushed",
+    "Work",
+    "has_textbook_time",
+    "queues",
+    "slow_links",
+    "transfer_waits",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
