@@ -217,7 +217,7 @@ def test_frameworks_have_no_words_for_methods_yet(method: Method, target: str) -
 
 @pytest.mark.parametrize("method", ALL)
 def test_one_copy_is_plain_training_or_refused(method: Method) -> None:
-    """Of a method there is nothing left with one copy, whatever its settings."""
+    """With one copy nothing is left of a method, whatever its settings."""
     graph, cluster = uniform_graph(4), hosts((1, 1, device()))
     costs = []
     for value in variants(method):

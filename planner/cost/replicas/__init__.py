@@ -34,7 +34,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRows:
-    """What keeping copies alike depends on, for n devices. Shapes [n].
+    """Inputs of the price of keeping copies alike, for n devices. Shapes [n].
 
     Attributes:
         scalars: Parameters on the device before ZeRO, after tp and ep.
@@ -70,7 +70,7 @@ class ReplicaRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTraffic:
-    """What one device spends and moves per step; arrays of shape [n].
+    """Seconds and bytes of one device per step; arrays of shape [n].
 
     Attributes:
         exposed_s: Seconds added to those of compute.

@@ -62,7 +62,7 @@ _BUCKET_BYTES = 25 * 2**20
 
 @inlined
 def _beside(seconds: float, room: float, cost: float) -> float:
-    """What a collective adds to compute that has ``room`` to hide it under."""
+    """Time that a collective adds to compute that has ``room`` to hide it under."""
     added: float = max(seconds - room, 0.0) + cost * min(seconds, room)
     return added
 
