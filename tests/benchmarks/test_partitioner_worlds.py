@@ -18,7 +18,7 @@ from benchmarks.partitioner_worlds import FIRST, Arena, Kept, identity
 from benchmarks.partitioners import main
 from envs.partition import GraphStore, World
 from planner.errors import NoFeasiblePlanError, PlanFileError, StrategyError
-from planner.search import Candidate, Request, SearchResult, registry
+from planner.search import Candidate, Request, SearchResult, base
 from planner.search.expert import ExpertPartitioner
 
 TINY = {
@@ -125,7 +125,7 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(group: str) -> list[EntryPoint]:
         return [EntryPoint(name, value, group) for name, value in points.items()]
 
-    monkeypatch.setattr(registry, "entry_points", found)
+    monkeypatch.setattr(base, "entry_points", found)
     monkeypatch.setattr(Stub, "asked", [])
 
 

@@ -25,9 +25,9 @@ from planner.search import (
     Partitioner,
     Request,
     SearchResult,
+    base,
     get_partitioner,
     partitioner_names,
-    registry,
     score,
 )
 from planner.search.orders import device_orders
@@ -274,7 +274,7 @@ class _Point:
 def test_a_partitioner_that_cannot_be_used_says_why(
     made: object, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_registered", lambda: {"theirs": _Point(made)})
+    monkeypatch.setattr(base, "_registered", lambda: {"theirs": _Point(made)})
     with pytest.raises(MeshwrightError, match=words):
         get_partitioner("theirs")
 

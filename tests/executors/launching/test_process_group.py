@@ -41,7 +41,7 @@ def test_tokens_of_the_dead_do_not_count() -> None:
 
 
 def test_one_that_does_not_come_is_missed() -> None:
-    with pytest.raises(ExecutionError, match=r"1 of 2 ranks came within 0\.1 s"):
+    with pytest.raises(ExecutionError, match=r"1 of 2 ranks started within 0\.1 s"):
         agree(dist.HashStore(), 0, 2, datetime.timedelta(seconds=0.1))
 
 
