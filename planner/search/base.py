@@ -203,9 +203,28 @@ def scores_of(
     return np.where(costs.fits, value, np.inf) if fitting else value
 
 
+class _Bytes:
+    """Canonical bytes of a strategy, made only if two candidates tie."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    @cached_property
+    def _made(self) -> bytes:
+        return self._strategy.canonical_bytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bytes) and self._made == other._made
+
+    def __lt__(self, other: _Bytes) -> bool:
+        return self._made < other._made
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def preference(
     candidate: Candidate, objective: Objective
-) -> tuple[float, float, float, bytes]:
+) -> tuple[float, float, float, _Bytes]:
     """Return the key by which candidates are sorted, best first.
 
     Among equal scores less traffic comes first, because traffic that is predicted to
@@ -219,7 +238,7 @@ def preference(
         float(f"{value:.{_DIGITS}g}"),
         sum(cost.link_bytes.values()),
         cost.peak_memory_bytes,
-        strategy.canonical_bytes(),
+        _Bytes(strategy),
     )
 
 

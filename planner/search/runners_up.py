@@ -31,7 +31,7 @@ def runners_up(
         objective: The request's objective.
     """
     # A label omits the cut alone: two cuts of one strategy are one line.
-    seen, shown = {best.strategy.identity}, {best.strategy.label()}
+    shown = {best.strategy.label()}
     of_mesh: dict[tuple[int, ...], int] = {}
     chosen: list[Alternative] = []
     everything = sorted(
@@ -40,9 +40,8 @@ def runners_up(
     )
     for candidate in everything:
         mesh = candidate.strategy.mesh.degrees
-        if of_mesh.get(mesh, 0) == _PER_MESH or candidate.strategy.identity in seen:
+        if of_mesh.get(mesh, 0) == _PER_MESH:
             continue
-        seen.add(candidate.strategy.identity)
         label = candidate.strategy.label()
         if label in shown:
             continue
