@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 from torch._guards import active_fake_mode
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import (
     flop_registry,
@@ -19,7 +17,7 @@ from torch.utils.flop_counter import (
 )
 
 from executors.dryrun.ledger import Ledger
-from executors.measuring.memory import watched_resizes
+from executors.measuring.memory import StorageWatch
 from executors.measuring.traffic import Tally
 
 __all__ = ["StepTrace"]
@@ -46,7 +44,7 @@ _GROUPED = {_ATEN._grouped_mm: _grouped_flop}
 _FORMULAS: dict[Any, Any] = {**flop_registry, **_CPU_ATTENTION, **_GROUPED}
 
 
-class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StepTrace(StorageWatch):  # type: ignore[no-untyped-call]
     """Counts what the ops of this rank's local tensors do while it is entered.
 
     Entered within a fake mode. What ``fully_shard`` gathers, reduces and receives is
@@ -59,12 +57,11 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
+        super().__init__(self.ledger.resized)
         self.restart()
         self._mode: Any = None
         self._quiet = False
-        self._resizes: AbstractContextManager[None] = nullcontext()
 
     def restart(self) -> None:
         """Forget flops and collectives so far, and begin a new peak of memory."""
@@ -82,21 +79,9 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._quiet = False
 
-    def __enter__(self) -> StepTrace:
+    def __enter__(self) -> Self:
         self._mode = active_fake_mode()
-        self._resizes = watched_resizes(self.ledger.resized)
-        self._resizes.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._resizes.__exit__(kind, error, trace)
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        return super().__enter__()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

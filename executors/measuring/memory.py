@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["LiveMemory", "watched_resizes"]
+__all__ = ["LiveMemory", "StorageWatch", "watched_resizes"]
 
 
 @contextmanager
@@ -43,7 +43,36 @@ def watched_resizes(
         yield
 
 
-class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that is also told of storages that Python code resizes.
+
+    Args:
+        seen: Told of a storage when it has its new size.
+        before: Tell it also while the storage has its old one.
+    """
+
+    def __init__(
+        self, seen: Callable[[torch.UntypedStorage], None], *, before: bool = False
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._resizes = watched_resizes(seen, before=before)
+
+    def __enter__(self) -> Self:
+        self._resizes.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._resizes.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+
+class LiveMemory(StorageWatch):  # type: ignore[no-untyped-call]
     """Counts bytes of storages that are alive, and their peak.
 
     What is alive on entry counts, too: parameters, optimizer states, buffers. Counts
@@ -57,11 +86,11 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        # A storage that was not seen yet had its old size, too.
+        super().__init__(self._add, before=True)
         self.current_bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
-        self._resizes: AbstractContextManager[None] = nullcontext()
 
     def track(self, tensor: torch.Tensor) -> None:
         """Count the storage of a tensor until it dies; once, however often seen."""
@@ -89,26 +118,13 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.current_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
-    def __enter__(self) -> LiveMemory:
+    def __enter__(self) -> Self:
         for thing in gc.get_objects():
             # Not isinstance: it asks objects for __class__, and some lazy ones answer
             # with an import.
             if issubclass(type(thing), torch.Tensor):
                 self.track(thing)
-        # A storage that was not seen yet had its old size, too.
-        self._resizes = watched_resizes(self._add, before=True)
-        self._resizes.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._resizes.__exit__(kind, error, trace)
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        return super().__enter__()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -131,8 +131,8 @@ class _Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainJobStream:
-    """Train a policy of the job stream on the benchmark's cluster."""
+class _StreamTraining:
+    """Options of both commands that train a policy of the job stream."""
 
     out: RunFolder
     config: OptionalFile = None
@@ -141,6 +141,11 @@ class TrainJobStream:
     """Processes; 0 for one a core. The policy does not depend on it."""
     json: bool = False
     """Print the result as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJobStream(_StreamTraining):
+    """Train a policy of the job stream on the benchmark's cluster."""
 
     def run(self) -> None:
         """Train, and print the gains on the validation streams."""
@@ -158,16 +163,8 @@ class TrainJobStream:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainJobStreamWorld:
+class TrainJobStreamWorld(_StreamTraining):
     """Train a policy of the job stream on any cluster."""
-
-    out: RunFolder
-    config: OptionalFile = None
-    """JSON file of settings that differ from those of the shipped policy."""
-    workers: int = 0
-    """Processes; 0 for one a core. The policy does not depend on it."""
-    json: bool = False
-    """Print the result as JSON."""
 
     def run(self) -> None:
         """Train, and print the gains on the validation streams."""

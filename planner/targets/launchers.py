@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.targets.base import EVERYTHING, Target
 from planner.targets.rules import (
     known_resource,
@@ -13,15 +15,20 @@ from planner.targets.rules import (
 
 __all__ = ["TARGETS"]
 
-_KUBERNETES_RULES = (same_on_every_host, one_kind_of_device, known_resource)
-_KUBERNETES_CANNOT = (
-    "different numbers of devices on different hosts",
-    "devices of several types",
-    "device types without a known device plugin",
-    "a plan file of more than 1 MB",
-)
-_KUBERNETES_CHECK = (
-    "models of the published schema (kubeflow-trainer-api), bash -n, shellcheck"
+_KUBEFLOW = Target(
+    name="kubeflow",
+    title="Kubeflow Trainer",
+    version="2.3",
+    runs="meshwright",
+    says=EVERYTHING,
+    rules=(same_on_every_host, one_kind_of_device, known_resource),
+    cannot=(
+        "different numbers of devices on different hosts",
+        "devices of several types",
+        "device types without a known device plugin",
+        "a plan file of more than 1 MB",
+    ),
+    check="models of the published schema (kubeflow-trainer-api), bash -n, shellcheck",
 )
 
 TARGETS = (
@@ -58,27 +65,9 @@ TARGETS = (
         ),
         check="bash -n, shellcheck; run with stand-ins for sbatch, srun and scontrol",
     ),
-    Target(
-        name="kubeflow",
-        title="Kubeflow Trainer",
-        version="2.3",
-        runs="meshwright",
-        says=EVERYTHING,
-        rules=_KUBERNETES_RULES,
-        cannot=_KUBERNETES_CANNOT,
-        check=_KUBERNETES_CHECK,
-    ),
+    _KUBEFLOW,
     # The object that a TrainJob of Kubeflow is made of.
-    Target(
-        name="jobset",
-        title="JobSet",
-        version="v1alpha2",
-        runs="meshwright",
-        says=EVERYTHING,
-        rules=_KUBERNETES_RULES,
-        cannot=_KUBERNETES_CANNOT,
-        check=_KUBERNETES_CHECK,
-    ),
+    replace(_KUBEFLOW, name="jobset", title="JobSet", version="v1alpha2"),
     # Equal machines of any cloud, torchrun on each.
     Target(
         name="skypilot",
