@@ -26,9 +26,9 @@ from executors.names import tied_parameters
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
-from planner.schema.fingerprint import fingerprint_parameters
+from planner.schema.base import fingerprint_parameters
 from planner.schema.measurement import Measurement
-from planner.schema.support import unsupported
+from planner.schema.violations import executor_violations
 
 __all__ = ["RunResult", "StepReport", "check_model", "run"]
 
@@ -238,7 +238,7 @@ def _prepare(
         check_model(plan, model)
     backend = "nccl" if device.type == "cuda" else "gloo"
     tied = tied_parameters(model)
-    reasons = unsupported(
+    violations = executor_violations(
         plan.strategy,
         tied=tied,
         backend=backend,
@@ -247,8 +247,8 @@ def _prepare(
         mixing=plan.model.mixing,
         batch_norm_values=plan.model.batch_norm_values,
     )
-    if reasons:
-        raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
+    if violations:
+        raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")
     if place.process == 0:
         _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
     inventory = Inventory.of(model)

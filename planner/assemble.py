@@ -21,9 +21,9 @@ from planner.schema import (
     StageMemory,
     Workload,
 )
+from planner.schema.base import fingerprint_parameters
 from planner.schema.describe import PART_NAMES
-from planner.schema.fingerprint import fingerprint_parameters
-from planner.schema.support import unsupported
+from planner.schema.violations import executor_violations
 from planner.search import Candidate, Request, SearchResult
 from planner.search.runners_up import runners_up
 from planner.space import Pin
@@ -219,7 +219,7 @@ def make_plan(
             if request.context.calibration is None
             else request.context.calibration.name,
         ),
-        not_runnable=unsupported(
+        not_runnable=executor_violations(
             strategy,
             tied=reference.tied,
             backend="gloo" if gloo else "nccl",

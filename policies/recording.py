@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.errors import PlanFileError
 from planner.export.registry import write_folder
-from planner.schema.fingerprint import fingerprint_bytes
+from planner.schema.base import fingerprint_bytes
 from planner.schema.stream import StreamRecord
 
 __all__ = [

@@ -18,8 +18,7 @@ from planner import __version__
 from planner.api import read_model
 from planner.errors import CaptureError
 from planner.graph import ModelGraph
-from planner.schema.base import write_atomically
-from planner.schema.fingerprint import fingerprint_bytes
+from planner.schema.base import fingerprint_bytes, write_atomically
 
 __all__ = ["GraphStore", "process_store"]
 

@@ -65,7 +65,7 @@ class Sizes:
         """Room for edges between groups."""
         return _GROUP_EDGES * self.groups
 
-    def why_not(
+    def violation(
         self, *, units: int, groups: int, meshes: int = 0, unit_edges: int = 0
     ) -> str | None:
         """Describe the part of a problem that is too large; None if all of it fits."""
@@ -126,7 +126,7 @@ def pad(seen: Observed, sizes: Sizes) -> dict[str, Array]:
     Raises:
         StrategyError: If it does not fit.
     """
-    reason = sizes.why_not(
+    reason = sizes.violation(
         units=len(seen.units),
         groups=len(seen.groups),
         meshes=len(seen.meshes),

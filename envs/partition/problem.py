@@ -313,7 +313,7 @@ def open_problem(
     groups = group_devices(request.context)
     # Before anything is priced.
     units = len(request.context.graph.units)
-    if reason := sizes.why_not(units=units, groups=len(groups)):
+    if reason := sizes.violation(units=units, groups=len(groups)):
         raise StrategyError(f"world {world.name!r}: {reason}")
     every = list_choices(request, groups)
     if not len(every):
@@ -327,7 +327,7 @@ def open_problem(
         raise _nothing_fits(world, request, every)
     seen = observe(request, groups, choices)
     edges = seen.unit_edges.shape[1]
-    if reason := sizes.why_not(units=units, groups=len(groups), unit_edges=edges):
+    if reason := sizes.violation(units=units, groups=len(groups), unit_edges=edges):
         raise StrategyError(f"world {world.name!r}: {reason}")
     fits = np.zeros(len(kept), dtype=np.bool_)
     fits[pricer.layouts.choice] = True

@@ -14,7 +14,7 @@ from planner.capture import capture, load_model, read_profile
 from planner.capture.inputs import InputShape
 from planner.errors import CaptureError, StrategyError
 from planner.graph import ModelGraph
-from planner.schema.fingerprint import fingerprint_bytes
+from planner.schema.base import fingerprint_bytes
 
 __all__ = [
     "BUILT_IN",

@@ -25,9 +25,8 @@ from envs.stream.network import HostKind, Shape, sub_cluster
 from planner.cost import CostModel, PricingContext
 from planner.errors import PlanFileError
 from planner.schema import Precision
-from planner.schema.base import write_atomically
+from planner.schema.base import fingerprint_bytes, write_atomically
 from planner.schema.cluster import DeviceType, Link, MeasuredCollective
-from planner.schema.fingerprint import fingerprint_bytes
 from planner.search import Candidate, Request, get_partitioner
 
 __all__ = [

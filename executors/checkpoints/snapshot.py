@@ -26,7 +26,7 @@ from executors.checkpoints.dcp import SavedTensor
 from executors.names import tied_parameters
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
-from planner.schema.fingerprint import fingerprint_parameters
+from planner.schema.base import fingerprint_parameters
 
 __all__ = [
     "Inventory",

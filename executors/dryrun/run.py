@@ -39,12 +39,12 @@ from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
 from planner.schema.measurement import Traffic, mean_traffic
 from planner.schema.methods import methods_of
-from planner.schema.support import unsupported
 from planner.schema.verification import (
     GroupTraffic,
     RankVerification,
     VerifiedPhase,
 )
+from planner.schema.violations import executor_violations
 
 __all__ = ["dry_run", "dry_runs"]
 
@@ -234,7 +234,7 @@ def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:
     if not force:
         check_model(plan, model)
     on_gpu = any(entry.device_type != "cpu" for entry in plan.prediction.memory)
-    reasons = unsupported(
+    violations = executor_violations(
         plan.strategy,
         tied=tied_parameters(model),
         backend="nccl" if on_gpu else "gloo",
@@ -243,8 +243,8 @@ def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:
         mixing=plan.model.mixing,
         batch_norm_values=plan.model.batch_norm_values,
     )
-    if reasons:
-        raise ExecutionError(f"this plan cannot be run: {'; '.join(reasons)}")
+    if violations:
+        raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")
 
 
 def _refuse_values(error: Exception, model: nn.Module) -> None:

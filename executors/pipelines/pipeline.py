@@ -55,7 +55,7 @@ class Pipeline:
             for stage in lowered
         ]
         spec = strategy.schedule_spec
-        assert spec.runs is not None, "support refuses what no class of torch runs"
+        assert spec.runs is not None, "no class of torch runs it, a violation"
         kind = getattr(schedules, spec.runs)
         multi = issubclass(kind, schedules.PipelineScheduleMulti)
         self.schedule: Any = kind(

@@ -68,6 +68,6 @@ def replicas_of(strategy: Strategy) -> Replicas:
     """
     synchronisation = strategy.synchronisation
     method = method_of("synchronisation", synchronisation)
-    assert method.runs is not None, "support refuses what has no executor"
+    assert method.runs is not None, "it has no executor, a violation"
     found: Replicas = load_object(method.runs)(synchronisation)
     return found

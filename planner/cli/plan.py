@@ -235,19 +235,19 @@ def compare(
         model, None, seq_len=seq_len, dtype=options.precision.activation_dtype
     )
     plans: dict[str, Plan] = {}
-    refused: dict[str, MeshwrightError] = {}
+    failed: dict[str, MeshwrightError] = {}
     for name in names:
         try:
             plans[name] = plan_graph(graph, machines, options, partitioner=name)
         except MeshwrightError as error:
-            refused[name] = error
+            failed[name] = error
     if not plans:
-        raise _reason(list(refused.values()))
+        raise _reason(list(failed.values()))
     # Sums of equal parts in another order differ in their last bits.
     ranked = sorted(plans, key=lambda name: float(f"{_score(plans[name]):.10g}"))
     best = plans[ranked[0]]
     found = [_contender(name, plans[name], _score(best)) for name in ranked]
-    found += [Contender(partitioner=n, why_none=str(e)) for n, e in refused.items()]
+    found += [Contender(partitioner=n, why_none=str(e)) for n, e in failed.items()]
     asked = tuple(c for name in ranked for c in plans[name].provenance.contenders)
     provenance = best.provenance.model_copy(update={"contenders": asked})
     return best.model_copy(update={"provenance": provenance}), tuple(found)

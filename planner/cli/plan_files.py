@@ -159,7 +159,7 @@ class ExportCommand:
                         "says": sorted(one.says),
                         "leaves": sorted(one.leaves),
                         "fields": len(FIELDS),
-                        "cannot": [*one.cannot],
+                        "cannot": [*one.limits],
                         "check": one.check,
                     }
                     for one in found
@@ -173,7 +173,7 @@ class ExportCommand:
                     one.name,
                     f"{one.title} {one.version}",
                     _RUNS[one.runs],
-                    "; ".join(one.cannot) or "-",
+                    "; ".join(one.limits) or "-",
                 ]
                 for one in found
             ],

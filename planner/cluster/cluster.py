@@ -26,6 +26,7 @@ from planner.cluster.topology import (
     topology_of,
 )
 from planner.errors import ClusterError
+from planner.schema.base import fingerprint_bytes
 from planner.schema.cluster import (
     ClusterDocument,
     CollectiveKind,
@@ -33,7 +34,6 @@ from planner.schema.cluster import (
     Link,
     MeasuredCollective,
 )
-from planner.schema.fingerprint import fingerprint_bytes
 from planner.schema.plan_parts import ClusterReference
 from planner.schema.probe import ProbeDocument
 from planner.units import format_bytes, format_count, format_seconds

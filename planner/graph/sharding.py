@@ -130,7 +130,7 @@ def _inferred_styles(
     named = [name for name, _ in known.values()]
     ends = np.cumsum(sizes, dtype=np.int64)
     styles: dict[str, Style] = {}
-    refused: dict[str, str] = {}
+    violations: dict[str, str] = {}
     for name, which in units:
         first = named[which]
         for at in range(int(ends[which]) - sizes[which], int(ends[which])):
@@ -141,8 +141,8 @@ def _inferred_styles(
                 if reason is None:
                     styles[twin] = style
                 else:
-                    refused[twin] = reason
-    return styles, refused
+                    violations[twin] = reason
+    return styles, violations
 
 
 def _without_broken_ties(graph: OpGraph, styles: dict[str, Style]) -> dict[str, Style]:
@@ -192,9 +192,9 @@ def infer_roles(
         given: Hugging Face's plan, pattern to style; empty if there is none.
         trial: Rehearsal of the inferred groups; None to take them without one.
     """
-    styles, refused = _given_styles(graph, given), dict[str, str]()
+    styles, violations = _given_styles(graph, given), dict[str, str]()
     if not styles:
-        styles, refused = _inferred_styles(graph, structure, trial)
+        styles, violations = _inferred_styles(graph, structure, trial)
     styles = _without_broken_ties(graph, styles)
     ops: list[OpStyle] = []
     divided: set[int] = set()
@@ -219,7 +219,7 @@ def infer_roles(
         gathered=frozenset(gathered),
         collectives=collectives,
         patterns=_patterns(graph, styles),
-        whole={_pattern(name): reason for name, reason in refused.items()},
+        whole={_pattern(name): reason for name, reason in violations.items()},
     )
 
 

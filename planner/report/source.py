@@ -16,7 +16,7 @@ from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice, has_shipped, shipped
 from planner.request import make_context
 from planner.schema import Plan
-from planner.schema.fingerprint import fingerprint_parameters
+from planner.schema.base import fingerprint_parameters
 from planner.space import Regime
 
 __all__ = ["PlanSource", "read_source"]

@@ -1,13 +1,18 @@
-"""Base of every document that crosses a boundary: strict, frozen, stable bytes."""
+"""Base of every document that crosses a boundary: strict, frozen, stable bytes.
+
+Its leaves have dotted names, so that nothing lists them by hand; its bytes have short
+hashes, by which a plan recognises its model and its cluster.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
@@ -18,6 +23,10 @@ from planner.errors import PlanFileError
 __all__ = [
     "AnyFloat",
     "Document",
+    "fingerprint_bytes",
+    "fingerprint_parameters",
+    "leaf_defaults",
+    "leaf_of",
     "require_writable",
     "spell_non_finite",
     "write_atomically",
@@ -237,3 +246,55 @@ def _first_problem(error: ValidationError, kind: str) -> str:
     more = len(problems) - 1
     # A field's name is part of the file and may hold anything.
     return " ".join(text.split()) + (f" (and {more} more)" if more else "")
+
+
+def leaf_defaults(
+    document: type[BaseModel], *, whole: Collection[str] = (), prefix: str = ""
+) -> dict[str, Any]:
+    """Default of every leaf of a document, ``mesh.pp`` for one.
+
+    Args:
+        document: Class whose fields all have defaults.
+        whole: Dotted names of parts that count as one leaf.
+        prefix: Of the names.
+    """
+    found: dict[str, Any] = {}
+    for name, field in document.model_fields.items():
+        path, kind = prefix + name, field.annotation
+        nested = isinstance(kind, type) and issubclass(kind, BaseModel)
+        if nested and path not in whole:
+            found |= leaf_defaults(kind, whole=whole, prefix=f"{path}.")  # type: ignore[arg-type]
+        else:
+            found[path] = field.get_default(call_default_factory=True)
+    return found
+
+
+def leaf_of(document: BaseModel, name: str) -> Any:
+    """Value of a leaf.
+
+    Raises:
+        AttributeError: If there is no such leaf.
+    """
+    value: Any = document
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def fingerprint_bytes(data: bytes) -> str:
+    """First 16 hex digits of SHA-256: enough to tell documents apart."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def fingerprint_parameters(shapes: Iterable[tuple[str, Iterable[int]]]) -> str:
+    """Hash parameter names and shapes, leaving out dtype and order.
+
+    The dtype is left out because a plan for bf16 training also fits the fp32 module
+    that it starts from.
+
+    Args:
+        shapes: (FQN, shape) of every distinct parameter, as
+            ``module.named_parameters()`` gives them (tied ones once).
+    """
+    lines = sorted(f"{name}:{','.join(map(str, shape))}" for name, shape in shapes)
+    return fingerprint_bytes("\n".join(lines).encode())

@@ -1,6 +1,6 @@
 """Features of a strategy that go together, as data: what the executors are asked.
 
-Whether a combination runs is for :mod:`planner.schema.support` to say, which planner
+Whether a combination runs is for :mod:`planner.schema.violations` to say, which planner
 and executors read alike; here are the features by name, what each sets, and the table
 of all pairs that the documentation shows and the tests run.
 """
@@ -21,7 +21,7 @@ from planner.schema.strategy import (
     Strategy,
     TensorSharding,
 )
-from planner.schema.support import unsupported
+from planner.schema.violations import executor_violations
 
 __all__ = [
     "FEATURES",
@@ -115,17 +115,17 @@ class Cell:
     Attributes:
         features: Names.
         strategy: The combination; None if its features exclude each other.
-        reasons: Why the executors refuse it; empty if they run it.
+        violations: Violations of what the executors can run; empty if they run it.
     """
 
     features: tuple[str, ...]
     strategy: Strategy | None
-    reasons: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
 
     @property
     def works(self) -> bool:
         """True if the executors run it."""
-        return self.strategy is not None and not self.reasons
+        return self.strategy is not None and not self.violations
 
 
 def compose(
@@ -198,7 +198,9 @@ def cell(names: Iterable[str]) -> Cell:
     strategy = compose(features, _UNITS, dict(_PATTERNS))
     if strategy is None:
         return Cell(features=features, strategy=None)
-    return Cell(features=features, strategy=strategy, reasons=unsupported(strategy))
+    return Cell(
+        features=features, strategy=strategy, violations=executor_violations(strategy)
+    )
 
 
 def pairs() -> tuple[Cell, ...]:
@@ -230,8 +232,8 @@ def markdown() -> str:
 def _mark(found: Cell, letters: dict[str, str]) -> str:
     if found.strategy is None:
         return "·"
-    if not found.reasons:
+    if not found.violations:
         return "✓"
     # One letter for a rule, whatever the schedule or axis that it names.
-    rule = found.reasons[0].partition("; ")[2]
+    rule = found.violations[0].partition("; ")[2]
     return letters.setdefault(rule, chr(ord("a") + len(letters)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from planner.schema.base import Document
-from planner.schema.execution import unpriced
+from planner.schema.base import Document, leaf_defaults, leaf_of
 from planner.schema.methods import methods_of, words_of
 from planner.schema.plan_parts import (
     ClusterReference,
@@ -15,7 +14,7 @@ from planner.schema.plan_parts import (
     Provenance,
     Workload,
 )
-from planner.schema.strategy import AXES, Strategy
+from planner.schema.strategy import AXES, Overlap, Strategy
 from planner.units import format_bytes, format_count, format_seconds
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
     "facts",
     "paragraph",
     "summary",
+    "unpriced",
 ]
 
 #: Part of a step to its name for people.
@@ -188,6 +188,29 @@ def _finder_line(plan: PlanFields) -> str:
     if counts.get("simulated"):
         told.append(f"{counts['simulated']:,} simulated")
     return f"{plan.provenance.partitioner}; {', '.join(told)}"
+
+
+#: Leaves of a strategy that no price depends on, though a run does.
+_UNPRICED = (
+    *(f"overlap.{name}" for name in Overlap.model_fields),
+    "compile",
+)
+
+
+def unpriced(strategy: Strategy) -> tuple[str, ...]:
+    """Settings that executors follow and that predictions leave out.
+
+    Args:
+        strategy: What was priced.
+
+    Returns:
+        ``field=value`` of each; empty if everything was priced.
+    """
+    found = {name: leaf_of(strategy, name) for name in _UNPRICED}
+    defaults = leaf_defaults(Strategy)
+    return tuple(
+        f"{name}={value}" for name, value in found.items() if value != defaults[name]
+    )
 
 
 def facts(plan: PlanFields) -> dict[str, str]:

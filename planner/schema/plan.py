@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from planner.plugins import load_object
 from planner.schema.base import Document
 from planner.schema.describe import diff, explain, summary
-from planner.schema.limits import batch_norm_limit, stream_limit
 from planner.schema.plan_parts import (
     ClusterReference,
     ModelReference,
@@ -20,6 +19,7 @@ from planner.schema.plan_parts import (
     Workload,
 )
 from planner.schema.strategy import Strategy
+from planner.schema.violations import batch_norm_violation, stream_violation
 
 __all__ = ["Plan"]
 
@@ -49,15 +49,15 @@ class Plan(Document):
     @model_validator(mode="after")
     def _right_for_the_model(self) -> Plan:
         model, strategy = self.model, self.strategy
-        reasons = (
-            stream_limit(
+        violations = (
+            stream_violation(
                 strategy.sharding, whole_stream=model.whole_stream, mixing=model.mixing
             ),
-            batch_norm_limit(strategy.microbatch_size, model.batch_norm_values),
+            batch_norm_violation(strategy.microbatch_size, model.batch_norm_values),
         )
-        for reason in reasons:
-            if reason is not None:
-                raise ValueError(reason)
+        for violation in violations:
+            if violation is not None:
+                raise ValueError(violation)
         return self
 
     @model_validator(mode="after")

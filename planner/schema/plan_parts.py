@@ -36,7 +36,8 @@ class ModelReference(Document):
             on the command line: a plan never makes Meshwright import code.
         parameters: Number of scalars, tied ones once.
         tensors: Number of distinct parameter tensors.
-        fingerprint: Of names and shapes, see :mod:`planner.schema.fingerprint`.
+        fingerprint: Of names and shapes, see
+            :func:`planner.schema.base.fingerprint_parameters`.
         tied: Groups of parameter FQNs that are one tensor.
         attention: Whether every attention of the model is causal, or every one full;
             None if it has none, several kinds, or masks of its own.

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from planner.schema.base import Document
-from planner.schema.leaves import leaf_defaults, leaf_of
+from planner.schema.base import Document, leaf_defaults, leaf_of
 from planner.schema.methods import (
     GradientCompression,
     Synchronisation,
@@ -28,6 +27,7 @@ __all__ = [
     "Stage",
     "Strategy",
     "TensorSharding",
+    "matches_pattern",
     "plain_replicas",
 ]
 
@@ -159,6 +159,22 @@ class TensorSharding(Document):
     patterns: dict[str, Style] = Field(default_factory=dict)
     sequence_parallel: bool = False
     loss_parallel: bool = False
+
+
+def matches_pattern(pattern: str, fqn: str) -> bool:
+    """True if a sharding pattern matches a module's name.
+
+    ``*`` stands for one component; the pattern is matched against the end of the
+    name, as Hugging Face's plans are relative to the base model.
+
+    >>> matches_pattern("layers.*.mlp.up_proj", "model.layers.7.mlp.up_proj")
+    True
+    """
+    want, have = pattern.split("."), fqn.split(".")
+    if len(want) > len(have):
+        return False
+    pairs = zip(want, have[len(have) - len(want) :], strict=True)
+    return all(w in ("*", h) for w, h in pairs)
 
 
 class Stage(Document):

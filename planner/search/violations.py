@@ -50,17 +50,17 @@ def _nearest(request: Request, need: int) -> str:
             f"global_batch={facts.global_batch} as pinned"
         )
     table = StrategyTable.concatenate(known)
-    broken = np.stack([rule.violated(table, facts) for rule in RULES[:-1]])
+    violated = np.stack([rule.violated(table, facts) for rule in RULES[:-1]])
     # The last rule, about executors and launchers, presumes that the others hold.
     target = np.zeros(len(table), dtype=bool)
-    whole = np.flatnonzero(~broken.any(axis=0))
+    whole = np.flatnonzero(~violated.any(axis=0))
     target[whole] = RULES[-1].violated(table[whole], facts)
-    broken = np.concatenate([broken, target[None]])
-    # Among rows that break equally few: the one whose first broken rule comes last.
-    row = int(np.lexsort((-broken.argmax(axis=0), broken.sum(axis=0)))[0])
+    violated = np.concatenate([violated, target[None]])
+    # Among rows that break equally few: the one whose first violated rule comes last.
+    row = int(np.lexsort((-violated.argmax(axis=0), violated.sum(axis=0)))[0])
     return "; ".join(
         rule.violation(table.row(row), facts)
-        for rule, breaks in zip(RULES, broken[:, row], strict=True)
+        for rule, breaks in zip(RULES, violated[:, row], strict=True)
         if breaks
     )
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from planner.errors import StrategyError
 from planner.schema import Strategy, TensorSharding
-from planner.schema.case import Case
-from planner.schema.limits import batch_norm_limit, stream_limit
-from planner.schema.methods import limits_broken
+from planner.schema.methods import limit_violations
 from planner.schema.schedules import schedule_name, schedule_spec
+from planner.schema.violations import Case, batch_norm_violation, stream_violation
 from planner.space.build import skeleton
 from planner.space.facts import Facts
 from planner.space.regime import Regime
@@ -67,10 +66,10 @@ def _batch_violation(row: Row, facts: Facts) -> str:
 
 
 def _tp_dims_violated(table: StrategyTable, facts: Facts) -> Mask:
-    broken = np.zeros(len(table), dtype=bool)
+    violated = np.zeros(len(table), dtype=bool)
     for size in facts.tp_dims.values():
-        broken |= size % table.tp != 0
-    return broken
+        violated |= size % table.tp != 0
+    return violated
 
 
 def _tp_dims_violation(row: Row, facts: Facts) -> str:
@@ -89,8 +88,8 @@ def _tp_sharding_violation(row: Row, facts: Facts) -> str:
     )
 
 
-def _batch_norm_limit(size: int, facts: Facts) -> str | None:
-    return batch_norm_limit(size, facts.batch_norm_values)
+def _batch_norm_violation(size: int, facts: Facts) -> str | None:
+    return batch_norm_violation(size, facts.batch_norm_values)
 
 
 def _batch_norm_violated(table: StrategyTable, facts: Facts) -> Mask:
@@ -98,13 +97,13 @@ def _batch_norm_violated(table: StrategyTable, facts: Facts) -> Mask:
         return np.zeros(len(table), dtype=bool)
     first, which = distinct(table.microbatch_size)
     sizes = (int(table.microbatch_size[row]) for row in first)
-    bad = [_batch_norm_limit(size, facts) is not None for size in sizes]
+    bad = [_batch_norm_violation(size, facts) is not None for size in sizes]
     return np.array(bad, dtype=bool)[which]
 
 
-def _stream_limit(facts: Facts) -> str | None:
+def _stream_violation(facts: Facts) -> str | None:
     """Return the reason why the stream may not be divided; None if it may."""
-    return stream_limit(
+    return stream_violation(
         TensorSharding(patterns=dict(facts.sharding), sequence_parallel=True),  # type: ignore[arg-type]
         whole_stream=facts.whole_stream,
         mixing=facts.mixing,
@@ -155,7 +154,7 @@ def _experts_violation(row: Row, facts: Facts) -> str:
     )
 
 
-def _schedule_limit(
+def _schedule_rule(
     schedule: int, pp: int, virtual: int, microbatches: int
 ) -> str | None:
     name = schedule_name(schedule)
@@ -172,17 +171,14 @@ def _schedule_violated(table: StrategyTable, _: Facts) -> Mask:
     keys = (table.schedule, table.pp, table.virtual_stages, table.num_microbatches)
     first, which = distinct(*keys)
     bad = np.array(
-        [
-            _schedule_limit(*(int(key[row]) for key in keys)) is not None
-            for row in first
-        ],
+        [_schedule_rule(*(int(key[row]) for key in keys)) is not None for row in first],
         dtype=bool,
     )
     return np.asarray(bad[which])
 
 
 def _schedule_violation(row: Row, _: Facts) -> str:
-    reason = _schedule_limit(
+    reason = _schedule_rule(
         row["schedule"], row["pp"], row["virtual_stages"], row["num_microbatches"]
     )
     return reason or ""
@@ -202,7 +198,7 @@ def _method_violations(row: Row, facts: Facts) -> tuple[str, ...]:
         optimizer=facts.optimizer,
         regime=facts.regime,
     )
-    return limits_broken(Case(strategy=strategy))
+    return limit_violations(Case(strategy=strategy))
 
 
 def _methods_violated(table: StrategyTable, facts: Facts) -> Mask:
@@ -230,7 +226,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="batch_norm",
         violated=_batch_norm_violated,
-        violation=lambda r, f: _batch_norm_limit(r["microbatch_size"], f) or "",
+        violation=lambda r, f: _batch_norm_violation(r["microbatch_size"], f) or "",
     ),
     Rule(
         name="units",
@@ -266,9 +262,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="stream",
         violated=lambda t, f: (
-            (t.sequence_parallel > 0) & (_stream_limit(f) is not None)
+            (t.sequence_parallel > 0) & (_stream_violation(f) is not None)
         ),
-        violation=lambda _, f: _stream_limit(f) or "",
+        violation=lambda _, f: _stream_violation(f) or "",
     ),
     Rule(name="experts", violated=_experts_violated, violation=_experts_violation),
     Rule(

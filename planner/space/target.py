@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.schema import Optimizer, Precision, Strategy
 from planner.schema.schedules import schedule_spec
-from planner.schema.support import unsupported
+from planner.schema.violations import executor_violations
 from planner.space.build import build_strategy
 from planner.space.facts import OWN_TARGETS, Facts
 from planner.space.regime import Regime
@@ -96,7 +96,7 @@ class _Asker:
         """
         strategy = self.strategy(row)
         if self.target == "meshwright":
-            return unsupported(
+            return executor_violations(
                 strategy,
                 tied=self.tied,
                 backend=self.backend,

@@ -191,7 +191,7 @@ TARGETS = (
             _recompute,
             _precision,
         ),
-        cannot=(
+        limits=(
             "pipelines and expert parallelism",
             "ZeRO 1",
             "tp without dp_shard or cp, and plain replicas beside tp or cp",

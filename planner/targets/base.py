@@ -12,8 +12,8 @@ from typing import Any, Literal
 from planner.errors import MeshwrightError, UnknownNameError
 from planner.plugins import entry_points
 from planner.schema import Strategy
-from planner.schema.leaves import leaf_defaults, leaf_of
-from planner.schema.support import unsupported
+from planner.schema.base import leaf_defaults, leaf_of
+from planner.schema.violations import executor_violations
 
 __all__ = [
     "EVERYTHING",
@@ -259,7 +259,7 @@ class Target:
             asks rules once for all strategies that have the same axes, schedule and
             kinds; a rule that looks at more than whether a number is above 1 must have
             the field named here.
-        cannot: Its limits for readers, one clause each.
+        limits: Its limits for readers, one clause each.
         check: Checks that its files have passed, for readers.
     """
 
@@ -273,7 +273,7 @@ class Target:
     rules: tuple[Rule, ...] = ()
     even_layers: bool = False
     sizes: frozenset[str] = frozenset()
-    cannot: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
     check: str = ""
 
     def __post_init__(self) -> None:
@@ -312,7 +312,7 @@ class Target:
 
 def _not_run(case: Case) -> Iterator[Violation]:
     """Yield the reasons why Meshwright's executors do not run a case."""
-    for reason in unsupported(
+    for reason in executor_violations(
         case.strategy, tied=case.tied, backend=case.backend, attention=case.attention
     ):
         clause, _, remedy = reason.partition("; ")

@@ -157,7 +157,7 @@ TARGETS = (
             _ulysses,
             _precision,
         ),
-        cannot=(
+        limits=(
             "pipelines (its script decides them) and expert parallelism",
             "ZeRO 3 beside tp; cp beside tp; vocabulary-parallel embeddings",
             "replicas of sharded groups, but for ZeRO 3 alone (MiCS)",

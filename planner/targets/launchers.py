@@ -22,7 +22,7 @@ _KUBEFLOW = Target(
     runs="meshwright",
     says=EVERYTHING,
     rules=(same_on_every_host, one_kind_of_device, known_resource),
-    cannot=(
+    limits=(
         "different numbers of devices on different hosts",
         "devices of several types",
         "device types without a known device plugin",
@@ -48,7 +48,7 @@ TARGETS = (
         runs="meshwright",
         says=EVERYTHING,
         rules=(same_on_every_host,),
-        cannot=("different devices on different hosts",),
+        limits=("different devices on different hosts",),
         check="bash -n; run on 2 gloo processes",
     ),
     # One task a node, torchrun inside.
@@ -59,7 +59,7 @@ TARGETS = (
         runs="meshwright",
         says=EVERYTHING,
         rules=(same_on_every_host, one_kind_of_device),
-        cannot=(
+        limits=(
             "different numbers of devices on different hosts",
             "devices of several types",
         ),
@@ -76,7 +76,7 @@ TARGETS = (
         runs="meshwright",
         says=EVERYTHING,
         rules=(same_on_every_host, one_kind_of_device, on_skypilot),
-        cannot=(
+        limits=(
             "different numbers of devices on different hosts",
             "devices of several types",
             "device types that SkyPilot has no name for",
@@ -92,7 +92,7 @@ TARGETS = (
         runs="meshwright",
         says=EVERYTHING,
         rules=(same_on_every_host, whole_hosts, one_kind_of_device),
-        cannot=(
+        limits=(
             "some of the devices of several hosts",
             "devices of several types",
         ),

@@ -194,7 +194,7 @@ TARGETS = (
             _decay,
             ranks_in_order,
         ),
-        cannot=(
+        limits=(
             "ZeRO 2 and 3 (Megatron-FSDP is not written)",
             "schedules other than 1F1B and interleaved 1F1B",
             "interleaved 1F1B of microbatches that pp does not divide",

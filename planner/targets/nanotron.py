@@ -166,7 +166,7 @@ TARGETS = (
         ),
         even_layers=True,
         sizes=frozenset({"mesh.pp", "num_microbatches"}),
-        cannot=(
+        limits=(
             "context and expert parallelism, recomputation",
             "ZeRO 2 and 3, and replicas of sharded groups",
             "interleaved and zero-bubble schedules, uneven stages",

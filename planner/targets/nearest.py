@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.schema import Overlap, Stage, Strategy
-from planner.schema.leaves import leaf_defaults
+from planner.schema.base import leaf_defaults
 from planner.schema.methods import slots
 from planner.targets.base import Case, Target
 

@@ -264,7 +264,7 @@ _RULES = (
     ranks_in_order,
 )
 
-_CANNOT = (
+_LIMITS = (
     "ZeRO 1 (ZeRO 2 is fsdp_reshard_after_forward=never, ZeRO 3 is always)",
     "ZeRO 3 with schedules that split backward",
     "recomputation that differs by stage",
@@ -288,7 +288,7 @@ TARGETS = (
             {"sharding.patterns", "sharding.loss_parallel", "context_algorithm"}
         ),
         rules=(*_RULES, _states),
-        cannot=_CANNOT,
+        limits=_LIMITS,
         check="recipe parsed by torchtitan 0.3.0's ConfigManager, its models split by "
         "its own code",
     ),
@@ -306,8 +306,8 @@ TARGETS = (
             _sequence_parallel,
             _mixed_precision,
         ),
-        cannot=(
-            *_CANNOT,
+        limits=(
+            *_LIMITS,
             "tp without sequence parallelism",
             "plain replicas together with tp or pp",
             "mixed precision of tp or pp without sharding",

@@ -30,7 +30,7 @@ from planner.schema import (
     TensorSharding,
     Workload,
 )
-from planner.schema.fingerprint import fingerprint_parameters
+from planner.schema.base import fingerprint_parameters
 from tests.models.stacks import STACKS
 from tests.models.tiny import TINY, built
 

@@ -46,7 +46,9 @@ def test_the_documentation_shows_the_table() -> None:
 def test_features_are_refused_for_a_reason_or_run() -> None:
     assert len(RUNNING) > 200
     for found in pairs():
-        assert found.strategy is None or found.works or found.reasons[0].count(";") == 1
+        assert (
+            found.strategy is None or found.works or found.violations[0].count(";") == 1
+        )
 
 
 def _run(pool: Pool, found: Cell) -> Distance:

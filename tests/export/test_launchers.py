@@ -295,7 +295,7 @@ def test_targets_say_how_they_were_checked(target: str) -> None:
     found = get_target(target)
     assert found.runs == "meshwright"
     assert found.check
-    assert found.cannot
+    assert found.limits
 
 
 def test_arguments_reach_meshwright() -> None:

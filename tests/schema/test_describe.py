@@ -8,8 +8,7 @@ import pytest
 
 from planner import predict
 from planner.schema import Mesh, Overlap, Stage, Strategy
-from planner.schema.describe import paragraph
-from planner.schema.execution import unpriced
+from planner.schema.describe import paragraph, unpriced
 from planner.units import format_bytes, format_seconds
 from tests.cost.made import device, hosts, uniform_graph
 from tests.plans import gpt2_plan

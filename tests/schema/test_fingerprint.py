@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from planner.capture import load_model
-from planner.schema.fingerprint import fingerprint_bytes, fingerprint_parameters
+from planner.schema.base import fingerprint_bytes, fingerprint_parameters
 from tests.plans import gpt2_graph, gpt2_plan
 
 

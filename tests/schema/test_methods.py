@@ -15,15 +15,14 @@ from planner.cost import CostModel
 from planner.errors import StrategyError
 from planner.plugins import load_object
 from planner.schema import Mesh, Plan, Precision, Strategy
-from planner.schema.case import Case
+from planner.schema.base import leaf_defaults
 from planner.schema.composition import FEATURES
 from planner.schema.describe import facts, paragraph
-from planner.schema.leaves import leaf_defaults
 from planner.schema.methods import (
     Method,
     MethodDocument,
     MethodValue,
-    limits_broken,
+    limit_violations,
     method_names,
     method_of,
     methods,
@@ -32,8 +31,8 @@ from planner.schema.methods import (
     slots,
     words_of,
 )
-from planner.schema.support import unsupported
 from planner.schema.verification import Verification
+from planner.schema.violations import Case, executor_violations
 from planner.space import Regime, build_strategy, normalize_pins, read_pins
 from planner.targets import Case as TargetCase
 from planner.targets import get_target, target_names
@@ -176,11 +175,13 @@ def test_pins_and_presets_are_read_back(method: Method) -> None:
 def test_inexact_methods_want_consent(method: Method) -> None:
     for value in variants(method):
         asked = strategy_of(method, value, semantics="exact")
-        found = [r for r in unsupported(asked) if r.startswith(f"{method.slot}=")]
+        found = [
+            r for r in executor_violations(asked) if r.startswith(f"{method.slot}=")
+        ]
         assert len(found) == bool(method.inexact)
         for reason in found:
             assert reason.endswith(f"; {method.inexact}, say semantics=approximate")
-        assert not unsupported(strategy_of(method, value))
+        assert not executor_violations(strategy_of(method, value))
 
 
 @pytest.mark.parametrize("method", CHOSEN)
@@ -222,7 +223,7 @@ def test_one_copy_is_plain_training_or_refused(method: Method) -> None:
     costs = []
     for value in variants(method):
         regime = Regime(**{method.slot: value})
-        if limits_broken(Case(strategy=strategy_of(method, value, dp_replicate=1))):
+        if limit_violations(Case(strategy=strategy_of(method, value, dp_replicate=1))):
             with pytest.raises(StrategyError, match="dp_replicate=1"):
                 predict(graph, cluster, strategy_of(method, value, dp_replicate=1))
             continue

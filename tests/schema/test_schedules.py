@@ -24,7 +24,7 @@ from planner.schema.schedules import (
     schedule_name,
     schedules,
 )
-from planner.schema.support import unsupported
+from planner.schema.violations import executor_violations
 from planner.simulate.actions import IntArray, PipelineRank
 from planner.simulate.durations import FloatArray
 from planner.simulate.looped import interleaved_rows
@@ -125,7 +125,7 @@ def test_every_launcher_refuses_what_it_has_no_words_for(eager: ScheduleSpec) ->
 
 def test_the_executors_refuse_what_torch_has_no_class_for(eager: ScheduleSpec) -> None:
     given = Strategy(schedule=eager.name, num_microbatches=8, mesh={"pp": 2})
-    assert any("no class of torch" in reason for reason in unsupported(given))
+    assert any("no class of torch" in reason for reason in executor_violations(given))
 
 
 def test_an_unknown_schedule_is_refused_everywhere() -> None:

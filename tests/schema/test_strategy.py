@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from planner.schema import AXES, Mesh, Optimizer, Strategy
 from planner.schema.schedules import schedule_names, schedule_spec
+from planner.schema.strategy import matches_pattern
 from tests.schema.documents import strategies
 
 degrees = st.integers(1, 5)
@@ -97,3 +98,15 @@ def test_schedules_are_torchs() -> None:
 
     for name in schedule_names():
         assert get_schedule_class(name) is not None
+
+
+def test_patterns_match_from_the_end() -> None:
+    assert matches_pattern("layers.*.up", "model.layers.3.up")
+    assert matches_pattern("lm_head", "lm_head")
+    assert not matches_pattern("layers.*.up", "model.layers.3.mlp.up")
+    assert not matches_pattern("a.b.c", "b.c")
+
+
+def test_a_pattern_is_matched_by_those_that_mean_all_of_it() -> None:
+    assert matches_pattern("layers.*.up", "model.layers.*.up")
+    assert not matches_pattern("layers.0.up", "model.layers.*.up")

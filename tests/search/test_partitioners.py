@@ -18,7 +18,7 @@ from planner.errors import MeshwrightError, UnknownNameError
 from planner.schema import Strategy
 from planner.schema.cluster import Link
 from planner.schema.schedules import schedule_spec
-from planner.schema.support import unsupported
+from planner.schema.violations import executor_violations
 from planner.search import (
     OBJECTIVES,
     Objective,
@@ -110,7 +110,7 @@ def test_exhaustive_is_never_worse_than_expert_or_random(
     for candidate in exhaustive.candidates:
         assert candidate.cost.fits
         tied = request.facts.tied
-        assert unsupported(candidate.strategy, tied=tied, backend="nccl") == ()
+        assert executor_violations(candidate.strategy, tied=tied, backend="nccl") == ()
 
 
 def best_of(result: SearchResult, request: Request) -> float:

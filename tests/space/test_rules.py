@@ -14,7 +14,7 @@ from planner.errors import StrategyError
 from planner.schema import Optimizer, Precision, Strategy
 from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.schedules import schedule_name, schedule_names
-from planner.schema.support import unsupported
+from planner.schema.violations import executor_violations
 from planner.space import (
     RECOMPUTE_NAMES,
     RULES,
@@ -60,13 +60,13 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-def names_of_broken(values: dict[str, int], facts: Facts) -> set[str]:
+def names_of_violated(values: dict[str, int], facts: Facts) -> set[str]:
     table = table_of(values)
     rules = [rule for rule in RULES if rule.name != "target"]
-    broken = {rule.name for rule in rules if rule.violated(table, facts)[0]}
-    if not broken and RULES[-1].violated(table, facts)[0]:
+    violated = {rule.name for rule in rules if rule.violated(table, facts)[0]}
+    if not violated and RULES[-1].violated(table, facts)[0]:
         return {RULES[-1].name}
-    return broken
+    return violated
 
 
 @settings(deadline=None, max_examples=25)
@@ -86,7 +86,7 @@ def test_the_mask_of_a_table_is_what_rows_say_one_by_one(
         recompute = values["recompute"]
         if recompute and not reasons:
             # Without stages a strategy does not say what it recomputes.
-            reasons = tuple(names_of_broken(values, facts))
+            reasons = tuple(names_of_violated(values, facts))
         assert bool(allowed) == (not reasons), (values, reasons)
         assert all(reasons)
 
@@ -94,23 +94,23 @@ def test_the_mask_of_a_table_is_what_rows_say_one_by_one(
 @settings(deadline=None, max_examples=80)
 @given(values=ROWS)
 def test_the_schedule_rule_is_the_simulators(values: dict[str, int]) -> None:
-    broken = "schedule" in names_of_broken(values, FACTS)
+    violated = "schedule" in names_of_violated(values, FACTS)
     key = (values["pp"], values["virtual_stages"], values["num_microbatches"])
     name = schedule_name(values["schedule"])
     if values["pp"] > 1:
         reason = violation(name, *key)
-        assert broken == (reason is not None)
+        assert violated == (reason is not None)
         if reason:
             assert reason in violations(skeleton(values), FACTS)
     else:
-        assert broken == (name != "GPipe" or values["virtual_stages"] > 1)
+        assert violated == (name != "GPipe" or values["virtual_stages"] > 1)
 
 
 @settings(deadline=None, max_examples=80)
 @given(values=ROWS)
 def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
     facts = replace(FACTS, target="meshwright", num_devices=10**6)
-    others = names_of_broken(values, replace(facts, target="any"))
+    others = names_of_violated(values, replace(facts, target="any"))
     stages = values["pp"] * values["virtual_stages"]
     if others or (values["virtual_stages"] > 1 and values["pp"] == 1):
         return
@@ -120,8 +120,10 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
         bounds=range(stages + 1),
         sharding=facts.sharding,
     )
-    refused = bool(unsupported(strategy, tied=facts.tied, backend=facts.backend))
-    assert ("target" in names_of_broken(values, facts)) == refused, strategy.label()
+    violates = bool(
+        executor_violations(strategy, tied=facts.tied, backend=facts.backend)
+    )
+    assert ("target" in names_of_violated(values, facts)) == violates, strategy.label()
 
 
 @pytest.mark.parametrize(
@@ -197,9 +199,9 @@ def test_a_legal_strategy_passes() -> None:
 def test_tied_parameters_that_tp_splits_unlike_are_refused_before_pricing() -> None:
     tied = (("embed.weight", "head.weight"),)
     facts = replace(FACTS, target="meshwright", tied=tied, sharding={"head": "colwise"})
-    assert names_of_broken(row(tp=2, num_microbatches=16), facts) == {"target"}
+    assert names_of_violated(row(tp=2, num_microbatches=16), facts) == {"target"}
     alike = replace(facts, sharding={"head": "colwise", "embed": "vocab"})
-    assert names_of_broken(row(tp=2, num_microbatches=16), alike) == set()
+    assert names_of_violated(row(tp=2, num_microbatches=16), alike) == set()
 
 
 def test_a_sharding_by_hand_is_judged_by_its_own_patterns() -> None:
@@ -219,12 +221,12 @@ def test_a_sharding_by_hand_is_judged_by_its_own_patterns() -> None:
 def test_precision_and_optimizer_of_the_request_are_looked_at() -> None:
     plain = replace(FACTS, target="meshwright")
     values = row(num_microbatches=16)
-    assert names_of_broken(values, plain) == set()
+    assert names_of_violated(values, plain) == set()
     for changed in (
         replace(plain, precision=Precision(compute="float8")),
         replace(plain, optimizer=Optimizer(state_dtype="bfloat16")),
     ):
-        assert names_of_broken(values, changed) == {"target"}
+        assert names_of_violated(values, changed) == {"target"}
 
 
 def test_facts_are_those_of_model_and_free_devices() -> None:

@@ -20,9 +20,9 @@ from planner.errors import StrategyError, UnknownNameError
 from planner.schema.methods.method import Feature, Method, MethodDocument
 
 if TYPE_CHECKING:
-    from planner.schema.case import Case
     from planner.schema.methods.method import Synchronisation
     from planner.schema.strategy import Strategy
+    from planner.schema.violations import Case
 
 __all__ = [
     "Feature",
@@ -32,7 +32,7 @@ __all__ = [
     "MethodValue",
     "Synchronisation",
     "default_value",
-    "limits_broken",
+    "limit_violations",
     "method_names",
     "method_of",
     "methods",
@@ -162,7 +162,7 @@ def _setting(slot: str, text: str) -> tuple[str, Any]:
         return name.strip(), value.strip()
 
 
-def limits_broken(case: Case) -> tuple[str, ...]:
+def limit_violations(case: Case) -> tuple[str, ...]:
     """Violations of a strategy's methods, whoever runs it."""
     found = (
         limit(case) for one, _ in methods_of(case.strategy) for limit in one.limits

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from planner.schema.methods.method import Feature, Method, Violation
 
 if TYPE_CHECKING:
-    from planner.schema.case import Case
+    from planner.schema.violations import Case
 
 __all__ = ["METHODS"]
 

@@ -11,7 +11,7 @@ from planner.schema.methods.method import Feature, Method, Synchronisation
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from planner.schema.case import Case
+    from planner.schema.violations import Case
 
 __all__ = ["METHODS", "LocalSteps"]
 

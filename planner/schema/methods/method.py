@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from planner.schema.base import Document
 
 if TYPE_CHECKING:
-    from planner.schema.case import Case
+    from planner.schema.violations import Case
 
 __all__ = ["Feature", "Method", "MethodDocument", "Synchronisation", "Violation"]
 
-#: Why a strategy is refused: value, rule, remedy; None if it is not.
+#: Violation of a strategy: value, rule, remedy; None if there is none.
 Violation = Callable[["Case"], str | None]
 
 

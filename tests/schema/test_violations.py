@@ -1,8 +1,9 @@
-"""The table of what can be run agrees with torch, rule by rule."""
+"""Violations agree with torch, rule by rule; those of a model hold for every plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,12 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from planner.errors import PlanFileError
 from planner.schema import (
     Mesh,
     Optimizer,
     Overlap,
+    Plan,
     Precision,
     Schedule,
     Stage,
@@ -27,7 +30,12 @@ from planner.schema import (
     TensorSharding,
 )
 from planner.schema.schedules import schedule_names, schedule_spec
-from planner.schema.support import unsupported
+from planner.schema.violations import (
+    batch_norm_violation,
+    executor_violations,
+    stream_violation,
+)
+from tests.distributed.cases import make_plan
 
 FP32 = Precision(compute="float32")
 
@@ -84,14 +92,14 @@ def test_schedules_are_refused_where_torch_refuses_them(
             if schedule in ("ZBVZeroBubble", "DualPipeV") and virtual != 2:
                 # A V has no other shape; torch would look for stages that are not.
                 continue
-            reasons = unsupported(_strategy(schedule, pipeline, virtual, micro))
+            reasons = executor_violations(_strategy(schedule, pipeline, virtual, micro))
             accepted = _torch_accepts(schedule, pipeline, virtual, micro)
             assert accepted == (not reasons), (virtual, micro, reasons)
 
 
 @pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "DualPipeV"])
 def test_a_v_has_two_stages_a_rank(schedule: Schedule) -> None:
-    assert "two stages" in unsupported(_strategy(schedule, 2, 1, 8))[0]
+    assert "two stages" in executor_violations(_strategy(schedule, 2, 1, 8))[0]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +179,7 @@ def test_each_refusal_says_value_rule_and_remedy(
     changes: dict[str, object], said: str
 ) -> None:
     fields = {"precision": FP32, **changes}
-    reasons = unsupported(Strategy(**fields))  # type: ignore[arg-type]
+    reasons = executor_violations(Strategy(**fields))  # type: ignore[arg-type]
     (reason,) = [r for r in reasons if said in r]
     assert ";" in reason
     assert "\n" not in reason
@@ -184,7 +192,12 @@ def test_overlap_is_taken_where_it_has_an_effect() -> None:
     context = Strategy(mesh=Mesh(cp=2), zero_stage=1, overlap=ahead, precision=FP32)
     buckets = Overlap(bucket_bytes=2**20)
     replicas = Strategy(mesh=Mesh(dp_replicate=2), overlap=buckets, precision=FP32)
-    assert unsupported(three) == unsupported(context) == unsupported(replicas) == ()
+    assert (
+        executor_violations(three)
+        == executor_violations(context)
+        == executor_violations(replicas)
+        == ()
+    )
 
 
 @pytest.mark.parametrize("field", ["forward_prefetch", "backward_prefetch"])
@@ -203,27 +216,29 @@ def test_bucket_sizes_have_a_range(value: int) -> None:
 def test_compiled_blocks_need_a_backward_in_one_piece() -> None:
     for schedule in schedule_names():
         virtual = 1 if schedule in ("GPipe", "1F1B") else 2
-        reasons = unsupported(_strategy(schedule, 2, virtual, 4, compile=True))
+        reasons = executor_violations(_strategy(schedule, 2, virtual, 4, compile=True))
         assert bool(reasons) == (schedule_spec(schedule).splits_backward)
 
 
 def test_context_needs_attention_that_it_can_serve() -> None:
     ring = Strategy(mesh=Mesh(cp=2), context_algorithm="ring", precision=FP32)
-    assert unsupported(ring) == unsupported(ring, attention="full") == ()
-    assert "use cp=1" in unsupported(ring, attention=None)[0]
-    assert "bfloat16" in unsupported(ring, backend="nccl")[0]
+    assert (
+        executor_violations(ring) == executor_violations(ring, attention="full") == ()
+    )
+    assert "use cp=1" in executor_violations(ring, attention=None)[0]
+    assert "bfloat16" in executor_violations(ring, backend="nccl")[0]
     narrow = ring.model_copy(update={"precision": Precision()})
-    assert unsupported(narrow, backend="nccl") == ()
+    assert executor_violations(narrow, backend="nccl") == ()
 
 
 def test_loss_parallel_needs_a_head_that_is_split() -> None:
     stages = (Stage(rank=0, modules=("layers.0", "head")),)
     split = TensorSharding(patterns={"head": "colwise"}, loss_parallel=True)
     good = Strategy(mesh=Mesh(tp=2), stages=stages, sharding=split, precision=FP32)
-    assert unsupported(good) == ()
+    assert executor_violations(good) == ()
     other = split.model_copy(update={"patterns": {"layers.0": "colwise"}})
     bad = good.model_copy(update={"sharding": other})
-    assert "last module head" in unsupported(bad)[0]
+    assert "last module head" in executor_violations(bad)[0]
 
 
 @pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "DualPipeV"])
@@ -232,24 +247,26 @@ def test_the_turn_of_a_v_needs_a_torch_that_does_not_send_to_itself(
 ) -> None:
     strategy = _strategy(schedule, 2, 2, 4)
     for old in ("2.11.0", "2.12.1+cpu"):
-        (reason,) = unsupported(strategy, torch_version=old)
+        (reason,) = executor_violations(strategy, torch_version=old)
         assert f"schedule {schedule} on gloo with torch {old}" in reason
         assert "use torch 2.13" in reason
-        assert not unsupported(strategy, torch_version=old, backend="nccl")
+        assert not executor_violations(strategy, torch_version=old, backend="nccl")
         other = _strategy("InterleavedZeroBubble", 2, 2, 4)
-        assert not unsupported(other, torch_version=old)
+        assert not executor_violations(other, torch_version=old)
     for new in ("2.13.0+cpu", "2.14.1", "3.0.0a0"):
-        assert not unsupported(strategy, torch_version=new)
+        assert not executor_violations(strategy, torch_version=new)
 
 
 def test_split_backward_refuses_what_gives_wrong_gradients() -> None:
     zero3 = _strategy(
         "ZBVZeroBubble", 2, 2, 4, mesh=Mesh(pp=2, dp_shard=2), zero_stage=3
     )
-    assert "wrong gradients" in unsupported(zero3)[0]
+    assert "wrong gradients" in executor_violations(zero3)[0]
     again = _strategy("InterleavedZeroBubble", 2, 2, 4, recompute="full")
-    assert "recompute=full" in unsupported(again)[0]
-    assert not unsupported(_strategy("Interleaved1F1B", 2, 2, 4, recompute="full"))
+    assert "recompute=full" in executor_violations(again)[0]
+    assert not executor_violations(
+        _strategy("Interleaved1F1B", 2, 2, 4, recompute="full")
+    )
 
 
 def test_tied_parameters_must_be_split_alike() -> None:
@@ -261,7 +278,7 @@ def test_tied_parameters_must_be_split_alike() -> None:
         strategy = Strategy(
             mesh=Mesh(tp=2), sharding=sharding, stages=stages, precision=FP32
         )
-        return unsupported(strategy, tied=tied)
+        return executor_violations(strategy, tied=tied)
 
     assert "split unlike" in reasons(embed="vocab")[0]
     assert not reasons(embed="vocab", head="colwise")
@@ -269,4 +286,98 @@ def test_tied_parameters_must_be_split_alike() -> None:
 
 
 def test_a_plain_strategy_is_supported() -> None:
-    assert unsupported(Strategy()) == ()
+    assert executor_violations(Strategy()) == ()
+
+
+ATTENTION = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"} | {
+    "layers.*.self_attn.o_proj": "rowwise"
+}
+MIXING = tuple(f"model.{pattern}" for pattern in ATTENTION)
+
+
+def _stream(
+    patterns: dict[str, Any], *, whole: str | None = None, on: bool = True
+) -> str | None:
+    sharding = TensorSharding(patterns=patterns, sequence_parallel=on)
+    return stream_violation(sharding, whole_stream=whole, mixing=MIXING)
+
+
+def test_a_stream_is_divided_where_every_mixing_layer_is_split() -> None:
+    assert _stream(ATTENTION) is None
+    assert _stream({f"model.{p}": style for p, style in ATTENTION.items()}) is None
+    assert _stream({"self_attn.*": "colwise"}) is None
+
+
+@pytest.mark.parametrize("left_out", ATTENTION)
+def test_each_mixing_layer_left_whole_is_named(left_out: str) -> None:
+    patterns = {p: style for p, style in ATTENTION.items() if p != left_out}
+    reason = _stream(patterns)
+    assert reason is not None
+    assert f"no pattern splits model.{left_out}, " in reason
+    assert "add it to sharding.patterns" in reason
+    # Not split: dealt out by rows of a table, as an embedding is.
+    assert _stream(patterns | {left_out: "vocab"}) == reason
+    # Of one layer alone.
+    assert _stream(patterns | {left_out.replace("*", "0"): "colwise"}) == reason
+    assert _stream(patterns, on=False) is None
+
+
+def test_a_whole_stream_is_refused_for_its_reason() -> None:
+    reason = _stream(ATTENTION, whole="tp leaves h.0.attn whole")
+    assert reason is not None
+    assert reason.startswith("sequence_parallel, but tp leaves h.0.attn whole, ")
+    assert _stream(ATTENTION, whole="tp leaves h.0.attn whole", on=False) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "values", "refused"),
+    [(1, None, False), (1, 1, True), (2, 1, False), (1, 2, False), (3, 49, False)],
+)
+def test_a_variance_takes_two_values(
+    size: int, values: int | None, refused: bool
+) -> None:
+    """Expected message, as torch's batch norm raises it too late."""
+    reason = batch_norm_violation(size, values)
+    assert (reason is not None) == refused
+    if reason:
+        assert "microbatch_size=1 leaves a batch norm of the model one value" in reason
+
+
+def _refused(plan: Plan, **model: Any) -> str:
+    """The same words, from a document that is read and from the executors' table."""
+    changed = plan.model.model_copy(update=model)
+    text = plan.model_copy(update={"model": changed}).to_json()
+    with pytest.raises(PlanFileError) as caught:
+        Plan.from_json(text)
+    facts = ("whole_stream", "mixing", "batch_norm_values")
+    (reason,) = executor_violations(
+        plan.strategy, **{name: getattr(changed, name) for name in facts}
+    )
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return reason
+
+
+def test_plans_by_hand_are_refused_when_read_and_when_run() -> None:
+    parallel = make_plan("llama", tp=2, sequence_parallel=True)
+    Plan.from_json(parallel.to_json())
+    assert "h.0 whole" in _refused(parallel, whole_stream="tp leaves h.0 whole")
+    assert "model.layers.*.conv" in _refused(parallel, mixing=("model.layers.*.conv",))
+    small = make_plan("llama", num_microbatches=16)
+    Plan.from_json(small.to_json())
+    assert "no variance" in _refused(small, batch_norm_values=1)
+
+
+def test_a_plan_that_says_nothing_of_the_stream_does_not_divide_it() -> None:
+    """Written before plans knew, or by someone who does not: not trained wrongly."""
+    plan = make_plan("llama", tp=2, sequence_parallel=True)
+    data = plan.model_dump(mode="json")
+    del data["model"]["whole_stream"]
+    with pytest.raises(PlanFileError, match=r"nothing is known .*switch it off"):
+        Plan.from_data(data, where="plan.json")
+    data["strategy"]["sharding"]["sequence_parallel"] = False
+    Plan.from_data(data, where="plan.json")
+
+
+def test_what_strategies_say_without_a_model_is_as_before() -> None:
+    assert executor_violations(Strategy(microbatch_size=1)) == ()

@@ -1,30 +1,80 @@
-"""Strategies that Meshwright's own executors can run, told to planner and executors.
+"""Violations of a strategy: why a model, or Meshwright's own executors, cannot run it.
 
-The planner refuses what is refused here before it prices it; the executors refuse it
-again before they start. Every rule is torch's own, or one of the executors', seen to
-fail with torch 2.13, or with the older torch that it names.
+The planner leaves out what violates a rule here before it prices it; the executors look
+again before they start. Every rule of theirs is torch's own, or one of the executors',
+seen to fail with torch 2.13, or with the older torch that it names.
+
+Two ways of dividing a step give wrong gradients, or none, on some models, whoever runs
+the plan: :func:`stream_violation`, :func:`batch_norm_violation`. Facts about the model
+that decide it are in :class:`planner.schema.ModelReference`; a plan is checked when it
+is read, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
 
 from planner.schema import methods
-from planner.schema.case import Case, installed_torch
-from planner.schema.execution import compile_reason, overlap_reason
-from planner.schema.limits import batch_norm_limit, stream_limit
-from planner.schema.patterns import matches_pattern
-from planner.schema.strategy import Strategy
+from planner.schema.strategy import Strategy, TensorSharding, matches_pattern
 
-__all__ = ["unsupported"]
+__all__ = [
+    "Case",
+    "batch_norm_violation",
+    "executor_violations",
+    "installed_torch",
+    "stream_violation",
+]
 
 Tied = tuple[tuple[str, ...], ...]
 
 #: Dimension of the weight that a style splits.
 _SPLIT_DIM = {"colwise": 0, "vocab": 0, "rowwise": 1}
 
+#: Styles that leave a tp rank all tokens and some of the features.
+_SPLIT = frozenset({"colwise", "rowwise"})
 
-def unsupported(
+
+@cache
+def installed_torch() -> str:
+    """Version of the torch that is installed."""
+    return version("torch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A strategy, and what of the model and the machines decides whether it runs.
+
+    Attributes:
+        strategy: What is asked for.
+        tied: Groups of parameter FQNs that are one tensor.
+        backend: ``gloo`` or ``nccl``.
+        attention: See :class:`planner.schema.ModelReference`.
+        whole_stream: The same.
+        mixing: The same.
+        batch_norm_values: The same.
+        torch_version: Of the torch that would run it.
+    """
+
+    strategy: Strategy
+    tied: tuple[tuple[str, ...], ...] = ()
+    backend: str = "gloo"
+    attention: str | None = "causal"
+    whole_stream: str | None = None
+    mixing: tuple[str, ...] = ()
+    batch_norm_values: int | None = None
+    torch_version: str = field(default_factory=installed_torch)
+
+    @property
+    def torch_release(self) -> tuple[int, int]:
+        """Major and minor version of torch."""
+        major, minor = self.torch_version.split(".")[:2]
+        return int(major), int(minor)
+
+
+def executor_violations(
     strategy: Strategy,
     *,
     tied: Tied = (),
@@ -35,7 +85,7 @@ def unsupported(
     batch_norm_values: int | None = None,
     torch_version: str | None = None,
 ) -> tuple[str, ...]:
-    """Why the executors cannot run a strategy; empty if they can.
+    """Violations of what the executors can run; empty if they run the strategy.
 
     Args:
         strategy: What is asked for.
@@ -48,7 +98,7 @@ def unsupported(
         torch_version: Of the torch that would run it; None for the installed one.
 
     Returns:
-        One line a reason: the value, the rule, the remedy.
+        One line each: the value, the rule, the remedy.
     """
     case = Case(
         strategy=strategy,
@@ -61,7 +111,64 @@ def unsupported(
         torch_version=torch_version or installed_torch(),
     )
     found = (rule(case) for rule in _RULES)
-    return (*(reason for reason in found if reason), *methods.violations(case))
+    return (*(one for one in found if one), *methods.violations(case))
+
+
+def stream_violation(
+    sharding: TensorSharding, *, whole_stream: str | None, mixing: tuple[str, ...]
+) -> str | None:
+    """Why the residual stream cannot be divided along the sequence as is asked for.
+
+    Args:
+        sharding: What is asked for.
+        whole_stream: See :class:`planner.schema.ModelReference`.
+        mixing: The same.
+
+    Returns:
+        Value, rule and remedy; None if sequence parallelism is off, or right.
+    """
+    if not sharding.sequence_parallel:
+        return None
+    if whole_stream is not None:
+        return (
+            f"sequence_parallel, but {whole_stream}, so that every tp rank needs "
+            f"whole sequences; switch it off"
+        )
+    split = [p for p, style in sharding.patterns.items() if style in _SPLIT]
+    missing = [
+        layer
+        for layer in mixing
+        if not any(matches_pattern(pattern, layer) for pattern in split)
+    ]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        return (
+            f"sequence_parallel, but no pattern splits {missing[0]}{more}, between "
+            f"which tokens see each other; add it to sharding.patterns or switch "
+            f"sequence_parallel off"
+        )
+    return None
+
+
+def batch_norm_violation(
+    microbatch_size: int, batch_norm_values: int | None
+) -> str | None:
+    """Why a batch norm has no variance in such a microbatch.
+
+    Args:
+        microbatch_size: Samples that a device sees at once.
+        batch_norm_values: See :class:`planner.schema.ModelReference`.
+
+    Returns:
+        Value, rule and remedy; None if every channel has two values or more.
+    """
+    if batch_norm_values is None or microbatch_size * batch_norm_values >= 2:
+        return None
+    return (
+        f"microbatch_size={microbatch_size} leaves a batch norm of the model one value "
+        f"a channel ({batch_norm_values} a sample), of which there is no variance; use "
+        f"microbatch_size=2 or more"
+    )
 
 
 def _context(case: Case) -> str | None:
@@ -83,13 +190,13 @@ def _context(case: Case) -> str | None:
 
 
 def _stream(case: Case) -> str | None:
-    return stream_limit(
+    return stream_violation(
         case.strategy.sharding, whole_stream=case.whole_stream, mixing=case.mixing
     )
 
 
 def _batch_norm(case: Case) -> str | None:
-    return batch_norm_limit(case.strategy.microbatch_size, case.batch_norm_values)
+    return batch_norm_violation(case.strategy.microbatch_size, case.batch_norm_values)
 
 
 def _experts(case: Case) -> str | None:
@@ -144,7 +251,7 @@ def _schedule(case: Case) -> str | None:
 
 
 def _v_on_gloo(case: Case) -> str | None:
-    """Refuse schedules that greet their own rank, to which gloo has no connection.
+    """Rule out schedules that greet their own rank, to which gloo has no connection.
 
     Before a first step torch greets both neighbours of every stage; at the turn of a V
     the neighbour is the rank itself ("Pair is not connected", seen with torch 2.11).
@@ -210,11 +317,60 @@ def _loss(case: Case) -> str | None:
 
 
 def _overlap(case: Case) -> str | None:
-    return overlap_reason(case.strategy)
+    """Require that overlap settings have an effect where they are set."""
+    strategy, mesh = case.strategy, case.strategy.mesh
+    overlap = strategy.overlap
+    sharded = strategy.zero_stage > 0 and mesh.dp_shard * mesh.cp > 1
+    if overlap.forward_prefetch is not None and not sharded:
+        return (
+            f"overlap.forward_prefetch={overlap.forward_prefetch} without ZeRO; no "
+            f"weights are gathered, leave it out or use dp_shard > 1"
+        )
+    if overlap.backward_prefetch is not None and not (
+        sharded and strategy.zero_stage == 3
+    ):
+        return (
+            f"overlap.backward_prefetch={overlap.backward_prefetch} with "
+            f"zero_stage={strategy.zero_stage}; backward gathers weights under ZeRO 3 "
+            f"alone, leave it out or use zero_stage=3"
+        )
+    if overlap.bucket_bytes is None:
+        return None
+    if not strategy.replicas_by_ddp:
+        return (
+            f"overlap.bucket_bytes={overlap.bucket_bytes} with {strategy.label()}; "
+            f"buckets are for plain replicas in one precision (pp=1, tp=1, no ZeRO), "
+            f"each unit is one elsewhere, leave it out"
+        )
+    return None
 
 
 def _compiled(case: Case) -> str | None:
-    return compile_reason(case.strategy)
+    strategy = case.strategy
+    if not strategy.compile:
+        return None
+    if not strategy.stages:
+        return (
+            "compile=True without stages; name the modules of the one stage, whose "
+            "blocks are compiled"
+        )
+    if strategy.mesh.tp > 1:
+        return (
+            f"compile=True with tp={strategy.mesh.tp}; compiled code was seen to give "
+            f"wrong numbers around the sums of tp, use compile=False or tp=1"
+        )
+    if strategy.mesh.ep > 1:
+        return (
+            f"compile=True with ep={strategy.mesh.ep}; experts get another number of "
+            f"tokens each step, for which code would be made anew, use compile=False "
+            f"or ep=1"
+        )
+    if strategy.mesh.pp > 1 and strategy.schedule_spec.splits_backward:
+        return (
+            f"compile=True with {strategy.schedule}; a compiled block computes all "
+            f"gradients at once and would compute them twice, use compile=False or 1F1B"
+        )
+    return None
 
 
 def _patterns(case: Case) -> str | None:
