@@ -39,7 +39,7 @@ RUNNING = [c for c in (*pairs(), *map(cell, TRIPLES)) if c.works]
 
 
 def test_the_documentation_shows_the_table() -> None:
-    text = Path(__file__).parents[2].joinpath("docs", "executors.md").read_text()
+    text = Path(__file__).parents[2].joinpath("docs", "composition.md").read_text()
     assert markdown() in text
 
 
