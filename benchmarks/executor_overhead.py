@@ -30,7 +30,7 @@ from executors import launch
 from executors.data import synthetic_batch
 from executors.launching.process_group import process_group
 from executors.measuring.memory import LiveMemory
-from executors.mesh import arrange, choose_device
+from executors.mesh import build_mesh, choose_device
 from executors.trainer import Trainer
 from planner import plan
 from planner.capture import load_model
@@ -181,7 +181,7 @@ def _build(
     torch.manual_seed(0)
     model = load_model(arguments["model"], seq_len=made.workload.seq_len).build()
     if name == "ours":
-        trainer = Trainer(made, model, arrange(made.strategy, device))
+        trainer = Trainer(made, model, build_mesh(made.strategy, device))
         return lambda batch: trainer.step(batch).loss
     return HandWritten(model, recipe(made, arguments["compiled"]), device).step
 

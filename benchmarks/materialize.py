@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from executors.deferred.model import record
 from executors.dryrun.world import fake_group
-from executors.mesh import arrange
+from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner import Cluster, plan
 from planner.capture import capture, load_model
@@ -88,7 +88,7 @@ def _start(path: str, ref: str, rank: int, how: str) -> dict[str, float]:
     """Build one rank's part, and tell what it took and what it holds."""
     made, model_fn = Plan.load(path), load_model(ref, seq_len=_LENGTH).build
     with fake_group(rank, made.strategy.mesh.num_devices):
-        place = arrange(made.strategy, torch.device("cpu"))
+        place = build_mesh(made.strategy, torch.device("cpu"))
         before, begin = _memory("VmRSS"), time.process_time()
         torch.manual_seed(0)
         model, recording = (model_fn(), None) if how == "whole" else record(model_fn)

@@ -16,7 +16,7 @@ from planner.schema import AXES, Mesh, Strategy
 
 __all__ = [
     "ProcessMesh",
-    "arrange",
+    "build_mesh",
     "choose_device",
     "communication_degrees",
 ]
@@ -142,7 +142,7 @@ def choose_device(name: str | None = None) -> torch.device:
     return torch.device("cuda", index)
 
 
-def arrange(strategy: Strategy, device: torch.device) -> ProcessMesh:
+def build_mesh(strategy: Strategy, device: torch.device) -> ProcessMesh:
     """Lay the processes of the current group out as the strategy's mesh.
 
     Rank r of the group is rank r of the mesh; see

@@ -72,8 +72,8 @@ def parallelize(
     recompute: Recompute = "none",
     causal: bool = True,
     recording: Recording | None = None,
-    comes_sharded: bool = False,
-    leaves_sharded: bool = False,
+    input_sharded: bool = False,
+    output_sharded: bool = False,
 ) -> ParallelPart:
     """Make a model, or one stage of it, parallel along every axis but pp, in place.
 
@@ -85,8 +85,8 @@ def parallelize(
         recompute: Of this part.
         causal: Whether its attention is, for cp.
         recording: What parameters without values get theirs from, shard by shard.
-        comes_sharded: Whether a stage receives a tp shard of the residual stream.
-        leaves_sharded: Whether it sends one.
+        input_sharded: Whether a stage receives a tp shard of the residual stream.
+        output_sharded: Whether it sends one.
 
     Raises:
         StrategyError: If tp or ep cannot split a module as the sharding says.
@@ -98,38 +98,27 @@ def parallelize(
     values = Shards(model, recording, place.device, dtype)
 
     # 1. Tensor and sequence parallelism: patterns of names to shards.
-    with values.splitting():
+    with values.recorded():
         split = _split_tensors(
-            model, strategy, place, units, comes_sharded, leaves_sharded
+            model, strategy, place, units, input_sharded, output_sharded
         )
 
         # 2. Experts move apart, and tokens to them.
         experts = _split_experts(model, strategy, place)
-    values.hollow()
+    values.to_meta()
 
     # 3. Attention over sequences that ranks share.
-    context = place.group("cp")
-    if context is not None:
-        apply_context_parallel(
-            model,
-            units or ("",),
-            context,
-            algorithm=strategy.context_algorithm,
-            causal=causal,
-        )
+    _split_sequences(model, strategy, place, units, causal)
 
     # 4. Compilation and recomputation, inside of the all-gathers that data parallelism
-    # adds. Code of a block runs again as a whole; which of its ops are kept is for the
-    # compiler to arrange.
-    if strategy.compile and recompute != "selective":
-        compile_blocks(model, units)
-    apply_recompute(model, units, recompute)
-    if strategy.compile and recompute == "selective":
-        compile_blocks(model, units)
+    # adds.
+    _compile_and_recompute(model, units, strategy.compile, recompute)
 
     # 5. Data parallelism: experts first, then units, then what is left.
-    module = make_data_parallel(model, strategy, place, units, experts, values.fill)
-    values.fill()
+    module = make_data_parallel(
+        model, strategy, place, units, experts, values.materialize
+    )
+    values.materialize()
     return ParallelPart(
         module=module,
         inner=model,
@@ -144,8 +133,8 @@ def _split_tensors(
     strategy: Strategy,
     place: ProcessMesh,
     units: Sequence[str],
-    comes_sharded: bool,
-    leaves_sharded: bool,
+    input_sharded: bool,
+    output_sharded: bool,
 ) -> frozenset[str]:
     """Apply tp; names of parameters whose gradients are then to be summed over it."""
     if place.size("tp") == 1:
@@ -157,8 +146,8 @@ def _split_tensors(
         place.along("tp"),
         units,
         head=head if strategy.sharding.loss_parallel else None,
-        comes_sharded=comes_sharded,
-        leaves_sharded=leaves_sharded,
+        input_sharded=input_sharded,
+        output_sharded=output_sharded,
     )
 
 
@@ -173,6 +162,37 @@ def _split_experts(
     for fqn in experts:
         shard_experts(model.get_submodule(fqn), fqn, place.along("ep"))
     return experts
+
+
+def _split_sequences(
+    model: nn.Module,
+    strategy: Strategy,
+    place: ProcessMesh,
+    units: Sequence[str],
+    causal: bool,
+) -> None:
+    """Apply cp."""
+    context = place.group("cp")
+    if context is not None:
+        algorithm = strategy.context_algorithm
+        apply_context_parallel(
+            model, units or ("",), context, algorithm=algorithm, causal=causal
+        )
+
+
+def _compile_and_recompute(
+    model: nn.Module, units: Sequence[str], compiles: bool, recompute: Recompute
+) -> None:
+    """Compile blocks, inside of full recomputation and outside of selective.
+
+    Code of a block runs again as a whole; which of its ops are kept is for the compiler
+    to decide.
+    """
+    if compiles and recompute != "selective":
+        compile_blocks(model, units)
+    apply_recompute(model, units, recompute)
+    if compiles and recompute == "selective":
+        compile_blocks(model, units)
 
 
 def _torch_dtype(name: str) -> torch.dtype:

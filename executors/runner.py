@@ -21,7 +21,7 @@ from executors.data import Batch, Data, global_batches
 from executors.deferred.model import record
 from executors.launching.process_group import process_group
 from executors.measuring.measure import TimedStep, measure_phases, summarize
-from executors.mesh import arrange, choose_device
+from executors.mesh import build_mesh, choose_device
 from executors.names import tied_parameters
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
@@ -169,7 +169,7 @@ def run(
         trainer, inventory = _prepare(plan, model_fn, seed, chosen, force)
         saved: Checkpoints | None = None
         if options is not None:
-            options.require_rests(steps, trainer.replicas.rest_every)
+            options.require_in_sync(steps, trainer.replicas.sync_every)
             saved = Checkpoints(
                 options,
                 trainer,
@@ -231,7 +231,7 @@ def _prepare(
     force: bool,
 ) -> tuple[Trainer, Inventory]:
     """Check processes, model and strategy, and build this rank's part."""
-    place = arrange(plan.strategy, device)
+    place = build_mesh(plan.strategy, device)
     torch.manual_seed(seed)
     model, recording = record(model_fn)
     if not force:
@@ -268,7 +268,7 @@ def _train(
         begin = time.perf_counter()
         result = trainer.step(batch)
         took = time.perf_counter() - begin
-        if trainer.replicas.rests(trainer.done):
+        if trainer.replicas.in_sync(trainer.done):
             # Between exchanges copies have losses of their own.
             _require_finite(trainer, step, result.loss, saved)
         if trainer.place.process == 0:

@@ -169,8 +169,8 @@ class Trainer:
                 recompute=strategy.stages[index].recompute,
                 causal=self.plan.model.attention != "full",
                 recording=recording,
-                comes_sharded=lowered[index].comes_sharded,
-                leaves_sharded=lowered[index].leaves_sharded,
+                input_sharded=lowered[index].input_sharded,
+                output_sharded=lowered[index].output_sharded,
             )
         inner = {index: part.inner for index, part in self.parts.items()}
         self.tied = TiedSync(copies, inner, strategy, place)
@@ -266,7 +266,7 @@ class Trainer:
         self._spoiled = self._spoiled + 0 * self.loss_share
         self.loss_share = self.loss_share + self._spoiled
         total = self.loss_share.clone()
-        if self.replicas.rests(self.done):
+        if self.replicas.in_sync(self.done):
             dist.all_reduce(total)
             self._spoiled = torch.zeros_like(self._spoiled)
             return total / place.size("replicate")

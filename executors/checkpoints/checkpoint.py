@@ -79,7 +79,7 @@ class CheckpointOptions:
         """
         return done == steps or (self.every is not None and done % self.every == 0)
 
-    def require_rests(self, steps: int, period: int) -> None:
+    def require_in_sync(self, steps: int, period: int) -> None:
         """Refuse to save when copies of the weights would differ.
 
         Args:

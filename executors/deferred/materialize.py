@@ -49,9 +49,9 @@ class _Waiting:
 class Shards:
     """The parameters and buffers of a model part, from whole to sharded.
 
-    In order: split the part within :meth:`splitting`, :meth:`hollow` it, shard it over
-    data-parallel ranks, :meth:`fill` it. Of a model that was not recorded the values
-    are there from the start, and only the device and the dtype change.
+    In order: split the part within :meth:`recorded`, :meth:`to_meta`, shard it over
+    data-parallel ranks, :meth:`materialize`. Of a model that was not recorded the
+    values are there from the start, and only the device and the dtype change.
 
     Args:
         model: The part; changed in place.
@@ -79,13 +79,13 @@ class Shards:
             if not recording.defers(tensor):
                 tensor.data = tensor.data.to(device)
 
-    def splitting(self) -> contextlib.AbstractContextManager[None]:
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
         """A block in which operations on parameters are recorded like model_fn's."""
         if self._recording is None:
             return contextlib.nullcontext()
         return self._recording.active()
 
-    def hollow(self) -> None:
+    def to_meta(self) -> None:
         """Reduce deferred parameters to their shapes; give all else its values.
 
         Parameters go to the meta device, as ``fully_shard`` takes them. Buffers and
@@ -108,7 +108,7 @@ class Shards:
                     module._buffers[name] = value.to(self._device)
             replace_plain(module, lambda t: _valued(t, recording, made))
 
-    def fill(self) -> None:
+    def materialize(self) -> None:
         """Give every parameter that waits for them its values; at first call alone.
 
         Raises:
@@ -120,13 +120,13 @@ class Shards:
             old = waiting.holder._parameters[waiting.name]
             assert old is not None, waiting.name
             if id(old) not in made:
-                made[id(old)] = old, self._filled(old, waiting)
+                made[id(old)] = old, self._materialized(old, waiting)
             waiting.holder._parameters[waiting.name] = made[id(old)][1]
         if made:
             for module in self._model.modules():
                 replace_plain(module, lambda t: made.get(id(t), (t, t))[1])
 
-    def _filled(self, old: nn.Parameter, waiting: _Waiting) -> nn.Parameter:
+    def _materialized(self, old: nn.Parameter, waiting: _Waiting) -> nn.Parameter:
         assert self._recording is not None
         filled: torch.Tensor
         if isinstance(old, DTensor):
@@ -239,6 +239,6 @@ def build_model(model_fn: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
         model, recording = record(model_fn)
     if recording is not None:
         shards = Shards(model, recording, torch.device("cpu"), None)
-        shards.hollow()
-        shards.fill()
+        shards.to_meta()
+        shards.materialize()
     return model

@@ -29,7 +29,7 @@ from executors.dryrun.step import replayed_step
 from executors.dryrun.trace import StepTrace
 from executors.dryrun.world import fake_group, fake_tensors
 from executors.exception_chain import chain, explain
-from executors.mesh import ProcessMesh, arrange
+from executors.mesh import ProcessMesh, build_mesh
 from executors.names import tied_parameters
 from executors.pipelines.export import whole_sequences
 from executors.runner import check_model
@@ -156,7 +156,7 @@ def _run_rank(
     with ExitStack() as stack:
         with unset_fake_temporarily():
             stack.enter_context(fake_group(rank, strategy.mesh.num_devices))
-            place = arrange(strategy, torch.device("cpu"))
+            place = build_mesh(strategy, torch.device("cpu"))
             follow = _positions_follow(plan, place)
         stack.enter_context(whole_sequences(follow))
         own = tuple(strategy.stages_of_rank(pp_rank))

@@ -63,7 +63,7 @@ def process_group(
     """
     process, world = _own_numbers()
     ranks = ranks_of_processes(device_ids)
-    # A wrong number of processes is for arrange() to refuse.
+    # A wrong number of processes is for build_mesh() to refuse.
     rank = ranks[process] if len(ranks) == world else process
     if dist.is_initialized():
         if rank != process and dist.get_rank() == process:

@@ -40,9 +40,9 @@ class LoweredStage:
         units: FQNs of those units.
         receives: Empty tensors like those that it receives, for static metadata.
         sends: Empty tensors like those that it returns.
-        comes_sharded: Whether the residual stream that it receives will be a tp
+        input_sharded: Whether the residual stream that it receives will be a tp
             shard; the module itself still takes and returns what is whole.
-        leaves_sharded: The same of what it returns.
+        output_sharded: The same of what it returns.
     """
 
     index: int
@@ -50,8 +50,8 @@ class LoweredStage:
     units: tuple[str, ...]
     receives: tuple[torch.Tensor, ...]
     sends: tuple[torch.Tensor, ...]
-    comes_sharded: bool = False
-    leaves_sharded: bool = False
+    input_sharded: bool = False
+    output_sharded: bool = False
 
 
 def lower(
@@ -226,8 +226,8 @@ class _Cutter:
             units=tuple(name for name in self.units if name in mine),
             receives=self._metadata(index - 1) if index else (),
             sends=self._metadata(index),
-            comes_sharded=index - 1 in self.sharded,
-            leaves_sharded=index in self.sharded,
+            input_sharded=index - 1 in self.sharded,
+            output_sharded=index in self.sharded,
         )
 
     def _needed(self, index: int, given: Container[fx.Node]) -> set[fx.Node]:

@@ -26,7 +26,7 @@ class Replicas(Protocol):
     """
 
     @property
-    def rest_every(self) -> int:
+    def sync_every(self) -> int:
         """Steps from one time that all copies are equal to the next."""
 
     def attach(self, trainer: Trainer) -> None:
@@ -46,7 +46,7 @@ class Replicas(Protocol):
     def after_update(self, step: int) -> None:
         """Act after the optimizer's step; collective."""
 
-    def rests(self, done: int) -> bool:
+    def in_sync(self, done: int) -> bool:
         """Return True if all copies are equal after so many steps."""
 
     def phase(self, step: int) -> str:

@@ -19,7 +19,7 @@ class AllReduceReplicas:
         synchronisation: All-reduce, which has no settings.
     """
 
-    rest_every = 1
+    sync_every = 1
 
     def __init__(self, synchronisation: Synchronisation) -> None:
         (self._phase,) = synchronisation.phases
@@ -33,7 +33,7 @@ class AllReduceReplicas:
     def after_update(self, step: int) -> None:
         """Do nothing."""
 
-    def rests(self, done: int) -> bool:
+    def in_sync(self, done: int) -> bool:
         """Return True: copies are equal after every step."""
         return True
 

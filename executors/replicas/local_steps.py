@@ -31,7 +31,7 @@ class LocalStepsReplicas:
     """
 
     def __init__(self, synchronisation: LocalSteps) -> None:
-        self.rest_every = synchronisation.period
+        self.sync_every = synchronisation.period
         self._forced: str | None = None
         self._group: dist.ProcessGroup | None = None
         self._trained: list[nn.Parameter] = []
@@ -46,7 +46,7 @@ class LocalStepsReplicas:
 
     def after_update(self, step: int) -> None:
         """Average the weights if the step ends a period."""
-        if self._group is None or not self.rests(step + 1):
+        if self._group is None or not self.in_sync(step + 1):
             return
         for piece in _pieces(map(_local, self._trained)):
             mean = torch.cat([weight.reshape(-1) for weight in piece])
@@ -56,15 +56,15 @@ class LocalStepsReplicas:
             for weight, part in zip(piece, parts, strict=True):
                 weight.copy_(part.view_as(weight))
 
-    def rests(self, done: int) -> bool:
+    def in_sync(self, done: int) -> bool:
         """Return True at the end of a period, and at its beginning."""
         if self._forced is not None:
             return self._forced == "exchange"
-        return done % self.rest_every == 0
+        return done % self.sync_every == 0
 
     def phase(self, step: int) -> str:
         """Return ``exchange`` for the last step of a period, else ``plain``."""
-        return "exchange" if self.rests(step + 1) else "plain"
+        return "exchange" if self.in_sync(step + 1) else "plain"
 
     def force(self, phase: str | None) -> None:
         """See :meth:`executors.replicas.Replicas.force`."""

@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 __all__ = [
     "all_to_all",
-    "copy_in",
+    "copy_to_region",
     "exchange_rows",
     "gather",
-    "gather_parts",
-    "reduce_out",
+    "gather_to_region",
+    "reduce_from_region",
     "reduce_scatter",
     "scatter",
 ]
@@ -178,17 +178,17 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
     return result
 
 
-def copy_in(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def copy_to_region(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Enter a region that each rank computes a part of: the gradient is summed."""
     return _apply(_Copy, tensor, group)
 
 
-def reduce_out(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def reduce_from_region(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Leave such a region with the sum over ranks; the gradient passes."""
     return _apply(_Reduce, tensor, group)
 
 
-def gather_parts(
+def gather_to_region(
     tensor: torch.Tensor, group: dist.ProcessGroup, dim: int
 ) -> torch.Tensor:
     """Enter such a region from shards along ``dim``; the gradient is summed, sharded.

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
 
-from executors.strategies.collectives import reduce_out
+from executors.strategies.collectives import reduce_from_region
 from planner.errors import StrategyError
 
 __all__ = ["Leave", "Memo", "shard_embedding", "shard_linear"]
@@ -105,7 +105,7 @@ def _forward_embedding(
         padding - first if padding is not None and own_padding else None,
     )
     found = found.masked_fill(foreign.unsqueeze(-1), 0)
-    return reduce_out(found, mesh.get_group())
+    return reduce_from_region(found, mesh.get_group())
 
 
 def shard_linear(

@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from executors.names import inside, unit_of
 from executors.strategies.collectives import (
-    copy_in,
+    copy_to_region,
     gather,
-    gather_parts,
-    reduce_out,
+    gather_to_region,
+    reduce_from_region,
     reduce_scatter,
     scatter,
 )
@@ -66,13 +66,13 @@ class _Stream:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         if self.is_shard(value):
-            return gather_parts(value, self.mesh.get_group(), _SEQUENCE)
+            return gather_to_region(value, self.mesh.get_group(), _SEQUENCE)
         return self.copy(value)
 
     def copy(self, value: Any) -> Any:
         """Enter with a tensor that is never a shard."""
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            return copy_in(value, self.mesh.get_group())
+            return copy_to_region(value, self.mesh.get_group())
         return value
 
     def enter_once(self, value: Any) -> Any:
@@ -88,7 +88,7 @@ class _Stream:
         """Leave a region: the sum over ranks, sharded if the stream is."""
         if self.sharded:
             return reduce_scatter(tensor, self.mesh.get_group(), _SEQUENCE)
-        return reduce_out(tensor, self.mesh.get_group())
+        return reduce_from_region(tensor, self.mesh.get_group())
 
     def is_shard(self, value: torch.Tensor) -> bool:
         """Return True if a tensor is a shard of the residual stream."""
@@ -122,8 +122,8 @@ def apply_tensor_parallel(
     units: Sequence[str],
     *,
     head: str | None = None,
-    comes_sharded: bool = False,
-    leaves_sharded: bool = False,
+    input_sharded: bool = False,
+    output_sharded: bool = False,
 ) -> frozenset[str]:
     """Split a model, or one stage of it, over the tp axis, in place.
 
@@ -134,8 +134,8 @@ def apply_tensor_parallel(
         units: FQNs of its pipeline units, in order of execution.
         head: Unit whose output features stay dealt out over the ranks, for a loss
             that is computed so.
-        comes_sharded: Whether the stage before sends a shard of the residual stream.
-        leaves_sharded: Whether the stage after takes one.
+        input_sharded: Whether the stage before sends a shard of the residual stream.
+        output_sharded: Whether the stage after takes one.
 
     Returns:
         FQNs of parameters that are whole on each rank but whose gradients are not:
@@ -156,10 +156,10 @@ def apply_tensor_parallel(
     stream = _Stream(mesh=mesh, sharded=sharding.sequence_parallel)
     entries = _shard_layers(model, styles, units, blocks, stream, head)
     partial_units = list(entries)
-    if sharding.sequence_parallel and (blocks or comes_sharded):
-        _shard_stream(model, blocks, stream, comes_sharded, leaves_sharded)
-        first = 0 if comes_sharded else units.index(blocks[0])
-        last = len(units) - 1 if leaves_sharded else units.index(blocks[-1])
+    if sharding.sequence_parallel and (blocks or input_sharded):
+        _shard_stream(model, blocks, stream, input_sharded, output_sharded)
+        first = 0 if input_sharded else units.index(blocks[0])
+        last = len(units) - 1 if output_sharded else units.index(blocks[-1])
         partial_units += units[first : last + 1]
     split = {f"{fqn}." for fqn, style in styles.items() if style != "rowwise"}
     split |= {f"{fqn}.weight" for fqn, style in styles.items() if style == "rowwise"}
@@ -236,8 +236,8 @@ def _shard_stream(
     model: nn.Module,
     blocks: Sequence[str],
     stream: _Stream,
-    comes_sharded: bool,
-    leaves_sharded: bool,
+    input_sharded: bool,
+    output_sharded: bool,
 ) -> None:
     """Scatter the residual stream before the first block, gather it after the last.
 
@@ -250,7 +250,7 @@ def _shard_stream(
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
                 stream.sequence = leaf.shape[_SEQUENCE]
-                if comes_sharded:
+                if input_sharded:
                     stream.sequence *= degree
                     break
                 if stream.sequence % degree:
@@ -275,5 +275,5 @@ def _shard_stream(
     if not blocks:
         return
     model.get_submodule(blocks[0]).register_forward_pre_hook(before, with_kwargs=True)
-    if not leaves_sharded:
+    if not output_sharded:
         model.get_submodule(blocks[-1]).register_forward_hook(after)

@@ -231,8 +231,10 @@ class PricingContext:
 
     @property
     def gathered_share(self) -> tuple[float, float]:
-        """Bytes of what tp gathers for narrow products over bfloat16's, each way."""
-        return gathered_share(self.operand_dtype, before=self.recipe.narrow_gathers)
+        """Share of bfloat16's bytes that tp gathers for low precision, each way."""
+        return gathered_share(
+            self.operand_dtype, before=self.recipe.low_precision_gathers
+        )
 
     @cached_property
     def scalar_bytes(self) -> ScalarBytes:

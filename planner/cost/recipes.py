@@ -57,8 +57,8 @@ class Recipe:
         experts_on_shards: Whether, under sequence parallelism, each tp rank routes the
             tokens of its shard, and ep counts neighbouring ranks, those of one tp group
             among them; else experts see the whole stream on every tp rank.
-        narrow_gathers: Whether tp ranks cast what narrow products take before they
-            gather it, where the format allows.
+        low_precision_gathers: Whether tp ranks cast operands of low-precision products
+            before they gather them, where the format allows; else behind the gather.
         scattered_transfers: Whether tp ranks share what goes from stage to stage, and
             gather it behind.
         reduces_each: Whether ZeRO 2 and 3 reduce gradients after every microbatch; else
@@ -134,7 +134,7 @@ class Recipe:
     imbalance: float = 1.0
     loss_parallel: bool = False
     experts_on_shards: bool = False
-    narrow_gathers: bool = False
+    low_precision_gathers: bool = False
     scattered_transfers: bool = False
     reduces_each: bool = True
     reduces_whole: bool = False

@@ -12,7 +12,7 @@ from executors.checkpoints.snapshot import full_gradients, full_parameters
 from executors.data import synthetic_batch
 from executors.deferred.model import record
 from executors.losses import LossFunction, target_of
-from executors.mesh import arrange
+from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner.schema import (
     ClusterReference,
@@ -328,7 +328,7 @@ def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]
     next one's loss and gradients tell.
     """
     plan = Plan.from_json(plan_json)
-    place = arrange(plan.strategy, torch.device("cpu"))
+    place = build_mesh(plan.strategy, torch.device("cpu"))
     # Even the smallest parameters are deferred, as large ones are.
     model, recording = record(lambda: build(plan.model.name, tied=tied), small_bytes=0)
     assert recording is not None

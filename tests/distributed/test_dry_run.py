@@ -12,7 +12,7 @@ from executors.data import synthetic_batch
 from executors.dryrun import dry_run
 from executors.measuring.measure import measure_phases
 from executors.measuring.memory import LiveMemory
-from executors.mesh import arrange
+from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner.schema import Optimizer, Plan
 from planner.schema.methods.local_steps import LocalSteps
@@ -76,7 +76,7 @@ Phase = tuple[float, dict[str, tuple[float, float]]]
 def _measured(plan_json: str) -> tuple[int, dict[str, Phase]]:
     """By phase the lowest peak of some steps without what was there before; traffic."""
     plan = Plan.from_json(plan_json)
-    place = arrange(plan.strategy, torch.device("cpu"))
+    place = build_mesh(plan.strategy, torch.device("cpu"))
     gc.collect()
     with LiveMemory() as before:
         outside = before.current_bytes

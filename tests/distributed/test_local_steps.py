@@ -17,7 +17,7 @@ from executors.data import synthetic_batch
 from executors.deferred.model import record
 from executors.losses import LossFunction, target_of
 from executors.measuring.traffic import CollectiveCounter
-from executors.mesh import arrange
+from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner.errors import ExecutionError
 from planner.schema import Optimizer, Plan
@@ -57,7 +57,7 @@ def _plan(mesh: str, period: int, model: str = "llama", **changes: Any) -> Plan:
 
 
 def _trainer(plan: Plan) -> Trainer:
-    place = arrange(plan.strategy, torch.device("cpu"))
+    place = build_mesh(plan.strategy, torch.device("cpu"))
     model, recording = record(lambda: build(plan.model.name), small_bytes=0)
     return Trainer(plan, model, place, recording)
 

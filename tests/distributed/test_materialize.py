@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from executors import build_model, run
 from executors.checkpoints.snapshot import full_parameters
 from executors.deferred.model import record
-from executors.mesh import arrange
+from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner.schema import Plan, Precision
 from tests.distributed.cases import build, make_plan
@@ -72,7 +72,7 @@ SHARES = {"tp-zero3", "stages-tp", "experts"}
 def _started(plan_json: str, tied: bool, small_bytes: int) -> dict[str, Any]:
     """Build this rank's part; tell what differs from the whole model, and its size."""
     plan = Plan.from_json(plan_json)
-    place = arrange(plan.strategy, torch.device("cpu"))
+    place = build_mesh(plan.strategy, torch.device("cpu"))
 
     def factory() -> nn.Module:
         return build(plan.model.name, tied=tied)

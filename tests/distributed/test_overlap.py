@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from executors.measuring.traffic import CollectiveCounter
-from executors.mesh import arrange
+from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner.schema import Overlap, Plan
 from tests.distributed.cases import build, make_plan, reference, train
@@ -62,7 +62,7 @@ def test_training_is_that_of_one_process(pool: Pool, case: str) -> None:
 def buckets(plan_json: str) -> tuple[int, int]:
     """Limit that DDP was given, and buckets that it reduced in a second step."""
     plan = Plan.from_json(plan_json)
-    place = arrange(plan.strategy, torch.device("cpu"))
+    place = build_mesh(plan.strategy, torch.device("cpu"))
     trainer = Trainer(plan, build("llama"), place)
     module: Any = trainer.parts[0].module
     tokens = torch.zeros(2, 16, dtype=torch.int64)

@@ -100,10 +100,10 @@ def test_replicas_drop_different_features(pool: Pool) -> None:
 
 
 def _masks(plan_json: str) -> list[float]:
-    from executors.mesh import arrange
+    from executors.mesh import build_mesh
     from executors.trainer import Trainer
 
     plan = Plan.from_json(plan_json)
     torch.manual_seed(0)
-    Trainer(plan, build("gpt2"), arrange(plan.strategy, torch.device("cpu")))
+    Trainer(plan, build("gpt2"), build_mesh(plan.strategy, torch.device("cpu")))
     return nn.functional.dropout(torch.ones(64), 0.5).tolist()

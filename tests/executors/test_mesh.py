@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from executors.launching.process_group import process_group
-from executors.mesh import arrange, choose_device, communication_degrees
+from executors.mesh import build_mesh, choose_device, communication_degrees
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import Mesh, Precision, Strategy
 
@@ -45,10 +45,10 @@ def test_one_process_needs_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
     with process_group(device):
         assert dist.get_world_size() == 1
-        place = arrange(Strategy(precision=Precision(compute="float32")), device)
+        place = build_mesh(Strategy(precision=Precision(compute="float32")), device)
         assert (place.data_index, place.group("tp")) == (0, None)
         with pytest.raises(ExecutionError, match=r"1 processes were started.*needs 2"):
-            arrange(Strategy(mesh=Mesh(tp=2)), device)
+            build_mesh(Strategy(mesh=Mesh(tp=2)), device)
         with process_group(device):  # an outer group is used, and left alone
             assert dist.get_world_size() == 1
         assert dist.is_initialized()

@@ -128,7 +128,7 @@ def low_precision_rates(
 def cast_bytes(
     table: KernelTable, dtype: str, tp: Array, stream: Array, *, before: bool
 ) -> tuple[Array, Array]:
-    """Moved to make narrow operands, forward and backward. [combinations, kernels].
+    """Moved to make low-precision operands, both ways. [combinations, kernels] each.
 
     Of a product's input forward and of its output's gradient backward, each as it is
     and transposed. Weights are cast once a step, which is next to nothing. What the

@@ -115,7 +115,9 @@ def kernel_times(
         written = 2 * part.scores * table.count * element / roof.bandwidth
         forward = forward + _SCORES_MOVED[0] * written
         backward = backward + _SCORES_MOVED[1] * written
-    moved = cast_bytes(table, dtype, part.tp, part.stream, before=recipe.narrow_gathers)
+    moved = cast_bytes(
+        table, dtype, part.tp, part.stream, before=recipe.low_precision_gathers
+    )
     casts = roof.passes(moved)
     forward, backward = forward + casts[0], backward + casts[1]
     weighted = _products(table) & table.trained

@@ -116,7 +116,7 @@ def test_layers_gather_narrow_operands_and_scatter_wide_results(
         setting_for(
             graph,
             hosts((1, 8, GPU)),
-            recipe=replace(RECIPES["torch"], narrow_gathers=gathers),
+            recipe=replace(RECIPES["torch"], low_precision_gathers=gathers),
             precision=Precision(compute="float8"),
             product_dtype=dtype,
         )

@@ -66,9 +66,9 @@ def test_stages_hold_constants_and_buffers_with_values(small_bytes: int) -> None
     value: tuple[torch.Tensor, ...] = ()
     for stage in stages:
         values = Shards(stage.module, recording, CPU, torch.float32)
-        values.hollow()
+        values.to_meta()
         assert any(p.is_meta for p in stage.module.parameters())
-        values.fill()
+        values.materialize()
         for tensor in held_tensors(stage.module):
             assert not isinstance(tensor, FakeTensor)
             assert not tensor.is_meta
@@ -89,8 +89,8 @@ def test_other_stages_stay_without_values() -> None:
         wire=(torch.float32, torch.float32),
     )
     values = Shards(first.module, recording, CPU, torch.bfloat16)
-    values.hollow()
-    values.fill()
+    values.to_meta()
+    values.materialize()
     assert all(type(p) is nn.Parameter for p in first.module.parameters())
     assert {p.dtype for p in first.module.parameters()} == {torch.bfloat16}
     assert all(recording.defers(p) for p in second.module.parameters())
@@ -102,15 +102,15 @@ def test_what_is_split_while_recording_is_computed_split() -> None:
     model, recording = record(lambda: nn.Linear(6, 6), small_bytes=0)
     assert recording is not None
     values = Shards(model, recording, CPU, torch.float32)
-    with values.splitting():
+    with values.recorded():
         half = model.weight.detach().chunk(2, 1)[1].clone()
         model.weight = nn.Parameter(half, requires_grad=False)
-    values.hollow()
-    values.fill()
+    values.to_meta()
+    values.materialize()
     assert torch.equal(model.weight, build_model(lambda: nn.Linear(6, 6)).weight[:, 3:])
     assert not model.weight.requires_grad
     assert model.bias.requires_grad
     # Filled once; to ask again changes nothing.
     before = model.weight
-    values.fill()
+    values.materialize()
     assert model.weight is before

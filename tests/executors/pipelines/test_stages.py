@@ -502,11 +502,11 @@ def test_stages_tell_the_shapes_of_shards() -> None:
     assert [tuple(t.shape) for t in first.sends] == [(2, SEQ // 2, HIDDEN)]
     assert [tuple(t.shape) for t in second.receives] == [(2, SEQ // 2, HIDDEN)]
     assert [tuple(t.shape) for t in second.sends] == [(2, SEQ, HIDDEN)]
-    flags = [(s.comes_sharded, s.leaves_sharded) for s in (first, second, third)]
+    flags = [(s.input_sharded, s.output_sharded) for s in (first, second, third)]
     assert flags == [(False, True), (True, False), (False, False)]
 
 
 def test_a_stream_that_cannot_be_dealt_out_crosses_whole() -> None:
     stages = _lowered(build("llama"), _cut_at(3), stream_shards=3, inside_stream={0})
-    assert not stages[0].leaves_sharded
+    assert not stages[0].output_sharded
     assert [tuple(t.shape) for t in stages[1].receives] == [(2, SEQ, HIDDEN)]

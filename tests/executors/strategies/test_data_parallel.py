@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from executors.dryrun.world import fake_group
-from executors.mesh import arrange
+from executors.mesh import build_mesh
 from executors.parallelize import parallelize
 from planner.schema import Overlap
 from tests.distributed.cases import UNITS, build, make_plan
@@ -22,7 +22,7 @@ ORDER = ["model.embed_tokens", *BLOCKS, "lm_head"]
 def _sharded(name: str, overlap: Overlap, **changes: Any) -> nn.Module:
     plan = make_plan(name, dp_shard=2, zero_stage=3, overlap=overlap, **changes)
     with fake_group(0, 2):
-        place = arrange(plan.strategy, torch.device("cpu"))
+        place = build_mesh(plan.strategy, torch.device("cpu"))
         part = parallelize(build(name), plan.strategy, place, units=UNITS[name])
     return part.module
 
