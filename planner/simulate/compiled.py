@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -21,11 +23,18 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 class _Kept(FunctionCache):  # type: ignore[misc]
-    """Code on disk; what names a type that has moved since is dropped, not an error.
+    """Code on disk, dropped when anything that it was made from has changed.
 
-    numba reads the whole index of a function, types of arguments included, before it
-    looks whether the source has changed. Seen with numba 0.61 to 0.66.
+    numba looks at the function's own file alone, though constants and functions of
+    other files are compiled in, too. It reads the whole index of a function, types of
+    arguments included, before it looks whether the source has changed: a type that has
+    moved since is no error here. Seen with numba 0.61 to 0.66.
     """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__(function)
+        index = self._cache_file
+        index._source_stamp = (index._source_stamp, _compiled_in(function))
 
     def load_overload(self, signature: object, target_context: object) -> object:
         """Code for types of arguments; None if there is none to be used.
@@ -43,6 +52,33 @@ class _Kept(FunctionCache):  # type: ignore[misc]
             self.flush()
         _announce(kept=True)
         return None
+
+
+def _compiled_in(function: Callable[..., object]) -> tuple[object, ...]:
+    """List what a function's code has from outside its own file.
+
+    Files of the functions that it calls, and of those that they call, each with its
+    time and size; constants, and names of fields, that they take from modules.
+    """
+    found: list[object] = []
+    waiting, seen = [function], {function}
+    while waiting:
+        here = waiting.pop()
+        for name in here.__code__.co_names:
+            value = here.__globals__.get(name)
+            constant = value if isinstance(value, tuple) else (value,)
+            if all(isinstance(one, int | float | str) for one in constant):
+                found.append((name, *constant))
+            elif fields := getattr(value, "_fields", None):
+                found.append((name, fields))
+            part = getattr(value, "py_func", None)
+            if part is not None and part not in seen:
+                seen.add(part)
+                waiting.append(part)
+                with suppress(OSError):
+                    file = Path(part.__code__.co_filename).stat()
+                    found.append((name, file.st_mtime, file.st_size))
+    return tuple(found)
 
 
 @cache

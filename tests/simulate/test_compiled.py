@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,44 @@ def test_an_inner_function_runs_where_compiled_code_calls_it() -> None:
         return part(value) + 1
 
     assert caller(4.0) == 9.0
+
+
+_PARTS = """
+from planner.simulate.compiled import inner
+STEP = {step}
+
+@inner
+def part(value):
+    return value * {factor}
+"""
+
+_WHOLE = """
+from parts import STEP, part
+from planner.simulate.compiled import compiled
+
+@compiled
+def whole(value):
+    return part(value) + STEP
+
+print(whole(4.0))
+"""
+
+
+@pytest.mark.parametrize("changed", [{"step": 5}, {"factor": 3}])
+def test_code_is_made_anew_when_another_file_that_went_into_it_changes(
+    tmp_path: Path, changed: dict[str, int]
+) -> None:
+    (tmp_path / "whole.py").write_text(_WHOLE)
+    for values in ({"step": 1, "factor": 20}, {"step": 1, "factor": 20} | changed):
+        text = _PARTS.format(**values)
+        (tmp_path / "parts.py").write_text(text)
+        told = subprocess.run(
+            [sys.executable, "-B", "whole.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        assert float(told.stdout) == 4.0 * values["factor"] + values["step"]
+    assert len([*tmp_path.rglob("whole.whole*.nbi")]) == 1

@@ -21,8 +21,7 @@ from planner.cost.pipelines import Pipeline, PipelineMemory, RowTimes
 from planner.cost.result import PARTS
 from planner.cost.strategy.stages import Stages, StageTimes
 from planner.cost.table.rows import Columns
-from planner.cost.table.stages import SENDS as FOUND_SENDS
-from planner.cost.table.stages import TIMES, Summaries
+from planner.cost.table.stages import SENDS, TIMES, Summaries
 from planner.simulate import (
     ActionKind,
     ActionTable,
@@ -42,7 +41,6 @@ from planner.space.table import StrategyTable
 
 __all__ = [
     "PRICING",
-    "SENDS",
     "Flushed",
     "Work",
     "has_textbook_time",
@@ -54,18 +52,10 @@ __all__ = [
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-
-#: Columns of schedules that compiled code here takes; it is kept as long as this file
-#: is unchanged, so that their order is said here.
+#: Columns of schedules that compiled code here takes.
 RULES = ("folded", "forwards_first", "textbook", "one_by_one", "rounds")
 
 _FOLDED, _FORWARDS_FIRST, _TEXTBOOK, _ONE_BY_ONE, _ROUNDS = range(len(RULES))
-
-#: Columns of ``sends`` here, in the words of :data:`planner.cost.table.stages.SENDS`.
-#: Compiled code is kept as long as this file is unchanged, so that they are said here.
-SENDS = ("way", "edge", "link", "tail", "depth")
-
-WAY, _EDGE, _LINK, _TAIL, _DEPTH = range(len(SENDS))
 
 
 class Work(NamedTuple):
@@ -134,42 +124,23 @@ def slow_links(
     if pp == 1:
         return 0.0
     if rule[_FORWARDS_FIRST]:
-        edge, backward_total = sends[_EDGE], load.total - load.forward_total
+        edge, backward_total = sends[SENDS.edge], load.total - load.forward_total
         if edge <= min(load.forward_total, backward_total):
             return 0.0
         there, back = max(load.forward_total, edge), max(backward_total, edge)
-        fill = whole.total + 2 * sends[WAY] - there - back
+        fill = whole.total + 2 * sends[SENDS.way] - there - back
         return float(many * (there + back) + fill / virtual)
     # Before the first transfer and after the last: with one stage a rank and backwards
     # in one piece all of a microbatch, else a stage at least.
     all_of_it = virtual == 1 and rule[_TEXTBOOK]
     once = whole.total if all_of_it else whole.total / (pp * virtual)
-    found = once + many * sends[_LINK]
+    found = once + many * sends[SENDS.link]
     if rule[_ONE_BY_ONE]:
-        trips = 1 + (many - 1) // int(sends[_DEPTH])
-        before = sends[WAY] - sends[_TAIL]
-        ways = 2 * (before + trips * sends[_TAIL])
+        trips = 1 + (many - 1) // int(sends[SENDS.depth])
+        before = sends[SENDS.way] - sends[SENDS.tail]
+        ways = 2 * (before + trips * sends[SENDS.tail])
         found = max(found, whole.total + (many - 1) * whole.total / pp + ways)
     return float(found)
-
-
-# Compiled code is kept as long as this file is unchanged: what it takes for granted
-# about the order of columns must be said in here.
-_TIMES = (
-    "forward",
-    "backward",
-    "weight",
-    "selective",
-    "full",
-    "tp",
-    "tp_again",
-    "cp",
-    "ep",
-)
-
-_FORWARD, _BACKWARD, _WEIGHT, _SELECTIVE, _FULL = range(5)
-
-_TP, _TP_AGAIN, _CP, _EP = range(5, len(_TIMES))
 
 
 def has_textbook_time(table: StrategyTable) -> NDArray[np.bool_]:
@@ -202,20 +173,20 @@ def _work(times: Array, recompute: int) -> Work:
 
     The forward has its share of communication: a half, of context a third.
     """
-    forward, backward = times[_FORWARD], times[_BACKWARD]
-    tensor, expert, context = 2 * times[_TP], 2 * times[_EP], times[_CP]
+    forward, backward = times[TIMES.forward], times[TIMES.backward]
+    tensor, expert, context = 2 * times[TIMES.tp], 2 * times[TIMES.ep], times[TIMES.cp]
     shared = tensor / 2 + expert / 2 + context / 3
     again = 0.0
     if recompute > 0:
-        tensor += times[_TP_AGAIN]
+        tensor += times[TIMES.tp_again]
     if recompute == 2:
-        again, expert, context = times[_FULL], 1.5 * expert, context * (4 / 3)
+        again, expert, context = times[TIMES.full], 1.5 * expert, context * (4 / 3)
     elif recompute == 1:
-        again = times[_SELECTIVE]
+        again = times[TIMES.selective]
     return Work(
         forward,
         backward,
-        times[_WEIGHT],
+        times[TIMES.weight],
         again,
         tensor,
         context,
@@ -241,8 +212,8 @@ def _by_chains(
     Args:
         rows: The table.
         rules: Columns :data:`RULES` of each schedule. Shape [codes, columns].
-        load: Times of the slowest rank. Shape [pairs, _TIMES].
-        whole: Times of the model. Shape [pairs, _TIMES].
+        load: Times of the slowest rank. Shape [pairs, TIMES].
+        whole: Times of the model. Shape [pairs, TIMES].
         sends: Of transfers. Shape [pairs, SENDS].
         found: Filled in with these rows. Shape [n].
         place: Filled in with where in ``found`` each row is, or -1. Shape [n].
@@ -266,7 +237,7 @@ def _by_chains(
         times[0, count] = all_of.forward_total / stages
         times[2, count] = all_of.weight / stages
         times[1, count] = all_of.total / stages - times[0, count] - times[2, count]
-        times[3, count] = sends[pair, WAY] / boundaries
+        times[3, count] = sends[pair, SENDS.way] / boundaries
         times[4, count] = _work(load[pair], recompute).total
         found[count], place[row] = row, count
         count += 1
@@ -304,7 +275,7 @@ def _fill_parts(
         if place[row] >= 0:
             plain, sent = by_chains[0, place[row]], by_chains[1, place[row]]
         else:
-            send = sends[pair, WAY]
+            send = sends[pair, SENDS.way]
             plain = many * own.total + (all_of.total - own.total) / virtual
             waits = transfer_waits(rule, pp, virtual, many, own, all_of, send)
             sent = plain + 2 * send + waits
@@ -357,14 +328,7 @@ class Flushed:
         count = len(rows.pp)
         found, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         times = np.empty((5, count))
-        order = [TIMES.index(name) for name in _TIMES]
-        of_pairs = (
-            np.ascontiguousarray(summaries.load[:, order]),
-            np.ascontiguousarray(summaries.whole[:, order]),
-            np.ascontiguousarray(
-                summaries.sends[:, [FOUND_SENDS.index(name) for name in SENDS]]
-            ),
-        )
+        of_pairs = summaries.load, summaries.whole, summaries.sends
         rules = schedule_columns(*RULES)
         chained = _by_chains(rows, rules, *of_pairs, found, place, times)
         result = RowTimes(

@@ -38,9 +38,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
-# Compiled code is kept as long as this file is unchanged: what it takes for granted
-# about the order of columns, and of fields, must be said in here. Recompute kinds come
-# last.
+# Recompute kinds come last.
 
 #: Additive memory of a rank, order of the last axis of ``kept``.
 KEPT = (

@@ -8,6 +8,7 @@ whole model, its transfers, and the memory of the ranks that can be fullest.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,26 +38,41 @@ def stage_of(rank: int, turn: int, pp: int, folded: int) -> int:
     return rank + turn * pp
 
 
-#: Additive times of a rank, order of the last axis of ``load`` and ``whole``.
-TIMES = (
-    "forward",
-    "backward",
-    "weight",
-    "selective",
-    "full",
-    "tp",
-    "tp_again",
-    "cp",
-    "ep",
-)
+class _Times(NamedTuple):
+    """Columns of a rank's additive times, the last axis of ``load`` and ``whole``."""
 
-#: Seconds of one microbatch's transfers in one direction, order of the last axis of
-#: ``sends``. ``way``: over all boundaries. ``edge``: over those between two neighbours,
-#: the busiest two, without latency; ``link``: all that one rank sends another,
-#: gradients too. ``tail``: over one boundary, or over the last so many, whichever take
-#: longest for the number of microbatches that 1F1B has under way behind their first
-#: rank and their last one, which is ``depth``.
-SENDS = ("way", "edge", "link", "tail", "depth")
+    forward: int = 0
+    backward: int = 1
+    weight: int = 2
+    selective: int = 3
+    full: int = 4
+    tp: int = 5
+    tp_again: int = 6
+    cp: int = 7
+    ep: int = 8
+
+
+class _Sends(NamedTuple):
+    """Columns of one microbatch's transfers in one direction, in seconds.
+
+    Attributes:
+        way: Over all boundaries.
+        edge: Over those between two neighbours, the busiest two, without latency.
+        link: All that one rank sends another, gradients too, without latency.
+        tail: Over one boundary, or over the last so many, whichever take longest for
+            the number of microbatches that 1F1B has under way behind their first rank
+            and their last one.
+        depth: That number.
+    """
+
+    way: int = 0
+    edge: int = 1
+    link: int = 2
+    tail: int = 3
+    depth: int = 4
+
+
+TIMES, SENDS = _Times(), _Sends()
 
 #: What one forward and backward of a unit costs, as weights of TIMES.
 _WORK = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 2.0])
@@ -179,9 +195,10 @@ def _sends(
     edge_s = held[0]
     for rank in range(1, pp):
         edge_s = max(edge_s, held[rank])
-    found[0], found[1], found[3], found[4] = way, edge_s, tail, depth
+    found[SENDS.way], found[SENDS.edge] = way, edge_s
+    found[SENDS.tail], found[SENDS.depth] = tail, depth
     # Two ranks in a loop: what goes round goes back over the link of gradients.
-    found[2] = held[0] + held[1] if pp == 2 and not folded else edge_s
+    found[SENDS.link] = held[0] + held[1] if pp == 2 and not folded else edge_s
 
 
 @compiled
