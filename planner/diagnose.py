@@ -44,7 +44,7 @@ def no_feasible_plan(
     if nearest:
         reasons = [_memory_reason(request, min(nearest, key=_excess))]
     else:
-        reasons = [_legality_reason(request)]
+        reasons = [_nearest_violation(request)]
     remedies = list(_other_partitioner(request, results))
     remedies = remedies or list(_remedies(request, bool(nearest)))
     if request.pins and not remedies:
@@ -84,7 +84,7 @@ def _memory_reason(request: Request, nearest: Candidate) -> str:
     )
 
 
-def _legality_reason(request: Request) -> str:
+def _nearest_violation(request: Request) -> str:
     facts = request.facts
     pins = ", ".join(pin_text(knob, code) for knob, code in request.pins.items())
     target = (

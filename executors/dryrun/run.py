@@ -171,7 +171,7 @@ def _run_rank(
                 _LOG.info("rank %d: more microbatches are run: %s", rank, error)
                 return None
             source.discard()
-            _refuse_values(error, model)
+            _raise_for_values(error, model)
             _LOG.info("rank %d:", rank, exc_info=True)
             said = f"{type(error).__name__}: {explain(error, model)}"
             return RankVerification(rank=rank, pp_rank=pp_rank, failure=said)
@@ -247,7 +247,7 @@ def _check_model(plan: Plan, model: nn.Module, force: bool) -> None:
         raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")
 
 
-def _refuse_values(error: Exception, model: nn.Module) -> None:
+def _raise_for_values(error: Exception, model: nn.Module) -> None:
     found = next((e for e in chain(error) if isinstance(e, _VALUES)), None)
     if found is not None:
         raise ExecutionError(

@@ -148,10 +148,10 @@ class _Cutter:
                         f"the cut after stage {cut}; cut elsewhere or plan with pp=1"
                     )
                 crossing.append(node)
-        self._refuse_split_views(crossing, cut)
+        self._require_unsplit_views(crossing, cut)
         return crossing
 
-    def _refuse_split_views(self, crossing: Sequence[fx.Node], cut: int) -> None:
+    def _require_unsplit_views(self, crossing: Sequence[fx.Node], cut: int) -> None:
         """Refuse to send views of one memory apart if a later stage writes to it."""
         bases = [self.placement.aliases.base(node) for node in crossing]
         for node, written in self.placement.aliases.writes.items():

@@ -93,8 +93,8 @@ def trace_model(source: Source) -> Reading:
     failures: list[str] = []
     last: Exception | None = None
     for way, attempt in (("fake", _fake), ("no_hooks", _fake), ("real", _real)):
-        if way == "real" and (refusal := _too_large(source.module)):
-            failures.append(f"real run: {refusal}")
+        if way == "real" and (too_large := _too_large(source.module)):
+            failures.append(f"real run: {too_large}")
             break
         try:
             with quiet_state(), warnings.catch_warnings():

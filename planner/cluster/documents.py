@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.cluster.topology import FloatArray, refuse_holes, topology_of
+from planner.cluster.topology import FloatArray, require_all_links, topology_of
 from planner.errors import ClusterError
 from planner.schema.cluster import (
     ClusterDocument,
@@ -63,10 +63,10 @@ def matrix_document(
             f"latency has shape {wait.shape}, bandwidth {speed.shape}; give two "
             f"matrices with one row and one column a device each"
         )
-    _refuse_impossible("bandwidth", speed, "bytes/s")
-    _refuse_impossible("latency", wait, "seconds")
+    _require_possible("bandwidth", speed, "bytes/s")
+    _require_possible("latency", wait, "seconds")
     speed[speed == 0] = np.nan
-    refuse_holes(speed, wait)
+    require_all_links(speed, wait)
     count = len(speed)
     devices = [device] * count if isinstance(device, DeviceType) else list(device)
     for entry in devices:
@@ -101,7 +101,7 @@ def _read_matrix(title: str, values: npt.ArrayLike) -> FloatArray:
     return array
 
 
-def _refuse_impossible(title: str, array: FloatArray, unit: str) -> None:
+def _require_possible(title: str, array: FloatArray, unit: str) -> None:
     """Refuse infinite and negative entries off the diagonal; NaN is a missing link."""
     wrong = np.isinf(array) | (array < 0)
     np.fill_diagonal(wrong, False)

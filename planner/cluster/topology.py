@@ -28,7 +28,7 @@ __all__ = [
     "MatrixTopology",
     "Topology",
     "host_of_device",
-    "refuse_holes",
+    "require_all_links",
     "topology_of",
 ]
 
@@ -294,7 +294,7 @@ class MatrixTopology:
             )
         self._bandwidth = np.array(matrices.bandwidth_bytes_per_s, dtype=float)
         self._latency = np.array(matrices.latency_s, dtype=float)
-        refuse_holes(self._bandwidth, self._latency)
+        require_all_links(self._bandwidth, self._latency)
         np.fill_diagonal(self._bandwidth, np.inf)
         np.fill_diagonal(self._latency, 0.0)
         hosts = host_of_device(document)
@@ -371,7 +371,7 @@ def _pairs(groups: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
             )
 
 
-def refuse_holes(bandwidth: FloatArray, latency: FloatArray) -> None:
+def require_all_links(bandwidth: FloatArray, latency: FloatArray) -> None:
     """Check that every ordered pair of devices has a link.
 
     Args:

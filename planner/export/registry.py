@@ -165,7 +165,7 @@ def write_folder(
             cannot be written. Nothing is written then.
     """
     folder = Path(out)
-    _refuse_others(files, folder, force)
+    _require_own_files(files, folder, force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Written aside first: a full disk leaves nothing behind.
@@ -181,7 +181,7 @@ def write_folder(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _refuse_others(files: Mapping[str, str], folder: Path, force: bool) -> None:
+def _require_own_files(files: Mapping[str, str], folder: Path, force: bool) -> None:
     if force:
         return
     for name, text in files.items():

@@ -51,11 +51,11 @@ def require_writable(path: str | os.PathLike[str]) -> None:
     target = Path(path)
     folder = target.parent
     if target.is_dir():
-        _refuse_write(target, "it is a folder; name a file in it")
+        _raise_unwritable(target, "it is a folder; name a file in it")
     if not folder.is_dir():
-        _refuse_write(target, f"{folder} is not a folder; create it first")
+        _raise_unwritable(target, f"{folder} is not a folder; create it first")
     if not os.access(target if _is_device(target) else folder, os.W_OK):
-        _refuse_write(target, f"{folder} is read-only; choose another path")
+        _raise_unwritable(target, f"{folder} is read-only; choose another path")
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -80,7 +80,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         ) from error
 
 
-def _refuse_write(target: Path, reason: str) -> NoReturn:
+def _raise_unwritable(target: Path, reason: str) -> NoReturn:
     raise PlanFileError(f"cannot write {target}: {reason}")
 
 

@@ -33,7 +33,7 @@ class Answer:
         return json.loads(self.out)
 
     @property
-    def refusal(self) -> str:
+    def error(self) -> str:
         """The one line that says what was wrong, without the program's name."""
         assert self.code in (1, 2), self
         assert self.out == ""

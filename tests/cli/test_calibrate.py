@@ -117,7 +117,7 @@ def test_what_cannot_be_fitted_to_writes_nothing(
     path.write_text(content)
     answer = ask(capsys, "calibrate", path, "-o", out, "--start", "none")
     assert answer.code == 1
-    assert words in answer.refusal
+    assert words in answer.error
     assert not out.exists()
 
 
@@ -125,10 +125,10 @@ def test_files_that_are_not_there(
     capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path
 ) -> None:
     gone, out = tmp_path / "gone", tmp_path / "mine.json"
-    assert "gone" in ask(capsys, "calibrate", gone, "-o", out).refusal
-    assert "gone" in ask(capsys, "calibrate", runs, "-o", gone / "x").refusal
+    assert "gone" in ask(capsys, "calibrate", gone, "-o", out).error
+    assert "gone" in ask(capsys, "calibrate", runs, "-o", gone / "x").error
     refused = ask(capsys, "calibrate", runs, "-o", out, "--start", gone)
-    assert "calibrate" in refused.refusal
+    assert "calibrate" in refused.error
     plan_words = ("plan", "--model", f"hf:{TINY}", "--cluster", "dgx-a100:1")
     refused = ask(capsys, *plan_words, "--global-batch", "8", "--calibration", gone)
-    assert "gone cannot be read" in refused.refusal
+    assert "gone cannot be read" in refused.error

@@ -63,7 +63,7 @@ def test_megatron_is_read_from_words(capsys: Capsys) -> None:
 def test_imports_that_name_nothing(
     capsys: Capsys, words: list[str], message: str
 ) -> None:
-    assert message in ask(capsys, "import", *words).refusal
+    assert message in ask(capsys, "import", *words).error
 
 
 def test_both_are_laid_side_by_side(capsys: Capsys, tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_a_strategy_is_told_by_its_content(capsys: Capsys, tmp_path: Path) -> No
     path.write_text("mesh: {dp_replicate: 8}\nmicrobatch_size: 4\n")
     found = ask(capsys, "compare", str(path), *ON, "--json").json
     assert found["current"]["workload"]["global_batch"] == 32
-    refusal = ask(capsys, "compare", str(path), *ON, "--global-batch", "8").refusal
-    assert "trains 32 samples a step, not global_batch=8" in refusal
+    error = ask(capsys, "compare", str(path), *ON, "--global-batch", "8").error
+    assert "trains 32 samples a step, not global_batch=8" in error
 
 
 def test_a_file_that_is_no_config_is_refused(capsys: Capsys, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello: there\n")
-    assert "name it with --format" in ask(capsys, "compare", str(path), *ON).refusal
+    assert "name it with --format" in ask(capsys, "compare", str(path), *ON).error
 
 
 def test_what_does_not_fit_today_is_said() -> None:

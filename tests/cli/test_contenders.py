@@ -112,7 +112,7 @@ def test_where_nothing_fits_there_is_nothing_to_compare(
     small = ("--pin", "dp_shard=8")
     answer = ask(capsys, "plan", *SMALL, *words, *small)
     assert answer.code == 2
-    assert answer.refusal.startswith("no feasible plan")
+    assert answer.error.startswith("no feasible plan")
 
 
 @pytest.mark.parametrize(
@@ -130,4 +130,4 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     answer = ask(capsys, "plan", *SMALL, *words)
     assert answer.code == 1
-    assert message in answer.refusal
+    assert message in answer.error

@@ -75,7 +75,7 @@ def test_without_nearest_nothing_is_written(
     out = tmp_path / "out"
     answer = ask(capsys, "export", str(pipeline), "--to", "megatron", "-o", str(out))
     assert answer.code == 1
-    assert "schedule=ZBVZeroBubble: it has 1F1B" in answer.refusal
+    assert "schedule=ZBVZeroBubble: it has 1F1B" in answer.error
     assert not out.exists()
 
 
@@ -121,11 +121,11 @@ def test_a_plan_that_can_be_said_is_left_as_it_is(
 def test_what_is_missing_is_said(
     capsys: Capsys, pipeline: Path, words: list[str], message: str
 ) -> None:
-    assert message in ask(capsys, "export", str(pipeline), *words).refusal
+    assert message in ask(capsys, "export", str(pipeline), *words).error
 
 
 def test_no_plan_is_no_export(capsys: Capsys) -> None:
-    assert "no plan is named" in ask(capsys, "export", "--to", "json").refusal
+    assert "no plan is named" in ask(capsys, "export", "--to", "json").error
 
 
 def test_a_newer_plan_is_refused(
@@ -134,11 +134,9 @@ def test_a_newer_plan_is_refused(
     data = json.loads(pipeline.read_text()) | {"schema_version": 99}
     newer = tmp_path / "newer.json"
     newer.write_text(json.dumps(data))
-    refusal = ask(
-        capsys, "export", str(newer), "--to", "json", "-o", str(tmp_path)
-    ).refusal
-    assert "schema_version" in refusal
-    assert "99" in refusal
+    error = ask(capsys, "export", str(newer), "--to", "json", "-o", str(tmp_path)).error
+    assert "schema_version" in error
+    assert "99" in error
 
 
 def test_a_model_of_ones_own_is_named(tmp_path: Path) -> None:

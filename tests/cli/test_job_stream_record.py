@@ -37,7 +37,7 @@ def test_streams_of_the_benchmark_are_kept(
     assert other.jobs.beta == second.jobs.beta
     words[words.index("5e4")] = "4e4"
     again = ask(capsys, *words, "--policy", "constant_4")
-    assert "exists with other content" in again.refusal
+    assert "exists with other content" in again.error
     assert ask(capsys, *words, "--policy", "constant_4", "--force").code == 0
     assert StreamRecord.load(folder / "C-601-constant_4.json").horizon_s == 4e4
 
@@ -68,4 +68,4 @@ def test_a_place_that_is_no_folder_is_refused_first(
     file.write_text("")
     for world in ("job-stream", "job-stream-world"):
         ran = ask(capsys, "evaluate", world, "--record", file, "--policy", "para_min")
-        assert "is not a folder" in ran.refusal
+        assert "is not a folder" in ran.error

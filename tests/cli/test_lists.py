@@ -113,11 +113,11 @@ def test_bad_plan_files(
         ):
             answer = ask(capsys, *command, path)
             assert answer.code == 1
-            assert re.search(said, answer.refusal)
+            assert re.search(said, answer.error)
 
 
 def test_bad_names(capsys: pytest.CaptureFixture[str], plan_file: Path) -> None:
-    refusal = ask(capsys, "export", plan_file, "--to", "torchrum").refusal
-    assert refusal == "unknown export target 'torchrum'; did you mean 'torchrun'?"
-    refusal = ask(capsys, "clusters", "dgx-h100:many").refusal
-    assert "'many' is not a number of at least 1" in refusal
+    error = ask(capsys, "export", plan_file, "--to", "torchrum").error
+    assert error == "unknown export target 'torchrum'; did you mean 'torchrun'?"
+    error = ask(capsys, "clusters", "dgx-h100:many").error
+    assert "'many' is not a number of at least 1" in error

@@ -73,8 +73,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_command_suggests_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    refusal = ask(capsys, "plna", "--model", "x").refusal
-    assert refusal == "unknown command 'plna'; did you mean 'plan'?"
+    error = ask(capsys, "plna", "--model", "x").error
+    assert error == "unknown command 'plna'; did you mean 'plan'?"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_message_is_one_line_whatever_it_holds(
         raise MeshwrightError("first\n  second [bold]:smile:")
 
     monkeypatch.setattr("planner.cli.machines.ModelsCommand.run", fail)
-    assert ask(capsys, "models").refusal == "first second [bold]:smile:"
+    assert ask(capsys, "models").error == "first second [bold]:smile:"
 
 
 def test_ctrl_c_says_so(
@@ -139,9 +139,7 @@ def test_as_a_process() -> None:
     assert answer.err == ""
     assert "llama3-405b" in answer.json
     answer = meshwright("clusters", "dgx-h10")
-    assert (
-        answer.refusal == "unknown cluster preset 'dgx-h10'; did you mean 'dgx-h100'?"
-    )
+    assert answer.error == "unknown cluster preset 'dgx-h10'; did you mean 'dgx-h100'?"
 
 
 def test_a_reader_that_leaves_early_is_no_crash() -> None:

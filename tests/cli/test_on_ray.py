@@ -118,9 +118,9 @@ def test_more_ranks_than_cpus_are_refused(
 ) -> None:
     path = tmp_path / "four.json"
     local_plan(4, dp_shard=4).save(path)
-    refusal = ask(capsys, "run", path, "--on", "ray").refusal
-    assert "the Ray cluster has 2 CPUs, the plan has 4 ranks with one each" in refusal
-    assert "ray start" in refusal
+    error = ask(capsys, "run", path, "--on", "ray").error
+    assert "the Ray cluster has 2 CPUs, the plan has 4 ranks with one each" in error
+    assert "ray start" in error
 
 
 @pytest.mark.slow
@@ -147,16 +147,16 @@ def test_gpus_that_ray_does_not_have(
     data["cluster"]["device_types"] = {"h100-80": 2}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(data))
-    refusal = ask(capsys, "run", path, "--on", "ray").refusal
-    assert "the Ray cluster has 0 GPUs, the plan has 2 ranks" in refusal
+    error = ask(capsys, "run", path, "--on", "ray").error
+    assert "the Ray cluster has 0 GPUs, the plan has 2 ranks" in error
 
 
 def test_without_ray_it_says_what_to_install(
     plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray.train.torch", None)
-    refusal = ask(capsys, "run", plan_file, "--on", "ray").refusal
-    assert "pip install 'meshwright[ray]'" in refusal
+    error = ask(capsys, "run", plan_file, "--on", "ray").error
+    assert "pip install 'meshwright[ray]'" in error
 
 
 @pytest.mark.slow

@@ -121,8 +121,8 @@ def test_without_sbatch_nothing_is_written(
 ) -> None:
     monkeypatch.setenv("PATH", str(plan_file.parent))
     answer = ask(capsys, "run", plan_file, "--on", "slurm")
-    assert answer.refusal.startswith("sbatch is not on PATH; run this where jobs are")
-    assert "meshwright export --to slurm" in answer.refusal
+    assert answer.error.startswith("sbatch is not on PATH; run this where jobs are")
+    assert "meshwright export --to slurm" in answer.error
     assert not plan_file.with_suffix(".sbatch").exists()
 
 
@@ -133,9 +133,9 @@ def test_what_sbatch_says_is_passed_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _stand_in(_REFUSES, tmp_path, monkeypatch)
-    refusal = ask(capsys, "run", plan_file, "--on", "slurm").refusal
-    assert "(exit 1): sbatch: error: Batch job submission failed: No part" in refusal
-    assert "--sbatch partition=gpu" in refusal
+    error = ask(capsys, "run", plan_file, "--on", "slurm").error
+    assert "(exit 1): sbatch: error: Batch job submission failed: No part" in error
+    assert "--sbatch partition=gpu" in error
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_wrong_flags(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     record = _stand_in(_SBATCH, tmp_path, monkeypatch)
-    assert message in ask(capsys, "run", plan_file, *flags).refusal
+    assert message in ask(capsys, "run", plan_file, *flags).error
     assert not record.exists()
 
 
@@ -169,6 +169,6 @@ def test_a_plan_that_slurm_cannot_say(
     data = json.loads(path.read_text())
     data["cluster"]["device_types"] = {"h100-80": 8, "a100-80": 8}
     path.write_text(json.dumps(data))
-    refusal = ask(capsys, "run", path, "--on", "slurm").refusal
-    assert "cluster.device_types=h100-80, a100-80" in refusal
+    error = ask(capsys, "run", path, "--on", "slurm").error
+    assert "cluster.device_types=h100-80, a100-80" in error
     assert not record.exists()

@@ -39,7 +39,7 @@ def test_a_network_is_trained_and_judged(
     assert printed.code == 0
     assert "best of the first 12 meshes" in printed.out
     refused = ask(capsys, *words, "--steps", "3", "--workers", "1")
-    assert "other settings (steps differ" in refused.refusal
+    assert "other settings (steps differ" in refused.error
     words = ("evaluate", "partition", "--weights", run / "policy", "--kinds", "uniform")
     words = (*words, "--seeds", "1:1", "--budget-s", "0", "--against", "expert")
     found = ask(capsys, *words, "--json").json
@@ -83,5 +83,5 @@ def test_what_is_wrong_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in ask(capsys, *words).refusal
+    assert message in ask(capsys, *words).error
     assert not (tmp_path / "run").exists()

@@ -142,8 +142,8 @@ def test_predict_exits_2_when_memory_does_not_suffice(
 # -- Refusals --------------------------------------------------------------------
 
 
-def _refusal(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    return ask(capsys, "plan", *words, "--global-batch", "64").refusal
+def _error(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    return ask(capsys, "plan", *words, "--global-batch", "64").error
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
 def test_names_of_nothing(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in _refusal(capsys, *words.split())
+    assert said in _error(capsys, *words.split())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_names_of_nothing(
 def test_wrong_values(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in _refusal(capsys, *SMALL, *words.split())
+    assert said in _error(capsys, *SMALL, *words.split())
 
 
 def test_a_batch_that_no_mesh_divides_is_infeasible(
@@ -200,11 +200,11 @@ def test_a_batch_that_no_mesh_divides_is_infeasible(
     words = (*SMALL, "--pin", "dp_shard=8", "--global-batch", "63")
     answer = ask(capsys, "plan", *words)
     assert answer.code == 2
-    assert "must divide global_batch=63" in answer.refusal
-    assert "would fit: " in answer.refusal
+    assert "must divide global_batch=63" in answer.error
+    assert "would fit: " in answer.error
     answer = ask(capsys, "plan", *SMALL, "--global-batch", "0")
     assert answer.code == 1
-    assert "global_batch=0 is below 1" in answer.refusal
+    assert "global_batch=0 is below 1" in answer.error
 
 
 def test_too_little_memory_is_infeasible_and_says_by_how_much(
@@ -216,7 +216,7 @@ def test_too_little_memory_is_infeasible_and_says_by_how_much(
     path.write_text(json.dumps(document))
     answer = ask(capsys, "plan", *MODEL, "--cluster", path, "--global-batch", "64")
     assert answer.code == 2
-    assert re.search(r"\(\d+ bytes\) more than", answer.refusal)
+    assert re.search(r"\(\d+ bytes\) more than", answer.error)
 
 
 def test_a_cluster_file_with_a_missing_link(
@@ -226,15 +226,13 @@ def test_a_cluster_file_with_a_missing_link(
     path = tmp_path / "hole.json"
     path.write_text(json.dumps({**document, "levels": []}))
     words = (*MODEL, "--cluster", path)
-    assert "3 hosts but no levels: add the link between hosts" in _refusal(
-        capsys, *words
-    )
+    assert "3 hosts but no levels: add the link between hosts" in _error(capsys, *words)
 
     rows = [[1e9] * 3, [1e9] * 3, [1e9, None, 1e9]]
     both = {"bandwidth_bytes_per_s": rows, "latency_s": [[1e-3] * 3] * 3}
     document |= {"levels": [], "topology": "matrix", "matrices": both}
     path.write_text(json.dumps(document))
-    assert "missing link from device 2 to device 1" in _refusal(capsys, *words)
+    assert "missing link from device 2 to device 1" in _error(capsys, *words)
 
 
 def test_a_model_that_cannot_be_read_names_op_and_module(
@@ -260,9 +258,9 @@ def test_a_model_that_cannot_be_read_names_op_and_module(
     )
     monkeypatch.chdir(tmp_path)
     words = ("--model", "broken_model_of_a_test:build", "--cluster", "dgx-a100")
-    refusal = _refusal(capsys, *words)
-    assert "inner" in refusal
-    assert "mm" in refusal or "matmul" in refusal
+    error = _error(capsys, *words)
+    assert "inner" in error
+    assert "mm" in error or "matmul" in error
 
 
 def test_code_that_came_with_a_config_runs_only_when_allowed(
@@ -282,9 +280,9 @@ def test_code_that_came_with_a_config_runs_only_when_allowed(
         "    pass\n"
     )
     words = ("--model", f"hf:{folder}", "--cluster", "dgx-a100", "--seq-len", "32")
-    refusal = _refusal(capsys, *words)
-    assert "would run code that came with the model" in refusal
-    assert "give --allow-remote-code" in refusal
+    error = _error(capsys, *words)
+    assert "would run code that came with the model" in error
+    assert "give --allow-remote-code" in error
     assert not ran.exists()
     allowed = ("--allow-remote-code", "--global-batch", "64", "--json")
     answer = meshwright("plan", *words, *allowed, cwd=tmp_path)
@@ -300,8 +298,8 @@ def test_a_place_that_cannot_be_written_is_known_before_planning(
 ) -> None:
     monkeypatch.setattr("planner.api.plan", lambda *_, **__: pytest.fail("planned"))
     out = ("-o", tmp_path / "no" / "plan.json")
-    assert "is not a folder; create it first" in _refusal(capsys, *SMALL, *out)
-    assert "it is a folder; name a file" in _refusal(capsys, *SMALL, "-o", tmp_path)
+    assert "is not a folder; create it first" in _error(capsys, *SMALL, *out)
+    assert "it is a folder; name a file" in _error(capsys, *SMALL, "-o", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
@@ -323,9 +321,9 @@ def test_wrong_strategies(
     path.write_text(text)
     answer = ask(capsys, "predict", "--strategy", path, *SMALL)
     assert answer.code == 1
-    assert said in answer.refusal
+    assert said in answer.error
     missing = ask(capsys, "predict", "--strategy", tmp_path / "none.json", *SMALL)
-    assert "cannot read strategy" in missing.refusal
+    assert "cannot read strategy" in missing.error
 
 
 def test_a_strategy_for_another_batch(
@@ -334,4 +332,4 @@ def test_a_strategy_for_another_batch(
     path = tmp_path / "s.json"
     path.write_text('{"mesh": {"dp_shard": 8}, "microbatch_size": 2}')
     words = ("--strategy", path, *SMALL, "--global-batch", "64")
-    assert "global_batch" in ask(capsys, "predict", *words).refusal
+    assert "global_batch" in ask(capsys, "predict", *words).error

@@ -111,7 +111,7 @@ def test_another_cluster_can_be_forced(
     lone_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed(lone_file, cluster={"fingerprint": "another", "name": "there"})
-    assert "the plan is for there" in ask(capsys, "run", lone_file).refusal
+    assert "the plan is for there" in ask(capsys, "run", lone_file).error
     asked: list[int] = []
 
     def launched(*_: object, processes: int, **__: object) -> list[object]:

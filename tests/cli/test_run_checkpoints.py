@@ -87,7 +87,7 @@ def test_what_makes_no_sense_is_refused_before_a_process_starts(
     words: tuple[str, ...],
     said: str,
 ) -> None:
-    assert said in ask(capsys, "run", plan_file, *words).refusal
+    assert said in ask(capsys, "run", plan_file, *words).error
     assert set(asked) == {"done"}
 
 

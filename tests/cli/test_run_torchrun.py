@@ -50,14 +50,14 @@ def test_the_root_cause_is_told_under_torchrun(
     monkeypatch.setattr("planner.cli.rank.train_rank", fail)
     cause: Exception = LookupError("no table")
     with caplog.at_level(logging.INFO, logger="planner.cli.run"):
-        refusal = ask(capsys, "run", failing_file, *FAILS).refusal
-    assert refusal == (
+        error = ask(capsys, "run", failing_file, *FAILS).error
+    assert error == (
         "rank 0 of 1 raised RuntimeError: [Stage 0] failed to run forward: "
         "LookupError: no table; MESHWRIGHT_LOG=INFO shows the traceback"
     )
     assert "LookupError: no table\n" in caplog.text
     cause = ExecutionError("data gives 3 samples")
-    assert ask(capsys, "run", failing_file, *FAILS).refusal == str(cause)
+    assert ask(capsys, "run", failing_file, *FAILS).error == str(cause)
 
 
 @pytest.mark.usefixtures("as_rank", "no_processes")
@@ -90,9 +90,9 @@ class TestTheMachineUnderTorchrun:
         monkeypatch.setattr(
             "planner.cli.rank.train_rank", lambda *a: trained.append(a) or result
         )
-        refusal = ask(capsys, "run", foreign).refusal
-        assert refusal.startswith("the plan is for there, not for this machine: ")
-        assert "--force" in refusal
+        error = ask(capsys, "run", foreign).error
+        assert error.startswith("the plan is for there, not for this machine: ")
+        assert "--force" in error
         assert not trained
         assert ask(capsys, "run", foreign, "--force").code == 0
         assert len(trained) == 1
@@ -118,9 +118,9 @@ class TestTheMachineUnderTorchrun:
 
 @pytest.mark.usefixtures("as_rank")
 def test_too_few_processes(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refusal = ask(capsys, "run", plan_file, "--steps", "1").refusal
-    assert refusal.startswith("1 processes were started, the plan's mesh (dp_shard2")
-    assert "needs 2; start it with torchrun --nproc-per-node 2" in refusal
+    error = ask(capsys, "run", plan_file, "--steps", "1").error
+    assert error.startswith("1 processes were started, the plan's mesh (dp_shard2")
+    assert "needs 2; start it with torchrun --nproc-per-node 2" in error
 
 
 @pytest.mark.usefixtures("as_rank")
@@ -130,8 +130,8 @@ def test_a_plan_for_another_model_is_refused_with_the_difference(
     config = json.loads((TINY / "config.json").read_text()) | {"num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ("run", lone_file, "--steps", "1", "--model", f"hf:{tmp_path}")
-    refusal = ask(capsys, *words).refusal
-    assert refusal.startswith("the plan is for tiny-llama (1,640,576 parameters in ")
+    error = ask(capsys, *words).error
+    assert error.startswith("the plan is for tiny-llama (1,640,576 parameters in ")
 
 
 def test_under_torchrun_only_rank_0_speaks(

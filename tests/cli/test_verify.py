@@ -92,13 +92,13 @@ def test_a_rank_that_would_fail_is_an_error(
 def test_ranks_that_are_not_there_and_code_are_refused(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused = ask(capsys, "verify", plan_file, "--rank", "2").refusal
+    refused = ask(capsys, "verify", plan_file, "--rank", "2").error
     assert refused == "--rank 2; the plan has ranks 0 to 1"
     data = json.loads(plan_file.read_text())
     data["model"]["ref"] = "tests.cli.models:failing"
     coded = tmp_path / "coded.json"
     Plan.from_data(data).save(coded)
-    assert "would import code" in ask(capsys, "verify", coded).refusal
+    assert "would import code" in ask(capsys, "verify", coded).error
     data["model"]["ref"] = None
     Plan.from_data(data).save(coded)
-    assert "has no reference to the model" in ask(capsys, "verify", coded).refusal
+    assert "has no reference to the model" in ask(capsys, "verify", coded).error

@@ -15,7 +15,7 @@ from tests.distributed.cases import BATCH, SEQ, build, make_plan
 from tests.distributed.pool import Pool
 
 
-def _refusal(plan_json: str, model: str, force: bool) -> tuple[str, str]:
+def _error(plan_json: str, model: str, force: bool) -> tuple[str, str]:
     plan = Plan.from_json(plan_json)
     try:
         run(plan, lambda: build(model), steps=1, force=force)
@@ -26,7 +26,7 @@ def _refusal(plan_json: str, model: str, force: bool) -> tuple[str, str]:
 
 def test_too_few_processes_are_refused_with_both_numbers(pool: Pool) -> None:
     plan = make_plan("llama", dp_replicate=4)
-    for kind, text in pool.run(_refusal, 2, plan.to_json(), "llama", False):
+    for kind, text in pool.run(_error, 2, plan.to_json(), "llama", False):
         assert kind == "ExecutionError"
         assert "2 processes" in text
         assert "needs 4" in text
@@ -35,7 +35,7 @@ def test_too_few_processes_are_refused_with_both_numbers(pool: Pool) -> None:
 
 def test_a_plan_for_another_model_is_refused_with_the_difference(pool: Pool) -> None:
     plan = make_plan("llama", dp_replicate=2)
-    for kind, text in pool.run(_refusal, 2, plan.to_json(), "gpt2", False):
+    for kind, text in pool.run(_error, 2, plan.to_json(), "gpt2", False):
         assert kind == "FingerprintError"
         assert f"{plan.model.parameters:,}" in text
         assert "model.embed_tokens" in text
@@ -44,14 +44,14 @@ def test_a_plan_for_another_model_is_refused_with_the_difference(pool: Pool) -> 
 
 def test_force_still_names_modules_that_are_not_there(pool: Pool) -> None:
     plan = make_plan("llama", dp_replicate=2)
-    for kind, text in pool.run(_refusal, 2, plan.to_json(), "gpt2", True):
+    for kind, text in pool.run(_error, 2, plan.to_json(), "gpt2", True):
         assert kind == "FingerprintError"
         assert "model.embed_tokens" in text
 
 
-def test_what_the_support_table_refuses_is_not_started(pool: Pool) -> None:
+def test_a_plan_with_violations_is_not_started(pool: Pool) -> None:
     plan = make_plan("llama", dp_replicate=2, gradient_compression="bfloat16")
-    for kind, text in pool.run(_refusal, 2, plan.to_json(), "llama", False):
+    for kind, text in pool.run(_error, 2, plan.to_json(), "llama", False):
         assert kind == "ExecutionError"
         assert "say semantics=approximate" in text
 

@@ -179,7 +179,7 @@ def test_the_command_writes_figures(
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     assert Path("a.svg").read_text("utf-8").startswith("<?xml")
     two = ask(capsys, "report", "plan.json", "plan.json", "--md", "a", "--svg", "b.svg")
-    assert "is of one plan, not of 2; name one" in two.refusal
+    assert "is of one plan, not of 2; name one" in two.error
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("a.png", "a.svg", "plan.json")
     ]

@@ -178,7 +178,7 @@ def test_the_command_takes_a_measurement(
     many = ask(
         capsys, "report", saved / "plan.json", "-o", out, "--measurement", run, run
     )
-    assert "2 measurements for 1 plan" in many.refusal
+    assert "2 measurements for 1 plan" in many.error
 
 
 @pytest.mark.parametrize(
@@ -201,5 +201,5 @@ def test_wrong_input_writes_nothing(
 ) -> None:
     monkeypatch.chdir(saved)
     ran = ask(capsys, "report", *arguments)
-    assert message in ran.refusal
+    assert message in ran.error
     assert [path.name for path in saved.iterdir()] == ["plan.json"]

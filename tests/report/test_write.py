@@ -46,11 +46,11 @@ def test_what_cannot_be_made_leaves_nothing(
 ) -> None:
     changed(gpt2_plan(pp=4), "model", ref=None).save(saved / "plan.json")
     ran = ask(capsys, "report", "plan.json", "--md", "a.md", "--perfetto", "b.json")
-    assert "there is no timeline to write as a trace" in ran.refusal
+    assert "there is no timeline to write as a trace" in ran.error
     same = ask(capsys, "report", "plan.json", "--md", "a", "--perfetto", "./a")
-    assert "named for both md and perfetto" in same.refusal
+    assert "named for both md and perfetto" in same.error
     folder = ask(capsys, "report", "plan.json", "--md", "a.md", "--perfetto", ".")
-    assert "it is a folder" in folder.refusal
+    assert "it is a folder" in folder.error
     assert [path.name for path in saved.iterdir()] == ["plan.json"]
 
 

@@ -25,7 +25,7 @@ def _data() -> dict[str, Any]:
     return copy.deepcopy(gpt2_plan().to_data())
 
 
-def _refusal(data: Any, path: Path, kind: type[Document] = Plan) -> str:
+def _error(data: Any, path: Path, kind: type[Document] = Plan) -> str:
     path.write_text(json.dumps(data))
     with pytest.raises(PlanFileError) as caught:
         kind.load(path)
@@ -137,7 +137,7 @@ def test_a_wrong_field_is_named(case: str, tmp_path: Path) -> None:
     change, expected = CASES[case]
     data = _data()
     change(data)
-    assert expected in _refusal(data, tmp_path / "plan.json")
+    assert expected in _error(data, tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize("field", sorted(set(Plan.model_fields) - {"schema_version"}))
@@ -147,14 +147,14 @@ def test_a_missing_part_is_named_or_has_a_default(field: str, tmp_path: Path) ->
     if field in {"not_runnable", "timing_s"}:
         assert Plan.from_data(data).to_data()[field] in ([], {})
         return
-    assert _refusal(data, tmp_path / "p.json") == f"field {field}: field required"
+    assert _error(data, tmp_path / "p.json") == f"field {field}: field required"
 
 
 def test_several_problems_are_counted(tmp_path: Path) -> None:
     data = _data()
     data["more"] = 1
     del data["model"]["name"], data["model"]["fingerprint"]
-    assert _refusal(data, tmp_path / "p.json").endswith("(and 2 more)")
+    assert _error(data, tmp_path / "p.json").endswith("(and 2 more)")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])

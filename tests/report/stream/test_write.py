@@ -128,14 +128,14 @@ def test_wrong_input_writes_nothing(
     before = sorted(root.rglob("*"))
     out = root / "p.html"
     with_model = ask(capsys, "report", kept, "-o", out, "--model", "gpt2-xl")
-    assert "--model is for reports of plans" in with_model.refusal
+    assert "--model is for reports of plans" in with_model.error
     with pytest.raises(PlanFileError, match="named for both"):
         write_stream_reports([made_record()], {"html": out, "md": out})
     assert sorted(root.rglob("*")) == before
     (kept / "c.json").write_text('{"schema_version": 1, "strategy": {}}')
     mixed = ask(capsys, "report", kept, "-o", out)
-    assert "c.json: field" in mixed.refusal
+    assert "c.json: field" in mixed.error
     empty = root / "empty"
     empty.mkdir()
-    assert "has no records" in ask(capsys, "report", empty, "-o", out).refusal
+    assert "has no records" in ask(capsys, "report", empty, "-o", out).error
     assert not out.exists()

@@ -22,7 +22,7 @@ class TestRefusedBeforeTheStart:
         gpt2_plan().save(path)
         answer = ask(capsys, "run", path)
         assert answer.code == 1
-        assert answer.refusal.startswith(
+        assert answer.error.startswith(
             "the plan is for dgx-a100, not for this machine: devices 8 x a100-80 in "
             "the plan, 8 x cpu here; plan for local"
         )
@@ -31,34 +31,34 @@ class TestRefusedBeforeTheStart:
         self, capsys: pytest.CaptureFixture[str], plan_file: Path, tmp_path: Path
     ) -> None:
         changed(plan_file, model={"ref": "os:getcwd"})
-        refusal = ask(capsys, "run", plan_file).refusal
-        assert "would import code (os:getcwd)" in refusal
-        assert "--model os:getcwd" in refusal
+        error = ask(capsys, "run", plan_file).error
+        assert "would import code (os:getcwd)" in error
+        assert "--model os:getcwd" in error
 
     def test_a_plan_that_does_not_know_its_model(
         self, capsys: pytest.CaptureFixture[str], plan_file: Path
     ) -> None:
         changed(plan_file, model={"ref": None})
-        assert "name it with --model" in ask(capsys, "run", plan_file).refusal
+        assert "name it with --model" in ask(capsys, "run", plan_file).error
 
     def test_a_plan_of_a_profile(
         self, capsys: pytest.CaptureFixture[str], plan_file: Path
     ) -> None:
         changed(plan_file, model={"ref": "vgg/graph.txt"})
-        refusal = ask(capsys, "run", plan_file).refusal
-        assert "made from the profile vgg/graph.txt" in refusal
+        error = ask(capsys, "run", plan_file).error
+        assert "made from the profile vgg/graph.txt" in error
 
     def test_remote_code_of_no_named_model(
         self, capsys: pytest.CaptureFixture[str], plan_file: Path
     ) -> None:
-        refusal = ask(capsys, "run", plan_file, "--allow-remote-code").refusal
-        assert "--allow-remote-code without --model" in refusal
+        error = ask(capsys, "run", plan_file, "--allow-remote-code").error
+        assert "--allow-remote-code without --model" in error
 
     def test_no_steps(
         self, capsys: pytest.CaptureFixture[str], plan_file: Path
     ) -> None:
-        refusal = ask(capsys, "run", plan_file, "--steps", "0").refusal
-        assert refusal == "--steps 0; a run has at least 1 step"
+        error = ask(capsys, "run", plan_file, "--steps", "0").error
+        assert error == "--steps 0; a run has at least 1 step"
 
     def test_a_plan_that_cannot_be_run(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -66,14 +66,14 @@ class TestRefusedBeforeTheStart:
         plan = local_plan(2, dp_shard=2)
         path = tmp_path / "p.json"
         plan.model_copy(update={"not_runnable": ("cp=2 is not run yet",)}).save(path)
-        refusal = ask(capsys, "run", path).refusal
-        assert refusal == "this plan cannot be run: cp=2 is not run yet"
+        error = ask(capsys, "run", path).error
+        assert error == "this plan cannot be run: cp=2 is not run yet"
 
     def test_a_measurement_that_cannot_be_written(
         self, capsys: pytest.CaptureFixture[str], plan_file: Path, tmp_path: Path
     ) -> None:
         answer = ask(capsys, "run", plan_file, "-o", tmp_path / "no" / "m.json")
-        assert "create it first" in answer.refusal
+        assert "create it first" in answer.error
 
     @pytest.mark.parametrize(
         ("tokens", "said"),
@@ -100,37 +100,37 @@ class TestRefusedBeforeTheStart:
     ) -> None:
         path = tmp_path / "tokens.npy"
         np.save(path, tokens)
-        assert said in ask(capsys, "run", plan_file, "--data", path).refusal
+        assert said in ask(capsys, "run", plan_file, "--data", path).error
 
     def test_files_that_are_not_tokens(
         self, capsys: pytest.CaptureFixture[str], plan_file: Path, tmp_path: Path
     ) -> None:
         path = tmp_path / "tokens"
 
-        def refusal() -> str:
-            return ask(capsys, "run", plan_file, "--data", path).refusal
+        def error() -> str:
+            return ask(capsys, "run", plan_file, "--data", path).error
 
-        assert "No such file" in refusal()
+        assert "No such file" in error()
         path.write_bytes(b"")
-        assert "cannot read tokens" in refusal()
+        assert "cannot read tokens" in error()
         path.write_bytes(TOKENS.read_bytes()[:200])
-        assert "cannot read tokens" in refusal()
+        assert "cannot read tokens" in error()
         path.write_bytes(pickle.dumps(list(range(100))))
-        assert "not a whole .npy file of numbers" in refusal()
+        assert "not a whole .npy file of numbers" in error()
         np.savez(tmp_path / "both.npz", a=np.zeros(100, int))
         (tmp_path / "both.npz").rename(path)
-        assert "it is a .npz of several arrays" in refusal()
+        assert "it is a .npz of several arrays" in error()
         path.unlink()
         path.mkdir()
-        assert "Is a directory" in refusal()
+        assert "Is a directory" in error()
 
     def test_tokens_for_a_model_that_reads_none(
         self, capsys: pytest.CaptureFixture[str], plan_file: Path
     ) -> None:
         images = {"name": "pixel_values", "shape": [3, 8, 8], "dtype": "float32"}
         changed(plan_file, workload={"inputs": [images]})
-        refusal = ask(capsys, "run", plan_file, "--data", TOKENS).refusal
-        assert "the model reads pixel_values; leave --data out" in refusal
+        error = ask(capsys, "run", plan_file, "--data", TOKENS).error
+        assert "the model reads pixel_values; leave --data out" in error
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -144,4 +144,4 @@ class TestRefusedBeforeTheStart:
     def test_probes(
         self, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert said in ask(capsys, "probe", *words).refusal
+        assert said in ask(capsys, "probe", *words).error
