@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -19,14 +19,14 @@ from executors.mesh import ProcessMesh
 from executors.names import units_of_model
 from executors.parallelize import ParallelPart, parallelize
 from executors.pipelines.pipeline import Pipeline
-from executors.pipelines.stages import cuts_inside_stream, lower
+from executors.pipelines.stages import LoweredStage, cuts_inside_stream, lower
 from executors.pipelines.tied import TiedSync, find_copies, untie
 from executors.replicas import replicas_of
 from executors.steps import PlainStep, Step, build_optimizer
 from executors.strategies.context import local_positions, slice_sequence
 from planner.schema import Plan, Recompute
 
-__all__ = ["StepResult", "Trainer"]
+__all__ = ["StepResult", "Trainer", "lower_stages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,55 @@ class StepResult:
     grad_norm: float | None
 
 
+def _positions(plan: Plan, index: int) -> torch.Tensor | None:
+    """Tokens of every sequence that one rank along cp has; None for all."""
+    strategy = plan.strategy
+    if strategy.mesh.cp == 1:
+        return None
+    length = plan.workload.seq_len or 0
+    return local_positions(length, index, strategy.mesh.cp, strategy.context_algorithm)
+
+
+def _own_tokens(
+    plan: Plan, positions: torch.Tensor | None, inputs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    if positions is None:
+        return dict(inputs)
+    return slice_sequence(inputs, positions, plan.workload.seq_len or 0)
+
+
+def lower_stages(
+    plan: Plan, model: nn.Module, device: torch.device, cp_index: int = 0
+) -> list[LoweredStage]:
+    """Cut a model into the stages of a plan's pipeline; the same for every rank.
+
+    Args:
+        plan: What to do.
+        model: Built equally on all ranks, in the plan's parameter dtype. Its modules
+            become part of the stages.
+        device: Where the stages will run.
+        cp_index: Place of the rank along cp: whose tokens are the example.
+    """
+    strategy = plan.strategy
+    precision, sharding = strategy.precision, strategy.sharding
+    tp = strategy.mesh.tp
+    sample = synthetic_batch(plan.workload, 0, samples=strategy.microbatch_size)
+    return lower(
+        model,
+        strategy.stages,
+        _own_tokens(plan, _positions(plan, cp_index), sample),
+        kind=plan.workload.loss,
+        device=device,
+        wire=(
+            getattr(torch, precision.parameter),
+            getattr(torch, precision.compute),
+        ),
+        output_shards=tp if sharding.loss_parallel else 1,
+        stream_shards=tp,
+        inside_stream=cuts_inside_stream(model, strategy),
+    )
+
+
 class Trainer:
     """A model made parallel by a plan, with its optimizer.
 
@@ -54,6 +103,8 @@ class Trainer:
         place: Where this process stands.
         recording: What the model's tensors without values get theirs from, see
             :func:`executors.deferred.model.record`; None if the model is real.
+        lowered: Stages of the model's pipeline from :func:`lower_stages`; None to
+            make them here.
 
     Raises:
         FingerprintError: If the model lacks a module that the plan names.
@@ -67,6 +118,7 @@ class Trainer:
         model: nn.Module,
         place: ProcessMesh,
         recording: Recording | None = None,
+        lowered: Sequence[LoweredStage] | None = None,
     ) -> None:
         strategy = plan.strategy
         self.plan, self.place = plan, place
@@ -78,14 +130,7 @@ class Trainer:
             data_parallel=mesh.data_parallel * mesh.cp // self._copies,
             vocabulary=place.group("tp") if strategy.sharding.loss_parallel else None,
         )
-        self.positions: torch.Tensor | None = None
-        if mesh.cp > 1:
-            self.positions = local_positions(
-                plan.workload.seq_len or 0,
-                place.index("cp"),
-                mesh.cp,
-                strategy.context_algorithm,
-            )
+        self.positions = _positions(plan, place.index("cp"))
         #: What this rank added to the last step's loss: tells who first had a NaN.
         self.loss_share = torch.zeros((), device=place.device)
         self._spoiled = torch.zeros_like(self.loss_share)
@@ -94,7 +139,7 @@ class Trainer:
         self.tied: TiedSync | None = None
         model.train()
         if place.size("pp") > 1:
-            self._build_pipeline(model, recording)
+            self._build_pipeline(model, recording, lowered)
             # The graphs of other ranks' stages hold weights in cycles, which would
             # stay until Python happens to look for them.
             del model
@@ -132,30 +177,19 @@ class Trainer:
             recording=recording,
         )
 
-    def _build_pipeline(self, model: nn.Module, recording: Recording | None) -> None:
+    def _build_pipeline(
+        self,
+        model: nn.Module,
+        recording: Recording | None,
+        lowered: Sequence[LoweredStage] | None,
+    ) -> None:
         strategy, place = self.plan.strategy, self.place
-        precision = strategy.precision
-        with recording.active() if recording else nullcontext():
-            model.to(getattr(torch, precision.parameter))
-        if recording is not None:
-            compute_attributes(model, recording)
-        sample = synthetic_batch(
-            self.plan.workload, 0, samples=strategy.microbatch_size
-        )
-        lowered = lower(
-            model,
-            strategy.stages,
-            self.own_tokens(sample),
-            kind=self.loss.kind,
-            device=place.device,
-            wire=(
-                getattr(torch, precision.parameter),
-                getattr(torch, precision.compute),
-            ),
-            output_shards=place.size("tp") if strategy.sharding.loss_parallel else 1,
-            stream_shards=place.size("tp"),
-            inside_stream=cuts_inside_stream(model, strategy),
-        )
+        if lowered is None:
+            with recording.active() if recording else nullcontext():
+                model.to(getattr(torch, strategy.precision.parameter))
+            if recording is not None:
+                compute_attributes(model, recording)
+            lowered = lower_stages(self.plan, model, place.device, place.index("cp"))
         copies = find_copies([stage.module for stage in lowered])
         own = strategy.stages_of_rank(place.index("pp"))
         with recording.active() if recording else nullcontext():
@@ -243,10 +277,7 @@ class Trainer:
 
     def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Cut out the part of every sequence that this rank has under cp."""
-        if self.positions is None:
-            return dict(inputs)
-        length = self.plan.workload.seq_len or 0
-        return slice_sequence(inputs, self.positions, length)
+        return _own_tokens(self.plan, self.positions, inputs)
 
     def _mean_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Mean over the samples of all replicas, or of this one while they are apart.

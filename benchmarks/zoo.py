@@ -1,0 +1,272 @@
+"""Every architecture of transformers, small, under every axis, held to one process.
+
+python -m benchmarks.zoo [--only NAME ...] [--pins NAME ...] [--workers 2] [--out FILE]
+
+A case is an architecture and what is pinned. ``plan()`` makes a plan of two devices (or
+what the pins need), and three of its steps, by real processes on gloo, are compared
+with the same steps of plain torch in one. A case is
+
+- right: losses, and what training changed of every parameter, are equal;
+- refused: ``plan()`` says that it cannot;
+- late: the executors say so, after a plan was made;
+- wrong: training differs;
+- crashed: anything else was raised, or a process died;
+- hung: processes waited for each other until they were killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PINS", "case", "models"]
+
+SEQ, BATCH = 16, 8
+#: Name of a case to its pins.
+PINS: dict[str, dict[str, Any]] = {
+    "zero1": {"dp_shard": 2, "zero_stage": 1},
+    "zero2": {"dp_shard": 2, "zero_stage": 2},
+    "zero3": {"dp_shard": 2, "zero_stage": 3},
+    "tp": {"tp": 2, "sequence_parallel": False},
+    "tp sp": {"tp": 2, "sequence_parallel": True},
+    "cp ring": {"cp": 2},
+    "cp all-to-all": {"cp": 2},
+    "GPipe": {"pp": 2, "schedule": "GPipe", "num_microbatches": 4},
+    "1F1B": {"pp": 2, "schedule": "1F1B", "num_microbatches": 4},
+    "Interleaved1F1B": {"pp": 2, "schedule": "Interleaved1F1B", "virtual_stages": 2},
+    "InterleavedZeroBubble": {
+        "pp": 2,
+        "schedule": "InterleavedZeroBubble",
+        "virtual_stages": 2,
+    },
+    "DualPipeV": {"pp": 2, "schedule": "DualPipeV", "virtual_stages": 2},
+    "ep": {"ep": 2, "zero_stage": 3},
+    "2x2x2": {"dp_shard": 2, "tp": 2, "pp": 2, "schedule": "1F1B"},
+}
+_GROUPS = {
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+}
+_MOST_PARAMETERS = 30e6
+_TIMEOUT_S = 60.0
+
+
+def models() -> Iterator[tuple[str, str, str]]:
+    """Group, model type and class of every architecture, each class once."""
+    from transformers.models.auto import modeling_auto
+
+    seen = set()
+    for group, table in _GROUPS.items():
+        for kind, named in getattr(modeling_auto, table).items():
+            cls = named[0] if isinstance(named, tuple | list) else named
+            if cls not in seen:
+                seen.add(cls)
+                yield group, kind, cls
+
+
+def build(group: str, kind: str, cls: str) -> tuple[Any, dict[str, Any]]:
+    """A small model, and example inputs.
+
+    Raises:
+        ValueError: If no small model of it can be built and run.
+    """
+    import torch
+    import transformers
+
+    from planner.capture.small import small_config
+
+    why = ""
+    for head_size in (16, None):
+        try:
+            config = small_config(
+                transformers.AutoConfig.for_model(kind), head_size=head_size
+            )
+            make = getattr(transformers, cls)
+            with torch.device("meta"):
+                count = sum(p.numel() for p in make(config).parameters())
+            if count > _MOST_PARAMETERS:
+                why = f"{count / 1e6:.0f}M parameters"
+                continue
+            torch.manual_seed(0)
+            model = make(config).train()
+            inputs = _inputs(group, config)
+            model(**inputs)
+        except Exception as error:  # whatever a model's code raises
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        else:
+            return model, inputs
+    raise ValueError(why)
+
+
+def _inputs(group: str, config: Any) -> dict[str, Any]:
+    import torch
+
+    if group == "image":
+        size = config.image_size if hasattr(config, "image_size") else 64
+        height, width = (size, size) if isinstance(size, int) else size
+        return {"pixel_values": torch.randn(BATCH, 3, height, width)}
+    tokens = torch.randint(4, 90, (BATCH, SEQ))
+    names = ["input_ids", *(["decoder_input_ids"] if group == "seq2seq" else [])]
+    return dict.fromkeys(names, tokens)
+
+
+#: What no pin says, by the name of the case: fields of the strategy.
+_CHANGES = {
+    "cp ring": {"context_algorithm": "ring"},
+    "cp all-to-all": {"context_algorithm": "all_to_all"},
+}
+
+
+def case(model: Any, inputs: dict[str, Any], name: str) -> tuple[str, str]:
+    """Verdict on one case, and why."""
+    from executors.certify import compare_with_whole
+    from planner import plan
+    from planner.errors import MeshwrightError
+    from planner.schema import Optimizer, Precision
+
+    pins = PINS[name]
+    degrees = [v for k, v in pins.items() if k in ("tp", "pp", "cp", "dp_shard")]
+    devices = 2
+    if len(degrees) > 1:
+        devices = 2 ** len(degrees)
+    try:
+        made = plan(
+            model,
+            f"local:{devices}",
+            global_batch=BATCH,
+            example_inputs=inputs,
+            pin=pins,
+            partitioner="exhaustive",
+            precision=Precision(compute="float32"),
+            optimizer=Optimizer(name="SGD", learning_rate=1e-2),
+        )
+    except MeshwrightError as error:
+        return "refused", _short(error)
+    except Exception as error:
+        return "crashed", f"plan: {type(error).__name__}: {_short(error)}"
+    changed = made.strategy.model_copy(update=_CHANGES.get(name, {}))
+    made = made.model_copy(update={"strategy": changed})
+    found = compare_with_whole(made, model, timeout_s=_TIMEOUT_S)
+    return found.verdict, found.violation or ""
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _work(jobs: list[tuple[str, str, str]], pins: list[str], out: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for group, kind, cls in jobs:
+        started = time.perf_counter()
+        signal.alarm(int(_TIMEOUT_S))
+        try:
+            model, inputs = build(group, kind, cls)
+        except ValueError as error:
+            _write(out, {"model": cls, "group": group, "built": str(error)})
+            continue
+        finally:
+            signal.alarm(0)
+        for name in pins:
+            if name == "ep" and not _has_experts(model):
+                continue
+            started = time.perf_counter()
+            verdict, why = case(model, inputs, name)
+            _write(
+                out,
+                {
+                    "model": cls,
+                    "group": group,
+                    "pins": name,
+                    "verdict": verdict,
+                    "why": why,
+                    "seconds": round(time.perf_counter() - started, 2),
+                },
+            )
+
+
+def _has_experts(model: Any) -> bool:
+    return any(name.endswith("experts") for name, _ in model.named_modules())
+
+
+def _write(out: Path, row: dict[str, Any]) -> None:
+    with out.open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    order = ("right", "refused", "late", "wrong", "crashed", "hung")
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        if "pins" in row:
+            counts.setdefault(row["pins"], Counter())[row["verdict"]] += 1
+    lines = [f"{'':24s}" + "".join(f"{word:>9s}" for word in order)]
+    total: Counter[str] = Counter()
+    for name in (*(n for n in PINS if n in counts),):
+        total += counts[name]
+        lines.append(f"{name:24s}" + "".join(f"{counts[name][w]:9d}" for w in order))
+    lines.append(f"{'all':24s}" + "".join(f"{total[word]:9d}" for word in order))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the cases, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--only", nargs="+", help="names of classes")
+    parser.add_argument("--every", type=int, default=1, help="each n-th architecture")
+    parser.add_argument("--pins", nargs="+", choices=PINS, default=list(PINS))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("zoo.jsonl"))
+    parser.add_argument("--table", action="store_true", help="of --out, run nothing")
+    options = parser.parse_args()
+    if not options.table:
+        _run(options)
+    rows = [json.loads(line) for line in options.out.read_text().splitlines()]
+    print(_table(rows))
+    for row in rows:
+        if row.get("verdict") in ("wrong", "crashed", "hung", "late"):
+            print(f"{row['verdict']}: {row['model']}, {row['pins']}: {row['why']}")
+    if any(row.get("verdict") in ("wrong", "crashed", "hung") for row in rows):
+        sys.exit(1)
+
+
+def _run(options: argparse.Namespace) -> None:
+    warnings.simplefilter("ignore")
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    import torch.distributed.pipelining
+    import torch.export  # noqa: F401
+    import transformers
+
+    import planner  # noqa: F401
+
+    transformers.utils.logging.set_verbosity_error()
+    jobs = [job for job in models() if not options.only or job[2] in options.only]
+    jobs = jobs[:: options.every]
+    options.out.unlink(missing_ok=True)
+    children = []
+    for worker in range(options.workers):
+        pid = os.fork()
+        if not pid:
+            try:
+                _work(jobs[worker :: options.workers], options.pins, options.out)
+            finally:
+                os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""A plan held to one process by numbers: the same steps as its ranks and as a whole.
+
+The ranks are forked from the process that calls, which must not have computed
+gradients on a GPU: torch's autograd does not survive a fork then. What is compared is
+what training leaves: losses, and how far each parameter moved from where it began, by
+plain gradient descent, because methods that normalise gradients would hide one that is
+several times too large.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from executors.data import synthetic_batch
+from executors.exception_chain import explain, own_error
+from executors.losses import LossFunction, target_of
+from executors.mesh import arrange
+from executors.names import tied_parameters
+from executors.pipelines.stages import LoweredStage
+from executors.steps import build_optimizer
+from executors.trainer import Trainer, lower_stages
+from planner.schema import Plan
+
+__all__ = ["Comparison", "compare_with_whole"]
+
+#: Largest relative difference of a loss, and of a parameter's change, in float32.
+LOSS_TOLERANCE, CHANGE_TOLERANCE = 1e-4, 2e-2
+#: Changes below this share of the largest parameter's are rounding.
+_FLOOR = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What training by a plan gave beside training in one process.
+
+    Attributes:
+        steps: Steps that were compared.
+        loss_error: Largest relative difference of a step's loss.
+        change_error: Largest difference of a parameter's change over all steps,
+            relative to its change in one process.
+        parameter: Name of that parameter.
+        seconds: Wall time.
+        violation: What is wrong; None if nothing is.
+        verdict: ``right``; ``wrong`` if training differs; ``late`` if a rank refused
+            the plan; ``crashed`` or ``hung`` if one ended so.
+    """
+
+    steps: int
+    loss_error: float = 0.0
+    change_error: float = 0.0
+    parameter: str = ""
+    seconds: float = 0.0
+    violation: str | None = None
+    verdict: Literal["right", "wrong", "late", "crashed", "hung"] = "right"
+
+
+def compare_with_whole(
+    plan: Plan, model: nn.Module, *, steps: int = 3, timeout_s: float = 60.0
+) -> Comparison:
+    """Train a model by a plan, on forked processes, and in one; compare.
+
+    Args:
+        plan: Of a model small enough for one process; SGD, in float32.
+        model: On the CPU, with values. It is not changed.
+        steps: Optimizer steps.
+        timeout_s: Time after which the ranks are killed.
+    """
+    started = time.perf_counter()
+    world = plan.strategy.mesh.num_devices
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+        # Once for all ranks: exporting a model is most of what a rank does.
+        lowered = None
+        if plan.strategy.mesh.pp > 1:
+            try:
+                one = copy.deepcopy(model).train()
+                lowered = lower_stages(plan, one, torch.device("cpu"))
+            except Exception as error:  # whatever a model's code raises
+                return _failure(steps, *_reason(error))
+
+        def train(rank: int) -> None:
+            _train_as_rank(plan, model, steps, rank, Path(folder), lowered)
+
+        processes = [_fork(train, rank, Path(folder)) for rank in range(world)]
+        try:
+            whole = _train_whole(plan, model, steps)
+            failure = _wait(processes, Path(folder), started + timeout_s)
+            if failure is None:
+                files = [Path(folder, f"{rank}.pt") for rank in range(world)]
+                found = [torch.load(file, mmap=True) for file in files]
+                result = _compare(model, whole, found, steps)
+            else:
+                result = _failure(steps, *failure)
+        finally:
+            for process in processes:
+                _kill(process)
+    return replace(result, seconds=time.perf_counter() - started)
+
+
+# -- Processes -------------------------------------------------------------------
+
+
+def _fork(work: Callable[[int], None], rank: int, folder: Path) -> int:
+    """Do work in a forked process; what it says goes to ``RANK.log``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        work(rank)
+        code = 0
+    except BaseException as error:  # a forked process must never return
+        (folder / f"{rank}.error").write_text("\n".join(_reason(error)))
+    finally:
+        os._exit(code)
+
+
+def _reason(error: BaseException) -> tuple[str, str]:
+    """Verdict on a rank that raised an error, and the error."""
+    own = own_error(error)
+    if own is not None:
+        return "late", str(own)
+    return "crashed", f"{type(error).__name__}: {explain(error)}"
+
+
+def _failure(steps: int, verdict: str, violation: str) -> Comparison:
+    return Comparison(steps=steps, verdict=verdict, violation=violation)  # type: ignore[arg-type]
+
+
+def _wait(
+    processes: Sequence[int], folder: Path, until: float
+) -> tuple[str, str] | None:
+    """Wait for all, or for the first that fails; return its verdict and reason."""
+    running = dict(enumerate(processes))
+    while running:
+        for rank, pid in list(running.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if not done:
+                continue
+            del running[rank]
+            if status:
+                error = folder / f"{rank}.error"
+                code = os.waitstatus_to_exitcode(status)
+                if not error.exists():
+                    return "crashed", f"rank {rank} ended with code {code}"
+                verdict, _, text = error.read_text().partition("\n")
+                return verdict, text
+        if time.perf_counter() > until:
+            return "hung", f"ranks {', '.join(map(str, running))} wait"
+        time.sleep(0.01)
+    return None
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        return
+
+
+# -- The two ways to train -------------------------------------------------------
+
+
+def _train_as_rank(
+    plan: Plan,
+    model: nn.Module,
+    steps: int,
+    rank: int,
+    folder: Path,
+    lowered: Sequence[LoweredStage] | None,
+) -> None:
+    torch.set_num_threads(1)
+    # What was there before the fork is not looked through, and its pages not copied.
+    gc.freeze()
+    store = dist.FileStore(  # type: ignore[attr-defined]
+        str(folder / "store"), plan.strategy.mesh.num_devices
+    )
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=rank,
+        world_size=plan.strategy.mesh.num_devices,
+        timeout=timedelta(seconds=60),
+    )
+    place = arrange(plan.strategy, torch.device("cpu"))
+    first = {name: group[0] for group in tied_parameters(model) for name in group}
+    trainer = Trainer(plan, model, place, lowered=lowered)
+    losses = [
+        trainer.step(synthetic_batch(plan.workload, step)).loss for step in range(steps)
+    ]
+    weights = {}
+    for name, parameter in trainer.named_parameters():
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        weights[first.get(name, name)] = whole.detach()
+    torch.save({"losses": losses, "weights": weights}, folder / f"{rank}.pt")
+    # Nobody may close its connections while another still reads from them.
+    dist.barrier()
+
+
+def _train_whole(plan: Plan, model: nn.Module, steps: int) -> dict[str, Any]:
+    model = copy.deepcopy(model).train()
+    workload, strategy = plan.workload, plan.strategy
+    optimizer = build_optimizer(model.parameters(), strategy.optimizer)
+    loss = LossFunction(kind=workload.loss, data_parallel=1)
+    wanted = {spec.name for spec in workload.inputs}
+    losses = []
+    for step in range(steps):
+        batch = synthetic_batch(workload, step)
+        loss.prepare(batch, 1)
+        inputs = {name: value for name, value in batch.items() if name in wanted}
+        optimizer.zero_grad()
+        value = loss(model(**inputs), target_of(batch, loss.kind))
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return {"losses": losses, "weights": dict(model.named_parameters())}
+
+
+def _compare(
+    model: nn.Module,
+    whole: Mapping[str, Any],
+    ranks: Sequence[Mapping[str, Any]],
+    steps: int,
+) -> Comparison:
+    pairs = zip(ranks[0]["losses"], whole["losses"], strict=True)
+    loss_error = max(abs(ours / theirs - 1) for ours, theirs in pairs)
+    before = dict(model.named_parameters())
+    with torch.no_grad():
+        changes = {n: w - before[n] for n, w in whole["weights"].items()}
+        largest = max(float(c.abs().max()) for c in changes.values())
+        errors = {}
+        for name, change in changes.items():
+            scale = max(float(change.abs().max()), _FLOOR * largest)
+            found = [one["weights"][name] for one in ranks if name in one["weights"]]
+            gaps = [float((w - before[name] - change).abs().max()) for w in found]
+            errors[name] = max(gaps, default=math.inf) / scale
+    name = max(errors, key=errors.__getitem__)
+    violation = None
+    if not loss_error <= LOSS_TOLERANCE:
+        violation = f"losses differ by {loss_error:.2g} of them"
+    elif not errors[name] <= CHANGE_TOLERANCE:
+        violation = f"changes of {name} differ by {errors[name]:.2g} of them"
+    return Comparison(
+        steps=steps,
+        loss_error=loss_error,
+        change_error=errors[name],
+        parameter=name,
+        violation=violation,
+        verdict="wrong" if violation else "right",
+    )
