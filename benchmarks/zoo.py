@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -259,13 +260,18 @@ def _run(options: argparse.Namespace) -> None:
     for worker in range(options.workers):
         pid = os.fork()
         if not pid:
+            code = 1
             try:
                 _work(jobs[worker :: options.workers], options.pins, options.out)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
-                os._exit(0)
+                os._exit(code)
         children.append(pid)
-    for pid in children:
-        os.waitpid(pid, 0)
+    codes = [os.waitpid(pid, 0)[1] for pid in children]
+    if any(codes):
+        raise SystemExit("a worker failed")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from executors.data import synthetic_batch
 from executors.exception_chain import explain, own_error
 from executors.losses import LossFunction, target_of
-from executors.mesh import arrange
+from executors.mesh import build_mesh
 from executors.names import tied_parameters
 from executors.pipelines.stages import LoweredStage
 from executors.steps import build_optimizer
@@ -204,7 +204,7 @@ def _train_as_rank(
         world_size=plan.strategy.mesh.num_devices,
         timeout=timedelta(seconds=60),
     )
-    place = arrange(plan.strategy, torch.device("cpu"))
+    place = build_mesh(plan.strategy, torch.device("cpu"))
     first = {name: group[0] for group in tied_parameters(model) for name in group}
     trainer = Trainer(plan, model, place, lowered=lowered)
     losses = [

@@ -19,6 +19,7 @@ __all__ = [
     "exchange_rows",
     "gather",
     "gather_to_region",
+    "is_copy_to_region",
     "reduce_from_region",
     "reduce_scatter",
     "scatter",
@@ -176,6 +177,11 @@ def _exchange(
 def _apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
     result: torch.Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
     return result
+
+
+def is_copy_to_region(node: torch.autograd.graph.Node) -> bool:
+    """Return True for the node that :func:`copy_to_region` leaves in a graph."""
+    return node.name() == "_CopyBackward"
 
 
 def copy_to_region(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

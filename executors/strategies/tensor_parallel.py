@@ -1,19 +1,23 @@
 """Tensor and sequence parallelism from patterns alone, with no model's code known.
 
-A *region* is what lies between a colwise and a rowwise layer: there each tp rank has
-its own heads or features. It is entered at the module around the colwise layers (so
-that modules that read shapes see whole sequences) and left at the rowwise layer. A
-block that holds its colwise layers directly is entered at each of them instead,
-because its residual stream must not be.
+A *region* is what lies between colwise layers and the rowwise layers that they feed:
+there each tp rank has its own heads or features. It is entered at the colwise layers
+and left at the rowwise one, so that whatever else a module does (residuals, gates,
+norms after the sum) is computed alike by every rank. Parameters inside of a region
+that are whole on every rank have the style ``replicated``: each rank finds a part of
+their gradient. A module of style ``region`` is entered as a whole instead: all that it
+computes before it is left is partial. The first forward checks that no parameter is
+forgotten.
 
 With sequence parallelism the residual stream between regions is sharded along the
 sequence, dimension 1, from the first block that has a region to the last one, across
-pipeline stages too.
+pipeline stages too. Regions are then entered at the module around the colwise layers,
+so that modules that read shapes see whole sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from executors.names import inside, unit_of
@@ -28,6 +33,7 @@ from executors.strategies.collectives import (
     copy_to_region,
     gather,
     gather_to_region,
+    is_copy_to_region,
     reduce_from_region,
     reduce_scatter,
     scatter,
@@ -41,6 +47,8 @@ __all__ = ["apply_tensor_parallel", "styles_of_model"]
 
 #: Dimension of the residual stream that sequence parallelism shards.
 _SEQUENCE = 1
+#: Styles that split a module's parameters over tp.
+_SPLITS = frozenset({"colwise", "rowwise", "vocab"})
 
 
 @dataclass(kw_only=True)
@@ -139,23 +147,21 @@ def apply_tensor_parallel(
 
     Returns:
         FQNs of parameters that are whole on each rank but whose gradients are not:
-        their sum over tp is the gradient.
+        their sum over tp is the gradient. Under sequence parallelism these are all
+        parameters that tp does not split.
 
     Raises:
         StrategyError: If a module cannot be split in its style.
     """
-    styles = {
-        fqn: style
-        for fqn, style in styles_of_model(model, sharding).items()
-        if style != "experts"
-    }
+    every = styles_of_model(model, sharding)
+    styles = {fqn: style for fqn, style in every.items() if style in _SPLITS}
     rowwise = {
         unit_of(fqn, units) for fqn, style in styles.items() if style == "rowwise"
     }
     blocks = [unit for unit in units if unit in rowwise]
     stream = _Stream(mesh=mesh, sharded=sharding.sequence_parallel)
-    entries = _shard_layers(model, styles, units, blocks, stream, head)
-    partial_units = list(entries)
+    regions = [fqn for fqn, style in every.items() if style == "region"]
+    partial_units = _shard_layers(model, styles, units, blocks, stream, head, regions)
     if sharding.sequence_parallel and (blocks or input_sharded):
         _shard_stream(model, blocks, stream, input_sharded, output_sharded)
         first = 0 if input_sharded else units.index(blocks[0])
@@ -163,18 +169,74 @@ def apply_tensor_parallel(
         partial_units += units[first : last + 1]
     split = {f"{fqn}." for fqn, style in styles.items() if style != "rowwise"}
     split |= {f"{fqn}.weight" for fqn, style in styles.items() if style == "rowwise"}
-    return frozenset(
+    replicated = [p for p, style in sharding.patterns.items() if style == "replicated"]
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    found = frozenset(
         name
-        for name, _ in model.named_parameters(remove_duplicate=False)
-        if any(inside(name, unit) for unit in partial_units)
-        and not any(name.startswith(prefix) for prefix in split)
-        and (sharding.sequence_parallel or not name.endswith(_rowwise_biases(styles)))
+        for name in names
+        if any(matches_pattern(pattern, name) for pattern in replicated)
+        or (
+            any(inside(name, unit) for unit in partial_units)
+            and not any(name.startswith(prefix) for prefix in split)
+        )
     )
+    if not sharding.sequence_parallel:
+        for fqn, style in styles.items():
+            if style == "rowwise":
+                _check_first_call(model, fqn, found)
+    return found
 
 
-def _rowwise_biases(styles: dict[str, str]) -> tuple[str, ...]:
-    # Added after the sum, to what every rank has in full.
-    return tuple(f"{fqn}.bias" for fqn, style in styles.items() if style == "rowwise")
+def _check_first_call(model: nn.Module, fqn: str, partial: frozenset[str]) -> None:
+    """Check, the first time that gradients flow, which parameters a region holds.
+
+    Autograd knows: those that lie between a rowwise layer's input and the copies by
+    which its region was entered.
+
+    Args:
+        model: Holds the layer.
+        fqn: The rowwise layer.
+        partial: Parameters whose gradients are summed over tp.
+    """
+
+    def check(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if torch.compiler.is_compiling() or args[0].grad_fn is None:
+            return
+        handle.remove()
+        inside_region = {id(p) for p in _parameters_before(args[0])}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if (
+                id(parameter) in inside_region
+                and name not in partial
+                and not _is_split(parameter)
+            ):
+                raise StrategyError(
+                    f"{name} is whole on every tp rank, but computes with split "
+                    f"features that {fqn} sums: each rank has a part of its "
+                    f'gradient; add "{name}": "replicated" to sharding.patterns'
+                )
+
+    handle = model.get_submodule(fqn).register_forward_pre_hook(check)
+
+
+def _parameters_before(tensor: torch.Tensor) -> Iterator[nn.Parameter]:
+    """Parameters that a tensor depends on, back to where its region was entered."""
+    front, seen = [tensor.grad_fn], set()
+    while front:
+        node = front.pop()
+        if node is None or node in seen or is_copy_to_region(node):
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        front.extend(before for before, _ in node.next_functions)
+
+
+def _is_split(parameter: nn.Parameter) -> bool:
+    """Return True if tp ranks hold parts of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return False
+    return any(not placement.is_replicate() for placement in parameter.placements)
 
 
 def _shard_layers(
@@ -184,8 +246,9 @@ def _shard_layers(
     blocks: Sequence[str],
     stream: _Stream,
     head: str | None,
+    regions: Sequence[str],
 ) -> list[str]:
-    """Split every layer and hook the entries; returns the modules entered whole."""
+    """Split every layer and hook the entries; return the modules entered whole."""
     group = stream.mesh.get_group()
     memo: Memo = {}
     entries: list[str] = []
@@ -206,14 +269,17 @@ def _shard_layers(
             continue
         shard_linear(layer, fqn, style, stream.mesh, leave=_keep, memo=memo)
         around = fqn.rpartition(".")[0]
-        if any(inside(unit, around) for unit in units):
+        entry = next((region for region in regions if inside(fqn, region)), None)
+        if stream.sharded and entry is None:
+            entry = None if any(inside(unit, around) for unit in units) else around
+        if entry is None:
             _hook_inputs(layer, stream.enter_once)
             model.get_submodule(around).register_forward_hook(
                 partial(_forget, stream), always_call=True
             )
-        elif around not in entries:
-            entries.append(around)
-            _hook_inputs(model.get_submodule(around), stream.enter)
+        elif entry not in entries:
+            entries.append(entry)
+            _hook_inputs(model.get_submodule(entry), stream.enter)
     return entries
 
 

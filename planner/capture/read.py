@@ -21,7 +21,12 @@ from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen
 from planner.graph.model import ModelGraph
 from planner.graph.ops import OpGraph
-from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
+from planner.graph.sharding import (
+    Roles,
+    infer_roles,
+    parallel_dims,
+    with_config_heads,
+)
 from planner.graph.stream import mixing_layers, why_whole_stream
 from planner.graph.units import find_structure
 
@@ -256,7 +261,7 @@ def _graph(
         tp_dims=dims,
         sharding=sharding,
         whole=dict(roles.whole),
-        whole_stream=why_whole_stream(blocks, made.edges),
+        whole_stream=why_whole_stream(blocks, made.edges) or _passed_by(roles),
         mixing=mixing_layers(blocks, sharding),
         batch_norm_values=_batch_norm_values(ops, inputs.batch),
         num_experts=experts,
@@ -264,6 +269,13 @@ def _graph(
         assumptions=reading.assumptions,
         config=config,
     )
+
+
+def _passed_by(roles: Roles) -> str | None:
+    """Name a module that is no region as a whole; None if there is none."""
+    if not roles.open:
+        return None
+    return f"activations pass by the sums of {roles.open[0]}"
 
 
 # -- The config ------------------------------------------------------------------

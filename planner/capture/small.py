@@ -8,7 +8,7 @@ a head) still holds. Everything else stays as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["small_config"]
@@ -66,7 +66,7 @@ def _small(
     size = width // heads if isinstance(heads, int) and width else None
     narrower = head_size / size if head_size and size else 1.0
     kinds = _kinds(data, layers)
-    scale = {
+    scale: dict[str, Callable[[int], int]] = {
         "layers": lambda n: len(kinds[1]) if kinds else min(n, layers),
         "heads": lambda n: max(1, round(n * fewer)),
         "kv_heads": lambda n: max(min(n, 2), round(n * fewer)),

@@ -49,12 +49,18 @@ class _Walk:
     """Ops that one linear layer's output reaches in its unit."""
 
     def __init__(
-        self, graph: OpGraph, flow: Flow, readers: dict[int, list[int]], stop: int
+        self,
+        graph: OpGraph,
+        flow: Flow,
+        readers: dict[int, list[int]],
+        stop: int,
+        norms_end: bool,
     ) -> None:
         self.graph = graph
         self.flow = flow
         self.readers = readers
         self.stop = stop
+        self.norms_end = norms_end
 
     def reach(self, row: int) -> tuple[set[int], bool]:
         """Return the linear layers reached, and True if an op needs all of it."""
@@ -91,7 +97,7 @@ class _Walk:
     def _needs_all(self, row: int, below: set[int]) -> bool:
         name = self.graph.names[row]
         if name in _NEEDS_ALL:
-            return True
+            return self.norms_end
         if name not in _ADDS:
             return False
         # A residual, or a learned bias for each head, which every rank would add whole.
@@ -105,20 +111,37 @@ class _Walk:
 
 
 def pair_linears(
-    graph: OpGraph, flow: Flow, start: int, stop: int
-) -> list[dict[str, PairStyle]]:
+    graph: OpGraph,
+    flow: Flow,
+    start: int,
+    stop: int,
+    allowed: Mapping[str, str] | None = None,
+) -> list[dict[int, PairStyle]]:
     """Find linear layers among the ops [start, stop) of one unit that can be split.
 
+    Args:
+        graph: All forward ops.
+        flow: Data dependences.
+        start: First op of the unit.
+        stop: Op after its last.
+        allowed: Style that each module may have, if any; None for either.
+
     Returns:
-        Groups of layers that are split together or not at all, FQN to style, in program
-        order.
+        Groups of layers that are split together or not at all, row of the product to
+        style, in program order.
     """
+
+    def may(row: int, style: PairStyle) -> bool:
+        return allowed is None or allowed.get(graph.modules[row]) == style
+
     layers = [
         row
         for row in range(start, stop)
         if linear_module(graph, row) and graph.kernels[row].kind == "matmul"
     ]
-    walk = _Walk(graph, flow, _readers(graph, flow, start, stop), stop)
+    readers = _readers(graph, flow, start, stop)
+    # A norm over the features of each head may stand where a model proposes a split.
+    walk = _Walk(graph, flow, readers, stop, norms_end=allowed is None)
     reached = {row: walk.reach(row) for row in layers}
     into: dict[int, set[int]] = {}
     for row, (hits, _) in reached.items():
@@ -128,7 +151,9 @@ def pair_linears(
     rows: set[int] = set()
     for row in layers:
         hits, whole = reached[row]
-        if not hits or whole or row in rows:
+        if not hits or whole or row in rows or not may(row, "colwise"):
+            continue
+        if not all(may(hit, "rowwise") for hit in hits):
             continue
         # Each layer reached must be fed by splittable layers alone.
         if all(hit not in columns and not into[hit] & rows for hit in hits):
@@ -140,7 +165,7 @@ def pair_linears(
     together = {row: reached[row][0] for row in layers if row in columns}
     return [
         {
-            graph.modules[row]: "colwise" if row in columns else "rowwise"
+            row: "colwise" if row in columns else "rowwise"
             for row in sorted(group)
             if row in columns or row in rows
         }

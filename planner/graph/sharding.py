@@ -17,22 +17,28 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
 from planner.graph.model import Block, Parameter
 from planner.graph.ops import OpGraph
 from planner.graph.pairs import PairStyle, linear_module, pair_linears
+from planner.graph.regions import Region, read_region
 from planner.graph.units import Structure, run_bounds
 
 __all__ = ["Roles", "Trial", "infer_roles", "parallel_dims", "with_config_heads"]
 
-Style = Literal["colwise", "rowwise", "vocab"]
+Style = Literal["colwise", "rowwise", "vocab", "replicated", "region"]
 OpStyle = Literal["colwise", "rowwise", "local", "stream", "none"]
 ParameterStyle = Literal["colwise", "rowwise", "vocab", "none"]
+#: Layers that are split together, each with its style.
+_Group = dict[str, PairStyle]
 #: Function from groups of paired layers to the reason why each cannot be divided, None
 #: if it can.
 Trial = Callable[[Sequence[Mapping[str, PairStyle]]], Sequence[str | None]]
 
+_PARAMETER_STYLES: dict[str, ParameterStyle] = {
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "vocab": "vocab",
+}
 #: Styles of Hugging Face by their name here; the others are left out.
 _FROM_HUGGING_FACE: dict[str, Style] = {
     "colwise": "colwise",
@@ -59,6 +65,8 @@ class Roles:
         patterns: Pattern of module names to style.
         whole: Pattern of the names of paired layers that cannot be split, to the
             reason.
+        open: Patterns of modules around colwise layers that sequence parallelism may
+            not enter as a whole: activations pass their sums by.
     """
 
     ops: list[OpStyle]
@@ -66,10 +74,9 @@ class Roles:
     divided: frozenset[int] = frozenset()
     gathered: frozenset[int] = frozenset()
     collectives: Mapping[int, float] = field(default_factory=dict)
-    patterns: Mapping[str, Literal["colwise", "rowwise", "vocab"]] = field(
-        default_factory=dict
-    )
+    patterns: Mapping[str, Style] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
+    open: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -106,43 +113,104 @@ def _given_styles(graph: OpGraph, given: Mapping[str, str]) -> dict[str, Style]:
     return found
 
 
-def _inferred_styles(
-    graph: OpGraph, structure: Structure, trial: Trial | None
-) -> tuple[dict[str, Style], dict[str, str]]:
-    """Infer styles from the dataflow of each distinct unit.
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """Paired layers of all units.
 
-    Returns:
-        Module to style, and module to the reason why it cannot be divided.
+    Attributes:
+        styles: Module, or parameter that is whole within a region, to style.
+        whole: Module to the reason why it cannot be split.
+        open: Modules around layers that sequence parallelism may not enter.
     """
-    known: dict[tuple[int, ...], tuple[str, int]] = {}
-    groups: list[dict[str, PairStyle]] = []
-    sizes: list[int] = []
-    units: list[tuple[str, int]] = []
+
+    styles: dict[str, Style] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+
+
+def _paired_styles(
+    graph: OpGraph,
+    structure: Structure,
+    given: Mapping[str, Style],
+    trial: Trial | None,
+) -> _Found:
+    """Find the layers of each distinct unit that tp splits, from the dataflow.
+
+    Args:
+        graph: All forward ops.
+        structure: Units and data dependences.
+        given: Styles that the model proposes; empty to try all layers.
+        trial: Rehearsal of each group.
+    """
+    known: dict[tuple[object, ...], tuple[str, list[_Group], list[Region]]] = {}
+    units: list[tuple[str, tuple[object, ...]]] = []
     for start, stop in run_bounds(structure.units):
-        key = tuple(graph.origin[start:stop])
+        key: tuple[object, ...] = (
+            *graph.origin[start:stop],
+            *_styles_inside(graph, given, start, stop),
+        )
         if key not in known:
-            made = pair_linears(graph, structure.flow, start, stop)
-            known[key] = (structure.units[start], len(sizes))
-            groups.extend(made)
-            sizes.append(len(made))
-        units.append((structure.units[start], known[key][1]))
-    answers = trial(groups) if trial is not None else [None] * len(groups)
-    named = [name for name, _ in known.values()]
-    ends = np.cumsum(sizes, dtype=np.int64)
-    styles: dict[str, Style] = {}
-    violations: dict[str, str] = {}
-    for name, which in units:
-        first = named[which]
-        for at in range(int(ends[which]) - sizes[which], int(ends[which])):
-            reason = answers[at]
-            for module, style in groups[at].items():
-                inside = module.startswith(first)
-                twin = name + module[len(first) :] if inside else module
-                if reason is None:
-                    styles[twin] = style
-                else:
-                    violations[twin] = reason
-    return styles, violations
+            made = pair_linears(graph, structure.flow, start, stop, given or None)
+            named = [{graph.modules[r]: s for r, s in group.items()} for group in made]
+            regions = [
+                read_region(graph, structure.flow, group, start, stop) for group in made
+            ]
+            known[key] = (structure.units[start], named, regions)
+        units.append((structure.units[start], key))
+    groups = [group for _, named, _ in known.values() for group in named]
+    answers = iter(trial(groups) if trial is not None else [None] * len(groups))
+    reasons = {
+        key: [next(answers) or region.violation for region in regions]
+        for key, (_, _, regions) in known.items()
+    }
+    found = _Found()
+    for name, key in units:
+        first, named, regions = known[key]
+
+        def twin(other: str, first: str = first, name: str = name) -> str:
+            return name + other[len(first) :] if other.startswith(first) else other
+
+        for group, region, reason in zip(named, regions, reasons[key], strict=True):
+            if reason is not None:
+                found.whole.update(dict.fromkeys(map(twin, group), reason))
+                continue
+            found.styles.update({twin(module): s for module, s in group.items()})
+            for index in region.replicated:
+                found.styles[twin(graph.parameters[index].name)] = "replicated"
+            if region.module is not None:
+                found.styles[twin(region.module)] = "region"
+            columns = [m for m, style in group.items() if style == "colwise"]
+            around = {twin(m).rpartition(".")[0] for m in columns}
+            # Layers directly in a unit are entered one by one.
+            if not region.closed and not any(_inside(name, m) for m in around):
+                found.open.update(around)
+    return found
+
+
+def _unpaired_styles(
+    graph: OpGraph,
+    structure: Structure,
+    given: Mapping[str, Style],
+    found: _Found,
+) -> dict[str, Style]:
+    """Return proposed styles of layers without a partner: embeddings, and heads.
+
+    A head's output is gathered, or stays split for the loss. A unit with pairs has no
+    head: what its colwise layers make stays split.
+    """
+    unit_of = dict(zip(graph.modules, structure.units, strict=True))
+    pairs = {*found.whole, *found.styles}
+    taken = {unit_of.get(module) for module in pairs}
+    return {
+        module: style
+        for module, style in given.items()
+        if style == "vocab"
+        or (style == "colwise" and unit_of.get(module, "") not in taken)
+    }
+
+
+def _inside(name: str, module: str) -> bool:
+    return not module or name == module or name.startswith(f"{module}.")
 
 
 def _without_broken_ties(graph: OpGraph, styles: dict[str, Style]) -> dict[str, Style]:
@@ -162,9 +230,10 @@ def _pattern(name: str) -> str:
 
 
 def _patterns(graph: OpGraph, styles: Mapping[str, Style]) -> dict[str, Style]:
-    """Return patterns that match exactly the modules that have a style."""
+    """Return patterns that match exactly the names that have a style."""
     groups: dict[str, list[str]] = {}
-    for name in graph.linear:
+    parameters = (name for p in graph.parameters for name in (p.name, *p.aliases))
+    for name in dict.fromkeys([*graph.linear, *graph.module_types, *parameters]):
         groups.setdefault(_pattern(name), []).append(name)
     made: dict[str, Style] = {}
     for pattern, names in groups.items():
@@ -192,9 +261,9 @@ def infer_roles(
         given: Hugging Face's plan, pattern to style; empty if there is none.
         trial: Rehearsal of the inferred groups; None to take them without one.
     """
-    styles, violations = _given_styles(graph, given), dict[str, str]()
-    if not styles:
-        styles, violations = _inferred_styles(graph, structure, trial)
+    proposed = _given_styles(graph, given)
+    found = _paired_styles(graph, structure, proposed, trial)
+    styles = _unpaired_styles(graph, structure, proposed, found) | found.styles
     styles = _without_broken_ties(graph, styles)
     ops: list[OpStyle] = []
     divided: set[int] = set()
@@ -219,7 +288,8 @@ def infer_roles(
         gathered=frozenset(gathered),
         collectives=collectives,
         patterns=_patterns(graph, styles),
-        whole={_pattern(name): reason for name, reason in violations.items()},
+        whole={_pattern(name): reason for name, reason in found.whole.items()},
+        open=tuple(dict.fromkeys(map(_pattern, sorted(found.open)))),
     )
 
 
@@ -239,7 +309,7 @@ def _parameter_styles(
         style = styles.get(module)
         # The bias of a rowwise layer is added after the all-reduce, by every rank.
         whole = style is None or (style == "rowwise" and leaf == "bias")
-        found.append("none" if whole or style is None else style)
+        found.append("none" if whole else _PARAMETER_STYLES.get(style or "", "none"))
     return found
 
 

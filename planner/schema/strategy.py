@@ -144,7 +144,7 @@ class Overlap(Document):
     bucket_bytes: Annotated[int, Field(ge=1024, le=2**40)] | None = None
 
 
-Style = Literal["colwise", "rowwise", "vocab", "experts"]
+Style = Literal["colwise", "rowwise", "vocab", "replicated", "region", "experts"]
 
 
 class TensorSharding(Document):
@@ -153,7 +153,10 @@ class TensorSharding(Document):
     Patterns follow Hugging Face: ``layers.*.mlp.down_proj``, where ``*`` is one
     component of the dotted name. Styles along tp: ``colwise`` (output features
     split), ``rowwise`` (input features split), ``vocab`` (rows of an embedding
-    split). Along ep: ``experts`` (each rank holds some of a module's experts).
+    split), ``replicated`` (a parameter that computes with split features: whole on
+    every rank, its gradient summed), ``region`` (a module around colwise layers all of
+    whose inputs enter the split computation). Along ep: ``experts`` (each rank holds
+    some of a module's experts).
     """
 
     patterns: dict[str, Style] = Field(default_factory=dict)
