@@ -131,7 +131,7 @@ _CHANGES = {
 
 def case(model: Any, inputs: dict[str, Any], name: str) -> tuple[str, str]:
     """Verdict on one case, and why."""
-    from executors.certify import compare_with_whole
+    from executors.certifying.compare import compare_with_whole
     from planner import plan
     from planner.errors import MeshwrightError
     from planner.schema import Optimizer, Precision

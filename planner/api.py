@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from planner import __version__
 from planner.assemble import make_plan
+from planner.certificate import Certifier, certifies
 from planner.cluster import Cluster
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
-from planner.portfolio import best_answer, run_partitioners
+from planner.portfolio import best_answer, ranked_answers, run_partitioners
 from planner.request import PlanOptions, make_context, make_request
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
@@ -80,6 +81,7 @@ def plan(
     evaluation_budget: int | None = None,
     time_budget_s: float | None = None,
     seed: int = 0,
+    certify: bool | None = None,
 ) -> Plan:
     """Choose how a model is split over a cluster.
 
@@ -120,8 +122,14 @@ def plan(
             model does not count. None lets each of them finish. What is found in a
             given time depends on the machine.
         seed: Of everything random.
+        certify: Before a plan is returned, train a small twin of it (its axes at
+            degree 2, a few layers) on processes of this machine, and compare with
+            plain training; of plans that differ the next is taken. None does so unless
+            the environment has ``MESHWRIGHT_CERTIFY=0``. Plans for other launchers,
+            and models given as graphs, are not certified.
     Raises:
-        NoFeasiblePlanError: If nothing fits: what lacks, by how much, what would fit.
+        NoFeasiblePlanError: If nothing fits: what lacks, by how much, what would fit;
+            or if no plan that fits trains as the model does in one process.
         CalibrationError: If the calibration cannot be read, or the cluster is of CPUs.
         CaptureError: If the model cannot be read.
         ClusterError: If the cluster is described wrongly.
@@ -147,13 +155,24 @@ def plan(
     started = time.perf_counter()
     # The cluster first: it is read faster.
     machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    graph = read_model(
-        model,
-        example_inputs,
-        seq_len=seq_len,
-        dtype=options.precision.activation_dtype,
-    )
-    made = plan_graph(graph, machines, options, partitioner=partitioner)
+    with Certifier(model) as certifier:
+        trains = target == "meshwright" and not isinstance(model, ModelGraph)
+        wanted = trains and certifies(certify)
+        if wanted:
+            certifier.prepare()
+        graph = read_model(
+            model,
+            example_inputs,
+            seq_len=seq_len,
+            dtype=options.precision.activation_dtype,
+        )
+        made = plan_graph(
+            graph,
+            machines,
+            options,
+            partitioner=partitioner,
+            certifier=certifier if wanted else None,
+        )
     capture_s = time.perf_counter() - started - made.timing_s["search"]
     return made.model_copy(update={"timing_s": {"capture": capture_s, **made.timing_s}})
 
@@ -164,6 +183,7 @@ def plan_graph(
     options: PlanOptions,
     *,
     partitioner: str | Sequence[str] = "auto",
+    certifier: Certifier | None = None,
 ) -> Plan:
     """Plan a model that was read before.
 
@@ -172,24 +192,70 @@ def plan_graph(
         cluster: The devices.
         options: What is asked of the partitioners.
         partitioner: As for :func:`plan`.
+        certifier: Certifies plans of the same model; None to certify none.
     Raises:
-        NoFeasiblePlanError: If nothing fits.
+        NoFeasiblePlanError: If nothing fits, or nothing that fits is certified.
         MeshwrightError: As :func:`plan`.
     """
     started = time.perf_counter()
     request = make_request(graph, cluster, options)
     results = run_partitioners(request, partitioner)
     timing_s = {"search": time.perf_counter() - started}
-    return _assembled(request, results, options.pin, timing_s)
+    answer = best_answer(results, request.objective)
+    made = _assembled(request, results, answer, options.pin, timing_s)
+    if certifier is None or made.not_runnable:
+        return made
+    return _certified(made, request, results, certifier)
+
+
+#: Plans of different axes that are certified before there is said to be none.
+_MOST_TRIED = 12
+
+
+def _certified(
+    made: Plan,
+    request: Request,
+    results: Sequence[SearchResult],
+    certifier: Certifier,
+) -> Plan:
+    """Return the best plan whose certificate does not speak against it.
+
+    Args:
+        made: The best plan.
+        request: What was asked.
+        results: Answers of the partitioners.
+        certifier: Certifies plans of the model.
+    Raises:
+        NoFeasiblePlanError: If there is none.
+    """
+    violations: dict[str, str] = {}
+    for answer in ranked_answers(results, request.objective):
+        strategy = answer[1].strategy
+        certificate = certifier.certify(made.model_copy(update={"strategy": strategy}))
+        if certificate.verdict in ("right", "unknown"):
+            if strategy != made.strategy:
+                pins, timing_s = made.provenance.pinned, made.timing_s
+                made = _assembled(request, results, answer, pins, timing_s)
+            return made.model_copy(update={"certificate": certificate})
+        violations[certificate.strategy] = str(certificate.reason)
+        if len(violations) == _MOST_TRIED:
+            break
+    raise NoFeasiblePlanError(
+        [
+            f"{label} does not train as one process does: {reason}"
+            for label, reason in violations.items()
+        ]
+    )
 
 
 def _assembled(
     request: Request,
     results: Sequence[SearchResult],
+    answer: tuple[SearchResult, Candidate],
     pins: Mapping[str, Pin],
     timing_s: Mapping[str, float],
 ) -> Plan:
-    winner, candidate = best_answer(results, request.objective)
+    winner, candidate = answer
     return make_plan(
         request,
         results=results,
@@ -269,7 +335,7 @@ def predict(
         evaluations=pricing.evaluations,
         seconds=0.0,
     )
-    return _assembled(request, [result], {}, {})
+    return _assembled(request, [result], (result, candidate), {}, {})
 
 
 def require_fit(priced: Plan) -> None:

@@ -19,7 +19,7 @@ from planner.search import (
 )
 from planner.search.expert import ExpertPartitioner
 
-__all__ = ["AUTO", "best_answer", "names_of", "run_partitioners"]
+__all__ = ["AUTO", "best_answer", "names_of", "ranked_answers", "run_partitioners"]
 
 #: Partitioners that ``partitioner="auto"`` runs; the best answer wins.
 AUTO = ("expert", "learned", "exhaustive")
@@ -123,3 +123,11 @@ def best_answer(
     """Return the best candidate of all partitioners; the earlier one among equals."""
     found = [(result, c) for result in results for c in result.candidates[:1]]
     return min(found, key=lambda pair: preference(pair[1], objective))
+
+
+def ranked_answers(
+    results: Sequence[SearchResult], objective: Objective
+) -> list[tuple[SearchResult, Candidate]]:
+    """Return the candidates of all partitioners, best first."""
+    found = [(result, c) for result in results for c in result.candidates]
+    return sorted(found, key=lambda pair: preference(pair[1], objective))

@@ -86,6 +86,8 @@ class LoadedModel:
         inputs: Arguments of forward, as
             :func:`planner.capture.inputs.read_inputs` takes them.
         seq_len: Tokens per sample; None without a sequence.
+        config: Of transformers; None for own code.
+        made: Makes a module of such a config.
     """
 
     name: str
@@ -93,6 +95,8 @@ class LoadedModel:
     build: Callable[[], torch.nn.Module]
     inputs: Any
     seq_len: int | None = None
+    config: Any = None
+    made: Callable[[Any], torch.nn.Module] | None = None
 
 
 def model_names() -> tuple[str, ...]:
@@ -294,6 +298,8 @@ def _loaded(
         build=lambda: made(config),
         inputs=inputs,
         seq_len=length,
+        config=config,
+        made=made,
     )
 
 

@@ -11,6 +11,7 @@ from planner.plugins import load_object
 from planner.schema.base import Document
 from planner.schema.describe import diff, explain, summary
 from planner.schema.plan_parts import (
+    Certificate,
     ClusterReference,
     ModelReference,
     Prediction,
@@ -27,7 +28,8 @@ __all__ = ["Plan"]
 class Plan(Document):
     """All that an executor or another launcher needs to train a model.
 
-    ``timing_s`` holds wall-clock times of planning; it is left out of
+    ``certificate`` says what training a small twin of it showed; None if that was not
+    asked for. ``timing_s`` holds wall-clock times of planning; it is left out of
     :meth:`canonical_bytes`, so that equal requests give equal bytes.
     """
 
@@ -44,6 +46,7 @@ class Plan(Document):
     provenance: Provenance
     #: Why Meshwright's own executors cannot run it; empty if they can.
     not_runnable: tuple[str, ...] = ()
+    certificate: Certificate | None = None
     timing_s: dict[str, Seconds] = Field(default_factory=dict)
 
     @model_validator(mode="after")

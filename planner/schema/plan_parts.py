@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,7 @@ from planner.schema.base import Document
 
 __all__ = [
     "Alternative",
+    "Certificate",
     "ClusterReference",
     "Contender",
     "InputSpec",
@@ -208,6 +209,28 @@ class Contender(Document):
     label: str | None = None
     evaluations: dict[str, int] = Field(default_factory=dict)
     checkpoint: str | None = None
+
+
+class Certificate(Document):
+    """What training a small twin of a plan showed, beside plain training.
+
+    Attributes:
+        verdict: ``right``: losses and weights are equal; ``wrong``: they differ;
+            ``late``, ``crashed`` or ``hung``: it cannot be trained so; ``unknown``: it
+            was not tried.
+        reason: Why it is not ``right``.
+        model: The small model.
+        strategy: Label of the twin's strategy.
+        steps: Steps that were compared.
+    """
+
+    KIND: ClassVar[str] = "certificate"
+
+    verdict: Literal["right", "wrong", "late", "crashed", "hung", "unknown"]
+    reason: str | None = None
+    model: str = ""
+    strategy: str = ""
+    steps: int = 0
 
 
 class Provenance(Document):

@@ -1,4 +1,4 @@
-"""A plan held to one process by numbers: the same steps as its ranks and as a whole.
+"""Training by a plan, on forked processes, beside the same training in one.
 
 The ranks are forked from the process that calls, which must not have computed
 gradients on a GPU: torch's autograd does not survive a fork then. What is compared is

@@ -1,0 +1,1 @@
+"""Certificates: a plan's small twin is trained, and held to plain training."""

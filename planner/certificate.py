@@ -1,0 +1,246 @@
+"""Certificates: a small twin of a plan is trained, and held to plain training.
+
+Another process does it (:mod:`planner.cli.certifier`), because what trains is forked,
+and what plans may have used a GPU. It is started while the search runs. Answers are
+kept on disk under the model's kind, the axes, and the versions of all that computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from planner.errors import MeshwrightError
+from planner.schema import Plan
+from planner.schema.base import write_atomically
+from planner.schema.plan_parts import Certificate
+
+__all__ = ["Certifier", "certifies"]
+
+_STEPS = 3
+#: Seconds after which an answer is not waited for.
+_PATIENCE_S = 120.0
+#: Switches certificates off where it is 0.
+_SWITCH = "MESHWRIGHT_CERTIFY"
+
+
+def certifies(wanted: bool | None) -> bool:
+    """Whether plans are certified: as asked, or unless the environment says no."""
+    return os.environ.get(_SWITCH, "1") != "0" if wanted is None else wanted
+
+
+class Certifier:
+    """The process that certifies plans of one model; a context manager.
+
+    Args:
+        model: What ``plan`` was given: a module, a reference, or a config's fields.
+        remote_code: Whether code that came with the model may run.
+    """
+
+    def __init__(self, model: Any, *, remote_code: bool = False) -> None:
+        self._model = model
+        self._remote_code = remote_code
+        self._process: subprocess.Popen[str] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._answers: dict[str, Certificate] = {}
+        self._kept_in = _folder_of(self._kind())
+
+    def prepare(self) -> None:
+        """Start the process early, unless this kind of model was certified before."""
+        if self._kept_in is None or not self._kept_in.exists():
+            self._start()
+
+    def _start(self) -> None:
+        """Start the process; it then imports what it needs, beside this one."""
+        if self._process is not None:
+            return
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "planner.cli.certifier"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, 9)
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def certify(self, plan: Plan) -> Certificate:
+        """Certify a plan, or return what an equal one was given before."""
+        key = _key(plan)
+        file = self._kept_in / f"{key}.json" if self._kept_in else None
+        if key not in self._answers and file is not None:
+            with contextlib.suppress(MeshwrightError):
+                self._answers[key] = Certificate.load(file)
+        if key not in self._answers:
+            found = self._answers[key] = self._certify(plan)
+            if file is not None and found.verdict in {"right", "wrong", "late"}:
+                # A certificate that cannot be kept is made again.
+                with contextlib.suppress(MeshwrightError, OSError):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(file, found.to_json().encode())
+        return self._answers[key]
+
+    def _certify(self, plan: Plan) -> Certificate:
+        try:
+            named = self._named()
+        except MeshwrightError as error:
+            return Certificate(verdict="unknown", reason=str(error))
+        answer = self._ask({"plan": plan.to_data(), "model": named, "steps": _STEPS})
+        return Certificate.from_data(answer, where="the certifier's answer")
+
+    def _ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        self._start()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            self._stop()
+            return {"verdict": "unknown", "reason": "the certifier did not start"}
+        ready, _, _ = select.select([process.stdout], [], [], _PATIENCE_S)
+        line = process.stdout.readline() if ready else ""
+        if not line:
+            self._stop()
+            reason = "ended" if ready else f"gave no answer in {_PATIENCE_S:g} s"
+            return {"verdict": "unknown", "reason": f"the certifier {reason}"}
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _named(self) -> dict[str, Any]:
+        """How the process builds the model.
+
+        Raises:
+            MeshwrightError: If it cannot be handed over.
+        """
+        if isinstance(self._model, str):
+            return {"ref": self._model, "remote_code": self._remote_code}
+        if isinstance(self._model, Mapping):
+            return {"config": dict(self._model)}
+        config = getattr(self._model, "config", None)
+        own = config is None or not hasattr(config, "to_diff_dict")
+        try:
+            import cloudpickle  # type: ignore[import-untyped]
+
+            text = cloudpickle.dumps(
+                self._model if own else (config, type(self._model))
+            )
+        except Exception as error:  # whatever a model's own code raises
+            raise MeshwrightError(
+                f"the model cannot be handed to another process "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="meshwright-")
+        path = Path(self._folder.name, "model.pickle")
+        path.write_bytes(text)
+        return {"pickle": str(path)}
+
+    def _kind(self) -> Any:
+        """Data that tell models apart; None for own code, which may change."""
+        if isinstance(self._model, Mapping):
+            return dict(self._model)
+        if isinstance(self._model, str):
+            code = ":" in self._model and not self._model.startswith("hf:")
+            if code or self._remote_code:
+                return None
+            path = Path(self._model.removeprefix("hf:")).expanduser()
+            path = path / "config.json" if path.is_dir() else path
+            return path.read_text() if path.is_file() else self._model
+        config = getattr(self._model, "config", None)
+        module = type(self._model).__module__
+        if config is None or not module.startswith("transformers."):
+            return None
+        return [module, type(self._model).__name__, config.to_dict()]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _code() -> str:
+    """Hash of the source of the executors and of what makes models small."""
+    digest = hashlib.sha256()
+    for package in ("executors", "planner.capture"):
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _key(plan: Plan) -> str:
+    """Hash of what a plan's twin is made from."""
+    strategy = plan.strategy
+    parts = {
+        "mesh": {axis: min(n, 2) for axis, n in strategy.mesh.model_dump().items()},
+        "zero_stage": strategy.zero_stage,
+        "schedule": strategy.schedule,
+        "virtual_stages": min(strategy.virtual_stages, 2),
+        "num_microbatches": min(strategy.num_microbatches, 2),
+        "microbatch_size": min(strategy.microbatch_size, 2),
+        "recompute": sorted({stage.recompute for stage in strategy.stages}),
+        "sharding": strategy.sharding.to_data(),
+        "context_algorithm": strategy.context_algorithm,
+        "overlap": strategy.overlap.to_data(),
+        "inputs": [(spec.name, spec.dtype) for spec in plan.workload.inputs],
+        "loss": plan.workload.loss,
+        "steps": _STEPS,
+    }
+    return _hash(parts)
+
+
+def _folder_of(kind: Any) -> Path | None:
+    """Folder for the certificates of a kind of model, by this code; None for none."""
+    if kind is None:
+        return None
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    versions = [_version(name) for name in ("torch", "transformers")]
+    name = _hash([kind, versions, _code()])
+    return root / "meshwright" / "certificates" / name
+
+
+def _hash(parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

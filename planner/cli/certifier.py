@@ -1,0 +1,161 @@
+"""The process that certifies plans: it reads jobs, forks one for each, and answers.
+
+``python -m planner.cli.certifier`` reads one JSON object a line from stdin and writes
+one a line to stdout. It has imported what the jobs need, so that each takes a second
+instead of ten, and has never used a GPU, so that it may fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.pipelining
+import torch.export
+from torch import nn
+
+from executors.certifying.compare import compare_with_whole
+from executors.certifying.small_plan import SMALL_LENGTH, small_plan
+from executors.data import synthetic_batch
+from planner.capture.models import load_config, load_model
+from planner.capture.small import small_config
+from planner.errors import MeshwrightError
+from planner.schema import Plan
+
+__all__ = ["main"]
+
+#: Own modules of more parameters are not trained to be certified.
+_MOST_PARAMETERS = 50_000_000
+
+
+def main() -> None:
+    """Answer jobs until stdin ends."""
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What models print must not stand among the answers.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        answers.write(_in_child(line) + "\n")
+        answers.flush()
+
+
+def _in_child(line: str) -> str:
+    """Do one job in a forked process; a crash is its answer, too."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(read)
+            answer = json.dumps(_certify(json.loads(line)))
+            with os.fdopen(write, "w", encoding="utf-8") as stream:
+                stream.write(answer)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as stream:
+        answer = stream.read()
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return answer or json.dumps({"verdict": "unknown", "reason": f"exit code {code}"})
+
+
+def _certify(job: dict[str, Any]) -> dict[str, Any]:
+    plan = Plan.from_data(job["plan"])
+    reason = "no small model of it can be built"
+    try:
+        for model, what in _small_models(job["model"], plan):
+            high = getattr(getattr(model, "config", None), "vocab_size", None)
+            try:
+                small = small_plan(plan, model, high=high)
+                _try_forward(model, small)
+            except Exception as error:  # whatever a model's code raises
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                continue
+            found = compare_with_whole(small, model, steps=job["steps"])
+            return {
+                "verdict": found.verdict,
+                "reason": found.violation,
+                "model": what,
+                "strategy": small.strategy.label(),
+                "steps": found.steps,
+            }
+    except MeshwrightError as error:
+        reason = str(error)
+    return {"verdict": "unknown", "reason": reason}
+
+
+def _try_forward(model: nn.Module, plan: Plan) -> None:
+    """Run the model once, as it is trained; raises what it raises."""
+    batch = synthetic_batch(plan.workload, 0)
+    names = {spec.name for spec in plan.workload.inputs}
+    with torch.no_grad():
+        model(**{name: value for name, value in batch.items() if name in names})
+
+
+def _small_models(named: dict[str, Any], plan: Plan) -> Iterator[tuple[nn.Module, str]]:
+    """Small models that may stand for the large one, the smallest first.
+
+    Args:
+        named: ``ref``, ``config``, or ``pickle`` (a file).
+        plan: Says how many layers are needed.
+    """
+    config, made = _named(named)
+    if made is None:
+        module: nn.Module = config
+        count = sum(p.numel() for p in module.parameters())
+        if any(p.is_meta for p in module.parameters()) or count > _MOST_PARAMETERS:
+            return
+        yield _without_dropout(module).train(), "the model itself"
+        return
+    strategy = plan.strategy
+    layers = max(4, 2 * min(strategy.virtual_stages, 2)) if strategy.mesh.pp > 1 else 2
+    for size in (16, None):
+        for count in dict.fromkeys((layers, 4, 8)):
+            try:
+                torch.manual_seed(0)
+                small = small_config(config, layers=count, head_size=size)
+                model = made(small).train()
+            except Exception:  # whatever a model's code raises
+                traceback.print_exc()
+                continue
+            width = sum(p.numel() for p in model.parameters())
+            yield _without_dropout(model), f"{count} layers, {width:,} parameters"
+
+
+def _named(named: dict[str, Any]) -> tuple[Any, Callable[[Any], nn.Module] | None]:
+    """Config and maker of a model of transformers; a module and None of own code."""
+    if "pickle" in named:
+        with Path(named["pickle"]).open("rb") as stream:
+            given = pickle.load(stream)  # noqa: S301, written by the process that asks
+        return given if isinstance(given, tuple) else (given, None)
+    if "config" in named:
+        loaded = load_config(named["config"], seq_len=SMALL_LENGTH)
+    else:
+        loaded = load_model(named["ref"], allow_remote_code=named["remote_code"])
+    if loaded.config is None:
+        return loaded.build(), None
+    return loaded.config, loaded.made
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return model
+
+
+if __name__ == "__main__":
+    main()
