@@ -101,11 +101,16 @@ class Certifier:
             self._folder.cleanup()
             self._folder = None
 
-    def certify(self, plan: Plan) -> Certificate:
-        """Certify a plan, or return what an equal one was given before."""
+    def certify(self, plan: Plan, *, kept: bool = True) -> Certificate:
+        """Certify a plan, or return what an equal one was given before.
+
+        Args:
+            plan: For the model.
+            kept: Whether a kept certificate will do.
+        """
         key = _key(plan)
         file = self._kept_in / f"{key}.json" if self._kept_in else None
-        if key not in self._answers and file is not None:
+        if kept and key not in self._answers and file is not None:
             with contextlib.suppress(MeshwrightError):
                 self._answers[key] = Certificate.load(file)
         if key not in self._answers:

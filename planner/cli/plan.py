@@ -81,6 +81,8 @@ class PlanCommand:
     """Time limit of the search in seconds; with --compare, of each partitioner."""
     seed: int = 0
     """Seed of everything random."""
+    certify: bool = True
+    """Train a small twin of the plan here, and take the next if it trains wrongly."""
     allow_remote_code: bool = False
     """Run Python code that came with a hf:PATH model; read it first."""
     json: bool = False
@@ -128,6 +130,7 @@ class PlanCommand:
             self.cluster,
             seq_len=self.seq_len,
             partitioner=self._asked(),
+            certify=None if self.certify else False,
             **arguments,
         )
 

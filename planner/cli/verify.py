@@ -37,6 +37,9 @@ class VerifyCommand:
     """Verify even if the model is not the plan's."""
     every_microbatch: bool = False
     """Run every microbatch, even those that repeat the work of another."""
+    numerics: bool = False
+    """Train a small twin of the plan on processes of this machine instead, and compare
+    with plain training."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -44,12 +47,16 @@ class VerifyCommand:
         """Verify the ranks one after the other, in a process of their own.
 
         Raises:
-            ExecutionError: If a rank would fail, or cannot be verified.
+            ExecutionError: If a rank would fail, or cannot be verified; or if the
+                plan's twin does not train as one process does.
         """
         plan = Plan.load(self.plan)
         if plan.not_runnable:
             raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
         ref = model_of_plan(plan, self.plan, self.model)
+        if self.numerics:
+            self._compare(plan, ref)
+            return
         found = self._verify(plan, ref, self._ranks(plan))
         result = Verification.of(plan, found)
         self._report(result)
@@ -59,6 +66,26 @@ class VerifyCommand:
                     f"rank {rank.rank} of {result.world_size} would fail: "
                     f"{rank.failure}; MESHWRIGHT_LOG=INFO shows the traceback"
                 )
+
+    def _compare(self, plan: Plan, ref: str) -> None:
+        """Train the plan's twin, print what it showed."""
+        from planner.certificate import Certifier
+
+        with working("training a small twin"), Certifier(ref) as certifier:
+            found = certifier.certify(plan, kept=False)
+        if found.verdict != "right":
+            raise ExecutionError(f"not certified ({found.verdict}): {found.reason}")
+        if self.json:
+            emit_json(found.to_data())
+        else:
+            emit_table(
+                ("", "certified"),
+                [
+                    ("twin", found.strategy),
+                    ("model", found.model),
+                    ("steps equal to plain training", f"{found.steps}"),
+                ],
+            )
 
     def _ranks(self, plan: Plan) -> tuple[int, ...]:
         """Return the given ranks, or one of the first, middle and last stage."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from planner.schema.base import Document, leaf_defaults, leaf_of
 from planner.schema.methods import methods_of, words_of
 from planner.schema.plan_parts import (
+    Certificate,
     ClusterReference,
     ModelReference,
     Prediction,
@@ -75,6 +76,10 @@ class PlanFields(Protocol):
     @property
     def provenance(self) -> Provenance:
         """Search that found the strategy."""
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What training a small twin of the plan showed."""
 
     @property
     def not_runnable(self) -> tuple[str, ...]:
@@ -190,6 +195,17 @@ def _finder_line(plan: PlanFields) -> str:
     return f"{plan.provenance.partitioner}; {', '.join(told)}"
 
 
+def _certificate_line(plan: PlanFields) -> str:
+    """What was trained to check the plan; empty if nothing was asked for."""
+    made = plan.certificate
+    if made is None:
+        return ""
+    if made.verdict != "right":
+        return f"no: {made.reason}"
+    steps = _number(made.steps, "step")
+    return f"{steps} of {made.strategy} equal plain training ({made.model})"
+
+
 #: Leaves of a strategy that no price depends on, though a run does.
 _UNPRICED = (
     *(f"overlap.{name}" for name in Overlap.model_fields),
@@ -231,6 +247,7 @@ def facts(plan: PlanFields) -> dict[str, str]:
         "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
         "memory": _memory_line(plan),
         "found by": _finder_line(plan),
+        "certified": _certificate_line(plan),
     }
     return {name: text for name, text in lines.items() if text}
 

@@ -1,0 +1,143 @@
+"""Small twins of plans, held to plain training by numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from executors.certifying.compare import compare_with_whole
+from executors.certifying.small_plan import small_plan
+from executors.strategies import collectives, tensor_parallel
+from planner import plan
+from planner.errors import ExecutionError
+from planner.schema import Optimizer, Plan, Precision
+from tests.distributed.cases import build, make_plan
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tp": 2},
+        {"dp_shard": 2, "zero_stage": 3},
+        {"cp": 2},
+        {"pp": 2, "schedule": "1F1B", "num_microbatches": 4},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_is_right_is_called_right(changes: dict[str, Any]) -> None:
+    found = compare_with_whole(make_plan("llama", **changes), build("llama"))
+    assert found.verdict == "right", found
+    assert found.loss_error < 1e-5
+    assert found.change_error < 1e-3
+
+
+def test_a_gradient_that_is_not_summed_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backward = staticmethod(lambda _, *grads: (grads[0], None))
+    monkeypatch.setattr(collectives._Copy, "backward", backward)
+    found = compare_with_whole(make_plan("llama", tp=2), build("llama"))
+    assert found.verdict == "wrong"
+    assert found.change_error > 0.1
+
+
+def test_a_rank_that_dies_crashes_the_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave(*_: object) -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(tensor_parallel, "copy_to_region", leave)
+    found = compare_with_whole(make_plan("llama", tp=2), build("llama"))
+    assert (found.verdict, found.violation) == (
+        "crashed",
+        "RuntimeError: no such device (in model.layers.0.self_attn.q_proj)",
+    )
+
+
+class _Normed(nn.Module):
+    """A pair of layers with a parameter between them that tp ranks share."""
+
+    def __init__(self, between: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.up(x).tanh()
+        inner = inner * self.scale if self.between else inner
+        out: torch.Tensor = self.down(inner)
+        return x + (out if self.between else out * self.scale)
+
+
+class _Stack(nn.Module):
+    def __init__(self, between: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Normed(between) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _planned(model: nn.Module) -> Plan:
+    return plan(
+        model,
+        "local:2",
+        global_batch=4,
+        example_inputs={"x": torch.randn(4, 8)},
+        pin={"tp": 2},
+        precision=Precision(compute="float32"),
+        optimizer=Optimizer(name="SGD", learning_rate=1e-2),
+    )
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_parameters_within_a_region_and_after_it(between: bool) -> None:
+    torch.manual_seed(0)
+    model = _Stack(between)
+    made = _planned(model)
+    styles = made.strategy.sharding.patterns
+    assert styles.get("layers.*.scale") == ("replicated" if between else None)
+    found = compare_with_whole(made, model)
+    assert found.verdict == "right", found
+
+
+def test_a_parameter_that_is_forgotten_is_named() -> None:
+    torch.manual_seed(0)
+    model = _Stack(between=True)
+    made = _planned(model)
+    sharding = made.strategy.sharding
+    kept = {p: s for p, s in sharding.patterns.items() if s != "replicated"}
+    changed = made.strategy.model_copy(
+        update={"sharding": sharding.model_copy(update={"patterns": kept})}
+    )
+    found = compare_with_whole(made.model_copy(update={"strategy": changed}), model)
+    assert found.verdict == "late"
+    assert 'add "layers.0.scale": "replicated" to' in str(found.violation)
+
+
+def test_the_twin_has_every_axis_at_degree_two() -> None:
+    made = make_plan(
+        "llama", dp_replicate=2, dp_shard=4, tp=2, pp=2, num_microbatches=2
+    )
+    small = small_plan(made, build("llama"), high=50).strategy
+    assert small.mesh.model_dump() == {
+        "pp": 2,
+        "dp_replicate": 1,
+        "dp_shard": 2,
+        "cp": 1,
+        "tp": 2,
+        "ep": 1,
+    }
+    assert small.optimizer.name == "SGD"
+
+
+def test_a_model_without_what_is_split_is_refused() -> None:
+    with pytest.raises(ExecutionError, match="small model has no"):
+        small_plan(make_plan("llama", tp=2), build("gpt2"))

@@ -1,0 +1,118 @@
+"""Plans that are certified before they are returned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from planner import plan
+from planner.certificate import Certifier
+from planner.errors import NoFeasiblePlanError
+from planner.schema import Plan
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def _plan(model: object, **more: object) -> Plan:
+    return plan(model, "local:2", global_batch=8, certify=True, **more)  # type: ignore[arg-type]
+
+
+def test_a_certificate_says_what_was_trained_and_is_kept(tmp_path: Path) -> None:
+    made = _plan(TINY, seq_len=64, pin={"tp": 2})
+    assert made.certificate is not None
+    assert made.certificate.verdict == "right"
+    assert made.certificate.steps == 3
+    assert "certified" in made.summary()
+    (file,) = tmp_path.rglob("certificates/*/*.json")
+    kept = json.loads(file.read_text())
+    kept["model"] = "as kept"
+    file.write_text(json.dumps(kept))
+    again = _plan(TINY, seq_len=64, pin={"tp": 2})
+    assert again.certificate is not None
+    assert again.certificate.model == "as kept"
+
+
+class _Shifted(nn.Module):
+    """Attention beside a shift of tokens, which no rank of a sequence's parts sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(x + functional.pad(x, (0, 0, 1, -1))).chunk(3, -1)
+        heads = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in parts)
+        seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        out: torch.Tensor = x + self.out(seen.transpose(1, 2).flatten(2))
+        return out
+
+
+class _Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 16)
+        self.layers = nn.ModuleList(_Shifted() for _ in range(2))
+        self.head = nn.Linear(16, 64)
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def test_what_trains_wrongly_is_not_returned() -> None:
+    example = {"input_ids": torch.zeros(2, 16, dtype=torch.int64)}
+    with pytest.raises(NoFeasiblePlanError, match="does not train as one process does"):
+        _plan(_Tokens(), example_inputs=example, pin={"cp": 2})
+    made = _plan(_Tokens(), example_inputs=example)
+    assert made.strategy.mesh.cp == 1
+    assert made.certificate is not None
+    assert made.certificate.verdict == "right"
+
+
+def test_own_code_without_values_is_unknown() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4))
+    made = _plan(model, example_inputs=torch.zeros(2, 4))
+    assert made.certificate is not None
+    assert made.certificate.verdict == "unknown"
+    assert "certified  no: no small model" in made.summary()
+
+
+def test_no_process_is_left() -> None:
+    with Certifier(TINY) as certifier:
+        certifier.prepare()
+        process = certifier._process
+        assert process is not None
+        assert process.poll() is None
+    assert process.returncode == -9
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan(TINY, "local:2", global_batch=8, seq_len=64).certificate is None
+    monkeypatch.setenv("MESHWRIGHT_CERTIFY", "1")
+    made = plan(TINY, "local:2", global_batch=8, seq_len=64, certify=False)
+    assert made.certificate is None
