@@ -37,7 +37,7 @@ _SWITCH = "MESHWRIGHT_CERTIFY"
 
 
 def certifies(wanted: bool | None) -> bool:
-    """Whether plans are certified: as asked, or unless the environment says no."""
+    """Return True if plans are certified: as asked, or as the environment says."""
     return os.environ.get(_SWITCH, "1") != "0" if wanted is None else wanted
 
 
@@ -152,7 +152,7 @@ class Certifier:
         return found
 
     def _named(self) -> dict[str, Any]:
-        """How the process builds the model.
+        """Name the model so that the process can build it.
 
         Raises:
             MeshwrightError: If it cannot be handed over.

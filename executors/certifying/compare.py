@@ -48,7 +48,7 @@ _FLOOR = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What training by a plan gave beside training in one process.
+    """Training by a plan beside training in one process.
 
     Attributes:
         steps: Steps that were compared.

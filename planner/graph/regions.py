@@ -23,7 +23,7 @@ __all__ = ["Region", "read_region"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """How one group of paired layers is entered.
+    """Entry of one group of paired layers.
 
     Attributes:
         module: Module that is entered as a whole; None if the layers are.

@@ -79,7 +79,7 @@ class PlanFields(Protocol):
 
     @property
     def certificate(self) -> Certificate | None:
-        """What training a small twin of the plan showed."""
+        """Result of training a small twin of the plan."""
 
     @property
     def not_runnable(self) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ def _finder_line(plan: PlanFields) -> str:
 
 
 def _certificate_line(plan: PlanFields) -> str:
-    """What was trained to check the plan; empty if nothing was asked for."""
+    """Tell what was trained to check the plan; empty if nothing was asked for."""
     made = plan.certificate
     if made is None:
         return ""

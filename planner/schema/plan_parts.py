@@ -212,7 +212,7 @@ class Contender(Document):
 
 
 class Certificate(Document):
-    """What training a small twin of a plan showed, beside plain training.
+    """Result of training a small twin of a plan, beside plain training.
 
     Attributes:
         verdict: ``right``: losses and weights are equal; ``wrong``: they differ;
