@@ -16,13 +16,14 @@ endif
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup demo test test-further test-all lint format docs bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean
+.PHONY: help setup demo test test-further test-all lint format docs test-zoo bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean
 
 help:
 	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
 	@echo "make test   run the tests"
 	@echo "make test-further  more cases of what make test runs; CI runs both"
 	@echo "make test-all  also the slow ones (an hour on 2 cores): every pair of the composition table"
+	@echo "make test-zoo  every architecture of transformers, small, under every axis (hours)"
 	@echo "make lint   ruff, mypy, import contracts"
 	@echo "make docs   the documentation as a site, in site/"
 	@echo "make bench  the figures of the README, all of them (takes a while)"
@@ -67,6 +68,10 @@ test-further: setup
 test-all: setup
 	@echo "== running all tests, slow ones too"
 	@$(BIN)/python -m pytest -q -m "not gpu"
+
+test-zoo: setup
+	@echo "== every architecture of transformers, small, under every axis"
+	@$(BIN)/python -m benchmarks.zoo --out zoo.jsonl
 
 lint: setup
 	@echo "== ruff, mypy, import contracts"

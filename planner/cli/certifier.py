@@ -89,12 +89,19 @@ def _certify(job: dict[str, Any]) -> dict[str, Any]:
                 "verdict": found.verdict,
                 "reason": found.violation,
                 "model": what,
-                "strategy": small.strategy.label(),
+                "strategy": _label(small, plan),
                 "steps": found.steps,
             }
     except MeshwrightError as error:
         reason = str(error)
     return {"verdict": "unknown", "reason": reason}
+
+
+def _label(small: Plan, plan: Plan) -> str:
+    """Label of the twin's strategy, without what every twin is trained with."""
+    asked = plan.strategy
+    same = {"precision": asked.precision, "optimizer": asked.optimizer}
+    return small.strategy.model_copy(update=same).label()
 
 
 def _try_forward(model: nn.Module, plan: Plan) -> None:

@@ -203,7 +203,7 @@ def _certificate_line(plan: PlanFields) -> str:
     if made.verdict != "right":
         return f"no: {made.reason}"
     steps = _number(made.steps, "step")
-    return f"{steps} of {made.strategy} equal plain training ({made.model})"
+    return f"{steps} of {made.strategy} on a small twin equal plain training"
 
 
 #: Leaves of a strategy that no price depends on, though a run does.
