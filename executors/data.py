@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
+import torch.distributed as dist
 
 from planner.errors import ExecutionError
 from planner.schema import Workload
 
-__all__ = ["Batch", "Data", "global_batches", "slice_batch", "synthetic_batch"]
+__all__ = [
+    "Batch",
+    "Data",
+    "global_batches",
+    "require_equal_batches",
+    "require_inputs",
+    "slice_batch",
+    "synthetic_batch",
+]
 
 #: Keyword of forward to tensor, batch dimension first.
 Batch = Mapping[str, torch.Tensor]
@@ -18,6 +29,8 @@ Data = Iterable[Batch] | Callable[[int], Batch]
 
 #: Integers of an input without a bound are drawn from [0, 2): right for masks.
 _DEFAULT_HIGH = 2
+#: Values of a sample of floats that a checksum reads; of integers it reads all.
+_CHECKED_FLOATS = 256
 
 
 def synthetic_batch(
@@ -108,3 +121,91 @@ def slice_batch(
 ) -> dict[str, torch.Tensor]:
     """Slice ``index`` of ``count`` equal ones, on the device."""
     return {name: value.chunk(count)[index].to(device) for name, value in batch.items()}
+
+
+def require_equal_batches(batch: Batch, step: int, device: torch.device) -> None:
+    """Refuse a step whose batch differs between ranks; collective over all of them.
+
+    Every rank takes its slice of what it was given, and the stages of a pipeline take
+    inputs and targets from different ranks: with unequal batches a model is trained on
+    other samples' targets. Checksums are compared in one all-reduce of 16 bytes.
+
+    Args:
+        batch: Global batch of this rank.
+        step: Number of the step, from 0, for the message.
+        device: Device of this process.
+
+    Raises:
+        ExecutionError: On every rank, naming an input and the ranks that differ.
+    """
+    sums = {name: _checksum(name, value) for name, value in sorted(batch.items())}
+    whole = zlib.crc32(repr(sums).encode())
+    bounds = torch.tensor([whole, -whole], device=device)
+    dist.all_reduce(bounds, dist.ReduceOp.MAX)
+    highest, lowest = bounds.tolist()
+    if highest == -lowest:
+        return
+    everyone: list[dict[str, int]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, sums)
+    names = sorted(set().union(*everyone))
+    for name in names:
+        found = [one.get(name) for one in everyone]
+        usual = Counter(found).most_common(1)[0][0]
+        # Of two equally frequent values, rank 0 has the usual one.
+        usual = found[0] if found.count(found[0]) == found.count(usual) else usual
+        others = [str(rank) for rank, one in enumerate(found) if one != usual]
+        if others:
+            raise ExecutionError(
+                f"{name!r} of step {step + 1} differs between ranks: "
+                f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(others)} had "
+                f"other values than rank {found.index(usual)}; data must be the global "
+                f"batch, equal on every rank, which takes its own part of it: seed the "
+                f"sampler equally on all ranks "
+                f"(DataLoader(generator=torch.Generator().manual_seed(0))) and use no "
+                f"DistributedSampler"
+            )
+
+
+def _checksum(name: str, value: torch.Tensor) -> int:
+    """Checksum of a tensor's name, shape, dtype and values, or some of its floats."""
+    start = zlib.crc32(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+    value = value.detach()
+    if value.is_floating_point() and value.ndim > 1 and value.numel():
+        rows = value.flatten(1)
+        value = rows[:, :: max(1, rows.shape[1] // _CHECKED_FLOATS)]
+    data = value.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return zlib.crc32(data.numpy().data, start)
+
+
+def require_inputs(
+    batch: Batch, workload: Workload, accepted: Iterable[str] = ()
+) -> None:
+    """Refuse a batch with keys that would not be used, or without some that are.
+
+    Args:
+        batch: What a step is given.
+        workload: Names the inputs that the plan was made for.
+        accepted: Further inputs that forward can be given.
+
+    Raises:
+        ExecutionError: Naming the key, the inputs of the plan, and the remedy.
+    """
+    named = [spec.name for spec in workload.inputs]
+    if not named:
+        return
+    reads = f"the plan's model reads {', '.join(named)}"
+    missing = next((name for name in named if name not in batch), None)
+    if missing is not None:
+        raise ExecutionError(
+            f"the batch has {', '.join(batch)} and no {missing!r}; {reads}: add "
+            f"{missing!r} to data, or plan with example_inputs that lack it"
+        )
+    used = {*named, *accepted}
+    if workload.loss == "cross_entropy":
+        used.add("labels")
+    unused = next((name for name in batch if name not in used), None)
+    if unused is not None:
+        raise ExecutionError(
+            f"the batch has {unused!r}, which would not be used; {reads}: plan with "
+            f"example_inputs that have {unused!r}, or leave it out of data"
+        )

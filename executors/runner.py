@@ -17,7 +17,7 @@ from torch import nn
 
 from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
 from executors.checkpoints.snapshot import Inventory
-from executors.data import Batch, Data, global_batches
+from executors.data import Batch, Data, global_batches, require_equal_batches
 from executors.deferred.model import record
 from executors.launching.process_group import process_group
 from executors.measuring.measure import TimedStep, measure_phases, summarize
@@ -128,8 +128,9 @@ def run(
             not computed: each rank computes its own shards, with the values that
             :func:`executors.build_model` gives.
         data: Global batches: an iterable of mappings from keyword to tensor, or a
-            function from the step's number to one; equal on all ranks. None for
-            synthetic batches of the shapes in the plan.
+            function from the step's number to one; equal on all ranks, which is
+            checked. ``labels`` go to the loss; other keywords must be inputs of the
+            model. None for synthetic batches of the shapes in the plan.
         steps: Optimizer steps, at least 1; those of the run that is resumed count.
         seed: Of parameters, synthetic batches and dropout.
         device: ``cpu`` or ``cuda``; None for GPUs where there are any.
@@ -265,6 +266,9 @@ def _train(
     """Train step by step, one for each report asked for; save checkpoints due."""
     for step in range(first, steps):
         batch = next(batches)
+        if trainer.replicas.in_sync(trainer.done):
+            # Copies that are apart do not wait for each other in between.
+            require_equal_batches(batch, step, trainer.place.device)
         begin = time.perf_counter()
         result = trainer.step(batch)
         took = time.perf_counter() - begin

@@ -173,6 +173,7 @@ class ParallelModel(Protocol):
         tied: Keeps tied weights in several stages equal; None without a pipeline.
         optimizer: Updates the weights of this rank.
         partial: Parameters whose gradients are summed over tp.
+        inputs: Names of what forward is given of a batch; None for all of it.
     """
 
     plan: Plan
@@ -184,6 +185,7 @@ class ParallelModel(Protocol):
     tied: TiedSync | None
     optimizer: torch.optim.Optimizer
     partial: list[nn.Parameter]
+    inputs: frozenset[str] | None
 
     def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Cut out the part of every sequence that this rank has under cp."""
@@ -279,9 +281,9 @@ class PlainStep:
 def _model_inputs(
     trainer: ParallelModel, local: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Inputs that the plan names for forward; the whole batch if it names none."""
-    wanted = {spec.name for spec in trainer.plan.workload.inputs}
-    return {n: v for n, v in local.items() if not wanted or n in wanted}
+    """Return what forward is given of a batch."""
+    wanted = trainer.inputs
+    return {n: v for n, v in local.items() if wanted is None or n in wanted}
 
 
 def _clip(trainer: ParallelModel) -> torch.Tensor | None:

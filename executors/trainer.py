@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from executors.data import Batch, slice_batch, synthetic_batch
+from executors.data import Batch, require_inputs, slice_batch, synthetic_batch
 from executors.deferred.materialize import compute_attributes
 from executors.deferred.recording import Recording
 from executors.losses import LossFunction
@@ -58,6 +59,24 @@ def _own_tokens(
     if positions is None:
         return dict(inputs)
     return slice_sequence(inputs, positions, plan.workload.seq_len or 0)
+
+
+def _further_inputs(plan: Plan, model: nn.Module) -> frozenset[str]:
+    """Inputs that forward takes by name and the plan does not name, but can do with.
+
+    A pipeline is cut for the inputs of the plan, cp divides no masks, and what tp does
+    to an input was looked at for those of the plan.
+    """
+    mesh = plan.strategy.mesh
+    if max(mesh.pp, mesh.cp, mesh.tp) > 1:
+        return frozenset()
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = {parameter.name for parameter in parameters if parameter.kind in plain}
+    if plan.workload.loss != "model":
+        # Labels are the loss's here, or nobody's.
+        names.discard("labels")
+    return frozenset(names - {spec.name for spec in plan.workload.inputs})
 
 
 def lower_stages(
@@ -137,6 +156,10 @@ class Trainer:
         self.parts: dict[int, ParallelPart] = {}
         self.pipeline: Pipeline | None = None
         self.tied: TiedSync | None = None
+        self._further = _further_inputs(plan, model)
+        named = frozenset(spec.name for spec in plan.workload.inputs)
+        #: Names of what forward is given of a batch; None for all of it.
+        self.inputs = named | self._further if named else None
         model.train()
         if place.size("pp") > 1:
             self._build_pipeline(model, recording, lowered)
@@ -241,8 +264,10 @@ class Trainer:
             batch: All samples of the step, on the CPU, equal on every rank.
 
         Raises:
-            ExecutionError: If the loss is undefined on this batch.
+            ExecutionError: If the loss is undefined on this batch, or the batch has
+                other inputs than the plan.
         """
+        require_inputs(batch, self.plan.workload, self._further)
         strategy, place = self.plan.strategy, self.place
         ways = strategy.mesh.data_parallel // self._copies
         copy, index = divmod(place.data_index, ways)
