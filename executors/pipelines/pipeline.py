@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining import schedules
 
 from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
+from executors.pipelines.split_backward import SplitStage
 from executors.pipelines.stages import LoweredStage
 from planner.schema import Strategy
 
@@ -41,7 +42,7 @@ class Pipeline:
     ) -> None:
         count = len(strategy.stages)
         stages = [
-            PipelineStage(
+            SplitStage(
                 modules[stage.index],
                 stage.index,
                 count,
