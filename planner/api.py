@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -155,10 +156,10 @@ def plan(
     started = time.perf_counter()
     # The cluster first: it is read faster.
     machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    with Certifier(model) as certifier:
-        trains = target == "meshwright" and not isinstance(model, ModelGraph)
-        wanted = trains and certifies(certify)
-        if wanted:
+    trains = target == "meshwright" and not isinstance(model, ModelGraph)
+    wanted = trains and certifies(certify)
+    with Certifier(model) if wanted else nullcontext() as certifier:
+        if certifier is not None:
             certifier.prepare()
         graph = read_model(
             model,
@@ -171,7 +172,7 @@ def plan(
             machines,
             options,
             partitioner=partitioner,
-            certifier=certifier if wanted else None,
+            certifier=certifier,
         )
     capture_s = time.perf_counter() - started - made.timing_s["search"]
     return made.model_copy(update={"timing_s": {"capture": capture_s, **made.timing_s}})

@@ -7,6 +7,8 @@ instead of ten, and has never used a GPU, so that it may fork.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import pickle
@@ -43,6 +45,9 @@ def main() -> None:
     # What models print must not stand among the answers.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     torch.set_num_threads(1)
+    # Before the first job comes: most models are of its classes.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("transformers.modeling_utils")
     for line in sys.stdin:
         answers.write(_in_child(line) + "\n")
         answers.flush()
@@ -73,16 +78,16 @@ def _in_child(line: str) -> str:
 
 
 def _certify(job: dict[str, Any]) -> dict[str, Any]:
-    plan = Plan.from_data(job["plan"])
     reason = "no small model of it can be built"
     try:
+        plan = Plan.from_data(job["plan"])
         for model, what in _small_models(job["model"], plan):
             high = getattr(getattr(model, "config", None), "vocab_size", None)
             try:
                 small = small_plan(plan, model, high=high)
                 _try_forward(model, small)
             except Exception as error:  # whatever a model's code raises
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                reason = _line(error)
                 continue
             found = compare_with_whole(small, model, steps=job["steps"])
             return {
@@ -92,9 +97,19 @@ def _certify(job: dict[str, Any]) -> dict[str, Any]:
                 "strategy": _label(small, plan),
                 "steps": found.steps,
             }
-    except MeshwrightError as error:
-        reason = str(error)
+    except Exception as error:  # whatever a model's code raises
+        traceback.print_exc()
+        reason = _line(error)
     return {"verdict": "unknown", "reason": reason}
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return (
+        text
+        if isinstance(error, MeshwrightError)
+        else f"{type(error).__name__}: {text}"
+    )
 
 
 def _label(small: Plan, plan: Plan) -> str:
