@@ -14,7 +14,7 @@ alone. Anything else is refused.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.graph.ops import Flow, OpGraph
 
@@ -60,30 +60,14 @@ def read_region(
     if elsewhere is not None:
         return Region(violation=f"share weights with another use of {elsewhere}")
     module = _around([graph.modules[r] for r, s in layers.items() if s == "colwise"])
-    split: set[int] = set()
-    #: Storage of another activation, to whether the entered module reads it.
-    foreign: dict[int, bool] = {}
-    replicated: set[int] = set()
-    between: set[int] = set()
-    for row in range(min(layers), stop):
-        style = layers.get(row)
-        if style == "colwise":
-            split.update(graph.outputs[row])
-        elif style is None and any(i in split for i in graph.inputs[row]):
-            between.add(row)
-            inside = _inside(graph.modules[row], module)
-            for i in graph.inputs[row]:
-                if i < 0:
-                    replicated.add(-1 - i)
-                elif i not in split and _counts(graph, flow, i):
-                    foreign[i] = foreign.get(i, True) and inside
-            split.update(i for i in graph.outputs[row] if graph.storage_tensor[i][0])
+    features = _follow(graph, flow, layers, module, stop)
+    split, foreign, replicated = features.split, features.foreign, features.parameters
     rows = [row for row in range(start, stop) if _inside(graph.modules[row], module)]
     closed = _is_closed(graph, flow, layers, rows, split)
     if not foreign:
         for row in range(len(graph)):
             shared = replicated.intersection(-1 - i for i in graph.inputs[row] if i < 0)
-            if shared and row not in between:
+            if shared and row not in features.rows:
                 name = graph.parameters[shared.pop()].name
                 return Region(violation=f"compute with {name}, which others read too")
         return Region(replicated=frozenset(replicated), closed=closed)
@@ -94,6 +78,49 @@ def read_region(
         violation=f"compute with another activation between them, of shape "
         f"{list(shape)}, whose gradient no rank would have in full"
     )
+
+
+@dataclass(slots=True)
+class _Features:
+    """Split features between the layers of a group, and what computes with them.
+
+    Attributes:
+        split: Storages of the features.
+        foreign: Storage of another activation that they meet, to whether only the
+            entered module reads it.
+        parameters: Indices of parameters that they meet.
+        rows: Ops that read them.
+    """
+
+    split: set[int] = field(default_factory=set)
+    foreign: dict[int, bool] = field(default_factory=dict)
+    parameters: set[int] = field(default_factory=set)
+    rows: set[int] = field(default_factory=set)
+
+
+def _follow(
+    graph: OpGraph, flow: Flow, layers: Mapping[int, str], module: str, stop: int
+) -> _Features:
+    """Follow what colwise layers make, up to the rowwise layers and past them."""
+    own = {graph.modules[row] for row in layers}
+    found = _Features()
+    for row in range(min(layers), stop):
+        style, inputs = layers.get(row), graph.inputs[row]
+        if style == "colwise":
+            found.split.update(graph.outputs[row])
+        if style is not None or found.split.isdisjoint(inputs):
+            continue
+        found.rows.add(row)
+        inside = _inside(graph.modules[row], module)
+        for storage in inputs:
+            # A bias that is added apart belongs to its layer, and is split with it.
+            if storage < 0 and graph.modules[row] not in own:
+                found.parameters.add(-1 - storage)
+            elif storage not in found.split and _counts(graph, flow, storage):
+                found.foreign[storage] = found.foreign.get(storage, True) and inside
+        made = (i for i in graph.outputs[row] if graph.storage_tensor[i][0])
+        found.split.update(made)
+    return found
 
 
 def _used_elsewhere(graph: OpGraph, layers: Mapping[int, str]) -> str | None:
@@ -126,7 +153,7 @@ def _around(names: Collection[str]) -> str:
 
 
 def _inside(name: str, module: str) -> bool:
-    return name == module or name.startswith(f"{module}.")
+    return not module or name == module or name.startswith(f"{module}.")
 
 
 def _is_closed(
