@@ -54,34 +54,61 @@ def select_output(output: Any, kind: LossKind) -> torch.Tensor:
     )
 
 
-def target_of(batch: Mapping[str, torch.Tensor], kind: LossKind) -> torch.Tensor | None:
-    """Target of each output: the next of ``labels``, or of tokens.
+def target_of(
+    batch: Mapping[str, torch.Tensor], kind: LossKind, shift: int = 1
+) -> torch.Tensor | None:
+    """Target of each output: its label, or its token where there are no labels.
 
-    Of shape [batch, sequence], the last of each sequence ignored; [batch] for a class
-    a sample.
+    Of shape [batch, sequence], the last of each sequence ignored if labels are shifted;
+    [batch] for a class a sample. Without labels a decoder of an encoder-decoder is
+    trained on its next token, and tokens that ``attention_mask`` hides do not count.
+
+    Args:
+        batch: Inputs, and perhaps ``labels``.
+        kind: Of the loss.
+        shift: By how many tokens a label is ahead of its output, 0 or 1.
 
     Raises:
         ExecutionError: If the loss needs a target and the batch has no integers.
     """
     if kind != "cross_entropy":
         return None
-    for name in ("labels", "input_ids"):
-        if name in batch:
-            return _shifted(batch[name])
-    for value in batch.values():
-        if not value.is_floating_point() and value.dtype != torch.bool:
-            return _shifted(value)
-    raise ExecutionError(
-        f"loss 'cross_entropy' needs tokens, the batch has {', '.join(batch) or 'none'}"
-        f"; add integer 'labels' or plan with loss='mean_square'"
-    )
+    if "labels" in batch:
+        return _shifted(batch["labels"], shift)
+    if "decoder_input_ids" in batch:
+        mask = batch.get("decoder_attention_mask")
+        return _shifted(_unmasked(batch["decoder_input_ids"], mask), 1)
+    tokens = batch.get("input_ids")
+    if tokens is None:
+        tokens = next(
+            (v for v in batch.values() if _is_integer(v)),
+            None,
+        )
+    if tokens is None:
+        raise ExecutionError(
+            f"loss 'cross_entropy' needs tokens, the batch has "
+            f"{', '.join(batch) or 'none'}; add integer 'labels' or plan with "
+            f"loss='mean_square'"
+        )
+    return _shifted(_unmasked(tokens, batch.get("attention_mask")), shift)
 
 
-def _shifted(target: torch.Tensor) -> torch.Tensor:
-    """Shift tokens to their successors; one class a sample stays as it is."""
-    if target.ndim == 1:
+def _is_integer(value: torch.Tensor) -> bool:
+    return not value.is_floating_point() and value.dtype != torch.bool
+
+
+def _unmasked(tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Tokens, those that a mask of their shape hides ignored."""
+    if mask is None or mask.shape != tokens.shape:
+        return tokens
+    return tokens.masked_fill(mask == 0, _IGNORED)
+
+
+def _shifted(target: torch.Tensor, shift: int) -> torch.Tensor:
+    """Shift labels to the outputs before; one class a sample stays as it is."""
+    if target.ndim == 1 or not shift:
         return target
-    return functional.pad(target[..., 1:], (0, 1), value=_IGNORED)
+    return functional.pad(target[..., shift:], (0, shift), value=_IGNORED)
 
 
 @dataclass(kw_only=True)
@@ -91,12 +118,14 @@ class LossFunction:
     Attributes:
         kind: See :class:`planner.schema.Workload`.
         data_parallel: By which gradient reduction divides.
+        label_shift: See :class:`planner.schema.Workload`.
         vocabulary: The tp axis, if it has dealt out the classes of the output.
         count: Terms of the mean over the global batch, set by :meth:`prepare`.
     """
 
     kind: LossKind
     data_parallel: int
+    label_shift: int = 1
     vocabulary: dist.ProcessGroup | None = None
     count: float = 1.0
 
@@ -110,7 +139,7 @@ class LossFunction:
         Raises:
             ExecutionError: If every target is ignored.
         """
-        target = target_of(batch, self.kind)
+        target = self.target(batch)
         if target is None:
             # Means of equal microbatches: their mean is the global mean.
             self.count = float(num_microbatches * self.data_parallel)
@@ -122,6 +151,10 @@ class LossFunction:
                 f"undefined; leave such batches out"
             )
 
+    def target(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Target of each output, see :func:`target_of`."""
+        return target_of(batch, self.kind, self.label_shift)
+
     def __call__(
         self, output: Any, target: torch.Tensor | None = None, **_: Any
     ) -> torch.Tensor:
@@ -129,7 +162,7 @@ class LossFunction:
 
         Args:
             output: What the model, or its last stage, returned.
-            target: From :func:`target_of`.
+            target: From :meth:`target`.
         """
         value = select_output(output, self.kind).float()
         scale = self.data_parallel / self.count

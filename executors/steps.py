@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from executors.losses import LossFunction, target_of
+from executors.losses import LossFunction
 from executors.mesh import ProcessMesh
 from executors.parallelize import ParallelPart
 from executors.pipelines.pipeline import Pipeline
@@ -236,7 +236,7 @@ class PlainStep:
     def _forward_backward(
         self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        target = target_of(local, trainer.loss.kind)
+        target = trainer.loss.target(local)
         if target is not None and trainer.positions is not None and target.ndim > 1:
             target = target.index_select(1, trainer.positions.to(target.device))
         inputs = trainer.own_tokens(_model_inputs(trainer, local))

@@ -145,6 +145,7 @@ class Trainer:
         self._copies = place.size("replicate") if place.apart else 1
         self.loss = LossFunction(
             kind=plan.workload.loss,
+            label_shift=plan.workload.label_shift,
             # Gradients are averaged over the ranks of one copy if copies are apart.
             data_parallel=mesh.data_parallel * mesh.cp // self._copies,
             vocabulary=place.group("tp") if strategy.sharding.loss_parallel else None,

@@ -231,6 +231,7 @@ def _key(plan: Plan) -> str:
         "overlap": strategy.overlap.to_data(),
         "inputs": [(spec.name, spec.dtype) for spec in plan.workload.inputs],
         "loss": plan.workload.loss,
+        "label_shift": plan.workload.label_shift,
         "steps": _STEPS,
     }
     return _hash(parts)

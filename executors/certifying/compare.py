@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from executors.data import synthetic_batch
 from executors.exception_chain import explain, own_error
-from executors.losses import LossFunction, target_of
+from executors.losses import LossFunction
 from executors.mesh import build_mesh
 from executors.names import tied_parameters
 from executors.pipelines.stages import LoweredStage
@@ -223,7 +223,9 @@ def _train_whole(plan: Plan, model: nn.Module, steps: int) -> dict[str, Any]:
     model = copy.deepcopy(model).train()
     workload, strategy = plan.workload, plan.strategy
     optimizer = build_optimizer(model.parameters(), strategy.optimizer)
-    loss = LossFunction(kind=workload.loss, data_parallel=1)
+    loss = LossFunction(
+        kind=workload.loss, data_parallel=1, label_shift=workload.label_shift
+    )
     wanted = {spec.name for spec in workload.inputs}
     losses = []
     for step in range(steps):
@@ -231,7 +233,7 @@ def _train_whole(plan: Plan, model: nn.Module, steps: int) -> dict[str, Any]:
         loss.prepare(batch, 1)
         inputs = {name: value for name, value in batch.items() if name in wanted}
         optimizer.zero_grad()
-        value = loss(model(**inputs), target_of(batch, loss.kind))
+        value = loss(model(**inputs), loss.target(batch))
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(value.detach()))

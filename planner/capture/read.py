@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -189,6 +190,32 @@ def _length(inputs: ExampleInputs) -> int | None:
     return None
 
 
+#: Words in the class names of models whose labels stand at their outputs: the kinds of
+#: loss that transformers names so, and older models that were trained to fill gaps.
+_UNSHIFTED = re.compile(
+    r"For(Masked|PreTraining|TokenClassification|Permutation)|^(XLM|XLNet|Flaubert)"
+)
+_SHIFTED = re.compile(r"ForCausal|LMHead|ForConditionalGeneration")
+
+
+def _label_shift(module: torch.nn.Module, reading: Reading) -> int:
+    """By how many tokens labels are ahead of outputs: by the model's kind.
+
+    An encoder-decoder's labels stand at its decoder's outputs, also where the decoder
+    is trained alone (``BartForCausalLM``). Classes named for masked or causal language
+    models are what they are named for; of others, attention tells.
+    """
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        return 0
+    if reading.loss == "mean_square":
+        return 1  # The field's default: there are no labels.
+    name = type(module).__name__
+    children = [type(child).__name__ for child in module.children()]
+    if _UNSHIFTED.search(name) or any(c.endswith("DecoderWrapper") for c in children):
+        return 0
+    return 1 if _SHIFTED.search(name) or reading.attention != {"full"} else 0
+
+
 def _attention(
     module: torch.nn.Module, ops: OpGraph, reading: Reading
 ) -> Literal["causal", "full"] | None:
@@ -236,6 +263,7 @@ def _graph(
     compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
     config = dict(facts.config)
     config["loss"] = reading.loss
+    config["label_shift"] = _label_shift(module, reading)
     sharding = {**roles.patterns, **_expert_patterns(module)}
     return ModelGraph(
         name=name,

@@ -155,15 +155,20 @@ def _random(spec: Plan, count: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(spec["high"] or 2, shape, generator=generator).to(dtype)
 
 
-def _target(batch: Batch, kind: str) -> torch.Tensor | None:
-    """Each token's next; the last of a sequence has none."""
+def _target(batch: Batch, kind: str, shift: int) -> torch.Tensor | None:
+    """Label or token of each output, ``shift`` tokens ahead."""
     if kind != "cross_entropy":
         return None
+    if "labels" not in batch and "decoder_input_ids" in batch:
+        batch, shift = {"labels": batch["decoder_input_ids"]}, 1
     integers = [t for t in batch.values() if not t.is_floating_point()]
-    whole = batch.get("labels", integers[0])
-    if whole.ndim == 1:
+    whole = batch.get("labels", batch.get("input_ids", integers[0]))
+    mask = batch.get("attention_mask")
+    if "labels" not in batch and mask is not None and mask.shape == whole.shape:
+        whole = whole.masked_fill(mask == 0, _IGNORED)
+    if whole.ndim == 1 or not shift:
         return whole
-    return functional.pad(whole[..., 1:], (0, 1), value=_IGNORED)
+    return functional.pad(whole[..., shift:], (0, shift), value=_IGNORED)
 
 
 def _loss(output: Any, target: torch.Tensor | None, kind: str) -> torch.Tensor:
@@ -194,7 +199,7 @@ def _step(plan: Plan, accelerator: Any, model: nn.Module, batch: Batch) -> torch
     strategy, kind = plan["strategy"], plan["workload"]["loss"]
     mesh, size = strategy["mesh"], strategy["microbatch_size"]
     count, data = strategy["num_microbatches"], mesh["dp_replicate"] * mesh["dp_shard"]
-    target = _target(batch, kind)
+    target = _target(batch, kind, plan["workload"].get("label_shift", 1))
     terms = data * count if target is None else int((target != _IGNORED).sum())
     first = accelerator.process_index // (mesh["cp"] * mesh["tp"]) * count * size
     total = torch.zeros((), device=accelerator.device)

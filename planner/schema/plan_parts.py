@@ -111,15 +111,19 @@ class Workload(Document):
         global_batch: Samples per optimizer step, over all devices.
         seq_len: Tokens per sample; None for models without a sequence.
         inputs: Keyword arguments of the model's forward.
-        loss: How a scalar is made from the model's output: ``cross_entropy`` on
-            next-token logits, ``model`` when forward returns a loss, ``mean_square``
+        loss: How a scalar is made from the model's output: ``cross_entropy`` of
+            logits and labels, ``model`` when forward returns a loss, ``mean_square``
             for any other output.
+        label_shift: By how many tokens a label is ahead of the output that it is
+            compared with: 1 for causal language models, 0 for masked ones, for
+            encoder-decoders and for classes of tokens.
     """
 
     global_batch: Count
     seq_len: Count | None = None
     inputs: tuple[InputSpec, ...] = ()
     loss: Literal["cross_entropy", "model", "mean_square"] = "cross_entropy"
+    label_shift: Literal[0, 1] = 1
 
 
 class StageMemory(Document):

@@ -11,7 +11,7 @@ from executors import build_model
 from executors.checkpoints.snapshot import full_gradients, full_parameters
 from executors.data import synthetic_batch
 from executors.deferred.model import record
-from executors.losses import LossFunction, target_of
+from executors.losses import LossFunction
 from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner.schema import (
@@ -297,17 +297,21 @@ def reference(plan: Plan, steps: int, *, tied: bool = False) -> list[dict[str, A
 
 def _backward(model: nn.Module, batch: dict[str, torch.Tensor], plan: Plan) -> float:
     """Loss of a global batch; batch norms see the microbatches that the plan has."""
-    kind, strategy = plan.workload.loss, plan.strategy
+    strategy = plan.strategy
     normed = any(
         isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()
     )
     parts = strategy.num_microbatches * strategy.mesh.data_parallel if normed else 1
-    loss = LossFunction(kind=kind, data_parallel=1)
+    loss = LossFunction(
+        kind=plan.workload.loss,
+        data_parallel=1,
+        label_shift=plan.workload.label_shift,
+    )
     loss.prepare(batch, parts)
     total = 0.0
     for index in range(parts):
         micro = {name: value.chunk(parts)[index] for name, value in batch.items()}
-        value = loss(model(**micro), target_of(micro, kind))
+        value = loss(model(**micro), loss.target(micro))
         value.backward()
         total += value.item()
     return total

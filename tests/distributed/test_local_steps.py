@@ -15,7 +15,7 @@ from executors import build_model, run
 from executors.checkpoints.snapshot import full_parameters
 from executors.data import synthetic_batch
 from executors.deferred.model import record
-from executors.losses import LossFunction, target_of
+from executors.losses import LossFunction
 from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
 from executors.trainer import Trainer
@@ -114,7 +114,7 @@ def _serial(plan: Plan, steps: int) -> dict[str, Any]:
             loss = LossFunction(kind=plan.workload.loss, data_parallel=1)
             loss.prepare(own, 1)
             rule.zero_grad()
-            value = loss(copy(**own), target_of(own, plan.workload.loss))
+            value = loss(copy(**own), loss.target(own))
             value.backward()
             limit = plan.strategy.grad_clip_norm
             if limit is not None:

@@ -91,3 +91,26 @@ def test_a_batch_without_a_target_is_refused() -> None:
     loss = LossFunction(kind="cross_entropy", data_parallel=1)
     with pytest.raises(ExecutionError, match="every target"):
         loss.prepare({"labels": torch.full((2, 3), -100)}, 1)
+
+
+def test_targets_stand_where_the_model_s_kind_has_them() -> None:
+    tokens, labels = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 2, 3]])
+    batch = {"input_ids": tokens, "decoder_input_ids": tokens + 1}
+
+    def targets(batch: dict[str, torch.Tensor], shift: int) -> list[list[int]]:
+        found = target_of(batch, "cross_entropy", shift)
+        assert found is not None
+        return list(found.tolist())
+
+    assert targets({**batch, "labels": labels}, 0) == [[1, 2, 3]]
+    assert targets({**batch, "labels": labels}, 1) == [[2, 3, -100]]
+    # A decoder reads what it wrote: without labels its targets are its next inputs.
+    assert targets(batch, 0) == [[7, 8, -100]]
+    # A masked model without labels is held to its own tokens.
+    assert targets({"input_ids": tokens}, 0) == [[5, 6, 7]]
+    mask = torch.tensor([[1, 1, 0]])
+    assert targets({"input_ids": tokens, "attention_mask": mask}, 1) == [
+        [6, -100, -100]
+    ]
+    labelled = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+    assert targets(labelled, 1) == [[2, 3, -100]]

@@ -1,0 +1,133 @@
+"""Labels stand where the model's own loss expects them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from executors.losses import LossFunction
+from planner.assemble import workload
+from planner.capture import capture
+from tests.models.tiny import TINY, built
+
+_VOCAB, _LENGTH = 96, 16
+
+
+def _xlnet() -> nn.Module:
+    from transformers import XLNetConfig, XLNetLMHeadModel
+
+    return XLNetLMHeadModel(
+        XLNetConfig(
+            vocab_size=_VOCAB, d_model=32, n_layer=2, n_head=4, d_inner=64, dropout=0.0
+        )
+    )
+
+
+def _token_classes() -> nn.Module:
+    from transformers import BertConfig, BertForTokenClassification
+
+    return BertForTokenClassification(
+        BertConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            vocab_size=_VOCAB,
+            num_labels=_VOCAB,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+def _bart(kind: str) -> nn.Module:
+    import transformers
+    from transformers import BartConfig
+
+    made: nn.Module = getattr(transformers, kind)(
+        BartConfig(
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            vocab_size=_VOCAB,
+            max_position_embeddings=_LENGTH,
+            dropout=0.0,
+            use_cache=False,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=2,
+            forced_eos_token_id=None,
+        )
+    )
+    return made
+
+
+_MODELS: dict[str, tuple[Any, int]] = {
+    "tiny-llama": (lambda: built("tiny-llama"), 1),
+    "tiny-gpt2": (lambda: built("tiny-gpt2"), 1),
+    "tiny-mamba": (lambda: built("tiny-mamba"), 1),
+    "tiny-bert": (lambda: built("tiny-bert"), 0),
+    "tiny-t5": (lambda: built("tiny-t5"), 0),
+    "tiny-whisper": (lambda: built("tiny-whisper"), 0),
+    "xlnet": (_xlnet, 0),
+    "token classes": (_token_classes, 0),
+    "bart": (lambda: _bart("BartForConditionalGeneration"), 0),
+    "bart's decoder": (lambda: _bart("BartForCausalLM"), 0),
+}
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_the_loss_of_logits_and_labels_is_the_model_s_own(name: str) -> None:
+    build, shift = _MODELS[name]
+    torch.manual_seed(0)
+    model = build().eval()
+    tokens: Any = {"input_ids": ((4, _LENGTH), "int64")}
+    if name == "bart":
+        tokens["decoder_input_ids"] = tokens["input_ids"]
+    shapes = TINY[name].example(4) if name in TINY else tokens
+    found = workload(capture(model, shapes, dtype="float32"), 4)
+    assert (found.loss, found.label_shift) == ("cross_entropy", shift)
+    inputs = {
+        key: torch.randint(3, _VOCAB, shape) if kind == "int64" else torch.randn(shape)
+        for key, (shape, kind) in shapes.items()
+    }
+    labels = torch.randint(3, _VOCAB, (4, _LENGTH))
+    labels[1, 5:] = -100
+    labels[2, :3] = -100
+    loss = LossFunction(
+        kind="cross_entropy", data_parallel=1, label_shift=found.label_shift
+    )
+    loss.prepare({"labels": labels}, 1)
+    with torch.no_grad():
+        own = model(**inputs, labels=labels).loss
+        ours = loss(model(**inputs), loss.target({"labels": labels}))
+    assert float(ours) == pytest.approx(float(own), rel=1e-5)
+
+
+@pytest.mark.parametrize(("causal", "shift"), [(True, 1), (False, 0)])
+def test_a_module_of_ones_own_is_told_by_its_attention(
+    causal: bool, shift: int
+) -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(_VOCAB, 32)
+            self.project = nn.Linear(32, 32)
+            self.head = nn.Linear(32, _VOCAB)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            x = self.project(self.embed(words)).unsqueeze(1)
+            x = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=causal)
+            logits: torch.Tensor = self.head(x.squeeze(1))
+            return logits
+
+    graph = capture(Tokens(), {"words": ((2, _LENGTH), "int64")}, dtype="float32")
+    assert workload(graph, 2).label_shift == shift
