@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import ExecutionError
-from planner.schema import Workload
+from planner.schema import Plan, Workload
 
 __all__ = [
     "Batch",
@@ -18,6 +18,7 @@ __all__ = [
     "global_batches",
     "require_equal_batches",
     "require_inputs",
+    "require_lengths",
     "slice_batch",
     "synthetic_batch",
 ]
@@ -175,6 +176,37 @@ def _checksum(name: str, value: torch.Tensor) -> int:
         value = rows[:, :: max(1, rows.shape[1] // _CHECKED_FLOATS)]
     data = value.cpu().contiguous().reshape(-1).view(torch.uint8)
     return zlib.crc32(data.numpy().data, start)
+
+
+def require_lengths(batch: Batch, plan: Plan) -> None:
+    """Refuse samples of other shapes than those planned, where a plan depends on them.
+
+    Stages of a pipeline exchange messages of the planned size, and each cp rank takes
+    its tokens by their planned positions.
+
+    Args:
+        batch: What a step is given.
+        plan: Names its inputs and their shapes.
+
+    Raises:
+        ExecutionError: If an input, or ``labels``, has another shape than planned.
+    """
+    mesh, length = plan.strategy.mesh, plan.workload.seq_len
+    axis = "pp" if mesh.pp > 1 else "cp"
+    if mesh.pp == 1 and mesh.cp == 1:
+        return
+    planned = {spec.name: tuple(spec.shape) for spec in plan.workload.inputs}
+    labels = batch.get("labels")
+    if labels is not None and labels.ndim > 1 and length is not None:
+        planned.setdefault("labels", (length, *labels.shape[2:]))
+    for name, shape in planned.items():
+        found = tuple(batch[name].shape[1:]) if name in batch else shape
+        if found != shape:
+            raise ExecutionError(
+                f"{name!r} has samples of shape {found}, the plan is for {shape} with "
+                f"{axis}={getattr(mesh, axis)}, which needs that shape in every step; "
+                f"pad or cut the data to it, or plan for {found}"
+            )
 
 
 def require_inputs(

@@ -17,12 +17,14 @@ from executors.mesh import ProcessMesh
 from executors.parallelize import ParallelPart
 from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.tied import TiedSync
+from planner.errors import ExecutionError
 from planner.schema import Optimizer, Plan
 
 __all__ = [
     "ParallelModel",
     "PlainStep",
     "Step",
+    "average_whole",
     "build_optimizer",
     "clip_gradients",
     "gradient_norm",
@@ -57,6 +59,35 @@ def sum_over_tp(parameters: Sequence[nn.Parameter], place: ProcessMesh) -> None:
         parts = torch.split(flat, [grad.numel() for grad in grads])
         for grad, part in zip(grads, parts, strict=True):
             grad.copy_(part.view_as(grad))
+
+
+def average_whole(parameters: Sequence[nn.Parameter], place: ProcessMesh) -> None:
+    """Average gradients of scalars over data-parallel ranks, in one all-reduce an axis.
+
+    A parameter that no rank used keeps no gradient.
+
+    Args:
+        parameters: 0-d, equal lists on all ranks.
+        place: Where this process stands.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    axes = ("shard", "replicate") if place.reduces else ("shard",)
+    groups = [place.group(axis) for axis in axes]
+    if not trained:
+        return
+    # The second row counts the ranks that used each parameter.
+    sums = torch.zeros(2, len(trained), device=place.device)
+    for index, parameter in enumerate(trained):
+        if parameter.grad is not None:
+            sums[0, index], sums[1, index] = parameter.grad, 1
+    for group in groups:
+        if group is not None:
+            dist.all_reduce(sums, group=group)
+            sums[0] /= group.size()
+    for parameter, grad, used in zip(trained, *sums.unbind(), strict=True):
+        # A dry run's tensors have no value to look at.
+        if parameter.grad is not None or used:
+            parameter.grad = grad.to(parameter.dtype)
 
 
 def gradient_norm(
@@ -185,6 +216,7 @@ class ParallelModel(Protocol):
     tied: TiedSync | None
     optimizer: torch.optim.Optimizer
     partial: list[nn.Parameter]
+    whole: list[nn.Parameter]
     inputs: frozenset[str] | None
 
     def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -226,6 +258,7 @@ class PlainStep:
         """See :meth:`Step.update`."""
         trainer.optimizer.zero_grad()
         loss = self._forward_backward(trainer, local)
+        average_whole(trainer.whole, trainer.place)
         sum_over_tp(trainer.partial, trainer.place)
         if trainer.tied is not None:
             trainer.tied.sum_gradients()
@@ -275,7 +308,24 @@ class PlainStep:
             wanted = None if target is None else target.chunk(count)[index]
             loss = trainer.loss(module(**micro), wanted)
             loss.backward()  # type: ignore[no-untyped-call]
+        if ddp is not None and last:
+            _require_gradients(ddp)
         return loss.detach()
+
+
+def _require_gradients(ddp: DistributedDataParallel) -> None:
+    """Refuse parameters without a gradient, for which DDP would wait for ever.
+
+    Raises:
+        ExecutionError: If the loss does not depend on a parameter that is trained.
+    """
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            raise ExecutionError(
+                f"the loss does not depend on {name}, whose gradient replicas would "
+                f"wait for; freeze it (requires_grad_(False)), or plan with "
+                f"zero_stage=1, 2 or 3 in place of dp_replicate"
+            )
 
 
 def _model_inputs(

@@ -11,8 +11,15 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from executors.data import Batch, require_inputs, slice_batch, synthetic_batch
+from executors.data import (
+    Batch,
+    require_inputs,
+    require_lengths,
+    slice_batch,
+    synthetic_batch,
+)
 from executors.deferred.materialize import compute_attributes
 from executors.deferred.recording import Recording
 from executors.losses import LossFunction
@@ -25,6 +32,7 @@ from executors.pipelines.tied import TiedSync, find_copies, untie
 from executors.replicas import replicas_of
 from executors.steps import PlainStep, Step, build_optimizer
 from executors.strategies.context import local_positions, slice_sequence
+from executors.strategies.data_parallel import is_whole
 from planner.schema import Plan, Recompute
 
 __all__ = ["StepResult", "Trainer", "lower_stages"]
@@ -178,6 +186,14 @@ class Trainer:
             for name, parameter in part.inner.named_parameters()
             if name in part.partial
         ]
+        #: Parameters that no data-parallel wrapper reduces: see ``is_whole``.
+        self.whole = [
+            parameter
+            for part in self.parts.values()
+            if isinstance(part.module, FSDPModule)
+            for parameter in part.inner.parameters()
+            if is_whole(parameter)
+        ]
         self._seed_dropout()
         #: Steps done; a resumed run sets it.
         self.done = 0
@@ -269,6 +285,7 @@ class Trainer:
                 other inputs than the plan.
         """
         require_inputs(batch, self.plan.workload, self._further)
+        require_lengths(batch, self.plan)
         strategy, place = self.plan.strategy, self.place
         ways = strategy.mesh.data_parallel // self._copies
         copy, index = divmod(place.data_index, ways)

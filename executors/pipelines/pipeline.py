@@ -18,6 +18,18 @@ from planner.schema import Strategy
 __all__ = ["Pipeline"]
 
 
+#: Before names of inputs, so that none is a keyword of torch's ``step``: ``target``.
+_PREFIX = "input: "
+
+
+class _Stage(SplitStage):
+    """A stage that is given inputs under prefixed names."""
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        named = {name.removeprefix(_PREFIX): value for name, value in kwargs.items()}
+        return super().forward_maybe_with_nosync(*args, **named)  # type: ignore[no-untyped-call]
+
+
 class Pipeline:
     """Runs the forward and backward of all microbatches of one step.
 
@@ -42,7 +54,7 @@ class Pipeline:
     ) -> None:
         count = len(strategy.stages)
         stages = [
-            SplitStage(
+            _Stage(
                 modules[stage.index],
                 stage.index,
                 count,
@@ -84,5 +96,6 @@ class Pipeline:
         if target is None:
             # The schedule hands a target to every loss.
             target = next(iter(inputs.values()))
-        self.schedule.step(target=target, losses=losses, return_outputs=False, **inputs)
+        named = {f"{_PREFIX}{name}": value for name, value in inputs.items()}
+        self.schedule.step(target=target, losses=losses, return_outputs=False, **named)
         return torch.stack(losses).sum().detach() if self._has_last else None

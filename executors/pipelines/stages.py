@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -101,7 +102,28 @@ def lower(
     cutter = _Cutter(exported, stages, units, wire, output_shards)
     if cutter.crossed_by_stream_alone(inside_stream, stream_shards):
         cutter.sharded = dict.fromkeys(inside_stream, stream_shards)
-    return [cutter.build(index) for index in range(len(stages))]
+    built = [cutter.build(index) for index in range(len(stages))]
+    _keep_unused(model, built)
+    return built
+
+
+def _keep_unused(model: nn.Module, stages: Sequence[LoweredStage]) -> None:
+    """Put parameters that forward never reads on the last stage: checkpoints have all.
+
+    Args:
+        model: The whole model.
+        stages: All of its stages; the last one is changed.
+    """
+    held = {id(p) for stage in stages for p in stage.module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in held:
+            *path, last = name.split(".")
+            holder = stages[-1].module
+            for part in path:
+                if not hasattr(holder, part):
+                    holder.add_module(part, nn.Module())
+                holder = holder.get_submodule(part)
+            holder.register_parameter(last, parameter)
 
 
 class _Cutter:
@@ -257,7 +279,9 @@ class _Cutter:
     ) -> None:
         """Add placeholders: relayed tensors first, then the model's own inputs."""
         relayed = self.cuts[index - 1] if index else []
-        slots = tuple(graph.placeholder(f"relay_{n}") for n in range(len(relayed)))
+        taken = {str(node.target) for node in self.nodes if node.op == "placeholder"}
+        names = (f"relay_{n}" for n in count() if f"relay_{n}" not in taken)
+        slots = tuple(graph.placeholder(next(names)) for _ in relayed)
         for node in self.nodes:
             if node.op == "placeholder":
                 env[node] = graph.placeholder(str(node.target))

@@ -24,7 +24,20 @@ from executors.names import inside, tied_parameters
 from executors.strategies.compression import bucket_mb, compress_gradients
 from planner.schema import Overlap, Precision, Strategy
 
-__all__ = ["make_data_parallel", "set_prefetch"]
+__all__ = ["is_whole", "make_data_parallel", "set_prefetch"]
+
+
+def is_whole(parameter: torch.Tensor) -> bool:
+    """Return True for scalars, which ``fully_shard`` and ``replicate`` cannot hold.
+
+    They stay plain parameters, and :func:`executors.steps.average_whole` averages
+    their gradients.
+    """
+    return parameter.ndim == 0
+
+
+def _whole(model: nn.Module) -> set[nn.Parameter]:
+    return {parameter for parameter in model.parameters() if is_whole(parameter)}
 
 
 def make_data_parallel(
@@ -67,10 +80,10 @@ def make_data_parallel(
 def _wrap_in_ddp(model: nn.Module, strategy: Strategy, place: ProcessMesh) -> nn.Module:
     group = place.group("replicate")
     assert group is not None
-    # Gradients that are views of the buckets take their memory once.
     wrapped = DistributedDataParallel(
         model,
         process_group=group,
+        # Gradients that are views of the buckets take their memory once.
         gradient_as_bucket_view=True,
         bucket_cap_mb=bucket_mb(strategy),
     )
@@ -83,11 +96,13 @@ def _replicate(
 ) -> None:
     """Replicate where DDP cannot: batch norms, then units, then what is left."""
     mesh, policy = place.along("replicate"), _mixed_precision(precision)
+    whole = _whole(model)
     for norm in _uncast_norms(model, precision):
         replicate(norm, mesh=mesh, mp_policy=_uncast(precision))
     for unit in _wrapped_units(model, units):
-        replicate(model.get_submodule(unit), mesh=mesh, mp_policy=policy)
-    replicate(model, mesh=mesh, mp_policy=policy)
+        part = model.get_submodule(unit)
+        replicate(part, mesh=mesh, mp_policy=policy, ignored_params=whole)
+    replicate(model, mesh=mesh, mp_policy=policy, ignored_params=whole)
 
 
 def _fully_shard(
@@ -113,8 +128,15 @@ def _fully_shard(
     norms, named = _uncast_norms(model, precision), _wrapped_units(model, units)
     parts = [(norm, _uncast(precision)) for norm in norms]
     parts += [(model.get_submodule(unit), policy) for unit in named]
+    whole = _whole(model)
     for part, casting in (*parts, (model, policy)):
-        fully_shard(part, mesh=mesh, mp_policy=casting, reshard_after_forward=reshard)
+        fully_shard(
+            part,
+            mesh=mesh,
+            mp_policy=casting,
+            reshard_after_forward=reshard,
+            ignored_params=whole,
+        )
     set_prefetch(model, named, experts, strategy.overlap)
 
 

@@ -1,0 +1,150 @@
+"""Models with odd inputs and parameters train as in one process, or are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from executors.certifying.compare import compare_with_whole
+from executors.data import require_lengths, synthetic_batch
+from planner import plan
+from planner.errors import ExecutionError
+from planner.schema import Optimizer, Plan, Precision
+from tests.distributed.cases import SEQ, make_plan
+
+PIPELINE = {"pp": 2, "schedule": "1F1B"}
+
+
+def made(model: nn.Module, inputs: dict[str, torch.Tensor], pins: Any) -> Plan:
+    devices = 1
+    for axis in ("pp", "dp_shard", "dp_replicate"):
+        devices *= pins.get(axis, 1)
+    found: Plan = plan(
+        model,
+        f"local:{devices}",
+        global_batch=8,
+        example_inputs=inputs,
+        pin=pins,
+        partitioner="exhaustive",
+        precision=Precision(compute="float32"),
+        optimizer=Optimizer(name="SGD", learning_rate=1e-2),
+    )
+    return found
+
+
+class _Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)
+        )
+
+
+class _Named(_Stack):
+    """Inputs are called as keywords of torch's pipelines, and as our own values."""
+
+    def forward(
+        self, target: torch.Tensor, losses: torch.Tensor, relay_0: torch.Tensor
+    ) -> torch.Tensor:
+        out = target
+        for layer, other in zip(self.layers, (losses, relay_0) * 2, strict=True):
+            out = out + layer(out) * other
+        return out
+
+
+def test_inputs_may_have_any_name() -> None:
+    inputs = {n: torch.randn(8, 3, 8) for n in ("target", "losses", "relay_0")}
+    model = _Named()
+    found = compare_with_whole(made(model, inputs, PIPELINE), model)
+    assert found.verdict == "right", found
+
+
+class _Scaled(_Stack):
+    """Scalars in a unit and beside the units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.layers[1].gain = nn.Parameter(torch.tensor(1.5))
+        self.unused = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index, layer in enumerate(self.layers):
+            x = x + layer(x) * self.scale
+            if index == 1:
+                x = x * layer.gain  # type: ignore[operator]
+        return x
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"dp_shard": 2, "zero_stage": 1},
+        {"dp_shard": 2, "zero_stage": 3},
+        {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2},
+        PIPELINE | {"dp_replicate": 2},
+    ],
+    ids=" ".join,
+)
+def test_scalars_are_trained(pins: dict[str, Any]) -> None:
+    model = _Scaled()
+    inputs = {"x": torch.randn(8, 3, 8)}
+    found = compare_with_whole(made(model, inputs, pins), model)
+    assert found.verdict == "right", found
+
+
+class _Unread(_Stack):
+    """Parameters without a gradient: never read, or for an output that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra, self.pooler = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x, self.pooler(x[:, 0])
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        PIPELINE,
+        PIPELINE | {"dp_shard": 2, "zero_stage": 2},
+        {"dp_shard": 2, "zero_stage": 3},
+    ],
+    ids=" ".join,
+)
+def test_parameters_without_gradients_stay_as_they_are(pins: dict[str, Any]) -> None:
+    model = _Unread()
+    inputs = {"x": torch.randn(8, 3, 8)}
+    found = compare_with_whole(made(model, inputs, pins), model)
+    assert found.verdict == "right", found
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_replicas_name_a_parameter_without_a_gradient(count: int) -> None:
+    model = _Unread()
+    pins = {"dp_replicate": 2, "num_microbatches": count}
+    found = compare_with_whole(made(model, {"x": torch.randn(8, 3, 8)}, pins), model)
+    assert found.verdict == "late"
+    assert "does not depend on weight, whose gradient" in str(found.violation)
+
+
+@pytest.mark.parametrize("axis", ["pp", "cp"])
+def test_other_lengths_than_planned_are_refused(axis: str) -> None:
+    made = make_plan("llama", **{axis: 2})
+    batch = synthetic_batch(made.workload, 0)
+    require_lengths(batch, made)
+    longer = {name: torch.cat([v, v[:, :4]], 1) for name, v in batch.items()}
+    with pytest.raises(ExecutionError, match=rf"\({SEQ + 4},\).*\({SEQ},\).*{axis}=2"):
+        require_lengths(longer, made)
+    labelled = batch | {"labels": longer["input_ids"]}
+    with pytest.raises(ExecutionError, match="'labels' has samples of shape"):
+        require_lengths(labelled, made)
+    require_lengths(longer, make_plan("llama", dp_shard=2, zero_stage=1))
