@@ -1,10 +1,14 @@
-"""Every architecture of transformers, small, under every axis, held to one process.
+"""Small models under every axis, held to one process.
 
-python -m benchmarks.zoo [--only NAME ...] [--pins NAME ...] [--workers 2] [--out FILE]
+python -m benchmarks.zoo [--set architectures|modules|all] [--certify]
+                         [--only NAME ...] [--pins NAME ...] [--workers 2] [--out FILE]
 
-A case is an architecture and what is pinned. ``plan()`` makes a plan of two devices (or
-what the pins need), and three of its steps, by real processes on gloo, are compared
-with the same steps of plain torch in one. A case is
+The models are every architecture of transformers, made small, and the modules of
+``benchmarks.zoo_modules``. A case is a model and what is pinned. ``plan()`` makes a
+plan of two devices (or what the pins need), and three of its steps, by real processes
+on gloo, are compared with the same steps of plain torch in one. Plans are not
+certified, so that the table shows what analysis alone lets through; with ``--certify``
+they are, and it shows what a user gets. A case is
 
 - right: losses, and what training changed of every parameter, are equal;
 - refused: ``plan()`` says that it cannot;
@@ -29,9 +33,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.zoo_modules import BATCH, MODULES, SEQ, build_module
+
 __all__ = ["PINS", "case", "models"]
 
-SEQ, BATCH = 16, 8
+#: Group, name in its registry, and name to print.
+Job = tuple[str, str, str]
+
 #: Name of a case to its pins.
 PINS: dict[str, dict[str, Any]] = {
     "zero1": {"dp_shard": 2, "zero_stage": 1},
@@ -63,7 +71,13 @@ _MOST_PARAMETERS = 30e6
 _TIMEOUT_S = 60.0
 
 
-def models() -> Iterator[tuple[str, str, str]]:
+def modules() -> Iterator[Job]:
+    """Group and name of every module that means harm."""
+    for name, specimen in MODULES.items():
+        yield f"modules: {specimen.group}", name, name
+
+
+def models() -> Iterator[Job]:
     """Group, model type and class of every architecture, each class once."""
     from transformers.models.auto import modeling_auto
 
@@ -76,12 +90,17 @@ def models() -> Iterator[tuple[str, str, str]]:
                 yield group, kind, cls
 
 
+_SETS = {"architectures": models, "modules": modules}
+
+
 def build(group: str, kind: str, cls: str) -> tuple[Any, dict[str, Any]]:
     """A small model, and example inputs.
 
     Raises:
         ValueError: If no small model of it can be built and run.
     """
+    if group.startswith("modules"):
+        return build_module(kind)
     import torch
     import transformers
 
@@ -129,7 +148,9 @@ _CHANGES = {
 }
 
 
-def case(model: Any, inputs: dict[str, Any], name: str) -> tuple[str, str]:
+def case(
+    model: Any, inputs: dict[str, Any], name: str, *, certify: bool = False
+) -> tuple[str, str]:
     """Verdict on one case, and why."""
     from executors.certifying.compare import compare_with_whole
     from planner import plan
@@ -151,6 +172,7 @@ def case(model: Any, inputs: dict[str, Any], name: str) -> tuple[str, str]:
             partitioner="exhaustive",
             precision=Precision(compute="float32"),
             optimizer=Optimizer(name="SGD", learning_rate=1e-2),
+            certify=certify,
         )
     except MeshwrightError as error:
         return "refused", _short(error)
@@ -166,7 +188,7 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _work(jobs: list[tuple[str, str, str]], pins: list[str], out: Path) -> None:
+def _work(jobs: list[Job], pins: list[str], out: Path, certify: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -184,7 +206,7 @@ def _work(jobs: list[tuple[str, str, str]], pins: list[str], out: Path) -> None:
             if name == "ep" and not _has_experts(model):
                 continue
             started = time.perf_counter()
-            verdict, why = case(model, inputs, name)
+            verdict, why = case(model, inputs, name, certify=certify)
             _write(
                 out,
                 {
@@ -225,8 +247,10 @@ def _table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Run the cases, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--only", nargs="+", help="names of classes")
-    parser.add_argument("--every", type=int, default=1, help="each n-th architecture")
+    parser.add_argument("--set", choices=(*_SETS, "all"), default="architectures")
+    parser.add_argument("--only", nargs="+", help="names of classes or modules")
+    parser.add_argument("--every", type=int, default=1, help="each n-th model")
+    parser.add_argument("--certify", action="store_true", help="as plan() does")
     parser.add_argument("--pins", nargs="+", choices=PINS, default=list(PINS))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("zoo.jsonl"))
@@ -253,7 +277,9 @@ def _run(options: argparse.Namespace) -> None:
     import planner  # noqa: F401
 
     transformers.utils.logging.set_verbosity_error()
-    jobs = [job for job in models() if not options.only or job[2] in options.only]
+    sets = [options.set] if options.set in _SETS else list(_SETS)
+    jobs = [job for name in sets for job in _SETS[name]()]
+    jobs = [job for job in jobs if not options.only or job[2] in options.only]
     jobs = jobs[:: options.every]
     options.out.unlink(missing_ok=True)
     children = []
@@ -262,7 +288,12 @@ def _run(options: argparse.Namespace) -> None:
         if not pid:
             code = 1
             try:
-                _work(jobs[worker :: options.workers], options.pins, options.out)
+                _work(
+                    jobs[worker :: options.workers],
+                    options.pins,
+                    options.out,
+                    options.certify,
+                )
                 code = 0
             except BaseException:
                 traceback.print_exc()
