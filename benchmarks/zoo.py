@@ -149,9 +149,22 @@ _CHANGES = {
 
 
 def case(
-    model: Any, inputs: dict[str, Any], name: str, *, certify: bool = False
+    model: Any,
+    inputs: dict[str, Any],
+    name: str,
+    *,
+    graph: Any = None,
+    certify: bool = False,
 ) -> tuple[str, str]:
-    """Verdict on one case, and why."""
+    """Verdict on one case, and why.
+
+    Args:
+        model: A small model.
+        inputs: Of it.
+        name: Of the pins.
+        graph: What was read of the model; None to read it.
+        certify: Whether the plan is certified, which takes the model itself.
+    """
     from executors.certifying.compare import compare_with_whole
     from planner import plan
     from planner.errors import MeshwrightError
@@ -164,7 +177,7 @@ def case(
         devices = 2 ** len(degrees)
     try:
         made = plan(
-            model,
+            model if certify or graph is None else graph,
             f"local:{devices}",
             global_batch=BATCH,
             example_inputs=inputs,
@@ -202,11 +215,12 @@ def _work(jobs: list[Job], pins: list[str], out: Path, certify: bool) -> None:
             continue
         finally:
             signal.alarm(0)
+        graph = None if certify else _read(model, inputs)
         for name in pins:
             if name == "ep" and not _has_experts(model):
                 continue
             started = time.perf_counter()
-            verdict, why = case(model, inputs, name, certify=certify)
+            verdict, why = case(model, inputs, name, graph=graph, certify=certify)
             _write(
                 out,
                 {
@@ -218,6 +232,16 @@ def _work(jobs: list[Job], pins: list[str], out: Path, certify: bool) -> None:
                     "seconds": round(time.perf_counter() - started, 2),
                 },
             )
+
+
+def _read(model: Any, inputs: dict[str, Any]) -> Any:
+    """Read a model once for all cases; None if it cannot be, which each then says."""
+    from planner.api import read_model
+
+    try:
+        return read_model(model, inputs, seq_len=None, dtype="float32")
+    except Exception:  # whatever a model's code raises
+        return None
 
 
 def _has_experts(model: Any) -> bool:
@@ -252,6 +276,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="each n-th model")
     parser.add_argument("--certify", action="store_true", help="as plan() does")
     parser.add_argument("--pins", nargs="+", choices=PINS, default=list(PINS))
+    parser.add_argument("--append", action="store_true", help="keep the rows of --out")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("zoo.jsonl"))
     parser.add_argument("--table", action="store_true", help="of --out, run nothing")
@@ -281,7 +306,8 @@ def _run(options: argparse.Namespace) -> None:
     jobs = [job for name in sets for job in _SETS[name]()]
     jobs = [job for job in jobs if not options.only or job[2] in options.only]
     jobs = jobs[:: options.every]
-    options.out.unlink(missing_ok=True)
+    if not options.append:
+        options.out.unlink(missing_ok=True)
     children = []
     for worker in range(options.workers):
         pid = os.fork()
