@@ -33,6 +33,7 @@ __all__ = [
     "is_plain_fake",
     "is_view",
     "last_sequence",
+    "modes_off",
     "named_attributes",
     "patched_function",
     "pin_storage",
@@ -177,6 +178,14 @@ def fake_tensor(
         device="meta",
     )
     return cast("torch.Tensor", FakeTensor(mode, like, torch.device("cpu")))
+
+
+def modes_off() -> contextlib.AbstractContextManager[Any]:
+    """While open, no dispatch mode sees what is done, fake tensors included."""
+    from torch.utils import _python_dispatch
+
+    off: Callable[[], Any] = _private(_python_dispatch, "_disable_current_modes")
+    return cast("contextlib.AbstractContextManager[Any]", off())
 
 
 def is_plain_fake(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from planner.capture.inputs import ExampleInputs, read_inputs
 from planner.capture.models import LoadedModel
 from planner.capture.repeat import expand
 from planner.capture.run import LossKind, Reading, Source, trace_model
+from planner.capture.token_check import TokenCheck
 from planner.capture.tp_check import tp_violations
 from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen
@@ -30,21 +31,9 @@ from planner.graph.sharding import (
 )
 from planner.graph.stream import mixing_layers, why_whole_stream
 from planner.graph.units import find_structure
+from planner.schema.strategy import matches_pattern
 
 __all__ = ["capture"]
-
-#: Ops other than attention that mix tokens.
-_MIXES_TOKENS = frozenset(
-    {
-        "aten::convolution",
-        "aten::flip",
-        "aten::gru",
-        "aten::lstm",
-        "aten::roll",
-        "aten::rnn_relu",
-        "aten::rnn_tanh",
-    }
-)
 
 _BATCH_NORMS = frozenset(
     {
@@ -217,20 +206,48 @@ def _label_shift(module: torch.nn.Module, reading: Reading) -> int:
 
 
 def _attention(
-    module: torch.nn.Module, ops: OpGraph, reading: Reading
+    module: torch.nn.Module, reading: Reading
 ) -> Literal["causal", "full"] | None:
-    """Return the one kind of attention that cp can serve, if nothing else mixes tokens.
+    """Return the one kind of attention that cp may serve.
 
     A part of a sequence is computed alone only if its tokens' positions can be told
     to the model, and if the loss is a sum over tokens.
     """
     signature = inspect.signature(module.forward).parameters
-    mixing = _MIXES_TOKENS.intersection(ops.names)
     told = "position_ids" in signature and reading.loss == "cross_entropy"
-    if not told or mixing or len(reading.attention) != 1:
+    if not told or len(reading.attention) != 1:
         return None
     (kind,) = reading.attention
     return None if kind == "other" else kind
+
+
+def _token_check(source: Source, sharding: Mapping[str, str]) -> TokenCheck | None:
+    """Check of the model with other lengths; None for one without a sequence."""
+    length = _length(source.inputs)
+    experts = [pattern for pattern, style in sharding.items() if style == "experts"]
+    opaque = [
+        name
+        for name, _ in source.module.named_modules()
+        if any(matches_pattern(pattern, name) for pattern in experts)
+    ]
+    return None if length is None else TokenCheck(source, length, opaque)
+
+
+def _attends_outside(ops: OpGraph, units: Sequence[str]) -> str | None:
+    """Name attention that no unit's forward holds, where alone cp serves it.
+
+    Executors keep no unit that holds others: blocks that share their weights (ALBERT).
+    """
+    distinct = set(units)
+    holds = {
+        unit
+        for unit in distinct
+        if any(other.startswith(f"{unit}.") for other in distinct)
+    }
+    for kernel, module, unit in zip(ops.kernels, ops.modules, units, strict=True):
+        if kernel.kind == "attention" and (unit in holds or not unit):
+            return f"{module or 'its forward'} attends outside of any unit"
+    return None
 
 
 def _batch_norm_values(ops: OpGraph, batch: int) -> int | None:
@@ -265,6 +282,16 @@ def _graph(
     config["loss"] = reading.loss
     config["label_shift"] = _label_shift(module, reading)
     sharding = {**roles.patterns, **_expert_patterns(module)}
+    whole_stream = why_whole_stream(blocks, made.edges) or _passed_by(roles)
+    tokens = _token_check(source, sharding)
+    if tokens and whole_stream is None and "rowwise" in sharding.values():
+        whole_stream = tokens.stream(sharding, list(dict.fromkeys(plan.units)))
+    attention, assumptions = _attention(module, reading), reading.assumptions
+    if tokens and attention is not None:
+        violation = _attends_outside(ops, plan.units) or tokens.context()
+        if violation is not None:
+            attention = None
+            assumptions = (*assumptions, f"no context parallelism: {violation}")
     return ModelGraph(
         name=name,
         ref=ref,
@@ -289,12 +316,12 @@ def _graph(
         tp_dims=dims,
         sharding=sharding,
         whole=dict(roles.whole),
-        whole_stream=why_whole_stream(blocks, made.edges) or _passed_by(roles),
+        whole_stream=whole_stream,
         mixing=mixing_layers(blocks, sharding),
         batch_norm_values=_batch_norm_values(ops, inputs.batch),
         num_experts=experts,
-        attention=_attention(module, ops, reading),
-        assumptions=reading.assumptions,
+        attention=attention,
+        assumptions=assumptions,
         config=config,
     )
 

@@ -32,7 +32,15 @@ from planner.capture.stand_ins import AttentionKind, fused_attention_patched
 from planner.capture.trace import Trace, Tracer
 from planner.errors import CaptureError, OpBudgetError
 
-__all__ = ["Loss", "LossKind", "Reading", "Source", "compute_loss", "trace_model"]
+__all__ = [
+    "Loss",
+    "LossKind",
+    "Reading",
+    "Source",
+    "compute_loss",
+    "scores_of",
+    "trace_model",
+]
 
 #: Most parameters for which a model is run for real.
 _REAL_LIMIT = 100_000_000
@@ -256,7 +264,7 @@ def _field(output: Any, name: str) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
-def _logits(output: Any, integers: Iterable[tuple[int, ...]]) -> torch.Tensor | None:
+def scores_of(output: Any, integers: Iterable[tuple[int, ...]]) -> torch.Tensor | None:
     """Find scores [batch, length, vocabulary] of an integer input [batch, length]."""
     found = _field(output, "logits")
     if found is None and isinstance(output, torch.Tensor):
@@ -334,7 +342,7 @@ def _loss(output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]) -> L
                 "loss='mean_square' or pass labels among example_inputs"
             )
         return Loss(value=own, kind="model")
-    logits = _logits(output, integers)
+    logits = scores_of(output, integers)
     if kind == "cross_entropy" or (kind == "auto" and logits is not None):
         if logits is None:
             raise CaptureError(

@@ -1,0 +1,81 @@
+"""Sequences are divided only where tokens are known to meet in attention alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.zoo_modules import MODULES, build_module
+from planner.capture import capture
+from planner.graph import ModelGraph
+
+_TOKENS = [name for name, one in MODULES.items() if one.group == "tokens"]
+_POSITIONS = [name for name, one in MODULES.items() if one.group == "positions"]
+#: Tokens meet before the first block, or between split layers, which have all of them.
+_DIVIDED = {"n-grams", "prefix sums of ids", "window mask", "shift in the mlp"}
+
+
+def _read(name: str) -> ModelGraph:
+    module, inputs = build_module(name)
+    return capture(module, inputs, dtype="float32")
+
+
+@pytest.mark.parametrize("name", [*_TOKENS, *_POSITIONS, "shared block"])
+def test_context_parallelism_is_refused(name: str) -> None:
+    assert _read(name).attention is None
+
+
+@pytest.mark.parametrize("name", [one for one in _TOKENS if one not in _DIVIDED])
+def test_sequence_parallelism_is_refused(name: str) -> None:
+    assert _read(name).whole_stream is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "scaled features", "scalar parameter", "dict output", "tied head"]
+)
+def test_models_whose_tokens_meet_in_attention_are_divided(name: str) -> None:
+    graph = _read(name)
+    assert graph.attention == "causal"
+    assert graph.whole_stream is None
+
+
+def test_the_reason_names_the_module_and_the_op() -> None:
+    graph = _read("cummax tokens")
+    reason = "layers.0.mix lets tokens meet (cummax)"
+    assert graph.whole_stream == reason
+    assert f"no context parallelism: {reason}" in graph.assumptions
+
+
+def test_statistics_in_buffers_are_over_all_tokens() -> None:
+    graph = _read("buffer updated")
+    assert graph.attention is None
+    assert graph.whole_stream is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [
+        ("bert", "full"),
+        ("electra", "full"),
+        ("roberta", None),
+        ("camembert", None),
+        ("xlm-roberta", None),
+        ("data2vec-text", None),
+        ("albert", None),
+    ],
+)
+@pytest.mark.parametrize("meta", [False, True])
+def test_positions_counted_from_an_offset_are_refused(
+    kind: str, attention: str | None, meta: bool
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from planner.capture.small import small_config
+
+    config = small_config(transformers.AutoConfig.for_model(kind))
+
+    def build() -> torch.nn.Module:
+        made: torch.nn.Module = transformers.AutoModelForMaskedLM.from_config(config)
+        return made
+
+    graph = capture(build if meta else build(), {"input_ids": ((2, 16), "int64")})
+    assert graph.attention == attention
