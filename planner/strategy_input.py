@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import CostModel, PricingContext
-from planner.errors import PlanFileError, StrategyError
+from planner.errors import StrategyError
+from planner.reading import parse_json, read_text
 from planner.schema import Strategy
 from planner.search.refine import candidates_of_row
 from planner.space import StrategyTable, patterns_for
+from planner.yaml_reading import parse_yaml
 
 __all__ = ["complete_strategy", "read_strategy"]
 
@@ -36,23 +37,10 @@ def read_strategy(
     if isinstance(source, Mapping):
         return Strategy.from_data(dict(source), where="strategy")
     path = Path(source)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PlanFileError(f"cannot read strategy {path}: {error.strerror}") from error
-    if path.suffix in {".yaml", ".yml"}:
-        import yaml
-
-        try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            reason = " ".join(str(error).split())
-            raise PlanFileError(f"{path}: not YAML: {reason}") from error
-    else:
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlanFileError(f"{path}: not JSON: {error}") from error
+    text = read_text(path, "strategy", pipe=True)
+    as_yaml = path.suffix.lower() in {".yaml", ".yml"}
+    parse = parse_yaml if as_yaml else parse_json
+    data = parse(text, str(path), "strategy")
     if isinstance(data, dict) and "strategy" in data:
         data = data["strategy"]
     return Strategy.from_data(data, where=str(path))

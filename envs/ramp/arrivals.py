@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from envs.ramp.jobs import RampJobs
 from envs.ramp.world import Arrival, check_arrivals
 from planner.errors import StrategyError, UnknownNameError
+from planner.reading import read_text
 
 __all__ = [
     "LAWS",
@@ -203,7 +205,7 @@ def get_law(name: str) -> ArrivalLaw:
 def _rows(path: Path, changed: int) -> tuple[Arrival, ...]:
     del changed
     # Spreadsheets may begin a file with a byte-order mark.
-    with path.open(newline="", encoding="utf-8-sig") as stream:
+    with io.StringIO(read_text(path, "trace", error=StrategyError)) as stream:
         reader = csv.DictReader(stream)
         if reader.fieldnames is None or not set(_COLUMNS) <= set(reader.fieldnames):
             raise StrategyError(

@@ -14,6 +14,7 @@ from planner.capture import capture, load_model, read_profile
 from planner.capture.inputs import InputShape
 from planner.errors import CaptureError, StrategyError
 from planner.graph import ModelGraph
+from planner.reading import read_bytes
 from planner.schema.base import fingerprint_bytes
 
 __all__ = [
@@ -85,13 +86,7 @@ class JobType:
 
 
 def _profile_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CaptureError(
-            f"profile {path} cannot be read ({error.strerror}); give a PipeDream "
-            f"graph.txt"
-        ) from error
+    return read_bytes(path, "profile", error=CaptureError)
 
 
 @lru_cache(maxsize=64)

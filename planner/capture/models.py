@@ -9,7 +9,7 @@ themselves. Nothing is downloaded and no weight is allocated.
 from __future__ import annotations
 
 import importlib
-import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ import yaml
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import InputShape
 from planner.errors import CaptureError, UnknownNameError
+from planner.reading import parse_json, read_text
 
 __all__ = [
     "Architecture",
@@ -36,6 +37,18 @@ __all__ = [
 #: Default tokens per sample where a config allows more.
 _LONGEST_DEFAULT = 8192
 _LENGTHS = ("max_position_embeddings", "n_positions")
+
+#: Largest config.json; some list names of their labels.
+_MOST_BYTES = 4 * 10**6
+#: Most of what a model has a module, or a name, for each of, by words in the field's
+#: name, and the largest of any other number.
+_MOST = (
+    (re.compile(r"(^|_)(n_?layers?|layers?|blocks?|depths?|stages?)(_|$)"), 2048),
+    (re.compile(r"(^|_)(experts?|heads?|groups?)(_|$)"), 2**16),
+    (re.compile(r"(^|_)labels?(_|$)"), 10**6),
+)
+_SIZES = re.compile(r"(^|_)(size|dim|vocab)(_|$)")
+_MOST_SIZE = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +175,7 @@ def load_config(
     Raises:
         CaptureError: If transformers knows no such config, or a field is wrong.
     """
+    _require_buildable(data, "the config")
     given = dict(data)
     kind = given.pop("model_type", None)
     if not isinstance(kind, str):
@@ -203,27 +217,59 @@ def _config_errors() -> tuple[type[Exception], ...]:
 def _config_data(path: Path) -> dict[str, Any]:
     """Read the JSON of a config, and check that it is one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        text = read_text(path, "config", most=_MOST_BYTES, error=CaptureError)
+    except CaptureError as error:
         raise CaptureError(
-            f"hf:{path} cannot be read ({error.strerror}); give a config.json or the "
-            f"folder that holds one, already on this machine"
+            f"hf:{path}: {error}; name a config.json of transformers or the folder "
+            f"that holds one, already on this machine"
         ) from error
-    except ValueError as error:
-        raise CaptureError(
-            f"hf:{path} is not JSON ({error}); give a transformers config.json"
-        ) from error
+    # Some published configs have infinities among their generation settings.
+    data = parse_json(text, f"hf:{path}", "config", plain=False, error=CaptureError)
     if not isinstance(data, dict) or "model_type" not in data:
         raise CaptureError(
             f"hf:{path} has no 'model_type'; give a config.json of transformers"
         )
+    _require_buildable(data, f"hf:{path}")
     return data
+
+
+def _require_buildable(data: Mapping[str, Any], where: str) -> None:
+    """Refuse numbers of modules, and sizes, that no model has.
+
+    Raises:
+        CaptureError: Naming the first such field and the most that is read.
+    """
+    inner: list[Mapping[str, Any]] = [data]
+    while inner:
+        part = inner.pop()
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                inner.append(value)
+                continue
+            most = _most(str(name))
+            for number in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(number, Mapping):
+                    inner.append(number)
+                elif isinstance(number, int) and abs(number) > most:
+                    raise CaptureError(
+                        f"{where} has {name}={number}; at most {most:,} is read"
+                    )
+
+
+def _most(name: str) -> int:
+    """Largest whole number of a field."""
+    if _SIZES.search(name):
+        return _MOST_SIZE
+    return next((most for words, most in _MOST if words.search(name)), _MOST_SIZE)
 
 
 def _from_path(
     ref: str, seq_len: int | None, batch: int, allow_remote_code: bool
 ) -> LoadedModel:
-    given = Path(ref.removeprefix("hf:")).expanduser()
+    try:
+        given = Path(ref.removeprefix("hf:")).expanduser()
+    except RuntimeError as error:
+        raise CaptureError(f"{ref}: {error} Name the path without ~") from error
     path = given / "config.json" if given.is_dir() else given
     data = _config_data(path)
     if "auto_map" in data and not allow_remote_code:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from planner.errors import CaptureError
 from planner.graph.model import Block, BlockKind, Edge, ModelGraph, Parameter
+from planner.reading import read_text
 
 __all__ = ["ProfileNode", "parse_profile", "read_profile"]
 
@@ -232,12 +233,7 @@ def parse_profile(
         CaptureError: If a line is malformed; names file, line and rule.
     """
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CaptureError(
-            f"profile {file} cannot be read ({error}); give a PipeDream graph.txt"
-        ) from error
+    text = read_text(file, "profile", error=CaptureError)
     nodes, edges = _parse(text, file.name)
     if not nodes:
         raise CaptureError(f"{file.name} has no nodes; give a PipeDream graph.txt")

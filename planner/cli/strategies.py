@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -123,12 +122,9 @@ def read_config(file: str) -> str:
     Raises:
         PlanFileError: If it cannot be read.
     """
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PlanFileError(f"{file} is not a text file: {error.reason}") from error
-    except OSError as error:
-        raise PlanFileError(f"cannot read {file}: {error.strerror}") from error
+    from planner.reading import read_text
+
+    return read_text(file, "config", pipe=True)
 
 
 def tell_ignored(imported: Imported) -> None:

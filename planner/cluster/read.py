@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from planner.cluster.detect import detect_document
 from planner.cluster.presets import (
@@ -17,7 +14,8 @@ from planner.cluster.presets import (
     known_type,
     preset_document,
 )
-from planner.errors import ClusterError, PlanFileError, UnknownNameError
+from planner.errors import ClusterError, UnknownNameError
+from planner.reading import parse_json, read_text
 from planner.schema.cluster import (
     ClusterDocument,
     DeviceType,
@@ -26,6 +24,7 @@ from planner.schema.cluster import (
     Link,
 )
 from planner.schema.probe import ProbeDocument
+from planner.yaml_reading import parse_yaml
 
 __all__ = ["named_types", "parse_cluster", "probed_document", "read_cluster"]
 
@@ -62,40 +61,13 @@ def parse_cluster(text: str) -> tuple[ClusterDocument, str]:
 def read_cluster(path: str | os.PathLike[str]) -> ClusterDocument:
     """Read a file; see :meth:`planner.cluster.Cluster.from_file`."""
     where = os.fspath(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise PlanFileError(f"cannot read cluster {where}: {reason}") from error
-    if where.lower().endswith((".yaml", ".yml")):
-        data = _yaml(text, where)
-    else:
-        data = _json(text, where)
+    text = read_text(path, "cluster", pipe=True)
+    as_yaml = where.lower().endswith((".yaml", ".yml"))
+    parse = parse_yaml if as_yaml else parse_json
+    data = parse(text, where, "cluster")
     if isinstance(data, dict) and data.get("document") == "probe":
         return probed_document(ProbeDocument.from_data(data, where=where))
     return ClusterDocument.from_data(named_types(data), where=where)
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanFileError(
-            f"{where}: not a whole JSON document (line {error.lineno}: {error.msg}); "
-            f"was it cut off, or is it not a cluster?"
-        ) from error
-
-
-def _yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise PlanFileError(
-            f"{where}: not YAML{line}: {problem}; check indentation and brackets there"
-        ) from error
 
 
 def named_types(data: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -119,8 +121,8 @@ class Keys:
             value = _number(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise StrategyError(
-                f"{self.where}{key}={value!r} is not of type {kind.__name__}; correct "
-                f"it, or leave it out"
+                f"{self.where}{key}={reprlib.repr(value)} is not of type "
+                f"{kind.__name__}; correct it, or leave it out"
             )
         return value
 
@@ -163,9 +165,10 @@ class Keys:
 
 def _number(value: int | str) -> Any:
     try:
-        return float(value)
-    except ValueError:
+        number = float(value)
+    except (ValueError, OverflowError):
         return value
+    return number if math.isfinite(number) else value
 
 
 def divided(what: str, whole: int, *, by: int, rule: str) -> int:
@@ -174,6 +177,10 @@ def divided(what: str, whole: int, *, by: int, rule: str) -> int:
     Raises:
         StrategyError: If there is one: value, rule.
     """
+    if by < 1:
+        raise StrategyError(
+            f"{what}={whole} is divided by {by} ({rule}); give 1 or more"
+        )
     each, rest = divmod(whole, by)
     if rest or not each:
         raise StrategyError(f"{what}={whole} is not a multiple of {by} ({rule})")

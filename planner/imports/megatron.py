@@ -34,6 +34,8 @@ _SWITCHES = (
     "torch-fsdp2-no-reshard-after-forward",
 )
 _REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([A-Za-z])\*(\d+)")
+#: Longest layout, repetitions written out.
+_LONGEST_LAYOUT = 20_000
 _GRANULARITY = {"full": "full", "selective": "selective", None: "none"}
 _CONTEXT = {"p2p": "ring", "a2a": "all_to_all", "allgather": "ring", "a2a+p2p": "ring"}
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -336,13 +338,18 @@ def _even(
 
 def _layout(text: str) -> tuple[int, ...]:
     """Layers of each stage of ``E|(t|)*3,m|L``."""
-    bare = text.replace(",", "").replace(" ", "")
+    bare = text[:_LONGEST_LAYOUT].replace(",", "").replace(" ", "")
     while match := _REPEATED.search(bare):
         part = match[1] if match[1] is not None else match[3]
         count = int(match[2] or match[4])
         if count > 4096:
             raise StrategyError(
                 f"--pipeline-model-parallel-layout repeats {count} times"
+            )
+        if len(bare) + len(part) * count > _LONGEST_LAYOUT:
+            raise StrategyError(
+                f"--pipeline-model-parallel-layout has more than {_LONGEST_LAYOUT:,} "
+                f"layers and stages once its repetitions are written out"
             )
         bare = bare[: match.start()] + part * count + bare[match.end() :]
     wrong = set(bare) - set("EtmL|")

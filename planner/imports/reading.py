@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
-import yaml
+from pydantic import ValidationError
 
-from planner.errors import PlanFileError, UnknownNameError
+from planner.errors import PlanFileError, StrategyError, UnknownNameError
 from planner.imports.accelerate import accelerate_strategy
 from planner.imports.base import Imported, Wanted
 from planner.imports.deepspeed import deepspeed_strategy
 from planner.imports.megatron import megatron_strategy
+from planner.reading import parse_json
+from planner.schema.base import first_problem
+from planner.yaml_reading import parse_yaml
 
 __all__ = ["SOURCES", "detect_source", "import_text"]
 
@@ -75,6 +77,17 @@ def import_text(
         StrategyError: If it contradicts itself.
         UnknownNameError: If there is no such source, or a key is not known.
     """
+    try:
+        return _imported(source, text, wanted, where, recompute)
+    except ValidationError as error:
+        # A value that the config's own rules let pass, and a strategy's do not.
+        problem = first_problem(error, "strategy")
+        raise StrategyError(f"{where} as a strategy: {problem}; correct it") from error
+
+
+def _imported(
+    source: str, text: str, wanted: Wanted, where: str, recompute: Any
+) -> Imported:
     if source == "megatron":
         try:
             words = shlex.split(text, comments=True)
@@ -91,12 +104,9 @@ def import_text(
 
 def _mapping(text: str, where: str) -> dict[str, Any]:
     """JSON or YAML; JSON first, whose errors say more."""
-    try:
-        as_json = text.lstrip()[:1] == "{"
-        data = json.loads(text) if as_json else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise PlanFileError(f"{where}: neither JSON nor YAML: {reason}") from error
+    as_json = text.lstrip()[:1] == "{"
+    parse = parse_json if as_json else parse_yaml
+    data = parse(text, where, "config")
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise PlanFileError(f"{where}: not a mapping of keys to values")
     return data

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from planner.errors import CalibrationError
+from planner.reading import read_text
 
 __all__ = ["Point", "parse_point", "parse_points", "read_cells", "read_points"]
 
@@ -34,6 +35,8 @@ _INTEGERS = (
     "microbatch",
     "global_batch",
 )
+#: Above any whole number of a run: vocabulary, sequence, batch.
+_MOST = 2**31
 _NEEDED = ("point_id", "model", "gpu", "n_gpus", "metric", "value")
 
 
@@ -130,10 +133,10 @@ def _integer(row: Mapping[str, str], name: str, where: str) -> int | None:
     least = 0 if name == "zero" else 1
     if value is None:
         return None
-    if value < least or value != int(value):
+    if not least <= value < _MOST or value != int(value):
         raise CalibrationError(
-            f"{where}: {name}={row[name]!r} is not a whole number of at least {least}; "
-            f"correct it, or leave it empty"
+            f"{where}: {name}={row[name]!r} is not a whole number from {least} to "
+            f"{_MOST:,}; correct it, or leave it empty"
         )
     return int(value)
 
@@ -187,12 +190,7 @@ def read_cells(path: str | Path) -> Iterator[tuple[dict[str, str], str]]:
     Raises:
         CalibrationError: If it cannot be read or lacks a column that every row needs.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(
-            f"{path} cannot be read ({error}); give a CSV file in UTF-8"
-        ) from error
+    text = read_text(path, "measurements", error=CalibrationError)
     return _rows(text.splitlines(keepends=True), str(path))
 
 
@@ -210,5 +208,10 @@ def _rows(lines: Iterable[str], name: str) -> Iterator[tuple[dict[str, str], str
             f"{name} has no column {missing[0]!r}; the header needs "
             f"{', '.join(_NEEDED)}"
         )
-    for row in reader:
-        yield row, f"{name}, line {reader.line_num}"
+    try:
+        for row in reader:
+            yield row, f"{name}, line {reader.line_num}"
+    except csv.Error as error:
+        raise CalibrationError(
+            f"{name}, line {reader.line_num}: {error}; correct it"
+        ) from error

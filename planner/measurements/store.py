@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from planner.cluster import Cluster
@@ -16,6 +15,7 @@ from planner.cost import Recipe, get_recipe
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.errors import CalibrationError, UnknownNameError
 from planner.measurements.catalogues import DATA, fitted_constants, frameworks
+from planner.reading import parse_json, read_text
 from planner.schema.base import write_atomically
 
 __all__ = [
@@ -163,13 +163,7 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
         CalibrationError: If the file cannot be read, is of another version, or holds a
             constant that is unknown or out of its bounds.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError(
-            f"{os.fspath(path)} cannot be read ({error}); give a file that "
-            f"`meshwright calibrate` wrote"
-        ) from error
+    text = read_text(path, "constants", error=CalibrationError)
     return _parse(text, os.fspath(path))
 
 
@@ -196,13 +190,7 @@ def shipped() -> Calibration:
 
 
 def _parse(text: str, where: str) -> Calibration:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise CalibrationError(
-            f"{where} is not JSON ({error}); give a file that `meshwright calibrate` "
-            f"wrote"
-        ) from error
+    found = parse_json(text, where, "calibration", error=CalibrationError)
     version = found.get("format_version") if isinstance(found, dict) else None
     if version != _VERSION:
         raise CalibrationError(

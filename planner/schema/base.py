@@ -10,27 +10,45 @@ import hashlib
 import json
 import math
 import os
+import reprlib
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema
 
 from planner.errors import PlanFileError
+from planner.reading import parse_json, read_bytes, require_modest
 
 __all__ = [
+    "MOST_DEVICES",
     "AnyFloat",
+    "Count",
     "Document",
     "fingerprint_bytes",
     "fingerprint_parameters",
+    "first_problem",
     "leaf_defaults",
     "leaf_of",
     "require_writable",
     "spell_non_finite",
     "write_atomically",
 ]
+
+#: Most devices of a cluster or of a mesh.
+MOST_DEVICES = 2**20
+#: A number of things that are gone through one by one: devices, stages, microbatches.
+Count = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 
 #: A measured number that may have diverged; NaN and the infinities are strings in JSON.
 AnyFloat = Annotated[
@@ -40,6 +58,12 @@ AnyFloat = Annotated[
         {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
     ),
 ]
+
+
+#: Shows what was given; what does not fit is longer than a message has room for.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 70
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
@@ -110,6 +134,18 @@ def _mode(target: Path) -> int:
     return 0o666 & ~mask
 
 
+def _stop_early(schema: Any) -> None:
+    """Let each list and tuple of a schema of pydantic stop at its first error."""
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            _stop_early(part)
+    elif isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _stop_early(part)
+
+
 class Document(BaseModel):
     """Base of all documents: unknown fields are refused, values cannot change.
 
@@ -126,6 +162,15 @@ class Document(BaseModel):
     KIND: ClassVar[str] = "document"
     #: Fields that depend on the clock, left out of :meth:`canonical_bytes`.
     CLOCK_FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Stop at the first wrong entry of a list: a million errors fill memory."""
+        schema = handler(source)
+        _stop_early(schema)
+        return schema
 
     def to_data(self) -> dict[str, Any]:
         """Return JSON values; NaN and the infinities, where allowed, as strings."""
@@ -153,18 +198,17 @@ class Document(BaseModel):
             PlanFileError: If the text is not JSON, is truncated, is of a newer
                 schema, or a field is missing, unknown or of the wrong type.
         """
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PlanFileError(
-                f"{where}: not a whole JSON document ({_json_problem(error)}); "
-                f"was it cut off, or is it not a {cls.KIND}?"
-            ) from error
-        return cls.from_data(data, where=where)
+        data = parse_json(text, where, cls.KIND, plain=False)
+        return cls._of_modest(data, where)
 
     @classmethod
     def from_data(cls, data: Any, *, where: str = "<data>") -> Self:
         """Validate parsed JSON or YAML; see :meth:`from_json`."""
+        require_modest(data, where, cls.KIND, plain=False)
+        return cls._of_modest(data, where)
+
+    @classmethod
+    def _of_modest(cls, data: Any, where: str) -> Self:
         if not isinstance(data, dict):
             raise PlanFileError(
                 f"{where}: a {cls.KIND} is an object with fields, this is "
@@ -174,7 +218,7 @@ class Document(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            problem = _first_problem(error, cls.KIND)
+            problem = first_problem(error, cls.KIND)
             raise PlanFileError(f"{where}: {problem}") from error
 
     @classmethod
@@ -184,12 +228,7 @@ class Document(BaseModel):
         Raises:
             PlanFileError: As :meth:`from_json`, or if the file cannot be read.
         """
-        try:
-            text = Path(path).read_bytes()
-        except OSError as error:
-            raise PlanFileError(
-                f"cannot read {cls.KIND} {os.fspath(path)}: {error.strerror}"
-            ) from error
+        text = read_bytes(path, cls.KIND, pipe=True)
         return cls.from_json(text, where=os.fspath(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -223,15 +262,7 @@ def spell_non_finite(value: Any) -> Any:
     return value
 
 
-def _json_problem(error: ValueError | RecursionError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"line {error.lineno} column {error.colno}: {error.msg}"
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is not UTF-8 text"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
-def _first_problem(error: ValidationError, kind: str) -> str:
+def first_problem(error: ValidationError, kind: str) -> str:
     """One line: which field, what is wrong, what was given, how many more there are."""
     problems = error.errors(include_url=False, include_context=False)
     first = problems[0]
@@ -240,7 +271,7 @@ def _first_problem(error: ValidationError, kind: str) -> str:
     message = message[0].lower() + message[1:]
     text = f"field {field}: {message}" if field else f"{kind}: {message}"
     if first["type"] not in {"missing", "extra_forbidden"}:
-        shown = repr(first.get("input"))
+        shown = _SHORT.repr(first.get("input"))
         if len(shown) <= 60 and shown not in text:
             text += f" (got {shown})"
     more = len(problems) - 1

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from planner.schema.base import Document
+from planner.schema.base import MOST_DEVICES, Count, Document
 
 __all__ = [
     "PEAK_DTYPES",
@@ -36,7 +36,6 @@ PEAK_DTYPES = (
     "float4_e2m1fn_x2",
 )
 
-Count = Annotated[int, Field(ge=1)]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
@@ -119,8 +118,8 @@ class HostGroup(Document):
     """
 
     name: str
-    count: Annotated[int, Field(ge=1)]
-    devices_per_host: Annotated[int, Field(ge=1)]
+    count: Count
+    devices_per_host: Count
     device: str
     link: Link
     compute_slots: Annotated[float, Field(gt=0)] | None = None
@@ -222,6 +221,11 @@ class ClusterDocument(Document):
         count = self.num_devices
         if not count:
             raise ValueError("hosts is empty; give at least one group of hosts")
+        if count > MOST_DEVICES:
+            raise ValueError(
+                f"hosts hold {count:,} devices; at most {MOST_DEVICES:,} are "
+                f"planned for"
+            )
         for start, stop in self.occupied:
             if not 0 <= start < stop <= count:
                 raise ValueError(

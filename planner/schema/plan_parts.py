@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from planner.schema.base import Document
+from planner.schema.base import Count, Document
 
 __all__ = [
     "Alternative",
@@ -24,7 +24,8 @@ __all__ = [
 Seconds = Annotated[float, Field(ge=0)]
 Bytes = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+#: Tokens, samples, values: nothing is made for each.
+Size = Annotated[int, Field(ge=1, le=2**40)]
 
 
 class ModelReference(Document):
@@ -61,7 +62,7 @@ class ModelReference(Document):
         "nothing is known of how the model's tokens meet (model.whole_stream)"
     )
     mixing: tuple[str, ...] = ()
-    batch_norm_values: Count | None = None
+    batch_norm_values: Size | None = None
 
 
 class ClusterReference(Document):
@@ -101,7 +102,7 @@ class InputSpec(Document):
     name: str
     shape: tuple[Annotated[int, Field(ge=0)], ...]
     dtype: str
-    high: Count | None = None
+    high: Size | None = None
 
 
 class Workload(Document):
@@ -119,8 +120,8 @@ class Workload(Document):
             encoder-decoders and for classes of tokens.
     """
 
-    global_batch: Count
-    seq_len: Count | None = None
+    global_batch: Size
+    seq_len: Size | None = None
     inputs: tuple[InputSpec, ...] = ()
     loss: Literal["cross_entropy", "model", "mean_square"] = "cross_entropy"
     label_shift: Literal[0, 1] = 1

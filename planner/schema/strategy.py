@@ -8,7 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from planner.schema.base import Document, leaf_defaults, leaf_of
+from planner.schema.base import (
+    MOST_DEVICES,
+    Count,
+    Document,
+    leaf_defaults,
+    leaf_of,
+)
 from planner.schema.methods import (
     GradientCompression,
     Synchronisation,
@@ -41,7 +47,11 @@ Recompute = Literal["none", "selective", "full"]
 #: How ranks that share a sequence attend to all of it: they trade the sequence for
 #: heads, or keys and values travel around them.
 ContextAlgorithm = Literal["all_to_all", "ring"]
-Degree = Annotated[int, Field(ge=1)]
+Degree = Count
+#: Most stages; most of their turns in a step, one a microbatch.
+_MOST_STAGES, _MOST_TURNS = 2**13, 2**21
+#: Most samples in a step.
+_MOST_SAMPLES = 2**40
 
 
 class Mesh(Document):
@@ -57,6 +67,15 @@ class Mesh(Document):
     cp: Degree = 1
     tp: Degree = 1
     ep: Degree = 1
+
+    @model_validator(mode="after")
+    def _devices_can_be_counted(self) -> Mesh:
+        if self.num_devices > MOST_DEVICES:
+            raise ValueError(
+                f"pp x dp_replicate x dp_shard x cp x tp = {self.num_devices:,} "
+                f"devices; at most {MOST_DEVICES:,} are planned for"
+            )
+        return self
 
     @property
     def num_devices(self) -> int:
@@ -272,6 +291,27 @@ class Strategy(Document):
     compile: bool = False
     device_ranges: tuple[tuple[int, int], ...] = ()
     semantics: Literal["exact", "approximate"] = "exact"
+
+    @model_validator(mode="after")
+    def _work_can_be_listed(self) -> Strategy:
+        stages = self.mesh.pp * self.virtual_stages
+        if stages > _MOST_STAGES:
+            raise ValueError(
+                f"pp={self.mesh.pp} x virtual_stages={self.virtual_stages} = "
+                f"{stages:,} stages; use at most {_MOST_STAGES:,}"
+            )
+        turns = stages * self.num_microbatches
+        if turns > _MOST_TURNS:
+            raise ValueError(
+                f"{stages:,} stages x num_microbatches={self.num_microbatches:,} = "
+                f"{turns:,} turns of a stage in a step; use at most {_MOST_TURNS:,}"
+            )
+        if self.global_batch > _MOST_SAMPLES:
+            raise ValueError(
+                f"microbatch_size x num_microbatches x data parallel = "
+                f"{self.global_batch:,} samples a step; use at most {_MOST_SAMPLES:,}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _stages_fit_the_mesh(self) -> Strategy:

@@ -183,7 +183,7 @@ def test_a_local_config_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("{", "is not JSON"),
+        ("{", "not a whole JSON document"),
         ("[]", "no 'model_type'"),
         ('{"model_type": "no-such-model"}', "no-such-model"),
     ],
@@ -196,7 +196,7 @@ def test_a_malformed_config_is_refused(tmp_path: Path, text: str, match: str) ->
 
 
 def test_a_missing_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="cannot be read"):
+    with pytest.raises(CaptureError, match="cannot read config"):
         load_model(f"hf:{tmp_path / 'absent'}")
 
 

@@ -86,7 +86,7 @@ def test_a_malformed_profile_names_the_line(
 
 
 def test_a_missing_profile_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="cannot be read"):
+    with pytest.raises(CaptureError, match="cannot read profile"):
         read_profile(tmp_path / "absent.txt")
 
 

@@ -131,4 +131,4 @@ def test_files_that_are_not_there(
     assert "calibrate" in refused.error
     plan_words = ("plan", "--model", f"hf:{TINY}", "--cluster", "dgx-a100:1")
     refused = ask(capsys, *plan_words, "--global-batch", "8", "--calibration", gone)
-    assert "gone cannot be read" in refused.error
+    assert "gone: No such file" in refused.error

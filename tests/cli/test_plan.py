@@ -156,7 +156,7 @@ def _error(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
         ("--model gpt2 --cluster dgx-a10", "unknown cluster preset 'dgx-a10'; did you"),
         ("--model gpt2 --cluster dgx-a100:0", "'0' is not a number of at least 1"),
         ("--model gpt2 --cluster no.yaml", "cannot read cluster no.yaml: No such file"),
-        ("--model hf:no/config --cluster dgx-a100", "hf:no/config cannot be read"),
+        ("--model hf:no/config --cluster dgx-a100", "hf:no/config: cannot read config"),
         ("--model no.module:f --cluster dgx-a100", "cannot import 'no.module'"),
         ("--model no.txt --cluster dgx-a100", "no.txt"),
         ("--model json:nothing --cluster dgx-a100", "has no function 'nothing'"),

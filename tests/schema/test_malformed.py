@@ -215,7 +215,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PlanFileError, match=r"cannot read plan .*No such file"):
         Plan.load(tmp_path / "none.json")
-    with pytest.raises(PlanFileError, match=r"cannot read plan .*Is a directory"):
+    with pytest.raises(PlanFileError, match=r"cannot read plan .*it is a folder"):
         Plan.load(tmp_path)
 
 
