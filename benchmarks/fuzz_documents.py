@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import datetime
 import functools
 import hashlib
@@ -354,17 +355,17 @@ def _mutate_data(data: Any, rng: random.Random) -> None:
     part, key = rng.choice(places)
     how = rng.randrange(8)
     if how < 4:
-        part[key] = rng.choice(_VALUES)
+        part[key] = copy.deepcopy(rng.choice(_VALUES))
     elif how == 4:
         del part[key]
     elif how == 5 and isinstance(part, dict):
-        part[str(rng.choice(_VALUES))] = part[key]
+        part[str(rng.choice(_VALUES))] = copy.deepcopy(part[key])
     elif how == 6 and isinstance(part[key], int | float):
         part[key] = part[key] * rng.choice((-1, 0, 2, 0.5, 1000, 10**9))
     else:
         other, name = rng.choice(places)
         # A copy: a document holds no part of itself.
-        part[key] = json.loads(json.dumps(other[name]))
+        part[key] = copy.deepcopy(other[name])
 
 
 def _mutate_bytes(raw: bytes, rng: random.Random) -> bytes:
@@ -484,8 +485,8 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (taken + BYTES, taken + BYTES))
 
 
-def _work(kind: str, seed: int, folder: Path, pipe: Connection) -> None:
-    """Judge mutations by number until told to stop; runs in a process of its own."""
+def _work(kind: str, folder: Path, pipe: Connection) -> None:
+    """Judge the mutated file each time it is asked to; runs in a process of its own."""
     signal.signal(signal.SIGALRM, _late)
     suffix = KINDS[kind].suffix
     first = folder / f"real{suffix}"
@@ -499,34 +500,35 @@ def _work(kind: str, seed: int, folder: Path, pipe: Connection) -> None:
     if not originals:
         raise SystemExit(f"{kind}: no real document is accepted: {found.popitem()[1]}")
     _limit_memory()
-    path = folder / f"mutation{suffix}"
-    pipe.send("ready")
-    while (number := pipe.recv()) is not None:
-        rng = random.Random(f"{seed} {kind} {number}")
-        path.write_bytes(mutate(rng.choice(originals), kind, rng))
-        pipe.send(judge(kind, path))
+    pipe.send(originals)
+    while pipe.recv():
+        pipe.send(judge(kind, folder / f"mutation{suffix}"))
 
 
 class _Worker:
     """A process that judges mutations of one kind; it is started anew when it dies."""
 
     def __init__(self, kind: str, seed: int, folder: Path) -> None:
-        self._arguments = kind, seed, folder
+        self._kind, self._seed, self._folder = kind, seed, folder
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        arguments = (*self._arguments, theirs)
+        arguments = (self._kind, self._folder, theirs)
         self._process = context.Process(target=_work, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
-        if not self._pipe.poll(120) or self._pipe.recv() != "ready":
-            raise SystemExit(f"{self._arguments[0]}: the worker does not start")
+        if not self._pipe.poll(120):
+            raise SystemExit(f"{self._kind}: the worker does not start")
+        self._originals: list[str] = self._pipe.recv()
 
     def judge(self, number: int) -> tuple[str, str]:
         """Judge one mutation; a worker that dies or hangs is replaced."""
-        self._pipe.send(number)
+        rng = random.Random(f"{self._seed} {self._kind} {number}")
+        path = self._folder / f"mutation{KINDS[self._kind].suffix}"
+        path.write_bytes(mutate(rng.choice(self._originals), self._kind, rng))
+        self._pipe.send(True)
         try:
             if self._pipe.poll(4 * SECONDS):
                 found: tuple[str, str] = self._pipe.recv()
@@ -541,7 +543,7 @@ class _Worker:
 
     def close(self) -> None:
         """End the process."""
-        self._pipe.send(None)
+        self._pipe.send(False)
         self._process.join(10)
 
 
