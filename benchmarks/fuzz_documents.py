@@ -480,9 +480,10 @@ def judge(kind: str, path: Path) -> tuple[str, str]:
 
 def _limit_memory() -> None:
     """Allow a gigabyte above what the libraries have taken by now."""
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        taken = int(stream.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + BYTES, taken + BYTES))
+    # Data, not addresses: libraries go on to map files of their own.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    taken = int(re.search(r"VmData:\s*(\d+)", status)[1]) * 1024  # type: ignore[index]
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + BYTES, taken + BYTES))
 
 
 def _work(kind: str, folder: Path, pipe: Connection) -> None:

@@ -163,7 +163,7 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
         CalibrationError: If the file cannot be read, is of another version, or holds a
             constant that is unknown or out of its bounds.
     """
-    text = read_text(path, "constants", error=CalibrationError)
+    text = read_text(path, "constants of meshwright calibrate", error=CalibrationError)
     return _parse(text, os.fspath(path))
 
 
