@@ -488,14 +488,18 @@ def _limit_memory() -> None:
 
 def _work(kind: str, folder: Path, pipe: Connection) -> None:
     """Judge the mutated file each time it is asked to; runs in a process of its own."""
+    from planner.errors import MeshwrightError
+
     signal.signal(signal.SIGALRM, _late)
     suffix = KINDS[kind].suffix
     first = folder / f"real{suffix}"
     found = {}
     for text in seeds(kind):
         first.write_bytes(text.encode())
-        # Twice: the first time libraries are loaded and models are read.
-        found[text] = [judge(kind, first) for _ in range(2)][1]
+        # Once without a limit: libraries are loaded, and models are read.
+        with contextlib.suppress(MeshwrightError):
+            read(kind, first)
+        found[text] = judge(kind, first)
     # Some are for another number of processes.
     originals = [text for text, (outcome, _) in found.items() if outcome == "accepted"]
     if not originals:

@@ -261,7 +261,7 @@ def _check_names(
 
 
 def _problem(value: Any, plain: bool) -> str | None:
-    """What is wrong with a value that is neither a list nor an object."""
+    """Fault of a value that is neither a list nor an object; None without one."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
