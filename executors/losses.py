@@ -9,7 +9,7 @@ global batch, times the data-parallel degree, because the gradient reduction of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -36,22 +36,37 @@ def select_output(output: Any, kind: LossKind) -> torch.Tensor:
             failing these, the first tensor.
 
     Raises:
-        ExecutionError: If the output holds no tensor.
+        ExecutionError: If the output holds no tensor, or no scalar for ``model``.
     """
     wanted = "loss" if kind == "model" else "logits"
     found = output.get(wanted) if isinstance(output, Mapping) else None
     if found is None:
         found = getattr(output, wanted, None)
     if isinstance(found, torch.Tensor):
-        return found
+        return _require_scalar(found, kind)
     values = output.values() if isinstance(output, Mapping) else output
     for value in (output,) if isinstance(output, torch.Tensor) else tuple(values):
         if isinstance(value, torch.Tensor):
-            return value
+            return _require_scalar(value, kind)
     raise ExecutionError(
         f"the model's forward returned {type(output).__name__} without a tensor; the "
         f"loss {kind!r} needs one"
     )
+
+
+def _require_scalar(found: torch.Tensor, kind: LossKind) -> torch.Tensor:
+    """Return the tensor.
+
+    Raises:
+        ExecutionError: If it ought to be the model's own loss and is no scalar.
+    """
+    if kind == "model" and found.numel() != 1:
+        raise ExecutionError(
+            f"the plan's loss is the model's own, but forward returned a tensor of "
+            f"shape {list(found.shape)} and no scalar loss; give forward the labels, "
+            f"or plan with loss='cross_entropy' or 'mean_square'"
+        )
+    return found
 
 
 def target_of(
@@ -119,6 +134,7 @@ class LossFunction:
         kind: See :class:`planner.schema.Workload`.
         data_parallel: By which gradient reduction divides.
         label_shift: See :class:`planner.schema.Workload`.
+        own_loss: The same.
         vocabulary: The tp axis, if it has dealt out the classes of the output.
         count: Terms of the mean over the global batch, set by :meth:`prepare`.
     """
@@ -128,6 +144,9 @@ class LossFunction:
     label_shift: int = 1
     vocabulary: dist.ProcessGroup | None = None
     count: float = 1.0
+    own_loss: Literal["tokens", "coupled"] | None = None
+    #: True if microbatches of the model's own loss weigh as many as they have labels.
+    _weighed: bool = field(default=False, init=False)
 
     def prepare(self, batch: Mapping[str, torch.Tensor], num_microbatches: int) -> None:
         """Count the terms of the mean over a global batch.
@@ -137,12 +156,17 @@ class LossFunction:
             num_microbatches: Microbatches of each data-parallel rank.
 
         Raises:
-            ExecutionError: If every target is ignored.
+            ExecutionError: If every target is ignored, or parts of the batch have
+                other weights than their means say.
         """
+        self._weighed = False
+        parts = num_microbatches * self.data_parallel
+        if self.kind == "model" and self._uneven(batch, parts):
+            self._weighed = True
         target = self.target(batch)
         if target is None:
             # Means of equal microbatches: their mean is the global mean.
-            self.count = float(num_microbatches * self.data_parallel)
+            self.count = float(parts)
             return
         self.count = float((target != _IGNORED).sum())
         if not self.count:
@@ -152,8 +176,37 @@ class LossFunction:
             )
 
     def target(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Target of each output, see :func:`target_of`."""
+        """Target of each output, see :func:`target_of`; labels that weigh a mean."""
+        if self._weighed:
+            return _shifted(batch["labels"], self.label_shift)
         return target_of(batch, self.kind, self.label_shift)
+
+    def _uneven(self, batch: Mapping[str, torch.Tensor], parts: int) -> bool:
+        """Return True if the parts of a batch differ in labels that count.
+
+        Raises:
+            ExecutionError: If they do, and no weights make their means the whole one.
+        """
+        labels = batch.get("labels")
+        if labels is None or not _is_integer(labels) or parts == 1:
+            return False
+        counted = _shifted(labels, self.label_shift) != _IGNORED
+        counts = counted.reshape(parts, -1).sum(1)
+        if int(counts.min()) == int(counts.max()):
+            return False
+        few, many = int(counts.min()), int(counts.max())
+        if self.own_loss == "tokens" and few:
+            return True
+        why = (
+            "a mean over none is undefined"
+            if self.own_loss == "tokens"
+            else "the model's own loss is not known to be a mean over them"
+        )
+        raise ExecutionError(
+            f"{parts} microbatches of the batch have {few} to {many} labels that count "
+            f"(are not {_IGNORED}), and {why}; plan with loss='cross_entropy' and "
+            f"example_inputs without labels, which weighs every token alike"
+        )
 
     def __call__(
         self, output: Any, target: torch.Tensor | None = None, **_: Any
@@ -167,6 +220,9 @@ class LossFunction:
         value = select_output(output, self.kind).float()
         scale = self.data_parallel / self.count
         if self.kind == "model":
+            if self._weighed:
+                assert target is not None
+                return value.mean() * (target != _IGNORED).sum() * scale
             return value.mean() * scale
         if self.kind == "mean_square":
             return value.square().mean() * scale

@@ -33,6 +33,7 @@ from executors.replicas import replicas_of
 from executors.steps import PlainStep, Step, build_optimizer
 from executors.strategies.context import local_positions, slice_sequence
 from executors.strategies.data_parallel import is_whole
+from planner.errors import ExecutionError
 from planner.schema import Plan, Recompute
 
 __all__ = ["StepResult", "Trainer", "lower_stages"]
@@ -67,6 +68,23 @@ def _own_tokens(
     if positions is None:
         return dict(inputs)
     return slice_sequence(inputs, positions, plan.workload.seq_len or 0)
+
+
+def _require_whole_batch(plan: Plan) -> None:
+    """Refuse to divide a batch whose samples the loss compares with each other.
+
+    Raises:
+        ExecutionError: If the plan does.
+    """
+    strategy = plan.strategy
+    dp, count = strategy.mesh.data_parallel, strategy.num_microbatches
+    if plan.workload.own_loss == "coupled" and dp * count > 1:
+        raise ExecutionError(
+            f"the model's own loss compares the samples of a batch with each other, "
+            f"the plan divides the batch (data parallel {dp} x num_microbatches="
+            f"{count}) and would train on another loss; plan with dp_replicate=1, "
+            f"dp_shard=1 and num_microbatches=1"
+        )
 
 
 def _further_inputs(plan: Plan, model: nn.Module) -> frozenset[str]:
@@ -135,7 +153,8 @@ class Trainer:
 
     Raises:
         FingerprintError: If the model lacks a module that the plan names.
-        ExecutionError: If the model cannot be cut into stages.
+        ExecutionError: If the model cannot be cut into stages, or the plan divides
+            samples that the loss compares.
         StrategyError: If tp cannot split a module.
     """
 
@@ -148,12 +167,14 @@ class Trainer:
         lowered: Sequence[LoweredStage] | None = None,
     ) -> None:
         strategy = plan.strategy
+        _require_whole_batch(plan)
         self.plan, self.place = plan, place
         mesh = strategy.mesh
         self._copies = place.size("replicate") if place.apart else 1
         self.loss = LossFunction(
             kind=plan.workload.loss,
             label_shift=plan.workload.label_shift,
+            own_loss=plan.workload.own_loss,
             # Gradients are averaged over the ranks of one copy if copies are apart.
             data_parallel=mesh.data_parallel * mesh.cp // self._copies,
             vocabulary=place.group("tp") if strategy.sharding.loss_parallel else None,

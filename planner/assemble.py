@@ -65,6 +65,7 @@ def workload(graph: ModelGraph, global_batch: int) -> Workload:
             for name, shape, dtype, high in graph.inputs
         ),
         loss=loss,  # type: ignore[arg-type]
+        own_loss=graph.config.get("own_loss"),  # type: ignore[arg-type]
         label_shift=int(graph.config.get("label_shift", 1)),  # type: ignore[arg-type]
     )
 

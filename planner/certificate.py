@@ -232,6 +232,7 @@ def _key(plan: Plan) -> str:
         "inputs": [(spec.name, spec.dtype) for spec in plan.workload.inputs],
         "loss": plan.workload.loss,
         "label_shift": plan.workload.label_shift,
+        "own_loss": plan.workload.own_loss,
         "steps": _STEPS,
     }
     return _hash(parts)

@@ -179,6 +179,12 @@ def _length(inputs: ExampleInputs) -> int | None:
     return None
 
 
+#: Assumption of every model that returns neither a loss nor logits of tokens.
+_MEAN_SQUARE = (
+    "loss: forward returns neither a loss nor scores of tokens, so training minimises "
+    "the mean square of its output, which is of use for measuring alone; return a loss "
+    "from forward to train on it"
+)
 #: Words in the class names of models whose labels stand at their outputs: the kinds of
 #: loss that transformers names so, and older models that were trained to fill gaps.
 _UNSHIFTED = re.compile(
@@ -280,6 +286,8 @@ def _graph(
     compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
     config = dict(facts.config)
     config["loss"] = reading.loss
+    if reading.own_loss is not None:
+        config["own_loss"] = reading.own_loss
     config["label_shift"] = _label_shift(module, reading)
     sharding = {**roles.patterns, **_expert_patterns(module)}
     whole_stream = why_whole_stream(blocks, made.edges) or _passed_by(roles)
@@ -292,6 +300,8 @@ def _graph(
         if violation is not None:
             attention = None
             assumptions = (*assumptions, f"no context parallelism: {violation}")
+    if reading.loss == "mean_square":
+        assumptions = (*assumptions, _MEAN_SQUARE)
     return ModelGraph(
         name=name,
         ref=ref,

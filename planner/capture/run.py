@@ -80,6 +80,8 @@ class Reading:
         trace: The ops.
         way: The way that worked: ``fake``, ``no_hooks`` or ``real``.
         loss: Kind of the loss.
+        own_loss: Values that the model's own loss is a mean over, see
+            :class:`planner.schema.Workload`.
         assumptions: Guesses that were made.
         attention: Kinds of attention that were called; empty where it was not seen.
     """
@@ -89,6 +91,7 @@ class Reading:
     loss: str
     assumptions: tuple[str, ...]
     attention: frozenset[AttentionKind] = frozenset()
+    own_loss: Literal["tokens", "coupled"] | None = None
 
 
 def trace_model(source: Source) -> Reading:
@@ -156,7 +159,7 @@ def _fake(source: Source, way: str) -> Reading:
         unpacked_sequences(),
         without_fused_rnn(),
     ):
-        loss = _run(source, module, tracer)
+        loss, own = _run(source, module, tracer)
     if way == "no_hooks":
         _assume_saved(tracer)
     return Reading(
@@ -165,6 +168,7 @@ def _fake(source: Source, way: str) -> Reading:
         loss=loss,
         assumptions=tuple(tracer.assumptions),
         attention=frozenset(attention),
+        own_loss=own,
     )
 
 
@@ -172,15 +176,25 @@ def _real(source: Source, way: str) -> Reading:
     module = real_copy(source.module, source.dtype)
     module.train()
     tracer = Tracer(module, op_budget=source.op_budget)
-    loss = _run(source, module, tracer)
+    loss, own = _run(source, module, tracer)
     tracer.assume("real run", "weights are small positive numbers, integers are zero")
     return Reading(
-        trace=tracer.trace, way=way, loss=loss, assumptions=tuple(tracer.assumptions)
+        trace=tracer.trace,
+        way=way,
+        loss=loss,
+        assumptions=tuple(tracer.assumptions),
+        own_loss=own,
     )
 
 
-def _run(source: Source, module: torch.nn.Module, tracer: Tracer) -> str:
-    """Run forward, loss and backward under the tracer; return the kind of the loss."""
+def _run(
+    source: Source, module: torch.nn.Module, tracer: Tracer
+) -> tuple[str, Literal["tokens", "coupled"] | None]:
+    """Run forward, loss and backward under the tracer.
+
+    Returns:
+        Kind of the loss, and what the model's own is a mean over.
+    """
     if source.dtype is not None:
         torch.set_default_dtype(source.dtype)
 
@@ -201,6 +215,7 @@ def _run(source: Source, module: torch.nn.Module, tracer: Tracer) -> str:
             stack.enter_context(repeats_traced_once(module, tracer))
         try:
             loss = compute_loss(module(*args, **kwargs), source.loss, integers)
+            own = _own_loss(loss, source.inputs)
             loss.value.backward()  # type: ignore[no-untyped-call]
         except OpBudgetError:
             raise
@@ -209,7 +224,7 @@ def _run(source: Source, module: torch.nn.Module, tracer: Tracer) -> str:
         except Exception as error:
             error._meshwright_where = _where(error, tracer)  # type: ignore[attr-defined]
             raise
-    return loss.kind
+    return loss.kind, own
 
 
 def _where(error: Exception, tracer: Tracer) -> str:
@@ -352,3 +367,42 @@ def _loss(output: Any, kind: LossKind, integers: Iterable[tuple[int, ...]]) -> L
             )
         return Loss(value=_cross_entropy(logits), kind="cross_entropy")
     return Loss(value=_mean_square(output), kind="mean_square")
+
+
+#: Names of autograd nodes that change no mean, and of sums and scales of losses.
+_RESHAPES = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "AliasBackward0")
+_SUMS = ("AddBackward0", "DivBackward0", "MulBackward0", "MeanBackward0")
+#: Value that autograd keeps for ``reduction="mean"``, and torch's ignore_index.
+_MEAN, _IGNORED = 1, -100
+
+
+def _own_loss(loss: Loss, inputs: ExampleInputs) -> Literal["tokens", "coupled"] | None:
+    """Tell from its autograd nodes what a model's own loss is a mean over.
+
+    A cross entropy with a class for every sample of the batch compares samples with
+    each other, as contrastive losses do; one of as many rows as the labels have tokens
+    is a mean over those. A sum of several losses is no such mean.
+    """
+    if loss.kind != "model":
+        return None
+    first = loss.value.grad_fn
+    while first is not None and first.name() in _RESHAPES:
+        first = first.next_functions[0][0]
+    nodes, seen = [first], []
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node.name() in (*_RESHAPES, *_SUMS):
+            nodes += [following for following, _ in node.next_functions]
+        elif node is not None and node.name() == "NllLossBackward0":
+            seen.append(node)
+    scores: list[tuple[int, ...]] = [tuple(n._saved_self.shape) for n in seen]  # type: ignore[attr-defined]
+    if any(shape == (inputs.batch, inputs.batch) for shape in scores):
+        return "coupled"
+    labels = dict(inputs.shapes).get("labels")
+    if first is None or seen != [first] or labels is None or len(labels.shape) < 2:
+        return None
+    rows, length = labels.shape[0], labels.shape[1]
+    mean: Any = first
+    whole = scores[0][0] in (rows * length, rows * (length - 1))
+    ignored = mean._saved_ignore_index in (_IGNORED, _IGNORED % 2**64)
+    return "tokens" if whole and mean._saved_reduction == _MEAN and ignored else None

@@ -131,6 +131,11 @@ class RunCommand:
     def run(self) -> None:
         """Start the processes (or be one of them), report, clean up."""
         plan = Plan.load(self.plan)
+        if plan.workload.loss == "mean_square":
+            note(
+                "the model returns no loss: training minimises the mean square of its "
+                "output, which is of use for measuring alone"
+            )
         arguments = {
             "plan": str(Path(self.plan).absolute()),
             "model": self._model(plan),

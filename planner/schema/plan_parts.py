@@ -118,6 +118,9 @@ class Workload(Document):
         label_shift: By how many tokens a label is ahead of the output that it is
             compared with: 1 for causal language models, 0 for masked ones, for
             encoder-decoders and for classes of tokens.
+        own_loss: Values that the loss of ``model`` is a mean over: ``tokens``, labels
+            of -100 left out; or ``coupled`` if it compares samples with each other.
+            None if it is not known.
     """
 
     global_batch: Size
@@ -125,6 +128,7 @@ class Workload(Document):
     inputs: tuple[InputSpec, ...] = ()
     loss: Literal["cross_entropy", "model", "mean_square"] = "cross_entropy"
     label_shift: Literal[0, 1] = 1
+    own_loss: Literal["tokens", "coupled"] | None = None
 
 
 class StageMemory(Document):

@@ -131,3 +131,36 @@ def test_a_module_of_ones_own_is_told_by_its_attention(
 
     graph = capture(Tokens(), {"words": ((2, _LENGTH), "int64")}, dtype="float32")
     assert workload(graph, 2).label_shift == shift
+
+
+class _Contrast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        scores = self.left(a) @ self.right(b).T
+        own = torch.arange(len(a), device=a.device)
+        entropy = nn.functional.cross_entropy
+        return (entropy(scores, own) + entropy(scores.T, own)) / 2
+
+
+def test_own_losses_are_told_apart() -> None:
+    pair = {"a": ((4, 8), "float32"), "b": ((4, 8), "float32")}
+    found = workload(capture(_Contrast(), pair, dtype="float32"), 4)
+    assert (found.loss, found.own_loss) == ("model", "coupled")
+    tokens = dict.fromkeys(("input_ids", "labels"), ((4, _LENGTH), "int64"))
+    for name in ("tiny-llama", "tiny-bert", "tiny-mamba"):
+        found = workload(capture(built(name), tokens, dtype="float32"), 4)
+        assert (found.loss, found.own_loss) == ("model", "tokens")
+    routed = built("tiny-mixtral")
+    routed.config.output_router_logits = True  # its loss then has a second term
+    found = workload(capture(routed, tokens, dtype="float32"), 4)
+    assert (found.loss, found.own_loss) == ("model", None)
+
+
+def test_a_plan_says_that_it_minimises_a_mean_square() -> None:
+    graph = capture(nn.Linear(4, 4), {"input": ((2, 4), "float32")}, dtype="float32")
+    assert any("mean square of its output" in text for text in graph.assumptions)
+    graph = capture(built("tiny-llama"), dtype="float32", seq_len=_LENGTH)
+    assert not any("mean square" in text for text in graph.assumptions)

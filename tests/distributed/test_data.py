@@ -150,3 +150,42 @@ def test_keys_that_are_missing_or_that_forward_does_not_take_are_refused(
         assert "'atention_mask', which would not be used" in text
     for text in pool.run(_refusal, 2, plan, "input_ids", None):
         assert "has attention_mask, labels and no 'input_ids'" in text
+
+
+def _labelled(step: int) -> dict[str, torch.Tensor]:
+    return {name: padded(step)[name] for name in ("input_ids", "labels")}
+
+
+def _labelled_losses(plan_json: str, steps: int) -> list[float]:
+    plan = Plan.from_json(plan_json)
+    return list(run(plan, lambda: build("llama"), _labelled, steps=steps).losses)
+
+
+@pytest.mark.parametrize("mesh", [{"dp_replicate": 2}, {"pp": 2}, {"tp": 2}])
+def test_a_model_s_own_loss_weighs_tokens_alike(
+    pool: Pool, mesh: dict[str, int]
+) -> None:
+    made = make_plan("llama", num_microbatches=4, **mesh)
+    (tokens,) = made.workload.inputs
+    labels = tokens.model_copy(update={"name": "labels"})
+    changes = {"inputs": (tokens, labels), "loss": "model", "own_loss": "tokens"}
+    workload = made.workload.model_copy(update=changes)
+    plan = made.model_copy(update={"workload": workload})
+    ours = pool.run(_labelled_losses, 2, plan.to_json(), 3)
+    whole = build_model(lambda: build("llama")).train()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.5)
+    for step, found in enumerate(zip(*ours, strict=True)):
+        optimizer.zero_grad()
+        loss = whole(**_labelled(step)).loss
+        loss.backward()
+        optimizer.step()
+        assert found == pytest.approx([float(loss.detach())] * 2, rel=1e-5)
+
+
+def test_samples_that_a_loss_compares_stay_together(pool: Pool) -> None:
+    made = make_plan("llama", dp_replicate=2)
+    workload = made.workload.model_copy(update={"loss": "model", "own_loss": "coupled"})
+    plan = made.model_copy(update={"workload": workload})
+    for text in pool.run(_refusal, 2, plan.to_json(), None, None):
+        assert "compares the samples of a batch with each other" in text
+        assert "num_microbatches=1" in text

@@ -70,7 +70,9 @@ def test_outputs_of_many_shapes() -> None:
     assert select_output(_Output(loss=loss, logits=logits), "model") is loss
     assert select_output({"logits": logits}, "mean_square") is logits
     assert select_output((None, logits), "mean_square") is logits
-    assert select_output(logits, "model") is logits
+    assert select_output(loss, "model") is loss
+    with pytest.raises(ExecutionError, match="no scalar loss"):
+        select_output({"logits": logits}, "model")
     with pytest.raises(ExecutionError, match="without a tensor"):
         select_output((None, 3), "model")
 
@@ -114,3 +116,34 @@ def test_targets_stand_where_the_model_s_kind_has_them() -> None:
     ]
     labelled = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
     assert targets(labelled, 1) == [[2, 3, -100]]
+
+
+def _own(target: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def test_a_model_s_own_mean_over_tokens_is_weighed_by_tokens() -> None:
+    torch.manual_seed(0)
+    labels, logits = torch.randint(11, (8, 6)), torch.randn(8, 6, 11)
+    labels[0, 2:] = -100
+    labels[3, 1:] = -100
+    loss = LossFunction(kind="model", data_parallel=2, label_shift=0, own_loss="tokens")
+    loss.prepare({"labels": labels}, 2)
+    total = 0.0
+    for rows, values in zip(labels.chunk(4), logits.chunk(4), strict=True):
+        own = _own(rows, values)
+        total += float(loss(own, loss.target({"labels": rows})))
+    assert total / 2 == pytest.approx(float(_own(labels, logits)))
+
+
+def test_a_mean_that_nobody_knows_is_not_taken_of_unequal_parts() -> None:
+    labels = torch.ones(4, 3, dtype=torch.int64)
+    own = LossFunction(kind="model", data_parallel=2, label_shift=0)
+    own.prepare({"labels": labels}, 1)  # equal parts: the mean of means is the mean
+    labels[0, 0] = -100
+    with pytest.raises(ExecutionError, match=r"2 microbatches .* 5 to 6 labels"):
+        own.prepare({"labels": labels}, 1)
+    labels[:2] = -100
+    own.own_loss = "tokens"
+    with pytest.raises(ExecutionError, match="a mean over none is undefined"):
+        own.prepare({"labels": labels}, 1)

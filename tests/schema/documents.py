@@ -248,6 +248,7 @@ def plans(draw: st.DrawFn) -> Plan:
                 )
             ),
             loss=draw(st.sampled_from(["cross_entropy", "model", "mean_square"])),
+            own_loss=draw(st.sampled_from([None, "tokens", "coupled"])),
             label_shift=draw(st.sampled_from([0, 1])),
         ),
         strategy=strategy,
