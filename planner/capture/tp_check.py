@@ -60,25 +60,26 @@ _CUTS = frozenset(
         "unfold",
     }
 )
-#: Ops that mix elements along their dimension, or change their order.
-_MIXES = frozenset(
+#: Ops that are told dimensions and mix nothing along them; all others are taken to.
+_REARRANGES = frozenset({"permute", "squeeze", "stack", "unsqueeze"})
+#: Ops whose results are equal along every dimension that they add.
+_UNIFORM = frozenset(
     {
-        "_softmax",
-        "_log_softmax",
-        "cat",
-        "cumsum",
-        "cumprod",
-        "flip",
-        "gather",
-        "glu",
-        "logcumsumexp",
-        "roll",
-        "scatter",
-        "sort",
-        "topk",
+        "empty",
+        "expand",
+        "full",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "ones",
+        "zeros",
     }
 )
+#: Ops whose arguments say no more than shapes do.
+_SIZES = _VIEWS | _CUTS | _UNIFORM
 _FIXED = "cut their features at fixed places ({})"
+_COUNTED = "depend on the place or number of their features or heads ({})"
 _MIXED = "mix their features before they are summed ({})"
 
 
@@ -94,13 +95,15 @@ class _Op:
             that sums over the divided features.
         inputs: Shapes of the tensors read.
         outputs: Shapes of the tensors made.
-        dim: Dimension that it was told to work along.
+        dims: Dimensions that it was told to work along.
+        others: Arguments that are no tensors.
     """
 
     name: str
     inputs: tuple[_Shape, ...]
     outputs: tuple[_Shape, ...] = ()
-    dim: int | None = None
+    dims: tuple[int, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -125,7 +128,8 @@ class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
             self.ops.append(
                 _Op(
                     name=func._schema.name.removeprefix("aten::"),
-                    dim=_dim_of(func, args, kwargs),
+                    dims=_dims_of(func, args, kwargs),
+                    others=_others((args, kwargs)),
                     inputs=_shapes((args, kwargs)),
                     outputs=_shapes(out),
                 )
@@ -133,14 +137,22 @@ class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _dim_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """The dimension that an op was told to work along."""
+def _dims_of(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """The dimensions that an op was told to work along."""
     for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "dim":
+        if argument.name in {"dim", "dims"}:
             default = argument.default_value if argument.has_default_value() else None
-            given = args[place] if place < len(args) else kwargs.get("dim", default)
-            return given if isinstance(given, int) else None
-    return None
+            name = argument.name
+            given = args[place] if place < len(args) else kwargs.get(name, default)
+            return (given,) if isinstance(given, int) else tuple(given or ())
+    return ()
+
+
+def _others(value: Any) -> tuple[str, ...]:
+    leaves = tree_flatten(value)[0]
+    return tuple(repr(x) for x in leaves if not isinstance(x, torch.Tensor))
 
 
 def _shapes(value: Any) -> tuple[_Shape, ...]:
@@ -436,8 +448,11 @@ def _op_violation(one: _Op, two: _Op) -> str | None:
         return _MIXED
     if one.name == "rowwise":
         return None if ins and ins[0] == len(one.inputs[0]) - 1 else _MIXED
+    if one.others != two.others and one.name not in _SIZES:
+        return _COUNTED
     if all(axis is None for axis in ins):
-        return None
+        grown = any(axis is not None for axis in outs)
+        return _COUNTED if grown and one.name not in _UNIFORM else None
     if all(axis is None for axis in outs):
         return _MIXED
     if one.name == "meshwright::attention":
@@ -447,7 +462,8 @@ def _op_violation(one: _Op, two: _Op) -> str | None:
     axis, shape = next(
         (a, s) for a, s in zip(ins, one.inputs, strict=True) if a is not None
     )
-    if one.dim is not None and one.name in _MIXES and one.dim % len(shape) == axis:
+    along = {dim % len(shape) for dim in one.dims if -len(shape) <= dim < len(shape)}
+    if axis in along and one.name not in _REARRANGES | _CUTS:
         return _MIXED
     if one.name in _CUTS:
         made = zip(outs, one.outputs, strict=True)
