@@ -22,7 +22,7 @@ import yaml
 
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import InputShape
-from planner.errors import CaptureError, UnknownNameError
+from planner.errors import CaptureError, MeshwrightError, UnknownNameError
 from planner.reading import parse_json, read_text
 
 __all__ = [
@@ -188,7 +188,7 @@ def load_config(
     library = _transformers()
     try:
         config = library.AutoConfig.for_model(kind, **given)
-    except _config_errors() as error:
+    except Exception as error:  # config classes run code of their own
         raise CaptureError(
             f"config of model_type={kind!r} is none that transformers "
             f"{library.__version__} reads: {' '.join(str(error).split())[:200]}; "
@@ -206,12 +206,6 @@ def _transformers() -> Any:
             "this model needs transformers, which is not installed; run "
             "pip install 'meshwright[hf]'"
         ) from error
-
-
-def _config_errors() -> tuple[type[Exception], ...]:
-    """Exceptions that transformers raises when it cannot read a config."""
-    own = importlib.import_module("huggingface_hub.errors").StrictDataclassError
-    return (OSError, ValueError, KeyError, TypeError, AttributeError, own)
 
 
 def _config_data(path: Path) -> dict[str, Any]:
@@ -286,7 +280,7 @@ def _from_path(
             trust_remote_code=allow_remote_code,
             local_files_only=True,
         )
-    except _config_errors() as error:
+    except Exception as error:  # config classes run code of their own
         raise CaptureError(
             f"hf:{path} is not a config that transformers {library.__version__} reads: "
             f"{' '.join(str(error).split())[:200]}; check model_type="
@@ -334,7 +328,15 @@ def _loaded(
     seq_len: int | None,
     batch: int,
 ) -> LoadedModel:
-    inputs, length = _config_inputs(config, seq_len, batch)
+    try:
+        inputs, length = _config_inputs(config, seq_len, batch)
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, MeshwrightError):
+            raise
+        raise CaptureError(
+            f"the config of {name} does not say what its inputs are ({error}); correct "
+            f"its sizes"
+        ) from error
     if hasattr(config, "use_cache"):
         # Training keeps no keys and values; a stage could not hand such a cache on.
         config.use_cache = False
