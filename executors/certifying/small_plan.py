@@ -155,6 +155,8 @@ def _workload(workload: Workload, samples: int, high: int | None) -> Workload:
         spec.model_copy(
             update={
                 "shape": shape(spec),
+                # The twin computes in float32, whatever the plan does.
+                "dtype": re.sub("^b?float[0-9]+$", "float32", spec.dtype),
                 "high": min(spec.high, high) if spec.high and high else spec.high,
             }
         )

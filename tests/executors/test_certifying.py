@@ -141,3 +141,18 @@ def test_the_twin_has_every_axis_at_degree_two() -> None:
 def test_a_model_without_what_is_split_is_refused() -> None:
     with pytest.raises(ExecutionError, match="small model has no"):
         small_plan(make_plan("llama", tp=2), build("gpt2"))
+
+
+def test_inputs_of_a_twin_are_float32_as_its_weights_are() -> None:
+    torch.manual_seed(0)
+    model = _Stack(between=True)
+    made = plan(
+        model,
+        "local:2",
+        global_batch=8,
+        example_inputs={"x": torch.randn(8, 3, 8)},
+        pin={"dp_replicate": 2},
+    )
+    assert made.strategy.precision.compute == "bfloat16"
+    found = compare_with_whole(small_plan(made, model), model)
+    assert found.verdict == "right", found
