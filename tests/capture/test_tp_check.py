@@ -1,4 +1,4 @@
-"""Layers are split only if no op between them counts, orders or mixes their features."""
+"""Layers are split only if no op between them counts, orders or mixes features."""
 
 from __future__ import annotations
 
