@@ -35,6 +35,7 @@ from executors.strategies.context import local_positions, slice_sequence
 from executors.strategies.data_parallel import is_whole
 from planner.errors import ExecutionError
 from planner.schema import Plan, Recompute
+from planner.schema.violations import coupled_violation
 
 __all__ = ["StepResult", "Trainer", "lower_stages"]
 
@@ -77,14 +78,11 @@ def _require_whole_batch(plan: Plan) -> None:
         ExecutionError: If the plan does.
     """
     strategy = plan.strategy
-    dp, count = strategy.mesh.data_parallel, strategy.num_microbatches
-    if plan.workload.own_loss == "coupled" and dp * count > 1:
-        raise ExecutionError(
-            f"the model's own loss compares the samples of a batch with each other, "
-            f"the plan divides the batch (data parallel {dp} x num_microbatches="
-            f"{count}) and would train on another loss; plan with dp_replicate=1, "
-            f"dp_shard=1 and num_microbatches=1"
-        )
+    violation = coupled_violation(
+        strategy.mesh.data_parallel, strategy.num_microbatches, plan.workload.own_loss
+    )
+    if violation is not None:
+        raise ExecutionError(violation)
 
 
 def _further_inputs(plan: Plan, model: nn.Module) -> frozenset[str]:

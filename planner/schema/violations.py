@@ -23,6 +23,7 @@ from planner.schema.strategy import Strategy, TensorSharding, matches_pattern
 __all__ = [
     "Case",
     "batch_norm_violation",
+    "coupled_violation",
     "executor_violations",
     "installed_torch",
     "stream_violation",
@@ -168,6 +169,29 @@ def batch_norm_violation(
         f"microbatch_size={microbatch_size} leaves a batch norm of the model one value "
         f"a channel ({batch_norm_values} a sample), of which there is no variance; use "
         f"microbatch_size=2 or more"
+    )
+
+
+def coupled_violation(
+    data_parallel: int, num_microbatches: int, own_loss: str | None
+) -> str | None:
+    """Why a batch may not be divided for a loss that compares its samples.
+
+    Args:
+        data_parallel: Ranks that the batch is divided over.
+        num_microbatches: Parts of each rank's share.
+        own_loss: See :class:`planner.schema.Workload`.
+
+    Returns:
+        Value, rule and remedy; None if the batch stays whole, or may be divided.
+    """
+    if own_loss != "coupled" or data_parallel * num_microbatches == 1:
+        return None
+    return (
+        f"data parallel {data_parallel} x num_microbatches={num_microbatches} divides "
+        f"the batch, and the model's own loss compares its samples with each other, "
+        f"which would be another loss; use dp_replicate=1, dp_shard=1 and "
+        f"num_microbatches=1"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
@@ -76,6 +77,8 @@ class Facts:
         mixing: Patterns of the layers that tp must split for sequence parallelism.
         batch_norm_values: Fewest values a channel that a batch norm sees in one
             sample; None without batch norms.
+        own_loss: Values that the model's own loss is a mean over; ``coupled`` keeps the
+            batch whole.
         num_experts: Experts per layer; 0 without.
         attention: Kind of attention if cp applies; None if it does not.
         tied: Groups of parameter names that are one tensor.
@@ -103,6 +106,7 @@ class Facts:
     whole_stream: str | None = None
     mixing: tuple[str, ...] = ()
     batch_norm_values: int | None = None
+    own_loss: str | None = None
     num_experts: int = 0
     attention: str | None = "causal"
     tied: tuple[tuple[str, ...], ...] = ()
@@ -155,6 +159,7 @@ def gather_facts(
         whole_stream=graph.whole_stream,
         mixing=graph.mixing,
         batch_norm_values=graph.batch_norm_values,
+        own_loss=cast("str | None", graph.config.get("own_loss")),
         num_experts=graph.num_experts,
         attention=graph.attention,
         tied=tuple(

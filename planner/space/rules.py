@@ -16,7 +16,12 @@ from planner.errors import StrategyError
 from planner.schema import Strategy, TensorSharding
 from planner.schema.methods import limit_violations
 from planner.schema.schedules import schedule_name, schedule_spec
-from planner.schema.violations import Case, batch_norm_violation, stream_violation
+from planner.schema.violations import (
+    Case,
+    batch_norm_violation,
+    coupled_violation,
+    stream_violation,
+)
 from planner.space.build import skeleton
 from planner.space.facts import Facts
 from planner.space.regime import Regime
@@ -99,6 +104,12 @@ def _batch_norm_violated(table: StrategyTable, facts: Facts) -> Mask:
     sizes = (int(table.microbatch_size[row]) for row in first)
     bad = [_batch_norm_violation(size, facts) is not None for size in sizes]
     return np.array(bad, dtype=bool)[which]
+
+
+def _coupled_violated(table: StrategyTable, facts: Facts) -> Mask:
+    if facts.own_loss != "coupled":
+        return np.zeros(len(table), dtype=bool)
+    return np.asarray(table.dp_replicate * table.dp_shard * table.num_microbatches > 1)
 
 
 def _stream_violation(facts: Facts) -> str | None:
@@ -227,6 +238,16 @@ RULES: tuple[Rule, ...] = (
         name="batch_norm",
         violated=_batch_norm_violated,
         violation=lambda r, f: _batch_norm_violation(r["microbatch_size"], f) or "",
+    ),
+    Rule(
+        name="coupled",
+        violated=_coupled_violated,
+        violation=lambda r, f: (
+            coupled_violation(
+                r["dp_replicate"] * r["dp_shard"], r["num_microbatches"], f.own_loss
+            )
+            or ""
+        ),
     ),
     Rule(
         name="units",

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from executors.losses import LossFunction
+from planner import plan
 from planner.assemble import workload
 from planner.capture import capture
+from planner.errors import MeshwrightError
 from tests.models.tiny import TINY, built
 
 _VOCAB, _LENGTH = 96, 16
@@ -164,3 +166,12 @@ def test_a_plan_says_that_it_minimises_a_mean_square() -> None:
     assert any("mean square of its output" in text for text in graph.assumptions)
     graph = capture(built("tiny-llama"), dtype="float32", seq_len=_LENGTH)
     assert not any("mean square" in text for text in graph.assumptions)
+
+
+def test_no_plan_divides_samples_that_a_loss_compares() -> None:
+    pair = {"a": ((4, 8), "float32"), "b": ((4, 8), "float32")}
+    graph = capture(_Contrast(), pair, dtype="float32")
+    strategy = plan(graph, "local:1", global_batch=4).strategy
+    assert strategy.mesh.data_parallel * strategy.num_microbatches == 1
+    with pytest.raises(MeshwrightError, match="compares its samples"):
+        plan(graph, "local:2", global_batch=4, pin={"dp_shard": 2})

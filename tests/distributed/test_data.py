@@ -187,5 +187,5 @@ def test_samples_that_a_loss_compares_stay_together(pool: Pool) -> None:
     workload = made.workload.model_copy(update={"loss": "model", "own_loss": "coupled"})
     plan = made.model_copy(update={"workload": workload})
     for text in pool.run(_refusal, 2, plan.to_json(), None, None):
-        assert "compares the samples of a batch with each other" in text
+        assert "compares its samples with each other" in text
         assert "num_microbatches=1" in text

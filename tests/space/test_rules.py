@@ -163,6 +163,11 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
             {"batch_norm_values": 1},
             "use microbatch_size=2 or more",
         ),
+        (
+            {"dp_shard": 2, "num_microbatches": 8},
+            {"own_loss": "coupled"},
+            "data parallel 2 x num_microbatches=8 divides the batch",
+        ),
         ({"sequence_parallel": 1}, {}, "needs tp > 1"),
         ({"cp": 2}, {"seq_len": None}, "no sequence to divide"),
         ({"cp": 3}, {}, "does not divide seq_len=64"),
