@@ -553,13 +553,14 @@ class _Worker:
 
 
 def _fuzz_kind(
-    kind: str, numbers: range, seed: int, keep: Path, until: float
+    kind: str, numbers: range, seed: int, keep: Path, seconds: float
 ) -> Counter[str]:
     """Count the outcomes of mutations; those that fail are kept."""
     counts: Counter[str] = Counter()
     folder = keep / re.sub(r"\W+", "_", kind)
     folder.mkdir(parents=True, exist_ok=True)
     worker = _Worker(kind, seed, folder)
+    until = time.monotonic() + seconds
     seen: set[str] = set()
     for number in numbers:
         if time.monotonic() > until:
@@ -609,9 +610,9 @@ def main() -> int:
     found: dict[str, Counter[str]] = {}
     for index, kind in enumerate(kinds):
         left = options.seconds - (time.monotonic() - started)
-        until = time.monotonic() + left / (len(kinds) - index)
+        share = max(left / (len(kinds) - index), 1.0)
         numbers = range(options.count // len(kinds))
-        found[kind] = _fuzz_kind(kind, numbers, options.seed, options.keep, until)
+        found[kind] = _fuzz_kind(kind, numbers, options.seed, options.keep, share)
         print(f"{kind}: {dict(found[kind])}", file=sys.stderr, flush=True)
     text = _report(found, started)
     print(text)

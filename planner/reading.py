@@ -71,6 +71,8 @@ def read_bytes(
     except OSError as problem:
         raise error(f"cannot read {what} {where}: {problem.strerror}") from problem
     except ValueError as problem:
+        if isinstance(problem, MeshwrightError):
+            raise
         # A name with a zero byte.
         raise error(f"cannot read {what} {where!r}: {problem}") from problem
     if len(data) > most:

@@ -7,6 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from planner.cluster.detect import detect_document
 from planner.cluster.presets import (
     cluster_names,
@@ -16,6 +18,7 @@ from planner.cluster.presets import (
 )
 from planner.errors import ClusterError, UnknownNameError
 from planner.reading import parse_json, read_text
+from planner.schema.base import first_problem
 from planner.schema.cluster import (
     ClusterDocument,
     DeviceType,
@@ -37,7 +40,14 @@ def parse_cluster(text: str) -> tuple[ClusterDocument, str]:
     Returns:
         The document, and the ``ref`` of the cluster.
     """
-    asked = text.strip()
+    try:
+        return _parsed(text.strip())
+    except ValidationError as error:
+        problem = first_problem(error, "cluster")
+        raise ClusterError(f"cluster {text.strip()!r}: {problem}") from error
+
+
+def _parsed(asked: str) -> tuple[ClusterDocument, str]:
     if asked.lower().endswith(_SUFFIXES) or os.sep in asked:
         return read_cluster(asked), asked
     name, colon, number = asked.partition(":")

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from benchmarks.fuzz_documents import KINDS, mutate, seeds
 from planner.capture import load_model
-from planner.errors import CaptureError, MeshwrightError, PlanFileError, StrategyError
+from planner.cluster import Cluster
+from planner.errors import (
+    CaptureError,
+    ClusterError,
+    MeshwrightError,
+    PlanFileError,
+    StrategyError,
+)
 from planner.imports import Wanted, import_text
 from planner.reading import MOST_DEEP, MOST_VALUES, parse_json, read_bytes
 from planner.schema import Plan, Strategy
@@ -168,6 +175,12 @@ def test_ranges_are_bounded_before_they_are_gone_through(
         Strategy.from_data(fields)
 
 
+@pytest.mark.parametrize("name", ["dgx-h100:99999999999", "local:3000000000"])
+def test_clusters_by_name_are_bounded(name: str) -> None:
+    with pytest.raises(ClusterError, match=r"1048576|1,048,576"):
+        Cluster.parse(name)
+
+
 def test_clusters_are_bounded_before_they_are_gone_through() -> None:
     data = json.loads(seeds("cluster")[0])
     data["hosts"][0]["count"] = 2**18
@@ -220,7 +233,9 @@ def test_pipes_and_devices_are_no_documents(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(CaptureError, match="it is a pipe"):
         load_model(f"hf:{pipe}")
-    with pytest.raises(PlanFileError, match="it is a device"):
+    with pytest.raises(
+        PlanFileError, match="^cannot read plan /dev/zero: it is a device"
+    ):
         Plan.load("/dev/zero")
     large = tmp_path / "large.json"
     with large.open("wb") as stream:
