@@ -344,7 +344,7 @@ def _apart(one: _Op, ins: Sequence[int | None], outs: Sequence[int | None]) -> b
         return _product(one.name, ins, outs)
     if one.name == "embedding":
         return ins == [None, outs[0]]
-    if one.name == "constant_pad_nd":
+    if one.name in {"constant_pad_nd", "view_as_complex", "view_as_real"}:
         return axis == outs[0]
     return False
 

@@ -31,7 +31,7 @@ def test_sequence_parallelism_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "scaled features", "scalar parameter", "dict output", "tied head"]
+    "name", ["plain", "fft features", "scalar parameter", "dict output", "tied head"]
 )
 def test_models_whose_tokens_meet_in_attention_are_divided(name: str) -> None:
     graph = _read(name)
