@@ -20,6 +20,7 @@ __all__ = [
     "MOST_BYTES",
     "MOST_CHARACTERS",
     "MOST_DEEP",
+    "MOST_NAME",
     "MOST_VALUES",
     "parse_json",
     "read_bytes",

@@ -24,11 +24,13 @@ from pathlib import Path
 
 from planner.errors import CaptureError
 from planner.graph.model import Block, BlockKind, Edge, ModelGraph, Parameter
-from planner.reading import read_text
+from planner.reading import MOST_NAME, read_text
 
 __all__ = ["ProfileNode", "parse_profile", "read_profile"]
 
 _ELEMENT_BYTES = 4
+#: Largest time or size: an exabyte.
+_LARGEST = 1e18
 _GETITEM = re.compile(r"__getitem__\((\d+)\)")
 _KINDS: tuple[tuple[str, BlockKind], ...] = (
     (r"attention", "attention"),
@@ -76,9 +78,10 @@ def _numbers(text: str, field: str, where: str) -> tuple[float, ...]:
             f"{where}: {field}={text!r} is not a number or a list such as "
             f"[6291456.0; 131072.0]"
         ) from error
-    if not all(0 <= value < float("inf") for value in values):
+    if not all(0 <= value <= _LARGEST for value in values):
         raise CaptureError(
-            f"{where}: {field}={text!r} must be finite and at least 0; profile again"
+            f"{where}: {field}={text!r} must be finite, at least 0 and at most "
+            f"{_LARGEST:g}; profile again"
         )
     return values
 
@@ -86,6 +89,11 @@ def _numbers(text: str, field: str, where: str) -> tuple[float, ...]:
 def _node(line: str, where: str) -> ProfileNode:
     """Parse ``name -- op -- key=value, …``; the op may itself hold `` -- ``."""
     name, _, rest = line.partition(" -- ")
+    if len(name) > MOST_NAME:
+        raise CaptureError(
+            f"{where}: the name of a node has {len(name):,} characters, at most "
+            f"{MOST_NAME:,} are read"
+        )
     op, _, tail = rest.rpartition(" -- ")
     found: dict[str, tuple[float, ...]] = {}
     for part in tail.split(", "):
@@ -144,7 +152,7 @@ def _parse(
 
 def _rank(name: str) -> tuple[int, str]:
     """Sort key of a node: profiles number them in program order."""
-    digits = re.search(r"(\d+)$", name)
+    digits = re.search(r"(\d{1,18})$", name)
     return (int(digits.group(1)) if digits else 0, name)
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fuzz_documents import KINDS, mutate, seeds
-from planner.capture import load_model
+from planner.capture import load_model, read_profile
 from planner.cluster import Cluster
 from planner.errors import (
     CaptureError,
@@ -234,7 +234,7 @@ def test_pipes_and_devices_are_no_documents(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="it is a pipe"):
         load_model(f"hf:{pipe}")
     with pytest.raises(
-        PlanFileError, match="^cannot read plan /dev/zero: it is a device"
+        PlanFileError, match=r"^cannot read plan /dev/zero: it is a device"
     ):
         Plan.load("/dev/zero")
     large = tmp_path / "large.json"
@@ -261,3 +261,20 @@ def test_configs_are_bounded_before_they_are_built(
     path.write_text(json.dumps({"model_type": "gpt2", **fields}))
     with pytest.raises(CaptureError, match="is read"):
         load_model(f"hf:{path}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("node1 --", "9" * 5_000 + " --"),
+        ("1024.000", "1e308"),
+        ("[64.0; 32.0]", "[1e308; 1e308]"),
+    ],
+)
+def test_profiles_with_numbers_beyond_a_limit(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "graph.txt"
+    path.write_text(seeds("PipeDream")[0].replace(before, after))
+    with pytest.raises(CaptureError):
+        read_profile(path)
