@@ -306,7 +306,7 @@ def test_a_place_that_cannot_be_written_is_known_before_planning(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "not JSON"),
+        ("{", "not a whole JSON"),
         ("[]", "a strategy is an object with fields"),
         ('{"mesh": {"tp": "x"}}', "field mesh.tp: input should be a valid integer"),
         ('{"tp": 2}', "field tp: extra inputs are not permitted"),
