@@ -101,7 +101,7 @@ def test_predict_reads_what_people_have(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.json", "{", "not JSON"),
+        ("a.json", "{", "not a whole JSON"),
         ("a.yaml", "a: [", "not YAML"),
         ("a.json", '{"mesh": {"pp": 0}}', "mesh.pp"),
         ("a.json", '{"mash": {}}', "mash"),
