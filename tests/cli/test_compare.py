@@ -57,7 +57,7 @@ def test_megatron_is_read_from_words(capsys: Capsys) -> None:
     [
         (["megatron"], "give a FILE, or Megatron's arguments with --args"),
         (["accelerate", "--args=x"], "--args is Megatron's; give accelerate's FILE"),
-        (["deepspeed", "nowhere.json"], "cannot read nowhere.json"),
+        (["deepspeed", "nowhere.json"], "cannot read config nowhere.json"),
     ],
 )
 def test_imports_that_name_nothing(
