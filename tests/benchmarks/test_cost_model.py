@@ -308,7 +308,7 @@ def test_goals_without_anything_to_measure() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "cannot be read"),
+        (None, "cannot read measurements"),
         ("a,b\n1,2\n", "has no column 'gpu'"),
         (
             "point_id,model,gpu,n_gpus,metric,value\n1,m,A100,x,iter_time_s,1\n",

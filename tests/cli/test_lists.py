@@ -107,7 +107,7 @@ def test_bad_plan_files(
     for command in (("explain",), ("run",), ("export", "--to", "json")):
         for path, said in (
             (tmp_path / "no.json", "cannot read plan .*: No such file"),
-            (tmp_path, "cannot read plan .*: Is a directory"),
+            (tmp_path, "cannot read plan .*: it is a folder"),
             (cut, "not a whole JSON document .*was it cut off"),
             (newer, "schema_version 9 is newer than 1"),
         ):
