@@ -79,6 +79,7 @@ def capture(
     loss: LossKind = "auto",
     repeat: bool = True,
     op_budget: int = 2_000_000,
+    trust_splits: bool = False,
 ) -> ModelGraph:
     """Read a model: run one forward and backward on tensors without memory.
 
@@ -103,6 +104,8 @@ def capture(
             ``auto``.
         repeat: Run equal blocks once and count them often.
         op_budget: Most ops, forward and backward, before reading is given up.
+        trust_splits: Take the splits that the model proposes as they are, and let cp
+            divide any sequence: for models that are priced and never run.
 
     Returns:
         The graph, all FLOPs and bytes of one forward and backward of the batch.
@@ -134,7 +137,9 @@ def capture(
     reading = trace_model(source)
     label = name or (loaded.name if loaded is not None else type(module).__name__)
     where = ref or (loaded.ref if loaded is not None else None)
-    return _graph(source, facts, reading=reading, name=label, ref=where)
+    return _graph(
+        source, facts, reading=reading, name=label, ref=where, trusted=trust_splits
+    )
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -274,11 +279,13 @@ def _graph(
     reading: Reading,
     name: str,
     ref: str | None,
+    trusted: bool,
 ) -> ModelGraph:
     module, dtype, inputs = source.module, source.dtype, source.inputs
     ops = expand(reading.trace, module, dtype)
     plan = find_structure(ops)
-    roles = infer_roles(ops, plan, facts.tp_plan, partial(tp_violations, source))
+    trial = None if trusted else partial(tp_violations, source)
+    roles = infer_roles(ops, plan, facts.tp_plan, trial, trusted=trusted)
     made = coarsen(ops, plan, roles)
     blocks = with_config_heads(made.blocks, facts.dims)
     transposed = {fqn for fqn, kind in ops.linear.items() if kind == "transposed"}
@@ -291,7 +298,7 @@ def _graph(
     config["label_shift"] = _label_shift(module, reading)
     sharding = {**roles.patterns, **_expert_patterns(module)}
     whole_stream = why_whole_stream(blocks, made.edges) or _passed_by(roles)
-    tokens = _token_check(source, sharding)
+    tokens = None if trusted else _token_check(source, sharding)
     if tokens and whole_stream is None and "rowwise" in sharding.values():
         whole_stream = tokens.stream(sharding, list(dict.fromkeys(plan.units)))
     attention, assumptions = _attention(module, reading), reading.assumptions

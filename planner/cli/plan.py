@@ -81,8 +81,8 @@ class PlanCommand:
     """Time limit of the search in seconds; with --compare, of each partitioner."""
     seed: int = 0
     """Seed of everything random."""
-    certify: bool = True
-    """Train a small twin of the plan here, and take the next if it trains wrongly."""
+    uncertified: bool = False
+    """Return the plan without training a small twin of it first."""
     allow_remote_code: bool = False
     """Run Python code that came with a hf:PATH model; read it first."""
     json: bool = False
@@ -130,7 +130,7 @@ class PlanCommand:
             self.cluster,
             seq_len=self.seq_len,
             partitioner=self._asked(),
-            certify=None if self.certify else False,
+            certify=False if self.uncertified else None,
             **arguments,
         )
 

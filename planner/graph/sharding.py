@@ -252,6 +252,8 @@ def infer_roles(
     structure: Structure,
     given: Mapping[str, str],
     trial: Trial | None = None,
+    *,
+    trusted: bool = False,
 ) -> Roles:
     """Find the tensor-parallel role of every op and parameter.
 
@@ -259,10 +261,14 @@ def infer_roles(
         graph: All forward ops.
         structure: Units, blocks and data dependences.
         given: Hugging Face's plan, pattern to style; empty if there is none.
-        trial: Rehearsal of the inferred groups; None to take them without one.
+        trial: Rehearsal of each group; None to take them without one.
+        trusted: Take the given styles as they are.
     """
     proposed = _given_styles(graph, given)
-    found = _paired_styles(graph, structure, proposed, trial)
+    if trusted and proposed:
+        found = _Found(styles=proposed)
+    else:
+        found = _paired_styles(graph, structure, proposed, trial)
     styles = _unpaired_styles(graph, structure, proposed, found) | found.styles
     styles = _without_broken_ties(graph, styles)
     ops: list[OpStyle] = []

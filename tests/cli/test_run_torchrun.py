@@ -50,14 +50,16 @@ def test_the_root_cause_is_told_under_torchrun(
     monkeypatch.setattr("planner.cli.rank.train_rank", fail)
     cause: Exception = LookupError("no table")
     with caplog.at_level(logging.INFO, logger="planner.cli.run"):
-        error = ask(capsys, "run", failing_file, *FAILS).error
-    assert error == (
-        "rank 0 of 1 raised RuntimeError: [Stage 0] failed to run forward: "
+        told = ask(capsys, "run", failing_file, *FAILS).err.splitlines()
+    # The first line is a note on the loss.
+    assert told[1:] == [
+        "meshwright: rank 0 of 1 raised RuntimeError: [Stage 0] failed to run forward: "
         "LookupError: no table; MESHWRIGHT_LOG=INFO shows the traceback"
-    )
+    ]
     assert "LookupError: no table\n" in caplog.text
     cause = ExecutionError("data gives 3 samples")
-    assert ask(capsys, "run", failing_file, *FAILS).error == str(cause)
+    told = ask(capsys, "run", failing_file, *FAILS).err.splitlines()
+    assert told[1:] == [f"meshwright: {cause}"]
 
 
 @pytest.mark.usefixtures("as_rank", "no_processes")
