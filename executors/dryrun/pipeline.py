@@ -185,15 +185,11 @@ def _backward(
             products=lambda _: stage.bwd_cache[chunk],
         )
         return
-    grads = stage.bwd_cache[chunk] = replay.count(action, given)
-    _, inputs = stage.fwd_cache.pop(chunk)
+    stage.bwd_cache[chunk] = replay.count(action, given)
+    stage.fwd_cache.pop(chunk)
     if not full_backward:
         # torch, too, keeps all of it until the weights have their gradients.
         held[stage.stage_index, chunk] = given
-        # And these on the receive buffers, until the step ends.
-        for tensor, grad in zip(inputs, grads, strict=False):
-            if grad is not None:
-                tensor.grad = grad
 
 
 def _backward_weight(

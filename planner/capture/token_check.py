@@ -408,6 +408,7 @@ class TokenCheck:
         self._source, self._length = source, length
         self._opaque = opaque
         self._known: dict[tuple[int, bool], _Run] = {}
+        self._copy: tuple[torch.nn.Module, Any] | None = None
 
     def context(self) -> str | None:
         """Return the reason why context parallelism would change results, or None."""
@@ -464,13 +465,19 @@ class TokenCheck:
             self._known[length, told] = self._run_anew(length, told=told)
         return self._known[length, told]
 
+    def _copied(self) -> tuple[torch.nn.Module, Any]:
+        """Return the model with fake weights, and their mode; one for all runs."""
+        if self._copy is None:
+            mode = fake_mode()
+            module = fake_copy(self._source.module, mode, self._source.dtype)
+            self._copy = module.train(), mode
+        return self._copy
+
     def _run_anew(self, length: int, *, told: bool) -> _Run:
-        source, mode = self._source, fake_mode()
-        inputs = source.inputs
+        source, inputs = self._source, self._source.inputs
         with quiet_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = fake_copy(source.module, mode, source.dtype)
-            module.train()
+            module, mode = self._copied()
             if source.dtype is not None:
                 torch.set_default_dtype(source.dtype)
             recorder = _Recorder(module, mode, source.op_budget, self._opaque)
