@@ -193,7 +193,10 @@ def case(
         return "crashed", f"plan: {type(error).__name__}: {_short(error)}"
     changed = made.strategy.model_copy(update=_CHANGES.get(name, {}))
     made = made.model_copy(update={"strategy": changed})
-    found = compare_with_whole(made, model, timeout_s=_TIMEOUT_S)
+    try:
+        found = compare_with_whole(made, model, timeout_s=_TIMEOUT_S)
+    except Exception as error:  # whatever a model's code raises
+        return "crashed", f"plain training: {type(error).__name__}: {_short(error)}"
     return found.verdict, found.violation or ""
 
 

@@ -36,6 +36,7 @@ from executors.names import tied_parameters
 from executors.pipelines.stages import LoweredStage
 from executors.steps import build_optimizer
 from executors.trainer import Trainer, lower_stages
+from planner.errors import ExecutionError
 from planner.schema import Plan
 
 __all__ = ["Comparison", "compare_with_whole"]
@@ -81,6 +82,10 @@ def compare_with_whole(
         model: On the CPU, with values. It is not changed.
         steps: Optimizer steps.
         timeout_s: Time after which the ranks are killed.
+
+    Raises:
+        ExecutionError: If training in one process ends in numbers that are not finite,
+            or changes nothing.
     """
     started = time.perf_counter()
     world = plan.strategy.mesh.num_devices
@@ -97,10 +102,10 @@ def compare_with_whole(
         def train(rank: int) -> None:
             _train_as_rank(plan, model, steps, rank, Path(folder), lowered)
 
-        processes = [_fork(train, rank, Path(folder)) for rank in range(world)]
+        running = {rank: _fork(train, rank, Path(folder)) for rank in range(world)}
         try:
             whole = _train_whole(plan, model, steps)
-            failure = _wait(processes, Path(folder), started + timeout_s)
+            failure = _wait(running, Path(folder), started + timeout_s)
             if failure is None:
                 files = [Path(folder, f"{rank}.pt") for rank in range(world)]
                 found = [torch.load(file, mmap=True) for file in files]
@@ -108,8 +113,9 @@ def compare_with_whole(
             else:
                 result = _failure(steps, *failure)
         finally:
-            for process in processes:
-                _kill(process)
+            for process in running.values():
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
     return replace(result, seconds=time.perf_counter() - started)
 
 
@@ -149,10 +155,15 @@ def _failure(steps: int, verdict: str, violation: str) -> Comparison:
 
 
 def _wait(
-    processes: Sequence[int], folder: Path, until: float
+    running: dict[int, int], folder: Path, until: float
 ) -> tuple[str, str] | None:
-    """Wait for all, or for the first that fails; return its verdict and reason."""
-    running = dict(enumerate(processes))
+    """Wait for all, or for the first that fails; return its verdict and reason.
+
+    Args:
+        running: Process of each rank; those that end are taken out.
+        folder: Where ranks leave their errors.
+        until: Time by ``perf_counter`` at which to stop waiting.
+    """
     while running:
         for rank, pid in list(running.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -170,14 +181,6 @@ def _wait(
             return "hung", f"ranks {', '.join(map(str, running))} wait"
         time.sleep(0.01)
     return None
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    except (ProcessLookupError, ChildProcessError):
-        return
 
 
 # -- The two ways to train -------------------------------------------------------
@@ -240,24 +243,40 @@ def _train_whole(plan: Plan, model: nn.Module, steps: int) -> dict[str, Any]:
     return {"losses": losses, "weights": dict(model.named_parameters())}
 
 
+def _relative(gap: float, scale: float) -> float:
+    """Return a ratio that sorts: infinite where a number is not one."""
+    return gap / max(scale, 1e-30) if math.isfinite(gap) else math.inf
+
+
 def _compare(
     model: nn.Module,
     whole: Mapping[str, Any],
     ranks: Sequence[Mapping[str, Any]],
     steps: int,
 ) -> Comparison:
+    if not all(map(math.isfinite, whole["losses"])):
+        raise ExecutionError(
+            f"plain training of the small model has losses {whole['losses']}, which "
+            f"nothing can be compared with"
+        )
     pairs = zip(ranks[0]["losses"], whole["losses"], strict=True)
-    loss_error = max(abs(ours / theirs - 1) for ours, theirs in pairs)
+    loss_error = max(_relative(abs(a - b), abs(b)) for a, b in pairs)
     before = dict(model.named_parameters())
     with torch.no_grad():
         changes = {n: w - before[n] for n, w in whole["weights"].items()}
         largest = max(float(c.abs().max()) for c in changes.values())
+        if not 0 < largest < math.inf:
+            raise ExecutionError(
+                f"plain training of the small model changes parameters by {largest}, "
+                f"which nothing can be compared with"
+            )
         errors = {}
         for name, change in changes.items():
             scale = max(float(change.abs().max()), _FLOOR * largest)
             found = [one["weights"][name] for one in ranks if name in one["weights"]]
             gaps = [float((w - before[name] - change).abs().max()) for w in found]
-            errors[name] = max(gaps, default=math.inf) / scale
+            gaps = [_relative(gap, scale) for gap in gaps]
+            errors[name] = max(gaps, default=math.inf)
     name = max(errors, key=errors.__getitem__)
     violation = None
     if not loss_error <= LOSS_TOLERANCE:

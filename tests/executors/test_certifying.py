@@ -44,6 +44,16 @@ def test_a_gradient_that_is_not_summed_is_wrong(
     assert found.change_error > 0.1
 
 
+def test_numbers_that_are_none_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only a later parameter holds them, and every loss is equal."""
+    backward = staticmethod(lambda _, *grads: (grads[0] * float("nan"), None))
+    monkeypatch.setattr(collectives._Copy, "backward", backward)
+    found = compare_with_whole(make_plan("llama", tp=2), build("llama"), steps=1)
+    assert found.verdict == "wrong"
+    assert found.loss_error < 1e-5
+    assert found.change_error == float("inf")
+
+
 def test_a_rank_that_dies_crashes_the_comparison(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
