@@ -4,7 +4,7 @@ python -m benchmarks.zoo [--set architectures|modules|all] [--certify]
                          [--only NAME ...] [--pins NAME ...] [--workers 2] [--out FILE]
 
 The models are every architecture of transformers, made small, and the modules of
-``benchmarks.zoo_modules``. A case is a model and what is pinned. ``plan()`` makes a
+``benchmarks.harmful_modules``. A case is a model and what is pinned. ``plan()`` makes a
 plan of two devices (or what the pins need), and three of its steps, by real processes
 on gloo, are compared with the same steps of plain torch in one. Plans are not
 certified, so that the table shows what analysis alone lets through; with ``--certify``
@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.zoo_modules import BATCH, MODULES, SEQ, build_module
+from benchmarks.harmful_modules import BATCH, MODULES, SEQ, build_module
 
 __all__ = ["PINS", "case", "models"]
 

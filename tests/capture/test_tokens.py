@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.zoo_modules import MODULES, build_module
+from benchmarks.harmful_modules import MODULES, build_module
 from planner.capture import capture
 from planner.graph import ModelGraph
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.zoo_modules import build_module
+from benchmarks.harmful_modules import build_module
 from planner.capture import capture
 from planner.graph import ModelGraph
 
