@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -49,6 +50,7 @@ class _Parser(argparse.ArgumentParser):
         raise StrategyError(f"Megatron's arguments: {message}")
 
 
+@functools.cache
 def _parser() -> _Parser:
     parser = _Parser(add_help=False, allow_abbrev=False)
 

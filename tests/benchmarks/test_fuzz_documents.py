@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzz_documents import KINDS, mutate, seeds
+from benchmarks.fuzz_documents import KINDS, mutate
+from benchmarks.fuzz_documents.mutations import mutate_bytes
 from planner.capture import load_model, read_profile
 from planner.cluster import Cluster
 from planner.errors import (
@@ -34,19 +35,13 @@ from planner.yaml_reading import parse_yaml
 
 #: Reads files whose names come one a line, under limits; answers one line each.
 _READER = """
-import pathlib, signal, sys
-from benchmarks import fuzz_documents as fuzz
-from planner.errors import MeshwrightError
-signal.signal(signal.SIGALRM, fuzz._late)
-kind, real = sys.argv[1], pathlib.Path(sys.argv[2])
-try:
-    fuzz.read(kind, real)
-except MeshwrightError:
-    pass
-fuzz._limit_memory()
+import pathlib, sys
+from benchmarks.fuzz_documents import judge, prepare
+kind = sys.argv[1]
+prepare(kind, pathlib.Path(sys.argv[2]))
 print("ready", flush=True)
 for line in sys.stdin:
-    outcome, why = fuzz.judge(kind, pathlib.Path(line.rstrip("\\n")))
+    outcome, why = judge(kind, pathlib.Path(line.rstrip("\\n")))
     print(outcome, ascii(why[-600:]), flush=True)
 """
 
@@ -56,11 +51,10 @@ _QUICK = ("cluster", "cluster YAML", "measurement", "accelerate", "DeepSpeed")
 
 @pytest.mark.parametrize("kind", [*_QUICK, "Megatron", "job trace"])
 def test_mutated_documents_end_in_clean_errors(kind: str, tmp_path: Path) -> None:
-    originals = seeds(kind)
+    originals = KINDS[kind].seeds()
     path = tmp_path / f"mutation{KINDS[kind].suffix}"
-    path.write_text(originals[0])
     with subprocess.Popen(
-        [sys.executable, "-c", _READER, kind, str(path)],
+        [sys.executable, "-c", _READER, kind, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -88,6 +82,12 @@ def test_mutated_documents_end_in_clean_errors(kind: str, tmp_path: Path) -> Non
 
         check()
         reader.stdin.close()
+
+
+@given(st.binary(max_size=40), st.sampled_from(["cluster", "cluster YAML"]))
+def test_broken_documents_are_mutated_as_bytes(raw: bytes, kind: str) -> None:
+    changed = {mutate_bytes(raw, kind, random.Random(seed)) for seed in range(20)}
+    assert len(changed) > 1
 
 
 _LAUGHS = "a: &a [x,x,x,x]\n" + "".join(
@@ -182,7 +182,7 @@ def test_clusters_by_name_are_bounded(name: str) -> None:
 
 
 def test_clusters_are_bounded_before_they_are_gone_through() -> None:
-    data = json.loads(seeds("cluster")[0])
+    data = json.loads(KINDS["cluster"].seeds()[0])
     data["hosts"][0]["count"] = 2**18
     with pytest.raises(PlanFileError, match="at most 1,048,576"):
         ClusterDocument.from_data(data)
@@ -275,6 +275,6 @@ def test_profiles_with_numbers_beyond_a_limit(
     before: str, after: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "graph.txt"
-    path.write_text(seeds("PipeDream")[0].replace(before, after))
+    path.write_text(KINDS["PipeDream"].seeds()[0].replace(before, after))
     with pytest.raises(CaptureError):
         read_profile(path)
