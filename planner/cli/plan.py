@@ -22,7 +22,7 @@ from planner.cli.options import (
 )
 from planner.cli.output import emit_json, emit_table, emit_text, note, working
 from planner.errors import MeshwrightError, NoFeasiblePlanError, StrategyError
-from planner.schema import Plan
+from planner.schema import PINNABLE, Plan
 from planner.schema.base import require_writable
 
 if TYPE_CHECKING:
@@ -42,9 +42,8 @@ Pins = Annotated[
     tyro.conf.UseAppendAction,
     tyro.conf.arg(
         metavar="KNOB=VALUE",
-        help="Fix a knob and plan the rest: pp, dp_replicate, dp_shard, cp, tp, ep, "
-        "zero_stage, schedule, virtual_stages, microbatch_size, num_microbatches, "
-        "recompute, sequence_parallel or compile. May be given several times.",
+        help=f"Fix a knob and plan the rest: {', '.join(PINNABLE[:-1])} or "
+        f"{PINNABLE[-1]}. May be given several times.",
     ),
 ]
 

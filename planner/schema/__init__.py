@@ -23,6 +23,7 @@ from planner.schema.schedules import (
 )
 from planner.schema.strategy import (
     AXES,
+    PINNABLE,
     ContextAlgorithm,
     Mesh,
     Optimizer,
@@ -36,6 +37,7 @@ from planner.schema.strategy import (
 
 __all__ = [
     "AXES",
+    "PINNABLE",
     "Alternative",
     "ClusterReference",
     "Contender",

@@ -19,11 +19,13 @@ from planner.schema.methods import (
     GradientCompression,
     Synchronisation,
     default_value,
+    slots,
 )
 from planner.schema.schedules import Schedule, ScheduleSpec, schedule_spec
 
 __all__ = [
     "AXES",
+    "PINNABLE",
     "ContextAlgorithm",
     "Mesh",
     "Optimizer",
@@ -451,3 +453,16 @@ _TOKENS = {
     "compile": "compiled",
     "semantics": "{}",
 }
+#: Fields of a strategy, its mesh, sharding and stages that a request may fix.
+PINNABLE = (
+    *Mesh.model_fields,
+    "zero_stage",
+    "schedule",
+    "virtual_stages",
+    "microbatch_size",
+    "num_microbatches",
+    "recompute",
+    "sequence_parallel",
+    *slots(),
+    "compile",
+)

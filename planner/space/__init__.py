@@ -14,7 +14,6 @@ from planner.space.facts import (
     gather_facts,
 )
 from planner.space.pins import (
-    PINNABLE,
     Pin,
     normalize_pins,
     pin_text,
@@ -28,7 +27,6 @@ from planner.space.target import with_expressible_streams
 __all__ = [
     "MESH_COLUMNS",
     "OWN_TARGETS",
-    "PINNABLE",
     "RECOMPUTE_NAMES",
     "RULES",
     "Facts",

@@ -8,33 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.errors import StrategyError, UnknownNameError
+from planner.schema import PINNABLE
 from planner.schema.methods import read_method, slots
 from planner.schema.schedules import schedule_name, schedule_names, schedule_spec
 from planner.space.table import RECOMPUTE_NAMES
 
-__all__ = ["PINNABLE", "Pin", "normalize_pins", "pin_text", "read_pins"]
+__all__ = ["Pin", "normalize_pins", "pin_text", "read_pins"]
 
 #: Value of a pin: a degree or count, a name, or on and off.
 Pin = bool | int | str
-
-#: Knobs that a request may fix.
-PINNABLE = (
-    "pp",
-    "dp_replicate",
-    "dp_shard",
-    "cp",
-    "tp",
-    "ep",
-    "zero_stage",
-    "schedule",
-    "virtual_stages",
-    "microbatch_size",
-    "num_microbatches",
-    "recompute",
-    "sequence_parallel",
-    *slots(),
-    "compile",
-)
 
 #: Knobs that are on or off.
 _SWITCHES = frozenset({"sequence_parallel", "compile"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import typing
 
 import pytest
@@ -11,6 +12,15 @@ import planner
 from planner.cli.main import main
 from planner.cli.plan import PlanCommand
 from planner.errors import MeshwrightError
+from planner.schema import (
+    PINNABLE,
+    Optimizer,
+    Overlap,
+    Precision,
+    Stage,
+    Strategy,
+)
+from planner.schema.base import leaf_defaults
 from planner.search import OBJECTIVES
 from tests.cli.shell import ask, meshwright
 
@@ -43,6 +53,24 @@ def test_help_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer.code == 0
     assert answer.err == ""
     assert "0 done, 1 error, 2 no feasible plan" in " ".join(answer.out.split())
+
+
+#: Fields of a strategy that other flags set, or no flag.
+_NOT_PINNED = {
+    *("stages", "rank", "modules", "device_ranges", "patterns", "loss_parallel"),
+    *(*Precision.model_fields, *Optimizer.model_fields, *Overlap.model_fields),
+    *("context_algorithm", "grad_clip_norm", "semantics"),
+}
+
+
+def test_the_help_of_plan_names_every_field_of_a_strategy_that_can_be_pinned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fields = {*leaf_defaults(Strategy), *Stage.model_fields}
+    knobs = {field.rpartition(".")[2] for field in fields} - _NOT_PINNED
+    text = ask(capsys, "plan", "--help").out
+    said = text.partition("--pin KNOB=VALUE")[2].partition("May be given")[0]
+    assert knobs == {*re.findall(r"[a-z_]+", said)} & {*PINNABLE}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -12,14 +12,13 @@ from planner import plan
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.portfolio import AUTO, run_partitioners
-from planner.schema import Plan
+from planner.schema import PINNABLE, Plan
 from planner.schema.methods import method_names, slots
 from planner.schema.schedules import schedule_names
 from planner.search import Request, get_partitioner, partitioner_names
 from planner.search.expert import ExpertPartitioner, ladder
 from planner.search.violations import nearest_violations
 from planner.space import (
-    PINNABLE,
     RECOMPUTE_NAMES,
     Regime,
     StrategyTable,

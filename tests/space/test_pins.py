@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from planner.errors import StrategyError, UnknownNameError
-from planner.schema import Strategy
+from planner.schema import PINNABLE, Strategy
 from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.schedules import schedule_spec
 from planner.space import (
-    PINNABLE,
     RECOMPUTE_NAMES,
     Regime,
     StrategyTable,
