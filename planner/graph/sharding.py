@@ -461,6 +461,6 @@ def _numbered_experts(parameters: Sequence[Parameter]) -> int:
     numbers = [
         int(match.group(1))
         for p in parameters
-        if p.expert and (match := re.search(r"experts\.(\d+)\.", p.name))
+        if p.expert and (match := re.search(r"experts\.(\d{1,9})\.", p.name))
     ]
     return max(numbers, default=-1) + 1

@@ -34,7 +34,7 @@ _SWITCHES = (
     "recompute-activations",
     "torch-fsdp2-no-reshard-after-forward",
 )
-_REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([A-Za-z])\*(\d+)")
+_REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,9})|([A-Za-z])\*(\d{1,9})")
 #: Longest layout, repetitions written out.
 _LONGEST_LAYOUT = 20_000
 _GRANULARITY = {"full": "full", "selective": "selective", None: "none"}

@@ -253,6 +253,8 @@ def _check_version(cls: type[Document], data: dict[str, Any], where: str) -> Non
 
 def spell_non_finite(value: Any) -> Any:
     """JSON values with NaN and the infinities as strings that documents read back."""
+    if value is None or isinstance(value, str | int):
+        return value
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     if isinstance(value, Mapping):

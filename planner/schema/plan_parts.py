@@ -142,7 +142,7 @@ class StageMemory(Document):
     activations_bytes: Bytes
     buffers_bytes: Bytes
     reserve_bytes: Bytes
-    limit_bytes: Bytes
+    limit_bytes: Annotated[float, Field(gt=0)]
 
     @property
     def total_bytes(self) -> float:

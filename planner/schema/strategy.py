@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from typing import Annotated, Any, ClassVar, Literal
@@ -408,9 +409,9 @@ class Strategy(Document):
         kinds = sorted({stage.recompute for stage in self.stages})
         if kinds and kinds != ["none"]:
             parts.append("+".join(kinds))
-        for name, default in leaf_defaults(Strategy).items():
+        for name, default in _labelled().items():
             value = leaf_of(self, name)
-            if name not in _TOLD_APART and value != default:
+            if value != default:
                 parts.append(_TOKENS.get(name, f"{name}={{}}").format(value))
         if self.device_ranges and self.device_ids() != tuple(
             range(self.mesh.num_devices)
@@ -453,6 +454,15 @@ _TOKENS = {
     "compile": "compiled",
     "semantics": "{}",
 }
+
+
+@functools.cache
+def _labelled() -> dict[str, Any]:
+    """Defaults of the fields that a label tells by tokens."""
+    leaves = leaf_defaults(Strategy)
+    return {name: leaves[name] for name in leaves if name not in _TOLD_APART}
+
+
 #: Fields of a strategy, its mesh, sharding and stages that a request may fix.
 PINNABLE = (
     *Mesh.model_fields,

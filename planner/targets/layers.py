@@ -54,7 +54,7 @@ def layers_of_stages(strategy: Strategy) -> tuple[StageLayers, ...] | None:
     stem = layer_stem(strategy)
     if stem is None:
         return None
-    whole = re.compile(re.escape(stem) + r"\.(\d+)$")
+    whole = re.compile(re.escape(stem) + r"\.(\d{1,9})$")
     found: list[StageLayers] = []
     for stage in strategy.stages:
         before: list[str] = []

@@ -32,13 +32,13 @@ def nearest_expressible(target: Target, case: Case) -> Strategy | None:
     Returns:
         None if no strategy is near.
     """
-    reached = {case.strategy.canonical_bytes()}
+    reached = {case.strategy.model_dump_json()}
     front = [case.strategy]
     for _ in range(_DEEPEST):
         ahead: list[Strategy] = []
         for strategy in front:
             for edited in _edits(strategy):
-                key = edited.canonical_bytes()
+                key = edited.model_dump_json()
                 if key in reached:
                     continue
                 reached.add(key)

@@ -31,6 +31,7 @@ from planner.imports import Wanted, import_text
 from planner.reading import MOST_DEEP, MOST_VALUES, parse_json, read_bytes
 from planner.schema import Plan, Strategy
 from planner.schema.cluster import ClusterDocument
+from planner.targets.layers import layer_stem, layers_of_stages
 from planner.yaml_reading import parse_yaml
 
 #: Reads files whose names come one a line, under limits; answers one line each.
@@ -210,6 +211,8 @@ def test_numbers_of_deepspeed_that_are_none(lr: str) -> None:
         "--tensor-model-parallel-size -8",
         "--lr nan",
         "--num-distributed-optimizer-instances 0",
+        "--pipeline-model-parallel-size 8 --pipeline-model-parallel-layout t*"
+        + "9" * 5_000,
         "--pipeline-model-parallel-size 8 --pipeline-model-parallel-layout "
         "((((t*999)*999)*999)*999)*99",
         "--pipeline-model-parallel-size 8 --num-layers 80000000 "
@@ -220,6 +223,22 @@ def test_numbers_of_megatron_that_are_none(arguments: str) -> None:
     text = f"--micro-batch-size 1 {arguments}"
     with pytest.raises(StrategyError):
         import_text("megatron", text, Wanted(world_size=8), "args.txt")
+
+
+def test_a_layer_of_five_thousand_digits_is_no_layer() -> None:
+    data = json.loads(KINDS["plan"].seeds()[0])["strategy"]
+    strategy = Strategy.from_data(data)
+    assert layers_of_stages(strategy)
+    stem = layer_stem(strategy)
+    data["stages"][0]["modules"].append(f"{stem}.{'9' * 5_000}")
+    assert layers_of_stages(Strategy.from_data(data)) is None
+
+
+def test_a_device_without_memory_is_refused() -> None:
+    data = json.loads(KINDS["plan"].seeds()[0])
+    data["prediction"]["memory"][0]["limit_bytes"] = 0
+    with pytest.raises(PlanFileError, match="limit_bytes: input should be greater"):
+        Plan.from_data(data)
 
 
 @pytest.mark.parametrize("ref", ["hf:/dev/zero", "hf:~no-such-user/x", "hf:a\0b"])

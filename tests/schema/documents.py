@@ -163,7 +163,8 @@ def strategies(draw: st.DrawFn) -> Strategy:
 @st.composite
 def _stage_memory(draw: st.DrawFn, rank: int) -> StageMemory:
     parts = ("parameters", "gradients", "optimizer", "activations", "buffers")
-    fields = {f"{part}_bytes": draw(amounts) for part in (*parts, "reserve", "limit")}
+    fields = {f"{part}_bytes": draw(amounts) for part in (*parts, "reserve")}
+    fields["limit_bytes"] = draw(positives)
     return StageMemory(rank=rank, device_type=draw(names), **fields)
 
 
