@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +20,10 @@ from torch import nn
 from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
 from executors.checkpoints.snapshot import Inventory
 from executors.data import Batch, Data, global_batches, require_equal_batches
+from executors.deferred.materialize import build_model
 from executors.deferred.model import record
+from executors.deferred.recording import Recording
+from executors.first_step import FirstStepCheck, compare_first_step
 from executors.launching.process_group import process_group
 from executors.measuring.measure import TimedStep, measure_phases, summarize
 from executors.mesh import build_mesh, choose_device
@@ -28,7 +33,7 @@ from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
 from planner.schema.base import fingerprint_parameters
 from planner.schema.measurement import Measurement
-from planner.schema.violations import executor_violations
+from planner.schema.violations import comparison_violation, executor_violations
 
 __all__ = ["RunResult", "StepReport", "check_model", "run"]
 
@@ -66,6 +71,7 @@ class RunResult:
         step_times_s: Wall-clock time of each step on this rank.
         measurement: What ``measure=True`` measured, else None.
         first_step: Steps that the checkpoint had done from which the run went on.
+        first_step_check: What ``check_first_step=True`` compared, else None.
     """
 
     losses: tuple[float, ...]
@@ -73,6 +79,7 @@ class RunResult:
     step_times_s: tuple[float, ...]
     measurement: Measurement | None = None
     first_step: int = 0
+    first_step_check: FirstStepCheck | None = None
 
 
 def check_model(plan: Plan, model: nn.Module) -> None:
@@ -115,6 +122,7 @@ def run(
     resume: bool | str = False,
     keep_checkpoints: int = 2,
     background_checkpoints: bool = False,
+    check_first_step: bool = False,
 ) -> RunResult:
     """Train a model by a plan.
 
@@ -147,15 +155,22 @@ def run(
             one, ``step-000100``. Under any plan for the same model and optimizer.
         keep_checkpoints: How many of the last to keep.
         background_checkpoints: Write them from a thread, off a copy in CPU memory.
+        check_first_step: Before the first step compare its loss and its gradient's
+            norms with those of the whole model on rank 0; ``model_fn`` is called once
+            more there, and must build another model. The others wait for it
+            ``timeout_s`` at most.
 
     Raises:
         ExecutionError: If the number of processes is wrong, the plan cannot be run,
-            the data does not fit it, the loss is not finite, or a checkpoint cannot
-            be written or read.
+            the data does not fit it, the loss is not finite, a checkpoint cannot be
+            written or read, or the first step is not that of one process.
         FingerprintError: If the plan, or the checkpoint, is for another model.
     """
     if steps < 1:
         raise ExecutionError(f"steps={steps}; a run has at least 1 step")
+    violation = comparison_violation(plan.strategy) if check_first_step else None
+    if violation is not None:
+        raise ExecutionError(violation)
     options = _checkpoint_options(
         checkpoint_dir,
         checkpoint_every,
@@ -167,7 +182,8 @@ def run(
     with contextlib.ExitStack() as stack:
         ids = plan.strategy.device_ids()
         stack.enter_context(process_group(chosen, timeout_s=timeout_s, device_ids=ids))
-        trainer, inventory = _prepare(plan, model_fn, seed, chosen, force)
+        source = _Source(model_fn=model_fn, seed=seed)
+        trainer, inventory = _prepare(plan, source, chosen, force)
         saved: Checkpoints | None = None
         if options is not None:
             options.require_in_sync(steps, trainer.replicas.sync_every)
@@ -188,14 +204,20 @@ def run(
             )
         total = steps + (1 if measure else 0)
         batches = global_batches(plan.workload, data, total, seed=seed, first=first)
+        checked = None
+        if check_first_step and first < steps:
+            batch = next(batches)
+            batches = itertools.chain([batch], batches)
+            checked = source.check(trainer, batch, inventory, saved)
         reports = []
         for report in _train(trainer, batches, first, steps, saved):
             reports.append(report)
             if on_step is not None and trainer.place.process == 0:
                 on_step(report)
-        return _result(
+        result = _result(
             plan, trainer, reports, first, next(batches) if measure else None
         )
+        return replace(result, first_step_check=checked)
 
 
 def _checkpoint_options(
@@ -224,17 +246,64 @@ def _checkpoint_options(
     )
 
 
+@dataclass(kw_only=True)
+class _Source:
+    """Builds the model of a run.
+
+    Attributes:
+        model_fn: As for :func:`run`.
+        seed: The same.
+    """
+
+    model_fn: Callable[[], nn.Module]
+    seed: int
+    _recorded: weakref.ref[nn.Module] | None = None
+
+    def record(self) -> tuple[nn.Module, Recording | None]:
+        """Build the model that is trained, without values."""
+        torch.manual_seed(self.seed)
+        model, recording = record(self.model_fn)
+        self._recorded = weakref.ref(model)
+        return model, recording
+
+    def check(
+        self,
+        trainer: Trainer,
+        batch: Batch,
+        inventory: Inventory,
+        saved: Checkpoints | None,
+    ) -> FirstStepCheck:
+        """Compare a batch's loss and gradient with those of the whole model."""
+        # Collective over all ranks, although one of them reads.
+        alone = dist.new_group([0], backend="gloo")
+
+        def build() -> nn.Module:
+            dtype = getattr(torch, trainer.plan.strategy.precision.parameter)
+            model = build_model(
+                self._another, self.seed, device=trainer.place.device, dtype=dtype
+            )
+            if saved is not None and saved.last is not None:
+                saved.read_into(model, alone)
+            return model
+
+        return compare_first_step(trainer, build, batch, inventory.first)
+
+    def _another(self) -> nn.Module:
+        model = self.model_fn()
+        if self._recorded is not None and self._recorded() is model:
+            raise ExecutionError(
+                "model_fn returned the same model twice; with check_first_step it is "
+                "called once more and must build another: lambda: copy.deepcopy(model)"
+            )
+        return model
+
+
 def _prepare(
-    plan: Plan,
-    model_fn: Callable[[], nn.Module],
-    seed: int,
-    device: torch.device,
-    force: bool,
+    plan: Plan, source: _Source, device: torch.device, force: bool
 ) -> tuple[Trainer, Inventory]:
     """Check processes, model and strategy, and build this rank's part."""
     place = build_mesh(plan.strategy, device)
-    torch.manual_seed(seed)
-    model, recording = record(model_fn)
+    model, recording = source.record()
     if not force:
         check_model(plan, model)
     backend = "nccl" if device.type == "cuda" else "gloo"

@@ -28,6 +28,7 @@ __all__ = [
     "build_optimizer",
     "clip_gradients",
     "gradient_norm",
+    "gradient_norms",
     "sum_over_tp",
 ]
 
@@ -124,6 +125,44 @@ def gradient_norm(
     if group is not None:
         dist.all_reduce(total, group=group)
     return total.sqrt()
+
+
+def gradient_norms(
+    named: Sequence[tuple[str, nn.Parameter]], place: ProcessMesh
+) -> dict[str, float]:
+    """2-norm of the gradient of each parameter of the whole model.
+
+    The same on every rank; collective over the whole mesh. A parameter without a
+    gradient has norm 0.
+
+    Args:
+        named: Parameters of this rank that are trained, by name; equal lists on the
+            ranks of one stage. Of tied copies, one in the whole pipeline.
+        place: Where this process stands.
+    """
+    squares = torch.zeros(len(named), device=place.device)
+    kinds = []
+    for index, (_, parameter) in enumerate(named):
+        grad = parameter.grad
+        kinds.append(_sharding(parameter if grad is None else grad))
+        if grad is not None:
+            norm = torch.linalg.vector_norm(_local(grad), dtype=torch.float32)
+            squares[index] = norm**2
+    for bit, axis in enumerate(_SHARDING):
+        group = place.group(axis)
+        chosen = [index for index, kind in enumerate(kinds) if kind >> bit & 1]
+        if group is not None and chosen:
+            part = squares[chosen]
+            dist.all_reduce(part, group=group)
+            squares[chosen] = part
+    names = [name for name, _ in named]
+    found = dict(zip(names, squares.sqrt().tolist(), strict=True))
+    stages = place.group("pp")
+    if stages is None:
+        return found
+    every: list[dict[str, float]] = [{}] * stages.size()
+    dist.all_gather_object(every, found, group=stages)
+    return {name: norm for stage in every for name, norm in stage.items()}
 
 
 def clip_gradients(
@@ -232,6 +271,19 @@ class ParallelModel(Protocol):
 class Step(Protocol):
     """A rule by which this rank's slice of a batch becomes new weights."""
 
+    def backward(
+        self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Compute the whole batch's gradient of every parameter; update nothing.
+
+        Args:
+            trainer: See :meth:`update`.
+            local: The same.
+
+        Returns:
+            Sum of this rank's scaled losses, None on a rank that computes no loss.
+        """
+
     def update(
         self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -252,16 +304,23 @@ class Step(Protocol):
 class PlainStep:
     """Back-propagation of all microbatches, then one step of the optimizer."""
 
-    def update(
+    def backward(
         self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """See :meth:`Step.update`."""
+    ) -> torch.Tensor | None:
+        """See :meth:`Step.backward`."""
         trainer.optimizer.zero_grad()
         loss = self._forward_backward(trainer, local)
         average_whole(trainer.whole, trainer.place)
         sum_over_tp(trainer.partial, trainer.place)
         if trainer.tied is not None:
             trainer.tied.sum_gradients()
+        return loss
+
+    def update(
+        self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """See :meth:`Step.update`."""
+        loss = self.backward(trainer, local)
         norm = _clip(trainer)
         trainer.optimizer.step()
         return loss, norm

@@ -303,6 +303,28 @@ class Trainer:
             ExecutionError: If the loss is undefined on this batch, or the batch has
                 other inputs than the plan.
         """
+        loss, norm = self.update(self._own_slice(batch))
+        return StepResult(
+            loss=float(loss), grad_norm=None if norm is None else float(norm)
+        )
+
+    def backward(self, batch: Batch) -> float:
+        """Compute the gradients of one global batch, unclipped, and update nothing.
+
+        Args:
+            batch: As for :meth:`step`.
+
+        Returns:
+            Mean loss over the batch.
+
+        Raises:
+            ExecutionError: As :meth:`step` does.
+        """
+        loss = self.step_rule.backward(self, self._own_slice(batch))
+        return float(self._mean_loss(loss))
+
+    def _own_slice(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Prepare the loss for a global batch; cut out this rank's samples."""
         require_inputs(batch, self.plan.workload, self._further)
         require_lengths(batch, self.plan)
         strategy, place = self.plan.strategy, self.place
@@ -312,11 +334,7 @@ class Trainer:
             # A copy trains on the mean over its own samples.
             batch = slice_batch(batch, copy, self._copies, torch.device("cpu"))
         self.loss.prepare(batch, strategy.num_microbatches)
-        local = slice_batch(batch, index, ways, place.device)
-        loss, norm = self.update(local)
-        return StepResult(
-            loss=float(loss), grad_norm=None if norm is None else float(norm)
-        )
+        return slice_batch(batch, index, ways, place.device)
 
     def update(
         self, local: Mapping[str, torch.Tensor]

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from executors.checkpoints import dcp
 from executors.checkpoints.folder import CheckpointFolder, damage, is_checkpoint_name
@@ -253,6 +254,27 @@ class Checkpoints:
             # A stream belongs to a place on a mesh: on another one all begin anew,
             # but not where the run began.
             torch.manual_seed(torch.initial_seed() + _STRIDE * record.step)
+
+    def read_into(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+        """Fill a whole model from the checkpoint that the run was resumed from.
+
+        Not collective over the run.
+
+        Args:
+            model: With values; parameters and persistent buffers are read.
+            group: This process alone, with a CPU backend.
+        """
+        assert self.last is not None
+        folder, inventory = self._folder.of(self.last), self._inventory
+        tensors = {
+            f"model.{inventory.name(name)}": parameter.detach()
+            for name, parameter in model.named_parameters()
+        }
+        saved = dcp.read_saved(folder)
+        for name, buffer in model.named_buffers():
+            if name in inventory.buffers and f"model.{name}" in saved:
+                tensors[f"model.{name}"] = buffer
+        dcp.load(tensors, folder, group)
 
     def save(self, step: int) -> None:
         """Save the state after so many steps.

@@ -220,7 +220,13 @@ def _owned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return moved
 
 
-def build_model(model_fn: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+def build_model(
+    model_fn: Callable[[], nn.Module],
+    seed: int = 0,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> nn.Module:
     """The whole model with the values that :func:`executors.run` starts from.
 
     They belong to the seed alone: no plan, number of processes or rank changes them.
@@ -230,15 +236,16 @@ def build_model(model_fn: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     Args:
         model_fn: Builds the model, on the CPU; as for ``run``.
         seed: As for ``run``.
+        device: Where its parameters and buffers are put, one after the other.
+        dtype: Of those that are floating-point; None to keep what they have.
 
     Returns:
-        The model on the CPU; torch's generator is as it was before.
+        The model; torch's generator is as it was before.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, recording = record(model_fn)
-    if recording is not None:
-        shards = Shards(model, recording, torch.device("cpu"), None)
-        shards.to_meta()
-        shards.materialize()
+    shards = Shards(model, recording, torch.device(device), dtype)
+    shards.to_meta()
+    shards.materialize()
     return model

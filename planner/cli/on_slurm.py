@@ -62,7 +62,13 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
         words += ["--checkpoint-every", str(arguments["checkpoint_every"])]
     if arguments["checkpoint_dir"] is not None:
         words += ["--keep-checkpoints", str(arguments["keep_checkpoints"])]
-    for flag in ("measure", "background_checkpoints", "allow_remote_code", "force"):
+    for flag in (
+        "measure",
+        "check_first_step",
+        "background_checkpoints",
+        "allow_remote_code",
+        "force",
+    ):
         if arguments[flag]:
             words.append(f"--{flag.replace('_', '-')}")
     if arguments["resume"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         emit: Takes messages for the launching process.
     Returns:
         Losses, step times, the step that they begin with and, if asked for, the
-        measurement; JSON values.
+        measurement and the check of the first step; JSON values.
     """
     from executors import run
 
@@ -68,6 +69,7 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         device=arguments.get("device"),
         measure=arguments["measure"],
         force=arguments["force"],
+        check_first_step=arguments.get("check_first_step", False),
         checkpoint_dir=arguments.get("checkpoint_dir"),
         checkpoint_every=arguments.get("checkpoint_every"),
         resume=arguments.get("resume", False),
@@ -75,12 +77,13 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         background_checkpoints=arguments.get("background_checkpoints", False),
         on_step=lambda report: emit({"step": report.step, "loss": report.loss}),
     )
-    measured = result.measurement
+    measured, checked = result.measurement, result.first_step_check
     return {
         "first_step": result.first_step,
         "losses": list(result.losses),
         "step_times_s": list(result.step_times_s),
         "measurement": measured.to_data() if measured else None,
+        "first_step_check": asdict(checked) if checked else None,
     }
 
 

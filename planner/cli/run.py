@@ -30,6 +30,7 @@ from planner.errors import (
 )
 from planner.schema import Plan
 from planner.schema.base import require_writable
+from planner.schema.violations import comparison_violation
 
 __all__ = [
     "RunCommand",
@@ -108,6 +109,10 @@ class RunCommand:
     """Compare predicted with measured: step time, memory, bytes on the wire."""
     measurement: OutFile = None
     """File for the measurement as JSON; implies --measure."""
+    check_first_step: bool = False
+    """Before training, compare loss and gradient norms of the first step with those of
+    the whole model in one process; end with an error if they differ by more than
+    rounding, or if the model does not fit into one process."""
     checkpoint_dir: OptionalFolder = None
     """Folder for checkpoints."""
     checkpoint_every: OptionalInt = None
@@ -143,6 +148,7 @@ class RunCommand:
             "steps": self.steps,
             "seed": self.seed,
             "measure": self.measure or self.measurement is not None,
+            "check_first_step": self.check_first_step,
             "allow_remote_code": self.allow_remote_code,
             "force": self.force,
             **self._checkpoints(),
@@ -212,6 +218,9 @@ class RunCommand:
                 )
         if self.steps < 1:
             raise ExecutionError(f"--steps {self.steps}; a run has at least 1 step")
+        violation = comparison_violation(plan.strategy)
+        if self.check_first_step and violation is not None:
+            raise ExecutionError(violation)
         if plan.not_runnable:
             raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
         if self.measurement is not None:
@@ -294,6 +303,15 @@ class RunCommand:
         if self.json:
             emit_json({**result, "comparison": [row.to_dict() for row in rows]})
             return
+        checked = result.get("first_step_check")
+        if checked is not None:
+            note(
+                "first step as in one process: "
+                "loss {loss:.6g} ({whole_loss:.6g}), "
+                "gradient norm {grad_norm:.6g} ({whole_grad_norm:.6g})".format(
+                    **checked
+                )
+            )
         losses = result["losses"]
         first = result.get("first_step", 0)
         if not losses:

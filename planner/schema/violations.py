@@ -23,6 +23,7 @@ from planner.schema.strategy import Strategy, TensorSharding, matches_pattern
 __all__ = [
     "Case",
     "batch_norm_violation",
+    "comparison_violation",
     "coupled_violation",
     "executor_violations",
     "installed_torch",
@@ -193,6 +194,21 @@ def coupled_violation(
         f"which would be another loss; use dp_replicate=1, dp_shard=1 and "
         f"num_microbatches=1"
     )
+
+
+def comparison_violation(strategy: Strategy) -> str | None:
+    """Why the first step of a strategy is not to be compared with plain training.
+
+    Returns:
+        Value, rule and remedy; None if a step computes what plain training would.
+    """
+    for method, value in methods.methods_of(strategy):
+        if method.inexact:
+            return (
+                f"check_first_step with {method.slot}={value}; {method.inexact}, so "
+                f"that it is not one process's, leave check_first_step out"
+            )
+    return None
 
 
 def _context(case: Case) -> str | None:

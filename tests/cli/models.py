@@ -6,7 +6,10 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 
-__all__ = ["failing", "stacked"]
+from planner.capture import load_model
+from tests.plans import TINY
+
+__all__ = ["failing", "mixing", "stacked"]
 
 
 class _Table(nn.Module):
@@ -52,3 +55,12 @@ def stacked() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """A Sequential of Sequentials, whose input is called ``input``."""
     inner = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)]
     return nn.Sequential(*inner), {"input": torch.empty(8, 64, device="meta")}
+
+
+def mixing() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The tiny Llama, in one feed-forward layer of which tokens see those before."""
+    model = load_model(f"hf:{TINY}", seq_len=32).build()
+    model.get_submodule("model.layers.1.mlp").register_forward_hook(
+        lambda _, __, output: output + output.cumsum(1)
+    )
+    return model, {"input_ids": torch.empty(4, 32, dtype=torch.int64, device="meta")}

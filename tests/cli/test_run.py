@@ -23,6 +23,7 @@ def test_a_run_measures_and_reports(
 ) -> None:
     out = tmp_path / "measured.json"
     words = ("run", plan_file, "--steps", "3", "--data", TOKENS, "-o", out)
+    words = (*words, "--check-first-step")
     answer = meshwright(*words, "--json")
     assert answer.code == 0, answer.err
     notes = answer.err.splitlines()
@@ -32,6 +33,10 @@ def test_a_run_measures_and_reports(
     ]
     assert notes[4:] == [f"wrote {out}"]
     result = answer.json
+    checked = result["first_step_check"]
+    assert checked["loss"] == pytest.approx(checked["whole_loss"], rel=1e-6)
+    assert checked["loss"] == pytest.approx(result["losses"][0], rel=1e-6)
+    assert checked["grad_norm"] == pytest.approx(checked["whole_grad_norm"], rel=1e-5)
     measured = Measurement.load(out)
     assert measured == Measurement.from_data(result["measurement"])
     assert measured.losses == tuple(result["losses"])
@@ -47,7 +52,13 @@ def test_a_run_measures_and_reports(
 
     # The same result as a table, without running a second time.
     monkeypatch.setattr(LAUNCHER, "launch", lambda *_, **__: [result])
-    first, header, *rows = ask(capsys, *words).out.splitlines()
+    again = ask(capsys, *words)
+    assert again.err.splitlines()[-1] == (
+        f"first step as in one process: loss {checked['loss']:.6g} "
+        f"({checked['whole_loss']:.6g}), gradient norm {checked['grad_norm']:.6g} "
+        f"({checked['whole_grad_norm']:.6g})"
+    )
+    first, header, *rows = again.out.splitlines()
     label = local_plan(2, dp_shard=2).strategy.label()
     assert first == (
         f"loss {measured.losses[0]:.4f} -> {measured.losses[-1]:.4f} in 3 steps on "
@@ -59,6 +70,21 @@ def test_a_run_measures_and_reports(
     ]
     named = {line["name"] for line in result["comparison"]}
     assert {"peak memory, rank 0", "peak memory, rank 1"} <= named
+
+
+@pytest.mark.further
+def test_a_plan_that_trains_on_wrong_numbers_ends_before_it_trains(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "plan.json"
+    local_plan(2, cp=2).save(path)
+    words = ("run", path, "--model", "tests.cli.models:mixing", "--steps", "2")
+    assert meshwright(*words).code == 0
+    answer = meshwright(*words, "--check-first-step")
+    assert answer.code == 1
+    assert answer.out == ""
+    assert answer.err.splitlines()[-1].startswith("meshwright: the first step has loss")
+    assert not any(line.startswith("step 1") for line in answer.err.splitlines())
 
 
 @pytest.mark.further

@@ -69,6 +69,20 @@ class TestRefusedBeforeTheStart:
         error = ask(capsys, "run", path).error
         assert error == "this plan cannot be run: cp=2 is not run yet"
 
+    def test_a_first_step_that_is_not_to_be_one_process_s(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        plan = local_plan(2, dp_replicate=2)
+        strategy = plan.strategy.model_copy(
+            update={"gradient_compression": "bfloat16", "semantics": "approximate"}
+        )
+        path = tmp_path / "p.json"
+        plan.model_copy(update={"strategy": strategy}).save(path)
+        error = ask(capsys, "run", path, "--check-first-step").error
+        assert error.startswith(
+            "check_first_step with gradient_compression=bfloat16; it changes gradients"
+        )
+
     def test_a_measurement_that_cannot_be_written(
         self, capsys: pytest.CaptureFixture[str], plan_file: Path, tmp_path: Path
     ) -> None:
