@@ -5,13 +5,21 @@ Imports nothing heavy: a launched process loads it before it knows its work.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from typing import Any
 
 from planner.errors import MeshwrightError
 
-__all__ = ["chain", "explain", "own_error"]
+__all__ = ["chain", "explain", "is_consequence", "own_error"]
+
+#: What a rank says whose peer died: a consequence, not a cause.
+_CONSEQUENCE = re.compile(
+    r"closed by peer|Connection reset|Broken pipe|Connection refused|DistNetworkError"
+    r"|NCCL .*remote|timed out",
+    re.IGNORECASE,
+)
 
 
 def chain(error: BaseException) -> list[BaseException]:
@@ -31,6 +39,18 @@ def own_error(error: BaseException) -> MeshwrightError | None:
     torch wraps whatever a pipeline stage raises.
     """
     return next((e for e in chain(error) if isinstance(e, MeshwrightError)), None)
+
+
+def is_consequence(error: BaseException | str) -> bool:
+    """Return True if another rank's failure may have caused an error.
+
+    Args:
+        error: What was raised, or what a rank has printed.
+    """
+    if isinstance(error, BaseException):
+        found = [f"{type(one).__name__}: {one}" for one in chain(error)]
+        return _CONSEQUENCE.search("\n".join(found)) is not None
+    return _CONSEQUENCE.search(error) is not None
 
 
 def explain(error: BaseException, model: Any = None) -> str:

@@ -24,7 +24,7 @@ from executors.deferred.materialize import build_model
 from executors.deferred.model import record
 from executors.deferred.recording import Recording
 from executors.first_step import FirstStepCheck, compare_first_step
-from executors.launching.process_group import process_group
+from executors.launching.process_group import RANK_TIMEOUT_S, process_group
 from executors.measuring.measure import TimedStep, measure_phases, summarize
 from executors.mesh import build_mesh, choose_device
 from executors.names import tied_parameters
@@ -117,6 +117,7 @@ def run(
     measure: bool = False,
     force: bool = False,
     timeout_s: float = 600.0,
+    rank_timeout_s: float = RANK_TIMEOUT_S,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     resume: bool | str = False,
@@ -148,6 +149,9 @@ def run(
             communication in one step more of each phase, because counting slows it.
         force: Run although the model's fingerprint is another one.
         timeout_s: How long a collective waits for a rank, in seconds.
+        rank_timeout_s: How long every process waits for a sign of life from another,
+            in seconds: at the start from the last one that came, later from the last
+            sign. Then all end with an error that names those that are missing.
         checkpoint_dir: Folder, seen by all ranks, for the state of the run: model,
             optimizer, number of the next batch, generators. None to keep none.
         checkpoint_every: Steps between checkpoints; None for one at the end.
@@ -164,6 +168,7 @@ def run(
         ExecutionError: If the number of processes is wrong, the plan cannot be run,
             the data does not fit it, the loss is not finite, a checkpoint cannot be
             written or read, or the first step is not that of one process.
+        RankFailedError: If another process is missing or has failed.
         FingerprintError: If the plan, or the checkpoint, is for another model.
     """
     if steps < 1:
@@ -181,7 +186,10 @@ def run(
     chosen = choose_device(device)
     with contextlib.ExitStack() as stack:
         ids = plan.strategy.device_ids()
-        stack.enter_context(process_group(chosen, timeout_s=timeout_s, device_ids=ids))
+        group = process_group(
+            chosen, timeout_s=timeout_s, rank_timeout_s=rank_timeout_s, device_ids=ids
+        )
+        stack.enter_context(group)
         source = _Source(model_fn=model_fn, seed=seed)
         trainer, inventory = _prepare(plan, source, chosen, force)
         saved: Checkpoints | None = None

@@ -62,8 +62,9 @@ def launch(
     if processes < 1:
         raise ExecutionError(f"processes={processes}; launch at least 1")
     job = {"entry": entry, "args": dict(args)}
-    common = _common_environment(processes, threads, env)
     with _sigterm_raises(), contextlib.ExitStack() as cleanup:
+        port = cleanup.enter_context(_reserved_port())
+        common = _common_environment(processes, threads, port, env)
         spawner, ranks, control = _start(job, common, processes, cleanup)
         monitor = Monitor(spawner, ranks, control, on_message)
         cleanup.callback(monitor.end)
@@ -72,7 +73,7 @@ def launch(
 
 
 def _common_environment(
-    processes: int, threads: int, env: Mapping[str, str] | None
+    processes: int, threads: int, port: int, env: Mapping[str, str] | None
 ) -> dict[str, str]:
     path = [folder or str(Path.cwd()) for folder in sys.path]
     variables = {
@@ -80,7 +81,7 @@ def _common_environment(
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join(path),
         # Looking for GPUs must not start the driver, which no fork survives.
@@ -92,11 +93,16 @@ def _common_environment(
     return variables | dict(env or {})
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port that the system gives to nobody else during the block.
+
+    With SO_REUSEADDR, which torch sets too, rank 0 may listen there meanwhile.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def _start(

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import planner.errors
+from executors.exception_chain import is_consequence
 from planner.errors import ExecutionError, MeshwrightError, RankFailedError
 
 __all__ = ["Monitor", "Rank"]
@@ -32,13 +32,9 @@ _GRACE_S = 0.5
 #: The same while none has failed but by what another's death does to it: on a busy
 #: machine the culprit may be seconds behind.
 _CONSEQUENCE_S = 5.0
+#: How a rank begins the line that says why it ended itself.
+_OWN = "meshwright: "
 _NO_CAUSE = 2  # of :attr:`Rank.blame`
-#: What a rank says whose peer died: a consequence, not a cause.
-_CONSEQUENCE = re.compile(
-    r"closed by peer|Connection reset|Broken pipe|Connection refused|DistNetworkError"
-    r"|NCCL .*remote|timed out",
-    re.IGNORECASE,
-)
 
 
 @dataclass(kw_only=True)
@@ -75,7 +71,9 @@ class Rank:
         if self.code is not None and self.code < 0 and self.error is None:
             return 0
         text = self.error["text"] if self.error else "\n".join(self.lines)
-        return _NO_CAUSE if _CONSEQUENCE.search(text) else 1
+        # A rank that names another one is not the cause itself.
+        named = self.error is not None and self.error["type"] == "RankFailedError"
+        return _NO_CAUSE if named or is_consequence(text) else 1
 
 
 class Monitor:
@@ -212,6 +210,11 @@ class Monitor:
         if rank.error is not None:
             _LOG.info("%s:\n%s", who, rank.error["traceback"])
             raise _raised(who, rank.error)
+        said = [line for line in rank.lines if line.startswith(_OWN)]
+        if said:
+            raise RankFailedError(
+                f"{said[-1].removeprefix(_OWN)}; the other ranks were stopped"
+            )
         code = rank.code or 0
         killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
         raise RankFailedError(

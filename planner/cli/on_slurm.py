@@ -55,7 +55,7 @@ def sbatch_options(texts: Sequence[str]) -> tuple[str, ...]:
 def run_words(arguments: Mapping[str, Any]) -> list[str]:
     """Arguments of ``train_rank`` as words behind ``meshwright run PLAN``."""
     words: list[str] = []
-    for name in ("steps", "seed", "model", "data", "checkpoint_dir"):
+    for name in ("steps", "seed", "model", "data", "rank_timeout_s", "checkpoint_dir"):
         if arguments[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(arguments[name])]
     if arguments["checkpoint_every"] is not None:

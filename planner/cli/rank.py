@@ -70,6 +70,7 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         measure=arguments["measure"],
         force=arguments["force"],
         check_first_step=arguments.get("check_first_step", False),
+        rank_timeout_s=arguments.get("rank_timeout_s", 30.0),
         checkpoint_dir=arguments.get("checkpoint_dir"),
         checkpoint_every=arguments.get("checkpoint_every"),
         resume=arguments.get("resume", False),

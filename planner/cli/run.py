@@ -123,6 +123,9 @@ class RunCommand:
     """Number of latest checkpoints to keep."""
     background_checkpoints: bool = False
     """Write checkpoints while training goes on."""
+    rank_timeout_s: float = 30.0
+    """Seconds without a new rank at the start, or a sign of life from one later, after
+    which all ranks end and name those that are missing."""
     allow_remote_code: bool = False
     """Run Python code that came with the hf:PATH named by --model; read it first."""
     force: bool = False
@@ -151,6 +154,7 @@ class RunCommand:
             "check_first_step": self.check_first_step,
             "allow_remote_code": self.allow_remote_code,
             "force": self.force,
+            "rank_timeout_s": self.rank_timeout_s,
             **self._checkpoints(),
         }
         self._check(plan)
@@ -221,6 +225,10 @@ class RunCommand:
         violation = comparison_violation(plan.strategy)
         if self.check_first_step and violation is not None:
             raise ExecutionError(violation)
+        if not self.rank_timeout_s > 0:
+            raise ExecutionError(
+                f"--rank-timeout-s {self.rank_timeout_s:g}; give a number above 0"
+            )
         if plan.not_runnable:
             raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
         if self.measurement is not None:

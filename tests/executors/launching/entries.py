@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -67,3 +68,41 @@ def blame_the_peer(args: dict[str, Any], emit: Emit) -> None:
         time.sleep(1.0)  # longer than others are waited for whose own fault it is
         raise MemoryError("no room")
     raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+
+
+def reduce_for_ever(args: dict[str, Any], emit: Emit) -> None:
+    """All-reduce on and on; one rank stops, dies, fails or sleeps after three."""
+    import torch
+    import torch.distributed as dist
+
+    from executors.launching.process_group import process_group
+
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    with process_group(device, timeout_s=6.0, rank_timeout_s=args["rank_timeout_s"]):
+        for number in range(100_000):
+            if number == 3 and os.environ["RANK"] == str(args["victim"]):
+                _suffer(args["fault"])
+            dist.all_reduce(torch.ones(4))
+
+
+def _suffer(fault: str) -> None:
+    if fault == "raise":
+        raise ValueError("no such batch")
+    if fault == "sleep":
+        time.sleep(600)
+    os.kill(os.getpid(), getattr(signal, fault))
+
+
+def main() -> None:
+    """Be a rank that nobody watches: what it raises is its last line."""
+    try:
+        reduce_for_ever(json.loads(sys.argv[1]), print)
+    except Exception as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
