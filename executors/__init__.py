@@ -11,6 +11,7 @@ Each room, and each file beside them, imports those below alone, neighbours not 
     runner                         train by a plan
     checkpoints, measuring         state of a run; time, memory and traffic of a step
     first_step                     a step by a plan beside the same in one process
+    soundness                      finite numbers, and weights that ranks agree on
     trainer                        one step, on this process's part of the model
     replicas                       copies of the weights: kept equal, or let part
     steps                          a batch becomes new weights; gradients, optimizer

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ from executors.launching.process_group import RANK_TIMEOUT_S, process_group
 from executors.measuring.measure import TimedStep, measure_phases, summarize
 from executors.mesh import build_mesh, choose_device
 from executors.names import tied_parameters
+from executors.soundness import require_finite_step, require_sound_weights
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
@@ -124,6 +125,7 @@ def run(
     keep_checkpoints: int = 2,
     background_checkpoints: bool = False,
     check_first_step: bool = False,
+    check_replicas_every: int | None = None,
 ) -> RunResult:
     """Train a model by a plan.
 
@@ -163,16 +165,24 @@ def run(
             norms with those of the whole model on rank 0; ``model_fn`` is called once
             more there, and must build another model. The others wait for it
             ``timeout_s`` at most.
+        check_replicas_every: Steps between checks that the weights are finite, and
+            equal on all ranks that hold copies of them. They are checked at each
+            checkpoint and at the end in any case.
 
     Raises:
         ExecutionError: If the number of processes is wrong, the plan cannot be run,
-            the data does not fit it, the loss is not finite, a checkpoint cannot be
-            written or read, or the first step is not that of one process.
+            the data does not fit it, a loss, gradient norm or weight is not finite,
+            copies of a weight differ, a checkpoint cannot be written or read, or the
+            first step is not that of one process.
         RankFailedError: If another process is missing or has failed.
         FingerprintError: If the plan, or the checkpoint, is for another model.
     """
     if steps < 1:
         raise ExecutionError(f"steps={steps}; a run has at least 1 step")
+    if check_replicas_every is not None and check_replicas_every < 1:
+        raise ExecutionError(
+            f"check_replicas_every={check_replicas_every}; give a number of at least 1"
+        )
     violation = comparison_violation(plan.strategy) if check_first_step else None
     if violation is not None:
         raise ExecutionError(violation)
@@ -218,7 +228,9 @@ def run(
             batches = itertools.chain([batch], batches)
             checked = source.check(trainer, batch, inventory, saved)
         reports = []
-        for report in _train(trainer, batches, first, steps, saved):
+        for report in _train(
+            trainer, batches, first, steps, saved, check_replicas_every
+        ):
             reports.append(report)
             if on_step is not None and trainer.place.process == 0:
                 on_step(report)
@@ -339,8 +351,13 @@ def _train(
     first: int,
     steps: int,
     saved: Checkpoints | None,
+    check_every: int | None,
 ) -> Iterator[StepReport]:
-    """Train step by step, one for each report asked for; save checkpoints due."""
+    """Train step by step, one for each report asked for; save checkpoints due.
+
+    Weights are checked before they are saved, every so many steps, and at the end.
+    """
+    remedy = partial(_remedy, saved)
     for step in range(first, steps):
         batch = next(batches)
         if trainer.replicas.in_sync(trainer.done):
@@ -351,7 +368,7 @@ def _train(
         took = time.perf_counter() - begin
         if trainer.replicas.in_sync(trainer.done):
             # Between exchanges copies have losses of their own.
-            _require_finite(trainer, step, result.loss, saved)
+            require_finite_step(trainer, step, result, remedy)
         if trainer.place.process == 0:
             _LOG.info("step %d of %d: loss %.4f", step + 1, steps, result.loss)
         yield StepReport(
@@ -363,6 +380,8 @@ def _train(
         )
         if saved is not None and saved.options.due(step + 1, steps):
             saved.save(step + 1)
+        elif step + 1 == steps or (check_every and not (step + 1) % check_every):
+            require_sound_weights(trainer, step + 1, remedy)
 
 
 def _result(
@@ -392,21 +411,6 @@ def _result(
     )
 
 
-def _require_finite(
-    trainer: Trainer, step: int, loss: float, saved: Checkpoints | None
-) -> None:
-    """Stop a run that has diverged, before anything of it is saved.
-
-    Raises:
-        ExecutionError: The same on all ranks, naming the first that had it.
-    """
-    if math.isfinite(loss):
-        return
-    finite: list[bool] = [True] * dist.get_world_size()
-    dist.all_gather_object(finite, math.isfinite(trainer.loss_share))
-    # Where every share is finite their sum has overflown.
-    where = f" on rank {finite.index(False)}" if False in finite else ""
-    remedy = (
-        saved.remedy() if saved else "lower the learning rate or set grad_clip_norm"
-    )
-    raise ExecutionError(f"the loss of step {step + 1} is {loss}{where}; {remedy}")
+def _remedy(saved: Checkpoints | None, change: str) -> str:
+    """Add to advice which checkpoint to resume from; collective."""
+    return saved.remedy(change) if saved else change

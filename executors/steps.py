@@ -174,9 +174,11 @@ def clip_gradients(
         parameters: All of this rank, tied copies too.
         norm: From :func:`gradient_norm`.
         limit: Largest norm left alone. The scale is that of
-            ``torch.nn.utils.clip_grad_norm_``.
+            ``torch.nn.utils.clip_grad_norm_``; gradients of a norm that is not finite
+            stay as they are, so that it can be told which are the cause.
     """
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    scale = torch.where(norm.isfinite(), scale, torch.ones_like(scale))
     for parameter in parameters:
         if parameter.grad is not None:
             _local(parameter.grad).mul_(scale)

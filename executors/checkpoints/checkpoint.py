@@ -21,10 +21,10 @@ from executors.checkpoints.snapshot import (
     Inventory,
     collect,
     difference,
-    non_finite,
     restore_generators,
     targets,
 )
+from executors.soundness import require_sound_weights
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError, MeshwrightError
 from planner.schema.checkpoint import CheckpointRecord, FileRecord
@@ -280,11 +280,12 @@ class Checkpoints:
         """Save the state after so many steps.
 
         Raises:
-            ExecutionError: If a parameter is no longer finite, or a rank cannot write.
+            ExecutionError: If a parameter is no longer finite, copies of it differ, or
+                a rank cannot write.
                 What was saved before stays as it is.
         """
         self.wait()
-        self._require_finite(step)
+        require_sound_weights(self._trainer, step, self.remedy, self._group)
         begin = time.perf_counter()
         options, plan = self.options, self._trainer.plan
         record = CheckpointRecord(
@@ -327,20 +328,13 @@ class Checkpoints:
             pending.wait()
             self.last = step
 
-    def _require_finite(self, step: int) -> None:
-        found: list[str | None] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, non_finite(self._trainer), group=self._group)
-        for rank, name in enumerate(found):
-            if name is not None:
-                raise ExecutionError(
-                    f"{name} is not finite after step {step} on rank {rank}; "
-                    f"{self.remedy()}"
-                )
+    def remedy(self, change: str) -> str:
+        """Add to advice what to resume from; collective like :meth:`wait`.
 
-    def remedy(self) -> str:
-        """Advice for a run that has diverged; collective like :meth:`wait`."""
+        Args:
+            change: What to do first.
+        """
         self.wait()
-        change = "lower the learning rate or set grad_clip_norm"
         if self.last is None:
             return f"{change}; no checkpoint had been saved"
         return f"{change}, and resume from {self._folder.of(self.last)}"

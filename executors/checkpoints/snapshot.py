@@ -35,7 +35,6 @@ __all__ = [
     "difference",
     "full_gradients",
     "full_parameters",
-    "non_finite",
     "restore_generators",
     "targets",
 ]
@@ -275,14 +274,6 @@ def difference(inventory: Inventory, saved: Mapping[str, SavedTensor]) -> str:
     said += [f"{name} is only there" for name in there if name not in here]
     more = f" (and {len(said) - 2} more)" if len(said) > 2 else ""
     return "; ".join(said[:2]) + more
-
-
-def non_finite(trainer: Trainer) -> str | None:
-    """First parameter of this rank that holds NaN or an infinity; None if none does."""
-    for name, parameter in trainer.named_parameters():
-        if not bool(torch.isfinite(_local(parameter)).all()):
-            return name
-    return None
 
 
 def _whole(named: list[tuple[str, torch.Tensor | None]]) -> dict[str, torch.Tensor]:

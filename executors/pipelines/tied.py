@@ -85,7 +85,8 @@ class TiedSync:
         strategy: Strategy,
         place: ProcessMesh,
     ) -> None:
-        self._sets: list[tuple[list[nn.Parameter], dist.ProcessGroup | None]] = []
+        #: Local copies of each weight, and the group of the ranks that have some.
+        self.sets: list[tuple[list[nn.Parameter], dist.ProcessGroup | None]] = []
         for tied in copies:
             holders = sorted({strategy.rank_of_stage(index) for index in tied.names})
             group = _group_over(holders, place)
@@ -95,7 +96,7 @@ class TiedSync:
                 if index in stages
             ]
             if local:
-                self._sets.append((local, group))
+                self.sets.append((local, group))
         #: ids of local copies that another copy, here or elsewhere, stands for.
         self.extra: frozenset[int] = frozenset(
             id(stages[index].get_parameter(name))
@@ -106,7 +107,7 @@ class TiedSync:
 
     def sum_gradients(self) -> None:
         """Make every copy's gradient the sum over all copies, in place."""
-        for parameters, group in self._sets:
+        for parameters, group in self.sets:
             grads = [_local_grad(parameter) for parameter in parameters]
             total = torch.stack(grads).sum(0) if len(grads) > 1 else grads[0].clone()
             if group is not None:

@@ -58,8 +58,9 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
     for name in ("steps", "seed", "model", "data", "rank_timeout_s", "checkpoint_dir"):
         if arguments[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(arguments[name])]
-    if arguments["checkpoint_every"] is not None:
-        words += ["--checkpoint-every", str(arguments["checkpoint_every"])]
+    for name in ("checkpoint_every", "check_replicas_every"):
+        if arguments[name] is not None:
+            words += [f"--{name.replace('_', '-')}", str(arguments[name])]
     if arguments["checkpoint_dir"] is not None:
         words += ["--keep-checkpoints", str(arguments["keep_checkpoints"])]
     for flag in (

@@ -113,6 +113,9 @@ class RunCommand:
     """Before training, compare loss and gradient norms of the first step with those of
     the whole model in one process; end with an error if they differ by more than
     rounding, or if the model does not fit into one process."""
+    check_replicas_every: OptionalInt = None
+    """Steps between checks that copies of the weights on several ranks are equal; they
+    are checked at each checkpoint and at the end in any case."""
     checkpoint_dir: OptionalFolder = None
     """Folder for checkpoints."""
     checkpoint_every: OptionalInt = None
@@ -152,6 +155,7 @@ class RunCommand:
             "seed": self.seed,
             "measure": self.measure or self.measurement is not None,
             "check_first_step": self.check_first_step,
+            "check_replicas_every": self.check_replicas_every,
             "allow_remote_code": self.allow_remote_code,
             "force": self.force,
             "rank_timeout_s": self.rank_timeout_s,
@@ -184,6 +188,7 @@ class RunCommand:
         for flag, value in (
             ("--checkpoint-every", self.checkpoint_every),
             ("--keep-checkpoints", self.keep_checkpoints),
+            ("--check-replicas-every", self.check_replicas_every),
         ):
             if value is not None and value < 1:
                 raise ExecutionError(f"{flag} {value}; give a number of at least 1")

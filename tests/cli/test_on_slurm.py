@@ -57,7 +57,7 @@ def test_a_script_is_written_and_submitted(
         *("run", plan_file, "--on", "slurm", "--steps", "20", "--seed", "3"),
         *("--model", f"hf:{TINY}", "--checkpoint-dir", "states", "--resume"),
         *("--sbatch", "partition=gpu b", "--sbatch", "exclusive", "--measure"),
-        "--check-first-step",
+        *("--check-first-step", "--check-replicas-every", "5"),
     )
     assert answer.code == 0, answer.err
     script = plan_file.with_suffix(".sbatch")
@@ -67,7 +67,8 @@ def test_a_script_is_written_and_submitted(
         *("--parsable", "--partition=gpu b", "--exclusive", str(script)),
         *("--steps", "20", "--seed", "3", "--model", f"hf:{TINY}"),
         *("--rank-timeout-s", "30.0"),
-        *("--checkpoint-dir", str(tmp_path / "states"), "--keep-checkpoints", "2"),
+        *("--checkpoint-dir", str(tmp_path / "states")),
+        *("--check-replicas-every", "5", "--keep-checkpoints", "2"),
         *("--measure", "--check-first-step", "--resume"),
     ]
     text = script.read_text()
