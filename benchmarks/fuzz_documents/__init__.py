@@ -3,8 +3,8 @@
 ``python -m benchmarks.fuzz_documents --count 100000`` changes real documents of every
 kind at random, reads each in a worker process as the command line would, and counts
 what comes of it. A *clean* error is a MeshwrightError; anything else that is raised
-is a traceback for a user. A mutation that takes more than 5 s, or after which
-the worker has grown by more than 1 GB, fails as well. Failing inputs are kept.
+is a traceback for a user. A mutation that takes more than 5 s of a core, or after
+which the worker has grown by more than 1 GB, fails as well. Failing inputs are kept.
 
 With ``--guided``, atheris (``pip install atheris``) picks what to mutate by the code
 that it reaches.

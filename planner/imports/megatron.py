@@ -19,6 +19,7 @@ from planner.imports.base import (
     ignored_keys,
 )
 from planner.schema import Mesh, Optimizer, Overlap, Precision
+from planner.schema.strategy import MOST_STAGES
 
 __all__ = ["megatron_flags", "megatron_strategy"]
 
@@ -321,6 +322,10 @@ def _even(
     last = args.decoder_last_pipeline_num_layers
     if first is None and last is None:
         rule = f"pp={pp} x {virtual} stages a rank"
+        if pp * virtual > MOST_STAGES:
+            raise StrategyError(
+                f"{rule} = {pp * virtual:,} stages; use at most {MOST_STAGES:,}"
+            )
         each = divided("--num-layers", layers, by=pp * virtual, rule=rule)
         return (each,) * (pp * virtual)
     if virtual > 1:

@@ -26,6 +26,7 @@ from planner.schema.schedules import Schedule, ScheduleSpec, schedule_spec
 
 __all__ = [
     "AXES",
+    "MOST_STAGES",
     "PINNABLE",
     "ContextAlgorithm",
     "Mesh",
@@ -52,7 +53,7 @@ Recompute = Literal["none", "selective", "full"]
 ContextAlgorithm = Literal["all_to_all", "ring"]
 Degree = Count
 #: Most stages; most of their turns in a step, one a microbatch.
-_MOST_STAGES, _MOST_TURNS = 2**13, 2**21
+MOST_STAGES, _MOST_TURNS = 2**13, 2**21
 #: Most samples in a step.
 _MOST_SAMPLES = 2**40
 
@@ -298,10 +299,10 @@ class Strategy(Document):
     @model_validator(mode="after")
     def _work_can_be_listed(self) -> Strategy:
         stages = self.mesh.pp * self.virtual_stages
-        if stages > _MOST_STAGES:
+        if stages > MOST_STAGES:
             raise ValueError(
                 f"pp={self.mesh.pp} x virtual_stages={self.virtual_stages} = "
-                f"{stages:,} stages; use at most {_MOST_STAGES:,}"
+                f"{stages:,} stages; use at most {MOST_STAGES:,}"
             )
         turns = stages * self.num_microbatches
         if turns > _MOST_TURNS:

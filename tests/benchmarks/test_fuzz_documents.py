@@ -215,6 +215,8 @@ def test_numbers_of_deepspeed_that_are_none(lr: str) -> None:
         + "9" * 5_000,
         "--pipeline-model-parallel-size 8 --pipeline-model-parallel-layout "
         "((((t*999)*999)*999)*999)*99",
+        f"--pipeline-model-parallel-size 4 --num-layers {2**63} "
+        "--num-layers-per-virtual-pipeline-stage 4",
         "--pipeline-model-parallel-size 8 --num-layers 80000000 "
         "--num-virtual-stages-per-pipeline-rank 1000000",
     ],
