@@ -16,7 +16,7 @@ endif
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help setup demo test test-further test-all lint format docs test-zoo bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean fuzz
+.PHONY: help setup demo test test-further test-all lint format docs test-zoo test-faults bench bench-job-stream bench-job-stream-quick bench-partitioners-quick clean fuzz
 
 help:
 	@echo "make demo   plan a small Llama for 4 local processes and train it by that plan"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-further  more cases of what make test runs; CI runs both"
 	@echo "make test-all  also the slow ones (an hour on 2 cores): every pair of the composition table"
 	@echo "make test-zoo  every architecture of transformers, small, under every axis (hours)"
+	@echo "make test-faults  ten runs that are killed, starved or damaged, and resumed (minutes)"
 	@echo "make fuzz   100,000 mutated documents: only clean errors, in bounded time and memory"
 	@echo "make lint   ruff, mypy, import contracts"
 	@echo "make docs   the documentation as a site, in site/"
@@ -73,6 +74,10 @@ test-all: setup
 test-zoo: setup
 	@echo "== every architecture of transformers, small, under every axis"
 	@$(BIN)/python -m benchmarks.zoo --out zoo.jsonl
+
+test-faults: setup
+	@echo "== runs that are disturbed, and resumed to the undisturbed curve"
+	@$(BIN)/python -m benchmarks.faults --runs 10
 
 fuzz: setup
 	@echo "== mutating documents of every kind; failing ones are kept in fuzz-failures"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -304,16 +306,15 @@ class Checkpoints:
             took = time.perf_counter() - begin
             _LOG.info("saved %s in %.2f s", self._folder.of(step), took)
 
-        self._pending = (
-            step,
-            dcp.save(
+        with self._discarded_on_failure(step):
+            pending = dcp.save(
                 collect(self._trainer, self._inventory),
                 self._folder.unfinished(step),
                 self._group,
                 publish,
                 background=options.background,
-            ),
-        )
+            )
+        self._pending = step, pending
         if not options.background:
             self.wait()
 
@@ -325,8 +326,22 @@ class Checkpoints:
         """
         if self._pending is not None:
             (step, pending), self._pending = self._pending, None
-            pending.wait()
+            with self._discarded_on_failure(step):
+                pending.wait()
             self.last = step
+
+    @contextlib.contextmanager
+    def _discarded_on_failure(self, step: int) -> Iterator[None]:
+        """Delete what was written of a checkpoint if the block fails.
+
+        Where the disk is full it would take the room that others need.
+        """
+        try:
+            yield
+        except ExecutionError:
+            if self._rank == 0:
+                shutil.rmtree(self._folder.unfinished(step), ignore_errors=True)
+            raise
 
     def remedy(self, change: str) -> str:
         """Add to advice what to resume from; collective like :meth:`wait`.

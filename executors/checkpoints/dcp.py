@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
 from executors.checkpoints.folder import inspect_file
-from executors.exception_chain import explain
+from executors.exception_chain import chain, explain
 from planner.errors import ExecutionError
 from planner.schema.checkpoint import FileRecord
 
@@ -93,7 +93,13 @@ class _Writer(FileSystemWriter):
         self._publish = publish
 
     def write_data(self, plan: Any, planner: Any) -> TorchFuture[list[WriteResult]]:
-        written = super().write_data(plan, planner).wait()
+        try:
+            written = super().write_data(plan, planner).wait()
+        except RuntimeError as error:
+            # A full disk is met twice: torch closes its archive and finds it too short.
+            # Of what is raised here others hear the last error alone.
+            found = (one for one in chain(error) if isinstance(one, OSError))
+            raise next(found, error) from None
         names = {result.storage_data.relative_path for result in written}
         records = {name: inspect_file(Path(self.path) / name) for name in names}
         done: TorchFuture[list[WriteResult]] = TorchFuture()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from executors import run
 from executors.checkpoints.dcp import read_saved
@@ -33,18 +35,24 @@ def train(plan_json: str, options: dict[str, Any]) -> tuple[Any, Any]:
     plan = Plan.from_json(plan_json)
     model = options.pop("model", plan.model.name)
     poison = options.pop("poison", None)
+    full = options.pop("full", None)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def data(step: int) -> dict[str, torch.Tensor]:
         batch = synthetic_batch(plan.workload, step)
         if step == poison:
             for value in batch.values():
                 value[-1] = math.nan
+        if step == full and dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         return batch
 
     try:
         result = run(plan, lambda: build(model), data, **options)
     except MeshwrightError as error:
         return type(error).__name__, str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     return list(result.losses), result.first_step
 
 
@@ -157,6 +165,27 @@ def test_a_loss_that_is_not_finite_ends_the_run(pool: Pool, tmp_path: Path) -> N
     losses, first = ask(pool, plan, steps=5, resume=True, **kept)
     assert first == 3
     assert all(map(math.isfinite, losses))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_disk_that_is_full_keeps_nothing_of_the_checkpoint_that_failed(
+    pool: Pool, tmp_path: Path, background: bool
+) -> None:
+    plan = make_plan("llama", **ZERO3)
+    kept = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": 1}
+    kept |= {"background_checkpoints": background}
+    straight, _ = ask(pool, plan, steps=4)
+    kind, text = ask(pool, plan, steps=9, full=2, **kept)
+    assert kind == "ExecutionError"
+    assert text.startswith(f"rank 1 cannot write {tmp_path / 'kept' / 'step-00000'}")
+    assert "File too large; make room or choose another checkpoint_dir" in text
+    # In the background the second one may still be written as the disk fills up.
+    last = CheckpointFolder(tmp_path / "kept").steps()[-1]
+    assert last == 2 or (background and last == 1)
+    names = {path.name for path in (tmp_path / "kept").iterdir()}
+    assert names == {"latest", *(f"step-00000{step + 1}" for step in range(last))}
+    losses, first = ask(pool, plan, steps=4, resume=True, **kept)
+    assert (losses, first) == (straight[last:], last)
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_offered(

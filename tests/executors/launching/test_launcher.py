@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from executors import launch
+from executors.launching.launcher import _reserved_port
 from planner.errors import ExecutionError, FingerprintError, RankFailedError
 
 ENTRIES = "tests.executors.launching.entries"
@@ -147,6 +149,16 @@ def test_time_out_leaves_no_process() -> None:
     assert _gone(pids)
 
 
+def test_the_port_of_the_ranks_is_given_to_nobody_else() -> None:
+    with _reserved_port() as port, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        # With the option that torch sets, rank 0 may listen there.
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+
+
 def test_an_unknown_entry_is_an_error_of_the_rank() -> None:
     with pytest.raises(RankFailedError, match="AttributeError"):
         launch(f"{ENTRIES}:nothing_of_the_kind", {}, processes=1)
@@ -158,6 +170,7 @@ def test_an_unknown_entry_is_an_error_of_the_rank() -> None:
 _LAUNCHER = f"""
 import signal, sys
 from executors import launch
+from executors.launching.launcher import _reserved_port
 signal.signal(signal.SIGINT, signal.default_int_handler)
 launch("{ENTRIES}:wait_for_ever", {{}}, processes=2,
        on_message=lambda rank, pid: print(pid, flush=True))
