@@ -220,6 +220,11 @@ def _forward_backward(trainer: Trainer, model: nn.Module, batch: Batch) -> _Step
         if parameter.requires_grad
     }
     norm = math.sqrt(sum(value**2 for value in norms.values()))
+    if not (math.isfinite(total) and math.isfinite(norm)):
+        raise ExecutionError(
+            f"the first step has loss {total} and gradient norm {norm} in one process "
+            f"already, whatever the plan; look at the model and the first batch"
+        )
     return _Step(loss=total, norm=norm, norms=norms, dropout=dropout.found)
 
 

@@ -45,7 +45,17 @@ def _noisy() -> nn.Module:
 
 
 _ONE = build("perceptron")
+
+
+def _broken() -> nn.Module:
+    model = build("perceptron")
+    with torch.no_grad():
+        next(model.parameters())[0] = float("nan")
+    return model
+
+
 MODELS = {
+    "broken": _broken,
     "dropping": _dropping,
     "mixing": _mixing,
     "noisy": _noisy,
@@ -194,6 +204,7 @@ def test_a_resumed_run_compares_from_the_weights_it_goes_on_with(
 @pytest.mark.parametrize(
     ("model", "strategy", "said"),
     [
+        ("broken", {"dp_replicate": 2}, "has loss nan and gradient norm nan in one"),
         ("noisy", {"dp_replicate": 2}, "draws random numbers other than dropout's"),
         ("one", {"dp_replicate": 2}, "returned the same model twice"),
         (
@@ -210,7 +221,9 @@ def test_a_resumed_run_compares_from_the_weights_it_goes_on_with(
 def test_what_cannot_be_compared_is_refused(
     pool: Pool, model: str, strategy: dict[str, Any], said: str
 ) -> None:
-    name = {"noisy": "llama", "one": "perceptron"}.get(model, model)
+    name = {"noisy": "llama", "one": "perceptron", "broken": "perceptron"}.get(
+        model, model
+    )
     assert said in ask(pool, make_plan(name, **strategy), model)
 
 
