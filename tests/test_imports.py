@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 
 def _fresh(code: str) -> str:
     """Output of a new interpreter."""
@@ -77,26 +75,17 @@ def test_clusters_need_no_torch() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "absent",
-    [
+def test_planning_works_without_torch_distributed_and_the_extra_for_learning() -> None:
+    code = (
+        "import sys\n"
+        "import torch\n"
         # As in a torch that was built without it (Windows, macOS).
         "import torch.distributed as d; d.is_available = lambda: False\n"
         "for n in ('init_process_group', 'ProcessGroup', 'device_mesh'):\n"
         "    d.__dict__.pop(n, None)\n"
-        "sys.modules['torch.distributed.device_mesh'] = None\n"
-        "sys.modules['torch.distributed.pipelining'] = None\n"
-        "sys.modules['torch.distributed.fsdp'] = None",
-        # Without the packages of the extra for learning.
-        f"for n in {HEAVY[:3]!r}: sys.modules[n] = None",
-    ],
-    ids=["torch.distributed", "learn"],
-)
-def test_planning_works_without(absent: str) -> None:
-    code = (
-        "import sys\n"
-        "import torch\n"
-        f"{absent}\n"
+        "for n in ('device_mesh', 'pipelining', 'fsdp'):\n"
+        "    sys.modules[f'torch.distributed.{n}'] = None\n"
+        f"for n in {HEAVY!r}: sys.modules[n] = None\n"
         "from torch import nn\n"
         "from planner import plan\n"
         "net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))\n"
