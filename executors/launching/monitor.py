@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -32,6 +33,8 @@ _GRACE_S = 0.5
 #: The same while none has failed but by what another's death does to it: on a busy
 #: machine the culprit may be seconds behind.
 _CONSEQUENCE_S = 5.0
+#: A warning of Python's, or of torch's C++.
+_WARNING = re.compile(r"\S+:\d+: \w*Warning: |\[W\d{4} ")
 #: How a rank begins the line that says why it ended itself.
 _OWN = "meshwright: "
 _NO_CAUSE = 2  # of :attr:`Rank.blame`
@@ -243,5 +246,12 @@ def _raised(who: str, error: Mapping[str, str]) -> MeshwrightError:
 
 
 def _last_words(lines: Sequence[str]) -> str:
-    said = [line.strip() for line in list(lines)[-3:] if line.strip()]
-    return f"; last output: {' | '.join(said)}" if said else ""
+    """The last lines of an output that are no warnings, behind a semicolon."""
+    told: list[str] = []
+    warned = False
+    for line in lines:
+        # Python prints the line of code that warned below the warning, indented.
+        warned = bool(_WARNING.match(line)) or (warned and line.startswith("  "))
+        if not warned and line.strip():
+            told.append(line.strip())
+    return f"; last output: {' | '.join(told[-3:])}" if told else ""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,8 @@ def wait_for_ever(args: dict[str, Any], emit: Emit) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if os.environ["RANK"] == str(args.get("exits")):
         sys.stderr.write("the disk is full\n")
+        warnings.warn("a view was returned", UserWarning, stacklevel=1)
+        sys.stderr.write("[W1125 17:12:33.788 TCPStore.cpp:340] [c10d] retrying\n")
         sys.stderr.flush()
         os._exit(7)
     time.sleep(600)
