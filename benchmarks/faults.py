@@ -449,7 +449,7 @@ def _require_clean(trial: Trial) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a run.
+    """Result of a run.
 
     Attributes:
         kind: Of the fault.

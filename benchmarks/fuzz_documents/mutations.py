@@ -154,7 +154,7 @@ def mutate_bytes(raw: bytes, kind: str, rng: random.Random) -> bytes:
 
 @functools.lru_cache(16)
 def _parsed(raw: bytes, suffix: str) -> Any:
-    """What a document holds; None of one that is broken."""
+    """Content of a document; None if it is broken."""
     from planner.errors import MeshwrightError
     from planner.reading import parse_json
     from planner.yaml_reading import parse_yaml

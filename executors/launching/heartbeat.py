@@ -203,7 +203,7 @@ class Heartbeat:
                 self._give_up(text)
 
     def _raised(self, ranks: Iterable[int]) -> str | None:
-        """What the first of some ranks that has failed said; None if none has."""
+        """Return the error of the first of some ranks that has failed, if one has."""
         for rank in ranks:
             if self._states[rank].startswith(_FAILED):
                 reason = self._states[rank].removeprefix(_FAILED)

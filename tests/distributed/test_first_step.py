@@ -64,7 +64,7 @@ MODELS = {
 
 
 def check(plan_json: str, model: str, **options: Any) -> Any:
-    """What the check found and the losses that followed; or the error."""
+    """Findings of the check and the losses that followed; or the error."""
     plan = Plan.from_json(plan_json)
     build_fn = MODELS.get(model, lambda: build(model))
     options = {"steps": 2} | options
