@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -69,6 +70,10 @@ _GROUPS = {
 }
 _MOST_PARAMETERS = 30e6
 _TIMEOUT_S = 60.0
+#: Seconds and bytes of address space for all cases of one model.
+_MODEL_TIMEOUT_S, _MOST_BYTES = 600, 12 << 30
+#: Most seconds of a forward: a slower model says nothing about plans.
+_SLOWEST_S = 5.0
 
 
 def modules() -> Iterator[Job]:
@@ -121,7 +126,11 @@ def build(group: str, kind: str, cls: str) -> tuple[Any, dict[str, Any]]:
             torch.manual_seed(0)
             model = make(config).train()
             inputs = _inputs(group, config)
+            started = time.perf_counter()
             model(**inputs)
+            if (took := time.perf_counter() - started) > _SLOWEST_S:
+                why = f"a forward takes {took:.0f} s"
+                continue
         except Exception as error:  # whatever a model's code raises
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         else:
@@ -204,37 +213,33 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _work(jobs: list[Job], pins: list[str], out: Path, certify: bool) -> None:
+def _work(job: Job, pins: list[str], out: Path, certify: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
-    for group, kind, cls in jobs:
-        started = time.perf_counter()
-        signal.alarm(int(_TIMEOUT_S))
-        try:
-            model, inputs = build(group, kind, cls)
-        except ValueError as error:
-            _write(out, {"model": cls, "group": group, "built": str(error)})
+    group, kind, cls = job
+    try:
+        model, inputs = build(group, kind, cls)
+    except ValueError as error:
+        _write(out, {"model": cls, "group": group, "built": str(error)})
+        return
+    graph = None if certify else _read(model, inputs)
+    for name in pins:
+        if name == "ep" and not _has_experts(model):
             continue
-        finally:
-            signal.alarm(0)
-        graph = None if certify else _read(model, inputs)
-        for name in pins:
-            if name == "ep" and not _has_experts(model):
-                continue
-            started = time.perf_counter()
-            verdict, why = case(model, inputs, name, graph=graph, certify=certify)
-            _write(
-                out,
-                {
-                    "model": cls,
-                    "group": group,
-                    "pins": name,
-                    "verdict": verdict,
-                    "why": why,
-                    "seconds": round(time.perf_counter() - started, 2),
-                },
-            )
+        started = time.perf_counter()
+        verdict, why = case(model, inputs, name, graph=graph, certify=certify)
+        _write(
+            out,
+            {
+                "model": cls,
+                "group": group,
+                "pins": name,
+                "verdict": verdict,
+                "why": why,
+                "seconds": round(time.perf_counter() - started, 2),
+            },
+        )
 
 
 def _read(model: Any, inputs: dict[str, Any]) -> Any:
@@ -311,27 +316,33 @@ def _run(options: argparse.Namespace) -> None:
     jobs = jobs[:: options.every]
     if not options.append:
         options.out.unlink(missing_ok=True)
-    children = []
-    for worker in range(options.workers):
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                _work(
-                    jobs[worker :: options.workers],
-                    options.pins,
-                    options.out,
-                    options.certify,
-                )
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children.append(pid)
-    codes = [os.waitpid(pid, 0)[1] for pid in children]
-    if any(codes):
-        raise SystemExit("a worker failed")
+    running: dict[int, Job] = {}
+    while jobs or running:
+        while jobs and len(running) < options.workers:
+            job = jobs.pop(0)
+            running[_fork(job, options)] = job
+        pid, status = os.wait()
+        group, _, name = running.pop(pid)
+        if status:
+            why = f"ended with code {os.waitstatus_to_exitcode(status)}"
+            _write(options.out, {"model": name, "group": group, "built": why})
+
+
+def _fork(job: Job, options: argparse.Namespace) -> int:
+    """Run the cases of one model in a process of its own."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+        signal.alarm(_MODEL_TIMEOUT_S)
+        _work(job, options.pins, options.out, options.certify)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":
