@@ -16,7 +16,7 @@ import contextlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from planner.capture.private_apis import storage_key, tree_flatten, tree_unflatt
 from planner.capture.trace import Call, Trace, Tracer
 from planner.graph.ops import OpGraph, ParameterTensor
 
-__all__ = ["expand", "repeats_traced_once"]
+__all__ = ["expand", "repeated_modules", "repeats_traced_once"]
 
 _OWN_NUMBER = re.compile(
     r"^_?(layer|block|stage)?_?(idx|index|id|number|layer_idx|layer_number)$"
@@ -91,7 +91,7 @@ def _structure(module: torch.nn.Module, seen: dict[torch.nn.Module, int]) -> int
     return seen[module]
 
 
-def _repeated_modules(module: torch.nn.Module) -> list[list[torch.nn.Module]]:
+def repeated_modules(module: torch.nn.Module) -> list[list[torch.nn.Module]]:
     """Groups of equal siblings, outermost ones only.
 
     A group has at least three members (two are always run) of at least four modules
@@ -311,11 +311,13 @@ class _Repeater:
 
 
 @contextlib.contextmanager
-def repeats_traced_once(module: torch.nn.Module, tracer: Tracer) -> Iterator[None]:
-    """While open, replace repeated calls of equal blocks of ``module``."""
+def repeats_traced_once(
+    groups: Sequence[Sequence[torch.nn.Module]], tracer: Tracer
+) -> Iterator[None]:
+    """While open, replace repeated calls of the members of groups of equal blocks."""
     patched: list[torch.nn.Module] = []
     try:
-        for group in _repeated_modules(module):
+        for group in groups:
             repeater = _Repeater(tracer)
             for member in group:
                 if "forward" in vars(member):

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from planner.capture.private_apis import (
     unpacked_sequences,
     without_fused_rnn,
 )
-from planner.capture.repeat import repeats_traced_once
+from planner.capture.repeat import repeated_modules, repeats_traced_once
 from planner.capture.stand_ins import AttentionKind, fused_attention_patched
 from planner.capture.trace import Trace, Tracer
 from planner.errors import CaptureError, OpBudgetError
@@ -48,9 +48,11 @@ _REAL_LIMIT = 100_000_000
 LossKind = Literal["auto", "cross_entropy", "model", "mean_square"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Source:
     """A model to be read, with its inputs and options.
+
+    What reads it shares one fake copy, see :meth:`fake`.
 
     Attributes:
         module: The caller's module, real or meta; never changed.
@@ -70,6 +72,29 @@ class Source:
     loss: LossKind
     repeat: bool
     op_budget: int
+    _fake: tuple[torch.nn.Module, Any] | None = field(default=None, init=False)
+    _repeats: list[list[torch.nn.Module]] | None = field(default=None, init=False)
+
+    def fake(self, *, anew: bool = False) -> tuple[torch.nn.Module, Any]:
+        """Return the model in training mode with fake weights, and their mode.
+
+        Whoever runs or changes it leaves it as it was.
+
+        Args:
+            anew: Make another copy, after a run that may have left this one half done.
+        """
+        if self._fake is None or anew:
+            self._repeats = None
+            mode = fake_mode()
+            make = fakeify if self.owned else fake_copy
+            self._fake = make(self.module, mode, self.dtype).train(), mode
+        return self._fake
+
+    def repeats(self) -> list[list[torch.nn.Module]]:
+        """Return groups of equal blocks of the fake copy, to be run once each."""
+        if self._repeats is None:
+            self._repeats = repeated_modules(self.fake()[0]) if self.repeat else []
+        return self._repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +172,7 @@ def _too_large(module: torch.nn.Module) -> str:
 
 
 def _fake(source: Source, way: str) -> Reading:
-    mode = fake_mode()
-    make = fakeify if source.owned else fake_copy
-    module = make(source.module, mode, source.dtype)
-    module.train()
+    module, mode = source.fake(anew=True)
     tracer = Tracer(module, op_budget=source.op_budget, hooks=way == "fake", mode=mode)
     attention: set[AttentionKind] = set()
     with (
@@ -159,7 +181,7 @@ def _fake(source: Source, way: str) -> Reading:
         unpacked_sequences(),
         without_fused_rnn(),
     ):
-        loss, own = _run(source, module, tracer)
+        loss, own = _run(source, module, tracer, source.repeats())
     if way == "no_hooks":
         _assume_saved(tracer)
     return Reading(
@@ -176,7 +198,8 @@ def _real(source: Source, way: str) -> Reading:
     module = real_copy(source.module, source.dtype)
     module.train()
     tracer = Tracer(module, op_budget=source.op_budget)
-    loss, own = _run(source, module, tracer)
+    groups = repeated_modules(module) if source.repeat else []
+    loss, own = _run(source, module, tracer, groups)
     tracer.assume("real run", "weights are small positive numbers, integers are zero")
     return Reading(
         trace=tracer.trace,
@@ -188,7 +211,10 @@ def _real(source: Source, way: str) -> Reading:
 
 
 def _run(
-    source: Source, module: torch.nn.Module, tracer: Tracer
+    source: Source,
+    module: torch.nn.Module,
+    tracer: Tracer,
+    groups: Sequence[Sequence[torch.nn.Module]],
 ) -> tuple[str, Literal["tokens", "coupled"] | None]:
     """Run forward, loss and backward under the tracer.
 
@@ -211,8 +237,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(tracer)
-        if source.repeat:
-            stack.enter_context(repeats_traced_once(module, tracer))
+        stack.enter_context(repeats_traced_once(groups, tracer))
         try:
             loss = compute_loss(module(*args, **kwargs), source.loss, integers)
             own = _own_loss(loss, source.inputs)

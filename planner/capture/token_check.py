@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 
-from planner.capture.fakes import fake_copy, quiet_state
+from planner.capture.fakes import quiet_state
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.private_apis import (
-    fake_mode,
     modes_off,
     tree_flatten,
     tree_unflatten,
@@ -408,7 +407,6 @@ class TokenCheck:
         self._source, self._length = source, length
         self._opaque = opaque
         self._known: dict[tuple[int, bool], _Run] = {}
-        self._copy: tuple[torch.nn.Module, Any] | None = None
 
     def context(self) -> str | None:
         """Return the reason why context parallelism would change results, or None."""
@@ -465,19 +463,11 @@ class TokenCheck:
             self._known[length, told] = self._run_anew(length, told=told)
         return self._known[length, told]
 
-    def _copied(self) -> tuple[torch.nn.Module, Any]:
-        """Return the model with fake weights, and their mode; one for all runs."""
-        if self._copy is None:
-            mode = fake_mode()
-            module = fake_copy(self._source.module, mode, self._source.dtype)
-            self._copy = module.train(), mode
-        return self._copy
-
     def _run_anew(self, length: int, *, told: bool) -> _Run:
         source, inputs = self._source, self._source.inputs
         with quiet_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module, mode = self._copied()
+            module, mode = source.fake()
             if source.dtype is not None:
                 torch.set_default_dtype(source.dtype)
             recorder = _Recorder(module, mode, source.op_budget, self._opaque)
@@ -516,7 +506,7 @@ class TokenCheck:
                     kwargs["position_ids"] = fake
                 for fake, value in (*values, *_known_buffers(source.module, module)):
                     recorder.know(fake, value)
-                with recorder, repeats_traced_once(module, recorder):
+                with recorder, repeats_traced_once(source.repeats(), recorder):
                     output = module(*args, **kwargs)
                 scores = scores_of(output, _integers(inputs, self._length, length))
                 results = _tensors(output if scores is None else scores)

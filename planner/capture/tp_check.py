@@ -23,12 +23,11 @@ from typing import Any
 
 import torch
 
-from planner.capture.fakes import fake_copy, quiet_state
+from planner.capture.fakes import quiet_state
 from planner.capture.inputs import InputShape
 from planner.capture.private_apis import (
     DispatchMode,
     as_parameter,
-    fake_mode,
     fake_tensor,
     patched_function,
     tree_flatten,
@@ -214,11 +213,9 @@ def tp_violations(
     """
     if not groups:
         return []
-    mode = fake_mode()
     with quiet_state(), warnings.catch_warnings(), _silent_failures():
         warnings.simplefilter("ignore")
-        module = fake_copy(source.module, mode, source.dtype)
-        module.train()
+        module, mode = source.fake()
         with (
             mode,
             torch.no_grad(),
