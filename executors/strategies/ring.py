@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from planner.errors import ExecutionError
 
@@ -241,20 +242,24 @@ def ring_attention(
             :func:`executors.strategies.context.local_positions`. Shape [batch,
             heads, local sequence, features].
         key: Likewise, with as many heads.
-        value: Likewise.
+        value: Likewise; its features may be others.
         group: Ranks that share the sequence.
         causal: Whether a token sees earlier ones alone.
         scale: Of the scores; 1 / sqrt(features) if None.
 
     Returns:
         Attention of this rank's tokens. Shape [batch, heads, local sequence,
-        features].
+        features of value].
 
     Raises:
         ExecutionError: If the device has no flash kernel for the dtype.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    width = value.shape[-1]
+    # The flash kernels take one number of features; zeros change no score.
+    most = max(width, query.shape[-1])
+    parts = [nn.functional.pad(t, (0, most - t.shape[-1])) for t in (query, key, value)]
     result: torch.Tensor = _Ring.apply(  # type: ignore[no-untyped-call]
-        query, key, value, group, causal, scale
+        *parts, group, causal, scale
     )
-    return result
+    return result[..., :width]

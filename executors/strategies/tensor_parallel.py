@@ -26,7 +26,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 from executors.names import inside, unit_of
 from executors.strategies.collectives import (
@@ -58,6 +63,7 @@ class _Stream:
     Attributes:
         mesh: The tp axis.
         sharded: Whether the residual stream is sharded along the sequence.
+        batch: Samples of the stream, as last seen.
         sequence: Its whole length, as last seen; kept after a forward, because
             recomputation in backward runs regions again.
         entered: Tensors that layers of one module took into a region, until that
@@ -66,15 +72,32 @@ class _Stream:
 
     mesh: DeviceMesh
     sharded: bool
+    batch: int = 0
     sequence: int = 0
     entered: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def enter(self, value: Any) -> Any:
-        """Take one value into a region; what needs no gradient passes unchanged."""
+    def enter_all(self, values: Any) -> Any:
+        """Take all arguments of a call into a region."""
+        leaves = (v for v in tree_leaves(values) if isinstance(v, torch.Tensor))
+        flat = not any(map(self.is_shard, leaves))
+        return tree_map(partial(self.enter, flat=flat), values)
+
+    def enter(self, value: Any, *, flat: bool = True) -> Any:
+        """Take one value into a region; what needs no gradient passes unchanged.
+
+        Args:
+            value: Any argument.
+            flat: Whether it may have a rank's tokens as its rows. Where another
+                argument is a shard, a matrix with as many rows is something else.
+        """
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
+        group = self.mesh.get_group()
         if self.is_shard(value):
-            return gather_to_region(value, self.mesh.get_group(), _SEQUENCE)
+            return gather_to_region(value, group, _SEQUENCE)
+        if flat and self.is_flat(value, self.mesh.size()):
+            rows = value.unflatten(0, (self.batch, -1))
+            return gather_to_region(rows, group, _SEQUENCE).flatten(0, 1)
         return self.copy(value)
 
     def copy(self, value: Any) -> Any:
@@ -94,14 +117,28 @@ class _Stream:
 
     def leave(self, tensor: torch.Tensor) -> torch.Tensor:
         """Leave a region: the sum over ranks, sharded if the stream is."""
-        if self.sharded:
-            return reduce_scatter(tensor, self.mesh.get_group(), _SEQUENCE)
-        return reduce_from_region(tensor, self.mesh.get_group())
+        group = self.mesh.get_group()
+        if not self.sharded:
+            return reduce_from_region(tensor, group)
+        if self.is_flat(tensor, 1):
+            rows = tensor.unflatten(0, (self.batch, -1))
+            return reduce_scatter(rows, group, _SEQUENCE).flatten(0, 1)
+        return reduce_scatter(tensor, group, _SEQUENCE)
 
     def is_shard(self, value: torch.Tensor) -> bool:
         """Return True if a tensor is a shard of the residual stream."""
         local = self.sequence // self.mesh.size()
         return bool(self.sharded and value.ndim >= 3 and value.shape[1] == local)
+
+    def is_flat(self, value: torch.Tensor, ways: int) -> bool:
+        """Return True if a tensor has the tokens of all samples as its rows.
+
+        Args:
+            value: Any tensor.
+            ways: Ranks over which each sequence is dealt out; 1 if it is whole.
+        """
+        rows = self.batch * (self.sequence // ways)
+        return bool(self.sharded and value.ndim == 2 and value.shape[0] == rows)
 
 
 def styles_of_model(model: nn.Module, sharding: TensorSharding) -> dict[str, str]:
@@ -265,7 +302,7 @@ def _shard_layers(
             whole = partial(gather, group=group, dim=-1)
             leave = _keep if head is not None and inside(fqn, head) else whole
             shard_linear(layer, fqn, style, stream.mesh, leave=leave, memo=memo)
-            _hook_inputs(layer, stream.copy)
+            _hook_inputs(layer, partial(tree_map, stream.copy))
             continue
         shard_linear(layer, fqn, style, stream.mesh, leave=_keep, memo=memo)
         around = fqn.rpartition(".")[0]
@@ -273,13 +310,13 @@ def _shard_layers(
         if stream.sharded and entry is None:
             entry = None if any(inside(unit, around) for unit in units) else around
         if entry is None:
-            _hook_inputs(layer, stream.enter_once)
+            _hook_inputs(layer, partial(tree_map, stream.enter_once))
             model.get_submodule(around).register_forward_hook(
                 partial(_forget, stream), always_call=True
             )
         elif entry not in entries:
             entries.append(entry)
-            _hook_inputs(model.get_submodule(entry), stream.enter)
+            _hook_inputs(model.get_submodule(entry), stream.enter_all)
     return entries
 
 
@@ -293,7 +330,8 @@ def _forget(stream: _Stream, *_: Any) -> None:
 
 def _hook_inputs(module: nn.Module, change: Callable[[Any], Any]) -> None:
     def hook(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return tree_map(change, args), tree_map(change, kwargs)
+        changed: tuple[Any, Any] = change((args, kwargs))
+        return changed
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -315,7 +353,7 @@ def _shard_stream(
         leaves, spec = tree_flatten((args, kwargs))
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-                stream.sequence = leaf.shape[_SEQUENCE]
+                stream.batch, stream.sequence = leaf.shape[:2]
                 if input_sharded:
                     stream.sequence *= degree
                     break
