@@ -34,6 +34,7 @@ from executors.steps import PlainStep, Step, build_optimizer
 from executors.strategies.context import local_positions, slice_sequence
 from executors.strategies.data_parallel import is_whole
 from planner.errors import ExecutionError
+from planner.kv_cache import disable_kv_cache
 from planner.schema import Plan, Recompute
 from planner.schema.violations import coupled_violation
 
@@ -103,18 +104,6 @@ def _further_inputs(plan: Plan, model: nn.Module) -> frozenset[str]:
     return frozenset(names - {spec.name for spec in plan.workload.inputs})
 
 
-def _keep_no_cache(model: nn.Module) -> None:
-    """Tell a transformers model, and the models in it, to keep no keys and values.
-
-    Only generation needs them. A stage could not hand them on, and recomputation would
-    append them a second time.
-    """
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if getattr(config, "use_cache", False) is True:
-            config.use_cache = False  # type: ignore[union-attr]
-
-
 def lower_stages(
     plan: Plan, model: nn.Module, device: torch.device, cp_index: int = 0
 ) -> list[LoweredStage]:
@@ -127,7 +116,7 @@ def lower_stages(
         device: Where the stages will run.
         cp_index: Place of the rank along cp: whose tokens are the example.
     """
-    _keep_no_cache(model)
+    disable_kv_cache(model.modules())
     strategy = plan.strategy
     precision, sharding = strategy.precision, strategy.sharding
     tp = strategy.mesh.tp
@@ -202,7 +191,7 @@ class Trainer:
         #: Names of what forward is given of a batch; None for all of it.
         self.inputs = named | self._further if named else None
         model.train()
-        _keep_no_cache(model)
+        disable_kv_cache(model.modules())
         if place.size("pp") > 1:
             self._build_pipeline(model, recording, lowered)
             # The graphs of other ranks' stages hold weights in cycles, which would

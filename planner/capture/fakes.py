@@ -20,6 +20,7 @@ from planner.capture.private_apis import (
     named_attributes,
 )
 from planner.errors import CaptureError
+from planner.kv_cache import disable_kv_cache
 
 __all__ = [
     "build_on_meta",
@@ -174,7 +175,9 @@ def fake_copy(
         dtype: For floating weights; None keeps each as it is.
     """
     memo: dict[int, Any] = dict(_replacements(module, _maker(mode), dtype))
-    return copy.deepcopy(module, memo)
+    made = copy.deepcopy(module, memo)
+    disable_kv_cache(made.modules())
+    return made
 
 
 def real_copy(module: torch.nn.Module, dtype: torch.dtype | None) -> torch.nn.Module:
@@ -186,7 +189,9 @@ def real_copy(module: torch.nn.Module, dtype: torch.dtype | None) -> torch.nn.Mo
         return torch.empty(tensor.shape, dtype=kind).uniform_(0.01, 0.1)
 
     memo: dict[int, Any] = dict(_replacements(module, make, dtype))
-    return copy.deepcopy(module, memo)
+    made = copy.deepcopy(module, memo)
+    disable_kv_cache(made.modules())
+    return made
 
 
 def fakeify(
@@ -203,4 +208,5 @@ def fakeify(
             for name, value in list(table.items()):
                 if isinstance(value, torch.Tensor):
                     table[name] = made[id(value)]  # type: ignore[index]
+    disable_kv_cache(module.modules())
     return module

@@ -337,9 +337,6 @@ def _loaded(
             f"the config of {name} does not say what its inputs are ({error}); correct "
             f"its sizes"
         ) from error
-    if hasattr(config, "use_cache"):
-        # Training keeps no keys and values; a stage could not hand such a cache on.
-        config.use_cache = False
     return LoadedModel(
         name=name,
         ref=ref,

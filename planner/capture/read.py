@@ -218,18 +218,23 @@ def _label_shift(module: torch.nn.Module, reading: Reading) -> int:
 
 def _attention(
     module: torch.nn.Module, reading: Reading
-) -> Literal["causal", "full"] | None:
-    """Return the one kind of attention that cp may serve.
+) -> tuple[Literal["causal", "full"] | None, str | None]:
+    """Return the one kind of attention that cp may serve, or why there is none.
 
     A part of a sequence is computed alone only if its tokens' positions can be told
     to the model, and if the loss is a sum over tokens.
     """
-    signature = inspect.signature(module.forward).parameters
-    told = "position_ids" in signature and reading.loss == "cross_entropy"
-    if not told or len(reading.attention) != 1:
-        return None
-    (kind,) = reading.attention
-    return None if kind == "other" else kind
+    if "position_ids" not in inspect.signature(module.forward).parameters:
+        return None, "forward takes no position_ids"
+    if reading.loss != "cross_entropy":
+        return None, f"the loss is {reading.loss}, which is no sum over tokens"
+    kinds = reading.attention
+    if not kinds:
+        return None, "attention was not seen"
+    if len(kinds) > 1 or "other" in kinds:
+        return None, "attention has masks or dropout, or is not of one kind throughout"
+    (kind,) = kinds
+    return ("causal" if kind == "causal" else "full"), None
 
 
 def _token_check(source: Source, sharding: Mapping[str, str]) -> TokenCheck | None:
@@ -301,12 +306,13 @@ def _graph(
     tokens = None if trusted else _token_check(source, sharding)
     if tokens and whole_stream is None and "rowwise" in sharding.values():
         whole_stream = tokens.stream(sharding, list(dict.fromkeys(plan.units)))
-    attention, assumptions = _attention(module, reading), reading.assumptions
+    attention, whole_sequence = _attention(module, reading)
+    assumptions = reading.assumptions
     if tokens and attention is not None:
-        violation = _attends_outside(ops, plan.units) or tokens.context()
-        if violation is not None:
+        whole_sequence = _attends_outside(ops, plan.units) or tokens.context()
+        if whole_sequence is not None:
             attention = None
-            assumptions = (*assumptions, f"no context parallelism: {violation}")
+            assumptions = (*assumptions, f"no context parallelism: {whole_sequence}")
     if reading.loss == "mean_square":
         assumptions = (*assumptions, _MEAN_SQUARE)
     return ModelGraph(
@@ -338,6 +344,7 @@ def _graph(
         batch_norm_values=_batch_norm_values(ops, inputs.batch),
         num_experts=experts,
         attention=attention,
+        whole_sequence=whole_sequence,
         assumptions=assumptions,
         config=config,
     )

@@ -248,6 +248,8 @@ class ModelGraph:
         attention: Whether every attention is causal, or every one full; None if there
             are several kinds, masks or dropout, other ops that mix tokens, or no
             positions to tell: then cp does not apply.
+        whole_sequence: Reason why context parallelism cannot divide sequences; None if
+            ``attention`` is known.
         assumptions: Guesses made while tracing.
         config: Facts to show (hidden size, layers …), JSON scalars.
     """
@@ -270,6 +272,7 @@ class ModelGraph:
     batch_norm_values: int | None = None
     num_experts: int = 0
     attention: Literal["causal", "full"] | None = None
+    whole_sequence: str | None = None
     assumptions: tuple[str, ...] = ()
     config: Mapping[str, int | float | str] = field(default_factory=dict)
 

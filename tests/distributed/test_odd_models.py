@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from executors.certifying.compare import compare_with_whole
@@ -20,7 +21,7 @@ PIPELINE = {"pp": 2, "schedule": "1F1B"}
 
 def made(model: nn.Module, inputs: dict[str, torch.Tensor], pins: Any) -> Plan:
     devices = 1
-    for axis in ("pp", "dp_shard", "dp_replicate"):
+    for axis in ("pp", "dp_shard", "dp_replicate", "tp", "cp"):
         devices *= pins.get(axis, 1)
     found: Plan = plan(
         model,
@@ -134,6 +135,53 @@ def test_replicas_name_a_parameter_without_a_gradient(count: int) -> None:
     found = compare_with_whole(made(model, {"x": torch.randn(8, 3, 8)}, pins), model)
     assert found.verdict == "late"
     assert "does not depend on weight, whose gradient" in str(found.violation)
+
+
+def _tiny(kind: str, **sizes: Any) -> nn.Module:
+    """A transformers model of two layers, which keeps keys and values by default."""
+    base = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=64, pad_token_id=0, **base, **sizes
+    )
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-any-return,no-untyped-call]
+
+
+_EXPERTS = {
+    "moe_intermediate_size": 16,
+    "intermediate_size": 32,
+    "num_key_value_heads": 2,
+}
+_ODD = {
+    "experts shared by tokens in rows, under sequence parallelism": (
+        {"tp": 2, "sequence_parallel": True},
+        ("ernie4_5_moe", _EXPERTS | {"moe_num_experts": 4, "moe_k": 2}),
+    ),
+    "a ring with values narrower than keys": (
+        {"cp": 2},
+        (
+            "deepseek_v3",
+            _EXPERTS
+            | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
+            | {"topk_group": 1, "first_k_dense_replace": 1, "qk_rope_head_dim": 8}
+            | {"qk_nope_head_dim": 8, "v_head_dim": 8}
+            | {"q_lora_rank": 16, "kv_lora_rank": 16},
+        ),
+    ),
+    "keys and values kept, in a pipeline": (
+        PIPELINE | {"recompute": "full"},
+        ("llama", {"intermediate_size": 64, "use_cache": True}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _ODD)
+def test_models_of_transformers(name: str) -> None:
+    pins, (kind, sizes) = _ODD[name]
+    model = _tiny(kind, **sizes)
+    inputs = {"input_ids": torch.randint(0, 64, (8, 16))}
+    found = compare_with_whole(made(model, inputs, pins), model)
+    assert found.verdict == "right", found
 
 
 @pytest.mark.parametrize("axis", ["pp", "cp"])

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from executors.certifying.compare import compare_with_whole
+from executors.certifying.compare import (
+    CHANGE_TOLERANCE,
+    _change_errors,
+    _noise,
+    _train_whole,
+    compare_with_whole,
+)
 from executors.certifying.small_plan import small_plan
 from executors.strategies import collectives, tensor_parallel
 from planner import plan
@@ -68,6 +74,43 @@ def test_a_rank_that_dies_crashes_the_comparison(
     )
 
 
+def test_changes_within_rounding_of_a_parameter_are_right() -> None:
+    model = nn.Linear(4, 4)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    moved = {"weight": weights["weight"] + 1e-6, "bias": weights["bias"] + 1e-6}
+    off = {"weight": moved["weight"] + 3e-7, "bias": moved["bias"] + 3e-7}
+    whole = {"losses": [1.0, 1.0, 1.0], "weights": moved}
+    errors = _change_errors(model, whole, [{"weights": off}])
+    assert errors["weight"] < CHANGE_TOLERANCE < 0.1 < errors["bias"]
+
+
+class _Kinked(nn.Module):
+    """Units that rounding switches on or off, where their activation has a kink."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 64, bias=False), nn.Linear(64, 8)
+        self.activation = activation
+        with torch.no_grad():
+            self.inner.weight[:, 3] = -self.inner.weight[:, :3].sum(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        even = torch.ones_like(x[..., :4])
+        return x + self.outer(self.activation(self.inner(even)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()], ids=str)
+def test_noise_tells_kinks_from_smooth_training(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = _Kinked(activation)
+    made = _planned(model, dp_shard=2)
+    noise = _noise(made, model, _train_whole(made, model, 1), 1)
+    assert (noise["inner.weight"] > 0.5) == isinstance(activation, nn.ReLU)
+    assert noise["outer.bias"] < CHANGE_TOLERANCE
+
+
 class _Normed(nn.Module):
     """A pair of layers with a parameter between them that tp ranks share."""
 
@@ -95,13 +138,13 @@ class _Stack(nn.Module):
         return x
 
 
-def _planned(model: nn.Module) -> Plan:
+def _planned(model: nn.Module, **pins: int) -> Plan:
     return plan(
         model,
         "local:2",
         global_batch=4,
         example_inputs={"x": torch.randn(4, 8)},
-        pin={"tp": 2},
+        pin=pins or {"tp": 2},
         precision=Precision(compute="float32"),
         optimizer=Optimizer(name="SGD", learning_rate=1e-2),
     )
