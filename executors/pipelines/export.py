@@ -225,6 +225,12 @@ class _Rebuilt:
         unit = self._units[call.partition("@")[0]]
         self.called.add(unit)
         signature = self._signatures[call]
+        if len(signature.inputs) != signature.in_spec.num_leaves:
+            raise ExecutionError(
+                f"torch.export has not kept what {unit} is called with the "
+                f"{call.partition('@')[2] or 'first'} time, as within no_grad; plan "
+                f"with pp=1"
+            )
         leaves = [self._argument(argument, unit) for argument in signature.inputs]
         name = f"_arguments_{len(self._calls)}"
         spec = self._attribute(name, signature.in_spec)

@@ -96,7 +96,7 @@ class _Stream:
         if self.is_shard(value):
             return gather_to_region(value, group, _SEQUENCE)
         if flat and self.is_flat(value, self.mesh.size()):
-            rows = value.unflatten(0, (self.batch, -1))
+            rows = value.reshape(self.batch, -1, value.shape[-1])
             return gather_to_region(rows, group, _SEQUENCE).flatten(0, 1)
         return self.copy(value)
 
@@ -121,7 +121,7 @@ class _Stream:
         if not self.sharded:
             return reduce_from_region(tensor, group)
         if self.is_flat(tensor, 1):
-            rows = tensor.unflatten(0, (self.batch, -1))
+            rows = tensor.reshape(self.batch, -1, tensor.shape[-1])
             return reduce_scatter(rows, group, _SEQUENCE).flatten(0, 1)
         return reduce_scatter(tensor, group, _SEQUENCE)
 
