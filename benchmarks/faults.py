@@ -358,12 +358,7 @@ def _small_disk(trial: Trial) -> Iterator[Callable[[Started], None]]:
     """The folder of checkpoints on a disk that fills up; yields what fills it."""
     mounted = trial.kept
     mounted.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(mounted)],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode:
+    if not _mount(mounted):
         mounted.rmdir()
         yield lambda started: _limit_files(trial, started)
         return
@@ -376,6 +371,16 @@ def _small_disk(trial: Trial) -> Iterator[Callable[[Started], None]]:
         subprocess.run(["umount", "-l", str(mounted)], check=False)
         mounted.rmdir()
     (trial.folder / "copy").rename(mounted)
+
+
+def _mount(folder: Path) -> bool:
+    """Mount a small tmpfs; False where this process may not."""
+    words = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder)]
+    try:
+        done = subprocess.run(words, capture_output=True, check=False)
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
 
 
 def _fill(trial: Trial, started: Started) -> None:
