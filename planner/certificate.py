@@ -27,11 +27,13 @@ from planner.schema import Plan
 from planner.schema.base import write_atomically
 from planner.schema.plan_parts import Certificate
 
-__all__ = ["Certifier", "certifies"]
+__all__ = ["Certifier", "certifies", "is_its_own_twin"]
 
 _STEPS = 3
 #: Seconds after which an answer is not waited for.
 _PATIENCE_S = 120.0
+#: Own modules of more parameters are not trained to be certified.
+_MOST_PARAMETERS = 50_000_000
 #: Switches certificates off where it is 0.
 _SWITCH = "MESHWRIGHT_CERTIFY"
 
@@ -39,6 +41,13 @@ _SWITCH = "MESHWRIGHT_CERTIFY"
 def certifies(wanted: bool | None) -> bool:
     """Return True if plans are certified: as asked, or as the environment says."""
     return os.environ.get(_SWITCH, "1") != "0" if wanted is None else wanted
+
+
+def is_its_own_twin(module: Any) -> bool:
+    """Return True if a module of own code has values, and is small enough to train."""
+    parameters = list(module.parameters())
+    count = sum(one.numel() for one in parameters)
+    return count <= _MOST_PARAMETERS and not any(one.is_meta for one in parameters)
 
 
 class Certifier:
@@ -59,7 +68,8 @@ class Certifier:
 
     def prepare(self) -> None:
         """Start the process early, unless this kind of model was certified before."""
-        if self._kept_in is None or not self._kept_in.exists():
+        known = self._kept_in is not None and self._kept_in.exists()
+        if not known and self._has_twin():
             self._start()
 
     def _start(self) -> None:
@@ -122,7 +132,13 @@ class Certifier:
                     write_atomically(file, found.to_json().encode())
         return self._answers[key]
 
+    def _has_twin(self) -> bool:
+        return not _is_own_module(self._model) or is_its_own_twin(self._model)
+
     def _certify(self, plan: Plan) -> Certificate:
+        if not self._has_twin():
+            reason = "no small model of it can be built"
+            return Certificate(verdict="unknown", reason=reason)
         try:
             named = self._named()
         except MeshwrightError as error:
@@ -161,13 +177,12 @@ class Certifier:
             return {"ref": self._model, "remote_code": self._remote_code}
         if isinstance(self._model, Mapping):
             return {"config": dict(self._model)}
-        config = getattr(self._model, "config", None)
-        own = config is None or not hasattr(config, "to_diff_dict")
+        own = _is_own_module(self._model)
         try:
             import cloudpickle  # type: ignore[import-untyped]
 
             text = cloudpickle.dumps(
-                self._model if own else (config, type(self._model))
+                self._model if own else (self._model.config, type(self._model))
             )
         except Exception as error:  # whatever a model's own code raises
             raise MeshwrightError(
@@ -195,6 +210,13 @@ class Certifier:
         if config is None or not module.startswith("transformers."):
             return None
         return [module, type(self._model).__name__, config.to_dict()]
+
+
+def _is_own_module(model: Any) -> bool:
+    """Return True for a module that has no config of transformers."""
+    if isinstance(model, str | Mapping):
+        return False
+    return not hasattr(getattr(model, "config", None), "to_diff_dict")
 
 
 def _version(package: str) -> str | None:

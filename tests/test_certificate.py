@@ -100,7 +100,10 @@ def test_what_trains_wrongly_one_way_is_planned_in_another() -> None:
     assert made.certificate.verdict == "right"
 
 
-def test_own_code_without_values_is_unknown() -> None:
+def test_own_code_without_values_is_unknown_and_starts_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Certifier, "_start", None)
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 4))
     made = _plan(model, example_inputs=torch.zeros(2, 4))

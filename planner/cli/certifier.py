@@ -29,13 +29,11 @@ from executors.certifying.small_plan import SMALL_LENGTH, small_plan
 from executors.data import synthetic_batch
 from planner.capture.models import load_config, load_model
 from planner.capture.small import small_config
+from planner.certificate import is_its_own_twin
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
 __all__ = ["main"]
-
-#: Own modules of more parameters are not trained to be certified.
-_MOST_PARAMETERS = 50_000_000
 
 
 def main() -> None:
@@ -137,10 +135,8 @@ def _small_models(named: dict[str, Any], plan: Plan) -> Iterator[tuple[nn.Module
     config, made = _named(named)
     if made is None:
         module: nn.Module = config
-        count = sum(p.numel() for p in module.parameters())
-        if any(p.is_meta for p in module.parameters()) or count > _MOST_PARAMETERS:
-            return
-        yield _without_dropout(module).train(), "the model itself"
+        if is_its_own_twin(module):
+            yield _without_dropout(module).train(), "the model itself"
         return
     strategy = plan.strategy
     layers = max(4, 2 * min(strategy.virtual_stages, 2)) if strategy.mesh.pp > 1 else 2

@@ -6,7 +6,6 @@ cannot be made are None, and :attr:`ReportData.missing` says why.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -127,7 +126,7 @@ def memory_parts(entry: StageMemory) -> dict[str, float]:
 
 def filled_share(entry: StageMemory) -> float:
     """Share of its limit that a device's peak memory fills."""
-    return entry.total_bytes / entry.limit_bytes if entry.limit_bytes else math.inf
+    return entry.total_bytes / entry.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

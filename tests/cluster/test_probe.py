@@ -18,7 +18,7 @@ from tests.cluster.gloo import run_ranks
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = tmp_path_factory.mktemp("probe")
-    options = {"seconds": 1.5, "seed": 3, "name": "here", "date": "2026-01-02"}
+    options = {"seconds": 0.6, "seed": 3, "name": "here", "date": "2026-01-02"}
     return run_ranks(2, folder, probe_process_group, **options)
 
 

@@ -136,13 +136,13 @@ def test_a_run_begins_with_weights(
     begun = str(trained[0] / "policy")
     # So small a step that the weights stay what they were.
     still = replace(config, start=begun, steps=1, rate=1e-12, last_rate=1e-12)
+    # The sizes are those of the weights.
+    still = replace(still, network=NetworkConfig(width=16))
     made = train_partition(still, tmp_path)
     assert made.notes["started_from"] == trained[1].checkpoint
     for name, weight in _weights(made).items():
         torch.testing.assert_close(weight, _weights(trained[1])[name])
-    # The sizes are those of the weights.
-    wide = replace(still, network=NetworkConfig(width=16))
-    assert train_partition(wide, tmp_path / "wide").network.config.width == 8
+    assert made.network.config.width == 8
 
 
 def test_runs_that_call_their_examples_lessons_go_on(
