@@ -11,6 +11,7 @@ import torch
 from planner.capture import capture
 from planner.capture.private_apis import without_fused_rnn
 from tests.capture import oracle
+from tests.marked import cases
 from tests.models.convolutional import ResNet, UNet3d
 from tests.models.other import Recommender, Recurrent, Stack
 
@@ -80,10 +81,12 @@ _CASES: dict[str, tuple[Any, Mapping[str, Any]]] = {
         {"dense": torch.rand(8, 13), "sparse": _tokens(8, 32).reshape(8, 8, 4)},
     ),
 }
+#: Their blocks are those of others.
+_ALIKE = ("llama, tied", "llama, dropout")
 
 
 @pytest.mark.parametrize("repeat", [True, False])
-@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("case", cases(_CASES, further=_ALIKE))
 def test_saved_bytes_are_those_of_a_real_run(case: str, repeat: bool) -> None:
     build, inputs = _CASES[case]
     graph = capture(build(), inputs, dtype=None, repeat=repeat)
@@ -117,7 +120,7 @@ def test_eager_llama_flops_equal_flop_counter_mode() -> None:
     assert (graph.forward_flops, graph.backward_flops) == oracle.flops(build(), _TEXT)
 
 
-@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("case", cases(_CASES, further=_ALIKE))
 def test_repeats_traced_once_change_nothing(case: str) -> None:
     build, inputs = _CASES[case]
     once = capture(build(), inputs, dtype=None)

@@ -18,6 +18,7 @@ from planner.capture import (
 from planner.capture.fakes import build_on_meta
 from planner.errors import CaptureError
 from planner.graph import ModelGraph
+from tests.marked import cases
 from tests.models.convolutional import ResNet, UNet3d
 from tests.models.other import Recommender, Recurrent
 
@@ -37,6 +38,8 @@ LOADED = [
     ("whisper-large-v3", 64, 1_543_490_560),
     ("mamba-2.8b", 16, 2_768_345_600),
 ]
+#: Their blocks are those of llama3-8b.
+_ALIKE = {"llama3-70b", "llama3-405b"}
 
 
 def _well_formed(graph: ModelGraph) -> None:
@@ -53,7 +56,13 @@ def _well_formed(graph: ModelGraph) -> None:
     assert graph.saved_bytes > 0
 
 
-@pytest.mark.parametrize(("name", "seq_len", "parameters"), LOADED)
+@pytest.mark.parametrize(
+    ("name", "seq_len", "parameters"),
+    [
+        pytest.param(*one, marks=pytest.mark.further if one[0] in _ALIKE else ())
+        for one in LOADED
+    ],
+)
 def test_transformers_model(name: str, seq_len: int | None, parameters: int) -> None:
     loaded = load_model(name, seq_len=seq_len)
     graph = capture(loaded)
@@ -84,7 +93,10 @@ def test_other_model(build: type[torch.nn.Module], inputs: object) -> None:
     _well_formed(graph)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b", "vit-h"])
+@pytest.mark.parametrize(
+    "name",
+    cases(("llama3-8b", "llama3-70b", "llama3-405b", "vit-h"), further=["llama3-70b"]),
+)
 def test_flops_equal_the_closed_form(name: str) -> None:
     graph = capture(load_model(name, seq_len=None if name == "vit-h" else 2048))
     hidden, layers = int(graph.config["hidden_size"]), int(graph.config["num_layers"])

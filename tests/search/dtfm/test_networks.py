@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from planner.search.dtfm import Communication, memetic_search, place
+from tests.marked import cases
 
 FOLDER = Path(os.environ.get("MESHWRIGHT_DATA", "none")) / "dtfm"
 
@@ -90,7 +91,9 @@ def test_random_placements_cost_what_they_should(name: str) -> None:
     assert (np.array(improved) <= np.array(found) + 1e-9).all()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", cases(CASES, further=("case2_spot", "case3_multi_dc", "case4_regional"))
+)
 def test_the_search_reaches_the_published_best(name: str) -> None:
     found = memetic_search(network(name), population=100, offspring=4900, seed=0)
     assert found.trials == 5000
