@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -40,7 +41,8 @@ def _compiled() -> list[str]:
     return [
         ".".join(path.relative_to(root).with_suffix("").parts)
         for path in files
-        if path.suffix == ".py" and "simulate.compiled" in path.read_text()
+        if path.suffix == ".py"
+        and re.search(r"simulate\.compiled|import numba", path.read_text())
     ]
 
 
