@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import signal
 import sys
@@ -314,6 +315,8 @@ def _run(options: argparse.Namespace) -> None:
     jobs = [job for name in sets for job in _SETS[name]()]
     jobs = [job for job in jobs if not options.only or job[2] in options.only]
     jobs = jobs[:: options.every]
+    # A run that is stopped early is then a fair sample.
+    random.Random(0).shuffle(jobs)
     if not options.append:
         options.out.unlink(missing_ok=True)
     running: dict[int, Job] = {}

@@ -190,8 +190,9 @@ def _compile_and_recompute(
     """
     if compiles and recompute != "selective":
         compile_blocks(model, units)
-    apply_recompute(model, units, recompute)
-    if compiles and recompute == "selective":
+    outside = compiles and recompute == "selective"
+    apply_recompute(model, units, recompute, compiled=outside)
+    if outside:
         compile_blocks(model, units)
 
 

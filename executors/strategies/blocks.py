@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -122,7 +123,76 @@ def _selective() -> Any:
     return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
 
 
-def apply_recompute(model: nn.Module, units: Iterable[str], how: Recompute) -> None:
+class _BufferKeeper:
+    """Recomputation of a unit from the buffers that its forward began with.
+
+    Running statistics would else be updated twice, and a forward that reads what it
+    updates would be computed again from other values.
+
+    Args:
+        unit: Whose buffers may change in forward.
+        contexts: Other contexts of a forward and its recomputation.
+    """
+
+    def __init__(self, unit: nn.Module, contexts: Callable[[], Any]) -> None:
+        self._contexts = contexts
+        self._buffers = [
+            (module, name)
+            for module in unit.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
+    def __call__(self) -> tuple[Any, Any]:
+        """Return the contexts of one forward and of its recomputation."""
+        begun: list[tuple[nn.Module, str, torch.Tensor]] = []
+        first, again = self._contexts()
+        return self._forward(first, begun), self._recomputation(again, begun)
+
+    @contextmanager
+    def _forward(
+        self, inner: Any, begun: list[tuple[nn.Module, str, torch.Tensor]]
+    ) -> Iterator[None]:
+        before = [(m, n, m.get_buffer(n)) for m, n in self._buffers]
+        versions = [buffer._version for _, _, buffer in before]
+        copies = [buffer.detach().clone() for _, _, buffer in before]
+        with inner:
+            yield
+        rows = zip(before, versions, copies, strict=True)
+        changed = [
+            (module, name, copy)
+            for (module, name, buffer), version, copy in rows
+            if module._buffers[name] is not buffer
+            or buffer._version != version
+            # Running statistics are updated without a new version.
+            or isinstance(module, nn.modules.batchnorm._NormBase)
+        ]
+        # Buffers that this forward leaves as they are need no copies from now on.
+        self._buffers = [(module, name) for module, name, _ in changed]
+        begun += changed
+
+    @contextmanager
+    def _recomputation(
+        self, inner: Any, begun: list[tuple[nn.Module, str, torch.Tensor]]
+    ) -> Iterator[None]:
+        now = [(module, name, module._buffers[name]) for module, name, _ in begun]
+        for module, name, buffer in begun:
+            module._buffers[name] = buffer.clone()
+        try:
+            with inner:
+                yield
+        finally:
+            for module, name, current in now:
+                module._buffers[name] = current
+
+
+def _no_contexts() -> tuple[Any, Any]:
+    return nullcontext(), nullcontext()
+
+
+def apply_recompute(
+    model: nn.Module, units: Iterable[str], how: Recompute, *, compiled: bool = False
+) -> None:
     """Let the units of a stage keep less for backward, in place.
 
     The forward of each unit is wrapped, not the unit: names of parameters stay, and
@@ -132,12 +202,20 @@ def apply_recompute(model: nn.Module, units: Iterable[str], how: Recompute) -> N
         model: The stage.
         units: FQNs of its pipeline units; those without parameters are left alone.
         how: ``none``, ``selective`` or ``full``.
+        compiled: Whether what is wrapped here will be compiled: compilers update
+            buffers once by themselves.
     """
     if how == "none":
         return
-    options: dict[str, Any] = {} if how == "full" else {"context_fn": _selective}
+    contexts = _no_contexts if how == "full" else _selective
     for name in units:
         unit = model.get_submodule(name)
         if any(True for _ in unit.parameters()):
-            wrapped = partial(checkpoint, unit.forward, use_reentrant=False, **options)
+            keeps = not compiled and any(True for _ in unit.buffers())
+            wrapped = partial(
+                checkpoint,
+                unit.forward,
+                use_reentrant=False,
+                context_fn=_BufferKeeper(unit, contexts) if keeps else contexts,
+            )
             unit.__dict__["forward"] = wrapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from pathlib import Path
 
@@ -9,8 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from executors.strategies.blocks import compile_blocks, require_compiler
+from executors.strategies.blocks import (
+    apply_recompute,
+    compile_blocks,
+    require_compiler,
+)
 from planner.errors import ExecutionError
+from planner.schema import Recompute
 from tests.distributed.cases import UNITS, build
 
 #: torch's own compiler backend, when it is imported.
@@ -59,3 +65,46 @@ def test_gpus_are_compiled_for_by_triton(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ExecutionError, match="Triton is not installed"):
         require_compiler(torch.device("cuda", 0))
+
+
+class _Counting(nn.Module):
+    """Updates buffers in forward: in place, by assignment, and before it reads one."""
+
+    mean: torch.Tensor
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("fixed", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        self.calls += 1
+        out: torch.Tensor = self.layer(self.norm(x) - self.mean) * self.fixed
+        return out.tanh() * float(self.calls)
+
+
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_recomputation_leaves_buffers_as_they_are(how: Recompute) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(_Counting(), _Counting())
+    recomputed = copy.deepcopy(plain)
+    apply_recompute(recomputed, ["0", "1"], how)
+    for _ in range(2):
+        batches = [torch.randn(8, 4) for _ in range(2)]
+        for model in (plain, recomputed):
+            # As in a pipeline: the second forward comes before the first backward.
+            losses = [model(batch).square().sum() for batch in batches]
+            for loss in losses:
+                loss.backward()
+    for (name, one), two in zip(
+        plain.named_buffers(), recomputed.buffers(), strict=True
+    ):
+        assert torch.equal(one, two), name
+    for one, two in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        assert one.grad is not None
+        assert two.grad is not None
+        torch.testing.assert_close(one.grad, two.grad)
