@@ -237,16 +237,15 @@ def _attention(
     return ("causal" if kind == "causal" else "full"), None
 
 
-def _token_check(source: Source, sharding: Mapping[str, str]) -> TokenCheck | None:
-    """Check of the model with other lengths; None for one without a sequence."""
-    length = _length(source.inputs)
+def _token_check(source: Source, sharding: Mapping[str, str]) -> TokenCheck:
+    """Check of the model with more tokens, and with more samples."""
     experts = [pattern for pattern, style in sharding.items() if style == "experts"]
     opaque = [
         name
         for name, _ in source.module.named_modules()
         if any(matches_pattern(pattern, name) for pattern in experts)
     ]
-    return None if length is None else TokenCheck(source, length, opaque)
+    return TokenCheck(source, _length(source.inputs), opaque)
 
 
 def _attends_outside(ops: OpGraph, units: Sequence[str]) -> str | None:
@@ -303,7 +302,8 @@ def _graph(
     config["label_shift"] = _label_shift(module, reading)
     sharding = {**roles.patterns, **_expert_patterns(module)}
     whole_stream = why_whole_stream(blocks, made.edges) or _passed_by(roles)
-    tokens = None if trusted else _token_check(source, sharding)
+    check = None if trusted else _token_check(source, sharding)
+    tokens = check if _length(inputs) is not None else None
     if tokens and whole_stream is None and "rowwise" in sharding.values():
         whole_stream = tokens.stream(sharding, list(dict.fromkeys(plan.units)))
     attention, whole_sequence = _attention(module, reading)
@@ -313,6 +313,10 @@ def _graph(
         if whole_sequence is not None:
             attention = None
             assumptions = (*assumptions, f"no context parallelism: {whole_sequence}")
+    together = check.samples() if check else None
+    if together is not None:
+        config["own_loss"] = "coupled"
+        assumptions = (*assumptions, f"batches stay whole: {together}")
     if reading.loss == "mean_square":
         assumptions = (*assumptions, _MEAN_SQUARE)
     return ModelGraph(

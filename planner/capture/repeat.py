@@ -467,6 +467,17 @@ def _lists(module: torch.nn.Module) -> Iterator[str]:
             yield name
 
 
+def _called(trace: Trace) -> Iterator[str]:
+    """Modules that were called, those within repeated calls too."""
+    yield from trace.called
+    for call in trace.calls:
+        if call.template >= 0:
+            first = trace.calls[call.template].module
+            for name in trace.called:
+                if name.startswith(f"{first}."):
+                    yield call.module + name[len(first) :]
+
+
 def _splittable(module: torch.nn.Module) -> dict[str, str]:
     """FQN to ``linear``, ``transposed`` or ``embedding``."""
     # transformers' linear layer with a weight [in, out]; no model without it has it.
@@ -530,4 +541,5 @@ def expand(trace: Trace, module: torch.nn.Module, dtype: torch.dtype | None) -> 
         },
         linear=_splittable(module),
         module_lists=frozenset(_lists(module)),
+        called=frozenset(_called(trace)),
     )

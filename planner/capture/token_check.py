@@ -12,7 +12,6 @@ of a run in which it counts them itself: they are computed beside the run.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,89 +31,20 @@ from planner.capture.private_apis import (
 from planner.capture.repeat import repeats_traced_once
 from planner.capture.run import Source, scores_of
 from planner.capture.stand_ins import fused_attention_patched
+from planner.capture.token_rules import (
+    READS_VALUES,
+    Op,
+    Shape,
+    mixes_samples,
+    token_violation,
+)
 from planner.capture.trace import Call, Tracer
 from planner.schema.strategy import matches_pattern
 
 __all__ = ["TokenCheck"]
 
-_Shape = tuple[int, ...]
 #: Largest tensor of which values are computed.
 _MOST_VALUES = 1 << 18
-
-# fmt: off
-#: Ops that return the same elements, their dimensions in another order.
-_MOVES = frozenset({
-    "alias", "clone", "detach", "lift", "lift_fresh", "permute", "squeeze", "t",
-    "transpose", "unsqueeze",
-})
-#: Ops that treat each element on its own, besides those that torch tags as such.
-_POINTWISE = frozenset({
-    "_to_copy", "bernoulli", "copy", "copy_", "masked_fill", "masked_fill_",
-    "native_dropout", "where",
-})
-#: Ops whose results are equal along the tokens.
-_UNIFORM = frozenset({
-    "empty", "empty_like", "empty_permuted", "empty_strided", "expand", "fill",
-    "fill_", "full", "full_like", "new_empty", "new_empty_strided", "new_full",
-    "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "zero_", "zeros",
-    "zeros_like",
-})
-#: Ops that work along the dimensions that they are told, and nowhere else.
-_ALONG = frozenset({
-    "_fft_c2c", "_fft_c2r", "_fft_r2c", "_log_softmax", "_softmax", "all", "amax",
-    "amin", "any", "argmax", "argmin", "argsort", "cat", "cumprod", "cumsum",
-    "flip", "gather", "glu", "index_select", "linalg_vector_norm", "log_softmax",
-    "logcumsumexp", "logsumexp", "max", "mean", "min", "norm", "prod", "roll",
-    "scatter", "scatter_", "scatter_add", "select", "slice", "softmax", "sort",
-    "split", "split_with_sizes", "stack", "std", "sum", "topk", "unbind", "unfold",
-    "unsafe_split", "var", "var_mean",
-})
-_VIEWS = frozenset({
-    "_reshape_alias", "_unsafe_view", "reshape", "view",
-})
-#: Norms over the last dimensions, whose shape they are told.
-_NORMS = frozenset({
-    "_fused_rms_norm", "native_layer_norm", "rms_norm",
-})
-#: Ops that hand a value to Python, which may do anything with it.
-_READS_VALUES = frozenset({
-    "_local_scalar_dense", "equal", "is_nonzero", "nonzero",
-})
-# fmt: on
-#: Arguments that say no more than shapes do.
-_SIZES = _VIEWS | _UNIFORM | frozenset(["select", "slice", "split", "split_with_sizes"])
-_COUNTS = "counts its tokens"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Op:
-    """One op of one run.
-
-    Attributes:
-        name: Packet name, without ``aten::``.
-        module: FQN of the module in whose forward it ran.
-        reads: Storages of the tensors read.
-        writes: Storages of the tensors made or written.
-        inputs: Shapes of the tensors read.
-        outputs: Shapes of the tensors made.
-        dims: Dimensions that it was told to work along; None for none.
-        others: Arguments that are no tensors.
-        pointwise: True if torch says so.
-        values: Values of each tensor read; None where not known.
-        made: The same of each tensor made.
-    """
-
-    name: str
-    module: str
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    inputs: tuple[_Shape, ...]
-    outputs: tuple[_Shape, ...]
-    dims: tuple[int, ...] | None = None
-    others: tuple[str, ...] = ()
-    pointwise: bool = False
-    values: tuple[torch.Tensor | None, ...] = ()
-    made: tuple[torch.Tensor | None, ...] = ()
 
 
 class _Recorder(Tracer):  # type: ignore[no-untyped-call]
@@ -135,7 +65,7 @@ class _Recorder(Tracer):  # type: ignore[no-untyped-call]
         opaque: Collection[str],
     ) -> None:
         super().__init__(module, op_budget=op_budget, hooks=False, mode=mode)
-        self.ops: list[_Op] = []
+        self.ops: list[Op] = []
         self._values: dict[int, torch.Tensor] = {}
         self._kept: list[torch.Tensor] = []
         self._opaque = opaque
@@ -150,7 +80,7 @@ class _Recorder(Tracer):  # type: ignore[no-untyped-call]
     def stand_for(self, call: Call) -> None:
         super().stand_for(call)
         self.ops.append(
-            _Op(
+            Op(
                 name="repeat",
                 module=call.module,
                 reads=call.inputs,
@@ -173,7 +103,7 @@ class _Recorder(Tracer):  # type: ignore[no-untyped-call]
         name = func._schema.name.removeprefix("aten::")
         inside = any(_inside(self.module, one) for one in self._opaque)
         self.ops.append(
-            _Op(
+            Op(
                 name="opaque" if inside else name,
                 module=self.module,
                 reads=tuple(self._id(tensor) for tensor in ins),
@@ -250,126 +180,6 @@ def _inside(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
-# -- One op ----------------------------------------------------------------------
-
-
-def _doubled(one: _Shape, two: _Shape) -> int | None:
-    """Index of the one dimension that doubled; None if equal, -1 if else differs."""
-    if one == two:
-        return None
-    if len(one) != len(two):
-        return -1
-    at, *more = [at for at, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
-    return at if not more and two[at] == 2 * one[at] else -1
-
-
-def _op_violation(one: _Op, two: _Op, length: int) -> str | None:
-    """Return what an op does to tokens beside treating them one by one, or None."""
-    if one.name in {"repeat", "opaque"}:
-        return None
-    if len(one.inputs) != len(two.inputs) or len(one.outputs) != len(two.outputs):
-        return "reads another number of tensors where there are more tokens"
-    ins = [_doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
-    outs = [_doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
-    for axis, a, b in zip(ins, one.values, two.values, strict=True):
-        if axis is None and a is not None and b is not None and not torch.equal(a, b):
-            return "depends on the number of tokens"
-    if one.others != two.others and one.name not in _SIZES:
-        numbers = not any(axis is not None for axis in ins)
-        return _COUNTS if numbers else "depends on the number of tokens"
-    if -1 in ins or -1 in outs:
-        return "lets tokens meet"
-    if any(axis is not None for axis in outs) and _is_uniform(two, outs):
-        return None
-    axes = {axis for axis in ins if axis is not None}
-    made = {axis for axis in outs if axis is not None}
-    if not axes:
-        return _COUNTS if made and one.name not in _UNIFORM else None
-    if not made:
-        return "sums tokens up, or chooses among them"
-    whole = [
-        shape[axis] % length == 0
-        for axis, shape in zip((*ins, *outs), (*one.inputs, *one.outputs), strict=True)
-        if axis is not None
-    ]
-    if not all(whole) or not _apart(one, ins, outs):
-        return "lets tokens meet"
-    return None
-
-
-def _is_uniform(op: _Op, axes: Sequence[int | None]) -> bool:
-    """True if what an op makes is known to be equal along the tokens."""
-    return all(
-        axis is None
-        or (value is not None and bool((value == value.narrow(axis, 0, 1)).all()))
-        for axis, value in zip(axes, op.made, strict=True)
-    )
-
-
-def _apart(one: _Op, ins: Sequence[int | None], outs: Sequence[int | None]) -> bool:
-    """True if an op is known to treat tokens one by one."""
-    sizes = {
-        shape[axis]
-        for axis, shape in zip((*ins, *outs), (*one.inputs, *one.outputs), strict=True)
-        if axis is not None
-    }
-    first = next(at for at, axis in enumerate(ins) if axis is not None)
-    axis, shape = ins[first], one.inputs[first]
-    assert axis is not None
-    if one.name in _VIEWS:
-        after = outs[0]
-        assert after is not None
-        return math.prod(shape[axis + 1 :]) == math.prod(one.outputs[0][after + 1 :])
-    if len(sizes) > 1:
-        return False
-    if one.name == "meshwright::attention":
-        return ins == [2, 2, 2] and all(len(s) == 4 for s in one.inputs)
-    if one.name in _MOVES:
-        return True
-    if one.name in _UNIFORM or one.name in _POINTWISE or one.pointwise:
-        return _aligned(one, ins, outs)
-    if one.name in _ALONG:
-        rank = len(one.outputs[0]) if one.name == "stack" else len(shape)
-        if one.dims is None:
-            # Without one, these work along the first.
-            first_by_default = one.name in {"cat", "slice", "split", "stack", "unbind"}
-            return first_by_default and axis != 0
-        along = {dim % rank for dim in one.dims}
-        places = {outs[0] if one.name == "stack" else axis}
-        return not along & places
-    if one.name in _NORMS:
-        return axis == outs[0] and shape[axis + 1 :] != () and ins.count(axis) == 1
-    if one.name in {"mm", "addmm", "bmm", "baddbmm"}:
-        return _product(one.name, ins, outs)
-    if one.name == "embedding":
-        return ins == [None, outs[0]]
-    if one.name in {"constant_pad_nd", "view_as_complex", "view_as_real"}:
-        return axis == outs[0]
-    return False
-
-
-def _aligned(one: _Op, ins: Sequence[int | None], outs: Sequence[int | None]) -> bool:
-    """True if the tokens are the same dimension from the right, in all tensors."""
-    places = {
-        axis - len(shape)
-        for axis, shape in zip((*ins, *outs), (*one.inputs, *one.outputs), strict=True)
-        if axis is not None
-    }
-    return len(places) == 1 and all(axis is not None for axis in outs)
-
-
-def _product(name: str, ins: Sequence[int | None], outs: Sequence[int | None]) -> bool:
-    """True if a product of matrices does not sum over tokens."""
-    bias, (a, b) = (ins[0], ins[1:]) if len(ins) == 3 else (None, ins)
-    batched = name in {"bmm", "baddbmm"}
-    rows, columns = (1, 2) if batched else (0, 1)
-    if batched and a == b == outs[0] == 0:
-        return bias is None or bias == 0
-    if bias is not None and bias != outs[0]:
-        return False
-    return (a, b, outs[0]) in {(rows, None, rows), (None, columns, columns)}
-
-
 # -- Runs ------------------------------------------------------------------------
 
 
@@ -377,7 +187,7 @@ def _product(name: str, ins: Sequence[int | None], outs: Sequence[int | None]) -
 class _Run:
     """Ops of one forward, and the storages that hold what is trained on."""
 
-    ops: list[_Op]
+    ops: list[Op]
     results: frozenset[int]
 
     def used(self) -> list[bool]:
@@ -385,7 +195,7 @@ class _Run:
         live = set(self.results)
         used = []
         for op in reversed(self.ops):
-            needed = op.name in _READS_VALUES or not live.isdisjoint(op.writes)
+            needed = op.name in READS_VALUES or not live.isdisjoint(op.writes)
             used.append(needed)
             if needed:
                 live.update(op.reads)
@@ -397,16 +207,20 @@ class TokenCheck:
 
     Args:
         source: The model and its inputs.
-        length: Tokens of a sample.
+        length: Tokens of a sample; None for a model without a sequence, whose samples
+            alone can be checked.
         opaque: Modules that are known to treat tokens one by one (experts).
     """
 
-    def __init__(self, source: Source, length: int, opaque: Collection[str]) -> None:
+    def __init__(
+        self, source: Source, length: int | None, opaque: Collection[str]
+    ) -> None:
+        length = length or 0
         even = length % 2 == 0 and length >= 4
         self._lengths = (length // 2, length) if even else (length, 2 * length)
         self._source, self._length = source, length
         self._opaque = opaque
-        self._known: dict[tuple[int, bool], _Run] = {}
+        self._known: dict[tuple[int, bool, int], _Run] = {}
 
     def context(self) -> str | None:
         """Return the reason why context parallelism would change results, or None."""
@@ -440,6 +254,25 @@ class TokenCheck:
                 return f"{op.module} attends with heads that tp leaves whole"
         return self._first(short, long, rows)
 
+    def samples(self) -> str | None:
+        """Return how samples of a batch meet in forward; None if none are known to."""
+        try:
+            few = self._run(self._lengths[0], told=False)
+            many = self._run(self._lengths[0], told=False, times=2)
+        except Exception:  # whatever a model's code raises
+            return None
+        if [op.name for op in few.ops] != [op.name for op in many.ops]:
+            return None
+        rows = zip(few.ops, many.ops, few.used(), strict=True)
+        return next(
+            (
+                f"{one.module or 'its forward'} brings samples together ({one.name})"
+                for one, two, used in rows
+                if used and mixes_samples(one, two, self._source.inputs.batch)
+            ),
+            None,
+        )
+
     def _first(self, short: _Run, long: _Run, rows: Iterable[int]) -> str | None:
         """Return the first violation among ops that matter."""
         if [op.name for op in short.ops] != [op.name for op in long.ops]:
@@ -448,7 +281,7 @@ class TokenCheck:
         for row in rows:
             if used[row]:
                 one, two = short.ops[row], long.ops[row]
-                reason = _op_violation(one, two, self._lengths[0])
+                reason = token_violation(one, two, self._lengths[0])
                 if reason is not None:
                     return f"{one.module or 'its forward'} {reason} ({one.name})"
         return None
@@ -457,13 +290,14 @@ class TokenCheck:
         short, long = (self._run(length, told=told) for length in self._lengths)
         return short, long
 
-    def _run(self, length: int, *, told: bool) -> _Run:
-        """Return a run, made once."""
-        if (length, told) not in self._known:
-            self._known[length, told] = self._run_anew(length, told=told)
-        return self._known[length, told]
+    def _run(self, length: int, *, told: bool, times: int = 1) -> _Run:
+        """Return a run with so many times the samples, made once."""
+        key = length, told, times
+        if key not in self._known:
+            self._known[key] = self._run_anew(length, told=told, times=times)
+        return self._known[key]
 
-    def _run_anew(self, length: int, *, told: bool) -> _Run:
+    def _run_anew(self, length: int, *, told: bool, times: int) -> _Run:
         source, inputs = self._source, self._source.inputs
         with quiet_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -478,6 +312,8 @@ class TokenCheck:
                 sizes = list(shape.shape)
                 if len(sizes) > 1 and sizes[1] == self._length:
                     sizes[1] = length
+                if sizes and sizes[0] == inputs.batch:
+                    sizes[0] *= times
                 dtype: torch.dtype = getattr(torch, shape.dtype)
                 if dtype.is_floating_point and source.dtype is not None:
                     dtype = source.dtype
@@ -508,7 +344,9 @@ class TokenCheck:
                     recorder.know(fake, value)
                 with recorder, repeats_traced_once(source.repeats(), recorder):
                     output = module(*args, **kwargs)
-                scores = scores_of(output, _integers(inputs, self._length, length))
+                scores = scores_of(
+                    output, _integers(inputs, self._length, length, times)
+                )
                 results = _tensors(output if scores is None else scores)
         held = {recorder.storages(buffer)[0] for buffer in module.buffers()}
         return _Run(
@@ -518,7 +356,7 @@ class TokenCheck:
 
 
 def _stream_rows(
-    ops: Sequence[_Op], styles: Mapping[str, str], units: Sequence[str]
+    ops: Sequence[Op], styles: Mapping[str, str], units: Sequence[str]
 ) -> list[int]:
     """Ops that would see a rank's own tokens alone, in order.
 
@@ -554,8 +392,11 @@ def _stream_rows(
     return sorted(rows)
 
 
-def _integers(inputs: ExampleInputs, before: int, length: int) -> list[_Shape]:
+def _integers(
+    inputs: ExampleInputs, before: int, length: int, times: int
+) -> list[Shape]:
     found = [shape.shape for _, shape in inputs.shapes if shape.high is not None]
+    found = [(s[0] * times, *s[1:]) for s in found]
     return [
         (s[0], length, *s[2:]) if len(s) > 1 and s[1] == before else s for s in found
     ]

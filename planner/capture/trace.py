@@ -111,6 +111,7 @@ class Trace:
         constants: Storages of registered buffers.
         saves: (op, storage, module) of each tensor kept for backward, as kept.
         calls: Calls of repeated modules, in order of their return.
+        called: FQNs of modules that were called, and not by their forward.
         operations: Ops seen, backward and repeated ones included.
     """
 
@@ -128,6 +129,7 @@ class Trace:
     transient: array[float] = field(default_factory=lambda: array("d"))
     storage_bytes: array[float] = field(default_factory=lambda: array("d"))
     storage_tensor: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
     sources: set[int] = field(default_factory=set)
     constants: set[int] = field(default_factory=set)
     saves: list[tuple[int, int, str]] = field(default_factory=list)
@@ -388,7 +390,9 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self._row_of_node.setdefault(last_sequence(), row)
 
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
-        self._stack.append(self._names.get(module, self._stack[-1]))
+        name = self._names.get(module, self._stack[-1])
+        self.trace.called.add(name)
+        self._stack.append(name)
 
     def _leave_module(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         self._stack.pop()

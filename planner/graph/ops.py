@@ -91,6 +91,7 @@ class OpGraph:
             (``nn.Linear``), ``transposed`` (a linear layer whose weight is [in, out])
             or ``embedding`` (``nn.Embedding``).
         module_lists: FQNs of containers whose elements run one after another.
+        called: FQNs of modules that are called, so that hooks on them run.
     """
 
     origin: list[int]
@@ -116,6 +117,7 @@ class OpGraph:
     children: dict[str, tuple[str, ...]] = field(default_factory=dict)
     linear: dict[str, str] = field(default_factory=dict)
     module_lists: frozenset[str] = frozenset()
+    called: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.names)

@@ -87,8 +87,20 @@ class _Tree:
                 self.shapes.setdefault(prefix, []).append(tensor.shape)
 
     def elements(self, name: str) -> list[str]:
-        """Return the executed elements of a list of modules."""
-        return [c for c in self.graph.children.get(name, ()) if c in self.executed]
+        """Return the executed elements of a list of modules.
+
+        Where an element is not called itself, as a list in a list is not, the
+        outermost modules in it that are stand for it: hooks run on no other.
+        """
+        found: list[str] = []
+        for child in self.graph.children.get(name, ()):
+            if child in self.executed:
+                found += [child] if self.is_called(child) else self.elements(child)
+        return found
+
+    def is_called(self, name: str) -> bool:
+        """Return True if hooks on a module run."""
+        return name in self.graph.called
 
     def is_composite(self, name: str) -> bool:
         """Return True if a module holds more than a single layer or a row of layers."""
@@ -146,7 +158,8 @@ def _by_lists(tree: _Tree, elements: list[str]) -> Callable[[str], str]:
         for prefix in prefixes(name):
             if prefix in inside:
                 return prefix if prefix in tree.has_parameters else ""
-            if prefix not in above and prefix in tree.has_parameters:
+            held = prefix in tree.has_parameters and tree.is_called(prefix)
+            if prefix not in above and held:
                 return prefix
         return ""
 
@@ -169,7 +182,7 @@ def _by_work(tree: _Tree, work: np.ndarray) -> Callable[[str], str]:
         for prefix in prefixes(name):
             if prefix not in tree.has_parameters:
                 break
-            best = prefix
+            best = prefix if tree.is_called(prefix) else best
             children = tree.graph.children.get(prefix, ())
             splits = any(child in tree.has_parameters for child in children)
             if share.get(prefix, 0.0) <= limit or not splits:

@@ -119,8 +119,8 @@ class Workload(Document):
             compared with: 1 for causal language models, 0 for masked ones, for
             encoder-decoders and for classes of tokens.
         own_loss: Values that the loss of ``model`` is a mean over: ``tokens``, labels
-            of -100 left out; or ``coupled`` if it compares samples with each other.
-            None if it is not known.
+            of -100 left out; or ``coupled`` if it compares samples with each other,
+            or the model does. None if it is not known.
     """
 
     global_batch: Size

@@ -176,7 +176,7 @@ def batch_norm_violation(
 def coupled_violation(
     data_parallel: int, num_microbatches: int, own_loss: str | None
 ) -> str | None:
-    """Why a batch may not be divided for a loss that compares its samples.
+    """Why a batch may not be divided for a model whose samples meet.
 
     Args:
         data_parallel: Ranks that the batch is divided over.
@@ -190,7 +190,7 @@ def coupled_violation(
         return None
     return (
         f"data parallel {data_parallel} x num_microbatches={num_microbatches} divides "
-        f"the batch, and the model's own loss compares its samples with each other, "
+        f"the batch, and the model or its loss compares its samples with each other, "
         f"which would be another loss; use dp_replicate=1, dp_shard=1 and "
         f"num_microbatches=1"
     )

@@ -1,0 +1,250 @@
+"""What one op does with tokens and with samples, told from two runs of it.
+
+In the second run there are twice as many of them. The dimension that doubled is theirs,
+in every tensor, and an op that has it is known to treat them one by one, or is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["READS_VALUES", "Op", "Shape", "mixes_samples", "token_violation"]
+
+Shape = tuple[int, ...]
+
+# fmt: off
+#: Ops that return the same elements, their dimensions in another order.
+_MOVES = frozenset({
+    "alias", "clone", "detach", "lift", "lift_fresh", "permute", "squeeze", "t",
+    "transpose", "unsqueeze",
+})
+#: Ops that treat each element on its own, besides those that torch tags as such.
+_POINTWISE = frozenset({
+    "_to_copy", "bernoulli", "copy", "copy_", "masked_fill", "masked_fill_",
+    "native_dropout", "where",
+})
+#: Ops whose results are equal along the tokens.
+_UNIFORM = frozenset({
+    "empty", "empty_like", "empty_permuted", "empty_strided", "expand", "fill",
+    "fill_", "full", "full_like", "new_empty", "new_empty_strided", "new_full",
+    "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "zero_", "zeros",
+    "zeros_like",
+})
+#: Ops that work along the dimensions that they are told, and nowhere else.
+_ALONG = frozenset({
+    "_fft_c2c", "_fft_c2r", "_fft_r2c", "_log_softmax", "_softmax", "all", "amax",
+    "amin", "any", "argmax", "argmin", "argsort", "cat", "cumprod", "cumsum",
+    "flip", "gather", "glu", "index_select", "linalg_vector_norm", "log_softmax",
+    "logcumsumexp", "logsumexp", "max", "mean", "min", "norm", "prod", "roll",
+    "scatter", "scatter_", "scatter_add", "select", "slice", "softmax", "sort",
+    "split", "split_with_sizes", "stack", "std", "sum", "topk", "unbind", "unfold",
+    "unsafe_split", "var", "var_mean",
+})
+_VIEWS = frozenset({
+    "_reshape_alias", "_unsafe_view", "reshape", "view",
+})
+#: Norms over the last dimensions, whose shape they are told.
+_NORMS = frozenset({
+    "_fused_rms_norm", "native_layer_norm", "rms_norm",
+})
+#: Ops that bring together what lies along a dimension that they are told, or all.
+_TOGETHER = _ALONG - frozenset({
+    "all", "any", "cat", "gather", "glu", "index_select", "scatter", "scatter_",
+    "scatter_add", "select", "slice", "split", "split_with_sizes", "stack", "unbind",
+    "unfold", "unsafe_split",
+})
+#: Ops that hand a value to Python, which may do anything with it.
+READS_VALUES = frozenset({
+    "_local_scalar_dense", "equal", "is_nonzero", "nonzero",
+})
+# fmt: on
+#: Arguments that say no more than shapes do.
+_SIZES = _VIEWS | _UNIFORM | frozenset(["select", "slice", "split", "split_with_sizes"])
+_COUNTS = "counts its tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One op of one run.
+
+    Attributes:
+        name: Packet name, without ``aten::``.
+        module: FQN of the module in whose forward it ran.
+        reads: Storages of the tensors read.
+        writes: Storages of the tensors made or written.
+        inputs: Shapes of the tensors read.
+        outputs: Shapes of the tensors made.
+        dims: Dimensions that it was told to work along; None for none.
+        others: Arguments that are no tensors.
+        pointwise: True if torch says so.
+        values: Values of each tensor read; None where not known.
+        made: The same of each tensor made.
+    """
+
+    name: str
+    module: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    dims: tuple[int, ...] | None = None
+    others: tuple[str, ...] = ()
+    pointwise: bool = False
+    values: tuple[torch.Tensor | None, ...] = ()
+    made: tuple[torch.Tensor | None, ...] = ()
+
+
+# -- One op ----------------------------------------------------------------------
+
+
+def _doubled(one: Shape, two: Shape) -> int | None:
+    """Index of the one dimension that doubled; None if equal, -1 if else differs."""
+    if one == two:
+        return None
+    if len(one) != len(two):
+        return -1
+    at, *more = [at for at, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
+    return at if not more and two[at] == 2 * one[at] else -1
+
+
+def token_violation(one: Op, two: Op, length: int) -> str | None:
+    """Return what an op does to tokens beside treating them one by one, or None."""
+    if one.name in {"repeat", "opaque"}:
+        return None
+    if len(one.inputs) != len(two.inputs) or len(one.outputs) != len(two.outputs):
+        return "reads another number of tensors where there are more tokens"
+    ins = [_doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
+    outs = [_doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
+    for axis, a, b in zip(ins, one.values, two.values, strict=True):
+        if axis is None and a is not None and b is not None and not torch.equal(a, b):
+            return "depends on the number of tokens"
+    if one.others != two.others and one.name not in _SIZES:
+        numbers = not any(axis is not None for axis in ins)
+        return _COUNTS if numbers else "depends on the number of tokens"
+    if -1 in ins or -1 in outs:
+        return "lets tokens meet"
+    if any(axis is not None for axis in outs) and _is_uniform(two, outs):
+        return None
+    axes = {axis for axis in ins if axis is not None}
+    made = {axis for axis in outs if axis is not None}
+    if not axes:
+        return _COUNTS if made and one.name not in _UNIFORM else None
+    if not made:
+        return "sums tokens up, or chooses among them"
+    whole = [
+        shape[axis] % length == 0
+        for axis, shape in zip((*ins, *outs), (*one.inputs, *one.outputs), strict=True)
+        if axis is not None
+    ]
+    if not all(whole) or not _apart(one, ins, outs):
+        return "lets tokens meet"
+    return None
+
+
+def _is_uniform(op: Op, axes: Sequence[int | None]) -> bool:
+    """True if what an op makes is known to be equal along the tokens."""
+    return all(
+        axis is None
+        or (value is not None and bool((value == value.narrow(axis, 0, 1)).all()))
+        for axis, value in zip(axes, op.made, strict=True)
+    )
+
+
+def _apart(one: Op, ins: Sequence[int | None], outs: Sequence[int | None]) -> bool:
+    """True if an op is known to treat tokens one by one."""
+    sizes = {
+        shape[axis]
+        for axis, shape in zip((*ins, *outs), (*one.inputs, *one.outputs), strict=True)
+        if axis is not None
+    }
+    first = next(at for at, axis in enumerate(ins) if axis is not None)
+    axis, shape = ins[first], one.inputs[first]
+    assert axis is not None
+    if one.name in _VIEWS:
+        after = outs[0]
+        assert after is not None
+        return math.prod(shape[axis + 1 :]) == math.prod(one.outputs[0][after + 1 :])
+    if len(sizes) > 1:
+        return False
+    if one.name == "meshwright::attention":
+        return ins == [2, 2, 2] and all(len(s) == 4 for s in one.inputs)
+    if one.name in _MOVES:
+        return True
+    if one.name in _UNIFORM or one.name in _POINTWISE or one.pointwise:
+        return _aligned(one, ins, outs)
+    if one.name in _ALONG:
+        rank = len(one.outputs[0]) if one.name == "stack" else len(shape)
+        if one.dims is None:
+            # Without one, these work along the first.
+            first_by_default = one.name in {"cat", "slice", "split", "stack", "unbind"}
+            return first_by_default and axis != 0
+        along = {dim % rank for dim in one.dims}
+        places = {outs[0] if one.name == "stack" else axis}
+        return not along & places
+    if one.name in _NORMS:
+        return axis == outs[0] and shape[axis + 1 :] != () and ins.count(axis) == 1
+    if one.name in {"mm", "addmm", "bmm", "baddbmm"}:
+        return _product(one.name, ins, outs)
+    if one.name == "embedding":
+        return ins == [None, outs[0]]
+    if one.name in {"constant_pad_nd", "view_as_complex", "view_as_real"}:
+        return axis == outs[0]
+    return False
+
+
+def _aligned(one: Op, ins: Sequence[int | None], outs: Sequence[int | None]) -> bool:
+    """True if the tokens are the same dimension from the right, in all tensors."""
+    places = {
+        axis - len(shape)
+        for axis, shape in zip((*ins, *outs), (*one.inputs, *one.outputs), strict=True)
+        if axis is not None
+    }
+    return len(places) == 1 and all(axis is not None for axis in outs)
+
+
+def _product(name: str, ins: Sequence[int | None], outs: Sequence[int | None]) -> bool:
+    """True if a product of matrices does not sum over tokens."""
+    bias, (a, b) = (ins[0], ins[1:]) if len(ins) == 3 else (None, ins)
+    batched = name in {"bmm", "baddbmm"}
+    rows, columns = (1, 2) if batched else (0, 1)
+    if batched and a == b == outs[0] == 0:
+        return bias is None or bias == 0
+    if bias is not None and bias != outs[0]:
+        return False
+    return (a, b, outs[0]) in {(rows, None, rows), (None, columns, columns)}
+
+
+def mixes_samples(one: Op, two: Op, batch: int) -> bool:
+    """True if an op is known to bring samples together.
+
+    Ops that are not known are left to certificates: nearly all models treat samples
+    one by one, and experts sort the tokens of all samples.
+    """
+    if one.name in {"repeat", "opaque"} or len(one.inputs) != len(two.inputs):
+        return False
+    ins = [_doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
+    outs = [_doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
+    rows = zip(ins, one.inputs, one.values, strict=True)
+    held = [
+        (axis, shape)
+        for axis, shape, value in rows
+        if axis is not None and axis >= 0 and shape[axis] == batch and value is None
+    ]
+    if one.pointwise and one.others != two.others:
+        # A number of which only the batch is the cause.
+        return any(axis is not None for axis in ins)
+    if not held:
+        return False
+    if one.name in {"mm", "addmm", "bmm", "baddbmm"}:
+        # Each sample with each other, or a sum over them.
+        return -1 in outs or outs == [None]
+    if one.name not in _TOGETHER:
+        return False
+    return any(
+        not one.dims or axis in {dim % len(shape) for dim in one.dims}
+        for axis, shape in held
+    )
