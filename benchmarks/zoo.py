@@ -15,7 +15,9 @@ they are, and it shows what a user gets. A case is
 - late: the executors say so, after a plan was made;
 - wrong: training differs;
 - crashed: anything else was raised, or a process died;
-- hung: processes waited for each other until they were killed.
+- hung: processes waited for each other until they were killed;
+- no comparison: plain training differs from itself as much, by rounding or random
+  numbers.
 """
 
 from __future__ import annotations
@@ -177,7 +179,7 @@ def case(
     """
     from executors.certifying.compare import compare_with_whole
     from planner import plan
-    from planner.errors import MeshwrightError
+    from planner.errors import ExecutionError, MeshwrightError
     from planner.schema import Optimizer, Precision
 
     pins = PINS[name]
@@ -205,6 +207,8 @@ def case(
     made = made.model_copy(update={"strategy": changed})
     try:
         found = compare_with_whole(made, model, timeout_s=_TIMEOUT_S)
+    except ExecutionError as error:
+        return "no comparison", _short(error)
     except Exception as error:  # whatever a model's code raises
         return "crashed", f"plain training: {type(error).__name__}: {_short(error)}"
     return found.verdict, found.violation or ""
@@ -262,18 +266,32 @@ def _write(out: Path, row: dict[str, Any]) -> None:
         stream.write(json.dumps(row) + "\n")
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    order = ("right", "refused", "late", "wrong", "crashed", "hung")
+_VERDICTS = ("right", "refused", "late", "wrong", "crashed", "hung", "no comparison")
+
+
+def _table(rows: list[dict[str, Any]], key: str, title: str) -> str:
+    """Cases by verdict, as a table in Markdown.
+
+    Args:
+        rows: Of the cases.
+        key: What a line stands for: ``pins`` or ``group``.
+        title: Of its column.
+    """
     counts: dict[str, Counter[str]] = {}
     for row in rows:
-        if "pins" in row:
-            counts.setdefault(row["pins"], Counter())[row["verdict"]] += 1
-    lines = [f"{'':24s}" + "".join(f"{word:>9s}" for word in order)]
-    total: Counter[str] = Counter()
-    for name in (*(n for n in PINS if n in counts),):
-        total += counts[name]
-        lines.append(f"{name:24s}" + "".join(f"{counts[name][w]:9d}" for w in order))
-    lines.append(f"{'all':24s}" + "".join(f"{total[word]:9d}" for word in order))
+        for name in (row[key], "all"):
+            counts.setdefault(name, Counter())[row["verdict"]] += 1
+    known = [*(n for n in PINS if n in counts), *sorted({*counts} - {*PINS, "all"})]
+    lines = [
+        f"| {title} | cases | {' | '.join(_VERDICTS)} | runs |",
+        f"|---|{'---:|' * (len(_VERDICTS) + 2)}",
+    ]
+    for name in (*known, "all"):
+        found = counts[name]
+        compared = found.total() - found["no comparison"]
+        share = f"{found['right'] / max(1, compared):.0%}"
+        numbers = " | ".join(str(found[word]) for word in _VERDICTS)
+        lines.append(f"| {name} | {found.total()} | {numbers} | {share} |")
     return "\n".join(lines)
 
 
@@ -293,7 +311,8 @@ def main() -> None:
     if not options.table:
         _run(options)
     rows = [json.loads(line) for line in options.out.read_text().splitlines()]
-    print(_table(rows))
+    cases = [row for row in rows if "pins" in row]
+    print(_table(cases, "pins", "pins"), _table(cases, "group", "models"), sep="\n\n")
     for row in rows:
         if row.get("verdict") in ("wrong", "crashed", "hung", "late"):
             print(f"{row['verdict']}: {row['model']}, {row['pins']}: {row['why']}")

@@ -28,7 +28,8 @@ _COUNTS = {
     "groups": r"(n_group|topk_group|num_expert_group)",
     "words": r"vocab_size",
     "positions": r"(max_position_embeddings|n_positions|max_seq_len)",
-    "dropout": r"\w*(dropout|drop|pdrop|layerdrop)(_rate|_prob)?",
+    "dropout": r"\w*(dropout|drop|pdrop|layerdrop|drop_path|jitter_noise)"
+    r"(_rate|_prob)?",
     "word": r"\w*_token_id",
 }
 _EXPRESSIONS = {role: re.compile(text) for role, text in _COUNTS.items()}

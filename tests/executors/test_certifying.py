@@ -106,7 +106,7 @@ def test_noise_tells_kinks_from_smooth_training(activation: nn.Module) -> None:
     torch.manual_seed(0)
     model = _Kinked(activation)
     made = _planned(model, dp_shard=2)
-    noise = _noise(made, model, _train_whole(made, model, 1), 1)
+    noise, _ = _noise(made, model, _train_whole(made, model, 1), 1)
     assert (noise["inner.weight"] > 0.5) == isinstance(activation, nn.ReLU)
     assert noise["outer.bias"] < CHANGE_TOLERANCE
 
