@@ -1,4 +1,4 @@
-"""What one op does with tokens and with samples, told from two runs of it.
+"""Rules for what one op does with tokens and with samples, seen in two runs of it.
 
 In the second run there are twice as many of them. The dimension that doubled is theirs,
 in every tensor, and an op that has it is known to treat them one by one, or is not.

@@ -79,3 +79,29 @@ def test_positions_counted_from_an_offset_are_refused(
 
     graph = capture(build if meta else build(), {"input_ids": ((2, 16), "int64")})
     assert graph.attention == attention
+
+
+@pytest.mark.parametrize(
+    ("name", "coupled"),
+    [
+        ("mean samples", True),
+        ("sort samples", True),
+        ("count of samples", True),
+        ("contrast", True),
+        ("plain", False),
+        ("mean tokens", False),
+        ("batch norm", False),
+    ],
+)
+def test_batches_whose_samples_meet_stay_whole(name: str, coupled: bool) -> None:
+    assert (_read(name).config.get("own_loss") == "coupled") == coupled
+
+
+def test_models_without_a_sequence_are_looked_at_too() -> None:
+    class Centred(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x - x.mean(0))
+
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), Centred(4, 4))
+    graph = capture(module, (torch.zeros(2, 4),), dtype="float32")
+    assert graph.config.get("own_loss") == "coupled"

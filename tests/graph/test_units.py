@@ -106,3 +106,34 @@ def test_equal_blocks_share_a_signature(repeat: bool) -> None:
     assert len(inner) == 6
     assert len(set(inner)) == 1
     assert graph.blocks[0].repeat not in inner
+
+
+class _Nested(nn.Module):
+    """Lists in a list, and layers of which only the forward is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2))
+            for _ in range(3)
+        )
+        self.direct = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            for layer in stage:  # type: ignore[attr-defined]
+                x = layer(x)
+        for layer in self.direct:
+            x = layer.forward(x)
+        return x
+
+
+def test_units_are_modules_that_are_called() -> None:
+    graph = capture(_Nested(), (torch.zeros(2, 8),), dtype="float32")
+    assert list(graph.unit_names) == [
+        *(f"stages.{i}.{j}" for i in range(3) for j in range(2)),
+        "direct.0.0",
+        "direct.1.0",
+    ]
