@@ -122,6 +122,7 @@ def capture(
     else:
         build = loaded.build if loaded is not None else model  # type: ignore[assignment]
         module = build_on_meta(build, compute)  # type: ignore[arg-type]
+    _refuse_complex(module)
     facts = _model_facts(module)
     example = _example(loaded, example_inputs, facts, batch, seq_len)
     inputs = read_inputs(module, example, high=facts.vocab_size)
@@ -196,6 +197,17 @@ _UNSHIFTED = re.compile(
     r"For(Masked|PreTraining|TokenClassification|Permutation)|^(XLM|XLNet|Flaubert)"
 )
 _SHIFTED = re.compile(r"ForCausal|LMHead|ForConditionalGeneration")
+
+
+def _refuse_complex(module: torch.nn.Module) -> None:
+    """Refuse complex parameters, whose imaginary part a cast to a real dtype drops."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise CaptureError(
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: no strategy "
+                f"trains complex parameters; keep two real numbers for each, and use "
+                f"torch.view_as_complex in forward"
+            )
 
 
 def _label_shift(module: torch.nn.Module, reading: Reading) -> int:

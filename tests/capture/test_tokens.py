@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.harmful_modules import MODULES, build_module
 from planner.capture import capture
+from planner.errors import CaptureError
 from planner.graph import ModelGraph
 
 _TOKENS = [name for name, one in MODULES.items() if one.group == "tokens"]
@@ -95,6 +96,11 @@ def test_positions_counted_from_an_offset_are_refused(
 )
 def test_batches_whose_samples_meet_stay_whole(name: str, coupled: bool) -> None:
     assert (_read(name).config.get("own_loss") == "coupled") == coupled
+
+
+def test_complex_parameters_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"turn is complex64.*two real numbers"):
+        _read("complex parameter")
 
 
 def test_models_without_a_sequence_are_looked_at_too() -> None:
