@@ -101,13 +101,23 @@ def _plain(plan_json: str, model: str) -> Any:
 @pytest.mark.parametrize(
     ("model", "strategy"),
     [
-        ("llama", {"dp_replicate": 2}),
-        ("llama", {"dp_shard": 2, "zero_stage": 1, "num_microbatches": 2}),
+        pytest.param("llama", {"dp_replicate": 2}, marks=pytest.mark.further),
+        pytest.param(
+            "llama",
+            {"dp_shard": 2, "zero_stage": 1, "num_microbatches": 2},
+            marks=pytest.mark.further,
+        ),
         ("llama", {"dp_shard": 2, "zero_stage": 3}),
         ("llama", {"tp": 2, "sequence_parallel": True, "loss_parallel": True}),
         ("llama", {"cp": 2, "zero_stage": 2}),
-        ("llama", {"cp": 2, "context_algorithm": "ring"}),
-        ("resnet", {"dp_shard": 2, "zero_stage": 1, "num_microbatches": 2}),
+        pytest.param(
+            "llama", {"cp": 2, "context_algorithm": "ring"}, marks=pytest.mark.further
+        ),
+        pytest.param(
+            "resnet",
+            {"dp_shard": 2, "zero_stage": 1, "num_microbatches": 2},
+            marks=pytest.mark.further,
+        ),
         # Dropout, also where it is computed again, is off in the check alone.
         ("dropping", PIPELINE | {"recompute": "full"}),
         ("mixtral", {"dp_shard": 4, "ep": 2, "zero_stage": 2}),
@@ -182,6 +192,7 @@ def test_a_wrong_gradient_of_small_parameters_is_named(pool: Pool) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.further
 def test_a_resumed_run_compares_from_the_weights_it_goes_on_with(
     pool: Pool, tmp_path: Path
 ) -> None:
