@@ -306,7 +306,7 @@ def _loss_error(losses: Sequence[float], whole: Sequence[float]) -> float:
 def _noise(
     plan: Plan, model: nn.Module, whole: Mapping[str, Any], steps: int
 ) -> tuple[dict[str, float], float]:
-    """Differences of each parameter's change, and loss, if weights are rounded so.
+    """Differences that rounding of weights makes to each change, and to losses.
 
     A unit near the kink of its activation is on or off by rounding alone.
     """

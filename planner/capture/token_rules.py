@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["READS_VALUES", "Op", "Shape", "mixes_samples", "token_violation"]
+__all__ = [
+    "READS_VALUES",
+    "Op",
+    "Shape",
+    "doubled",
+    "mixes_samples",
+    "token_violation",
+]
 
 Shape = tuple[int, ...]
 
@@ -101,7 +108,7 @@ class Op:
 # -- One op ----------------------------------------------------------------------
 
 
-def _doubled(one: Shape, two: Shape) -> int | None:
+def doubled(one: Shape, two: Shape) -> int | None:
     """Index of the one dimension that doubled; None if equal, -1 if else differs."""
     if one == two:
         return None
@@ -117,8 +124,8 @@ def token_violation(one: Op, two: Op, length: int) -> str | None:
         return None
     if len(one.inputs) != len(two.inputs) or len(one.outputs) != len(two.outputs):
         return "reads another number of tensors where there are more tokens"
-    ins = [_doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
-    outs = [_doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
+    ins = [doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
+    outs = [doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
     for axis, a, b in zip(ins, one.values, two.values, strict=True):
         if axis is None and a is not None and b is not None and not torch.equal(a, b):
             return "depends on the number of tokens"
@@ -226,8 +233,8 @@ def mixes_samples(one: Op, two: Op, batch: int) -> bool:
     """
     if one.name in {"repeat", "opaque"} or len(one.inputs) != len(two.inputs):
         return False
-    ins = [_doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
-    outs = [_doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
+    ins = [doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
+    outs = [doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
     rows = zip(ins, one.inputs, one.values, strict=True)
     held = [
         (axis, shape)

@@ -37,6 +37,7 @@ from planner.capture.private_apis import (
 )
 from planner.capture.run import Source
 from planner.capture.stand_ins import fused_attention_patched, run_or_assume
+from planner.capture.token_rules import doubled
 
 __all__ = ["tp_violations"]
 
@@ -426,21 +427,11 @@ def _violation(whole: Sequence[_Op], wide: Sequence[_Op]) -> str | None:
     return None
 
 
-def _doubled(one: _Shape, two: _Shape) -> int | None:
-    """Index of the one dimension that doubled; None if equal, -1 if else differs."""
-    if one == two:
-        return None
-    if len(one) != len(two):
-        return -1
-    at, *more = [at for at, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
-    return at if not more and two[at] == 2 * one[at] else -1
-
-
 def _op_violation(one: _Op, two: _Op) -> str | None:
     if len(one.inputs) != len(two.inputs) or len(one.outputs) != len(two.outputs):
         return _FIXED
-    ins = [_doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
-    outs = [_doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
+    ins = [doubled(a, b) for a, b in zip(one.inputs, two.inputs, strict=True)]
+    outs = [doubled(a, b) for a, b in zip(one.outputs, two.outputs, strict=True)]
     if -1 in ins or -1 in outs:
         return _MIXED
     if one.name == "rowwise":
