@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.links import dead_links, dead_site_links, main, slugs
+from tests.links import PUBLIC, dead_links, dead_site_links, main, slugs
+
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
 
 def test_headings_get_the_anchors_of_their_hosts(tmp_path: Path) -> None:
@@ -67,3 +72,17 @@ def test_dead_links_of_a_site_are_found(
 
 def test_a_site_that_was_not_built_is_an_error(tmp_path: Path) -> None:
     assert main([str(tmp_path)]) == 1
+
+
+def test_the_reference_names_public_data() -> None:
+    """`automodule` describes classes and functions; data needs its own directive."""
+    pages = "".join(page.read_text("utf-8") for page in REFERENCE.glob("*.md"))
+    described = set(re.findall(r"autodata:: (\S+)", pages))
+    data = {
+        f"{package.__name__}.{name}"
+        for package in map(importlib.import_module, PUBLIC)
+        for name in package.__all__
+        if not inspect.isclass(it := inspect.unwrap(getattr(package, name)))
+        and not inspect.isroutine(it)
+    }
+    assert data - described == set()
