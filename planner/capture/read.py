@@ -15,6 +15,7 @@ import torch
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
 from planner.capture.models import LoadedModel
+from planner.capture.private_apis import names_of_modules
 from planner.capture.repeat import expand
 from planner.capture.run import LossKind, Reading, Source, trace_model
 from planner.capture.token_check import TokenCheck
@@ -254,7 +255,7 @@ def _token_check(source: Source, sharding: Mapping[str, str]) -> TokenCheck:
     experts = [pattern for pattern, style in sharding.items() if style == "experts"]
     opaque = [
         name
-        for name, _ in source.module.named_modules()
+        for name in names_of_modules(source.module).values()
         if any(matches_pattern(pattern, name) for pattern in experts)
     ]
     return TokenCheck(source, _length(source.inputs), opaque)
@@ -427,11 +428,13 @@ def _expert_patterns(module: torch.nn.Module) -> dict[str, Literal["experts"]]:
     and parameters of that first dimension, as those of transformers 5.
     """
     found: dict[str, Literal["experts"]] = {}
-    for name, part in module.named_modules():
+    for part, name in names_of_modules(module).items():
         count = getattr(part, "num_experts", None)
+        if not isinstance(count, int):
+            continue
         shapes = [parameter.shape for parameter in part.parameters()]
         stacked = all(len(shape) > 1 and shape[0] == count for shape in shapes)
-        if isinstance(count, int) and shapes and stacked and _takes_routing(part):
+        if shapes and stacked and _takes_routing(part):
             pattern = ".".join("*" if p.isdigit() else p for p in name.split("."))
             found[pattern] = "experts"
     return found

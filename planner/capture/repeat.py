@@ -23,7 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.capture.private_apis import storage_key, tree_flatten, tree_unflatten
+from planner.capture.private_apis import (
+    names_of_modules,
+    storage_key,
+    tree_flatten,
+    tree_unflatten,
+)
 from planner.capture.trace import Call, Trace, Tracer
 from planner.graph.ops import OpGraph, ParameterTensor
 
@@ -126,10 +131,7 @@ class _Stub(torch.autograd.Function):
         ctx.like = [
             (tuple(t.shape), t.dtype) if t.requires_grad else None for t in inputs
         ]
-        return tuple(
-            torch.empty_strided(size, stride, dtype=dtype)
-            for size, stride, dtype in shapes
-        )
+        return tuple(tracer.empty(*shape) for shape in shapes)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
@@ -281,11 +283,11 @@ class _Repeater:
         inputs = tracer.storages(flat)
         tracer.paused = True
         try:
-            made = (
-                _Stub.apply(tracer, list(known.shapes), *tensors)  # type: ignore[no-untyped-call]
-                if known.shapes
-                else ()
-            )
+            made: Sequence[torch.Tensor] = ()
+            if not torch.is_grad_enabled():
+                made = [tracer.empty(*shape) for shape in known.shapes]
+            elif known.shapes:
+                made = _Stub.apply(tracer, list(known.shapes), *tensors)  # type: ignore[no-untyped-call]
         finally:
             tracer.paused = False
         outs: list[Any] = []
@@ -462,7 +464,7 @@ def _parameters(
 def _lists(module: torch.nn.Module) -> Iterator[str]:
     """Containers of modules that run one after another."""
     kinds = (torch.nn.ModuleList, torch.nn.Sequential)
-    for name, child in module.named_modules():
+    for child, name in names_of_modules(module).items():
         if isinstance(child, kinds) and len(child) > 1:
             yield name
 
@@ -509,6 +511,7 @@ def expand(trace: Trace, module: torch.nn.Module, dtype: torch.dtype | None) -> 
     full = _Expansion(trace, owners)
     full.run()
     rows = np.asarray(full.rows, dtype=np.int64)
+    names = names_of_modules(module)
 
     def column(values: object) -> np.ndarray:
         return np.asarray(values, dtype=np.float64)[rows]
@@ -534,10 +537,10 @@ def expand(trace: Trace, module: torch.nn.Module, dtype: torch.dtype | None) -> 
         constants=trace.constants,
         saves=full.saves,
         parameters=parameters,
-        module_types={name: type(m).__name__ for name, m in module.named_modules()},
+        module_types={name: type(m).__name__ for m, name in names.items()},
         children={
             name: tuple(f"{name}.{key}" if name else key for key in child._modules)
-            for name, child in module.named_modules()
+            for child, name in names.items()
         },
         linear=_splittable(module),
         module_lists=frozenset(_lists(module)),

@@ -28,6 +28,7 @@ from planner.capture.private_apis import (
     without_fused_rnn,
 )
 from planner.capture.repeat import repeated_modules, repeats_traced_once
+from planner.capture.shapes import ShapeCache
 from planner.capture.stand_ins import AttentionKind, fused_attention_patched
 from planner.capture.trace import Trace, Tracer
 from planner.errors import CaptureError, OpBudgetError
@@ -73,6 +74,7 @@ class Source:
     repeat: bool
     op_budget: int
     _fake: tuple[torch.nn.Module, Any] | None = field(default=None, init=False)
+    _shapes: ShapeCache | None = field(default=None, init=False)
     _repeats: list[list[torch.nn.Module]] | None = field(default=None, init=False)
 
     def fake(self, *, anew: bool = False) -> tuple[torch.nn.Module, Any]:
@@ -88,7 +90,14 @@ class Source:
             mode = fake_mode()
             make = fakeify if self.owned else fake_copy
             self._fake = make(self.module, mode, self.dtype).train(), mode
+            self._shapes = ShapeCache(mode)
         return self._fake
+
+    def shapes(self) -> ShapeCache:
+        """Return the shapes that runs of the fake copy have in common."""
+        self.fake()
+        assert self._shapes is not None
+        return self._shapes
 
     def repeats(self) -> list[list[torch.nn.Module]]:
         """Return groups of equal blocks of the fake copy, to be run once each."""
@@ -173,7 +182,12 @@ def _too_large(module: torch.nn.Module) -> str:
 
 def _fake(source: Source, way: str) -> Reading:
     module, mode = source.fake(anew=True)
-    tracer = Tracer(module, op_budget=source.op_budget, hooks=way == "fake", mode=mode)
+    tracer = Tracer(
+        module,
+        op_budget=source.op_budget,
+        hooks=way == "fake",
+        shapes=source.shapes(),
+    )
     attention: set[AttentionKind] = set()
     with (
         mode,

@@ -22,6 +22,7 @@ import torch
 from planner.capture.private_apis import patched_function
 
 __all__ = [
+    "Answer",
     "AttentionKind",
     "fused_attention",
     "fused_attention_patched",

@@ -23,6 +23,7 @@ from planner.capture.fakes import quiet_state
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.private_apis import (
     modes_off,
+    names_of_modules,
     tree_flatten,
     tree_unflatten,
     unpacked_sequences,
@@ -51,20 +52,17 @@ class _Recorder(Tracer):  # type: ignore[no-untyped-call]
     """Tracer that keeps every forward op, views too, with shapes and known values.
 
     Args:
-        module: With fake weights.
-        mode: Its FakeTensorMode.
-        op_budget: Most ops.
+        source: The model, whose fake copy will run.
         opaque: Modules of which only what goes in and comes out is kept.
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        mode: Any,
-        op_budget: int,
-        opaque: Collection[str],
-    ) -> None:
-        super().__init__(module, op_budget=op_budget, hooks=False, mode=mode)
+    def __init__(self, source: Source, opaque: Collection[str]) -> None:
+        super().__init__(
+            source.fake()[0],
+            op_budget=source.op_budget,
+            hooks=False,
+            shapes=source.shapes(),
+        )
         self.ops: list[Op] = []
         self._values: dict[int, torch.Tensor] = {}
         self._kept: list[torch.Tensor] = []
@@ -93,12 +91,13 @@ class _Recorder(Tracer):  # type: ignore[no-untyped-call]
     def perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.paused:
             return self._run(func, args, kwargs)[0]
-        ins = _tensors((args, kwargs))
+        flat, spec = tree_flatten((args, kwargs))
+        ins = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         shapes = tuple(tuple(t.shape) for t in ins)
         values = tuple(self._values.get(id(tensor)) for tensor in ins)
         out, _ = self._run(func, args, kwargs)
         outs = _tensors(out)
-        self._value(func, args, kwargs, ins, outs, out)
+        self._value(func, (flat, spec), ins, outs)
         self.trace.names.append(func._schema.name)
         name = func._schema.name.removeprefix("aten::")
         inside = any(_inside(self.module, one) for one in self._opaque)
@@ -111,7 +110,9 @@ class _Recorder(Tracer):  # type: ignore[no-untyped-call]
                 inputs=shapes,
                 outputs=tuple(tuple(tensor.shape) for tensor in outs),
                 dims=_dims(func, args, kwargs),
-                others=_others(args, kwargs),
+                others=tuple(
+                    repr(leaf) for leaf in flat if not isinstance(leaf, torch.Tensor)
+                ),
                 pointwise=torch.Tag.pointwise in func.tags,
                 values=values,
                 made=tuple(self._values.get(id(tensor)) for tensor in outs),
@@ -122,13 +123,18 @@ class _Recorder(Tracer):  # type: ignore[no-untyped-call]
     def _value(
         self,
         func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        given: tuple[list[Any], Any],
         ins: Sequence[torch.Tensor],
         outs: Sequence[torch.Tensor],
-        out: Any,
     ) -> None:
-        """Compute the values of what an op makes, where those it reads are known."""
+        """Compute the values of what an op makes, where those it reads are known.
+
+        Args:
+            func: The op overload.
+            given: Its arguments, flat, and their nesting.
+            ins: Tensors among them.
+            outs: Tensors that it made.
+        """
         known = all(id(tensor) in self._values for tensor in ins)
         small = sum(tensor.numel() for tensor in outs) <= _MOST_VALUES
         random = torch.Tag.nondeterministic_seeded in func.tags
@@ -137,7 +143,7 @@ class _Recorder(Tracer):  # type: ignore[no-untyped-call]
                 for tensor in ins:
                     self._values.pop(id(tensor), None)
             return
-        flat, spec = tree_flatten((args, kwargs))
+        flat, spec = given
         real = [
             self._values[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf
             for leaf in flat
@@ -169,11 +175,6 @@ def _dims(
                 return (given,)
             return tuple(given) if given else None
     return None
-
-
-def _others(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    flat = tree_flatten((args, dict(kwargs)))[0]
-    return tuple(repr(leaf) for leaf in flat if not isinstance(leaf, torch.Tensor))
 
 
 def _inside(name: str, module: str) -> bool:
@@ -304,7 +305,7 @@ class TokenCheck:
             module, mode = source.fake()
             if source.dtype is not None:
                 torch.set_default_dtype(source.dtype)
-            recorder = _Recorder(module, mode, source.op_budget, self._opaque)
+            recorder = _Recorder(source, self._opaque)
             drawn = torch.Generator().manual_seed(0)
             values: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -348,7 +349,7 @@ class TokenCheck:
                     output, _integers(inputs, self._length, length, times)
                 )
                 results = _tensors(output if scores is None else scores)
-        held = {recorder.storages(buffer)[0] for buffer in module.buffers()}
+        held = recorder.buffers()
         return _Run(
             ops=recorder.ops,
             results=frozenset({*recorder.storages(results), *held}),
@@ -411,8 +412,8 @@ def _known_buffers(
     ``token_type_ids`` of transformers are then taken to be what they always are.
     """
     found = []
-    known = dict(whole.named_buffers())
-    for name, buffer in fake.named_buffers():
+    known = _buffers(whole)
+    for name, buffer in _buffers(fake).items():
         if buffer.is_floating_point() or buffer.numel() > _MOST_VALUES:
             continue
         value = known[name]
@@ -426,6 +427,15 @@ def _known_buffers(
             elif name.rpartition(".")[2] == "token_type_ids":
                 found.append((buffer, torch.zeros(buffer.shape, dtype=torch.int64)))
     return found
+
+
+def _buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.{key}" if name else key: buffer
+        for part, name in names_of_modules(module).items()
+        for key, buffer in part._buffers.items()
+        if buffer is not None
+    }
 
 
 def _equal_values(one: _Run, two: _Run) -> bool:

@@ -29,6 +29,7 @@ from planner.capture.private_apis import (
     DispatchMode,
     as_parameter,
     fake_tensor,
+    names_of_modules,
     patched_function,
     tree_flatten,
     tree_unflatten,
@@ -36,7 +37,8 @@ from planner.capture.private_apis import (
     without_fused_rnn,
 )
 from planner.capture.run import Source
-from planner.capture.stand_ins import fused_attention_patched, run_or_assume
+from planner.capture.shapes import ShapeCache
+from planner.capture.stand_ins import fused_attention_patched
 from planner.capture.token_rules import doubled
 
 __all__ = ["tp_violations"]
@@ -115,15 +117,21 @@ class _Call:
 
 
 class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that records ops outside the paired layers, with their shapes."""
+    """Dispatch mode that records ops outside the paired layers, with their shapes.
 
-    def __init__(self) -> None:
+    Args:
+        shapes: Of the model's fake copy.
+        depth: Number of paired layers that are running.
+    """
+
+    def __init__(self, shapes: ShapeCache, depth: int = 0) -> None:
         super().__init__()
         self.ops: list[_Op] = []
-        self.depth = 0
+        self.depth = depth
+        self._shapes = shapes
 
     def perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out, _ = run_or_assume(func, args, kwargs, fake=True, record=lambda *_: None)
+        out, _ = self._shapes.run(func, args, kwargs, lambda *_: None)
         if not self.depth:
             self.ops.append(
                 _Op(
@@ -230,7 +238,7 @@ def tp_violations(
             except Exception as error:
                 reason = f"could not be tried on fake tensors ({type(error).__name__})"
                 return [reason] * len(groups)
-            return [_group_violation(module, calls, group, mode) for group in groups]
+            return [_group_violation(source, calls, group) for group in groups]
 
 
 @contextlib.contextmanager
@@ -292,7 +300,7 @@ def _first_calls(
         wanted.update(".".join(parts[: end + 1]) for end in range(len(parts)))
     calls: dict[str, _Call] = {}
     handles = []
-    for name, part in module.named_modules():
+    for part, name in names_of_modules(module).items():
         if name not in wanted:
             continue
 
@@ -306,7 +314,7 @@ def _first_calls(
         handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
     args, kwargs = source.inputs.materialise(make)
     try:
-        with contextlib.suppress(_EnoughError), _Recorder():
+        with contextlib.suppress(_EnoughError), _Recorder(source.shapes(), 1):
             module(*args, **kwargs)
     finally:
         for handle in handles:
@@ -315,17 +323,15 @@ def _first_calls(
 
 
 def _group_violation(
-    module: torch.nn.Module,
-    calls: Mapping[str, _Call],
-    group: Mapping[str, str],
-    mode: Any,
+    source: Source, calls: Mapping[str, _Call], group: Mapping[str, str]
 ) -> str | None:
+    module, mode = source.fake()
     name = _called(_around(list(group)), calls)
     part, call = module.get_submodule(name), calls[name]
     try:
-        whole, before = _record(module, part, call, group)
+        whole, before = _record(source, part, call, group)
         with _widened(module, group, mode):
-            wide, after = _record(module, part, call, group)
+            wide, after = _record(source, part, call, group)
     except Exception as error:
         text = " ".join(str(error).split("\n")[0].split())[:80]
         return f"read their features in fixed numbers ({text})"
@@ -335,13 +341,13 @@ def _group_violation(
 
 
 def _record(
-    module: torch.nn.Module,
+    source: Source,
     part: torch.nn.Module,
     call: _Call,
     group: Mapping[str, str],
 ) -> tuple[list[_Op], tuple[_Shape, ...]]:
     """Record the ops of one call outside the paired layers, and its output shapes."""
-    recorder = _Recorder()
+    module, recorder = source.fake()[0], _Recorder(source.shapes())
     handles = []
     for name, style in group.items():
 

@@ -11,7 +11,7 @@ the node's sequence number.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -25,14 +25,14 @@ from planner.capture.kernels import KernelCost, kernel_cost, tensor_bytes
 from planner.capture.private_apis import (
     DispatchMode,
     backward_sequence,
-    fake_output,
     in_backward,
-    is_plain_fake,
     is_view,
     last_sequence,
+    names_of_modules,
     pin_storage,
     storage_key,
 )
+from planner.capture.shapes import ShapeCache
 from planner.capture.stand_ins import run_or_assume
 from planner.errors import OpBudgetError
 
@@ -46,20 +46,6 @@ _UNWRITTEN = frozenset(
         "aten::new_empty",
         "aten::new_empty_strided",
     }
-)
-_PLAIN = (
-    int,
-    float,
-    bool,
-    str,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
-_UNKNOWN_TAGS = frozenset(
-    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )
 
 
@@ -137,149 +123,6 @@ class Trace:
     operations: int = 0
 
 
-# -- Shapes of results -----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """One result: the input it is a view of (-1 for none), and its layout."""
-
-    alias: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    outputs: tuple[_Output, ...]
-    #: Type that holds the results; None for a single tensor.
-    container: type | None
-
-
-class _NotPlainError(Exception):
-    """Raised for an argument that no key can be made of."""
-
-
-def _describe(value: Any, key: list[Hashable], tensors: list[torch.Tensor]) -> None:
-    """Append the parts of a value that decide the shape of the result to ``key``."""
-    if isinstance(value, torch.Tensor):
-        if not is_plain_fake(value):
-            raise _NotPlainError
-        tensors.append(value)
-        key.append(value.shape)
-        key.append(value.stride())
-        key.append(value.dtype)
-        key.append(value.storage_offset())
-    elif isinstance(value, list | tuple):
-        key.append(len(value))
-        for item in value:
-            _describe(item, key, tensors)
-    elif isinstance(value, _PLAIN):
-        # 1, 1.0 and True are equal and lead to different dtypes.
-        key.append((type(value), value))
-    else:
-        raise _NotPlainError
-
-
-class _ShapeCache:
-    """Shapes of results by op and arguments, for one trace.
-
-    Which shapes an op returns depends on the shapes it is given and on its scalars. A
-    model of many equal layers asks the same question hundreds of times, so answers are
-    kept, and a fake result is made without asking the fake mode again.
-
-    Args:
-        mode: The FakeTensorMode that made the tensors.
-    """
-
-    def __init__(self, mode: Any) -> None:
-        self._mode = mode
-        self._answers: dict[Hashable, _Answer | None] = {}
-        self._functional: dict[Any, bool] = {}
-
-    def _is_functional(self, func: Any) -> bool:
-        """True if an op writes to no input and its shapes depend on no data."""
-        known = self._functional.get(func)
-        if known is None:
-            known = not func._schema.is_mutable and not _UNKNOWN_TAGS.intersection(
-                func.tags
-            )
-            self._functional[func] = known
-        return known
-
-    def key(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Hashable, list[torch.Tensor]] | None:
-        """Make the key of a call and list its tensors; None if it has no key."""
-        if not self._is_functional(func):
-            return None
-        key: list[Hashable] = [func]
-        tensors: list[torch.Tensor] = []
-        try:
-            _describe(args, key, tensors)
-            for name, value in kwargs.items():
-                key.append(name)
-                _describe(value, key, tensors)
-        except _NotPlainError:
-            return None
-        # Without a tensor, values such as torch.tensor(3) may be asked for later.
-        return (tuple(key), tensors) if tensors else None
-
-    def result(self, key: Hashable, tensors: list[torch.Tensor]) -> Any:
-        """Make a fresh result of a call that was answered before; None otherwise."""
-        answer = self._answers.get(key)
-        if answer is None:
-            return None
-        made = [
-            fake_output(
-                self._mode,
-                output.shape,
-                output.stride,
-                output.dtype,
-                alias=None if output.alias < 0 else tensors[output.alias],
-                offset=output.offset,
-            )
-            for output in answer.outputs
-        ]
-        return made[0] if answer.container is None else answer.container(made)
-
-    def remember(self, key: Hashable, tensors: list[torch.Tensor], out: Any) -> None:
-        """Keep the answer to a call, if it is made of plain tensors."""
-        if key not in self._answers:
-            self._answers[key] = _answer(tensors, out)
-
-
-def _answer(tensors: list[torch.Tensor], out: Any) -> _Answer | None:
-    container = type(out) if isinstance(out, list | tuple) else None
-    results = [out] if container is None else list(out)
-    if container not in {None, list, tuple}:
-        return None
-    held = {storage_key(tensor): index for index, tensor in enumerate(tensors)}
-    outputs: list[_Output] = []
-    fresh: set[int] = set()
-    for tensor in results:
-        if not isinstance(tensor, torch.Tensor) or not is_plain_fake(tensor):
-            return None
-        if any(tensor is given for given in tensors):
-            return None
-        storage = storage_key(tensor)
-        alias = held.get(storage, -1)
-        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-        if alias < 0:
-            extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-            extent = extent if tensor.numel() else 0
-            size = tensor.untyped_storage().nbytes()
-            if storage in fresh or size != extent * tensor.element_size():
-                return None
-            fresh.add(storage)
-        outputs.append(
-            _Output(alias, shape, stride, tensor.dtype, int(tensor.storage_offset()))
-        )
-    return _Answer(tuple(outputs), container)
-
-
 # -- The tracer ------------------------------------------------------------------
 
 
@@ -298,6 +141,14 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
+def _distinct(
+    tables: Iterable[Mapping[str, torch.Tensor | None]],
+) -> list[torch.Tensor]:
+    """Return the tensors of many modules, each once, in order."""
+    found = [tensor for table in tables for tensor in table.values()]
+    return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
+
+
 class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that fills a :class:`Trace`.
 
@@ -305,7 +156,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         module: The module that will run; its names give the FQNs.
         op_budget: Most ops that may be seen.
         hooks: Watch what autograd saves; ``torch.func`` transforms do not allow it.
-        mode: The FakeTensorMode of the module's weights; None for real ones.
+        shapes: Made with the mode of the module's fake weights; None for real ones.
     """
 
     def __init__(
@@ -314,7 +165,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         *,
         op_budget: int,
         hooks: bool = True,
-        mode: Any = None,
+        shapes: ShapeCache | None = None,
     ) -> None:
         super().__init__()
         self.trace = Trace()
@@ -323,8 +174,8 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self.gradients: dict[Any, torch.Tensor] = {}
         self.current: tuple[object, str] = ("", "")
         self._budget = op_budget
-        self._shapes = None if mode is None else _ShapeCache(mode)
-        self._names = {child: name for name, child in module.named_modules()}
+        self._shapes = shapes
+        self._names = names_of_modules(module)
         self._stack = [""]
         self._ids: dict[int, int] = {}
         self._pins: list[object] = []
@@ -333,11 +184,11 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self._saved: set[int] = set()
         self._last_row = 0
         self._sizes: list[int] = []
-        for index, parameter in enumerate(module.parameters()):
+        tables = [part._parameters for part in self._names]
+        for index, parameter in enumerate(_distinct(tables)):
             self._ids[storage_key(parameter)] = -1 - index
             self._sizes.append(parameter.numel())
-        for buffer in module.buffers():
-            self.trace.constants.add(self._id(buffer))
+        self.trace.constants.update(self.buffers())
         self.trace.sources.update(self.trace.constants)
         self._hooks: list[Any] = []
         self._saved_hooks = (
@@ -371,6 +222,18 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
     def name_of(self, module: torch.nn.Module) -> str | None:
         """FQN of a module; None if it is not part of the traced one."""
         return self._names.get(module)
+
+    def buffers(self) -> tuple[int, ...]:
+        """Storages of the buffers that the module has now."""
+        return self.storages(_distinct([part._buffers for part in self._names]))
+
+    def empty(
+        self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Make a tensor whose values nobody reads."""
+        if self._shapes is not None:
+            return self._shapes.empty(shape, stride, dtype)
+        return torch.empty_strided(shape, stride, dtype=dtype)
 
     def storages(self, value: Any) -> tuple[int, ...]:
         """Storage id of each tensor in nested containers."""
@@ -456,17 +319,9 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the result of an op, remembered if possible, and its arguments."""
-        call = None if self._shapes is None else self._shapes.key(func, args, kwargs)
-        if self._shapes is not None and call is not None:
-            known = self._shapes.result(*call)
-            if known is not None:
-                return known, args
-        out, used = run_or_assume(
-            func, args, kwargs, fake=self._shapes is not None, record=self.assume
-        )
-        if self._shapes is not None and call is not None and used is args:
-            self._shapes.remember(*call, out)
-        return out, used
+        if self._shapes is not None:
+            return self._shapes.run(func, args, kwargs, self.assume)
+        return run_or_assume(func, args, kwargs, fake=False, record=self.assume)
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any

@@ -14,6 +14,7 @@ import reprlib
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
@@ -179,9 +180,15 @@ class Document(BaseModel):
 
     def canonical_bytes(self) -> bytes:
         """UTF-8 JSON with keys sorted and no spaces: equal documents, equal bytes."""
-        data = {k: v for k, v in self.to_data().items() if k not in self.CLOCK_FIELDS}
-        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return text.encode()
+        data = self.model_dump(mode="json", exclude=set(self.CLOCK_FIELDS))
+        write = partial(
+            json.dumps, sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
+        try:
+            return write(data).encode()
+        except ValueError:
+            # It holds a NaN or an infinity. Few do, and looking for them is slow.
+            return write(spell_non_finite(data)).encode()
 
     def to_json(self) -> str:
         """Indented JSON with keys in their declared order, for files and people."""

@@ -325,8 +325,8 @@ class Strategy(Document):
                 f"{len(self.stages)} stages, but pp={self.mesh.pp} x "
                 f"virtual_stages={self.virtual_stages} needs {expected}"
             )
-        for index, stage in enumerate(self.stages):
-            want = self.rank_of_stage(index)
+        ranks = self.stage_ranks if self.stages else ()
+        for index, (stage, want) in enumerate(zip(self.stages, ranks, strict=True)):
             if stage.rank != want:
                 raise ValueError(
                     f"stage {index} is on pp rank {stage.rank}; schedule "
@@ -370,10 +370,15 @@ class Strategy(Document):
         """Rank along pp that holds virtual stage ``index``."""
         return self.schedule_spec.rank_of_stage(index, self.mesh.pp)
 
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """Rank along pp that holds each virtual stage, in order of execution."""
+        spec, pp = self.schedule_spec, self.mesh.pp
+        return tuple(spec.rank_of_stage(i, pp) for i in range(pp * self.virtual_stages))
+
     def stages_of_rank(self, rank: int) -> tuple[int, ...]:
         """Virtual stages that a pp rank holds, in order of execution."""
-        count = self.mesh.pp * self.virtual_stages
-        return tuple(i for i in range(count) if self.rank_of_stage(i) == rank)
+        return tuple(i for i, holder in enumerate(self.stage_ranks) if holder == rank)
 
     def device_ids(self) -> tuple[int, ...]:
         """Device id of every rank; ranks themselves where no ranges are given."""

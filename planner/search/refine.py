@@ -42,7 +42,7 @@ def _even_cut(
 ) -> Cut:
     """Return the cut into stages of equal time, with the same recomputation."""
     stages = bare.mesh.pp * bare.virtual_stages
-    rank = np.array([bare.rank_of_stage(s) for s in range(stages)])
+    rank = np.array(bare.stage_ranks)
     types = context.types_of_ranks(bare.mesh.pp)[rank]
     shared = 2 * costs.tp_s + costs.cp_s + 2 * costs.ep_s
     work = costs.forward_s + costs.backward_s + shared

@@ -218,8 +218,7 @@ def stage_limits(
 
     With several virtual stages on a rank each gets an equal part of the rank's memory.
     """
-    stages = skeleton.mesh.pp * skeleton.virtual_stages
-    rank = np.array([skeleton.rank_of_stage(s) for s in range(stages)])
+    rank = np.array(skeleton.stage_ranks)
     types = context.types_of_ranks(skeleton.mesh.pp)[rank].astype(np.int64)
     limit = context.limits_of_ranks(skeleton.mesh.pp)[rank] / skeleton.virtual_stages
     # The reserve is there once a rank, not once a virtual stage.

@@ -86,11 +86,11 @@ def build_strategy(
     kinds = recompute or (RECOMPUTE_NAMES[row["recompute"]],) * count
     stages = tuple(
         Stage(
-            rank=bare.rank_of_stage(index),
+            rank=rank,
             modules=tuple(unit_names[bounds[index] : bounds[index + 1]]),
             recompute=kinds[index],  # type: ignore[arg-type]
         )
-        for index in range(count)
+        for index, rank in zip(range(count), bare.stage_ranks, strict=True)
     )
     patterns = patterns_for(bare.mesh, sharding or {})
     return Strategy(
