@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import planner
 from planner import Cluster, ModelGraph, Plan, plan
 from planner.capture import read_profile
 from planner.errors import (
+    CaptureError,
     ClusterError,
     NoFeasiblePlanError,
     StrategyError,
@@ -319,6 +321,31 @@ def test_profiles_are_planned_by_their_times(tmp_path: Path, pipeline: int) -> N
         assert made.prediction.breakdown_s["compute"] == pytest.approx(2 * 0.030)
     else:
         assert made.prediction.breakdown_s["compute"] == pytest.approx(4 * 0.018)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_garbage_collector_is_left_as_it_was(
+    frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+
+    def fail(*_: object, **__: object) -> None:
+        counts.append(gc.get_freeze_count())
+        raise CaptureError("unreadable")
+
+    monkeypatch.setattr("planner.api.read_model", fail)
+    # As the tests have it.
+    held = gc.get_freeze_count() > 0
+    (gc.freeze if frozen else gc.unfreeze)()
+    try:
+        before = gc.get_freeze_count()
+        with pytest.raises(CaptureError, match="unreadable"):
+            small()
+        assert gc.get_freeze_count() == before
+        assert (before > 0) == frozen
+        assert counts[0] > 0
+    finally:
+        (gc.freeze if held else gc.unfreeze)()
 
 
 def test_names_resolve_lazily() -> None:
