@@ -71,6 +71,23 @@ _GROUPS = {
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
 }
+#: What the defaults of a config lack to build a model: model type to fields.
+_LACKING: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
+    "esm": {"vocab_size": 33},
+    "xmod": {"default_language": "en_XX"},
+    "dots1": {
+        "n_routed_experts": 128,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+    },
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
+}
 _MOST_PARAMETERS = 30e6
 _TIMEOUT_S = 60.0
 #: Seconds and bytes of address space for all cases of one model.
@@ -117,10 +134,13 @@ def build(group: str, kind: str, cls: str) -> tuple[Any, dict[str, Any]]:
     why = ""
     for head_size in (16, None):
         try:
-            config = small_config(
-                transformers.AutoConfig.for_model(kind), head_size=head_size
-            )
             make = getattr(transformers, cls)
+            whole = transformers.AutoConfig.for_model(kind)
+            if not isinstance(whole, make.config_class):
+                whole = make.config_class()
+            for name, value in _LACKING.get(kind, {}).items():
+                setattr(whole, name, value)
+            config = small_config(whole, head_size=head_size)
             with torch.device("meta"):
                 count = sum(p.numel() for p in make(config).parameters())
             if count > _MOST_PARAMETERS:
@@ -145,7 +165,8 @@ def _inputs(group: str, config: Any) -> dict[str, Any]:
     import torch
 
     if group == "image":
-        size = config.image_size if hasattr(config, "image_size") else 64
+        seen = getattr(config, "vision_config", config)
+        size = getattr(seen, "image_size", 64)
         height, width = (size, size) if isinstance(size, int) else size
         return {"pixel_values": torch.randn(BATCH, 3, height, width)}
     tokens = torch.randint(4, 90, (BATCH, SEQ))

@@ -8,7 +8,7 @@ a head) still holds. Everything else stays as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = ["small_config"]
@@ -16,24 +16,35 @@ __all__ = ["small_config"]
 #: What a field counts, by its name.
 _COUNTS = {
     "layers": r"(num_)?(encoder_|decoder_)?(hidden_)?(num_)?n?_?layers?",
-    "heads": r"(encoder_|decoder_|n_|num_)(attention_)?heads?|num_attention_heads",
+    "heads": r"((encoder_|decoder_|n_|num_)(attention_)?|mamba_n(um)?_|index_n_"
+    r"|num_(encoder|decoder)_attention_|linear_num_(key_|value_)?)heads?",
     "kv_heads": r"(num_key_value_heads|num_kv_heads|n_head_kv|num_query_groups)",
-    "head_size": r"(head_dim|attention_head_size|d_kv|kv_channels|d_head)",
-    "width": r"(hidden_size|d_model|n_embd|embedding_size|dim|hidden_dim)",
-    "inner": r"(\w*intermediate_size\w*|\w*ffn_dim|n_inner|d_ff|d_inner"
-    r"|\w*ffn_hidden_size)",
-    "experts": r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts)",
+    "head_size": r"(\w*head_dim|attention_head_size|d_kv|kv_channels|d_head"
+    r"|mamba_d_head|rotary_dim)",
+    "width": r"(hidden_size|d_model|n_embd|embedding_size|dim|hidden_dim"
+    r"|word_embed_proj_dim|emb_dim|entity_emb_size|hidden_size_per_layer_input)",
+    "inner": r"(\w*intermediate_size\w*|\w*ffn_dim|n_inner|d_ff|d_inner|mamba_d_ssm"
+    r"|\w*ffn_hidden_size|\w*lora_rank|laurel_rank)",
+    "experts": r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts"
+    r"|zero_expert_num)",
     "chosen": r"(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k"
     r"|top_k_experts)",
     "groups": r"(n_group|topk_group|num_expert_group)",
-    "words": r"vocab_size",
+    "state_groups": r"(mamba_)?n_groups",
+    "state": r"(ssm_|mamba_d_|d_)?state(_size)?",
+    "chunk": r"(mamba_)?chunk_size",
+    "words": r"\w*vocab_size\w*|encoder_hash_byte_group_vocab",
     "positions": r"(max_position_embeddings|n_positions|max_seq_len)",
     "dropout": r"\w*(dropout|drop|pdrop|layerdrop|drop_path|jitter_noise)"
     r"(_rate|_prob)?",
     "word": r"\w*_token_id",
 }
 _EXPRESSIONS = {role: re.compile(text) for role, text in _COUNTS.items()}
-_HEADS, _HEAD_SIZE, _WORDS, _POSITIONS, _EXPERTS = 4, 16, 96, 128, 4
+_HEADS, _WORDS, _POSITIONS, _EXPERTS, _STATE, _CHUNK = 4, 96, 128, 4, 16, 8
+#: Names and places of a backbone's layers, which follow from their number.
+_OF_STAGES = frozenset({"stage_names", "out_features", "out_indices"})
+#: Features come in eights, which rotary pairs and grouped norms divide.
+_STEP = 8
 
 
 def _role(name: str) -> str | None:
@@ -61,50 +72,145 @@ def small_config(config: Any, *, layers: int = 4, head_size: int | None = None) 
 def _small(
     data: Mapping[str, Any], layers: int, head_size: int | None
 ) -> dict[str, Any]:
-    heads = next((v for k, v in data.items() if _role(k) == "heads" and v), None)
-    width = next((v for k, v in data.items() if _role(k) == "width" and v), None)
-    fewer = _HEADS / heads if isinstance(heads, int) else 1.0
-    size = width // heads if isinstance(heads, int) and width else None
-    narrower = head_size / size if head_size and size else 1.0
-    kinds = _kinds(data, layers)
-    scale: dict[str, Callable[[int], int]] = {
-        "layers": lambda n: len(kinds[1]) if kinds else min(n, layers),
+    kept = _kept(data, layers)
+    scale = _scales(data, layers if kept is None else len(kept), head_size)
+    small: dict[str, Any] = {}
+    for key, value in data.items():
+        role = _role(key) or ""
+        if isinstance(value, Mapping) and "model_type" in value:
+            small[key] = _small(value, layers, head_size)
+        elif kept is not None and key in _OF_STAGES:
+            continue
+        elif role == "dropout" and isinstance(value, float):
+            small[key] = 0.0
+        else:
+            value = _of_layers(key, value, data, kept, layers)
+            small[key] = _scaled(value, scale.get(role), scale)
+    parts = [small.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if small.get("qk_head_dim") and all(parts):
+        small["qk_head_dim"] = sum(parts)
+    return small
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _scaled(
+    value: Any,
+    made: Callable[[int], int] | None,
+    scale: Mapping[str, Callable[[int], int]],
+) -> Any:
+    """A field with its counts made small, in lists and tables by layer too."""
+    if isinstance(value, Mapping):
+        return {
+            key: _scaled(one, scale.get(_role(str(key)) or ""), scale)
+            for key, one in value.items()
+        }
+    if made is None:
+        return value
+    if isinstance(value, list):
+        return [made(n) if _is_count(n) else n for n in value]
+    return made(value) if _is_count(value) else value
+
+
+def _scales(
+    data: Mapping[str, Any], layers: int, head_size: int | None
+) -> dict[str, Callable[[int], int]]:
+    """Map each role to the function that makes its counts small."""
+
+    def first(role: str) -> Any:
+        return next((v for k, v in data.items() if _role(k) == role and v), None)
+
+    heads, width = first("heads"), first("width")
+    known = _is_count(heads) and _is_count(width)
+    size = data.get("head_dim") or (width // heads if known else None)
+    fewer = min(1.0, _HEADS / heads) if _is_count(heads) else 1.0
+    narrower = min(1.0, head_size / size) if head_size and size else 1.0
+
+    def features(n: int, share: float) -> int:
+        return max(_STEP, round(n * share / _STEP) * _STEP) if share < 1 else n
+
+    return {
+        "layers": lambda n: min(n, layers),
         "heads": lambda n: max(1, round(n * fewer)),
         "kv_heads": lambda n: max(min(n, 2), round(n * fewer)),
-        "head_size": lambda n: max(1, round(n * narrower)),
-        "width": lambda n: max(8, round(n * fewer * narrower) // 8 * 8),
-        "inner": lambda n: max(8, round(n * fewer * narrower) // 8 * 8),
+        "head_size": lambda n: features(n, narrower),
+        "width": lambda n: features(n, fewer * narrower),
+        "inner": lambda n: features(n, fewer * narrower),
         "experts": lambda n: min(n, _EXPERTS),
         "chosen": lambda n: min(n, _EXPERTS // 2),
         "groups": lambda _: 1,
+        "state_groups": lambda n: min(n, 2),
+        "state": lambda n: min(n, _STATE),
+        "chunk": lambda n: min(n, _CHUNK),
         "words": lambda n: min(n, _WORDS),
         "positions": lambda n: min(n, _POSITIONS),
         "word": lambda n: n % _WORDS,
     }
-    small: dict[str, Any] = {}
-    for key, value in data.items():
-        role = _role(key) or ""
-        small[key] = value
-        if isinstance(value, Mapping) and key.endswith("_config"):
-            small[key] = _small(value, layers, head_size)
-        elif isinstance(value, list) and kinds and len(value) == kinds[0]:
-            small[key] = [value[index] for index in kinds[1]]
-        elif role == "dropout" and isinstance(value, float):
-            small[key] = 0.0
-        elif role in scale and isinstance(value, int) and not isinstance(value, bool):
-            small[key] = scale[role](value)
-    return small
 
 
-def _kinds(data: Mapping[str, Any], layers: int) -> tuple[int, list[int]] | None:
-    """Layers to keep where a list names the kind of each: their number, and indices."""
+# -- Which layers are kept -------------------------------------------------------
+
+
+def _depth(data: Mapping[str, Any]) -> int | None:
+    """Layers, where a config says how many."""
     kinds = data.get("layer_types")
-    if not isinstance(kinds, list) or not kinds:
+    if isinstance(kinds, list) and kinds:
+        return len(kinds)
+    counts = (n for k, n in data.items() if _role(k) == "layers")
+    return next((n for n in counts if _is_count(n) and n), None)
+
+
+def _shares(data: Mapping[str, Any], index: int) -> bool:
+    """True if a layer reads the keys and values of an earlier one."""
+    return index >= (_depth(data) or 0) - (data.get("num_kv_shared_layers") or 0)
+
+
+def _kept(data: Mapping[str, Any], layers: int) -> list[int] | None:
+    """Return the layers to keep, the first of each kind among them, or None.
+
+    A layer's kind is what the lists of the config with one word for each layer say of
+    it, with whether it has a config of its own and shares keys and values.
+    """
+    depth = _depth(data)
+    if depth is None:
         return None
-    first = sorted({kind: at for at, kind in reversed(list(enumerate(kinds)))}.values())
-    kept = sorted(
-        {*first, *range(min(len(kinds), layers))} if len(first) < layers else first
-    )
-    while len(kept) > max(layers, len(first)):
-        kept.remove(next(i for i in reversed(kept) if i not in first))
-    return len(kinds), kept
+    lists = [
+        value
+        for value in data.values()
+        if isinstance(value, list)
+        and len(value) == depth
+        and all(isinstance(one, str | bool) for one in value)
+    ]
+    own = {int(key) for key in data.get("per_layer_config") or {}}
+    kinds = [
+        (*words, index in own, _shares(data, index))
+        for index, words in enumerate(zip(*lists, strict=True))
+    ]
+    first = {kind: kinds.index(kind) for kind in kinds}.values()
+    others = [index for index in range(depth) if index not in first]
+    return sorted({*first, *others[: max(0, layers - len(first))]})
+
+
+def _of_layers(
+    key: str,
+    value: Any,
+    data: Mapping[str, Any],
+    kept: Sequence[int] | None,
+    layers: int,
+) -> Any:
+    """A field without what it says of layers that are not kept."""
+    if key == "attention_types" and isinstance(value, list):
+        return [[kinds, max(1, layers // len(kinds))] for kinds, _ in value]
+    if kept is None:
+        return value
+    if key == "num_kv_shared_layers" and _is_count(value):
+        return sum(_shares(data, index) for index in kept)
+    if key == "per_layer_config" and isinstance(value, Mapping):
+        return {
+            kept.index(int(at)): one for at, one in value.items() if int(at) in kept
+        }
+    if isinstance(value, list) and len(value) == _depth(data):
+        return [value[index] for index in kept]
+    return value
