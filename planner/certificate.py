@@ -34,6 +34,9 @@ _STEPS = 3
 _PATIENCE_S = 120.0
 #: Own modules of more parameters are not trained to be certified.
 _MOST_PARAMETERS = 50_000_000
+#: Starts the process. Its imports make a million objects that stay, through which the
+#: garbage collector would go several times meanwhile, an eighth of the time.
+_START = "import gc; gc.disable(); from planner.cli.certifier import main; main()"
 #: Switches certificates off where it is 0.
 _SWITCH = "MESHWRIGHT_CERTIFY"
 
@@ -78,7 +81,7 @@ class Certifier:
             return
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "planner.cli.certifier"],
+            [sys.executable, "-c", _START],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

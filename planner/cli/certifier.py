@@ -1,13 +1,14 @@
 """The process that certifies plans: it reads jobs, forks one for each, and answers.
 
-``python -m planner.cli.certifier`` reads one JSON object a line from stdin and writes
-one a line to stdout. It has imported what the jobs need, so that each takes a second
-instead of ten, and has never used a GPU, so that it may fork.
+It reads one JSON object a line from stdin and writes one a line to stdout. It has
+imported what the jobs need, so that each takes a second instead of ten, and has never
+used a GPU, so that it may fork.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -46,6 +47,10 @@ def main() -> None:
     # Before the first job comes: most models are of its classes.
     with contextlib.suppress(ImportError):
         importlib.import_module("transformers.modeling_utils")
+    # Jobs collect what they leave, and do not go through imports, which would copy
+    # their pages in each forked process.
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         answers.write(_in_child(line) + "\n")
         answers.flush()
@@ -173,7 +178,3 @@ def _without_dropout(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
     return model
-
-
-if __name__ == "__main__":
-    main()
