@@ -231,13 +231,15 @@ def _forward_backward(trainer: Trainer, model: nn.Module, batch: Batch) -> _Step
 def _pieces(plan: Plan, model: nn.Module) -> int:
     """Pieces that one process computes a global batch in.
 
-    Those of the plan where batch norms take statistics of each. Else larger ones, so
-    that a loss shows which depends on how the batch is divided.
+    Those of the plan where batch norms take the statistics of each, one where they take
+    the batch's. Else larger ones, so that a loss shows which depends on how the batch
+    is divided.
     """
     strategy = plan.strategy
     count = strategy.num_microbatches * strategy.mesh.data_parallel
-    if count == 1 or any(isinstance(module, _BatchNorm) for module in model.modules()):
-        return count
+    normed = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if count == 1 or normed:
+        return 1 if strategy.semantics == "exact" else count
     return count // next(n for n in range(2, count + 1) if count % n == 0)
 
 

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from executors.deferred.materialize import Shards
 from executors.deferred.recording import Recording
 from executors.mesh import ProcessMesh
+from executors.strategies.batch_norms import synchronise_batch_norms
 from executors.strategies.blocks import (
     apply_recompute,
     compile_blocks,
@@ -106,6 +107,8 @@ def parallelize(
         # 2. Experts move apart, and tokens to them.
         experts = _split_experts(model, strategy, place)
     values.to_meta()
+    if strategy.semantics == "exact":
+        synchronise_batch_norms(model, place)
 
     # 3. Attention over sequences that ranks share.
     _split_sequences(model, strategy, place, units, causal)

@@ -142,6 +142,10 @@ class Certifier:
         if not self._has_twin():
             reason = "no small model of it can be built"
             return Certificate(verdict="unknown", reason=reason)
+        batch_norms = plan.model.batch_norm_values is not None
+        if batch_norms and plan.strategy.semantics == "approximate":
+            reason = "batch norms take the statistics of each microbatch, by consent"
+            return Certificate(verdict="unknown", reason=reason)
         try:
             named = self._named()
         except MeshwrightError as error:

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
@@ -19,6 +21,7 @@ from planner.capture.private_apis import names_of_modules
 from planner.capture.repeat import expand
 from planner.capture.run import LossKind, Reading, Source, trace_model
 from planner.capture.token_check import TokenCheck
+from planner.capture.token_rules import BATCH_NORMS
 from planner.capture.tp_check import tp_violations
 from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen
@@ -36,14 +39,6 @@ from planner.schema.strategy import matches_pattern
 
 __all__ = ["capture"]
 
-_BATCH_NORMS = frozenset(
-    {
-        "aten::native_batch_norm",
-        "aten::_native_batch_norm_legit",
-        "aten::_batch_norm_with_update",
-        "aten::cudnn_batch_norm",
-    }
-)
 #: Fact to the names that transformers configs give it, best first.
 _NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -278,11 +273,20 @@ def _attends_outside(ops: OpGraph, units: Sequence[str]) -> str | None:
     return None
 
 
-def _batch_norm_values(ops: OpGraph, batch: int) -> int | None:
-    """Fewest values a channel that a batch norm sees of one sample."""
+def _batch_norm_values(ops: OpGraph, model: nn.Module, batch: int) -> int | None:
+    """Fewest values a channel that a batch norm sees of one sample.
+
+    Those that use running statistics do not count, nor does code that calls the op of
+    its own accord, of which the samples are looked at elsewhere.
+    """
     counts = []
-    for name, made in zip(ops.names, ops.outputs, strict=True):
-        if name in _BATCH_NORMS:
+    for name, fqn, made in zip(ops.names, ops.modules, ops.outputs, strict=True):
+        if name.removeprefix("aten::") not in BATCH_NORMS:
+            continue
+        norm = model.get_submodule(fqn)
+        if isinstance(norm, _BatchNorm) and (
+            norm.training or norm.running_mean is None
+        ):
             # The output of the op: only the first view of its input is known.
             shape = ops.storage_tensor[made[0]][0]
             counts.append(max(1, math.prod(shape) // (shape[1] * batch)))
@@ -358,7 +362,7 @@ def _graph(
         whole=dict(roles.whole),
         whole_stream=whole_stream,
         mixing=mixing_layers(blocks, sharding),
-        batch_norm_values=_batch_norm_values(ops, inputs.batch),
+        batch_norm_values=_batch_norm_values(ops, module, inputs.batch),
         num_experts=experts,
         attention=attention,
         whole_sequence=whole_sequence,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from planner.capture.fakes import quiet_state
 from planner.capture.inputs import ExampleInputs, InputShape
@@ -33,6 +34,7 @@ from planner.capture.repeat import repeats_traced_once
 from planner.capture.run import Source, scores_of
 from planner.capture.stand_ins import fused_attention_patched
 from planner.capture.token_rules import (
+    BATCH_NORMS,
     READS_VALUES,
     Op,
     Shape,
@@ -269,9 +271,17 @@ class TokenCheck:
             (
                 f"{one.module or 'its forward'} brings samples together ({one.name})"
                 for one, two, used in rows
-                if used and mixes_samples(one, two, self._source.inputs.batch)
+                if used
+                and not self._synchronised(one)
+                and mixes_samples(one, two, self._source.inputs.batch)
             ),
             None,
+        )
+
+    def _synchronised(self, op: Op) -> bool:
+        """True for batch norms that executors know by their module."""
+        return op.name in BATCH_NORMS and isinstance(
+            self._source.module.get_submodule(op.module), _BatchNorm
         )
 
     def _first(self, short: _Run, long: _Run, rows: Iterable[int]) -> str | None:

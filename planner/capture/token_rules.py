@@ -64,6 +64,11 @@ _TOGETHER = _ALONG - frozenset({
     "scatter_add", "select", "slice", "split", "split_with_sizes", "stack", "unbind",
     "unfold", "unsafe_split",
 })
+#: Ops that normalise channels by the statistics of samples, or running ones.
+BATCH_NORMS = frozenset({
+    "_batch_norm_with_update", "_native_batch_norm_legit", "cudnn_batch_norm",
+    "native_batch_norm",
+})
 #: Ops that hand a value to Python, which may do anything with it.
 READS_VALUES = frozenset({
     "_local_scalar_dense", "equal", "is_nonzero", "nonzero",
@@ -246,6 +251,9 @@ def mixes_samples(one: Op, two: Op, batch: int) -> bool:
         return any(axis is not None for axis in ins)
     if not held:
         return False
+    if one.name in BATCH_NORMS:
+        # Of channels, or in training no statistics.
+        return "True" in one.others and any(axis != 1 for axis, _ in held)
     if one.name in {"mm", "addmm", "bmm", "baddbmm"}:
         # Each sample with each other, or a sum over them.
         return -1 in outs or outs == [None]

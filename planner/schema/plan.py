@@ -56,7 +56,7 @@ class Plan(Document):
             stream_violation(
                 strategy.sharding, whole_stream=model.whole_stream, mixing=model.mixing
             ),
-            batch_norm_violation(strategy.microbatch_size, model.batch_norm_values),
+            batch_norm_violation(strategy, model.batch_norm_values),
         )
         for violation in violations:
             if violation is not None:

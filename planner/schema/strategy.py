@@ -481,4 +481,5 @@ PINNABLE = (
     "sequence_parallel",
     *slots(),
     "compile",
+    "semantics",
 )

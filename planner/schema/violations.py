@@ -153,22 +153,45 @@ def stream_violation(
 
 
 def batch_norm_violation(
-    microbatch_size: int, batch_norm_values: int | None
+    strategy: Strategy, batch_norm_values: int | None
 ) -> str | None:
-    """Why a batch norm has no variance in such a microbatch.
+    """Why the batch norms of a model cannot take the statistics of a batch.
+
+    Data-parallel ranks take them together; microbatches come after each other, and each
+    has its own, which is another model. ``semantics`` consents to that; then each rank
+    has its own, too.
 
     Args:
-        microbatch_size: Samples that a device sees at once.
+        strategy: How the batch is divided.
         batch_norm_values: See :class:`planner.schema.ModelReference`.
 
     Returns:
-        Value, rule and remedy; None if every channel has two values or more.
+        Value, rule and remedy; None if batch norms see what they are to see.
     """
-    if batch_norm_values is None or microbatch_size * batch_norm_values >= 2:
+    if batch_norm_values is None:
+        return None
+    ranks, count = strategy.mesh.data_parallel, strategy.num_microbatches
+    size = strategy.microbatch_size
+    if strategy.semantics == "exact":
+        if count > 1:
+            return (
+                f"num_microbatches={count} gives the model's batch norms the "
+                f"statistics of each microbatch instead of the batch's; use "
+                f"num_microbatches=1, or consent by semantics=approximate"
+            )
+        if ranks > 1 and strategy.mesh.pp > 1:
+            return (
+                f"pp={strategy.mesh.pp} with data parallel {ranks}: stages do not take "
+                f"the statistics of batch norms over ranks; use pp=1, or consent by "
+                f"semantics=approximate"
+            )
+    else:
+        ranks = 1
+    if size * ranks * batch_norm_values >= 2:
         return None
     return (
-        f"microbatch_size={microbatch_size} leaves a batch norm of the model one value "
-        f"a channel ({batch_norm_values} a sample), of which there is no variance; use "
+        f"microbatch_size={size} leaves a batch norm of the model one value a channel "
+        f"({batch_norm_values} a sample), of which there is no variance; use "
         f"microbatch_size=2 or more"
     )
 
@@ -236,7 +259,7 @@ def _stream(case: Case) -> str | None:
 
 
 def _batch_norm(case: Case) -> str | None:
-    return batch_norm_violation(case.strategy.microbatch_size, case.batch_norm_values)
+    return batch_norm_violation(case.strategy, case.batch_norm_values)
 
 
 def _experts(case: Case) -> str | None:

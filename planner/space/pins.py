@@ -21,14 +21,15 @@ Pin = bool | int | str
 #: Knobs that are on or off.
 _SWITCHES = frozenset({"sequence_parallel", "compile"})
 #: Knobs that all strategies of a request have in common: no column of a table.
-_COMMON = frozenset({*slots(), "compile"})
+_COMMON = frozenset({*slots(), "compile", "semantics"})
+_SEMANTICS = ("exact", "approximate")
 
 
 def _names(knob: str) -> Sequence[str]:
     """Return the names of a knob's values; empty if they have none."""
     if knob == "schedule":
         return schedule_names()
-    return RECOMPUTE_NAMES if knob == "recompute" else ()
+    return {"recompute": RECOMPUTE_NAMES, "semantics": _SEMANTICS}.get(knob, ())
 
 
 def _code(knob: str, value: Pin) -> int:

@@ -56,6 +56,8 @@ class Regime:
         }
         if any(method_of(slot, value).inexact for slot, value in values.items()):
             values["semantics"] = "approximate"
+        if "semantics" in pins:
+            values["semantics"] = pins["semantics"]
         return cls(compile=bool(pins.get("compile", False)), **values)
 
     @property

@@ -93,19 +93,6 @@ def _tp_sharding_violation(row: Row, facts: Facts) -> str:
     )
 
 
-def _batch_norm_violation(size: int, facts: Facts) -> str | None:
-    return batch_norm_violation(size, facts.batch_norm_values)
-
-
-def _batch_norm_violated(table: StrategyTable, facts: Facts) -> Mask:
-    if facts.batch_norm_values is None:
-        return np.zeros(len(table), dtype=bool)
-    first, which = distinct(table.microbatch_size)
-    sizes = (int(table.microbatch_size[row]) for row in first)
-    bad = [_batch_norm_violation(size, facts) is not None for size in sizes]
-    return np.array(bad, dtype=bool)[which]
-
-
 def _coupled_violated(table: StrategyTable, facts: Facts) -> Mask:
     if facts.own_loss != "coupled":
         return np.zeros(len(table), dtype=bool)
@@ -195,21 +182,24 @@ def _schedule_violation(row: Row, _: Facts) -> str:
     return reason or ""
 
 
-#: Columns that limits of methods look at.
+#: Columns that limits of methods and batch norms look at.
 _OF_METHODS = (
     *(*MESH_COLUMNS, "zero_stage", "schedule", "virtual_stages"),
     *("microbatch_size", "num_microbatches"),
 )
 
 
-def _method_violations(row: Row, facts: Facts) -> tuple[str, ...]:
-    strategy = skeleton(
+def _skeleton(row: Row, facts: Facts) -> Strategy:
+    return skeleton(
         row,
         precision=facts.precision,
         optimizer=facts.optimizer,
         regime=facts.regime,
     )
-    return limit_violations(Case(strategy=strategy))
+
+
+def _method_violations(row: Row, facts: Facts) -> tuple[str, ...]:
+    return limit_violations(Case(strategy=_skeleton(row, facts)))
 
 
 def _methods_violated(table: StrategyTable, facts: Facts) -> Mask:
@@ -217,6 +207,18 @@ def _methods_violated(table: StrategyTable, facts: Facts) -> Mask:
         return np.zeros(len(table), dtype=bool)
     first, which = distinct(*(getattr(table, name) for name in _OF_METHODS))
     bad = [bool(_method_violations(table.row(int(row)), facts)) for row in first]
+    return np.array(bad, dtype=bool)[which]
+
+
+def _batch_norm_violation(row: Row, facts: Facts) -> str:
+    return batch_norm_violation(_skeleton(row, facts), facts.batch_norm_values) or ""
+
+
+def _batch_norm_violated(table: StrategyTable, facts: Facts) -> Mask:
+    if facts.batch_norm_values is None:
+        return np.zeros(len(table), dtype=bool)
+    first, which = distinct(*(getattr(table, name) for name in _OF_METHODS))
+    bad = [bool(_batch_norm_violation(table.row(int(row)), facts)) for row in first]
     return np.array(bad, dtype=bool)[which]
 
 
@@ -237,7 +239,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="batch_norm",
         violated=_batch_norm_violated,
-        violation=lambda r, f: _batch_norm_violation(r["microbatch_size"], f) or "",
+        violation=_batch_norm_violation,
     ),
     Rule(
         name="coupled",

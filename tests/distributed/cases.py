@@ -179,6 +179,11 @@ def _patterns(name: str, mesh: Mesh) -> dict[str, Any]:
     return patterns
 
 
+def _has_batch_norms(model: nn.Module) -> bool:
+    kind = nn.modules.batchnorm._BatchNorm
+    return any(isinstance(module, kind) for module in model.modules())
+
+
 def make_plan(name: str = "llama", **changes: Any) -> Plan:
     """A plan by hand; changes are the strategy's fields, or mesh degrees."""
     model = build(name, tied=changes.pop("tied", False))
@@ -192,6 +197,8 @@ def make_plan(name: str = "llama", **changes: Any) -> Plan:
     schedule = changes.get("schedule", "GPipe")
     micro = changes.pop("num_microbatches", 1)
     size = BATCH // micro // mesh.data_parallel
+    if _has_batch_norms(model) and (micro > 1 or mesh.pp > 1):
+        changes.setdefault("semantics", "approximate")
     shell = Strategy(
         mesh=mesh, schedule=schedule, virtual_stages=virtual, num_microbatches=micro
     )
@@ -296,11 +303,9 @@ def reference(plan: Plan, steps: int, *, tied: bool = False) -> list[dict[str, A
 
 
 def _backward(model: nn.Module, batch: dict[str, torch.Tensor], plan: Plan) -> float:
-    """Loss of a global batch; batch norms see the microbatches that the plan has."""
+    """Loss of a global batch; batch norms see what the plan says they do."""
     strategy = plan.strategy
-    normed = any(
-        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()
-    )
+    normed = strategy.semantics == "approximate" and _has_batch_norms(model)
     parts = strategy.num_microbatches * strategy.mesh.data_parallel if normed else 1
     loss = LossFunction(
         kind=plan.workload.loss,

@@ -15,7 +15,7 @@ __all__ = ["graph_of", "planned"]
 
 BATCH = 8
 #: At the rate of the others its loss leaves float32 within five steps.
-_RATES = {"tiny-recommender": 1e-3}
+_RATES = {"tiny-recommender": 1e-3, "tiny-resnet": 1e-3}
 
 
 @cache
@@ -29,6 +29,8 @@ def planned(name: str, *, optimizer: Optimizer | None = None, **pins: Any) -> Pl
     """For two processes; for four, if two axes are pinned to two each. Plain SGD."""
     sgd = Optimizer(name="SGD", learning_rate=_RATES.get(name, 0.1))
     axes = set(AXES) & set(pins)
+    if graph_of(name).batch_norm_values is not None and "pp" in pins:
+        pins.setdefault("semantics", "approximate")
     return plan(
         graph_of(name),
         f"local:{2 ** len(axes)}",

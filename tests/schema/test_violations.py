@@ -330,17 +330,28 @@ def test_a_whole_stream_is_refused_for_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "values", "refused"),
-    [(1, None, False), (1, 1, True), (2, 1, False), (1, 2, False), (3, 49, False)],
+    ("changes", "values", "said"),
+    [
+        ({"num_microbatches": 4}, None, None),
+        ({"microbatch_size": 1}, 1, "one value a channel"),
+        ({"microbatch_size": 1, "mesh": Mesh(dp_replicate=2)}, 1, None),
+        (
+            {"mesh": Mesh(dp_shard=2), "semantics": "approximate"},
+            1,
+            "one value a channel",
+        ),
+        ({"microbatch_size": 2, "semantics": "approximate"}, 1, None),
+        ({"num_microbatches": 2}, 49, "consent by semantics=approximate"),
+        ({"num_microbatches": 2, "semantics": "approximate"}, 49, None),
+        ({"mesh": Mesh(pp=2, dp_shard=2)}, 49, "consent by semantics=approximate"),
+        ({"mesh": Mesh(pp=2)}, 49, None),
+    ],
 )
-def test_a_variance_takes_two_values(
-    size: int, values: int | None, refused: bool
+def test_batch_norms_see_the_batch(
+    changes: dict[str, Any], values: int | None, said: str | None
 ) -> None:
-    """Expected message, as torch's batch norm raises it too late."""
-    reason = batch_norm_violation(size, values)
-    assert (reason is not None) == refused
-    if reason:
-        assert "microbatch_size=1 leaves a batch norm of the model one value" in reason
+    reason = batch_norm_violation(Strategy(**changes), values)
+    assert said in reason if said and reason else reason is said
 
 
 def _refused(plan: Plan, **model: Any) -> str:
@@ -363,7 +374,7 @@ def test_plans_by_hand_are_refused_when_read_and_when_run() -> None:
     Plan.from_json(parallel.to_json())
     assert "h.0 whole" in _refused(parallel, whole_stream="tp leaves h.0 whole")
     assert "model.layers.*.conv" in _refused(parallel, mixing=("model.layers.*.conv",))
-    small = make_plan("llama", num_microbatches=16)
+    small = make_plan("llama", num_microbatches=16, semantics="approximate")
     Plan.from_json(small.to_json())
     assert "no variance" in _refused(small, batch_norm_values=1)
 

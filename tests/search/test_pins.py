@@ -50,6 +50,7 @@ VALUES: dict[str, list[Any]] = {
     "sequence_parallel": [False, True],
     **{slot: list(method_names(slot)) for slot in slots()},
     "compile": [False, True],
+    "semantics": ["exact", "approximate"],
 }
 #: What people pin most; the others are drawn less often.
 COMMON = ("pp", "dp_shard", "tp", "schedule", "recompute", "num_microbatches")

@@ -120,7 +120,7 @@ def test_pins_become_columns_of_a_table() -> None:
     ]
     of_regime = {f for f in Regime.__dataclass_fields__ if f in Strategy.model_fields}
     columns = {*StrategyTable.__dataclass_fields__}
-    assert set(PINNABLE) == columns | of_regime - {"semantics"}
+    assert set(PINNABLE) == columns | of_regime
 
 
 def test_what_all_strategies_have_in_common_is_no_column() -> None:

@@ -161,7 +161,7 @@ def test_the_target_rule_is_the_executors(values: dict[str, int]) -> None:
         (
             {"microbatch_size": 1, "num_microbatches": 16},
             {"batch_norm_values": 1},
-            "use microbatch_size=2 or more",
+            "or consent by semantics=approximate",
         ),
         (
             {"dp_shard": 2, "num_microbatches": 8},

@@ -1,0 +1,159 @@
+"""Batch norms that take their statistics over all data-parallel ranks.
+
+Each rank's mean and sum of squared deviations are put together as Chan et al. 1979 do,
+"Updating formulae and a pairwise algorithm for computing sample variances"; gradients
+are those of a batch norm over the whole batch. Unlike ``torch.nn.SyncBatchNorm``, which
+wants GPUs, these run on any device.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from executors.mesh import ProcessMesh
+from planner.errors import ExecutionError
+
+__all__ = ["synchronise_batch_norms"]
+
+
+def synchronise_batch_norms(model: nn.Module, place: ProcessMesh) -> None:
+    """Make the batch norms of a model part see the samples of all ranks, in place.
+
+    Raises:
+        ExecutionError: If a batch norm is of a class that computes in its own way.
+    """
+    groups = [place.group(axis) for axis in ("shard", "replicate")]
+    wide = tuple(group for group in groups if group is not None)
+    if not wide:
+        return
+    for name, module in model.named_modules():
+        if not isinstance(module, _BatchNorm):
+            continue
+        if type(module).forward is not _BatchNorm.forward:
+            raise ExecutionError(
+                f"{name} is a {type(module).__name__}, whose forward is its own, so "
+                f"that its statistics cannot be taken over data-parallel ranks; use "
+                f"data parallel 1, or pin semantics=approximate"
+            )
+        module.forward = types.MethodType(_Forward(wide), module)  # type: ignore[method-assign]
+
+
+class _Forward:
+    """``forward`` of a batch norm, over the ranks of some groups."""
+
+    def __init__(self, groups: tuple[dist.ProcessGroup, ...]) -> None:
+        self.groups = groups
+
+    def __call__(self, norm: _BatchNorm, value: torch.Tensor) -> torch.Tensor:
+        norm._check_input_dim(value)  # type: ignore[no-untyped-call]
+        if not (norm.training or norm.running_mean is None):
+            return _BatchNorm.forward(norm, value)
+        made: tuple[torch.Tensor, ...] = _Normalised.apply(  # type: ignore[no-untyped-call]
+            value, norm.weight, norm.bias, norm.eps, self.groups
+        )
+        result, mean, variance, count = made
+        if norm.training and norm.track_running_stats:
+            _follow(norm, mean, variance, count)
+        return result
+
+
+@torch.no_grad()
+def _follow(
+    norm: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor
+) -> None:
+    """Move running statistics toward those of a batch."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    share = norm.momentum
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if share is None:
+            share = 1.0 / float(norm.num_batches_tracked)
+    # The running variance is that of a sample, which divides by one less.
+    unbiased = variance * (count / (count - 1))
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share or 0.0)
+    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share or 0.0)
+
+
+class _Normalised(torch.autograd.Function):
+    """Values less their mean over their deviation, of the samples of all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        groups: tuple[dist.ProcessGroup, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        wide = torch.promote_types(value.dtype, torch.float32)
+        along = [dim for dim in range(value.dim()) if dim != 1]
+        variance, mean = torch.var_mean(value.to(wide), along, correction=0)
+        count = mean.new_tensor(value.numel() // value.shape[1])
+        for group in groups:
+            mean, variance, count = _together(mean, variance, count, group)
+        if count < 2:
+            raise ValueError(
+                f"expected more than one value a channel in training, got {count:.0f}"
+            )
+        inverse = torch.rsqrt(variance + eps)
+        shape = [1, -1] + [1] * (value.dim() - 2)
+        scale = inverse if weight is None else inverse * weight.to(wide)
+        shift = -mean * scale if bias is None else bias.to(wide) - mean * scale
+        result = torch.addcmul(shift.view(shape), value.to(wide), scale.view(shape))
+        ctx.save_for_backward(value, weight, mean, inverse, count)
+        ctx.groups, ctx.along, ctx.shape = groups, along, shape
+        ctx.mark_non_differentiable(mean, variance, count)
+        return result.to(value.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: torch.Tensor, *_: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        value, weight, mean, inverse, count = ctx.saved_tensors
+        wide, shape = mean.dtype, ctx.shape
+        grad = grad.to(wide)
+        unit = (value.to(wide) - mean.view(shape)) * inverse.view(shape)
+        sums = torch.stack([grad.sum(ctx.along), (grad * unit).sum(ctx.along)])
+        of_bias, of_weight = sums.clone()
+        for group in ctx.groups:
+            dist.all_reduce(sums, group=group)
+        first, second = (sums / count).unbind()
+        scale = inverse if weight is None else inverse * weight.to(wide)
+        of_value = grad - first.view(shape) - unit * second.view(shape)
+        of_value = (of_value * scale.view(shape)).to(value.dtype)
+        if weight is None:
+            return of_value, None, None, None, None
+        return (
+            of_value,
+            of_weight.to(weight.dtype),
+            of_bias.to(weight.dtype),
+            None,
+            None,
+        )
+
+
+def _together(
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    count: torch.Tensor,
+    group: dist.ProcessGroup,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean, variance and number of values of all ranks of a group."""
+    mine = torch.cat([mean, variance, count.view(1)])
+    gathered = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(gathered, mine, group=group)
+    rows = torch.stack(gathered)
+    counts = rows[:, -1:]
+    means, variances = rows[:, :-1].chunk(2, 1)
+    total = counts.sum()
+    mean = (means * counts).sum(0) / total
+    squares = (variances + (means - mean) ** 2) * counts
+    return mean, squares.sum(0) / total, total
