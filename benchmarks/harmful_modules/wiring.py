@@ -13,6 +13,7 @@ from torch.nn import functional
 from benchmarks.harmful_modules.plain import (
     INNER,
     LAYERS,
+    VOCAB,
     WIDTH,
     Attention,
     Block,
@@ -147,6 +148,42 @@ class _Tied(Model):
         self.head.weight = self.embed.weight
 
 
+class _TiedByFunction(Model):
+    """The embedding's weight is read as a head, and there is no module of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Any:
+        x = self.enter(input_ids, position_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return functional.linear(self.norm(x), self.embed.weight)
+
+
+class _Around(nn.Embedding):
+    """A table with a second way in, which hooks do not see."""
+
+    def around(self, index: Tensor) -> Tensor:
+        return super().forward(index)
+
+
+class _LookedUpAround(Model):
+    """Looks a table up by another method than ``forward``, as ProphetNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = _Around(VOCAB, WIDTH)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Any:
+        x = self.enter(input_ids, position_ids)
+        for layer in self.layers:
+            x = layer(x)
+        x = x + 0.5 * self.embed.around(input_ids)
+        return self.head(self.norm(x))
+
+
 class _Functional(Mlp):
     """Reads a weight of its own linear layer once more."""
 
@@ -176,6 +213,8 @@ WIRING: dict[str, Build] = {
     "shared block": _Shared,
     "shared mlp": _SharedMlp,
     "tied head": _Tied,
+    "tied head by function": _TiedByFunction,
+    "table looked up around forward": _LookedUpAround,
     "weight read again": model(mlp=_Functional),
     "mlp called twice": model(mlp=_Twice),
     "parallel branches": partial(Model, _Parallel),

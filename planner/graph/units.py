@@ -85,6 +85,7 @@ class _Tree:
         for tensor in graph.parameters:
             for prefix in prefixes(tensor.name.rpartition(".")[0]):
                 self.shapes.setdefault(prefix, []).append(tensor.shape)
+        self.read_around = _read_around(graph)
 
     def elements(self, name: str) -> list[str]:
         """Return the executed elements of a list of modules.
@@ -99,8 +100,8 @@ class _Tree:
         return found
 
     def is_called(self, name: str) -> bool:
-        """Return True if hooks on a module run."""
-        return name in self.graph.called
+        """Return True if hooks on a module run whenever its parameters are read."""
+        return name in self.graph.called and name not in self.read_around
 
     def is_composite(self, name: str) -> bool:
         """Return True if a module holds more than a single layer or a row of layers."""
@@ -140,6 +141,28 @@ class _Tree:
             if child in self.executed:
                 found.extend(self.list_elements(child))
         return found
+
+
+def _read_around(graph: OpGraph) -> set[str]:
+    """Modules with a parameter that code reads which is not called through them."""
+    owners = [
+        [name.rpartition(".")[0] for name in (tensor.name, *tensor.aliases)]
+        for tensor in graph.parameters
+    ]
+    found: set[str] = set()
+    for module, read in {
+        (module, storage)
+        for module, storages in zip(graph.modules, graph.inputs, strict=True)
+        for storage in storages
+        if storage < 0
+    }:
+        within = {"", *prefixes(module)}
+        held = owners[-1 - read]
+        if not within & set(held):
+            found.update(
+                p for owner in held for p in prefixes(owner) if p not in within
+            )
+    return found
 
 
 def _work(graph: OpGraph) -> np.ndarray:

@@ -130,6 +130,27 @@ class _Nested(nn.Module):
         return x
 
 
+class _Around(nn.Module):
+    """A linear layer whose weight is read by the model, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x @ self.first.weight
+
+
+def test_a_module_whose_weight_others_read_is_no_unit() -> None:
+    graph = capture(_Around(), (torch.zeros(2, 8),), dtype="float32")
+    assert "first" not in graph.unit_names
+    assert graph.unit_names[0] == "layers.0"
+
+
 def test_units_are_modules_that_are_called() -> None:
     graph = capture(_Nested(), (torch.zeros(2, 8),), dtype="float32")
     assert list(graph.unit_names) == [

@@ -53,6 +53,7 @@ from planner.schema.stream import (
     StreamRecord,
 )
 from planner.schema.verification import RankVerification, Verification, VerifiedPhase
+from planner.schema.violations import batch_norm_violation
 
 __all__ = [
     "checkpoints",
@@ -223,7 +224,9 @@ def plans(draw: st.DrawFn) -> Plan:
             fingerprint=draw(names),
             tied=draw(_rows(_rows(names, max_size=2), max_size=2)),
             **_stream(draw, strategy.sharding.sequence_parallel),
-            batch_norm_values=draw(st.none() | st.integers(2, 9)),
+            batch_norm_values=None
+            if batch_norm_violation(strategy, 2)
+            else draw(st.none() | st.integers(2, 9)),
         ),
         cluster=ClusterReference(
             name=draw(names),
