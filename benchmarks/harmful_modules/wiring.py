@@ -172,6 +172,8 @@ class _Around(nn.Embedding):
 class _LookedUpAround(Model):
     """Looks a table up by another method than ``forward``, as ProphetNet does."""
 
+    embed: _Around
+
     def __init__(self) -> None:
         super().__init__()
         self.embed = _Around(VOCAB, WIDTH)
