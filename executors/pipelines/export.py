@@ -29,6 +29,8 @@ from planner.errors import ExecutionError
 
 __all__ = ["ExportedModel", "export_model", "fixed_shapes", "whole_sequences"]
 
+#: Most ops of a unit that are computed again outside of it.
+_MOST_REPEATED = 16
 #: Name of the model within the wrapper that is exported, and its prefix in names.
 _INNER = "inner"
 _PREFIX = f"{_INNER}."
@@ -154,6 +156,7 @@ class _Rebuilt:
         self._new: dict[fx.Node, fx.Node] = {}
         self._signatures = {e.fqn: e.signature for e in program.module_call_graph}
         self._calls: set[str] = set()
+        self._parameters = set(program.graph_signature.inputs_to_parameters)
         self._place_inputs()
         self._place_state()
         for node in program.graph.nodes:
@@ -285,13 +288,41 @@ class _Rebuilt:
 
     def _value(self, old: fx.Node) -> fx.Node:
         if old not in self._new:
-            path = str(self._call_of(old)).partition("@")[0]
-            unit = self._units.get(path, path)
-            raise ExecutionError(
-                f"a value from within {unit} ({old.name}) is read outside of it, but "
-                f"is not returned; plan with pp=1"
-            )
+            if not self._can_repeat(old):
+                path = str(self._call_of(old)).partition("@")[0]
+                unit = self._units.get(path, path)
+                raise ExecutionError(
+                    f"a value from within {unit} ({old.name}) is read outside of it, "
+                    f"but is not returned; plan with pp=1"
+                )
+            self._keep(old, self.graph.node_copy(old, self._value))
+            _move_node(self._new[old], self._device)
         return self._new[old]
+
+    def _can_repeat(self, old: fx.Node) -> bool:
+        """True if a value from within a unit can be computed outside of it again.
+
+        Such as a table of rotations that each layer casts or moves to its device: of
+        values that are at hand by a few ops, no random numbers and no weights.
+        """
+        waiting: list[fx.Node] = [old]
+        seen: set[fx.Node] = set()
+        while waiting and len(seen) < _MOST_REPEATED:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            if node in self._new:
+                if node.name in self._parameters:
+                    return False
+                continue
+            seen.add(node)
+            op = node.target
+            if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
+                return False
+            if torch.Tag.nondeterministic_seeded in op.tags:
+                return False
+            waiting += node.all_input_nodes
+        return all(node in self._new or node in seen for node in waiting)
 
     def _sweep(self) -> None:
         """Erase unread nodes, but for calls of units and ops with effects."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from executors.data import synthetic_batch
-from executors.pipelines.export import fixed_shapes
+from executors.pipelines.export import export_model, fixed_shapes
 from executors.pipelines.stages import lower
+from planner.errors import ExecutionError
 from tests.distributed.cases import build, make_plan
 
 
@@ -67,3 +69,58 @@ def test_only_a_models_own_code_is_told_that_shapes_are_fixed() -> None:
         else:
             torch.export.export(Asking(), (torch.ones(2),), strict=False)
     assert seen == [True, False]
+
+
+_LEAKED: list[torch.Tensor] = []
+
+
+class _Turning(nn.Module):
+    """A block that moves a table to its device, as Llama 4 does its rotations."""
+
+    def __init__(self, keep: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.keep = keep
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x) * table.to(x.device)
+        self.keep(y)
+        total: torch.Tensor = sum(_LEAKED[-2:], x)
+        return total
+
+
+class _Turned(nn.Module):
+    def __init__(self, leaks: bool = False) -> None:
+        super().__init__()
+        keep = _LEAKED.append if leaks else id
+        self.layers = nn.ModuleList(_Turning(keep) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = torch.arange(4).cos()
+        for layer in self.layers:
+            x = layer(x, table)
+        return sum(_LEAKED[-2:], x)
+
+
+def _exported(model: nn.Module) -> fx.GraphModule:
+    made = export_model(
+        model,
+        {"x": torch.ones(2, 4)},
+        ["layers.0", "layers.1"],
+        "mean_square",
+        torch.device("cpu"),
+    )
+    return fx.GraphModule(dict(made.attributes), made.graph)
+
+
+def test_what_a_block_makes_of_a_table_is_made_again_for_later_ones() -> None:
+    model = _Turned()
+    x = torch.randn(2, 4)
+    assert _exported(model)(x=x).equal(model(x))
+
+
+def test_what_a_block_makes_of_its_weights_does_not_leave_it_unseen() -> None:
+    with pytest.raises(
+        ExecutionError, match=r"from within layers.0 .* is read outside"
+    ):
+        _exported(_Turned(leaks=True))
