@@ -69,7 +69,7 @@ test-further: setup
 
 test-all: setup
 	@echo "== running all tests, slow ones too"
-	@$(BIN)/python -m pytest -q -m "not gpu"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu"
 
 test-zoo: setup
 	@echo "== every architecture of transformers, small, under every axis"

@@ -229,6 +229,13 @@ def plan_graph(
     return _certified(made, request, results, certifier)
 
 
+#: What a certificate that speaks against a plan says of it.
+_AGAINST = {
+    "wrong": "does not train as one process does",
+    "late": "cannot be run",
+    "crashed": "ends in an error when it is run",
+    "hung": "does not end when it is run",
+}
 #: Plans of different axes that are certified before there is said to be none.
 _MOST_TRIED = 12
 
@@ -258,14 +265,12 @@ def _certified(
                 pins, timing_s = made.provenance.pinned, made.timing_s
                 made = _assembled(request, results, answer, pins, timing_s)
             return made.model_copy(update={"certificate": certificate})
-        violations[certificate.strategy] = str(certificate.reason)
+        found = _AGAINST[certificate.verdict]
+        violations[certificate.strategy] = f"{found}: {certificate.reason}"
         if len(violations) == _MOST_TRIED:
             break
     raise NoFeasiblePlanError(
-        [
-            f"{label} does not train as one process does: {reason}"
-            for label, reason in violations.items()
-        ]
+        [f"{label} {reason}" for label, reason in violations.items()]
     )
 
 
