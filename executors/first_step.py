@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executors.data import Batch, slice_batch
 from executors.losses import LossFunction
-from executors.steps import gradient_norm, gradient_norms
+from executors.steps import gradient_norm, gradient_norms, left_as_it_was
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, MeshwrightError
 from planner.schema import Plan, Precision
@@ -156,12 +156,10 @@ def _on_first_rank(trainer: Trainer, work: Callable[[], _Step]) -> _Step:
 @contextlib.contextmanager
 def _left_as_it_was(trainer: Trainer) -> Iterator[None]:
     """A block after which buffers and generators are what they were before."""
-    buffers = [b for part in trainer.parts.values() for b in part.inner.buffers()]
-    values = [buffer.clone() for buffer in buffers]
-    with _fork_generators(trainer.place.device):
+    with contextlib.ExitStack() as kept:
+        for part in trainer.parts.values():
+            kept.enter_context(left_as_it_was(part.inner, trainer.place.device))
         yield
-    for buffer, value in zip(buffers, values, strict=True):
-        buffer.copy_(value)
     trainer.optimizer.zero_grad()
 
 

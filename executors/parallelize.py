@@ -41,6 +41,7 @@ class ParallelPart:
         units: FQNs of its pipeline units.
         partial: FQNs of parameters whose gradients are still to be summed over tp.
         zero_stage: What dp_shard splits.
+        tried: Whether a loss has shown which parameters it depends on.
     """
 
     module: nn.Module
@@ -48,6 +49,7 @@ class ParallelPart:
     units: tuple[str, ...]
     partial: frozenset[str]
     zero_stage: int
+    tried: bool = False
 
     def sync_gradients(self, last: bool) -> None:
         """Set whether the next backward is the last of the step.

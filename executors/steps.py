@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from executors.mesh import ProcessMesh
 from executors.parallelize import ParallelPart
 from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.tied import TiedSync
+from executors.strategies.data_parallel import wait_for_fewer
 from planner.errors import ExecutionError
 from planner.schema import Optimizer, Plan
 
@@ -29,6 +31,7 @@ __all__ = [
     "clip_gradients",
     "gradient_norm",
     "gradient_norms",
+    "left_as_it_was",
     "sum_over_tp",
 ]
 
@@ -360,18 +363,55 @@ class PlainStep:
             Its share of the loss.
         """
         count = trainer.plan.strategy.num_microbatches
+        micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
+        wanted = None if target is None else target.chunk(count)[index]
+        if not trainer.parts[0].tried:
+            trainer.parts[0] = _tried(trainer, micro, wanted)
         part, last = trainer.parts[0], index == count - 1
         part.sync_gradients(last)
         module = part.module
         ddp = module if isinstance(module, DistributedDataParallel) else None
         with ddp.no_sync() if ddp is not None and not last else nullcontext():
-            micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
-            wanted = None if target is None else target.chunk(count)[index]
             loss = trainer.loss(module(**micro), wanted)
             loss.backward()  # type: ignore[no-untyped-call]
-        if ddp is not None and last:
+        if ddp is not None and last and not ddp.find_unused_parameters:
             _require_gradients(ddp)
         return loss.detach()
+
+
+def _tried(
+    trainer: ParallelModel,
+    inputs: Mapping[str, torch.Tensor],
+    target: torch.Tensor | None,
+) -> ParallelPart:
+    """Part that waits for the gradients that there will be, by a forward for trial.
+
+    Args:
+        trainer: Holds the part.
+        inputs: Of one microbatch.
+        target: Of the same.
+    """
+    part, place = trainer.parts[0], trainer.place
+    replicas = part.module
+    if not isinstance(replicas, DistributedDataParallel):
+        return replace(part, tried=True)
+    with left_as_it_was(part.inner, place.device):
+        loss = trainer.loss(replicas.module(**inputs), target)
+    strategy = trainer.plan.strategy
+    fewer = wait_for_fewer(replicas, loss, strategy, place)
+    return replace(part, tried=True, module=fewer or replicas)
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """A block after which buffers and generators are what they were before."""
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+    with torch.no_grad():
+        for buffer, value in values:
+            buffer.copy_(value)
 
 
 def _require_gradients(ddp: DistributedDataParallel) -> None:

@@ -37,12 +37,22 @@ class _Contrast(nn.Module):
         return functional.cross_entropy(scores, own)
 
 
+def _capacity(x: Tensor) -> Tensor:
+    """Lets half of all tokens through, in their order, as experts with a queue do."""
+    rows = x.flatten(0, 1)
+    wanted = (rows[:, :1] > 0).to(x.dtype)
+    place = wanted.cumsum(0)
+    let = wanted * (place <= 24)
+    return (rows * let).view_as(x)
+
+
 SAMPLES: dict[str, Build] = {
     "mean samples": mixing(lambda x: x - x.mean(0, keepdim=True)),
     "roll samples": mixing(lambda x: x.roll(1, 0)),
     "softmax samples": mixing(lambda x: x.softmax(0) * x),
     "sort samples": mixing(lambda x: x.sort(0).values),
     "count of samples": mixing(lambda x: x * x.shape[0] / 8),
+    "queue of tokens": mixing(_capacity),
     "batch norm": model(mix=_BatchNorm),
     "contrast": _Contrast,
 }

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -24,7 +25,7 @@ from executors.names import inside, tied_parameters
 from executors.strategies.compression import bucket_mb, compress_gradients
 from planner.schema import Overlap, Precision, Strategy
 
-__all__ = ["is_whole", "make_data_parallel", "set_prefetch"]
+__all__ = ["is_whole", "make_data_parallel", "set_prefetch", "wait_for_fewer"]
 
 
 def is_whole(parameter: torch.Tensor) -> bool:
@@ -77,12 +78,63 @@ def make_data_parallel(
     return model
 
 
-def _wrap_in_ddp(model: nn.Module, strategy: Strategy, place: ProcessMesh) -> nn.Module:
+def wait_for_fewer(
+    replicas: DistributedDataParallel,
+    loss: torch.Tensor,
+    strategy: Strategy,
+    place: ProcessMesh,
+) -> DistributedDataParallel | None:
+    """Replicas that do without gradients of parameters that a loss does not depend on.
+
+    Looking for those takes time in each step, so that it is not done without need.
+
+    Args:
+        replicas: Whose loss it is.
+        loss: Before its backward.
+        strategy: As in :func:`make_data_parallel`.
+        place: The same.
+
+    Returns:
+        New replicas, for another forward; None if the loss of each rank depends on all
+        that is trained. Collective.
+    """
+    reached = _parameters_behind(loss)
+    fewer = any(
+        parameter.requires_grad and id(parameter) not in reached
+        for parameter in replicas.module.parameters()
+    )
+    told = torch.tensor(int(fewer), device=place.device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX, group=place.group("replicate"))
+    if not told:
+        return None
+    return _wrap_in_ddp(replicas.module, strategy, place, looks=True)
+
+
+def _parameters_behind(loss: torch.Tensor) -> set[int]:
+    """Ids of the leaves that a loss depends on."""
+    waiting, seen, leaves = [loss.grad_fn], set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves.add(id(variable))
+        waiting += [following for following, _ in node.next_functions]
+    return leaves
+
+
+def _wrap_in_ddp(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh, *, looks: bool = False
+) -> DistributedDataParallel:
+    """Make replicas; ``looks`` for parameters without a gradient in each step."""
     group = place.group("replicate")
     assert group is not None
     wrapped = DistributedDataParallel(
         model,
         process_group=group,
+        find_unused_parameters=looks,
         # Gradients that are views of the buckets take their memory once.
         gradient_as_bucket_view=True,
         bucket_cap_mb=bucket_mb(strategy),

@@ -14,6 +14,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self, cast
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,11 +39,10 @@ __all__ = [
     "names_of_modules",
     "patched_function",
     "pin_storage",
+    "quiet_forward",
     "storage_key",
     "tree_flatten",
     "tree_unflatten",
-    "unpacked_sequences",
-    "without_fused_rnn",
 ]
 
 _SEEN = "2.11 to 2.13"
@@ -279,6 +279,46 @@ def without_fused_rnn() -> Iterator[None]:
         yield
     finally:
         put(before)
+
+
+@contextlib.contextmanager
+def module_casts() -> Iterator[None]:
+    """While open, let modules cast themselves within forward; undone at the end.
+
+    As routers of experts do. torch swaps the parameter for the one that was cast, which
+    it cannot do to a tensor that others refer to, as a trace does.
+    """
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+
+    def apply(self: torch.nn.Module, fn: Callable[..., torch.Tensor]) -> Any:
+        for module in self.modules():
+            for held in named_attributes(module)[:2]:
+                for name, tensor in held.items():
+                    if tensor is None:
+                        continue
+                    with torch.no_grad():
+                        cast = fn(tensor)
+                    if cast is not tensor:
+                        undo.append((held, name, tensor))
+                        if held is module._parameters:
+                            grows = tensor.requires_grad
+                            cast = as_parameter(cast, requires_grad=grows)
+                        held[name] = cast
+        return self
+
+    try:
+        with mock.patch.object(torch.nn.Module, "_apply", apply):
+            yield
+    finally:
+        for held, name, tensor in reversed(undo):
+            held[name] = tensor
+
+
+@contextlib.contextmanager
+def quiet_forward() -> Iterator[None]:
+    """Open all of the above for a forward on fake tensors."""
+    with unpacked_sequences(), without_fused_rnn(), module_casts():
+        yield
 
 
 def named_attributes(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:

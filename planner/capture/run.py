@@ -23,9 +23,8 @@ from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.private_apis import (
     fake_mode,
+    quiet_forward,
     tree_flatten,
-    unpacked_sequences,
-    without_fused_rnn,
 )
 from planner.capture.repeat import repeated_modules, repeats_traced_once
 from planner.capture.shapes import ShapeCache
@@ -192,8 +191,7 @@ def _fake(source: Source, way: str) -> Reading:
     with (
         mode,
         fused_attention_patched(attention),
-        unpacked_sequences(),
-        without_fused_rnn(),
+        quiet_forward(),
     ):
         loss, own = _run(source, module, tracer, source.repeats())
     if way == "no_hooks":

@@ -25,10 +25,9 @@ from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.private_apis import (
     modes_off,
     names_of_modules,
+    quiet_forward,
     tree_flatten,
     tree_unflatten,
-    unpacked_sequences,
-    without_fused_rnn,
 )
 from planner.capture.repeat import repeats_traced_once
 from planner.capture.run import Source, scores_of
@@ -341,8 +340,7 @@ class TokenCheck:
                 mode,
                 torch.no_grad(),
                 fused_attention_patched(set()),
-                unpacked_sequences(),
-                without_fused_rnn(),
+                quiet_forward(),
             ):
                 args, kwargs = inputs.materialise(make)
                 if told and "position_ids" not in kwargs:

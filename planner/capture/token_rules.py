@@ -69,6 +69,12 @@ BATCH_NORMS = frozenset({
     "_batch_norm_with_update", "_native_batch_norm_legit", "cudnn_batch_norm",
     "native_batch_norm",
 })
+#: Those of which the result says where a token stands among those of all samples, or
+#: what they have in common; sorting and counting them is what experts do.
+_OF_ALL_TOKENS = frozenset({
+    "_log_softmax", "_softmax", "cumprod", "cumsum", "linalg_vector_norm",
+    "logcumsumexp", "logsumexp", "mean", "norm", "std", "var", "var_mean",
+})
 #: Ops that hand a value to Python, which may do anything with it.
 READS_VALUES = frozenset({
     "_local_scalar_dense", "equal", "is_nonzero", "nonzero",
@@ -250,7 +256,13 @@ def mixes_samples(one: Op, two: Op, batch: int) -> bool:
         # A number of which only the batch is the cause.
         return any(axis is not None for axis in ins)
     if not held:
-        return False
+        return one.name in _OF_ALL_TOKENS and any(
+            axis is not None
+            and axis >= 0
+            and value is None
+            and axis in {dim % len(shape) for dim in one.dims or (axis,)}
+            for axis, shape, value in zip(ins, one.inputs, one.values, strict=True)
+        )
     if one.name in BATCH_NORMS:
         # Of channels, or in training no statistics.
         return "True" in one.others and any(axis != 1 for axis, _ in held)

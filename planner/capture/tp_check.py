@@ -31,10 +31,9 @@ from planner.capture.private_apis import (
     fake_tensor,
     names_of_modules,
     patched_function,
+    quiet_forward,
     tree_flatten,
     tree_unflatten,
-    unpacked_sequences,
-    without_fused_rnn,
 )
 from planner.capture.run import Source
 from planner.capture.shapes import ShapeCache
@@ -230,8 +229,7 @@ def tp_violations(
             torch.no_grad(),
             fused_attention_patched(set()),
             _masks_checked(),
-            unpacked_sequences(),
-            without_fused_rnn(),
+            quiet_forward(),
         ):
             try:
                 calls = _first_calls(source, module, groups)

@@ -95,8 +95,9 @@ class _Tree:
         """
         found: list[str] = []
         for child in self.graph.children.get(name, ()):
-            if child in self.executed:
-                found += [child] if self.is_called(child) else self.elements(child)
+            if child in self.executed and child not in self.read_around:
+                called = child in self.graph.called
+                found += [child] if called else self.elements(child)
         return found
 
     def is_called(self, name: str) -> bool:
@@ -154,7 +155,8 @@ def _read_around(graph: OpGraph) -> set[str]:
         (module, storage)
         for module, storages in zip(graph.modules, graph.inputs, strict=True)
         for storage in storages
-        if storage < 0
+        # Scalars are whole on every rank.
+        if storage < 0 and graph.parameters[-1 - storage].shape
     }:
         within = {"", *prefixes(module)}
         held = owners[-1 - read]
@@ -181,8 +183,11 @@ def _by_lists(tree: _Tree, elements: list[str]) -> Callable[[str], str]:
         for prefix in prefixes(name):
             if prefix in inside:
                 return prefix if prefix in tree.has_parameters else ""
-            held = prefix in tree.has_parameters and tree.is_called(prefix)
-            if prefix not in above and held:
+            if prefix in above:
+                continue
+            if prefix in tree.read_around:
+                return ""
+            if prefix in tree.has_parameters and tree.is_called(prefix):
                 return prefix
         return ""
 

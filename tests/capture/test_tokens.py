@@ -87,6 +87,7 @@ def test_positions_counted_from_an_offset_are_refused(
     [
         ("mean samples", True),
         ("sort samples", True),
+        ("queue of tokens", True),
         ("count of samples", True),
         ("contrast", True),
         ("plain", False),

@@ -118,6 +118,8 @@ class _Unread(_Stack):
         PIPELINE,
         PIPELINE | {"dp_shard": 2, "zero_stage": 2},
         {"dp_shard": 2, "zero_stage": 3},
+        {"dp_replicate": 2},
+        {"dp_replicate": 2, "num_microbatches": 2},
     ],
     ids=" ".join,
 )
@@ -128,13 +130,28 @@ def test_parameters_without_gradients_stay_as_they_are(pins: dict[str, Any]) -> 
     assert found.verdict == "right", found
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_replicas_name_a_parameter_without_a_gradient(count: int) -> None:
-    model = _Unread()
-    pins = {"dp_replicate": 2, "num_microbatches": count}
-    found = compare_with_whole(made(model, {"x": torch.randn(8, 3, 8)}, pins), model)
+class _Leaving(_Stack):
+    """A parameter that the loss depends on in the first step alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra, self.calls = nn.Linear(8, 8), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Once for trial, once for a gradient.
+        self.calls += 1
+        x = self.extra(x) if self.calls <= 2 else x
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_replicas_name_a_parameter_that_loses_its_gradient() -> None:
+    model = _Leaving()
+    inputs = {"x": torch.randn(8, 3, 8)}
+    found = compare_with_whole(made(model, inputs, {"dp_replicate": 2}), model)
     assert found.verdict == "late"
-    assert "does not depend on weight, whose gradient" in str(found.violation)
+    assert "does not depend on extra.weight, whose gradient" in str(found.violation)
 
 
 def _tiny(kind: str, **sizes: Any) -> nn.Module:
