@@ -324,7 +324,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="each n-th model")
     parser.add_argument("--certify", action="store_true", help="as plan() does")
     parser.add_argument("--pins", nargs="+", choices=PINS, default=list(PINS))
-    parser.add_argument("--append", action="store_true", help="keep the rows of --out")
+    parser.add_argument(
+        "--append", action="store_true", help="keep --out, leave out models in it"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("zoo.jsonl"))
     parser.add_argument("--table", action="store_true", help="of --out, run nothing")
@@ -359,6 +361,10 @@ def _run(options: argparse.Namespace) -> None:
     random.Random(0).shuffle(jobs)
     if not options.append:
         options.out.unlink(missing_ok=True)
+    elif options.out.exists():
+        rows = map(json.loads, options.out.read_text().splitlines())
+        done = {row["model"] for row in rows}
+        jobs = [job for job in jobs if job[2] not in done]
     running: dict[int, Job] = {}
     while jobs or running:
         while jobs and len(running) < options.workers:

@@ -16,15 +16,15 @@ __all__ = ["small_config"]
 #: What a field counts, by its name.
 _COUNTS = {
     "layers": r"(num_)?(encoder_|decoder_)?(hidden_)?(num_)?n?_?layers?",
-    "heads": r"((encoder_|decoder_|n_|num_)(attention_)?|mamba_n(um)?_|index_n_"
-    r"|num_(encoder|decoder)_attention_|linear_num_(key_|value_)?)heads?",
+    "heads": r"((encoder_|decoder_|n_|num_)(attention_)?|num_(en|de)coder_attention_"
+    r"|attention_|mamba_n(um)?_|index_n_|linear_num_(key_|value_)?)heads?",
     "kv_heads": r"(num_key_value_heads|num_kv_heads|n_head_kv|num_query_groups)",
     "head_size": r"(\w*head_dim|attention_head_size|d_kv|kv_channels|d_head"
     r"|mamba_d_head|rotary_dim)",
     "width": r"(hidden_size|d_model|n_embd|embedding_size|dim|hidden_dim"
     r"|word_embed_proj_dim|emb_dim|entity_emb_size|hidden_size_per_layer_input)",
     "inner": r"(\w*intermediate_size\w*|\w*ffn_dim|n_inner|d_ff|d_inner|mamba_d_ssm"
-    r"|\w*ffn_hidden_size|\w*lora_rank|laurel_rank)",
+    r"|attention_hidden_size|\w*ffn_hidden_size|\w*lora_rank|laurel_rank)",
     "experts": r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts"
     r"|zero_expert_num)",
     "chosen": r"(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k"
@@ -41,6 +41,8 @@ _COUNTS = {
 }
 _EXPRESSIONS = {role: re.compile(text) for role, text in _COUNTS.items()}
 _HEADS, _WORDS, _POSITIONS, _EXPERTS, _STATE, _CHUNK = 4, 96, 128, 4, 16, 8
+#: Features of a model without heads.
+_WIDTH = 64
 #: Names and places of a backbone's layers, which follow from their number.
 _OF_STAGES = frozenset({"stage_names", "out_features", "out_indices"})
 #: Features come in eights, which rotary pairs and grouped norms divide.
@@ -126,6 +128,8 @@ def _scales(
     known = _is_count(heads) and _is_count(width)
     size = data.get("head_dim") or (width // heads if known else None)
     fewer = min(1.0, _HEADS / heads) if _is_count(heads) else 1.0
+    if not _is_count(heads) and _is_count(width):
+        fewer = min(1.0, _WIDTH / width)
     narrower = min(1.0, head_size / size) if head_size and size else 1.0
 
     def features(n: int, share: float) -> int:
