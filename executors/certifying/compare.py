@@ -183,7 +183,7 @@ def _wait(
                     return "crashed", f"rank {rank} ended with code {code}"
                 verdict, _, text = error.read_text().partition("\n")
                 return verdict, text
-        if time.perf_counter() > until:
+        if running and time.perf_counter() > until:
             return "hung", f"ranks {', '.join(map(str, running))} wait"
         time.sleep(0.01)
     return None
