@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -471,13 +472,29 @@ def _lists(module: torch.nn.Module) -> Iterator[str]:
 
 def _called(trace: Trace) -> Iterator[str]:
     """Modules that were called, those within repeated calls too."""
-    yield from trace.called
+    for again in _repeated(trace):
+        yield from filter(None, map(again, trace.called))
+
+
+def _around(trace: Trace) -> Iterator[tuple[str, str]]:
+    """Modules with those that hold them and were not called, repeated ones too."""
+    for again in _repeated(trace):
+        pairs = ((again(one), again(holder)) for one, holder in trace.around)
+        yield from ((one, holder) for one, holder in pairs if one and holder)
+
+
+def _repeated(trace: Trace) -> Iterator[Callable[[str], str | None]]:
+    """Names of modules to themselves, then to those of each repeated call, or None."""
+    yield lambda name: name
     for call in trace.calls:
         if call.template >= 0:
-            first = trace.calls[call.template].module
-            for name in trace.called:
-                if name.startswith(f"{first}."):
-                    yield call.module + name[len(first) :]
+            yield partial(_renamed, trace.calls[call.template].module, call.module)
+
+
+def _renamed(first: str, module: str, name: str) -> str | None:
+    """Name of what is within a module by that of the same within an equal one."""
+    inside = name == first or name.startswith(f"{first}.")
+    return module + name[len(first) :] if inside else None
 
 
 def _splittable(module: torch.nn.Module) -> dict[str, str]:
@@ -545,4 +562,5 @@ def expand(trace: Trace, module: torch.nn.Module, dtype: torch.dtype | None) -> 
         linear=_splittable(module),
         module_lists=frozenset(_lists(module)),
         called=frozenset(_called(trace)),
+        around=frozenset(_around(trace)),
     )

@@ -11,6 +11,7 @@ the node's sequence number.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -98,6 +99,8 @@ class Trace:
         saves: (op, storage, module) of each tensor kept for backward, as kept.
         calls: Calls of repeated modules, in order of their return.
         called: FQNs of modules that were called, and not by their forward.
+        around: (module, one that holds it) where the second was not being called when
+            the first was.
         operations: Ops seen, backward and repeated ones included.
     """
 
@@ -116,11 +119,19 @@ class Trace:
     storage_bytes: array[float] = field(default_factory=lambda: array("d"))
     storage_tensor: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
+    around: set[tuple[str, str]] = field(default_factory=set)
     sources: set[int] = field(default_factory=set)
     constants: set[int] = field(default_factory=set)
     saves: list[tuple[int, int, str]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     operations: int = 0
+
+
+def _shared(modules: Iterable[torch.nn.Module]) -> set[torch.nn.Module]:
+    """Modules that more than one other holds, with all that they hold."""
+    held = Counter(child for part in modules for child in part._modules.values())
+    found = (part for part, times in held.items() if part is not None and times > 1)
+    return {inner for part in found for inner in part.modules()}
 
 
 # -- The tracer ------------------------------------------------------------------
@@ -176,6 +187,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self._budget = op_budget
         self._shapes = shapes
         self._names = names_of_modules(module)
+        self._shared = _shared(self._names)
         self._stack = [""]
         self._ids: dict[int, int] = {}
         self._pins: list[object] = []
@@ -255,6 +267,11 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
         name = self._names.get(module, self._stack[-1])
         self.trace.called.add(name)
+        # What several modules hold is called by each, under one of its names.
+        holder = "" if module in self._shared else name.rpartition(".")[0]
+        while holder and holder not in self._stack:
+            self.trace.around.add((name, holder))
+            holder = holder.rpartition(".")[0]
         self._stack.append(name)
 
     def _leave_module(self, module: torch.nn.Module, args: Any, out: Any) -> None:

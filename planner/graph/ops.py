@@ -92,6 +92,8 @@ class OpGraph:
             or ``embedding`` (``nn.Embedding``).
         module_lists: FQNs of containers whose elements run one after another.
         called: FQNs of modules that are called, so that hooks on them run.
+        around: (module, one that holds it) where the first is called while the second
+            is not, so that hooks on the second do not run.
     """
 
     origin: list[int]
@@ -118,6 +120,7 @@ class OpGraph:
     linear: dict[str, str] = field(default_factory=dict)
     module_lists: frozenset[str] = frozenset()
     called: frozenset[str] = frozenset()
+    around: frozenset[tuple[str, str]] = frozenset()
 
     def __len__(self) -> int:
         return len(self.names)

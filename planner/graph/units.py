@@ -86,6 +86,7 @@ class _Tree:
             for prefix in prefixes(tensor.name.rpartition(".")[0]):
                 self.shapes.setdefault(prefix, []).append(tensor.shape)
         self.read_around = _read_around(graph)
+        self.called = graph.called - self.read_around - _called_around(graph)
 
     def elements(self, name: str) -> list[str]:
         """Return the executed elements of a list of modules.
@@ -96,13 +97,12 @@ class _Tree:
         found: list[str] = []
         for child in self.graph.children.get(name, ()):
             if child in self.executed and child not in self.read_around:
-                called = child in self.graph.called
-                found += [child] if called else self.elements(child)
+                found += [child] if self.is_called(child) else self.elements(child)
         return found
 
     def is_called(self, name: str) -> bool:
         """Return True if hooks on a module run whenever its parameters are read."""
-        return name in self.graph.called and name not in self.read_around
+        return name in self.called
 
     def is_composite(self, name: str) -> bool:
         """Return True if a module holds more than a single layer or a row of layers."""
@@ -165,6 +165,12 @@ def _read_around(graph: OpGraph) -> set[str]:
                 p for owner in held for p in prefixes(owner) if p not in within
             )
     return found
+
+
+def _called_around(graph: OpGraph) -> set[str]:
+    """Modules of which a part with weights is called by others."""
+    held = {p for t in graph.parameters for p in prefixes(t.name.rpartition(".")[0])}
+    return {holder for part, holder in graph.around if part in held}
 
 
 def _work(graph: OpGraph) -> np.ndarray:

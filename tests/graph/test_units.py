@@ -145,6 +145,27 @@ class _Around(nn.Module):
         return x @ self.first.weight
 
 
+class _Entered(nn.Module):
+    """A stem of which the model calls a part by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(self.stem[0](x))
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_module_of_which_others_call_a_part_is_no_unit() -> None:
+    graph = capture(_Entered(), (torch.zeros(2, 8),), dtype="float32")
+    assert "stem" not in graph.unit_names
+    assert graph.unit_names[:2] == ("stem.0", "stem.1")
+
+
 def test_a_module_whose_weight_others_read_is_no_unit() -> None:
     graph = capture(_Around(), (torch.zeros(2, 8),), dtype="float32")
     assert "first" not in graph.unit_names
