@@ -165,6 +165,11 @@ class _Rebuilt:
         self.output: torch.Tensor = output.meta["val"]
         self.graph.output(self._value(output))
         self._sweep()
+        if any(map(_is_of_vmap, self.graph.nodes)):
+            raise ExecutionError(
+                f"{type(model).__name__} calls torch.vmap outside of its units, which "
+                f"cannot be cut into stages; plan with pp=1"
+            )
 
     def _place_inputs(self) -> None:
         names = self._program.graph_signature.user_inputs
@@ -331,6 +336,11 @@ class _Rebuilt:
             pure = node.op == "call_function" and not node.is_impure()
             if unread and (pure or node.op == "get_attr"):
                 self.graph.erase_node(node)
+
+
+def _is_of_vmap(node: fx.Node) -> bool:
+    """Return True for the begin and end of a vmap, and what it makes of tensors."""
+    return "functorch" in str(getattr(node.target, "__module__", ""))
 
 
 def _is_check(node: fx.Node) -> bool:

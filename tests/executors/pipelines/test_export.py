@@ -124,3 +124,21 @@ def test_what_a_block_makes_of_its_weights_does_not_leave_it_unseen() -> None:
         ExecutionError, match=r"from within layers.0 .* is read outside"
     ):
         _exported(_Turned(leaks=True))
+
+
+class _Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.vmap(lambda row: row.cumsum(0))(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_vmap_outside_of_units_is_refused() -> None:
+    with pytest.raises(ExecutionError, match=r"calls torch\.vmap outside"):
+        _exported(_Mapped())
