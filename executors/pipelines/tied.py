@@ -6,7 +6,8 @@ that hold one, so that equal optimizer steps keep the copies equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -47,12 +48,17 @@ def find_copies(stages: Sequence[nn.Module]) -> tuple[TiedCopies, ...]:
 def untie(stages: Mapping[int, nn.Module], copies: Sequence[TiedCopies]) -> None:
     """Give each local stage but the first a copy of its own, in place.
 
-    Two stages of one rank would otherwise shard one tensor twice.
+    Two stages of one rank would otherwise shard one tensor twice. Of modules that
+    stages share, too, each stage but the first gets its own.
 
     Args:
         stages: Local stages by index.
         copies: From :func:`find_copies`.
     """
+    seen: set[nn.Module] = set()
+    for index in sorted(stages):
+        _part_from(stages[index], seen)
+        seen.update(stages[index].modules())
     for tied in copies:
         local = [index for index in sorted(tied.names) if index in stages]
         for index in local[1:]:
@@ -63,6 +69,18 @@ def untie(stages: Mapping[int, nn.Module], copies: Sequence[TiedCopies]) -> None
                 for name, parameter in list(module.named_parameters(recurse=False)):
                     if parameter is old:
                         module.register_parameter(name, new)
+
+
+def _part_from(module: nn.Module, others: Set[nn.Module]) -> None:
+    """Replace what a module holds of others by copies with the same tensors."""
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if child in others:
+            child = module._modules[name] = copy.copy(child)
+            for held in ("_parameters", "_buffers", "_modules"):
+                setattr(child, held, dict(getattr(child, held)))
+        _part_from(child, others)
 
 
 class TiedSync:

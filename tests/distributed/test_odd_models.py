@@ -130,6 +130,31 @@ def test_parameters_without_gradients_stay_as_they_are(pins: dict[str, Any]) -> 
     assert found.verdict == "right", found
 
 
+class _Sharing(_Stack):
+    """One layer within each block, which is another module in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Tanh(), shared) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_stages_of_one_rank_share_a_module(virtual: int) -> None:
+    model = _Sharing()
+    pins = PIPELINE | {"schedule": "Interleaved1F1B" if virtual > 1 else "1F1B"}
+    pins |= {"virtual_stages": virtual}
+    found = compare_with_whole(made(model, {"x": torch.randn(8, 3, 8)}, pins), model)
+    assert found.verdict == "right", found
+
+
 class _Leaving(_Stack):
     """A parameter that the loss depends on in the first step alone."""
 
