@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import re
@@ -404,7 +405,10 @@ class _Facts:
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
     for name in names:
-        value = getattr(config, name, None)
+        value = None
+        # Configs of unlike layers refuse to say what differs among them.
+        with contextlib.suppress(Exception):
+            value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None
