@@ -40,6 +40,7 @@ from planner.schema.strategy import matches_pattern
 
 __all__ = ["capture"]
 
+_AttentionKind = Literal["causal", "full"]
 #: Fact to the names that transformers configs give it, best first.
 _NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -227,7 +228,7 @@ def _label_shift(module: torch.nn.Module, reading: Reading) -> int:
 
 def _attention(
     module: torch.nn.Module, reading: Reading
-) -> tuple[Literal["causal", "full"] | None, str | None]:
+) -> tuple[_AttentionKind | None, str | None]:
     """Return the one kind of attention that cp may serve, or why there is none.
 
     A part of a sequence is computed alone only if its tokens' positions can be told
@@ -313,30 +314,23 @@ def _graph(
     transposed = {fqn for fqn, kind in ops.linear.items() if kind == "transposed"}
     dims, experts = parallel_dims(blocks, made.parameters, transposed)
     compute = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
-    config = dict(facts.config)
-    config["loss"] = reading.loss
-    if reading.own_loss is not None:
-        config["own_loss"] = reading.own_loss
-    config["label_shift"] = _label_shift(module, reading)
     sharding = {**roles.patterns, **_expert_patterns(module)}
-    whole_stream = why_whole_stream(blocks, made.edges) or _passed_by(roles)
     check = None if trusted else _token_check(source, sharding)
-    tokens = check if _length(inputs) is not None else None
-    if tokens and whole_stream is None and "rowwise" in sharding.values():
-        whole_stream = tokens.stream(sharding, list(dict.fromkeys(plan.units)))
-    attention, whole_sequence = _attention(module, reading)
-    assumptions = reading.assumptions
-    if tokens and attention is not None:
-        whole_sequence = _attends_outside(ops, plan.units) or tokens.context()
-        if whole_sequence is not None:
-            attention = None
-            assumptions = (*assumptions, f"no context parallelism: {whole_sequence}")
-    together = check.samples() if check else None
-    if together is not None:
-        config["own_loss"] = "coupled"
-        assumptions = (*assumptions, f"batches stay whole: {together}")
-    if reading.loss == "mean_square":
-        assumptions = (*assumptions, _MEAN_SQUARE)
+    found = _divisions(
+        check,
+        reading,
+        _attention(module, reading),
+        outside=_attends_outside(ops, plan.units),
+        stream=why_whole_stream(blocks, made.edges) or _passed_by(roles),
+        sharding=sharding,
+        units=list(dict.fromkeys(plan.units)),
+    )
+    own = found.own_loss
+    config = dict(facts.config) | {
+        "loss": reading.loss,
+        **({} if own is None else {"own_loss": own}),
+        "label_shift": _label_shift(module, reading),
+    }
     return ModelGraph(
         name=name,
         ref=ref,
@@ -361,14 +355,74 @@ def _graph(
         tp_dims=dims,
         sharding=sharding,
         whole=dict(roles.whole),
-        whole_stream=whole_stream,
+        whole_stream=found.whole_stream,
         mixing=mixing_layers(blocks, sharding),
         batch_norm_values=_batch_norm_values(ops, module, inputs.batch),
         num_experts=experts,
-        attention=attention,
-        whole_sequence=whole_sequence,
-        assumptions=assumptions,
+        attention=found.attention,
+        whole_sequence=found.whole_sequence,
+        assumptions=found.assumptions,
         config=config,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Divisions:
+    """Along what a batch cannot be divided: as in :class:`planner.graph.ModelGraph`."""
+
+    attention: _AttentionKind | None
+    whole_sequence: str | None
+    whole_stream: str | None
+    own_loss: str | None
+    assumptions: tuple[str, ...]
+
+
+def _divisions(
+    check: TokenCheck | None,
+    reading: Reading,
+    attention: tuple[_AttentionKind | None, str | None],
+    *,
+    outside: str | None,
+    stream: str | None,
+    sharding: Mapping[str, str],
+    units: Sequence[str],
+) -> _Divisions:
+    """Look at tokens and samples, as far as nothing else rules their division out.
+
+    Args:
+        check: Runs of the model; None to trust it.
+        reading: Of the model.
+        attention: Its kind, and why there is none that cp divides.
+        outside: Attention outside of any unit.
+        stream: Why sequence parallelism is ruled out.
+        sharding: Pattern to style.
+        units: In order.
+    """
+    kind, whole = attention
+    assumptions, own = reading.assumptions, reading.own_loss
+    if check and check.has_tokens and stream is None and "rowwise" in sharding.values():
+        stream = check.stream(sharding, units)
+    if check and check.has_tokens and kind is not None:
+        whole = outside or check.context()
+        if whole is not None:
+            kind = None
+            assumptions = (*assumptions, f"no context parallelism: {whole}")
+    try:
+        together = check.samples() if check else None
+    except CaptureError as error:
+        assumptions = (*assumptions, f"samples are treated one by one: {error}")
+        together = None
+    if together is not None:
+        own = "coupled"
+        assumptions = (*assumptions, f"batches stay whole: {together}")
+    if reading.loss == "mean_square":
+        assumptions = (*assumptions, _MEAN_SQUARE)
+    return _Divisions(
+        attention=kind,
+        whole_sequence=whole,
+        whole_stream=stream,
+        own_loss=own,
+        assumptions=assumptions,
     )
 
 

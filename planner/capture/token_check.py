@@ -41,6 +41,7 @@ from planner.capture.token_rules import (
     token_violation,
 )
 from planner.capture.trace import Call, Tracer
+from planner.errors import CaptureError
 from planner.schema.strategy import matches_pattern
 
 __all__ = ["TokenCheck"]
@@ -217,6 +218,8 @@ class TokenCheck:
     def __init__(
         self, source: Source, length: int | None, opaque: Collection[str]
     ) -> None:
+        #: Whether samples are sequences.
+        self.has_tokens = length is not None
         length = length or 0
         even = length % 2 == 0 and length >= 4
         self._lengths = (length // 2, length) if even else (length, 2 * length)
@@ -257,12 +260,19 @@ class TokenCheck:
         return self._first(short, long, rows)
 
     def samples(self) -> str | None:
-        """Return how samples of a batch meet in forward; None if none are known to."""
+        """Return how samples of a batch meet in forward; None if none are known to.
+
+        Raises:
+            CaptureError: If that cannot be looked at.
+        """
         try:
             few = self._run(self._lengths[0], told=False)
             many = self._run(self._lengths[0], told=False, times=2)
-        except Exception:  # whatever a model's code raises
-            return None
+        except Exception as error:  # whatever a model's code raises
+            raise CaptureError(
+                f"forward could not be run with twice the samples "
+                f"({type(error).__name__})"
+            ) from error
         if [op.name for op in few.ops] != [op.name for op in many.ops]:
             return None
         rows = zip(few.ops, many.ops, few.used(), strict=True)
