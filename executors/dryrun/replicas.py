@@ -43,6 +43,7 @@ class FakeReplicas(DistributedDataParallel):
     ) -> None:
         nn.Module.__init__(self)
         self.module = module
+        self.find_unused_parameters = False
         self._group = process_group
         self._limits = (
             [dist._DEFAULT_FIRST_BUCKET_BYTES, _CAP_MB * _MIB]  # type: ignore[attr-defined]

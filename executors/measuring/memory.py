@@ -96,7 +96,9 @@ class LiveMemory(StorageWatch):  # type: ignore[no-untyped-call]
         """Count the storage of a tensor until it dies; once, however often seen."""
         if isinstance(tensor, DTensor):
             tensor = tensor._local_tensor
-        if tensor.layout is torch.strided:
+        # What a vmap made has no storage of its own.
+        mapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        if tensor.layout is torch.strided and not mapped:
             storage = tensor.untyped_storage()
             # Of the storage: a fake tensor says "cpu" and takes no memory.
             if storage.device.type == "cpu":

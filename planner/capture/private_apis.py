@@ -265,7 +265,7 @@ def patched_function(replacement: Callable[..., torch.Tensor]) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def without_fused_rnn() -> Iterator[None]:
+def _without_fused_rnn() -> Iterator[None]:
     """While open, run recurrent layers step by step.
 
     The fused CPU op keeps its gates in a workspace that has no size on fake tensors, so
@@ -282,7 +282,7 @@ def without_fused_rnn() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def module_casts() -> Iterator[None]:
+def _module_casts() -> Iterator[None]:
     """While open, let modules cast themselves within forward; undone at the end.
 
     As routers of experts do. torch swaps the parameter for the one that was cast, which
@@ -317,7 +317,7 @@ def module_casts() -> Iterator[None]:
 @contextlib.contextmanager
 def quiet_forward() -> Iterator[None]:
     """Open all of the above for a forward on fake tensors."""
-    with unpacked_sequences(), without_fused_rnn(), module_casts():
+    with _unpacked_sequences(), _without_fused_rnn(), _module_casts():
         yield
 
 
@@ -360,7 +360,7 @@ def _no_packing(position_ids: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def unpacked_sequences() -> Iterator[None]:
+def _unpacked_sequences() -> Iterator[None]:
     """While open, take every row of a batch to be one sequence.
 
     transformers reads the position ids to find out, which on tensors without data it
