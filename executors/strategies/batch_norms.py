@@ -1,13 +1,14 @@
 """Batch norms that take their statistics over all data-parallel ranks.
 
-Each rank's mean and sum of squared deviations are put together as Chan et al. 1979 do,
-"Updating formulae and a pairwise algorithm for computing sample variances"; gradients
-are those of a batch norm over the whole batch. Unlike ``torch.nn.SyncBatchNorm``, which
-wants GPUs, these run on any device.
+Each rank has as many values. Their means and variances are put together as Chan et al.
+1979 do, "Updating formulae and a pairwise algorithm for computing sample variances";
+gradients are those of a batch norm over the whole batch. Unlike
+``torch.nn.SyncBatchNorm``, which wants GPUs, these run on any device.
 """
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any
 
@@ -54,10 +55,16 @@ class _Forward:
         norm._check_input_dim(value)  # type: ignore[no-untyped-call]
         if not (norm.training or norm.running_mean is None):
             return _BatchNorm.forward(norm, value)
+        ranks = math.prod(group.size() for group in self.groups)
+        count = ranks * value.numel() // value.shape[1]
+        if count < 2:
+            raise ValueError(
+                f"expected more than one value a channel in training, got {count}"
+            )
         made: tuple[torch.Tensor, ...] = _Normalised.apply(  # type: ignore[no-untyped-call]
-            value, norm.weight, norm.bias, norm.eps, self.groups
+            value, norm.weight, norm.bias, norm.eps, count, self.groups
         )
-        result, mean, variance, count = made
+        result, mean, variance = made
         if norm.training and norm.track_running_stats:
             _follow(norm, mean, variance, count)
         return result
@@ -65,7 +72,7 @@ class _Forward:
 
 @torch.no_grad()
 def _follow(
-    norm: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor
+    norm: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, count: int
 ) -> None:
     """Move running statistics toward those of a batch."""
     assert norm.running_mean is not None
@@ -91,33 +98,31 @@ class _Normalised(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
+        count: int,
         groups: tuple[dist.ProcessGroup, ...],
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the normalised values, and mean and variance of each channel."""
         wide = torch.promote_types(value.dtype, torch.float32)
         along = [dim for dim in range(value.dim()) if dim != 1]
         variance, mean = torch.var_mean(value.to(wide), along, correction=0)
-        count = mean.new_tensor(value.numel() // value.shape[1])
         for group in groups:
-            mean, variance, count = _together(mean, variance, count, group)
-        if count < 2:
-            raise ValueError(
-                f"expected more than one value a channel in training, got {count:.0f}"
-            )
+            mean, variance = _together(mean, variance, group)
         inverse = torch.rsqrt(variance + eps)
         shape = [1, -1] + [1] * (value.dim() - 2)
         scale = inverse if weight is None else inverse * weight.to(wide)
         shift = -mean * scale if bias is None else bias.to(wide) - mean * scale
         result = torch.addcmul(shift.view(shape), value.to(wide), scale.view(shape))
-        ctx.save_for_backward(value, weight, mean, inverse, count)
-        ctx.groups, ctx.along, ctx.shape = groups, along, shape
-        ctx.mark_non_differentiable(mean, variance, count)
-        return result.to(value.dtype), mean, variance, count
+        ctx.save_for_backward(value, weight, mean, inverse)
+        ctx.groups, ctx.along, ctx.shape, ctx.count = groups, along, shape, count
+        ctx.mark_non_differentiable(mean, variance)
+        return result.to(value.dtype), mean, variance
 
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor, *_: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        value, weight, mean, inverse, count = ctx.saved_tensors
+        """Return the gradients of values, weight and bias."""
+        value, weight, mean, inverse = ctx.saved_tensors
         wide, shape = mean.dtype, ctx.shape
         grad = grad.to(wide)
         unit = (value.to(wide) - mean.view(shape)) * inverse.view(shape)
@@ -125,35 +130,23 @@ class _Normalised(torch.autograd.Function):
         of_bias, of_weight = sums.clone()
         for group in ctx.groups:
             dist.all_reduce(sums, group=group)
-        first, second = (sums / count).unbind()
+        first, second = (sums / ctx.count).unbind()
         scale = inverse if weight is None else inverse * weight.to(wide)
         of_value = grad - first.view(shape) - unit * second.view(shape)
         of_value = (of_value * scale.view(shape)).to(value.dtype)
         if weight is None:
-            return of_value, None, None, None, None
-        return (
-            of_value,
-            of_weight.to(weight.dtype),
-            of_bias.to(weight.dtype),
-            None,
-            None,
-        )
+            return of_value, None, None, None, None, None
+        of_weight, of_bias = of_weight.to(weight.dtype), of_bias.to(weight.dtype)
+        return of_value, of_weight, of_bias, None, None, None
 
 
 def _together(
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    count: torch.Tensor,
-    group: dist.ProcessGroup,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, variance and number of values of all ranks of a group."""
-    mine = torch.cat([mean, variance, count.view(1)])
+    mean: torch.Tensor, variance: torch.Tensor, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance of the values of all ranks of a group."""
+    mine = torch.stack([mean, variance])
     gathered = [torch.empty_like(mine) for _ in range(group.size())]
     dist.all_gather(gathered, mine, group=group)
-    rows = torch.stack(gathered)
-    counts = rows[:, -1:]
-    means, variances = rows[:, :-1].chunk(2, 1)
-    total = counts.sum()
-    mean = (means * counts).sum(0) / total
-    squares = (variances + (means - mean) ** 2) * counts
-    return mean, squares.sum(0) / total, total
+    means, variances = torch.stack(gathered).unbind(1)
+    mean = means.mean(0)
+    return mean, (variances + (means - mean) ** 2).mean(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.harmful_modules import MODULES, build_module
 from planner.capture import capture
@@ -112,3 +113,22 @@ def test_models_without_a_sequence_are_looked_at_too() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), Centred(4, 4))
     graph = capture(module, (torch.zeros(2, 4),), dtype="float32")
     assert graph.config.get("own_loss") == "coupled"
+
+
+class _Casting(nn.Module):
+    """A router that casts a layer of its own within forward, as Switch's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.layer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.router = self.router.to(torch.float32)
+        return self.layer(x) * self.router(x.float()).to(x.dtype)
+
+
+def test_a_layer_cast_within_forward_is_read_and_left_as_it_was() -> None:
+    model = _Casting()
+    graph = capture(model, {"x": ((4, 8), "bfloat16")}, dtype="bfloat16")
+    assert not any("samples" in told for told in graph.assumptions)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
