@@ -1,0 +1,81 @@
+"""Seconds of measured kernels by the cost model as it is shipped.
+
+Kernels become the rows of a :class:`planner.cost.kernels.blocks.KernelTable`, priced
+under the published constants with a recipe whose launches cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.calibration.kernel_cases import KernelCase
+from planner.calibration.kernel_rows import KernelRows
+from planner.cluster import device_type
+from planner.cost.constants import constants_of
+from planner.cost.kernels.blocks import KERNEL_KINDS, KERNEL_STYLES, KernelTable
+from planner.cost.kernels.roofline import kernel_times
+from planner.cost.kernels.shapes import divide, shape_factors
+from planner.measurements.store import calibrated_recipe, shipped
+
+__all__ = ["before"]
+
+Array = NDArray[np.float64]
+
+#: Framework whose constants price the kernels.
+_RECIPE = "megatron"
+
+
+def before(case: KernelCase, rows: KernelRows) -> Array | None:
+    """Seconds of rows by the shipped cost model; None where it has no such kernel."""
+    if case.kind == "products" and case.variant == "bfloat16":
+        return _priced(_products(rows), case.device, causal=False)
+    return None
+
+
+def _table(kind: str, **columns: Array) -> KernelTable:
+    rows = len(columns["m"])
+    zeros, ones = np.zeros(rows), np.ones(rows)
+    given = {"weight_bytes": zeros} | columns
+    return KernelTable(
+        owner=np.zeros(rows, dtype=np.int64),
+        style=np.full(rows, KERNEL_STYLES.index("none")),
+        kind=np.full(rows, KERNEL_KINDS.index(kind)),
+        count=ones,
+        backward_flops=zeros,
+        recompute_flops=zeros,
+        backward_bytes=zeros,
+        expert_share=zeros,
+        trained=np.zeros(rows, dtype=bool),
+        low_precision=np.zeros(rows, dtype=bool),
+        **given,
+    )
+
+
+def _products(rows: KernelRows) -> KernelTable:
+    m, n, k = rows["m"], rows["n"], rows["k"]
+    return _table(
+        "matmul",
+        batch=np.ones(len(rows)),
+        m=m,
+        n=n,
+        k=k,
+        forward_flops=2 * m * n * k,
+        forward_bytes=2 * (m * k + m * n),
+        weight_bytes=2 * n * k,
+    )
+
+
+def _priced(table: KernelTable, name: str, *, causal: bool) -> Array:
+    device = device_type(name)
+    recipe = replace(calibrated_recipe(_RECIPE, shipped()), launch=0.0)
+    reach = constants_of(device, recipe, shipped())
+    one = np.ones(1)
+    part = divide(table, one, (one, one, one), np.zeros(1))
+    factors = shape_factors(table, part, device, reach, fused_attention=True)
+    times = kernel_times(
+        table, part, factors, device, recipe, reach, dtype="bfloat16", causal=causal
+    )
+    return np.asarray(times.forward[0])

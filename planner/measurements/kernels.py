@@ -1,0 +1,210 @@
+"""Surfaces of kernels by device, from ``data/kernels.json``, and for devices without.
+
+A device whose kernels were measured has constants of its own. One of the same family
+takes those of its family's measured device, at its own peaks, bandwidth, processors and
+cache, and slower as its board gives a FLOP/s less power (``data/boards.csv``).
+All others take those of :data:`_OTHERS`, at the share of the peak that their document
+says large products reach.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from planner.cluster import device_type
+from planner.cost.kernels.low_precision import peak_flops_per_s
+from planner.cost.surfaces.chip import Chip
+from planner.cost.surfaces.products import ProductConstants, ProductSurface
+from planner.measurements.catalogues import DATA, read_rows
+from planner.schema.cluster import DeviceType
+
+__all__ = [
+    "KERNELS",
+    "KernelSurfaces",
+    "chip_of",
+    "fitted_constants_of",
+    "measured_devices",
+    "surfaces_of",
+]
+
+#: File of the constants that come with Meshwright.
+KERNELS = DATA / "kernels.json"
+
+#: Whose constants devices take that are of no family: a stated choice.
+_OTHERS = "a100-80"
+
+#: Time of two devices of a family goes as their FLOP/s per watt to this power. A clock
+#: falls with about the square root of the power where the voltage falls with it, and in
+#: proportion where it cannot fall any more. Assumption: between the two. ``energy`` of
+#: Volta and Turing in ``boards.csv`` is set so that V100 reaches 93 TFLOP/s and T4 25.
+_POWER_EXPONENT = 0.7
+
+#: Dtype of the table, bytes of an operand's element and of a result's, by dtype.
+_DTYPES: Mapping[str, tuple[str, float, float]] = {
+    "float64": ("bfloat16", 8.0, 8.0),
+    "float32": ("bfloat16", 4.0, 4.0),
+    "tensorfloat32": ("bfloat16", 4.0, 4.0),
+    "float16": ("bfloat16", 2.0, 2.0),
+    "bfloat16": ("bfloat16", 2.0, 2.0),
+    "float8": ("float8", 1.0, 2.0),
+    "float8_block128": ("float8_block128", 1.0, 2.0),
+    "float4": ("nvfp4", 0.5625, 2.0),
+}
+
+#: Peak that a dtype runs at, where it has another name.
+_PEAKS = {"float8_block128": "float8"}
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(KERNELS.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def _boards() -> Mapping[str, Mapping[str, str]]:
+    return {row["name"]: row for row in read_rows("boards.csv")}
+
+
+def measured_devices() -> tuple[str, ...]:
+    """Names of the device types that have a table."""
+    return tuple(_document()["devices"])
+
+
+def fitted_constants_of(device: str, kind: str, variant: str) -> Mapping[str, Any]:
+    """Return what the file has of one device's kernels: constants, run and errors.
+
+    Args:
+        device: One of :func:`measured_devices`.
+        kind: ``"products"``.
+        variant: A dtype.
+    """
+    found: Mapping[str, Any] = _document()["devices"][device][kind][variant]
+    return found
+
+
+def chip_of(device: DeviceType, dtype: str = "bfloat16") -> Chip:
+    """Return what surfaces need to know of a device.
+
+    Args:
+        device: Without a number of processors it gets that of its family's.
+        dtype: Of the peak.
+    """
+    board = _boards().get(device.name)
+    reference = _reference(device)
+    processors = device.processors or reference.processors
+    cache_mb = float(
+        board["cache_mb"] if board else _boards()[reference.name]["cache_mb"]
+    )
+    return Chip(
+        peak_flops_per_s=peak_flops_per_s(device, _PEAKS.get(dtype, dtype)),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        processors=processors or 1,
+        cache_bytes=cache_mb * 1e6,
+    )
+
+
+def _reference(device: DeviceType) -> DeviceType:
+    """Return the measured device whose constants a device takes."""
+    if device.name in measured_devices():
+        return device
+    board = _boards().get(device.name)
+    return device_type(board["family"] if board else _OTHERS)
+
+
+def _density(device: DeviceType) -> float:
+    """16-bit FLOP/s at the peak for each watt, in units of the reference's energy."""
+    board = _boards()[device.name]
+    peak = peak_flops_per_s(device, "bfloat16")
+    return peak / float(board["watts"]) * float(board["energy"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSurfaces:
+    """Surfaces of a device.
+
+    Attributes:
+        device: On which the kernels run.
+        evidence: ``"table"``, ``"family of h100-80"`` or ``"assumption"``.
+        reference: Name of the device type whose table the constants are from.
+        constants: By kind and dtype or variant, as in the file.
+        power: Time over the reference's that the board's power takes.
+    """
+
+    device: DeviceType
+    evidence: str
+    reference: str
+    constants: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    power: float
+
+    def products(self, dtype: str = "bfloat16") -> ProductSurface:
+        """Return the surface of matrix products.
+
+        Args:
+            dtype: Of operands: a compute dtype, ``"float8"`` (one scale a tensor,
+                without casts), ``"float8_block128"`` or ``"float4"`` (with the cast of
+                the input). A format that the table lacks takes the constants of the
+                next wider one, at its own peak.
+        """
+        table, operand, result = _DTYPES[dtype]
+        known = self.constants["products"]
+        order = ("nvfp4", "float8_block128", "float8", "bfloat16")
+        place = next(name for name in order[order.index(table) :] if name in known)
+        found = ProductConstants(**known[place]["constants"])
+        return ProductSurface(
+            constants=self._throttled(found),
+            chip=chip_of(self.device, dtype),
+            operand_bytes=operand,
+            result_bytes=result,
+        )
+
+    def _throttled(self, found: ProductConstants) -> ProductConstants:
+        """Constants of the reference, made those of the device."""
+        if self.evidence == "assumption":
+            large = _large_share(found, chip_of(self.device))
+            share = found.efficiency * self.device.matmul_efficiency / large
+            return replace(found, efficiency=share, slowdown=0.0, long_run=0.0)
+        return replace(
+            found,
+            slowdown=max((1 + found.slowdown) * self.power - 1, 0.0),
+            long_run=max((1 + found.long_run) * self.power - 1, 0.0),
+        )
+
+
+def _large_share(found: ProductConstants, chip: Chip) -> float:
+    """Share of the peak that a very large product reaches before clocks fall."""
+    cool = ProductSurface(constants=replace(found, slowdown=0.0), chip=chip)
+    size = 16384.0
+    seconds = cool.seconds(size, size, size, sustained=False)
+    return float(2 * size**3 / seconds / chip.peak_flops_per_s)
+
+
+def surfaces_of(device: DeviceType, *, family: str | None = None) -> KernelSurfaces:
+    """Return the surfaces of a device's kernels and what they rest on.
+
+    Args:
+        device: Any; those of the catalogue that are of a measured device's family take
+            its constants.
+        family: A measured device type to take the constants of, instead of the
+            device's own or its family's.
+    """
+    reference = _reference(device) if family is None else device_type(family)
+    power, evidence = 1.0, "table"
+    if device.name != reference.name:
+        known = device.name in _boards()
+        evidence = f"family of {reference.name}" if known else "assumption"
+        if known:
+            power = (_density(device) / _density(reference)) ** _POWER_EXPONENT
+    return KernelSurfaces(
+        device=device,
+        evidence=evidence,
+        reference=reference.name,
+        constants=_document()["devices"][reference.name],
+        power=float(np.round(power, 6)),
+    )
