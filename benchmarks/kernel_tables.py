@@ -75,7 +75,7 @@ def document(fits: Sequence[KernelFit]) -> dict[str, Any]:
             "rows": fit.rows,
             "held_out_error": round(fit.errors.mean, 4),
             "training_error": round(fit.errors.training, 4),
-        }
+        } | ({"kernel": case.kernel} if case.kernel else {})
     return {
         "format_version": 1,
         "source": _SOURCE | {"made": datetime.date.today().isoformat()},

@@ -32,6 +32,9 @@ def before(case: KernelCase, rows: KernelRows) -> Array | None:
     """Seconds of rows by the shipped cost model; None where it has no such kernel."""
     if case.kind == "products" and case.variant == "bfloat16":
         return _priced(_products(rows), case.device, causal=False)
+    if case.kind == "attention":
+        causal = case.variant != "full"
+        return _priced(_attention(rows), case.device, causal=causal)
     return None
 
 
@@ -65,6 +68,20 @@ def _products(rows: KernelRows) -> KernelTable:
         forward_flops=2 * m * n * k,
         forward_bytes=2 * (m * k + m * n),
         weight_bytes=2 * n * k,
+    )
+
+
+def _attention(rows: KernelRows) -> KernelTable:
+    batch, size = rows["batch"] * rows["heads"], rows["head_dim"]
+    moved = rows["batch"] * rows["seq"] * size * 2
+    return _table(
+        "attention",
+        batch=batch,
+        m=rows["seq"],
+        n=rows["seq"],
+        k=size,
+        forward_flops=4 * batch * rows["seq"] ** 2 * size,
+        forward_bytes=moved * 2 * (rows["heads"] + rows["kv_heads"]),
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from planner.cluster import device_type
 from planner.cost.kernels.low_precision import peak_flops_per_s
+from planner.cost.surfaces.attention import AttentionConstants, AttentionSurface
 from planner.cost.surfaces.chip import Chip
 from planner.cost.surfaces.products import ProductConstants, ProductSurface
 from planner.measurements.catalogues import DATA, read_rows
@@ -57,6 +58,10 @@ _DTYPES: Mapping[str, tuple[str, float, float]] = {
     "float4": ("nvfp4", 0.5625, 2.0),
 }
 
+#: Of attention that is not causal, where a table has causal attention alone; fitted
+#: for the others it is .8 to 1.
+_WHOLE_WAVES = 0.9
+
 #: Peak that a dtype runs at, where it has another name.
 _PEAKS = {"float8_block128": "float8"}
 
@@ -82,8 +87,8 @@ def fitted_constants_of(device: str, kind: str, variant: str) -> Mapping[str, An
 
     Args:
         device: One of :func:`measured_devices`.
-        kind: ``"products"``.
-        variant: A dtype.
+        kind: ``"products"``, ``"attention"``.
+        variant: A dtype, ``"causal"``.
     """
     found: Mapping[str, Any] = _document()["devices"][device][kind][variant]
     return found
@@ -162,6 +167,28 @@ class KernelSurfaces:
             chip=chip_of(self.device, dtype),
             operand_bytes=operand,
             result_bytes=result,
+        )
+
+    def attention(self, *, causal: bool, latent: bool = False) -> AttentionSurface:
+        """Return the surface of fused attention, forward, in 16 bits.
+
+        Args:
+            causal: Whether queries see earlier keys alone.
+            latent: Whether it is DeepSeek's, causal, whose queries and keys are longer
+                than values; its head size is the mean of both, 160 of 192 and 128.
+        """
+        known = self.constants["attention"]
+        wanted = "latent" if latent else "causal" if causal else "full"
+        entry = known.get(wanted, known["causal"])
+        found = AttentionConstants(**entry["constants"])
+        if wanted == "full" and wanted not in known:
+            found = replace(found, whole_waves=_WHOLE_WAVES)
+        slowdown = max((1 + found.slowdown) * self.power - 1, 0.0)
+        return AttentionSurface(
+            constants=replace(found, slowdown=slowdown),
+            chip=chip_of(self.device),
+            kernel=entry["kernel"],
+            causal=causal or latent,
         )
 
     def _throttled(self, found: ProductConstants) -> ProductConstants:

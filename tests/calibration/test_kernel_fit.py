@@ -28,6 +28,9 @@ _BOUNDS = {
     ("products", "float8"): 0.09,
     ("products", "float8_block128"): 0.15,
     ("products", "nvfp4"): 0.12,
+    ("attention", "causal"): 0.12,
+    ("attention", "full"): 0.08,
+    ("attention", "latent"): 0.09,
 }
 
 
