@@ -11,13 +11,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.calibration.kernel_cases import KernelCase
+from planner.calibration.kernel_cases import LINKS, ON_PCIE, KernelCase
 from planner.calibration.kernel_rows import KernelRows
 from planner.cluster import device_type
+from planner.cluster.presets import known_links
 from planner.cost.constants import constants_of
 from planner.cost.kernels.blocks import KERNEL_KINDS, KERNEL_STYLES, KernelTable
 from planner.cost.kernels.roofline import kernel_times
 from planner.cost.kernels.shapes import divide, shape_factors
+from planner.cost.traffic.collectives import Groups, time_of
 from planner.measurements.store import calibrated_recipe, shipped
 
 __all__ = ["before"]
@@ -35,6 +37,8 @@ def before(case: KernelCase, rows: KernelRows) -> Array | None:
     if case.kind == "attention":
         causal = case.variant != "full"
         return _priced(_attention(rows), case.device, causal=causal)
+    if case.kind == "collectives":
+        return _collective(case, rows)
     return None
 
 
@@ -83,6 +87,23 @@ def _attention(rows: KernelRows) -> KernelTable:
         forward_flops=4 * batch * rows["seq"] ** 2 * size,
         forward_bytes=moved * 2 * (rows["heads"] + rows["kv_heads"]),
     )
+
+
+def _collective(case: KernelCase, rows: KernelRows) -> Array:
+    """Seconds over one level of links, as NCCL's rings and trees."""
+    recipe = calibrated_recipe(_RECIPE, shipped())
+    reach = constants_of(device_type(case.device), recipe, shipped())
+    on_pcie = case.device in ON_PCIE
+    latency = known_links()["pcie4" if on_pcie else "nvlink4"].latency_s
+    level = LINKS[case.device] * reach.link_efficiency
+    groups = Groups(
+        members=rows["gpus"][:, None],
+        bandwidth=np.full((len(rows), 1), level),
+        latency=np.full((len(rows), 1), latency),
+        which=np.arange(len(rows)),
+        rings=True,
+    )
+    return time_of(case.variant, rows["size_bytes"], groups)
 
 
 def _priced(table: KernelTable, name: str, *, causal: bool) -> Array:

@@ -7,7 +7,7 @@ bend the others. Constants are scaled by where they start. No randomness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +80,10 @@ def errors_of(
 
 
 def fit_constants(
-    predict: Callable[[dict[str, float]], Array], measured: Array, bounds: Bounds
+    predict: Callable[[dict[str, float]], Array],
+    measured: Array,
+    bounds: Bounds,
+    starts: Sequence[Mapping[str, float]] = ({},),
 ) -> dict[str, float]:
     """Fit constants to measured seconds.
 
@@ -88,6 +91,7 @@ def fit_constants(
         predict: Seconds of the rows under given constants. Returns shape [rows].
         measured: Shape [rows].
         bounds: Start, least and most of each constant.
+        starts: Constants that start elsewhere, of as many fits; the best counts.
     Returns:
         The constants, to five significant digits.
     """
@@ -102,15 +106,19 @@ def fit_constants(
         values = dict(zip(names, (point * scale).tolist(), strict=True))
         return np.asarray(np.log(predict(values) / measured))
 
-    found = least_squares(
-        residual,
-        start / scale,
-        bounds=(low / scale, high / scale),
-        loss="soft_l1",
-        f_scale=_SOFT,
-        diff_step=_STEP,
-        max_nfev=_EVALUATIONS,
-    )
+    tries = [
+        least_squares(
+            residual,
+            np.array([other.get(name, bounds[name][0]) for name in names]) / scale,
+            bounds=(low / scale, high / scale),
+            loss="soft_l1",
+            f_scale=_SOFT,
+            diff_step=_STEP,
+            max_nfev=_EVALUATIONS,
+        )
+        for other in starts
+    ]
+    found = min(tries, key=lambda one: float(one.cost))
     return {
         name: float(f"{value:.5g}")
         for name, value in zip(names, found.x * scale, strict=True)
@@ -142,7 +150,7 @@ def fit_case(case: KernelCase) -> KernelFit:
     def predict(values: dict[str, float]) -> Array:
         return case.predict(values, kept)
 
-    found = fit_constants(predict, kept.seconds, case.bounds)
+    found = fit_constants(predict, kept.seconds, case.bounds, case.starts)
     return KernelFit(
         case=case,
         constants=found,

@@ -21,6 +21,7 @@ from planner.cluster import device_type
 from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.cost.surfaces.attention import AttentionConstants, AttentionSurface
 from planner.cost.surfaces.chip import Chip
+from planner.cost.surfaces.collectives import CollectiveConstants, CollectiveSurface
 from planner.cost.surfaces.products import ProductConstants, ProductSurface
 from planner.measurements.catalogues import DATA, read_rows
 from planner.schema.cluster import DeviceType
@@ -57,6 +58,9 @@ _DTYPES: Mapping[str, tuple[str, float, float]] = {
     "float8_block128": ("float8_block128", 1.0, 2.0),
     "float4": ("nvfp4", 0.5625, 2.0),
 }
+
+#: Whose collectives those of other devices on PCI Express are like.
+_ON_PCIE = "rtxpro6000-96"
 
 #: Of attention that is not causal, where a table has causal attention alone; fitted
 #: for the others it is .8 to 1.
@@ -190,6 +194,19 @@ class KernelSurfaces:
             kernel=entry["kernel"],
             causal=causal or latent,
         )
+
+    def collective(self, kind: str, *, pcie: bool = False) -> CollectiveSurface:
+        """Return the surface of a collective within a host.
+
+        Args:
+            kind: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
+            pcie: Whether devices have no links of their own, but PCI Express.
+        """
+        known = self.constants.get("collectives", {})
+        if pcie or kind not in known:
+            known = _document()["devices"][_ON_PCIE]["collectives"]
+        found = CollectiveConstants(**known[kind]["constants"])
+        return CollectiveSurface(constants=found, kind=kind)
 
     def _throttled(self, found: ProductConstants) -> ProductConstants:
         """Constants of the reference, made those of the device."""

@@ -31,6 +31,10 @@ _BOUNDS = {
     ("attention", "causal"): 0.12,
     ("attention", "full"): 0.08,
     ("attention", "latent"): 0.09,
+    ("collectives", "all_reduce"): 0.1,
+    ("collectives", "all_gather"): 0.1,
+    ("collectives", "reduce_scatter"): 0.11,
+    ("collectives", "all_to_all"): 0.1,
 }
 
 

@@ -103,3 +103,56 @@ def test_at_most_twelve_constants_are_fitted_to_bursts() -> None:
             constants = surfaces_of(device_type(name)).products(dtype).constants
             # One more, long_run, is of other tables.
             assert np.count_nonzero(astuple(constants)) <= 13
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "ranks", "size", "link", "measured_us"),
+    [
+        # Rows of nccl.csv.gz, dtype half; links of systems.csv.
+        ("h100-80", "all_reduce", 8, 2**29, 450e9, 2111.1),
+        ("h100-80", "all_gather", 8, 2**26, 450e9, 208.1),
+        ("h100-80", "reduce_scatter", 4, 2**12, 450e9, 7.3),
+        ("a100-80", "all_reduce", 8, 2**28, 300e9, 2182.5),
+        ("b200-180", "all_to_all", 8, 2**25, 900e9, 88.8),
+        ("gb200-186", "all_to_all", 4, 2**29, 900e9, 825.4),
+        ("rtxpro6000-96", "all_gather", 8, 2**29, 64e9, 20405),
+    ],
+)
+def test_collectives_take_what_was_measured(
+    name: str, kind: str, ranks: int, size: int, link: float, measured_us: float
+) -> None:
+    surface = surfaces_of(device_type(name)).collective(kind)
+    found = float(surface.seconds(size, ranks, link))
+    assert found * 1e6 == pytest.approx(measured_us, rel=0.15)
+
+
+def test_devices_without_links_of_their_own_have_the_collectives_of_pcie() -> None:
+    by_table = surfaces_of(device_type("rtxpro6000-96")).collective("all_reduce")
+    for name in ("l40s-48", "rtxpro6000-96"):
+        assert surfaces_of(device_type(name)).collective("all_reduce") == by_table
+    assert surfaces_of(device_type("a100-80")).collective("all_reduce", pcie=True) == (
+        by_table
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "causal", "measured_us"),
+    [
+        # Rows of context_attention.csv.gz: sequences, queries, heads, those of keys,
+        # size of a head.
+        ("a100-80", (2, 8192, 64, 8, 128), True, 10962),
+        ("h100-80", (1, 8192, 32, 8, 128), True, 950.49),
+        ("h100-80", (8, 4096, 64, 8, 128), True, 4040.7),
+        ("b200-180", (2, 4096, 64, 8, 128), True, 572.99),
+        ("l40s-48", (4, 8192, 32, 8, 128), True, 12964),
+        # Rows of encoder_attention.csv.gz.
+        ("h100-80", (8, 4096, 16, 16, 64), False, 1152.6),
+        ("b200-180", (2, 8192, 16, 16, 80), False, 773.74),
+    ],
+)
+def test_attention_takes_what_was_measured(
+    name: str, shape: tuple[int, ...], causal: bool, measured_us: float
+) -> None:
+    surface = surfaces_of(device_type(name)).attention(causal=causal)
+    found = float(surface.seconds(*shape, sustained=False, cached=causal))
+    assert found * 1e6 == pytest.approx(measured_us, rel=0.15)
