@@ -6,7 +6,7 @@ Prints one table a kind: the error on rows that were held out (30 % of each tabl
 with seed 0, that neither a fit nor a choice of a form has seen), and that of the
 shipped cost model on the same rows ("before"). ``--write`` writes the constants to
 ``planner/measurements/data/kernels.json``. Needs the tables, see
-:mod:`planner.calibration.kernel_rows`; about a minute on one core.
+:mod:`planner.calibration.kernels.rows`; about a minute on one core.
 """
 
 from __future__ import annotations
@@ -22,18 +22,25 @@ import numpy as np
 
 from benchmarks.kernel_tables_before import before
 from benchmarks.tables import aligned
-from planner.calibration.kernel_cases import (
-    KINDS,
-    long_run_device,
-    long_run_rows,
-    product_seconds,
+from planner.calibration.kernels import KINDS
+from planner.calibration.kernels.experts import (
+    balanced_pairs,
+    busiest_pairs,
+    expert_rows,
+    expert_seconds,
 )
-from planner.calibration.kernel_fit import (
+from planner.calibration.kernels.fit import (
     KernelFit,
     errors_of,
     fit_case,
     fit_long_run,
 )
+from planner.calibration.kernels.products import (
+    long_run_device,
+    long_run_rows,
+    product_seconds,
+)
+from planner.calibration.kernels.rows import SYSTEMS, read_kernel_rows
 from planner.measurements.kernels import KERNELS
 from planner.schema.base import write_atomically
 
@@ -185,6 +192,33 @@ def _long_run_lines(fits: Sequence[KernelFit]) -> list[list[str]]:
     return lines
 
 
+def _uneven_lines(fits: Sequence[KernelFit]) -> list[list[str]]:
+    """Errors of the busiest rank's experts under power laws, by constants of even ones.
+
+    The rows are of draws of their own, so that single ones cannot be told.
+    """
+    lines = []
+    for fit in fits:
+        case = fit.case
+        if case.kind != "experts" or case.variant != "bfloat16":
+            continue
+        table, run = read_kernel_rows("moe"), case.run.split("-")[0]
+        system = next(name for name, device in SYSTEMS.items() if device == case.device)
+        line = [case.device]
+        for exponent in (1.01, 1.2):
+            rows = expert_rows(
+                table, system, run, case.variant, f"power_law_{exponent}"
+            )
+            pairs = busiest_pairs(rows, exponent)
+            predict = expert_seconds(case.device, case.variant, 2.0, pairs)
+            errors = errors_of(predict(fit.constants, rows), rows.seconds)
+            factor = float((pairs / balanced_pairs(rows)).mean())
+            line += [str(len(rows)), f"{factor:.2f}"]
+            line += map(_percent, (errors.mean, errors.median, errors.bias))
+        lines.append(line)
+    return lines
+
+
 def report(kind: str, fits: Sequence[KernelFit]) -> str:
     """Return the tables of a kind."""
     parts = [f"{kind}\n" + aligned([["device", *_HEADS], *map(_line, fits)])]
@@ -202,6 +236,11 @@ def report(kind: str, fits: Sequence[KernelFit]) -> str:
     if long_runs:
         heads = ["repeated for a second", "held out", "slower", "as burst %", "error %"]
         parts.append(aligned([heads, *long_runs]))
+    uneven = _uneven_lines(fits)
+    if uneven:
+        heads = ["rows", "imbalance", "error %", "median", "bias"]
+        first = "busiest rank, exponents 1.01 and 1.2"
+        parts.append(aligned([[first, *heads, *heads], *uneven]))
     return "\n\n".join(parts)
 
 

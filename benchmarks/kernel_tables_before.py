@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.calibration.kernel_cases import LINKS, ON_PCIE, KernelCase
-from planner.calibration.kernel_rows import KernelRows
+from planner.calibration.kernels.case import KernelCase
+from planner.calibration.kernels.collectives import LINKS, ON_PCIE
+from planner.calibration.kernels.rows import KernelRows
 from planner.cluster import device_type
 from planner.cluster.presets import known_links
 from planner.cost.constants import constants_of

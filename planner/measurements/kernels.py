@@ -22,6 +22,7 @@ from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.cost.surfaces.attention import AttentionConstants, AttentionSurface
 from planner.cost.surfaces.chip import Chip
 from planner.cost.surfaces.collectives import CollectiveConstants, CollectiveSurface
+from planner.cost.surfaces.experts import ExpertConstants, ExpertSurface
 from planner.cost.surfaces.products import ProductConstants, ProductSurface
 from planner.measurements.catalogues import DATA, read_rows
 from planner.schema.cluster import DeviceType
@@ -163,8 +164,7 @@ class KernelSurfaces:
         """
         table, operand, result = _DTYPES[dtype]
         known = self.constants["products"]
-        order = ("nvfp4", "float8_block128", "float8", "bfloat16")
-        place = next(name for name in order[order.index(table) :] if name in known)
+        place = next(name for name in _wider(table) if name in known)
         found = ProductConstants(**known[place]["constants"])
         return ProductSurface(
             constants=self._throttled(found),
@@ -208,6 +208,25 @@ class KernelSurfaces:
         found = CollectiveConstants(**known[kind]["constants"])
         return CollectiveSurface(constants=found, kind=kind)
 
+    def experts(self, dtype: str = "bfloat16") -> ExpertSurface:
+        """Return the surface of a layer of experts, forward, without the exchange.
+
+        Args:
+            dtype: As of :meth:`products`; float4 and devices without a table of a
+                format take the constants of the next wider one, at its own peak.
+        """
+        known = self.constants["experts"]
+        table, operand, _ = _DTYPES[dtype]
+        place = next(name for name in _wider(table) if name in known)
+        dense = self.products(dtype).constants
+        return ExpertSurface(
+            constants=ExpertConstants(
+                **known[place]["constants"], long_run=dense.long_run
+            ),
+            chip=chip_of(self.device, dtype),
+            operand_bytes=operand,
+        )
+
     def _throttled(self, found: ProductConstants) -> ProductConstants:
         """Constants of the reference, made those of the device."""
         if self.evidence == "assumption":
@@ -219,6 +238,12 @@ class KernelSurfaces:
             slowdown=max((1 + found.slowdown) * self.power - 1, 0.0),
             long_run=max((1 + found.long_run) * self.power - 1, 0.0),
         )
+
+
+def _wider(table: str) -> tuple[str, ...]:
+    """Dtypes of tables whose constants may stand for those of a dtype, itself first."""
+    order = ("nvfp4", "float8_block128", "float8", "bfloat16")
+    return order[order.index(table) :]
 
 
 def _large_share(found: ProductConstants, chip: Chip) -> float:

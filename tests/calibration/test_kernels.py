@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.calibration.kernel_cases import KINDS, KernelCase
-from planner.calibration.kernel_fit import errors_of, fit_constants
-from planner.calibration.kernel_rows import kernel_folder
+from planner.calibration.kernels import KINDS
+from planner.calibration.kernels.case import KernelCase
+from planner.calibration.kernels.fit import errors_of, fit_constants
+from planner.calibration.kernels.rows import kernel_folder
 from planner.errors import CalibrationError
 from planner.measurements.kernels import fitted_constants_of
 
@@ -31,6 +32,9 @@ _BOUNDS = {
     ("attention", "causal"): 0.12,
     ("attention", "full"): 0.08,
     ("attention", "latent"): 0.09,
+    ("experts", "bfloat16"): 0.16,
+    ("experts", "float8"): 0.19,
+    ("experts", "float8_block128"): 0.1,
     ("collectives", "all_reduce"): 0.1,
     ("collectives", "all_gather"): 0.1,
     ("collectives", "reduce_scatter"): 0.11,

@@ -13,12 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.calibration.kernel_cases import (
-    Bounds,
-    KernelCase,
-    long_run_rows,
-    product_seconds,
-)
+from planner.calibration.kernels.case import Bounds, KernelCase
+from planner.calibration.kernels.products import long_run_rows, product_seconds
 from planner.errors import CalibrationError
 
 __all__ = [
@@ -165,7 +161,7 @@ def fit_long_run(device: str, dtype: str, constants: Mapping[str, float]) -> flo
     """Fit how much longer products take that are repeated for a second.
 
     Args:
-        device: One that :func:`planner.calibration.kernel_cases.long_run_rows` has.
+        device: One that :func:`planner.calibration.kernels.products.long_run_rows` has.
         dtype: Likewise.
         constants: Of bursts.
     """
