@@ -5,8 +5,8 @@ python -m benchmarks.kernel_tables [--kinds KIND ...] [--write]
 Prints one table a kind: the error on rows that were held out (30 % of each table, drawn
 with seed 0, that neither a fit nor a choice of a form has seen), and that of the
 shipped cost model on the same rows ("before"). ``--write`` writes the constants to
-``planner/measurements/data/kernels.json``. Needs the tables, see
-:mod:`planner.calibration.kernels.rows`; about a minute on one core.
+``planner/measurements/data/kernels.json`` and the tables to ``docs/results``. Needs the
+measurements, see :mod:`planner.calibration.kernels.rows`; a quarter of a minute.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import datetime
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,8 @@ _SOURCE = {
     "made_by": "python -m benchmarks.kernel_tables --write",
 }
 
+_RESULTS = Path(__file__).parent.parent / "docs" / "results"
+
 #: Device types, and the one whose constants are tried on their tables.
 _ALIKE = (
     ("h200-141", "h100-80"),
@@ -76,13 +79,18 @@ def document(fits: Sequence[KernelFit]) -> dict[str, Any]:
         constants = dict(fit.constants)
         if case.kind == "products":
             constants["long_run"] = long_runs[case.device, case.variant]
-        devices.setdefault(case.device, {}).setdefault(case.kind, {})[case.variant] = {
+        entry: dict[str, Any] = {
             "constants": constants,
             "run": case.run,
             "rows": fit.rows,
             "held_out_error": round(fit.errors.mean, 4),
-            "training_error": round(fit.errors.training, 4),
-        } | ({"kernel": case.kernel} if case.kernel else {})
+        }
+        if np.isfinite(fit.errors.training):
+            entry["training_error"] = round(fit.errors.training, 4)
+        if case.kernel:
+            entry["kernel"] = case.kernel
+        kinds = devices.setdefault(case.device, {})
+        kinds.setdefault(case.kind, {})[case.variant] = entry
     return {
         "format_version": 1,
         "source": _SOURCE | {"made": datetime.date.today().isoformat()},
@@ -250,13 +258,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args(arguments)
     fits: list[KernelFit] = []
+    reports: list[str] = []
     for kind in chosen.kinds:
         found = fit_all([kind])
-        print(report(kind, found) + "\n", flush=True)
+        reports.append(report(kind, found))
+        print(reports[-1] + "\n", flush=True)
         fits += found
     if chosen.write:
         text = json.dumps(document(fits), indent=1, allow_nan=False)
         write_atomically(KERNELS, (text + "\n").encode())
+        day = datetime.date.today().isoformat()
+        page = "\n".join(
+            [
+                f"# Measured kernels, {day}",
+                "",
+                "`python -m benchmarks.kernel_tables --write`; [what it means]"
+                "(../kernels.md). Errors are means of absolute ones, in %; *before* is "
+                "the shipped cost model, bias the mean logarithm of predicted over "
+                "measured.",
+                "",
+                "```",
+                "\n\n".join(reports),
+                "```",
+                "",
+            ]
+        )
+        write_atomically(_RESULTS / f"kernels_{day}.md", page.encode())
     return 0
 
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.cost.surfaces.attention import AttentionConstants, AttentionSurface
 from planner.cost.surfaces.chip import Chip
 from planner.cost.surfaces.collectives import CollectiveConstants, CollectiveSurface
+from planner.cost.surfaces.dispatch import DispatchConstants, DispatchSurface
 from planner.cost.surfaces.experts import ExpertConstants, ExpertSurface
 from planner.cost.surfaces.products import ProductConstants, ProductSurface
 from planner.measurements.catalogues import DATA, read_rows
@@ -60,6 +61,12 @@ _DTYPES: Mapping[str, tuple[str, float, float]] = {
     "float4": ("nvfp4", 0.5625, 2.0),
 }
 
+#: Whose exchanges of tokens others take.
+_EXCHANGES = {"host": "h100-80", "hosts": "h100-80", "rack": "gb200-186"}
+
+#: Bytes of an element of float8 with a scale of 4 bytes for 128.
+_SCALED_FLOAT8 = 1.03125
+
 #: Whose collectives those of other devices on PCI Express are like.
 _ON_PCIE = "rtxpro6000-96"
 
@@ -92,8 +99,9 @@ def fitted_constants_of(device: str, kind: str, variant: str) -> Mapping[str, An
 
     Args:
         device: One of :func:`measured_devices`.
-        kind: ``"products"``, ``"attention"``.
-        variant: A dtype, ``"causal"``.
+        kind: ``"products"``, ``"attention"``, ``"collectives"``, ``"experts"`` or
+            ``"dispatch"``.
+        variant: A dtype, ``"causal"``, ``"all_reduce"``: as in the file.
     """
     found: Mapping[str, Any] = _document()["devices"][device][kind][variant]
     return found
@@ -225,6 +233,27 @@ class KernelSurfaces:
             ),
             chip=chip_of(self.device, dtype),
             operand_bytes=operand,
+        )
+
+    def dispatch(
+        self, op: str = "dispatch", *, reach: Literal["host", "hosts", "rack"] = "host"
+    ) -> DispatchSurface:
+        """Return the surface of an exchange of tokens between experts.
+
+        Args:
+            op: ``dispatch`` or ``combine``.
+            reach: ``host`` for ranks of one host (DeepEP; other devices than those with
+                a table take H100's), ``hosts`` for those of several, over the network
+                (DeepEP on H100), ``rack`` for a domain of NVLink over hosts (GB200).
+        """
+        name = op if reach == "host" else f"{op}_{reach}"
+        known = self.constants.get("dispatch", {})
+        if name not in known:
+            known = _document()["devices"][_EXCHANGES[reach]]["dispatch"]
+        narrow = op == "dispatch" and reach != "rack"
+        return DispatchSurface(
+            constants=DispatchConstants(**known[name]["constants"]),
+            element_bytes=_SCALED_FLOAT8 if narrow else 2.0,
         )
 
     def _throttled(self, found: ProductConstants) -> ProductConstants:

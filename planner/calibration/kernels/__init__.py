@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from planner.calibration.kernels.attention import attention_cases
 from planner.calibration.kernels.case import KernelCase
 from planner.calibration.kernels.collectives import collective_cases
+from planner.calibration.kernels.dispatch import dispatch_cases
 from planner.calibration.kernels.experts import expert_cases
 from planner.calibration.kernels.products import product_cases
 
@@ -18,4 +19,5 @@ KINDS: Mapping[str, Callable[[], Iterator[KernelCase]]] = {
     "attention": attention_cases,
     "collectives": collective_cases,
     "experts": expert_cases,
+    "dispatch": dispatch_cases,
 }
