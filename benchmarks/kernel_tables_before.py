@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from planner.calibration.kernels.case import KernelCase
 from planner.calibration.kernels.collectives import LINKS, ON_PCIE
+from planner.calibration.kernels.experts import balanced_pairs
 from planner.calibration.kernels.rows import KernelRows
 from planner.cluster import device_type
 from planner.cluster.presets import known_links
@@ -40,6 +41,11 @@ def before(case: KernelCase, rows: KernelRows) -> Array | None:
         return _priced(_attention(rows), case.device, causal=causal)
     if case.kind == "collectives":
         return _collective(case, rows)
+    if case.kind == "experts" and case.variant == "bfloat16":
+        up, down = (
+            _priced(table, case.device, causal=False) for table in _grouped(rows)
+        )
+        return up + down
     return None
 
 
@@ -74,6 +80,26 @@ def _products(rows: KernelRows) -> KernelTable:
         forward_bytes=2 * (m * k + m * n),
         weight_bytes=2 * n * k,
     )
+
+
+def _grouped(rows: KernelRows) -> tuple[KernelTable, KernelTable]:
+    """The two products of a layer of experts, one for each of them."""
+    experts, pairs = rows["experts"] / rows["ep"], balanced_pairs(rows)
+    inside = rows["inter"] / rows["tp"]
+
+    def product(n: Array, k: Array) -> KernelTable:
+        return _table(
+            "matmul",
+            batch=experts,
+            m=pairs / experts,
+            n=n,
+            k=k,
+            forward_flops=2 * pairs * n * k,
+            forward_bytes=2 * pairs * (n + k),
+            weight_bytes=2 * experts * n * k,
+        )
+
+    return product(2 * inside, rows["hidden"]), product(rows["hidden"], inside)
 
 
 def _attention(rows: KernelRows) -> KernelTable:

@@ -21,10 +21,15 @@ from planner.cluster import device_type
 from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.cost.surfaces.attention import AttentionConstants, AttentionSurface
 from planner.cost.surfaces.chip import Chip
-from planner.cost.surfaces.collectives import CollectiveConstants, CollectiveSurface
+from planner.cost.surfaces.collectives import (
+    COLLECTIVE_PASSES,
+    CollectiveConstants,
+    CollectiveSurface,
+)
 from planner.cost.surfaces.dispatch import DispatchConstants, DispatchSurface
 from planner.cost.surfaces.experts import ExpertConstants, ExpertSurface
 from planner.cost.surfaces.products import ProductConstants, ProductSurface
+from planner.errors import UnknownNameError
 from planner.measurements.catalogues import DATA, read_rows
 from planner.schema.cluster import DeviceType
 
@@ -57,6 +62,8 @@ _DTYPES: Mapping[str, tuple[str, float, float]] = {
     "float16": ("bfloat16", 2.0, 2.0),
     "bfloat16": ("bfloat16", 2.0, 2.0),
     "float8": ("float8", 1.0, 2.0),
+    "float8_rowwise": ("float8", 1.0, 2.0),
+    "mxfp8": ("float8_block128", 1.0, 2.0),
     "float8_block128": ("float8_block128", 1.0, 2.0),
     "float4": ("nvfp4", 0.5625, 2.0),
 }
@@ -75,7 +82,7 @@ _ON_PCIE = "rtxpro6000-96"
 _WHOLE_WAVES = 0.9
 
 #: Peak that a dtype runs at, where it has another name.
-_PEAKS = {"float8_block128": "float8"}
+_PEAKS = dict.fromkeys(("float8_rowwise", "float8_block128", "mxfp8"), "float8")
 
 
 @cache
@@ -165,12 +172,14 @@ class KernelSurfaces:
         """Return the surface of matrix products.
 
         Args:
-            dtype: Of operands: a compute dtype, ``"float8"`` (one scale a tensor,
-                without casts), ``"float8_block128"`` or ``"float4"`` (with the cast of
-                the input). A format that the table lacks takes the constants of the
-                next wider one, at its own peak.
+            dtype: Of operands: a compute dtype, ``"float8"`` (one scale a tensor;
+                ``"float8_rowwise"`` is priced as it), ``"float8_block128"`` (likewise
+                ``"mxfp8"``) or ``"float4"``. A format that the table lacks takes the
+                constants of the next wider one, at its own peak.
+        Raises:
+            UnknownNameError: If there is no such dtype; suggests the nearest.
         """
-        table, operand, result = _DTYPES[dtype]
+        table, operand, result = _format(dtype)
         known = self.constants["products"]
         place = next(name for name in _wider(table) if name in known)
         found = ProductConstants(**known[place]["constants"])
@@ -196,8 +205,9 @@ class KernelSurfaces:
         if wanted == "full" and wanted not in known:
             found = replace(found, whole_waves=_WHOLE_WAVES)
         slowdown = max((1 + found.slowdown) * self.power - 1, 0.0)
+        efficiency = found.efficiency * self._share()
         return AttentionSurface(
-            constants=replace(found, slowdown=slowdown),
+            constants=replace(found, efficiency=efficiency, slowdown=slowdown),
             chip=chip_of(self.device),
             kernel=entry["kernel"],
             causal=causal or latent,
@@ -209,7 +219,11 @@ class KernelSurfaces:
         Args:
             kind: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
             pcie: Whether devices have no links of their own, but PCI Express.
+        Raises:
+            UnknownNameError: If there is no such collective; suggests the nearest.
         """
+        if kind not in COLLECTIVE_PASSES:
+            raise UnknownNameError("collective", kind, COLLECTIVE_PASSES)
         known = self.constants.get("collectives", {})
         if pcie or kind not in known:
             known = _document()["devices"][_ON_PCIE]["collectives"]
@@ -224,19 +238,21 @@ class KernelSurfaces:
                 format take the constants of the next wider one, at its own peak.
         """
         known = self.constants["experts"]
-        table, operand, _ = _DTYPES[dtype]
+        table, operand, _ = _format(dtype)
         place = next(name for name in _wider(table) if name in known)
         dense = self.products(dtype).constants
+        found = ExpertConstants(**known[place]["constants"], long_run=dense.long_run)
         return ExpertSurface(
-            constants=ExpertConstants(
-                **known[place]["constants"], long_run=dense.long_run
-            ),
+            constants=replace(found, efficiency=found.efficiency * self._share()),
             chip=chip_of(self.device, dtype),
             operand_bytes=operand,
         )
 
     def dispatch(
-        self, op: str = "dispatch", *, reach: Literal["host", "hosts", "rack"] = "host"
+        self,
+        op: Literal["dispatch", "combine"] = "dispatch",
+        *,
+        reach: Literal["host", "hosts", "rack"] = "host",
     ) -> DispatchSurface:
         """Return the surface of an exchange of tokens between experts.
 
@@ -256,17 +272,33 @@ class KernelSurfaces:
             element_bytes=_SCALED_FLOAT8 if narrow else 2.0,
         )
 
+    def _share(self) -> float:
+        """Efficiency over the reference's: as the document says, for lack of tables."""
+        if self.evidence != "assumption":
+            return 1.0
+        entry = self.constants["products"]["bfloat16"]
+        large = _large_share(
+            ProductConstants(**entry["constants"]), chip_of(self.device)
+        )
+        return self.device.matmul_efficiency / large
+
     def _throttled(self, found: ProductConstants) -> ProductConstants:
         """Constants of the reference, made those of the device."""
         if self.evidence == "assumption":
-            large = _large_share(found, chip_of(self.device))
-            share = found.efficiency * self.device.matmul_efficiency / large
+            share = found.efficiency * self._share()
             return replace(found, efficiency=share, slowdown=0.0, long_run=0.0)
         return replace(
             found,
             slowdown=max((1 + found.slowdown) * self.power - 1, 0.0),
             long_run=max((1 + found.long_run) * self.power - 1, 0.0),
         )
+
+
+def _format(dtype: str) -> tuple[str, float, float]:
+    """Table of a dtype, and bytes of an operand's and a result's element."""
+    if dtype not in _DTYPES:
+        raise UnknownNameError("dtype", dtype, _DTYPES)
+    return _DTYPES[dtype]
 
 
 def _wider(table: str) -> tuple[str, ...]:

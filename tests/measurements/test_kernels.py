@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from planner.cluster import device_type, device_type_names
+from planner.errors import UnknownNameError
 from planner.measurements.kernels import measured_devices, surfaces_of
 
 #: Rows of gemm.csv.gz, runs sglang-0.5.14 and (a100, b300) sglang-0.5.10, bfloat16.
@@ -85,10 +86,34 @@ def test_devices_of_no_family_reach_the_share_their_document_says() -> None:
     assert share == pytest.approx(device.matmul_efficiency, rel=0.01)
 
 
+def test_what_holds_products_back_holds_attention_and_experts_back() -> None:
+    device = device_type("mi300x-192")
+    fast = device.model_copy(update={"matmul_efficiency": 0.9})
+    for size in (8192, 16_384):
+        slow, other = (
+            surfaces_of(one).attention(causal=True).seconds(4, size, 64, 8, 128)
+            for one in (device, fast)
+        )
+        assert slow / other == pytest.approx(0.9 / 0.5, rel=0.05)
+        slow, other = (
+            surfaces_of(one).experts().seconds(8 * size, 8, 4096, 8192)
+            for one in (device, fast)
+        )
+        assert slow / other == pytest.approx(0.9 / 0.5, rel=0.1)
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    surfaces = surfaces_of(device_type("h100-80"))
+    with pytest.raises(UnknownNameError, match="did you mean 'float8'"):
+        surfaces.products("float88")
+    with pytest.raises(UnknownNameError, match="did you mean 'all_reduce'"):
+        surfaces.collective("allreduce")
+
+
 @pytest.mark.parametrize("name", device_type_names())
 def test_every_device_has_products_of_every_dtype(name: str) -> None:
     surfaces = surfaces_of(device_type(name))
-    for dtype in ("float64", "float32", "bfloat16", "float8", "float4"):
+    for dtype in ("float64", "float32", "bfloat16", "float8", "mxfp8", "float4"):
         surface = surfaces.products(dtype)
         flops = 2 * 4096.0**3
         share = (

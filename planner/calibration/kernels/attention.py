@@ -85,7 +85,7 @@ _LARGEST_HEAD = 256
 _LARGE_ATTENTION = 1e9
 
 
-def attention_flops(rows: KernelRows) -> Array:
+def _attention_flops(rows: KernelRows) -> Array:
     """FLOPs of rows of attention, of causal ones half of the square."""
     square = rows["batch"] * rows["heads"] * rows["seq"] ** 2
     return np.asarray(4 * square * rows["head_dim"] / (1 + rows["causal"]))
@@ -113,7 +113,7 @@ def attention_cases() -> Iterator[KernelCase]:
                 rows=rows,
                 bounds=_ATTENTION | _LAST[variant],
                 predict=_attention_seconds(device, variant, kernel),
-                training=lambda rows: attention_flops(rows) >= _LARGE_ATTENTION,
+                training=lambda rows: _attention_flops(rows) >= _LARGE_ATTENTION,
                 kernel=kernel,
             )
 

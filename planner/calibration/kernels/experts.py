@@ -68,7 +68,7 @@ def expert_cases() -> Iterator[KernelCase]:
                 rows=rows,
                 bounds=_EXPERTS,
                 predict=expert_seconds(device, peak, operand),
-                training=lambda rows: expert_flops(rows) >= _LARGE_EXPERTS,
+                training=lambda rows: _expert_flops(rows) >= _LARGE_EXPERTS,
             )
 
 
@@ -83,7 +83,7 @@ def expert_rows(
     return rows.at(~other & (rows["topk"] > 1))
 
 
-def expert_flops(rows: KernelRows) -> Array:
+def _expert_flops(rows: KernelRows) -> Array:
     """FLOPs of a rank's layer, balanced."""
     inside = rows["inter"] / rows["tp"]
     return np.asarray(6 * balanced_pairs(rows) * rows["hidden"] * inside)

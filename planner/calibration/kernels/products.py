@@ -49,7 +49,7 @@ _PRODUCT_RUNS = (
 _LARGE_PRODUCT = 2e10
 
 
-def product_flops(rows: KernelRows) -> Array:
+def _product_flops(rows: KernelRows) -> Array:
     """FLOPs of rows of ``gemm``."""
     return np.asarray(2 * rows["m"] * rows["n"] * rows["k"])
 
@@ -63,7 +63,7 @@ def product_cases() -> Iterator[KernelCase]:
             if not len(rows):
                 continue
             if dtype == "float8":
-                rows = without_casts(rows, system)
+                rows = _without_casts(rows, system)
             yield KernelCase(
                 kind="products",
                 device=device,
@@ -72,7 +72,7 @@ def product_cases() -> Iterator[KernelCase]:
                 rows=rows,
                 bounds=bounds,
                 predict=product_seconds(device, dtype, operand),
-                training=lambda rows: product_flops(rows) >= _LARGE_PRODUCT,
+                training=lambda rows: _product_flops(rows) >= _LARGE_PRODUCT,
             )
 
 
@@ -93,7 +93,7 @@ def product_seconds(
     return predict
 
 
-def without_casts(rows: KernelRows, system: str) -> KernelRows:
+def _without_casts(rows: KernelRows, system: str) -> KernelRows:
     """Return rows of float8 less the cast of their input, measured by itself.
 
     Casts were measured for fewer shapes; a cast goes by the number of elements, between
@@ -143,5 +143,5 @@ def long_run_rows(device: str, dtype: str) -> KernelRows | None:
     rows = read_kernel_rows("gemm_sustained")
     rows = rows.where(system=system, run=run, dtype=dtype)
     if dtype == "float8":
-        rows = without_casts(rows, system)
-    return rows.at(product_flops(rows) >= _LARGE_PRODUCT)
+        rows = _without_casts(rows, system)
+    return rows.at(_product_flops(rows) >= _LARGE_PRODUCT)

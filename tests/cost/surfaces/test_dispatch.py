@@ -57,7 +57,7 @@ def test_exchanges_take_start_and_bytes_and_their_chunks() -> None:
 )
 def test_exchanges_take_what_was_measured(
     name: str,
-    op: str,
+    op: Literal["dispatch", "combine"],
     reach: Literal["host", "hosts", "rack"],
     shape: tuple[int, ...],
     link: float,
@@ -83,7 +83,7 @@ def test_exchanges_take_what_was_measured(
 )
 def test_more_tokens_never_take_less(
     name: str,
-    op: str,
+    op: Literal["dispatch", "combine"],
     reach: Literal["host", "hosts", "rack"],
     shape: tuple[int, ...],
     side: int,
