@@ -200,6 +200,31 @@ def _long_run_lines(fits: Sequence[KernelFit]) -> list[list[str]]:
     return lines
 
 
+def _between_runs_lines(fits: Sequence[KernelFit]) -> list[list[str]]:
+    """Differences between two runs of the same products on one type of device."""
+    lines = []
+    for fit in fits:
+        case = fit.case
+        if case.kind != "products" or case.variant != "bfloat16":
+            continue
+        system = next(name for name, device in SYSTEMS.items() if device == case.device)
+        other = read_kernel_rows("gemm").where(
+            system=system, run="trtllm-", dtype=case.variant
+        )
+        shapes = [
+            list(zip(rows["m"], rows["n"], rows["k"], strict=True))
+            for rows in (case.rows, other)
+        ]
+        seconds = dict(zip(shapes[1], other.seconds, strict=True))
+        both = np.array([shape in seconds for shape in shapes[0]])
+        rows = case.rows.at(both)
+        again = np.array([seconds[shape] for shape in shapes[0] if shape in seconds])
+        apart = errors_of(again, rows.seconds, case.training(rows))
+        shown = (apart.mean, fit.errors.mean, apart.training, fit.errors.training)
+        lines.append([case.device, str(len(rows)), *map(_percent, shown)])
+    return lines
+
+
 def _uneven_lines(fits: Sequence[KernelFit]) -> list[list[str]]:
     """Errors of the busiest rank's experts under power laws, by constants of even ones.
 
@@ -244,6 +269,10 @@ def report(kind: str, fits: Sequence[KernelFit]) -> str:
     if long_runs:
         heads = ["repeated for a second", "held out", "slower", "as burst %", "error %"]
         parts.append(aligned([heads, *long_runs]))
+    runs = _between_runs_lines(fits)
+    if runs:
+        heads = ["rows", "apart %", "error %", "training: apart %", "error %"]
+        parts.append(aligned([["two runs of a device", *heads], *runs]))
     uneven = _uneven_lines(fits)
     if uneven:
         heads = ["rows", "imbalance", "error %", "median", "bias"]

@@ -23,13 +23,15 @@ _ATTENTION = {
     "ramp": (150.0, 0.0, 2000.0),
     "launch_s": (8e-6, 0.0, 6e-5),
     "memory": (0.6, 0.05, 3.0),
+    "overlap": (2.0, 1.0, 31.0),
     "slowdown": (0.1, 0.0, 0.8),
     "burst_s": (2e-3, 1e-5, 2e-2),
 }
 
 _TAIL = {"tail": (0.8, 0.0, 3.0)}
 _WAVES = {"whole_waves": (0.5, 0.0, 1.0)}
-_LAST = {"causal": _TAIL, "full": _WAVES, "latent": _TAIL}
+_WIDE = {"wide": (0.1, -0.4, 1.0)}
+_LAST = {"causal": _TAIL | _WIDE, "full": _WAVES, "latent": _TAIL}
 
 #: Beginnings of run and kernel in ``context_attention``, and the surface's kernel.
 _CAUSAL_RUNS = {

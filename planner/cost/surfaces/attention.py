@@ -1,6 +1,6 @@
 """Time of fused attention by shape, forward.
 
-    t = launch + sqrt((compute x throttling)^2 + memory^2)
+    t = launch + ((compute x throttling)^q + memory^q)^(1/q)
 
 A thread block computes some rows of queries of one head against all keys that they
 see, ``2 x 2 x rows x (keys + ramp) x (head size + softmax) / rate``: ``softmax`` is the
@@ -57,11 +57,14 @@ class AttentionConstants:
         ramp: Keys that a block's start and end take the time of.
         launch_s: Seconds of attention to nothing.
         memory: Share of the memory bandwidth.
+        overlap: Exponent of the sum of compute and memory, at least 1.
         slowdown: Time at the clocks of a long run over that of a burst, less 1.
         burst_s: Seconds at the peak after which half of the slowdown is felt.
         tail: Share of the longest block that runs beside no other; of causal kernels.
         whole_waves: Share of the last wave's processors that wait for its end; of the
             others.
+        wide: Time of heads of more than 128 over what their size says, less 1; of
+            causal kernels, as tables of the others end at 80.
     """
 
     efficiency: float
@@ -69,10 +72,12 @@ class AttentionConstants:
     ramp: float
     launch_s: float
     memory: float
+    overlap: float
     slowdown: float
     burst_s: float
     tail: float = 0.0
     whole_waves: float = 0.0
+    wide: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,12 @@ class AttentionSurface:
         kept = 2.0 if cached else 1.0
         moved = 2 * b * size * (2 * h * q + 2 * kept * kv * seen)
         memory = moved / (chip.bandwidth_bytes_per_s * c.memory)
-        return np.asarray(c.launch_s + np.hypot(np.maximum(compute, work), memory))
+        compute = np.maximum(compute, work)
+        longer = np.maximum(compute, memory)
+        ratio = np.minimum(compute, memory) / longer
+        return np.asarray(
+            c.launch_s + longer * (1 + ratio**c.overlap) ** (1 / c.overlap)
+        )
 
     def _compute(self, count: Array, queries: Array, keys: Array, size: Array) -> Array:
         """Seconds that the processors compute, at the clocks of a burst."""
@@ -139,7 +149,8 @@ class AttentionSurface:
         rows = self._rows(size)
         rate = chip.peak_flops_per_s / chip.processors * c.efficiency
         step = _PADDED[self.kernel]
-        score = 4 * rows * (np.ceil(size / step) * step + c.softmax) / rate
+        wide = np.where(size > 128, 1 + c.wide, 1.0)
+        score = 4 * rows * (np.ceil(size / step) * step + c.softmax) / rate * wide
         blocks = np.ceil(queries / rows)
         each = count * blocks / chip.processors
         if not self.causal:

@@ -25,6 +25,7 @@ _PLAIN = AttentionConstants(
     ramp=0.0,
     launch_s=0.0,
     memory=1.0,
+    overlap=2.0,
     slowdown=0.0,
     burst_s=1.0,
 )
@@ -75,6 +76,14 @@ def test_heads_are_padded_as_the_kernel_does() -> None:
         surface = _surface(causal=False, kernel=kernel)
         found = float(surface.seconds(64, 128, 16, 16, 72))
         assert found == pytest.approx(float(surface.seconds(64, 128, 16, 16, padded)))
+
+
+def test_wide_heads_take_longer_than_their_size_says() -> None:
+    seconds = [
+        float(_surface(causal=True, wide=0.5).seconds(64, 128, 16, 16, size))
+        for size in (64, 128, 256)
+    ]
+    assert seconds == pytest.approx([seconds[0] * x for x in (1, 2, 6)])
 
 
 def test_memory_moves_heads_of_keys_once_and_to_a_cache_again() -> None:
