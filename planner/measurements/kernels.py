@@ -204,10 +204,16 @@ class KernelSurfaces:
         found = AttentionConstants(**entry["constants"])
         if wanted == "full" and wanted not in known:
             found = replace(found, whole_waves=_WHOLE_WAVES)
-        slowdown = max((1 + found.slowdown) * self.power - 1, 0.0)
-        efficiency = found.efficiency * self._share()
+        # Attention draws no more power than products do.
+        dense = ProductConstants(**self.constants["products"]["bfloat16"]["constants"])
+        long_run = min(dense.long_run, found.slowdown)
         return AttentionSurface(
-            constants=replace(found, efficiency=efficiency, slowdown=slowdown),
+            constants=replace(
+                found,
+                efficiency=found.efficiency * self._share(),
+                slowdown=self._slower(found.slowdown),
+                long_run=self._slower(long_run),
+            ),
             chip=chip_of(self.device),
             kernel=entry["kernel"],
             causal=causal or latent,
@@ -286,12 +292,19 @@ class KernelSurfaces:
         """Constants of the reference, made those of the device."""
         if self.evidence == "assumption":
             share = found.efficiency * self._share()
-            return replace(found, efficiency=share, slowdown=0.0, long_run=0.0)
+            found = replace(found, efficiency=share)
         return replace(
             found,
-            slowdown=max((1 + found.slowdown) * self.power - 1, 0.0),
-            long_run=max((1 + found.long_run) * self.power - 1, 0.0),
+            slowdown=self._slower(found.slowdown),
+            long_run=self._slower(found.long_run),
         )
+
+    def _slower(self, slowdown: float) -> float:
+        """Slowdown by clocks that the device's power makes of the reference's."""
+        if self.evidence == "assumption":
+            # The share that the document states has it in it.
+            return 0.0
+        return max((1 + slowdown) * self.power - 1, 0.0)
 
 
 def _format(dtype: str) -> tuple[str, float, float]:

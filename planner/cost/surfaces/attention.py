@@ -11,8 +11,8 @@ whose time a block starts and ends. With x blocks a processor, ``compute`` is
   blocks of late queries take longest, and the last to start end last (Graham's bound);
 - else waves of blocks, for the share ``whole_waves`` a whole number.
 
-``throttling`` is ``1 + slowdown x d / (d + burst)`` as of products, and all of
-``1 + slowdown`` in a run of seconds.
+``throttling`` is ``1 + slowdown x d / (d + burst)`` as of products, and at least ``1 +
+long_run`` in a run of seconds.
 
 Sources: Dao 2023 (FlashAttention-2, arXiv:2307.08691), section 3; rows of a block by
 kernel and head size: flash-attention 2.8, flash_fwd_launch_template.h and, of
@@ -65,6 +65,8 @@ class AttentionConstants:
             others.
         wide: Time of heads of more than 128 over what their size says, less 1; of
             causal kernels, as tables of the others end at 80.
+        long_run: Time of short kernels in a run of seconds over that in a burst, less
+            1; of products, as no attention was measured so.
     """
 
     efficiency: float
@@ -78,6 +80,7 @@ class AttentionConstants:
     tail: float = 0.0
     whole_waves: float = 0.0
     wide: float = 0.0
+    long_run: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +134,10 @@ class AttentionSurface:
         c, chip = self.constants, self.chip
         scores = b * h * q * seen / (2.0 if self.causal else 1.0)
         work = 4.0 * scores * size / chip.peak_flops_per_s
-        heat = 1.0 if sustained else work / (work + c.burst_s)
-        compute = self._compute(b * h, q, seen, size) * (1 + c.slowdown * heat)
+        slower = c.slowdown * work / (work + c.burst_s)
+        if sustained:
+            slower = np.maximum(slower, c.long_run)
+        compute = self._compute(b * h, q, seen, size) * (1 + slower)
         kept = 2.0 if cached else 1.0
         moved = 2 * b * size * (2 * h * q + 2 * kept * kv * seen)
         memory = moved / (chip.bandwidth_bytes_per_s * c.memory)

@@ -96,8 +96,10 @@ def test_memory_moves_heads_of_keys_once_and_to_a_cache_again() -> None:
 
 
 def test_long_runs_lose_the_boost() -> None:
-    surface = _surface(causal=False, slowdown=0.2, burst_s=2 * _SQUARE)
-    assert float(surface.seconds(1, 256, 2, 2, 64)) == pytest.approx(2.4 * _SQUARE)
+    surface = _surface(causal=False, slowdown=0.2, burst_s=2 * _SQUARE, long_run=0.15)
+    assert float(surface.seconds(1, 256, 2, 2, 64)) == pytest.approx(2.3 * _SQUARE)
+    long = float(surface.seconds(9, 256, 2, 2, 64))
+    assert long == pytest.approx(18 * _SQUARE * (1 + 0.2 * 0.9))
     burst = float(surface.seconds(1, 256, 2, 2, 64, sustained=False))
     assert burst == pytest.approx(2 * _SQUARE * 1.1)
 
