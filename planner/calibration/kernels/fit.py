@@ -29,6 +29,9 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
+#: Of where a constant starts, what is as good as 0.
+_NOTHING = 1e-6
+
 _SOFT, _STEP, _EVALUATIONS = 0.05, 1e-3, 100
 
 
@@ -115,9 +118,11 @@ def fit_constants(
         for other in starts
     ]
     found = min(tries, key=lambda one: float(one.cost))
+    # A bound of 0 is approached, but not met.
+    point = np.where(np.abs(found.x) > _NOTHING, found.x, np.maximum(low / scale, 0.0))
     return {
         name: float(f"{value:.5g}")
-        for name, value in zip(names, found.x * scale, strict=True)
+        for name, value in zip(names, point * scale, strict=True)
     }
 
 

@@ -36,7 +36,11 @@ COLLECTIVE_PASSES = {
     "all_to_all": 1.0,
 }
 
+#: Exponent of the rounding where two protocols cross.
 _SHARPNESS = 4.0
+
+#: Seconds that nothing is shorter than.
+_INSTANT = 1e-30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,5 +120,7 @@ class CollectiveSurface:
             passed = (1 + 1 / np.maximum(n, 1)) * whole
             switched = c.switched_s + passed / c.switched_share
             long = np.where(n > 2, np.minimum(long, switched), long)
-        rates = short**-_SHARPNESS + long**-_SHARPNESS
-        return np.asarray(np.where(n > 1, rates ** (-1 / _SHARPNESS), 0.0))
+        shorter, longer = np.minimum(short, long), np.maximum(short, long)
+        ratio = shorter / np.maximum(longer, _INSTANT)
+        both = shorter * (1 + ratio**_SHARPNESS) ** (-1 / _SHARPNESS)
+        return np.asarray(np.where(n > 1, both, 0.0))
