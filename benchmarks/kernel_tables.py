@@ -2,8 +2,9 @@
 
 python -m benchmarks.kernel_tables [--kinds KIND ...] [--write]
 
-Prints one table a kind: the error on rows that were held out (30 % of each table, drawn
-with seed 0, that neither a fit nor a choice of a form has seen), and that of the
+Prints one table a kind: the error on rows that were held out of the fit (30 % of each
+table, drawn with seed 0; forms were chosen on a part of the others, but for products'
+splits and collectives' protocols, of which errors on these were seen), and that of the
 shipped cost model on the same rows ("before"). ``--write`` writes the constants to
 ``planner/measurements/data/kernels.json`` and the tables to ``docs/results``. Needs the
 measurements, see :mod:`planner.calibration.kernels.rows`; a quarter of a minute.

@@ -76,7 +76,8 @@ class GraphStore:
             return _load(path)
         graph = read_model(model, None, seq_len=seq_len, dtype=dtype)
         if path is not None:
-            write_atomically(path, gzip.compress(_ADAPTER.dump_json(graph), 4, mtime=0))
+            text = _ADAPTER.dump_json(graph, exclude={"fusions"})
+            write_atomically(path, gzip.compress(text, 4, mtime=0))
         return graph
 
     def _path(self, spoken: str, model: str | Mapping[str, Any]) -> Path | None:

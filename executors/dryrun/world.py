@@ -76,9 +76,16 @@ def fake_group(rank: int, world: int) -> Iterator[None]:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Make tensors without memory in the block; adapt torch as the module lists."""
+def fake_tensors(*, holds_sent: bool = False) -> Iterator[FakeTensorMode]:
+    """Make tensors without memory in the block; adapt torch as the module lists.
+
+    Args:
+        holds_sent: Whether requests hold what they have sent for as long as they are
+            held themselves: gloo's do, NCCL's let go of it.
+    """
     with ExitStack() as stack:
+        if holds_sent:
+            stack.enter_context(mock.patch.object(schedules, "_batch_p2p", _holding))
         for name in _MESH_METHODS:
             method = DeviceMesh.__dict__.get(name)
             if method is not None:
@@ -96,6 +103,22 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
             stack.enter_context(mock.patch.object(owner, name, double))
         # Indices, masks and position tables that exports keep are real tensors.
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+
+
+#: torch's own.
+_BATCH_P2P: Callable[..., list[Any]] = schedules._batch_p2p
+
+
+class _Requests(list[Any]):
+    """Requests with the tensors that they have sent."""
+
+    sent: tuple[torch.Tensor, ...] = ()
+
+
+def _holding(operations: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+    requests = _Requests(_BATCH_P2P(operations, *args, **kwargs))
+    requests.sent = tuple(one.tensor for one in operations if one.op is dist.isend)
+    return requests
 
 
 def _on_real_tensors(method: Any) -> Any:

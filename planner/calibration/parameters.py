@@ -26,8 +26,7 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-#: Share of the memory bandwidth that long reads and writes reach; what fused kernels
-#: leave of the bytes is fitted, and the two cannot be told apart. Source: BabelStream's
+#: Share of the memory bandwidth that long reads and writes reach. Source: BabelStream's
 #: triad on V100, A100 and H100, 0.8 to 0.93 of the datasheet.
 MEMORY_REACHED = 0.8
 
@@ -39,7 +38,7 @@ _FIXED = {"memory_efficiency": MEMORY_REACHED, "inner_ramp": INNER_RAMP}
 
 
 def recipe_constants(name: str) -> tuple[Constant, ...]:
-    """Return the four constants of a framework that are fitted."""
+    """Return the constants of a framework that are fitted, at most three."""
     chosen = frameworks()[name].fitted
     return tuple(one for one in fitted_constants("recipe") if one.name in chosen)
 

@@ -17,10 +17,34 @@ import torch
 from planner.capture.private_apis import flop_formulas
 from planner.graph.ops import KernelCost
 
-__all__ = ["MEMORY", "KernelCost", "kernel_cost", "tensor_bytes"]
+__all__ = ["FUSIBLE", "MEMORY", "KernelCost", "kernel_cost", "tensor_bytes"]
 
 #: Cost of an op that only moves bytes.
 MEMORY = KernelCost()
+
+#: Ops that compilers fuse beside those that torch tags as pointwise: reductions, norms,
+#: softmax, losses, and copies into another layout.
+FUSIBLE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_fused_rms_norm",
+        "_log_softmax",
+        "_softmax",
+        "_to_copy",
+        "amax",
+        "cat",
+        "clone",
+        "copy_",
+        "index",
+        "index_select",
+        "mean",
+        "native_dropout",
+        "native_layer_norm",
+        "nll_loss_forward",
+        "sum",
+        "var_mean",
+    )
+)
 
 
 class _Op(NamedTuple):

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from planner.capture.token_rules import BATCH_NORMS
 from planner.capture.tp_check import tp_violations
 from planner.errors import CaptureError
 from planner.graph.coarsen import coarsen
+from planner.graph.fusion import OpFusions
 from planner.graph.model import ModelGraph
 from planner.graph.ops import OpGraph
 from planner.graph.sharding import (
@@ -77,7 +78,7 @@ def capture(
     loss: LossKind = "auto",
     repeat: bool = True,
     op_budget: int = 2_000_000,
-    trust_splits: bool = False,
+    splits: Mapping[str, str] | None = None,
 ) -> ModelGraph:
     """Read a model: run one forward and backward on tensors without memory.
 
@@ -102,8 +103,9 @@ def capture(
             ``auto``.
         repeat: Run equal blocks once and count them often.
         op_budget: Most ops, forward and backward, before reading is given up.
-        trust_splits: Take the splits that the model proposes as they are, and let cp
-            divide any sequence: for models that are priced and never run.
+        splits: Pattern of module names to tensor-parallel style of Hugging Face, taken
+            as they are instead of the model's own, while cp divides any sequence: for
+            models that are priced and never run. None to check the model's own.
 
     Returns:
         The graph, all FLOPs and bytes of one forward and backward of the batch.
@@ -122,6 +124,8 @@ def capture(
         module = build_on_meta(build, compute)  # type: ignore[arg-type]
     _refuse_complex(module)
     facts = _model_facts(module)
+    if splits is not None:
+        facts = replace(facts, tp_plan=splits)
     example = _example(loaded, example_inputs, facts, batch, seq_len)
     inputs = read_inputs(module, example, high=facts.vocab_size)
     source = Source(
@@ -137,7 +141,12 @@ def capture(
     label = name or (loaded.name if loaded is not None else type(module).__name__)
     where = ref or (loaded.ref if loaded is not None else None)
     return _graph(
-        source, facts, reading=reading, name=label, ref=where, trusted=trust_splits
+        source,
+        facts,
+        reading=reading,
+        name=label,
+        ref=where,
+        trusted=splits is not None,
     )
 
 
@@ -321,7 +330,9 @@ def _graph(
         reading,
         _attention(module, reading),
         outside=_attends_outside(ops, plan.units),
-        stream=why_whole_stream(blocks, made.edges) or _passed_by(roles),
+        stream=None
+        if trusted
+        else why_whole_stream(blocks, made.edges) or _passed_by(roles),
         sharding=sharding,
         units=list(dict.fromkeys(plan.units)),
     )
@@ -363,6 +374,7 @@ def _graph(
         whole_sequence=found.whole_sequence,
         assumptions=found.assumptions,
         config=config,
+        fusions=OpFusions(graph=ops, structure=plan, roles=roles, dims=facts.dims),
     )
 
 

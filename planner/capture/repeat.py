@@ -542,6 +542,7 @@ def expand(trace: Trace, module: torch.nn.Module, dtype: torch.dtype | None) -> 
         inputs=full.inputs,
         outputs=full.outputs,
         random=[trace.random[row] for row in full.rows],
+        fusible=[trace.fusible[row] for row in full.rows],
         forward_bytes=column(trace.forward_bytes),
         weight_bytes=column(trace.weight_bytes),
         backward_flops=column(trace.backward_flops),

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from planner.capture.kernels import KernelCost, kernel_cost, tensor_bytes
+from planner.capture.kernels import FUSIBLE, KernelCost, kernel_cost, tensor_bytes
 from planner.capture.private_apis import (
     DispatchMode,
     backward_sequence,
@@ -89,6 +89,7 @@ class Trace:
         inputs: Storages that it reads.
         outputs: Storages that it writes.
         random: True if it draws random numbers.
+        fusible: True if it is pointwise or a reduction, which kernels may take in.
         weight_bytes: Parameter bytes that it reads.
         transient: Bytes of the largest working set among its backward ops beyond
             what is saved.
@@ -110,6 +111,7 @@ class Trace:
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     outputs: list[tuple[int, ...]] = field(default_factory=list)
     random: list[bool] = field(default_factory=list)
+    fusible: list[bool] = field(default_factory=list)
     forward_bytes: array[float] = field(default_factory=lambda: array("d"))
     weight_bytes: array[float] = field(default_factory=lambda: array("d"))
     backward_flops: array[float] = field(default_factory=lambda: array("d"))
@@ -367,6 +369,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         self._append(schema.name, cost, reads, writes)
         tags = getattr(func, "tags", ())
         self.trace.random[-1] = torch.Tag.nondeterministic_seeded in tags
+        self.trace.fusible[-1] = torch.Tag.pointwise in tags or schema.name in FUSIBLE
         if schema.name in _UNWRITTEN:
             return
         moved = float(sum(tensor_bytes(tensor) for tensor in outs))
@@ -400,6 +403,7 @@ class Tracer(DispatchMode):  # type: ignore[no-untyped-call]
         trace.inputs.append(reads)
         trace.outputs.append(writes)
         trace.random.append(False)
+        trace.fusible.append(False)
         for column in (
             trace.forward_bytes,
             trace.weight_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from planner.cost.traffic.collectives import (
     lines_of,
     replica_groups,
 )
-from planner.graph import ModelGraph
+from planner.graph import Fusion, ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
 from planner.space.regime import Regime
@@ -113,7 +113,7 @@ class SharedFacts:
         cluster: The machines.
         compute: Dtype that device types are compared in.
         loss_parallel: As :attr:`planner.cost.recipes.Recipe.loss_parallel`; likewise
-            experts_on_shards.
+            experts_on_shards, fusion and fused_loss.
     """
 
     graph: ModelGraph
@@ -121,6 +121,8 @@ class SharedFacts:
     compute: str
     loss_parallel: bool
     experts_on_shards: bool
+    fusion: Fusion
+    fused_loss: bool
 
     @cached_property
     def on_gpu(self) -> bool:
@@ -145,7 +147,8 @@ class SharedFacts:
     @cached_property
     def classes(self) -> BlockClasses:
         """Blocks of equal cost."""
-        return group_blocks(self.graph, self.loss_parallel, self.experts_on_shards)
+        graph = self.graph.with_kernels(self.fusion, loss=self.fused_loss)
+        return group_blocks(graph, self.loss_parallel, self.experts_on_shards)
 
     @cached_property
     def parameter_counts(self) -> ParameterCounts:
@@ -192,7 +195,7 @@ class PricingContext:
         cluster: The machines.
         order: Device id of every rank; its length is the number of devices used.
         memory_fraction: Share of a device's memory that a plan may fill.
-        regime: Methods of training; ``compile`` changes no price.
+        regime: Methods of training.
         product_dtype: Of matrix products where it is none of the precisions that can
             be planned, for runs of others; None for the compute dtype.
         calibration: Fitted constants of device types; None for what their documents
@@ -223,6 +226,12 @@ class PricingContext:
     def element_ratio(self) -> float:
         """Bytes of an activation over what it had in the trace."""
         return dtype_bytes(self.activation_dtype) / dtype_bytes(self.graph.dtype)
+
+    @property
+    def fusion(self) -> Fusion:
+        """Ops that are one kernel; blocks that are compiled fuse theirs."""
+        compiled = self.regime.compile and self.recipe.fusion == "none"
+        return "compiled" if compiled else self.recipe.fusion
 
     @property
     def operand_dtype(self) -> str:
@@ -266,16 +275,15 @@ class PricingContext:
             compute=self.precision.compute,
             loss_parallel=recipe.loss_parallel,
             experts_on_shards=recipe.experts_on_shards,
+            fusion=self.fusion,
+            fused_loss=recipe.fused_loss,
         )
         other = self.shared
-        same = other is not None and (
-            other.graph is graph
-            and other.cluster is cluster
-            and other.compute == own.compute
-            and other.loss_parallel == own.loss_parallel
-            and other.experts_on_shards == own.experts_on_shards
-        )
-        return other if other is not None and same else own
+        if other is None or other.graph is not graph or other.cluster is not cluster:
+            return own
+        names = {one.name for one in fields(own)} - {"graph", "cluster"}
+        kept = all(getattr(other, name) == getattr(own, name) for name in names)
+        return other if kept else own
 
     @property
     def on_gpu(self) -> bool:

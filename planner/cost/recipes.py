@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.errors import UnknownNameError
+from planner.graph import Fusion
 
 __all__ = ["RECIPES", "Recipe", "get_recipe"]
 
@@ -33,8 +34,6 @@ class Recipe:
         recompute_ends: Whether recomputation covers embedding and head, too.
         causal_share: Share of the scores of causal attention that fused kernels
             compute; 1 where they skip nothing.
-        elementwise: Share of the bytes of elementwise ops and norms, op by op, that
-            remain once kernels are fused.
         receive_buffers: ``all``: pipelines hold receive buffers of every microbatch
             (torch.distributed.pipelining, stage.py, seen on 2.11 to 2.13);
             ``in_flight``: of one microbatch.
@@ -67,6 +66,9 @@ class Recipe:
             the bytes of one that scatters them.
         pipeline_overlap: Whether copies are made alike behind the first forward and
             the last backward of a pipeline; else nothing hides it there.
+        fusion: Which ops of the graph are one kernel: ``none``; ``norms``, and products
+            of one input; ``kernels``, rotations and activations, too; ``compiled``,
+            whatever ``torch.compile`` or XLA fuse. See :mod:`planner.graph.fusion`.
         fused_loss: Whether softmax and cross entropy are one kernel over logits in the
             compute dtype; else fp32 copies of the logits stand beside them.
         regathers: Whether tp gathers what colwise layers read once more in backward
@@ -119,7 +121,6 @@ class Recipe:
     newer_products: float = 1.0
     recompute_ends: bool = True
     causal_share: float = 1.0
-    elementwise: float = 1.0
     launch: float = 1.0
     launches: float = 1.0
     captured: float = 0.0
@@ -140,6 +141,7 @@ class Recipe:
     reduces_whole: bool = False
     pipeline_overlap: bool = False
     receive_buffers: Literal["all", "in_flight"] = "all"
+    fusion: Fusion = "none"
     fused_loss: bool = False
     regathers: bool = False
     dropout: bool = False

@@ -233,14 +233,6 @@ def _saved_bytes(
     if context.recipe.loss_parallel:
         apart = apart | (classes.logit_bytes > 0)
     working = np.where(apart, working / tp, working)
-    if context.recipe.fused_loss:
-        ways = tp if context.recipe.loss_parallel else 1.0
-        logits = column * classes.logit_bytes / ways
-        # Logits, what their gradient is made of, and that: nothing is there in fp32.
-        wide = (4.0 / dtype_bytes(context.graph.dtype) - 1.0) * logits
-        none = np.maximum(none - wide, full)
-        selective = np.minimum(selective, none)
-        working = np.where(logits > 0, 2.0 * logits, working)
     return np.stack([none, selective, full]), working
 
 

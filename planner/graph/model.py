@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +16,8 @@ __all__ = [
     "Block",
     "BlockKind",
     "Edge",
+    "Fusion",
+    "Fusions",
     "Kernel",
     "KernelKind",
     "ModelGraph",
@@ -215,6 +217,22 @@ class Edge:
     sent: tuple[float, ...] = ()
 
 
+#: Which ops of a block become one kernel: none; those of a norm; those that other
+#: hand-written kernels cover, too; whatever a compiler fuses.
+Fusion = Literal["none", "norms", "kernels", "compiled"]
+
+
+@runtime_checkable
+class Fusions(Protocol):
+    """Blocks of a model by the kernels that a framework makes of their ops."""
+
+    def blocks(self, fusion: Fusion, *, loss: bool) -> tuple[Block, ...]:
+        """Return the blocks under a fusion, with or without a fused loss."""
+
+    def reordered(self, order: Sequence[int]) -> Fusions:
+        """Return the same for blocks in another order."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelGraph:
     """Directed acyclic graph of blocks, with what a planner must know of the model.
@@ -252,7 +270,11 @@ class ModelGraph:
             ``attention`` is known.
         assumptions: Guesses made while tracing.
         config: Facts to show (hidden size, layers …), JSON scalars.
+        fusions: The blocks with fused kernels; None where the ops are not known.
     """
+
+    #: For documents that hold graphs.
+    __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}
 
     name: str
     ref: str | None = None
@@ -260,9 +282,9 @@ class ModelGraph:
     seq_len: int | None
     dtype: str
     inputs: tuple[tuple[str, tuple[int, ...], str, int | None], ...] = ()
-    blocks: tuple[Block, ...]
-    edges: tuple[Edge, ...]
-    parameters: tuple[Parameter, ...]
+    blocks: tuple[Block, ...] = field(repr=False)
+    edges: tuple[Edge, ...] = field(repr=False)
+    parameters: tuple[Parameter, ...] = field(repr=False)
     buffers_bytes: float = 0.0
     tp_dims: Mapping[str, int] = field(default_factory=dict)
     sharding: Mapping[str, str] = field(default_factory=dict)
@@ -275,6 +297,7 @@ class ModelGraph:
     whole_sequence: str | None = None
     assumptions: tuple[str, ...] = ()
     config: Mapping[str, int | float | str] = field(default_factory=dict)
+    fusions: Fusions | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def num_parameters(self) -> int:
@@ -358,6 +381,17 @@ class ModelGraph:
                     found[unit].add(source)
         return tuple(frozenset(units) for units in found)
 
+    def with_kernels(self, fusion: Fusion, *, loss: bool) -> ModelGraph:
+        """Return the model as a framework runs it; see :mod:`planner.graph.fusion`.
+
+        Args:
+            fusion: Which ops become one kernel.
+            loss: Whether softmax and cross entropy do.
+        """
+        if self.fusions is None or (fusion == "none" and not loss):
+            return self
+        return replace(self, blocks=self.fusions.blocks(fusion, loss=loss))
+
     def reordered(self, names: Sequence[str]) -> ModelGraph:
         """Return the model with its units in another order.
 
@@ -400,8 +434,11 @@ class ModelGraph:
                 )
                 for one in self.parameters
             ),
+            fusions=self.fusions and self.fusions.reordered(blocks),
         )
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON data, for caches and ``meshwright explain --json``."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        plain = asdict(replace(self, fusions=None))
+        del plain["fusions"]
+        return json.loads(json.dumps(plain))  # type: ignore[no-any-return]

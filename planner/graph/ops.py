@@ -72,6 +72,7 @@ class OpGraph:
         inputs: Storages read.
         outputs: Storages written.
         random: Whether it draws random numbers.
+        fusible: Whether it is pointwise or a reduction, which kernels may take in.
         forward_bytes: Activation bytes read and written. Shape [ops].
         weight_bytes: Parameter bytes read. Shape [ops].
         backward_flops: FLOPs of its backward, recomputation apart. Shape [ops].
@@ -103,6 +104,7 @@ class OpGraph:
     inputs: list[tuple[int, ...]]
     outputs: list[tuple[int, ...]]
     random: list[bool]
+    fusible: list[bool]
     forward_bytes: np.ndarray
     weight_bytes: np.ndarray
     backward_flops: np.ndarray

@@ -22,7 +22,8 @@ from planner.measurements.metrics import (
     step_seconds,
     time_metric_named,
 )
-from planner.measurements.model_shapes import graph_of, shape_of
+from planner.measurements.model_configs import graph_of
+from planner.measurements.model_shapes import shape_of
 from planner.measurements.nvidia_recipes import (
     as_nvidia_ran,
     nvidia_recipe,

@@ -1,4 +1,4 @@
-"""The shape and the graph of the model that was measured."""
+"""The shape of the model that was measured."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 from planner.errors import CalibrationError
-from planner.graph import ModelGraph
 from planner.measurements.known_models import (
     KnownModel,
     ModelShape,
@@ -23,7 +21,7 @@ from planner.measurements.known_models import (
 )
 from planner.measurements.points import Point
 
-__all__ = ["expected_parameters", "graph_of", "shape_of"]
+__all__ = ["expected_parameters", "shape_of"]
 
 #: Share by which a stated parameter count may miss a shape's.
 _TOLERANCE = 0.02
@@ -305,21 +303,3 @@ def expected_parameters(shape: ModelShape) -> int:
     ends += shape.vocab * hidden * (1 if shape.tied else 2)
     ends += shape.seq * hidden if shape.positions else 0
     return shape.layers * layer + ends
-
-
-@cache
-def graph_of(shape: ModelShape) -> ModelGraph:
-    """Return its graph for one sample in bfloat16.
-
-    :func:`planner.capture.capture` reads it from a reference model. Graphs
-    are kept in memory, one for each shape.
-
-    Args:
-        shape: Figures of a model.
-    """
-    from planner.capture import capture
-    from planner.measurements.reference_model import ReferenceModel
-
-    inputs = {"input_ids": ((1, shape.seq), "int64")}
-    name = f"{shape.family} of {shape.layers} x {shape.hidden}"
-    return capture(lambda: ReferenceModel(shape), inputs, name=name, trust_splits=True)

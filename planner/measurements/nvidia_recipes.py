@@ -25,8 +25,8 @@ from planner.measurements.points import Point
 __all__ = ["NvidiaRecipe", "as_nvidia_ran", "nvidia_recipe", "recomputed"]
 
 #: Share of the launches of a block with experts that its router and the sorting of
-#: tokens are, which graphs of these two play back: of the reference model's kernels
-#: about half are before or behind the experts' own.
+#: tokens are, which graphs of these two play back: of Mixtral's kernels about half
+#: are before or behind the experts' own.
 _ROUTING = 0.5
 #: Shares of launches that a graph plays back, of blocks without experts and with.
 _CAPTURED = {

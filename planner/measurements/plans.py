@@ -217,7 +217,7 @@ _BLOCKING = re.compile(r"cuda_launch_blocking=1|\bbloom\b|tr11")
 def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
     recipe, text = framework.recipe, f"{point.precision} {point.notes}".lower()
     if "eager" in text:
-        recipe = replace(recipe, elementwise=1.0)
+        recipe = replace(recipe, fusion="none")
     if "async tp" in text or "asynctp" in text:
         recipe = replace(recipe, layer_overlap=_ASYNC_TP)
     if _BLOCKING.search(f"{point.source} {point.notes}".lower()):

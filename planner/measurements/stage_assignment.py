@@ -16,16 +16,15 @@ __all__ = ["assign_stages", "outer_units"]
 def outer_units(graph: ModelGraph) -> tuple[int, int]:
     """Return the numbers of units before the first and behind the last layer.
 
+    Layers are elements of a list of modules: the last part of their names is a number.
+
     Args:
         graph: Model whose units hold embedding, layers and head in this order.
     """
-    kinds = [
-        {block.kind for block in graph.blocks[a:b]} & {"embedding", "head"}
-        for a, b in graph.units
-    ]
-    before = next((i for i, kind in enumerate(kinds) if not kind), 0)
-    after = next((i for i, kind in enumerate(kinds[::-1]) if not kind), 0)
-    return before, after
+    layers = [name.rpartition(".")[2].isdigit() for name in graph.unit_names]
+    if not any(layers):
+        return 0, 0
+    return layers.index(True), layers[::-1].index(True)
 
 
 def assign_stages(
@@ -51,12 +50,12 @@ def assign_stages(
         CalibrationError: If there are more stages than units.
     """
     number, folded = pp * virtual, schedule_spec(schedule).folded
-    if number > len(graph.unit_names):
-        layers = len(graph.unit_names) - sum(outer_units(graph))
+    by_weights = framework.stage_assignment == "weights" and pp > 1
+    layers = len(graph.unit_names) - sum(outer_units(graph))
+    if number > (len(graph.unit_names) if by_weights else layers + 2):
         raise CalibrationError(
             f"pp x vp={number} stages for {layers} layers; lower one of them"
         )
-    by_weights = framework.stage_assignment == "weights" and pp > 1
     parts = _by_weights(graph, number) if by_weights else _evenly(graph, number)
     return tuple(
         Stage(
@@ -79,8 +78,11 @@ def _evenly(graph: ModelGraph, number: int) -> list[list[str]]:
     before, after = outer_units(graph)
     layers = names[before : len(names) - after]
     if number > len(layers):
-        # Embedding and loss count as layers where there are not enough of these.
-        return [list(part) for part in np.array_split(np.array(names), number)]
+        # Embedding and loss count as a layer each where there are not enough of these.
+        last = names[len(names) - after :]
+        whole = [names[:before], *([layer] for layer in layers), last]
+        found = np.array_split(np.arange(len(whole)), number)
+        return [[name for one in part for name in whole[one]] for part in found]
     each, over = divmod(len(layers), number)
     sizes = [each + (0 < place <= over) for place in range(number)]
     ends = np.cumsum(sizes)

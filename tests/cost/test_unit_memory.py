@@ -70,25 +70,15 @@ def test_a_head_that_is_not_recomputed_is_not_kept_twice() -> None:
     assert again == 4 * LOGITS + kept
 
 
-def test_a_fused_loss_has_three_copies_of_logits_in_the_compute_dtype() -> None:
-    kept, working = head_bytes(
-        Recipe(name="x", recompute_ends=False, fused_loss=True, loss_parallel=True)
-    )
-    assert (kept, working) == (STREAM + LOGITS, 2 * LOGITS)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_tp_divides_all_of_a_parallel_loss(fused: bool) -> None:
-    recipe = Recipe(
-        name="x", recompute_ends=False, loss_parallel=True, fused_loss=fused
-    )
+def test_tp_divides_all_of_a_parallel_loss() -> None:
+    recipe = Recipe(name="x", recompute_ends=False, loss_parallel=True)
     whole, part = head_bytes(recipe), head_bytes(recipe, tp=4)
     assert part[0] - STREAM == pytest.approx((whole[0] - STREAM) / 4)
     assert part[1] == pytest.approx(whole[1] / 4)
 
 
 def test_a_loss_over_gathered_logits_is_whole_on_every_rank() -> None:
-    recipe = Recipe(name="x", recompute_ends=False, fused_loss=True)
+    recipe = Recipe(name="x", recompute_ends=False)
     assert head_bytes(recipe, tp=4) == head_bytes(recipe)
 
 

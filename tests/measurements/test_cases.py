@@ -124,7 +124,7 @@ def test_what_nothing_was_measured_of_follows_what_was() -> None:
     usual, higher = _calibration(0.0), _calibration(0.8)
     other = next(name for name in frameworks() if name != FRAMEWORK)
     was, now = usual.recipes[other], higher.recipes[other]
-    assert was.elementwise < now.elementwise
+    assert was.layer_overlap < now.layer_overlap
     assert higher.default is not None
     assert usual.default is not None
     own = higher.devices[DEVICE].matmul_efficiency
@@ -165,7 +165,7 @@ def test_rows_that_say_too_little_fail_by_themselves() -> None:
 
 def test_constants_are_few() -> None:
     assert len(fitted_constants("device")) <= 6
-    assert all(len(recipe_constants(name)) == 4 for name in frameworks())
+    assert all(len(recipe_constants(name)) <= 3 for name in frameworks())
 
 
 def test_a_plan_that_cannot_be_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

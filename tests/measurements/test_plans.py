@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
 from planner.measurements.catalogues import frameworks
-from planner.measurements.model_shapes import graph_of, shape_of
+from planner.measurements.model_configs import graph_of
+from planner.measurements.model_shapes import shape_of
 from planner.measurements.plans import (
     AssumedPlan,
     assume_plan,
@@ -231,7 +232,7 @@ def test_deepspeed_keeps_gradients_in_bfloat16_beside_their_sum(
 def test_eager_runs_fuse_nothing(graph: ModelGraph) -> None:
     framework = frameworks()["torchtitan"]
     plan = assume_plan(_row(precision="eager bf16"), graph, framework)
-    assert plan.recipe.elementwise == 1.0
+    assert plan.recipe.fusion == "none"
     assert assume_plan(_row(), graph, framework).recipe == framework.recipe
 
 
@@ -242,7 +243,7 @@ def test_stages_hold_every_module_once_and_layers_evenly(
 ) -> None:
     row = {"pp": pp, "vp": vp, "microbatch": 1, "schedule": "interleaved"}
     names = list(graph.unit_names)
-    if pp > len(names):
+    if pp > 1 and pp * vp > LAYERS + 2:
         with pytest.raises(CalibrationError, match=f"for {LAYERS} layers"):
             _plan(graph, **row)
         return
@@ -250,7 +251,10 @@ def test_stages_hold_every_module_once_and_layers_evenly(
     assert [name for stage in stages for name in stage.modules] == names
     assert [stage.rank for stage in stages] == [i % pp for i in range(len(stages))]
     if len(stages) <= LAYERS:
-        layers = [sum("layers" in name for name in s.modules) for s in stages]
+        layers = [
+            sum(name.rpartition(".")[2].isdigit() for name in stage.modules)
+            for stage in stages
+        ]
         assert max(layers) - min(layers) <= 1
         assert sum(layers) == LAYERS
 

@@ -7,7 +7,8 @@ import pytest
 from planner.errors import CalibrationError
 from planner.graph import ModelGraph
 from planner.measurements.catalogues import frameworks
-from planner.measurements.model_shapes import graph_of, shape_of
+from planner.measurements.model_configs import graph_of
+from planner.measurements.model_shapes import shape_of
 from planner.measurements.stage_assignment import assign_stages
 from tests.measurements.rows import small
 
@@ -23,7 +24,10 @@ def _layers(graph: ModelGraph, name: str, pp: int, virtual: int = 1) -> list[int
     stages = assign_stages(graph, frameworks()[name], pp, virtual, "1F1B", "none")
     held = [module for stage in stages for module in stage.modules]
     assert held == list(graph.unit_names)
-    return [sum("layers" in m for m in stage.modules) for stage in stages]
+    return [
+        sum(name.rpartition(".")[2].isdigit() for name in stage.modules)
+        for stage in stages
+    ]
 
 
 def test_megatron_deals_layers_evenly(graph: ModelGraph) -> None:

@@ -149,13 +149,11 @@ class _Roof:
         rate: FLOP/s that very large kernels reach.
         fused: Whether it is fused attention.
         skipped: Share of its FLOPs that it computes.
-        light: Share of its bytes that it moves.
         half: FLOPs of a product that reaches half of its rate.
         bandwidth: Bytes/s.
         overhead: Seconds of an op, whatever its size.
         host: Seconds in which a GPU's host launches an op.
         element: Bytes of an activation over what it had in the trace.
-        elementwise: Share of their bytes that elementwise kernels move.
     """
 
     table: KernelTable
@@ -163,13 +161,11 @@ class _Roof:
     rate: Array
     fused: NDArray[np.bool_]
     skipped: Array
-    light: Array
     half: float
     bandwidth: float
     overhead: float
     host: float
     element: float
-    elementwise: float
 
     @classmethod
     def over(
@@ -197,13 +193,11 @@ class _Roof:
             * (recipe.newer_products if _after_ampere(device) else 1.0),
             fused=fused,
             skipped=np.where(fused & causal, recipe.causal_share, 1.0),
-            light=np.where(_products(table), 1.0, recipe.elementwise),
             half=reach.half_efficiency_flops,
             bandwidth=device.memory_bandwidth_bytes_per_s * reach.memory_efficiency,
             overhead=device.kernel_overhead_s * ops,
             host=device.kernel_overhead_s * host,
             element=element,
-            elementwise=recipe.elementwise,
         )
 
     def seconds(
@@ -229,13 +223,13 @@ class _Roof:
         speed = np.where(self.fused, self.rate * efficiency, self.rate)
         busy = flops * self.skipped * part.scale / part.work
         ramp = np.where(_products(self.table) & (flops > 0), self.half * ops, 0.0)
-        activations = moved * self.light * part.scale * part.share
+        activations = moved * part.scale * part.share
         size = (activations + part.weights * held) * self.element
         roof = np.maximum((busy * inner + ramp) / speed, size / self.bandwidth)
         return np.asarray(self.table.count * (roof + self.overhead * ops))
 
     def passes(self, moved: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Seconds of elementwise kernels beside products, as far as none is fused.
+        """Seconds of elementwise kernels beside products.
 
         Args:
             moved: Bytes of this rank at the traced batch, forward and backward.
@@ -243,8 +237,8 @@ class _Roof:
         Returns:
             Likewise.
         """
-        share = self.part.scale * self.elementwise
-        return self.moves(moved[0] * share), self.moves(moved[1] * share)
+        scale = self.part.scale
+        return self.moves(moved[0] * scale), self.moves(moved[1] * scale)
 
     def moves(self, moved: Array) -> Array:
         """Seconds of kernels of their own that move bytes, in the dtype of the trace.
