@@ -4,10 +4,10 @@ python -m benchmarks.kernel_tables [--kinds KIND ...] [--write]
 
 Prints one table a kind: the error on rows that were held out of the fit (30 % of each
 table, drawn with seed 0; forms were chosen on a part of the others, but for products'
-splits and collectives' protocols, of which errors on these were seen), and that of the
-shipped cost model on the same rows ("before"). ``--write`` writes the constants to
-``planner/measurements/data/kernels.json`` and the tables to ``docs/results``. Needs the
-measurements, see :mod:`planner.calibration.kernels.rows`; a quarter of a minute.
+splits and collectives' protocols, of which errors on these were seen). ``--write``
+writes the constants to ``planner/measurements/data/kernels.json`` and the tables to
+``docs/results``. Needs the measurements, see :mod:`planner.calibration.kernels.rows`; a
+quarter of a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernel_tables_before import before
 from benchmarks.tables import aligned
 from planner.calibration.kernels import KINDS
 from planner.calibration.kernels.experts import (
@@ -103,7 +102,7 @@ def _long_runs(fits: Sequence[KernelFit]) -> dict[tuple[str, str], float]:
     """Slowdown of products in a run of seconds, less 1, by device and dtype.
 
     Of dtypes without long runs float8 stands in for narrow ones where it has them, and
-    bfloat16 for all others.
+    bfloat16 for all others. Devices without any are taken to hold their clocks.
     """
     products = {
         (fit.case.device, fit.case.variant): fit.constants
@@ -119,11 +118,8 @@ def _long_runs(fits: Sequence[KernelFit]) -> dict[tuple[str, str], float]:
     for device, dtype in products:
         alike = long_run_device(device)
         order = (dtype, "bfloat16") if dtype == "bfloat16" else (dtype, "float8")
-        found[device, dtype] = next(
-            known[alike, name]
-            for name in (*order, "bfloat16")
-            if (alike, name) in known
-        )
+        names = (name for name in (*order, "bfloat16") if (alike, name) in known)
+        found[device, dtype] = known[alike or "", next(names)] if alike else 0.0
     return found
 
 
@@ -131,19 +127,16 @@ def _percent(value: float) -> str:
     return "" if np.isnan(value) else f"{100 * value:.1f}"
 
 
-_HEADS = ("rows", "held out %", "median", "p90", "bias", "training %", "before %")
+_HEADS = ("rows", "held out %", "median", "p90", "bias", "training %")
 
 
 def _line(fit: KernelFit) -> list[str]:
     case, errors = fit.case, fit.errors
-    held = case.rows.at(case.rows.held_out)
-    old = before(case, held)
     shown = (errors.mean, errors.median, errors.p90, errors.bias, errors.training)
     return [
         f"{case.device} {case.variant}",
         str(len(case.rows)),
         *(_percent(value) for value in shown),
-        "" if old is None else _percent(errors_of(old, held.seconds).mean),
     ]
 
 
@@ -303,9 +296,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"# Measured kernels, {day}",
                 "",
                 "`python -m benchmarks.kernel_tables --write`; [what it means]"
-                "(../kernels.md). Errors are means of absolute ones, in %; *before* is "
-                "the shipped cost model, bias the mean logarithm of predicted over "
-                "measured.",
+                "(../kernels.md). Errors are means of absolute ones, in %; bias is the "
+                "mean logarithm of predicted over measured.",
                 "",
                 "```",
                 "\n\n".join(reports),

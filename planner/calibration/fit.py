@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from planner.cost.constants import Calibration
 from planner.errors import CalibrationError
 from planner.measurements.cases import Case
 from planner.measurements.catalogues import fitted_constants
+from planner.measurements.kernels import measured_devices
 
 __all__ = ["FitConfig", "FitResult", "fit"]
 
@@ -52,6 +54,8 @@ class FitConfig:
         prior: Weight of the pull to the starting values.
         order: Weight of a run's deviation from its group, beside its own error.
         step: Step of the difference quotients, in logits.
+        free_kernels: Whether runs decide of the speed of kernels that were measured by
+            themselves; else of those of other devices alone.
     """
 
     iterations: int = 20
@@ -60,6 +64,7 @@ class FitConfig:
     prior: float = 0.0007
     order: float = 0.5
     step: float = 0.05
+    free_kernels: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +196,7 @@ def _begin(vector: Vector, centre: Array, start: FitResult | None) -> Array:
     return places
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Problem:
     """Runs and their weights.
 
@@ -257,7 +262,19 @@ class _Problem:
             moved[np.unique(self.uses[:, column])] += self.config.step
             change = (self.errors(moved) - errors) / self.config.step
             slope[rows, self.uses[:, column]] = change
+        slope[:, self.held] = 0.0
         return slope
+
+    @cached_property
+    def held(self) -> NDArray[np.bool_]:
+        """Constants that stay where they begin. Shape [vector.size]."""
+        measured = () if self.config.free_kernels else measured_devices()
+        return np.array(
+            [
+                constant.name == "kernel_speed" and of in measured
+                for _, of, constant in self.vector.columns()
+            ]
+        )
 
     def known_slope(self, start: FitResult | None) -> Array | None:
         """Return the same from an earlier fit, if that has it of every run."""

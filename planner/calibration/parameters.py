@@ -16,25 +16,14 @@ from numpy.typing import NDArray
 from planner.cost import Recipe
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.measurements.catalogues import Constant, fitted_constants, frameworks
+from planner.measurements.kernels import surfaces_of
 
 __all__ = [
-    "INNER_RAMP",
-    "MEMORY_REACHED",
     "Vector",
     "recipe_constants",
 ]
 
 Array = NDArray[np.float64]
-
-#: Share of the memory bandwidth that long reads and writes reach. Source: BabelStream's
-#: triad on V100, A100 and H100, 0.8 to 0.93 of the datasheet.
-MEMORY_REACHED = 0.8
-
-#: Inner length at which a product reaches half of its rate. Fitted for each device, it
-#: came out as 293 to 331 on all ten.
-INNER_RAMP = 310.0
-
-_FIXED = {"memory_efficiency": MEMORY_REACHED, "inner_ramp": INNER_RAMP}
 
 
 def recipe_constants(name: str) -> tuple[Constant, ...]:
@@ -109,7 +98,7 @@ class Vector:
             away.setdefault(_alike_key(kind, of, constant), []).append(float(far))
         others = {one: _unseen_recipe(one, away) for one in frameworks()}
         devices = {
-            of: DeviceConstants(**_FIXED, **found)
+            of: DeviceConstants(**found)  # type: ignore[arg-type]
             for (kind, of), found in values.items()
             if kind == "device"
         }
@@ -123,6 +112,7 @@ class Vector:
             devices=devices,
             recipes=others | recipes,
             default=_unseen_device(away),
+            surfaces=surfaces_of,
         )
 
 
@@ -155,7 +145,7 @@ def _unseen_device(away: Mapping[_Key, Sequence[float]]) -> DeviceConstants:
         one.name: _likely(one, one.start, away.get(_alike_key("device", "", one), ()))
         for one in fitted_constants("device")
     }
-    return DeviceConstants(**_FIXED, **found)
+    return DeviceConstants(**found)  # type: ignore[arg-type]
 
 
 def _unseen_recipe(name: str, away: Mapping[_Key, Sequence[float]]) -> Recipe:

@@ -27,6 +27,7 @@ class Recipe:
         selective: What selective recomputation computes again: ``light``, everything
             but products and fused attention; ``alternate``, every second product, too;
             ``attention``, the scores alone, as Megatron-LM does.
+        attention_speed: Speed of fused attention over FlashAttention-2's.
         ampere_attention: Whether fused attention is FlashAttention-2 or older, which
             was written for Ampere and leaves newer devices idle.
         newer_products: Share that products reach, on devices newer than Ampere, of what
@@ -117,6 +118,7 @@ class Recipe:
     attention_backward: float = 0.7
     fused_attention: bool = True
     selective: Literal["light", "alternate", "attention"] = "light"
+    attention_speed: float = 1.0
     ampere_attention: bool = False
     newer_products: float = 1.0
     recompute_ends: bool = True

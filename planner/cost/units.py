@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable, Ties
 from planner.cost.kernels.roofline import kernel_times
-from planner.cost.kernels.shapes import Division, divide, shape_factors
+from planner.cost.kernels.shapes import Division, divide
 from planner.cost.recipes import Recipe
 from planner.cost.table.rows import number_rows
 from planner.cost.traffic.collectives import LayerLines
@@ -95,17 +95,13 @@ def _by_block(
     """Forward, backward, weight, selective, two of hosts. Shape [6, C, classes]."""
     table, recipe = classes.kernels, context.recipe
     reach = context.constants(device)
-    factors = shape_factors(
-        table, part, device, reach, fused_attention=recipe.fused_attention
-    )
     times = kernel_times(
         table,
         part,
-        factors,
         device,
         recipe,
         reach,
-        dtype=context.operand_dtype,
+        dtypes=(context.operand_dtype, context.activation_dtype),
         element=context.element_ratio,
         causal=context.graph.attention == "causal",
     )

@@ -209,6 +209,7 @@ class BlockSums:
                 float(graph.weight_bytes[row]),
                 self.roles.ops[row],
                 self._trained(row),
+                self._of_experts(row),
             )
             if any(key[5:11]):
                 count[key] = count.get(key, 0) + 1
@@ -227,6 +228,7 @@ class BlockSums:
                 weight_bytes=key[10],  # type: ignore[arg-type]
                 style=key[11],  # type: ignore[arg-type]
                 trained=key[12],  # type: ignore[arg-type]
+                expert=key[13],  # type: ignore[arg-type]
                 count=number,
             )
             for key, number in count.items()
@@ -238,6 +240,12 @@ class BlockSums:
         read = [tensors[-1 - i] for i in self.graph.inputs[row] if i < 0]
         largest = max(read, key=lambda tensor: math.prod(tensor.shape), default=None)
         return largest is None or largest.trainable
+
+    def _of_experts(self, row: int) -> bool:
+        """Return True if an op reads weights of experts."""
+        tensors = self.graph.parameters
+        read = (tensors[-1 - i].name for i in self.graph.inputs[row] if i < 0)
+        return any(EXPERTS.search(name) for name in read)
 
     def _selective(self, start: int, stop: int) -> list[int]:
         """Return the outputs of products and fused attention, each storage once."""

@@ -64,6 +64,7 @@ class Kernel:
             activations between a colwise and a rowwise product), ``stream`` is the
             residual stream (divided by sequence parallelism alone), ``none`` is not
             divided.
+        expert: Whether ep divides its weights.
     """
 
     kind: KernelKind
@@ -80,6 +81,7 @@ class Kernel:
     count: int = 1
     trained: bool = True
     style: Literal["colwise", "rowwise", "local", "stream", "none"] = "none"
+    expert: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from planner.cost import Recipe, get_recipe
 from planner.cost.constants import Calibration, DeviceConstants
 from planner.errors import CalibrationError, UnknownNameError
 from planner.measurements.catalogues import DATA, fitted_constants, frameworks
+from planner.measurements.kernels import surfaces_of
 from planner.reading import parse_json, read_text
 from planner.schema.base import write_atomically
 
@@ -34,7 +35,7 @@ __all__ = [
 #: File of the constants that come with Meshwright.
 SHIPPED = DATA / "published.json"
 
-_VERSION = 1
+_VERSION = 2
 
 # -- Choosing --------------------------------------------------------------------
 
@@ -133,13 +134,16 @@ def calibration_document(
 ) -> dict[str, Any]:
     """Return constants as JSON data, the content of a file."""
     names = [constant.name for constant in fitted_constants("recipe")]
+    own = [constant.name for constant in fitted_constants("device")]
+
+    def device(values: DeviceConstants) -> dict[str, float]:
+        return _rounded({name: getattr(values, name) for name in own})
+
     return {
         "format_version": _VERSION,
         "name": calibration.name,
-        "devices": {k: _rounded(asdict(v)) for k, v in calibration.devices.items()},
-        "default": None
-        if calibration.default is None
-        else _rounded(asdict(calibration.default)),
+        "devices": {name: device(one) for name, one in calibration.devices.items()},
+        "default": calibration.default and device(calibration.default),
         "recipes": {
             key: _rounded({name: getattr(recipe, name) for name in names})
             | ({"imbalance": recipe.imbalance} if recipe.imbalance != 1 else {})
@@ -213,6 +217,7 @@ def _parse(text: str, where: str) -> Calibration:
             for name, values in parts["recipes"].items()
         },
         default=None if default is None else _device(default, f"{where}: default"),
+        surfaces=surfaces_of,
     )
 
 
@@ -240,15 +245,9 @@ def _recipe(name: str, values: Any, where: str) -> Recipe:
 
 def _device(values: Any, where: str) -> DeviceConstants:
     given = _mapping(values, where)
-    # What is not fitted is at least 0.
-    bounds = {one.name: (0.0, math.inf) for one in fields(DeviceConstants)}
-    bounds |= {one.name: (one.low, one.high) for one in fitted_constants("device")}
+    bounds = {one.name: (one.low, one.high) for one in fitted_constants("device")}
     _check(given, bounds, where)
-    missing = [
-        one.name
-        for one in fields(DeviceConstants)
-        if one.default is MISSING and one.name not in given
-    ]
+    missing = [name for name in bounds if name not in given]
     if missing:
         raise CalibrationError(f"{where} lacks {missing[0]!r}; calibrate again")
     return DeviceConstants(**given)

@@ -19,7 +19,9 @@ from tests.measurements.rows import DEVICE, FRAMEWORK, small
 
 VECTOR = Vector(devices=(DEVICE,), recipes=(FRAMEWORK,))
 #: Hardly pulled, and followed to the end.
-FREE = FitConfig(prior=1e-5, iterations=30, tolerance=1e-4, huber=10.0)
+FREE = FitConfig(
+    free_kernels=True, prior=1e-5, iterations=30, tolerance=1e-4, huber=10.0
+)
 #: Data parallelism, tensor parallelism, pipelines, small and large microbatches.
 PLANS: tuple[dict[str, object], ...] = (
     {"microbatch": 1, "zero": 1},

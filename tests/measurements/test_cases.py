@@ -85,7 +85,7 @@ def test_a_case_costs_what_a_new_setting_does(
 def test_better_devices_take_less_time() -> None:
     case, start = prepare(small()), VECTOR.start()
     for place, (kind, _, constant) in enumerate(VECTOR.columns()):
-        if kind == "device" and constant.name == "matmul_efficiency":
+        if kind == "device" and constant.name == "kernel_speed":
             start[place] += 1.0
     better = VECTOR.calibration(start, "better")
     assert case.step_s(better) < case.step_s(_calibration(0.0))
@@ -127,8 +127,8 @@ def test_what_nothing_was_measured_of_follows_what_was() -> None:
     assert was.layer_overlap < now.layer_overlap
     assert higher.default is not None
     assert usual.default is not None
-    own = higher.devices[DEVICE].matmul_efficiency
-    assert usual.default.matmul_efficiency < higher.default.matmul_efficiency < own
+    own = higher.devices[DEVICE].kernel_speed
+    assert usual.default.kernel_speed < higher.default.kernel_speed < own
 
 
 def test_hosts_tell_of_hosts_that_run_the_same_kind_of_program() -> None:

@@ -124,14 +124,21 @@ _LONG_RUNS = {
 }
 
 #: Whose products were repeated for a second, for devices of which none were.
-_LONG_RUN_OF = {"b300-270": "b200-180", "gb300-279": "gb200-186"}
+_LONG_RUN_OF = {
+    "h100-80": "h200-141",
+    "b300-270": "b200-180",
+    "gb300-279": "gb200-186",
+}
 
 
-def long_run_device(device: str) -> str:
-    """Name of the device whose long runs say how much slower a device's are."""
+def long_run_device(device: str) -> str | None:
+    """Name of the device whose long runs say how much slower a device's are.
+
+    None where no such device, nor one of the same chip and power, was measured so.
+    """
     if any(device == measured for measured, _ in _LONG_RUNS):
         return device
-    return _LONG_RUN_OF.get(device, "h200-141")
+    return _LONG_RUN_OF.get(device)
 
 
 def long_run_rows(device: str, dtype: str) -> KernelRows | None:

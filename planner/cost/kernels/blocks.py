@@ -44,7 +44,7 @@ class KernelTable:
         owner: Index of the block class that each kernel belongs to.
         style: Index into colwise, rowwise, local, stream, none.
         kind: Index into matmul, attention, conv, embedding, memory.
-        expert_share: Share of the weights that ep divides.
+        expert: Whether ep divides the weights.
         trained: Whether there are weights that get a gradient.
         low_precision: Whether recipes for float8 and float4 convert it: products with
             weights but those of heads. Sources: torchtitan, docs/float8.md, which
@@ -66,37 +66,37 @@ class KernelTable:
     forward_bytes: Array
     backward_bytes: Array
     weight_bytes: Array
-    expert_share: Array
+    expert: NDArray[np.bool_]
     trained: NDArray[np.bool_]
     low_precision: NDArray[np.bool_]
 
     @classmethod
     def build(
         cls,
-        kernels: Sequence[tuple[int, float, Kernel]],
+        kernels: Sequence[tuple[int, Kernel]],
         heads: Collection[int] = (),
     ) -> KernelTable:
-        """Build a table of (owner, expert share, kernel); ``heads`` are owners."""
+        """Build a table of (owner, kernel); ``heads`` are owners."""
 
         def column(name: str) -> Array:
-            return np.array([float(getattr(kernel, name)) for _, _, kernel in kernels])
+            return np.array([float(getattr(kernel, name)) for _, kernel in kernels])
 
         return cls(
-            owner=np.array([owner for owner, _, _ in kernels], dtype=np.int64),
+            owner=np.array([owner for owner, _ in kernels], dtype=np.int64),
             style=np.array(
-                [KERNEL_STYLES.index(k.style) for _, _, k in kernels], dtype=np.int64
+                [KERNEL_STYLES.index(k.style) for _, k in kernels], dtype=np.int64
             ),
             kind=np.array(
-                [KERNEL_KINDS.index(k.kind) for _, _, k in kernels], dtype=np.int64
+                [KERNEL_KINDS.index(k.kind) for _, k in kernels], dtype=np.int64
             ),
-            expert_share=np.array([share for _, share, _ in kernels]),
+            expert=np.array([k.expert for _, k in kernels], dtype=bool),
             trained=np.array(
-                [k.trained and k.weight_bytes > 0 for _, _, k in kernels], dtype=bool
+                [k.trained and k.weight_bytes > 0 for _, k in kernels], dtype=bool
             ),
             low_precision=np.array(
                 [
                     k.kind == "matmul" and k.weight_bytes > 0 and owner not in heads
-                    for owner, _, k in kernels
+                    for owner, k in kernels
                 ],
                 dtype=bool,
             ),
@@ -205,11 +205,7 @@ def group_blocks(
         blocks=tuple(blocks),
         count=count[: len(blocks)],
         kernels=KernelTable.build(
-            [
-                (owner, block.expert_parameter_count / max(block.parameter_count, 1), k)
-                for owner, block in enumerate(blocks)
-                for k in block.kernels
-            ],
+            [(owner, k) for owner, block in enumerate(blocks) for k in block.kernels],
             heads=[owner for owner, block in enumerate(blocks) if block.kind == "head"],
         ),
         has_attention=np.array(attention, dtype=bool),

@@ -11,7 +11,13 @@ from planner.cost.constants import DeviceConstants
 from planner.cost.kernels.blocks import KernelTable
 from planner.schema.cluster import DeviceType
 
-__all__ = ["cast_bytes", "gathered_share", "low_precision_rates", "peak_flops_per_s"]
+__all__ = [
+    "cast_bytes",
+    "format_rate",
+    "gathered_share",
+    "low_precision_rates",
+    "peak_flops_per_s",
+]
 
 Array = NDArray[np.float64]
 
@@ -119,10 +125,16 @@ def low_precision_rates(
     wide = peak_flops_per_s(device, _PEAKS.get(dtype, dtype))
     peak = np.full(table.low_precision[None, :].shape, wide)
     if found:
-        # Each halving of the width loses the same share to scales.
-        peak *= found.rate * constants.float8_efficiency**found.halvings
+        # Each halving of the width loses the same share to scales. Assumption.
+        peak *= found.rate * 0.85**found.halvings
         peak[:, ~table.low_precision] = peak_flops_per_s(device, "bfloat16")
     return peak * constants.matmul_efficiency
+
+
+def format_rate(dtype: str) -> float:
+    """Rate of products over those with one scale a tensor; 1 if it is no format."""
+    found = _FORMATS.get(dtype)
+    return found.rate if found else 1.0
 
 
 def cast_bytes(

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from planner.cost.constants import DeviceConstants
 from planner.cost.kernels.blocks import KERNEL_KINDS, KernelTable
 from planner.cost.kernels.low_precision import cast_bytes, low_precision_rates
-from planner.cost.kernels.shapes import Division, head_share
+from planner.cost.kernels.products import product_times
+from planner.cost.kernels.shapes import Division, padding
 from planner.cost.recipes import Recipe
 from planner.schema import Optimizer
 from planner.schema.cluster import DeviceType
@@ -69,12 +70,11 @@ class KernelTimes:
 def kernel_times(
     table: KernelTable,
     part: Division,
-    factors: tuple[Array, Array],
     device: DeviceType,
     recipe: Recipe,
     reach: DeviceConstants,
     *,
-    dtype: str,
+    dtypes: tuple[str, str],
     element: float = 1.0,
     causal: bool = False,
 ) -> KernelTimes:
@@ -83,55 +83,89 @@ def kernel_times(
     Args:
         table: Kernels at the traced batch.
         part: What a device has of them.
-        factors: Time of products of these shapes over that of endless ones, see
-            :func:`planner.cost.kernels.shapes.shape_factors`.
         device: On which they run.
         recipe: Of the framework.
         reach: What the device reaches.
-        dtype: Of products: a compute dtype, or a format of
-            :mod:`planner.cost.kernels.low_precision`.
+        dtypes: Of products that recipes for low precision convert, a compute dtype or
+            a format of :mod:`planner.cost.kernels.low_precision`; and of all others.
         element: Bytes of an activation over what it had in the trace.
         causal: Whether attention is, so that kernels skip the recipe's share of it.
     """
-    roof = _Roof.over(table, device, recipe, reach, part, dtype, element, causal)
+    roof = _Roof.over(table, device, recipe, reach, part, dtypes[0], element, causal)
+    ops = _backward_ops(table)
+    if reach.surfaces is None:
+        forward, inputs, weights = _by_peaks(roof, device, recipe, reach)
+    else:
+        later = _after_ampere(device)
+        newer = recipe.newer_products if later else 1.0
+        older = _AMPERE_ON_NEWER if recipe.ampere_attention and later else 1.0
+        older *= recipe.attention_speed
+        found = product_times(
+            table,
+            part,
+            reach.surfaces,
+            recipe,
+            dtypes=dtypes,
+            causal=causal,
+            slower=(1 / newer / reach.kernel_speed, 1 / older / reach.kernel_speed),
+        )
+        product = _products(table)
+        moved = roof.memory(table.forward_bytes, np.ones_like(ops), np.ones_like(ops))
+        forward = np.where(product, table.count * found.forward, moved)
+        moved = roof.memory(table.backward_bytes, ops, ops)
+        inputs = np.where(product, table.count * found.inputs, moved)
+        weights = table.count * found.weights
+    if not recipe.fused_attention:
+        written = 2 * part.scores * table.count * element / roof.bandwidth
+        forward = forward + _SCORES_MOVED[0] * written
+        inputs = inputs + _SCORES_MOVED[1] * written
+    before = recipe.low_precision_gathers
+    narrow = cast_bytes(table, dtypes[0], part.tp, part.stream, before=before)
+    casts = roof.passes(narrow)
+    summed = roof.moves(summed_bytes(table, part, recipe.gradient_passes))
+    weights = weights + np.where(_products(table) & table.trained, summed, 0.0)
+    launched = roof.host * table.count[None, :]
+    forward = forward + casts[0]
+    return KernelTimes(
+        forward=forward,
+        backward=inputs + casts[1] + weights + np.where(_products(table), 0.0, summed),
+        weight=weights,
+        selective=_repeated(table, recipe) * forward,
+        forward_host=launched,
+        backward_host=launched * ops,
+    )
+
+
+def _by_peaks(
+    roof: _Roof, device: DeviceType, recipe: Recipe, reach: DeviceConstants
+) -> tuple[Array, Array, Array]:
+    """Seconds by what a document says of its device. Shapes [combinations, kernels].
+
+    Returns:
+        Of forward, of gradients of inputs, and of weights.
+    """
+    table, part = roof.table, roof.part
     one, product = np.ones(len(table.count)), _backward_ops(table)
-    share = _attention_share(table, device, recipe, reach)
+    padded = padding(table, part, device)
+    share = _attention_share(device, recipe, reach)
     forward = roof.seconds(
-        table.forward_flops, table.forward_bytes, one, share, factors[0], one
+        table.forward_flops, table.forward_bytes, one, share, padded, one
     )
     again = np.where(roof.fused[0], table.recompute_flops, 0.0)
     # Gradients of experts' weights are as many as a device has experts, whatever the
     # number of tokens.
-    made = np.where(table.trained & (table.expert_share > 0), table.weight_bytes, 0.0)
+    made = np.where(table.trained & table.expert, table.weight_bytes, 0.0)
     backward = roof.seconds(
         table.backward_flops + again,
         np.maximum(table.backward_bytes - made, 0.0),
         product,
         share * (recipe.attention_backward / recipe.attention_forward),
-        factors[1],
+        padded,
         product + (made > 0),
     )
-    if not recipe.fused_attention:
-        written = 2 * part.scores * table.count * element / roof.bandwidth
-        forward = forward + _SCORES_MOVED[0] * written
-        backward = backward + _SCORES_MOVED[1] * written
-    moved = cast_bytes(
-        table, dtype, part.tp, part.stream, before=recipe.low_precision_gathers
-    )
-    casts = roof.passes(moved)
-    forward, backward = forward + casts[0], backward + casts[1]
     weighted = _products(table) & table.trained
-    weight = np.where(weighted, backward / np.maximum(product, 1), 0.0)
-    summed = roof.moves(summed_bytes(table, part, recipe.gradient_passes))
-    launched = roof.host * table.count[None, :]
-    return KernelTimes(
-        forward=forward,
-        backward=backward + summed,
-        weight=weight + np.where(weighted, summed, 0.0),
-        selective=_repeated(table, recipe) * forward,
-        forward_host=launched,
-        backward_host=launched * product,
-    )
+    weights = np.where(weighted, backward / np.maximum(product, 1), 0.0)
+    return forward, backward - weights, weights
 
 
 def _products(table: KernelTable) -> NDArray[np.bool_]:
@@ -195,7 +229,7 @@ class _Roof:
             skipped=np.where(fused & causal, recipe.causal_share, 1.0),
             half=reach.half_efficiency_flops,
             bandwidth=device.memory_bandwidth_bytes_per_s * reach.memory_efficiency,
-            overhead=device.kernel_overhead_s * ops,
+            overhead=_launched_s(device, reach) * ops,
             host=device.kernel_overhead_s * host,
             element=element,
         )
@@ -205,7 +239,7 @@ class _Roof:
         flops: Array,
         moved: Array,
         ops: Array,
-        efficiency: Array,
+        efficiency: float,
         inner: Array,
         held: Array,
     ) -> Array:
@@ -228,6 +262,20 @@ class _Roof:
         roof = np.maximum((busy * inner + ramp) / speed, size / self.bandwidth)
         return np.asarray(self.table.count * (roof + self.overhead * ops))
 
+    def memory(self, moved: Array, ops: Array, held: Array) -> Array:
+        """Seconds of all ops of each kernel that only moves bytes. [C, kernels].
+
+        Args:
+            moved: Bytes of activations, at the traced batch. Shape [kernels].
+            ops: Kernels that are launched. Shape [kernels].
+            held: How often weights are read or made. Shape [kernels].
+        """
+        part = self.part
+        size = (moved * part.scale * part.share + part.weights * held) * self.element
+        return np.asarray(
+            self.table.count * (size / self.bandwidth + self.overhead * ops)
+        )
+
     def passes(self, moved: tuple[Array, Array]) -> tuple[Array, Array]:
         """Seconds of elementwise kernels beside products.
 
@@ -249,18 +297,24 @@ class _Roof:
         return np.asarray(moved * (self.table.count * self.element / self.bandwidth))
 
 
+def _launched_s(device: DeviceType, reach: DeviceConstants) -> float:
+    """Seconds of a kernel of nothing."""
+    if reach.surfaces is None:
+        return device.kernel_overhead_s
+    return reach.surfaces.products().constants.launch_s
+
+
 def _after_ampere(device: DeviceType) -> bool:
     return "float8_e4m3fn" in device.peak_flops_per_s
 
 
 def _attention_share(
-    table: KernelTable, device: DeviceType, recipe: Recipe, reach: DeviceConstants
-) -> Array:
-    """Share of a product's rate that fused attention reaches forward. [kernels]."""
-    share = reach.attention_efficiency * head_share(table, reach)
+    device: DeviceType, recipe: Recipe, reach: DeviceConstants
+) -> float:
+    """Share of a product's rate that fused attention reaches forward."""
     if recipe.ampere_attention and _after_ampere(device):
-        share = share * _AMPERE_ON_NEWER
-    return share
+        return reach.attention_efficiency * _AMPERE_ON_NEWER
+    return reach.attention_efficiency
 
 
 def _repeated(table: KernelTable, recipe: Recipe) -> Array:

@@ -112,22 +112,37 @@ class ExpertSurface:
         c, chip = self.constants, self.chip
         wide = 2 * i if gated else i
         moved = p * h * 2 * c.moves / chip.bandwidth_bytes_per_s
-        up = self._product(p, e, wide, h, uneven=uneven, sustained=sustained)
-        down = self._product(p, e, h, i, uneven=uneven, sustained=sustained)
+        up = self.product(p, e, wide, h, uneven=uneven, sustained=sustained)
+        down = self.product(p, e, h, i, uneven=uneven, sustained=sustained)
         return np.asarray(c.launch_s + p * c.pair_s + moved + up + down)
 
-    def _product(
-        self, pairs: Array, experts: Array, n: Array, k: Array, **how: bool
+    def product(
+        self,
+        pairs: Array,
+        experts: Array,
+        n: Array,
+        k: Array,
+        *,
+        uneven: bool = False,
+        sustained: bool = True,
     ) -> Array:
-        """Seconds of a grouped product: ``pairs`` rows, one [k, n] an expert."""
+        """Return the seconds of a grouped product of [pairs, k] with one [k, n] each.
+
+        Args:
+            pairs: Rows of all experts.
+            experts: How many.
+            n: Columns of the result.
+            k: Length of the sum. All of these broadcast to one shape.
+            uneven: As of :meth:`seconds`; likewise sustained.
+        """
         c, chip = self.constants, self.chip
         work = 2 * pairs * n * k / chip.peak_flops_per_s
-        slower = 1 + c.long_run if how["sustained"] else 1.0
+        slower = 1 + c.long_run if sustained else 1.0
         best = np.full(np.broadcast(pairs, experts, n, k).shape, np.inf)
         rate = chip.peak_flops_per_s * c.efficiency
         for high, wide in _TILES:
             area = high * wide
-            rows = _padded(pairs / experts, high, uneven=how["uneven"]) * experts
+            rows = _padded(pairs / experts, high, uneven=uneven) * experts
             columns = np.ceil(n / wide) * wide
             spread = np.maximum(rows * columns / (area * chip.processors), 1.0)
             share = chip.processors * area * spread
