@@ -42,9 +42,7 @@ Times = Callable[[Calibration], Array]
 class FitConfig:
     """Settings of a fit.
 
-    The published rows chose these. A prior of .0025 gives errors of 6.3 % for the
-    sources fitted to and 8.4 % for those left out, .0007 5.9 and 8.1 %, .0004 5.8 and
-    8.4 % (2026-11-24).
+    The published rows chose these, before kernels were taken from measured tables.
 
     Attributes:
         iterations: Most iterations.

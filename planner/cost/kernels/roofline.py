@@ -1,11 +1,14 @@
-"""Time of kernels under tp, cp, ep and a microbatch size: a roofline.
+"""Time of kernels under tp, cp, ep and a microbatch size.
+
+Where kernels of the device, or of its family, were measured, products and attention
+take what their surfaces say (:mod:`planner.cost.kernels.products`), all else its bytes
+over the memory bandwidth, and a launch. Else a roofline prices all of them:
 
 t(op) = max(FLOPs / (peak x efficiency), bytes / memory bandwidth) + overhead
 
 with efficiency = e FLOPs' / (FLOPs' + h), where e is what very large products reach, h
 the FLOPs at which half of that is reached, and FLOPs' counts the tile padding that the
-hardware computes anyway, and, under fitted constants, waves of tiles and the ramp of
-the inner length (:mod:`planner.cost.kernels.shapes`).
+hardware computes anyway.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Shapes that degrees leave of kernels, and how far these keep a device from its peak.
+"""Shapes that degrees leave of kernels, and what odd ones cost.
 
-A product is made tile by tile, as many at a time as there are processors. The last
-tiles of a row or column are computed whole, and the last wave takes as long as a full
-one. Libraries choose among tiles of several shapes, and split long sums where there
-are too few tiles.
-Source: NVIDIA, Matrix Multiplication Background User's Guide, sections "Tile
-quantization" and "Wave quantization".
+Source: NVIDIA, Matrix Multiplication Background User's Guide, section "Tile
+quantization", for the padding of products to whole tiles.
 """
 
 from __future__ import annotations
