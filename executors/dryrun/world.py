@@ -5,7 +5,7 @@ tensors have shapes, dtypes and sizes but no memory. Parts of torch that read va
 while they set themselves up are told what they would find. The only file that knows
 these private parts of torch: the fake process group, ``DeviceMesh``'s arithmetic,
 ``Module.to`` on fake parameters, the pipeline's warm-up vote, DDP's reducer, the shape
-of grouped products. Seen to work with torch 2.13.
+of grouped products, the draw of truncated normal weights. Seen to work with torch 2.13.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def fake_tensors(*, holds_sent: bool = False) -> Iterator[FakeTensorMode]:
             (adam, "_get_value", _value),
             (experts, "exchange_counts", balanced_counts),
             (_meta_registrations, "_meta_grouped_mm_common", _grouped_products),
+            (nn.init, "_no_grad_trunc_normal_", _undrawn),
         ):
             stack.enter_context(mock.patch.object(owner, name, double))
         # Indices, masks and position tables that exports keep are real tensors.
@@ -178,6 +179,11 @@ def _grouped_products(
     narrow = torch.bfloat16
     found = _GROUPED(left.to(narrow), right.to(narrow), **options)
     return found.to(options.get("out_dtype") or left.dtype)
+
+
+def _undrawn(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Return weights as they are: torch's own draws until it sees that all fit."""
+    return tensor
 
 
 def _vote_static(_: Any, stages: list[Any], *__: Any) -> None:

@@ -16,9 +16,6 @@ from planner.units import format_bytes, format_count
 
 __all__ = ["VerifyCommand"]
 
-#: Relative error of a prediction above which the command warns.
-_TOLERANCE = 0.1
-
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyCommand:
@@ -35,6 +32,9 @@ class VerifyCommand:
     """Time limit in seconds."""
     force: bool = False
     """Verify even if the model is not the plan's."""
+    tolerance: float = 0.1
+    """Share of what is found by which a prediction may be off before the command fails.
+    Differences below 65,536 bytes are allowed."""
     every_microbatch: bool = False
     """Run every microbatch, even those that repeat the work of another."""
     numerics: bool = False
@@ -47,9 +47,15 @@ class VerifyCommand:
         """Verify the ranks one after the other, in a process of their own.
 
         Raises:
-            ExecutionError: If a rank would fail, or cannot be verified; or if the
-                plan's twin does not train as one process does.
+            ExecutionError: If a rank would fail, or cannot be verified; if a prediction
+                is further off than the tolerance; or if the plan's twin does not train
+                as one process does.
         """
+        if not self.tolerance >= 0:
+            raise ExecutionError(
+                f"--tolerance {self.tolerance}; use a share of what is found, such as "
+                f"0.1 for 10 %"
+            )
         plan = Plan.load(self.plan)
         if plan.not_runnable:
             raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
@@ -66,6 +72,21 @@ class VerifyCommand:
                     f"rank {rank.rank} of {result.world_size} would fail: "
                     f"{rank.failure}; MESHWRIGHT_LOG=INFO shows the traceback"
                 )
+        self._require_agreement(result)
+
+    def _require_agreement(self, result: Verification) -> None:
+        off = [each for each in result.deviations if each.beyond(self.tolerance)]
+        for each in off:
+            note(
+                f"{each.name}: predicted {format_bytes(each.predicted)}, found "
+                f"{format_bytes(each.found)}; more than {self.tolerance:.0%} off"
+            )
+        if off:
+            raise ExecutionError(
+                f"{len(off)} of {len(result.deviations)} predictions are more than "
+                f"{self.tolerance:.0%} off, first {off[0].name}; trust what was found, "
+                f"or allow more with --tolerance"
+            )
 
     def _compare(self, plan: Plan, ref: str) -> None:
         """Train the plan's twin, print what it showed."""
@@ -128,7 +149,6 @@ class VerifyCommand:
     def _report(self, result: Verification) -> None:
         for assumption in result.assumptions:
             note(f"assumed {assumption}")
-        off = [each for each in result.deviations if each.beyond(_TOLERANCE)]
         if self.json:
             data = result.to_data()
             for shown, each in zip(data["deviations"], result.deviations, strict=True):
@@ -136,11 +156,6 @@ class VerifyCommand:
             emit_json(data)
         else:
             _print(result)
-        for each in off:
-            note(
-                f"{each.name}: predicted {format_bytes(each.predicted)}, found "
-                f"{format_bytes(each.found)}; more than {_TOLERANCE:.0%} off"
-            )
 
 
 def _print(result: Verification) -> None:

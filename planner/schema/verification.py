@@ -11,6 +11,7 @@ from planner.schema.measurement import Mean, Share
 from planner.schema.plan import Plan
 
 __all__ = [
+    "NEGLIGIBLE_BYTES",
     "Deviation",
     "GroupTraffic",
     "RankVerification",
@@ -23,6 +24,9 @@ Count = Annotated[int, Field(ge=0)]
 #: Kinds of collective that a prediction counts under another name, or not at all:
 #: what is received was sent by a neighbour.
 _UNPREDICTED = frozenset({"recv"})
+
+#: Bytes below which a difference between predicted and found is none.
+NEGLIGIBLE_BYTES = 65_536
 
 _BALANCED = "balanced routing: every expert is sent equally many tokens"
 
@@ -114,9 +118,19 @@ class Deviation(Document):
         """Predicted over found; None where nothing was found."""
         return self.predicted / self.found if self.found else None
 
+    @property
+    def negligible(self) -> bool:
+        """True if neither side reaches :data:`NEGLIGIBLE_BYTES`."""
+        return max(self.predicted, self.found) < NEGLIGIBLE_BYTES
+
     def beyond(self, share: float) -> bool:
-        """True if the prediction is off by more than a share of what was found."""
-        return abs(self.predicted - self.found) > share * self.found
+        """True if the prediction is off by more than a share of what was found.
+
+        A difference below :data:`NEGLIGIBLE_BYTES` is none: a step sums up its loss,
+        and tells other ranks how many tokens come.
+        """
+        off = abs(self.predicted - self.found)
+        return off >= NEGLIGIBLE_BYTES and off > share * self.found
 
 
 class Verification(Document):
@@ -144,8 +158,9 @@ class Verification(Document):
     def of(cls, plan: Plan, ranks: tuple[RankVerification, ...]) -> Verification:
         """Lay what was found beside the plan's prediction.
 
-        Peaks are compared for each pp rank; bytes of a kind of collective for the
-        busiest of the ranks that were run, as the prediction is of the busiest of all.
+        Peaks are compared for each pp rank. Bytes of a kind of collective are
+        compared for the busiest of the ranks that were run, as the prediction is of
+        the busiest of all; only where the first, middle and last stage were run.
         """
         done = tuple(rank for rank in ranks if rank.failure is None)
         return cls(
@@ -174,7 +189,8 @@ def _memory(plan: Plan, ranks: tuple[RankVerification, ...]) -> list[Deviation]:
 
 
 def _collectives(plan: Plan, ranks: tuple[RankVerification, ...]) -> list[Deviation]:
-    if not ranks:
+    last = plan.strategy.mesh.pp - 1
+    if not {0, (last + 1) // 2, last} <= {rank.pp_rank for rank in ranks}:
         return []
     predicted = plan.prediction.collective_bytes
     kinds = {entry.kind for rank in ranks for entry in rank.collectives}

@@ -37,7 +37,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[dict[str, A
 
 
 def test_every_stage_is_verified_and_compared(plan_file: Path) -> None:
-    answer = meshwright("verify", plan_file, "--json")
+    answer = meshwright("verify", plan_file, "--json", "--tolerance", "0.25")
     assert answer.code == 0, answer.err
     assert answer.err.splitlines()[0].startswith("verifying ranks 0, 1 of 2 (pp2 ")
     result = answer.json
@@ -64,7 +64,6 @@ def test_the_table_has_every_category_and_kind(
         microbatches_run=4,
     )
     answer = ask(capsys, "verify", plan_file, "--rank", "1")
-    assert answer.code == 0
     assert [entry["ranks"] for entry in asked] == [[1]]
     rows = [line.split() for line in answer.out.splitlines()]
     assert ["send", "2", "4", "5", "kB"] in rows
@@ -72,7 +71,61 @@ def test_the_table_has_every_category_and_kind(
     assert ["microbatches", "run", "4", "of", "512"] in rows
     # A tiny peak is far from what was predicted, and that is said.
     assert "peak memory, pp rank 1: predicted" in answer.err
-    assert "more than 10% off" in answer.err
+    assert answer.code == 1
+    assert "1 of 1 predictions are more than 10% off, first peak memory" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("share", "reduced", "tolerance", "code"),
+    [
+        (1.08, 4, (), 0),
+        (0.85, 0, (), 1),
+        (0.85, 0, ("--tolerance", "0.2"), 0),
+        (1.02, 4, ("--tolerance", "0.01"), 1),
+        # Four bytes of a loss are none; a megabyte that nobody predicted is.
+        (1.0, 1_000_000, ("--tolerance", "0.2"), 1),
+    ],
+)
+def test_exit_code_says_whether_predictions_agree(
+    plan_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    reduced: int,
+    tolerance: tuple[str, ...],
+    code: int,
+) -> None:
+    predicted = Plan.load(plan_file).prediction
+    ranks = [
+        {
+            "rank": rank,
+            "pp_rank": rank,
+            "memory_bytes": {
+                "parameters": round(share * (memory.total_bytes - memory.reserve_bytes))
+            },
+            "collectives": [
+                {"kind": kind, "group_size": 2, "count": 1, "bytes": size}
+                for kind, size in (
+                    *predicted.collective_bytes.items(),
+                    ("reduce", reduced),
+                )
+            ],
+        }
+        for rank, memory in enumerate(predicted.memory)
+    ]
+    monkeypatch.setattr(LAUNCHER, "launch", lambda *_, **__: [ranks])
+    answer = ask(capsys, "verify", plan_file, *tolerance)
+    assert answer.code == code, answer.err
+
+
+def test_a_tolerance_is_a_share(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = ask(capsys, "verify", plan_file, "--tolerance", "-1").error
+    assert (
+        refused
+        == "--tolerance -1.0; use a share of what is found, such as 0.1 for 10 %"
+    )
 
 
 def test_a_rank_that_would_fail_is_an_error(

@@ -176,6 +176,18 @@ def _raise(*_: Any) -> Any:
     raise LookupError("no such table")
 
 
+def test_weights_drawn_until_they_fit_are_built() -> None:
+    plan = make_plan("llama")
+
+    def drawn() -> nn.Module:
+        model = build("llama")
+        for parameter in model.parameters():
+            nn.init.trunc_normal_(parameter, std=0.02)
+        return model
+
+    assert dry_run(plan, drawn, 0).failure is None
+
+
 def test_a_failure_names_error_and_module() -> None:
     found = dry_run(make_plan("llama", dp_shard=2, zero_stage=3), _broken, 0)
     assert found.failure == "LookupError: no such table (in model.layers.2.mlp)"
@@ -259,7 +271,7 @@ def test_predictions_are_laid_beside_what_was_found() -> None:
     memory = plan.prediction.memory[0].model_copy(
         update={"activations_bytes": 0.9 * found.peak_bytes, "reserve_bytes": 7}
     )
-    traffic = {"reduce_scatter": float(found.bytes_of("reduce_scatter")), "send": 8.0}
+    traffic = {"reduce_scatter": float(found.bytes_of("reduce_scatter")), "send": 8e6}
     prediction = plan.prediction.model_copy(
         update={"memory": (memory,), "collective_bytes": traffic}
     )

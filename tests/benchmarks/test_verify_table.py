@@ -1,0 +1,61 @@
+"""Meshes of the table of dry runs, and what it says of them."""
+
+from __future__ import annotations
+
+from benchmarks import verify_table
+from benchmarks.verify_table import Row, _summary, meshes
+from planner.schema.schedules import schedule_names
+from planner.schema.verification import Deviation
+
+
+def test_meshes_cover_models_axes_and_schedules() -> None:
+    rows = meshes()
+    assert len({tuple(row.items()) for row in rows}) == len(rows) >= 40
+    assert len({row["model"] for row in rows}) >= 5
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+        assert any(row[axis] > 1 for row in rows), axis
+    assert {row["zero_stage"] for row in rows} == {0, 1, 2, 3}
+    assert {row["recompute"] for row in rows} == {"none", "selective", "full"}
+    schedules = {row["schedule"] for row in rows}
+    assert schedules >= set(schedule_names()) - {"LoopedBFS"}
+
+
+def _row(label: str, *pairs: tuple[float, float]) -> Row:
+    names = ("peak memory, pp rank 0", "send, busiest rank")
+    return Row(
+        model="llama",
+        compute="bfloat16",
+        label=label,
+        deviations=tuple(
+            Deviation(name=name, predicted=predicted, found=found)
+            for name, (predicted, found) in zip(names, pairs, strict=False)
+        ),
+        failure=None,
+        wall_s=0.0,
+    )
+
+
+def test_the_summary_counts_meshes_and_names_the_worst() -> None:
+    rows = [
+        _row("a", (1.04e9, 1e9), (2e8, 2e8)),
+        _row("b", (1.1e9, 1e9), (4.0, 0.0)),
+        _row("c", (1e9, 1e9), (0.0, 1e9)),
+    ]
+    meshes_within, memory, sent, *worst = _summary(rows)
+    assert meshes_within == "1 of 3 meshes are within 5% in everything."
+    assert memory.startswith("2 of 3 peaks of memory")
+    assert sent.startswith("1 of 2 sums of bytes")
+    assert [line.split(",")[0] for line in worst] == [
+        "llama bfloat16 c",
+        "llama bfloat16 b",
+    ]
+
+
+def test_a_mesh_is_priced_and_run() -> None:
+    row = next(row for row in meshes() if row["model"] == "llama" and row["tp"] == 4)
+    found = verify_table.verify_mesh(row)
+    assert found.failure is None
+    assert {each.name for each in found.deviations} >= {
+        "peak memory, pp rank 0",
+        "all-reduce, busiest rank",
+    }
