@@ -36,7 +36,7 @@ from planner.schema import Mesh, Plan, Precision, Stage, Strategy, TensorShardin
 from planner.schema.schedules import schedule_spec
 from planner.schema.verification import Deviation, Verification
 
-__all__ = ["TOLERANCE", "Row", "main", "meshes", "verify_mesh"]
+__all__ = ["TOLERANCE", "Row", "main", "meshes", "strategy_of", "verify_mesh"]
 
 FOLDER = Path(__file__).parent / "data" / "verify"
 
@@ -105,11 +105,11 @@ def _model(name: str, compute: str) -> tuple[LoadedModel, ModelGraph]:
     return loaded, capture(loaded, dtype=compute)
 
 
-def _plan(row: dict[str, Any]) -> Plan:
-    """Price the strategy of a row; the planner cuts its stages."""
+def strategy_of(row: dict[str, Any]) -> Strategy:
+    """Strategy of a row of ``meshes.csv``; its stages are not cut."""
     mesh = Mesh(**{axis: row[axis] for axis in _DEGREES})
     spec = schedule_spec(row["schedule"])
-    strategy = Strategy(
+    return Strategy(
         mesh=mesh,
         stages=tuple(
             Stage(
@@ -133,8 +133,13 @@ def _plan(row: dict[str, Any]) -> Plan:
             )
         },
     )
+
+
+def _plan(row: dict[str, Any]) -> Plan:
+    """Price the strategy of a row; the planner cuts its stages."""
+    strategy = strategy_of(row)
     _, graph = _model(row["model"], row["compute"])
-    hosts = -(-mesh.num_devices // 8)
+    hosts = -(-strategy.mesh.num_devices // 8)
     priced: Plan = predict(graph, Cluster.parse(f"dgx-h100:{hosts}"), strategy)
     return priced
 

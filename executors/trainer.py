@@ -31,7 +31,11 @@ from executors.pipelines.stages import LoweredStage, cuts_inside_stream, lower
 from executors.pipelines.tied import TiedSync, find_copies, untie
 from executors.replicas import replicas_of
 from executors.steps import PlainStep, Step, build_optimizer
-from executors.strategies.context import local_positions, slice_sequence
+from executors.strategies.context import (
+    local_positions,
+    slice_sequence,
+    whole_sequences,
+)
 from executors.strategies.data_parallel import is_whole
 from planner.errors import ExecutionError
 from planner.kv_cache import disable_kv_cache
@@ -121,20 +125,21 @@ def lower_stages(
     precision, sharding = strategy.precision, strategy.sharding
     tp = strategy.mesh.tp
     sample = synthetic_batch(plan.workload, 0, samples=strategy.microbatch_size)
-    return lower(
-        model,
-        strategy.stages,
-        _own_tokens(plan, _positions(plan, cp_index), sample),
-        kind=plan.workload.loss,
-        device=device,
-        wire=(
-            getattr(torch, precision.parameter),
-            getattr(torch, precision.compute),
-        ),
-        output_shards=tp if sharding.loss_parallel else 1,
-        stream_shards=tp,
-        inside_stream=cuts_inside_stream(model, strategy),
-    )
+    with whole_sequences() if strategy.mesh.cp > 1 else nullcontext():
+        return lower(
+            model,
+            strategy.stages,
+            _own_tokens(plan, _positions(plan, cp_index), sample),
+            kind=plan.workload.loss,
+            device=device,
+            wire=(
+                getattr(torch, precision.parameter),
+                getattr(torch, precision.compute),
+            ),
+            output_shards=tp if sharding.loss_parallel else 1,
+            stream_shards=tp,
+            inside_stream=cuts_inside_stream(model, strategy),
+        )
 
 
 class Trainer:

@@ -31,9 +31,8 @@ from executors.dryrun.world import fake_group, fake_tensors
 from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
 from executors.names import tied_parameters
-from executors.pipelines.export import whole_sequences
 from executors.runner import check_model
-from executors.strategies.context import local_positions
+from executors.strategies.context import whole_sequences
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
@@ -157,10 +156,9 @@ def _run_rank(
         with unset_fake_temporarily():
             stack.enter_context(fake_group(rank, strategy.mesh.num_devices))
             place = build_mesh(strategy, torch.device("cpu"))
-            follow = _positions_follow(plan, place)
-        stack.enter_context(whole_sequences(follow))
+        stack.enter_context(whole_sequences())
         own = tuple(strategy.stages_of_rank(pp_rank))
-        model = source.take(own, follow)
+        model = source.take(own)
         try:
             with source.shared():
                 ran, steps = _step(plan, model, place, trace, mode)
@@ -324,20 +322,6 @@ def _tag_lasting(
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 ledger.tag(value, "optimizer")
-
-
-def _positions_follow(plan: Plan, place: ProcessMesh) -> bool:
-    """Return True if this rank's tokens are neighbours in their sequence."""
-    cp = plan.strategy.mesh.cp
-    if cp == 1:
-        return True
-    positions = local_positions(
-        plan.workload.seq_len or 0,
-        place.index("cp"),
-        cp,
-        plan.strategy.context_algorithm,
-    )
-    return bool((positions.diff() == 1).all())
 
 
 def _held(module: nn.Module) -> list[torch.Tensor]:

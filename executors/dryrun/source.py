@@ -43,24 +43,18 @@ class ModelSource:
     ) -> None:
         self._build, self._check, self._pipelined = build, check, pipelined
         self._model: nn.Module | None = None
-        self._follow: bool | None = None
         self._own: tuple[int, ...] = ()
         self._lowered: list[LoweredStage] | None = None
         self._copies: tuple[TiedCopies, ...] | None = None
 
-    def take(self, own: tuple[int, ...], follow: bool) -> nn.Module:
-        """Model for a rank to take its part of.
-
-        Args:
-            own: Stages of the rank.
-            follow: Whether the rank's tokens are neighbours, on which graphs depend.
-        """
-        if not self._pipelined or follow != self._follow:
+    def take(self, own: tuple[int, ...]) -> nn.Module:
+        """Model for a rank, which has the stages ``own``, to take its part of."""
+        if not self._pipelined:
             self.discard()
         if self._model is None:
             self._model = self._build()
             self._check(self._model)
-        self._own, self._follow = own, follow
+        self._own = own
         return self._model
 
     def discard(self) -> None:

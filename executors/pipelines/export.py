@@ -25,9 +25,10 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from executors.deferred.model import held_tensors
 from executors.exception_chain import explain
 from executors.losses import LossKind, select_output
+from executors.strategies.context import whole_sequences
 from planner.errors import ExecutionError
 
-__all__ = ["ExportedModel", "export_model", "fixed_shapes", "whole_sequences"]
+__all__ = ["ExportedModel", "export_model", "fixed_shapes"]
 
 #: Most ops of a unit that are computed again outside of it.
 _MOST_REPEATED = 16
@@ -94,7 +95,8 @@ def export_model(
     fake = next((tensor.fake_mode for tensor in fakes), nullcontext())
     try:
         # Positions that are not given are counted from 0 in each row.
-        with fixed_shapes(), whole_sequences("position_ids" not in inputs), fake:
+        rows = nullcontext() if "position_ids" in inputs else whole_sequences()
+        with fixed_shapes(), rows, fake:
             program = torch.export.export(
                 wrapper,
                 (),
@@ -378,23 +380,4 @@ def fixed_shapes() -> Iterator[None]:
         return original() and asking.partition(".")[0] == "torch"
 
     with mock.patch.object(torch.compiler, "is_exporting", is_exporting):
-        yield
-
-
-@contextmanager
-def whole_sequences(whole: bool) -> Iterator[None]:
-    """Answer for ``transformers`` if sequences restart within a row of positions.
-
-    On tensors without values it would take them to.
-
-    Args:
-        whole: Whether each row's positions follow one another, as they do but where a
-            ring deals chunks out or the data says otherwise.
-    """
-    library = sys.modules.get("transformers.masking_utils")
-    name = "find_packed_sequence_indices"
-    if not whole or not hasattr(library, name):
-        yield
-        return
-    with mock.patch.object(library, name, return_value=None):
         yield

@@ -8,8 +8,11 @@ and values travel (Liu et al. 2023, Ring Attention).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,7 +24,12 @@ from executors.strategies.ring import ring_attention
 from planner.errors import ExecutionError
 from planner.schema import ContextAlgorithm
 
-__all__ = ["apply_context_parallel", "local_positions", "slice_sequence"]
+__all__ = [
+    "apply_context_parallel",
+    "local_positions",
+    "slice_sequence",
+    "whole_sequences",
+]
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 #: Dimensions of what attention is given: [batch, heads, sequence, features].
@@ -187,18 +195,7 @@ def _ring(
             f"ring attention has no dropout, the model asks for {dropout}; set its "
             f"attention dropout to 0, or use the all-to-all"
         )
-    # transformers repeats keys itself where it makes a mask: on ranks whose two chunks
-    # do not touch, and not on the others. Heads that queries share would go round as
-    # two on one rank and as four on the next.
-    times = query.shape[_HEADS] // key.shape[_HEADS]
-    return ring_attention(
-        query,
-        key.repeat_interleave(times, dim=_HEADS) if times > 1 else key,
-        value.repeat_interleave(times, dim=_HEADS) if times > 1 else value,
-        group,
-        causal=causal,
-        scale=scale,
-    )
+    return ring_attention(query, key, value, group, causal=causal, scale=scale)
 
 
 def apply_context_parallel(
@@ -212,7 +209,9 @@ def apply_context_parallel(
     """Let attention within a model's units see the whole sequence, in place.
 
     Done in each unit's forward, so that recomputation does the same, in whichever
-    thread autograd runs it.
+    thread autograd runs it. The model makes no masks of its own tokens: where it did,
+    on ranks whose chunks do not touch, it would repeat keys that queries share, and
+    they would go round as two heads on one rank and as four on the next.
 
     Args:
         model: The model, or one stage of it.
@@ -224,6 +223,31 @@ def apply_context_parallel(
     for fqn in units:
         module = model.get_submodule(fqn)
         module.__dict__["forward"] = _within(module.forward, group, algorithm, causal)
+    model.__dict__["forward"] = _without_masks(model.forward)
+
+
+def _without_masks(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with whole_sequences():
+            return forward(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def whole_sequences() -> Iterator[None]:
+    """Tell ``transformers`` that no sequence restarts within a row of positions.
+
+    It would look for that in the values of positions, and take a ring's two chunks for
+    two sequences.
+    """
+    library = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    if not hasattr(library, name):
+        yield
+        return
+    with mock.patch.object(library, name, return_value=None):
+        yield
 
 
 def _within(

@@ -4,7 +4,9 @@ Each rank keeps its queries; at every hop it attends to the keys and values that
 just arrived while the next are on their way. Partial results are put together by their
 log-sum-exp. The backward goes round once more: a partial backward given the *final*
 output and log-sum-exp yields exactly its share of the gradients (Liu et al. 2023; Dao
-2023, section 3.1).
+2023, section 3.1). Gradients of keys and values follow these, a hop behind, in their
+dtype. Heads that several queries share travel once, and are repeated where they are
+used.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from planner.errors import ExecutionError
 
 __all__ = ["ring_attention"]
 
-_SEQUENCE = 2
+#: Dimensions of what attention is given: [batch, heads, sequence, features].
+_HEADS, _SEQUENCE = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class _Flash:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
         """Output, log-sum-exp [batch, heads, queries], and what backward needs."""
+        key, value = _repeated(query, key), _repeated(query, value)
         if query.device.type == "cpu":
             kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
             output, lse = kernel(query, key, value, 0.0, self.causal, scale=self.scale)
@@ -61,6 +65,8 @@ class _Flash:
         rest: tuple[Any, ...],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Shares of the gradients of query, key and value."""
+        query, key, value = inputs
+        inputs = (query, _repeated(query, key), _repeated(query, value))
         if grad.device.type == "cpu":
             kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
             shares = kernel(
@@ -81,7 +87,22 @@ class _Flash:
                 offset,
                 scale=self.scale,
             )
-        return shares[0], shares[1], shares[2]
+        return shares[0], _summed(shares[1], key), _summed(shares[2], value)
+
+
+def _repeated(query: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """Keys or values with as many heads as queries have."""
+    times = query.shape[_HEADS] // shared.shape[_HEADS]
+    return shared.repeat_interleave(times, dim=_HEADS) if times > 1 else shared
+
+
+def _summed(share: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """Gradient of keys or values, from those of their repeated heads."""
+    heads = shared.shape[_HEADS]
+    if share.shape[_HEADS] == heads:
+        return share
+    batch, _, length, features = share.shape
+    return share.reshape(batch, heads, -1, length, features).sum(_HEADS + 1)
 
 
 class _Transfer:
@@ -193,9 +214,8 @@ class _Ring(torch.autograd.Function):
         size, rank, length = ctx.group.size(), ctx.group.rank(), query.shape[2]
         grad = grads[0].contiguous()
         grad_query = torch.zeros_like(query, dtype=torch.float32)
-        held = [key, value]
-        # The gradients of the keys at hand; they travel with them and come home.
-        carried = [torch.zeros_like(t, dtype=torch.float32) for t in held]
+        held, home = [key, value], _zeros(key, value)
+        behind: _Transfer | None = None
         for hop in range(size):
             transfer = _Transfer(held, ctx.group) if hop < size - 1 else None
             plan = _hop(ctx.causal, rank, (rank - hop) % size, length)
@@ -212,18 +232,44 @@ class _Ring(torch.autograd.Function):
                 ctx.rests[hop],
             )
             _part(grad_query, plan.queries).add_(shares[0])
-            for into, share in zip(carried, shares[1:], strict=True):
+            # Those of a rank's own keys wait at home for what the others add.
+            sums = _zeros(*held) if hop else home
+            for into, share in zip(sums, shares[1:], strict=True):
                 _part(into, plan.keys).add_(share)
-            carried = _Transfer(carried, ctx.group).wait()
+            if hop:
+                behind = _pass_on(sums, behind, key.dtype, ctx.group)
             held = transfer.wait() if transfer is not None else held
+        _add(home, behind)
         return (
             grad_query.to(query.dtype),
-            carried[0].to(key.dtype),
-            carried[1].to(value.dtype),
+            home[0].to(key.dtype),
+            home[1].to(value.dtype),
             None,
             None,
             None,
         )
+
+
+def _zeros(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.zeros_like(tensor, dtype=torch.float32) for tensor in tensors]
+
+
+def _add(sums: list[torch.Tensor], arriving: _Transfer | None) -> None:
+    """Add what arrives, if anything does, in place."""
+    if arriving is not None:
+        for into, share in zip(sums, arriving.wait(), strict=True):
+            into.add_(share)
+
+
+def _pass_on(
+    sums: list[torch.Tensor],
+    arriving: _Transfer | None,
+    dtype: torch.dtype,
+    group: dist.ProcessGroup,
+) -> _Transfer:
+    """Send gradients after the keys that they are of, with what had come by then."""
+    _add(sums, arriving)
+    return _Transfer([tensor.to(dtype) for tensor in sums], group)
 
 
 def ring_attention(
@@ -241,7 +287,7 @@ def ring_attention(
         query: This rank's tokens, in the order of
             :func:`executors.strategies.context.local_positions`. Shape [batch,
             heads, local sequence, features].
-        key: Likewise, with as many heads.
+        key: Likewise; its heads divide those of the queries.
         value: Likewise; its features may be others.
         group: Ranks that share the sequence.
         causal: Whether a token sees earlier ones alone.

@@ -397,7 +397,7 @@ class UnitCosts:
         tp_payload: Payload of tp's collectives, as in
             :class:`planner.cost.traffic.layers.TensorTraffic`. Shape [3, 2, C, U].
         summed_parameters: Trained scalars, whole on every tp rank, whose gradients tp
-            sums up once a step. Shape [C, U].
+            sums up once a step: dense ones, then experts. Shape [2, C, U].
         ep_payload: Payload of one of a forward's two all-to-alls. Shape [C, U].
         cp_payload: Payload of all of a forward's all-to-alls of cp. Shape [C, U].
         cp_forward: Share of cp_s that is the forward's.
@@ -440,11 +440,12 @@ class UnitCosts:
 def _summed_parameters(
     context: PricingContext, classes: BlockClasses, combos: Combinations
 ) -> Array:
-    """Trained scalars that sequence parallelism computes on shards of. Shape [C, U]."""
-    whole = context.facts.parameter_counts.trained[0, 0]
-    inside = np.isin(np.arange(len(whole)), classes.region)
-    split = (combos.sequence_parallel > 0) & (combos.tp > 1)
-    return np.asarray(np.where(inside, whole, 0.0) * split[:, None])
+    """Trained scalars that sequence parallelism computes on shards of. [2, C, U]."""
+    whole = context.facts.parameter_counts.trained[:, 0]
+    inside = np.isin(np.arange(whole.shape[1]), classes.region)
+    split = ((combos.sequence_parallel > 0) & (combos.tp > 1))[:, None]
+    ways = np.stack([np.ones_like(combos.ep), combos.ep])[:, :, None]
+    return np.asarray((whole * inside)[:, None] / ways * split)
 
 
 def _recomputed(context: PricingContext) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ rows of a table and for one strategy alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -32,6 +32,14 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
+def _one() -> Index:
+    return np.ones(1, dtype=np.int64)
+
+
+def _nothing() -> Array:
+    return np.zeros(1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRows:
     """Inputs of the price of keeping copies alike, for n devices. Shapes [n].
@@ -39,6 +47,9 @@ class ReplicaRows:
     Attributes:
         scalars: Parameters on the device before ZeRO, after tp and ep.
         trained: Those of them that have a gradient.
+        experts: Part of ``scalars`` that ep divides: fewer ranks hold copies of them.
+        trained_experts: Part of ``trained`` that ep divides.
+        ep: Expert parallel degree.
         units: Groups of parameters that are gathered or reduced together.
         zero_stage: 0 to 3.
         pp: Pipeline degree.
@@ -60,6 +71,9 @@ class ReplicaRows:
     forward_s: Array
     backward_s: Array
     whole: NDArray[np.bool_]
+    experts: Array = field(default_factory=_nothing)
+    trained_experts: Array = field(default_factory=_nothing)
+    ep: Index = field(default_factory=_one)
     compression: GradientCompression = "none"
 
     @property

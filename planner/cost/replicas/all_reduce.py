@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,7 +121,7 @@ def _fill_exposed(
     forward_s: Array,
     backward_s: Array,
     shard: Index,
-    shard_size: Array,
+    mirrored: Array,
     replicate: Index,
     gather_lines: Array,
     scatter_lines: Array,
@@ -147,7 +148,7 @@ def _fill_exposed(
             _wire(gather_lines[group], scalars[i] * bytes_each[0], pieces),
             (2.0 if scatters_whole and zero_stage[i] == 1 else 1.0)
             * _wire(scatter_lines[group], reduced, pieces),
-            _wire(mirror_lines[replicate[i]], reduced / shard_size[group], buckets),
+            _wire(mirror_lines[replicate[i]], mirrored[i] * bytes_each[1], buckets),
             hidden * forward_s[i],
             hidden * backward_s[i],
             cost,
@@ -175,17 +176,18 @@ def exposed_seconds(
     if recipe.pipeline_overlap:
         room = _rounds_in_a_row(rows)
     exposed = np.empty(len(rows.scalars))
+    copies = _copies(rows, groups)
     _fill_exposed(
         plain(rows.zero_stage),
         plain(rows.pp),
         plain(rows.num_microbatches),
-        np.ascontiguousarray(rows.scalars),
-        np.ascontiguousarray(rows.trained),
+        np.ascontiguousarray(copies.sharded),
+        np.ascontiguousarray(copies.sharded_trained),
         np.ascontiguousarray(rows.units * recipe.pieces),
         np.ascontiguousarray(rows.forward_s * room),
         np.ascontiguousarray(rows.backward_s * room),
         plain(groups.shard.which),
-        groups.shard.distinct_size,
+        np.ascontiguousarray(copies.mirrored),
         plain(groups.replicate.which),
         groups.gather,
         groups.scatter,
@@ -201,6 +203,48 @@ def exposed_seconds(
         exposed,
     )
     return exposed
+
+
+class _Copies(NamedTuple):
+    """Scalars by what is done to keep their copies alike. Shapes [n].
+
+    Ranks with other experts share none: of ``ways`` ranks that ZeRO shards over,
+    ``ways / ep`` hold an expert.
+
+    Attributes:
+        sharded: Gathered from several ranks.
+        sharded_trained: Reduced to several ranks.
+        mirrored: Trained scalars that ZeRO leaves on a device, all-reduced.
+        sent_gathered: What a device sends of ``sharded``; likewise
+            sent_scattered, and sent_mirrored of an all-reduce.
+    """
+
+    sharded: Array
+    sharded_trained: Array
+    mirrored: Array
+    sent_gathered: Array
+    sent_scattered: Array
+    sent_mirrored: Array
+
+
+def _copies(rows: ReplicaRows, groups: ReplicaGroups) -> _Copies:
+    """Count scalars by the groups that hold copies of them."""
+    n, r = groups.shard.size, groups.replicate.size
+    few = np.maximum(n / rows.ep, 1.0)
+    copies = r * n / (few * rows.ep)
+    dense, trained = rows.scalars - rows.experts, rows.trained - rows.trained_experts
+    experts, fewer = rows.experts * (few > 1), rows.trained_experts * (few > 1)
+    own, shared = trained / n * (r > 1), rows.trained_experts / few * (copies > 1)
+    away, beside = (n - 1) / n, (few - 1) / few
+    return _Copies(
+        sharded=dense + experts,
+        sharded_trained=trained + fewer,
+        mirrored=own + shared,
+        sent_gathered=dense * away + experts * beside,
+        sent_scattered=trained * away + fewer * beside,
+        sent_mirrored=2
+        * (own * (r - 1) / r + shared * (1 - 1 / np.maximum(copies, 1))),
+    )
 
 
 def _rounds_in_a_row(rows: ReplicaRows) -> Array:
@@ -233,21 +277,20 @@ def replica_traffic(
         on_gpu: False lets nothing hide.
     """
     exposed = exposed_seconds(rows, groups, precision, recipe, on_gpu=on_gpu)
-    each = _payload_bytes(precision)
-    gathered, reduced = rows.scalars * each[0], rows.trained * each[1]
-    n, r = groups.shard.size, groups.replicate.size
+    copies, n = _copies(rows, groups), groups.shard.size
     gathers, scatters = _rounds(rows)
     scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
     if recipe.reduces_whole:
         scatters = np.where(rows.zero_stage == 1, 2.0, scatters)
-    gathered, scattered = gathered * gathers * (n > 1), reduced * scatters * (n > 1)
-    mirrored = np.where(r > 1, reduced / n, 0.0)
+    gather, reduce = _payload_bytes(precision)
+    gathers, scatters = gathers * gather * (n > 1), scatters * reduce * (n > 1)
+    sent = copies.sent_gathered * gathers + copies.sent_scattered * scatters
     return ReplicaTraffic(
         exposed_s=exposed,
-        gathered_bytes=gathered,
-        scattered_bytes=scattered,
-        reduced_bytes=mirrored,
-        sent_bytes=(gathered + scattered) * (n - 1) / n + 2 * mirrored * (r - 1) / r,
+        gathered_bytes=copies.sharded * gathers,
+        scattered_bytes=copies.sharded_trained * scatters,
+        reduced_bytes=copies.mirrored * reduce,
+        sent_bytes=sent + copies.sent_mirrored * reduce,
     )
 
 

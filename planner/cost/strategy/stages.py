@@ -74,12 +74,16 @@ class ParameterShards:
         shard: What ZeRO leaves of them.
         trained: Part of ``whole`` that has a gradient.
         trained_shard: Part of ``shard`` that has a gradient.
+        experts: Part of ``whole`` that ep divides; likewise trained_experts, of
+            ``trained``.
     """
 
     whole: Array
     shard: Array
     trained: Array
     trained_shard: Array
+    experts: Array
+    trained_experts: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +213,8 @@ class Stages:
             shard=dense / ways + expert * left,
             trained=trained + trained_experts,
             trained_shard=trained / ways + trained_experts * left,
+            experts=expert,
+            trained_experts=trained_experts,
         )
 
     @cached_property
@@ -250,6 +256,9 @@ class Stages:
         rows = ReplicaRows(
             scalars=self.parameters.whole,
             trained=self.parameters.trained,
+            experts=self.parameters.experts,
+            trained_experts=self.parameters.trained_experts,
+            ep=full(mesh.ep),
             units=self.of_ranks(np.diff(self.bounds).astype(float)),
             zero_stage=full(strategy.zero_stage),
             pp=full(pp),
@@ -363,11 +372,18 @@ class Stages:
             kind: (self.of_ranks(own) + self.of_ranks(more * anything)) * many
             for kind, own, more in zip(TP_KINDS, every, repeated, strict=True)
         }
-        summed = self.of_ranks(self.sums(costs.summed_parameters[0]))
+        summed, experts = map(self.of_ranks, self.sums(costs.summed_parameters[:, 0]))
         exchanged = self.sums(2 * costs.ep_payload[0] + costs.cp_payload[0])
-        size = self.context.scalar_bytes.stored / self.ways
+        size, ep = self.context.scalar_bytes.stored, self.strategy.mesh.ep
+        shards = summed / self.ways + experts * ep / max(self.ways, ep)
+        passed = np.zeros(len(self.rank))
+        if self.strategy.context_algorithm == "ring":
+            passed = self.sums(costs.cp_bytes[0]) * (
+                1.0 + everything * costs.cp_forward
+            )
         return {
             **tensor,
-            "all_reduce": tensor["all_reduce"] + summed * size,
+            "all_reduce": tensor["all_reduce"] + shards * size,
             "all_to_all": many * self.of_ranks(exchanged * (2.0 + everything)),
+            "send": many * self.of_ranks(passed),
         }

@@ -145,8 +145,9 @@ def price_strategy(stages: Stages, fidelity: Fidelity) -> Cost:
     # Of two ranks that sum, each sends as much as there is.
     reduced = stages.tied.reduced_bytes
     links = {"pp": sent + reduced, "dp": traffic.sent_bytes, **stages.axis_bytes}
-    payload = dict(stages.payload_bytes, send=sent)
+    payload = dict(stages.payload_bytes)
     for kind, more in (
+        ("send", sent),
         ("all_reduce", traffic.reduced_bytes + reduced),
         ("all_gather", traffic.gathered_bytes),
         ("reduce_scatter", traffic.scattered_bytes),

@@ -112,6 +112,9 @@ def _replica_rows(
     return ReplicaRows(
         scalars=(dense + expert)[rows.pair],
         trained=(trained + trained_experts)[rows.pair],
+        experts=expert[rows.pair],
+        trained_experts=trained_experts[rows.pair],
+        ep=rows.ep,
         units=np.maximum(1.0, len(context.graph.units) / rows.pp),
         zero_stage=rows.zero_stage,
         pp=rows.pp,

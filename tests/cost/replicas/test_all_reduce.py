@@ -137,6 +137,20 @@ def test_replicas_reduce_their_shard() -> None:
     assert hybrid.exposed_s == pytest.approx(GATHER + SCATTER + 1e9 / 1e11)
 
 
+@pytest.mark.parametrize(("ep", "few"), [(2, 2), (4, 1)])
+def test_ranks_with_other_experts_share_no_copies(ep: int, few: int) -> None:
+    # Of 1e9 scalars 6e8 are experts, of which 4 / ep ranks hold copies.
+    experts = {name: np.array([6e8]) for name in ("experts", "trained_experts")}
+    found = traffic(2, replicas=2, ep=np.array([ep]), **experts)
+    sharded = 4e8 + 6e8 * (few > 1)
+    assert found.gathered_bytes == 2 * sharded
+    assert found.scattered_bytes == 4 * sharded
+    mirrored = 4 * (4e8 / 4 + 6e8 / few)
+    assert found.reduced_bytes == mirrored
+    away = 0.75 * 4e8 + 0.5 * 6e8 * (few > 1)
+    assert found.sent_bytes == pytest.approx((2 + 4) * away + mirrored)
+
+
 def test_cpu_processes_hide_nothing_and_pay_for_each_call() -> None:
     recipe = Recipe(name="cpu", overlap=1.0, collective_overhead_s=1e-3)
     found = traffic(2, recipe=recipe, on_gpu=False)

@@ -47,7 +47,6 @@ def random_costs(types: int) -> UnitCosts:
             "tp_bytes",
             "cp_bytes",
             "ep_bytes",
-            "summed_parameters",
             "ep_payload",
             "cp_payload",
         )
@@ -58,6 +57,7 @@ def random_costs(types: int) -> UnitCosts:
         **combined,
         saved_bytes=draw(3, COMBOS, UNITS),
         transient_bytes=draw(3, COMBOS, UNITS),
+        summed_parameters=draw(2, COMBOS, UNITS),
         tensors=draw(UNITS),
         cut_bytes=draw(COMBOS, UNITS - 1),
         sent_bytes=draw(COMBOS, UNITS - 1),
