@@ -168,6 +168,7 @@ class ScalarBytes(NamedTuple):
             both_gradients.
         gathers_whole: As :attr:`Recipe.gathers_whole`; likewise keeps_graph.
         all_waiting: Whether receive buffers of every microbatch are held.
+        gradients_ahead: As :attr:`Recipe.gradients_ahead`.
         keeps_sent: Whether requests hold what they have sent until the pipeline lets go
             of them: gloo's do.
     """
@@ -182,6 +183,7 @@ class ScalarBytes(NamedTuple):
     both_gradients: bool
     gathers_whole: bool
     all_waiting: bool
+    gradients_ahead: bool
     keeps_sent: bool
     keeps_graph: bool
 
@@ -261,6 +263,7 @@ class PricingContext:
             both_gradients=recipe.gradients == "both",
             gathers_whole=recipe.gathers_whole,
             all_waiting=recipe.receive_buffers == "all",
+            gradients_ahead=recipe.gradients_ahead,
             keeps_sent=not self.on_gpu,
             keeps_graph=recipe.keeps_graph,
         )

@@ -79,6 +79,8 @@ class Recipe:
             ``computed``: in the dtype that backward makes them in, without a copy;
             ``both``: as kept, and where they are summed up whole in a wider dtype,
             those that backward makes stay beside their sum.
+        gradients_ahead: Whether memory for gradients is there before the first
+            backward; else they come as they are made.
         gradient_passes: How often the bytes of a gradient in the compute dtype are
             moved to add a microbatch's to the sum: 3 where a kernel reads both and
             writes the sum; 0 where the product that makes it adds to the sum itself.
@@ -148,6 +150,7 @@ class Recipe:
     regathers: bool = False
     dropout: bool = False
     gradients: Literal["kept", "computed", "both"] = "kept"
+    gradients_ahead: bool = False
     gradient_passes: float = 0.0
     keeps_graph: bool = True
     gathers_whole: bool = False

@@ -286,6 +286,58 @@ def _transient_bytes(
     return np.stack([largest, largest + none - selective, largest + again])
 
 
+def _whole_bytes(
+    context: PricingContext,
+    saved: Array,
+    transient: Array,
+    parameters: dict[str, Array],
+) -> Array:
+    """Most that a device with all units needs beyond what they have all saved.
+
+    Backward goes from the last unit to the first, and lets go of what each has saved.
+    With a unit's weights it gathers those of the unit before; when it is done with the
+    unit it copies its gradients to reduce them, and keeps the copy until the next are
+    copied. A head's weights are not wanted until its loss is done with.
+    Source: torch.distributed.fsdp, _fully_shard/_fsdp_param_group.py (pre_backward,
+    post_backward), torch 2.13.
+
+    Args:
+        context: The request.
+        saved: Shape [3, C, U].
+        transient: Shape [3, C, U].
+        parameters: Scalars of units, [C, U] each.
+
+    Returns:
+        By what is in flight and recompute kind. Shape [3, 3, C].
+    """
+    of = context.scalar_bytes
+    graph = context.graph
+    heads = np.array(
+        [
+            any(block.kind == "head" for block in graph.blocks[a:b])
+            for a, b in graph.units
+        ]
+    )
+    weights = parameters["dense_parameters"] + parameters["expert_parameters"]
+    trained = parameters["trained_dense"] + parameters["trained_experts"]
+    gathered = of.compute * weights
+    gathered[:, 1:] += of.compute * weights[:, :-1]
+    copied = np.zeros_like(trained)
+    copied[:, :-1] = of.reduce * trained[:, 1:]
+    made = (of.compute + of.reduce) * trained
+    before = np.cumsum(saved, axis=-1)
+    behind, after = before - saved, before[:, :, -1:]
+    begun = np.where(heads, 0.0, gathered)
+    found = [
+        (before + transient).max(axis=-1),
+        np.maximum(before + transient + copied, behind + made).max(axis=-1),
+        np.maximum(before + transient + copied + begun, behind + made + gathered).max(
+            axis=-1
+        ),
+    ]
+    return np.stack(found) - after[:, :, 0]
+
+
 def _cut_bytes(
     context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
@@ -376,6 +428,9 @@ class UnitCosts:
         ep_s: Exposed all-to-all of one forward; backward has as much. [C, U].
         saved_bytes: Kept per microbatch in flight, by recompute kind. [3, C, U].
         transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
+        whole_bytes: Most that a device with all units needs beyond what they have all
+            saved, by :data:`planner.cost.table.memory.IN_FLIGHT` and recompute kind.
+            Shape [3, 3, C].
         dense_parameters: Scalars on one device before ZeRO, without experts. [C, U].
         expert_parameters: Scalars of its experts, before ZeRO. Shape [C, U].
         trained_dense: Those of dense_parameters that have a gradient. [C, U]; likewise
@@ -414,6 +469,7 @@ class UnitCosts:
     ep_s: Array
     saved_bytes: Array
     transient_bytes: Array
+    whole_bytes: Array
     dense_parameters: Array
     expert_parameters: Array
     trained_dense: Array
@@ -533,6 +589,7 @@ def price_units(
         ),
         saved_bytes=saved,
         transient_bytes=transient,
+        whole_bytes=_whole_bytes(context, saved, transient, parameters),
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=cut,

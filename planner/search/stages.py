@@ -192,19 +192,18 @@ def span_memory(
     sent[-1] = costs.output_bytes[0]
     saved = spans.sums(costs.saved_bytes[:, 0])
     kept = np.maximum(saved + spans.ends(sent) - spans.starts(shared), 0.0)
+    working = spans.largest(costs.transient_bytes[:, 0])
     fixed = memory_parts(
         context.scalar_bytes,
         parameters=spans.sums(dense + expert),
         sharded=spans.sums(dense / ways + expert * left),
-        largest_unit=spans.largest(dense + expert),
         trained=spans.sums(trained + trained_experts),
         trained_sharded=spans.sums(trained / ways + trained_experts * left),
-        largest_trained=spans.largest(trained + trained_experts),
         zero_stage=strategy.zero_stage,
         pp=mesh.pp,
         num_microbatches=strategy.num_microbatches,
-        kept_bytes=0.0,
-        transient_bytes=spans.largest(costs.transient_bytes[:, 0]),
+        held_bytes=(0.0, 0.0, 0.0),
+        working_bytes=(working, working, working),
         receive_bytes=spans.starts(cut) + spans.ends(cut),
     ).total
     slope = context.scalar_bytes.swell

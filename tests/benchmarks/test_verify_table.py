@@ -58,6 +58,8 @@ def test_the_summary_counts_meshes_and_names_the_worst() -> None:
 @pytest.mark.parametrize(
     "label",
     [
+        "llama float32 dp_replicate8 mb2x2 float32 ring",
+        "llama bfloat16 dp_shard8 zero2 mb2x2 ring",
         "llama bfloat16 tp4 mb2x2 ring",
         "llama bfloat16 dp_shard2 cp4 zero3 mb2x2 full ring",
         "qwen3_moe bfloat16 dp_shard4 tp2 ep4 zero3 mb2x2 sp ring",
@@ -67,13 +69,13 @@ def test_the_summary_counts_meshes_and_names_the_worst() -> None:
         ),
     ],
 )
-def test_bytes_equal_those_of_a_dry_run(label: str) -> None:
+def test_predictions_equal_what_a_dry_run_finds(label: str) -> None:
     (row,) = (row for row in meshes() if _name(row) == label)
     found = verify_table.verify_mesh(row)
     assert found.failure is None
     for each in found.deviations:
-        if not each.name.startswith("peak memory"):
-            assert not each.beyond(1e-4), each
+        peak = each.name.startswith("peak memory")
+        assert not each.beyond(0.02 if peak else 1e-4), each
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -125,3 +125,43 @@ def test_alternate_recomputation_keeps_half_of_what_products_put_out(
     # What is not kept is made again, so that the peak of one unit stays.
     total = [c.saved_bytes + c.transient_bytes for c in (light, half)]
     assert total[1][SELECTIVE, 0] == pytest.approx(total[0][SELECTIVE, 0])
+
+
+def _replayed(
+    costs: UnitCosts, kind: int, *, gradients: bool, weights: bool, head: int
+) -> float:
+    """Most bytes of one backward beside all that was saved, event by event."""
+    saved = costs.saved_bytes[kind, 0]
+    working = costs.transient_bytes[kind, 0]
+    scalars = costs.dense_parameters[0]
+    alive, most, copied = float(saved.sum()), 0.0, 0.0
+    for unit in reversed(range(len(saved))):
+        before = scalars[unit - 1] if unit else 0.0
+        gathered = 2 * (scalars[unit] + before) if weights else 0.0
+        # A loss is done with before its head's weights are wanted.
+        early = 0.0 if unit == head else gathered
+        most = max(most, alive + working[unit] + early + copied)
+        alive -= saved[unit]
+        if gradients:
+            copied = 4 * scalars[unit]
+            most = max(most, alive + gathered + 2 * scalars[unit] + copied)
+    return most - float(saved.sum())
+
+
+@pytest.mark.parametrize("kind", [NONE, SELECTIVE, FULL])
+@pytest.mark.parametrize("width", [1.0, 100.0])
+def test_weights_of_a_unit_are_in_flight_while_it_is_computed(
+    kind: int, width: float
+) -> None:
+    graph = with_head()
+    parameters = [
+        replace(one, shape=(int(width * one.shape[0]), *one.shape[1:]))
+        for one in graph.parameters
+    ]
+    costs = priced(replace(graph, parameters=tuple(parameters)), Recipe(name="x"))
+    for index, flying in enumerate(
+        ({}, {"gradients": True}, {"gradients": True, "weights": True})
+    ):
+        found = costs.whole_bytes[index, kind, 0]
+        both = {"gradients": False, "weights": False} | flying
+        assert found == pytest.approx(_replayed(costs, kind, head=2, **both))

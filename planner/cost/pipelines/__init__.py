@@ -71,10 +71,15 @@ class PipelineMemory:
 
     Attributes:
         activations: Held for all microbatches at once, working sets apart.
+        later: The same when a backward begins behind a forward, and gradients are
+            there.
+        again: The same when a backward follows upon another.
         received: Buffers of one microbatch over all stages.
     """
 
     activations: Array
+    later: Array
+    again: Array
     received: Array
 
 

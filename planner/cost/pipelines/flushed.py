@@ -32,6 +32,7 @@ from planner.simulate import (
     closed_form_of_stages,
     evaluate,
     peak_held_bytes,
+    peak_in_flight,
     schedule_columns,
     simulate_shared,
     timeline,
@@ -372,8 +373,12 @@ class Flushed:
         kept = stages.sums(costs.saved_bytes[:, 0])
         kept = kept[stages.recompute, np.arange(len(stages.rank))]
         if stages.order is None:
+            held, done = stages.of_ranks(kept), np.zeros(stages.pp)
             return PipelineMemory(
-                activations=stages.of_ranks(kept), received=np.zeros(stages.pp)
+                activations=held,
+                later=held if stages.strategy.num_microbatches > 1 else done,
+                again=done,
+                received=done,
             )
         cut, crossing = (
             part(costs.cut_bytes) for part in (stages.at_cuts, stages.crossing)
@@ -398,7 +403,17 @@ class Flushed:
             after_whole_bytes=returned + sent if still else 0.0,
         )
         buffers = np.concatenate([none, cut]) + np.concatenate([cut, none])
-        return PipelineMemory(activations=held, received=stages.of_ranks(buffers))
+        again, all_fly = held, np.zeros(stages.pp, dtype=bool)
+        if stages.strategy.virtual_stages == 1:
+            sent_on = returned + sent if still else 0.0
+            again = held - flying + np.minimum(sent_on, flying)
+            all_fly = peak_in_flight(stages.order) >= stages.strategy.num_microbatches
+        return PipelineMemory(
+            activations=held,
+            later=np.where(all_fly, again, held),
+            again=again,
+            received=stages.of_ranks(buffers),
+        )
 
     def timeline(self, stages: Stages, times: StageTimes) -> Timeline:
         """Actions of one strategy whose stages take ``times``."""

@@ -474,13 +474,22 @@ class AllReducePricing:
         )
 
     def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
-        """Errors of compressed gradients, and the copies that they are made from."""
+        """Copies of gradients that replicas make.
+
+        Where nothing is cast, DistributedDataParallel holds plain replicas: its
+        buckets live from step to step, and gradients of microbatches before the last
+        lie beside them. Compression keeps errors, and copies what it sends.
+        """
+        of, nothing = context.scalar_bytes, np.zeros(len(rows.pp))
+        beside = nothing
+        if of.compute == of.stored == of.reduce and not of.gradients_ahead:
+            several = rows.whole & (rows.num_microbatches > 1)
+            beside = np.where(several, rows.trained * of.stored, 0.0)
         if not rows.compressed.any():
-            nothing = np.zeros(len(rows.pp))
-            return ReplicaBytes(kept=nothing, working=nothing)
+            return ReplicaBytes(kept=beside, working=nothing)
         size = dtype_bytes(context.precision.reduce)
         found = compress(context.graph, rows.compression, size)
         return ReplicaBytes(
-            kept=np.where(rows.compressed, found.kept_bytes, 0.0),
+            kept=beside + np.where(rows.compressed, found.kept_bytes, 0.0),
             working=np.where(rows.compressed, found.working_bytes, 0.0),
         )

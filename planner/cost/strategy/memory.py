@@ -2,16 +2,22 @@
 
 parameters  the shard (or all) in ``precision.parameter``, plus the gathered copy in the
             compute dtype: resident between forward and backward under ZeRO 1 and 2
-            and in any pipeline, whose backward leaves a stage gathered; only about two
-            units at a time under ZeRO 3 without one (FSDP2 prefetches one)
+            and in any pipeline, whose backward leaves a stage gathered
 gradients   sharded when ZeRO >= 2 and there is no pipeline: a pipeline reduces each
             stage once, after its last microbatch, so until then they are whole
 optimizer   sharded from ZeRO 1 on
-activations kept bytes x microbatches in flight, plus the working set of one unit
+activations kept bytes x microbatches in flight, plus the working set of one unit, with
+            weights gathered and gradients reduced for it alone under ZeRO
 buffers     receive buffers of the pipeline
-reserve     context, communicators, allocator (GPU)
+reserve     context, communicators, allocator, and what it loses to fragments (GPU)
 
 Frozen parameters have no gradients and no optimizer states.
+
+The peak is the worst of three moments. When the first backward begins, all that may be
+in flight is, and there are no gradients yet, but where a framework allocates them
+ahead. Later ones have them, and as much in flight if a forward comes before them. Under
+ZeRO 3 every forward frees its stage: all of a pipeline's stage is gathered only where
+one backward follows upon another.
 
 A stage has buffers for what every microbatch receives, activations and gradients. What
 its first op saves is such a buffer, so that it is counted there. Beside what it saves
@@ -35,6 +41,7 @@ torch 2.13.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -45,7 +52,7 @@ from planner.cost.pipelines import PipelineMemory
 from planner.cost.replicas import ReplicaBytes
 from planner.cost.result import MemoryParts
 from planner.cost.strategy.stages import Stages
-from planner.cost.table.memory import Devices, weight_bytes
+from planner.cost.table.memory import IN_FLIGHT, Devices, peak_bytes
 
 __all__ = ["memory_parts", "strategy_memory"]
 
@@ -57,16 +64,15 @@ def memory_parts(
     *,
     parameters: ArrayLike,
     sharded: ArrayLike,
-    largest_unit: ArrayLike,
     zero_stage: ArrayLike,
     pp: ArrayLike,
     num_microbatches: ArrayLike,
-    kept_bytes: ArrayLike,
-    transient_bytes: ArrayLike,
+    held_bytes: Sequence[ArrayLike],
+    working_bytes: Sequence[ArrayLike],
     receive_bytes: ArrayLike,
     trained: ArrayLike | None = None,
     trained_sharded: ArrayLike | None = None,
-    largest_trained: ArrayLike | None = None,
+    first_trained: ArrayLike = 0.0,
 ) -> MemoryParts:
     """Memory of devices, all arguments broadcast against each other.
 
@@ -74,40 +80,43 @@ def memory_parts(
         of: Bytes of scalars, see :attr:`PricingContext.scalar_bytes`.
         parameters: Scalars that the device's stages have, after tp and ep.
         sharded: What ZeRO leaves of them on one device.
-        largest_unit: Scalars of the largest unit among them.
         zero_stage: 0 to 3.
         pp: Pipeline degree.
         num_microbatches: Per step.
-        kept_bytes: Activations of all microbatches in flight.
-        transient_bytes: Working set of one unit beyond that.
+        held_bytes: Activations of all microbatches in flight when the first backward
+            begins, when a later one begins, and when one follows upon another.
+        working_bytes: Working set of one unit beyond that, by
+            :data:`planner.cost.table.memory.IN_FLIGHT`.
         receive_bytes: What one microbatch receives over all of its stages.
         trained: Part of ``parameters`` that has a gradient; all if left out.
         trained_sharded: Part of ``sharded`` that has one; all if left out.
-        largest_trained: Scalars of the unit that trains most; ``largest_unit`` if left
-            out.
+        first_trained: Trained scalars of the first unit.
     """
     sizes = (
         parameters,
         sharded,
-        largest_unit,
         parameters if trained is None else trained,
         sharded if trained_sharded is None else trained_sharded,
-        largest_unit if largest_trained is None else largest_trained,
+        first_trained,
+        *held_bytes,
+        *working_bytes,
     )
     columns = np.broadcast_arrays(
         *(np.asarray(size, dtype=np.float64) for size in sizes),
         *(np.asarray(x, dtype=np.int64) for x in (zero_stage, pp, num_microbatches)),
     )
-    scalars = np.stack([column.ravel() for column in columns[:6]], axis=1)
-    others = (column.flatten() for column in columns[6:])
-    weights = weight_bytes(Devices(scalars, *others), of)
-    activations = np.asarray(kept_bytes, dtype=float) + np.asarray(transient_bytes)
+    scalars = np.stack([column.ravel() for column in columns[:11]], axis=1)
+    scalars, held, working = (
+        np.ascontiguousarray(part) for part in np.split(scalars, (5, 8), axis=1)
+    )
+    others = (column.flatten() for column in columns[11:])
+    found = peak_bytes(Devices(scalars, held, working, *others), of)
+    activations = found[3].reshape(columns[0].shape)
     waiting = num_microbatches if of.all_waiting else 1
     parts = (
-        *weights.reshape(3, *columns[0].shape),
-        activations * of.swell,
+        *found.reshape(4, *columns[0].shape),
         np.asarray(receive_bytes, dtype=float) * waiting,
-        np.asarray(of.reserve),
+        of.reserve + activations * (of.swell - 1.0),
     )
     shape = np.broadcast_shapes(*(part.shape for part in parts))
     names = (part.name for part in fields(MemoryParts))
@@ -130,29 +139,18 @@ def strategy_memory(
         exchanged: What keeping copies together takes.
     """
     strategy, costs, shards = stages.strategy, stages.costs, stages.parameters
-
-    def largest(values: Array) -> Array:
-        """Greatest of the units on each rank."""
-        found = np.zeros(stages.pp)
-        of_stages = np.maximum.reduceat(values, stages.bounds[:-1], axis=-1)
-        if values.ndim > 1:
-            of_stages = of_stages[stages.recompute, np.arange(len(stages.rank))]
-        np.maximum.at(found, stages.rank, of_stages)
-        return found
-
     parts = memory_parts(
         stages.context.scalar_bytes,
         parameters=shards.whole,
         sharded=shards.shard,
-        largest_unit=largest(costs.dense_parameters[0] + costs.expert_parameters[0]),
         trained=shards.trained,
         trained_sharded=shards.trained_shard,
-        largest_trained=largest(costs.trained_dense[0] + costs.trained_experts[0]),
+        first_trained=costs.trained_dense[0, 0] + costs.trained_experts[0, 0],
         zero_stage=strategy.zero_stage,
         pp=stages.pp,
         num_microbatches=strategy.num_microbatches,
-        kept_bytes=pipeline.activations,
-        transient_bytes=largest(costs.transient_bytes[:, 0]),
+        held_bytes=(pipeline.activations, pipeline.later, pipeline.again),
+        working_bytes=_working_bytes(stages),
         receive_bytes=pipeline.received,
     )
     return replace(
@@ -161,3 +159,16 @@ def strategy_memory(
         # Activations are gone when the last gradients are exchanged.
         activations=np.maximum(parts.activations, exchanged.working),
     )
+
+
+def _working_bytes(stages: Stages) -> Sequence[Array]:
+    """Working set of one unit by what is in flight, on each pp rank. Shapes [pp]."""
+    costs = stages.costs
+    if stages.pp == 1:
+        return list(costs.whole_bytes[:, stages.recompute[0]])
+    of_stages = np.maximum.reduceat(
+        costs.transient_bytes[:, 0], stages.bounds[:-1], axis=-1
+    )[stages.recompute, np.arange(len(stages.rank))]
+    found = np.zeros(stages.pp)
+    np.maximum.at(found, stages.rank, of_stages)
+    return [found] * len(IN_FLIGHT)

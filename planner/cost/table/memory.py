@@ -20,6 +20,7 @@ from planner.simulate.compiled import compiled, inlined, inner
 
 __all__ = [
     "CROSSING",
+    "IN_FLIGHT",
     "KEPT",
     "PEAKS",
     "Devices",
@@ -28,10 +29,10 @@ __all__ = [
     "chunks_between_halves",
     "chunks_in_flight",
     "cuts_between",
+    "peak_bytes",
     "prefix_sums",
     "rank_memory",
     "table_memory",
-    "weight_bytes",
 ]
 
 Array = NDArray[np.float64]
@@ -55,8 +56,9 @@ KEPT = (
 
 _DENSE, _EXPERT, _TRAINED_DENSE, _TRAINED_EXPERTS, _WEIGHT_GRAD, _, _NONE = range(7)
 
-#: Greatest over the units of a rank, order of the last axis of ``peaks``.
-PEAKS = ("largest_unit", "largest_trained", "none", "selective", "full")
+#: Greatest working set of the units of a rank by recompute kind, order of the last axis
+#: of ``peaks``.
+PEAKS = ("none", "selective", "full")
 
 #: Bytes at the cuts of a rank's stages, order of the last axis of ``crossing``:
 #: buffers of activations and gradients that come in; the part of them that saved
@@ -85,75 +87,151 @@ _PER_PP, _CONSTANT, _FEWER, _IN_ROUNDS, _MORE_WAITING = range(4, len(RULES))
 
 
 class _Scalars(NamedTuple):
-    """Scalars on one device: all, ZeRO's shard, the largest unit's; trained ones."""
+    """Scalars on one device: all, ZeRO's shard; trained ones, those of the first unit.
+
+    The first unit is reduced last.
+    """
 
     whole: float
     shard: float
-    unit: float
     trained: float
     trained_shard: float
-    trained_unit: float
+    first_trained: float
+
+
+class _Held(NamedTuple):
+    """Bytes that one device holds for its microbatches, at three moments of a step.
+
+    Attributes:
+        first: When the first backward begins.
+        later: When one begins that a forward was run before; gradients are there.
+        again: When one follows upon another.
+    """
+
+    first: float
+    later: float
+    again: float
+
+
+#: Working sets by what of a unit's weights is in flight: nothing; gradients that are
+#: reduced unit by unit; weights that are gathered so, too.
+IN_FLIGHT = ("nothing", "gradients", "weights")
+
+_NOTHING, _GRADIENTS, _WEIGHTS = range(len(IN_FLIGHT))
 
 
 @inner
-def _of_weights(
+def _in_flight(zero: int, pp: int, many: int, of: ScalarBytes) -> int:
+    """Which of :data:`IN_FLIGHT` a strategy has."""
+    if pp > 1 or of.gathers_whole:
+        return _NOTHING
+    if zero == 3:
+        return _WEIGHTS
+    unitwise = zero == 1 or of.compute != of.stored
+    if zero == 2 or (unitwise and many == 1 and not of.gradients_ahead):
+        return _GRADIENTS
+    return _NOTHING
+
+
+@inner
+def _of_gradients(
     has: _Scalars, zero: int, pp: int, many: int, of: ScalarBytes
-) -> tuple[float, float, float]:
-    """Bytes of parameters, gradients and optimizer states on one device."""
-    gathered = 0.0
-    if zero == 3 and pp == 1 and not of.gathers_whole:
-        gathered = min(has.whole, 2 * has.unit) * of.compute
-    elif zero >= 1 or of.compute != of.stored:
-        gathered = has.whole * of.compute
-    owned, trained, gradients = has.whole, has.trained, has.trained * of.stored
+) -> float:
+    """Bytes of gradients on one device, once they are there."""
+    gradients = has.trained * of.stored
+    shard = has.trained_shard * of.stored
     if zero >= 1:
         wide = max(of.reduce, of.compute) if many > 1 else of.compute
-        whole = 2 * has.trained_unit * of.reduce
-        if pp > 1 or zero == 1:
-            whole = has.trained * wide
-        owned, trained = has.shard, has.trained_shard
-        gradients = has.trained_shard * of.stored + whole
+        gradients = has.trained * wide
+        if of.gradients_ahead:
+            gradients += shard
+    if pp == 1 and (zero >= 2 or (zero == 1 and many == 1 and not of.gradients_ahead)):
+        # The input of the last reduction stays until the next.
+        last = many > 1 and zero >= 2 and not of.gradients_ahead
+        gradients = shard + (has.first_trained * of.reduce if last else 0.0)
     sums = of.stored if zero == 0 else of.reduce
     if of.both_gradients and sums > of.compute and (pp > 1 or zero <= 1):
         gradients += has.trained * of.compute
     if of.computed_gradients:
         early = zero == 3 or (zero == 2 and pp == 1 and not of.gathers_whole)
-        units = 0.0 if of.gathers_whole else 2 * has.trained_unit
-        gradients = (has.trained_shard + units if early else has.trained) * of.compute
-    return owned * of.stored + gathered, gradients, trained * of.states
+        gradients = (has.trained_shard if early else has.trained) * of.compute
+    return gradients
+
+
+@inner
+def _at_peak(
+    has: _Scalars,
+    zero: int,
+    pp: int,
+    many: int,
+    of: ScalarBytes,
+    held: _Held,
+    working: float,
+) -> tuple[float, float, float, float]:
+    """Bytes of parameters, gradients, states and activations at the worst moment."""
+    gathered = 0.0
+    in_units = zero == 3 and pp == 1 and not of.gathers_whole
+    if not in_units and (zero >= 1 or of.compute != of.stored):
+        gathered = has.whole * of.compute
+    # Behind a forward nothing is gathered under ZeRO 3.
+    early = gathered if zero < 3 or of.gathers_whole else 0.0
+    gradients = _of_gradients(has, zero, pp, many, of)
+    ahead = pp == 1 and zero == 0 and of.compute == of.stored == of.reduce
+    first = gradients if ahead or of.gradients_ahead or of.computed_gradients else 0.0
+    owned, trained = has.whole, has.trained
+    if zero >= 1:
+        owned, trained = has.shard, has.trained_shard
+    found = (early, first, held.first)
+    if early + gradients + held.later > found[0] + found[1] + found[2]:
+        found = (early, gradients, held.later)
+    if gathered + gradients + held.again > found[0] + found[1] + found[2]:
+        found = (gathered, gradients, held.again)
+    states = trained * of.states
+    return owned * of.stored + found[0], found[1], states, found[2] + working
 
 
 class Devices(NamedTuple):
-    """Many devices, each with its parameters. Shapes [n] but for ``scalars``.
+    """Many devices, each with its parameters and what it holds for microbatches.
 
     Attributes:
-        scalars: All; what ZeRO leaves of them; those of the largest unit; and the
-            trained ones of each of the three. Shape [n, 6].
-        zero: ZeRO stage.
-        pp: Pipeline degree.
-        many: Microbatches in a step.
+        scalars: All; what ZeRO leaves of them; the trained ones of both; those of the
+            first unit. Shape [n, 5].
+        held: When the first backward begins, when one begins behind a forward, and
+            behind another. Shape [n, 3].
+        working: By :data:`IN_FLIGHT`. Shape [n, 3].
+        zero: ZeRO stage. Shape [n].
+        pp: Pipeline degree. Shape [n].
+        many: Microbatches in a step. Shape [n].
     """
 
     scalars: Array
+    held: Array
+    working: Array
     zero: Index
     pp: Index
     many: Index
 
 
 @compiled
-def _of_all_weights(each: Devices, of: ScalarBytes, parts: Array) -> None:
+def _of_all_devices(each: Devices, of: ScalarBytes, parts: Array) -> None:
     for i in range(len(each.scalars)):
-        has = each.scalars[i]
-        sizes = _Scalars(has[0], has[1], has[2], has[3], has[4], has[5])
-        parts[0, i], parts[1, i], parts[2, i] = _of_weights(
-            sizes, each.zero[i], each.pp[i], each.many[i], of
+        has, held = each.scalars[i], each.held[i]
+        zero, pp, many = each.zero[i], each.pp[i], each.many[i]
+        parts[0, i], parts[1, i], parts[2, i], parts[3, i] = _at_peak(
+            _Scalars(has[0], has[1], has[2], has[3], has[4]),
+            zero,
+            pp,
+            many,
+            of,
+            _Held(held[0], held[1], held[2]),
+            each.working[i, _in_flight(zero, pp, many, of)],
         )
 
 
-def weight_bytes(each: Devices, of: ScalarBytes) -> Array:
-    """Bytes of parameters, gradients and optimizer states. Shape [3, n]."""
-    parts = np.empty((3, len(each.scalars)))
-    _of_all_weights(each, of, parts)
+def peak_bytes(each: Devices, of: ScalarBytes) -> Array:
+    """Bytes of parameters, gradients, states and activations at the peak. [4, n]."""
+    parts = np.empty((4, len(each.scalars)))
+    _of_all_devices(each, of, parts)
     return parts
 
 
@@ -274,7 +352,7 @@ def _activations(
     all_shared: float,
     all_returned: float,
     all_sent: float,
-) -> float:
+) -> _Held:
     """Bytes that a rank of a pipeline holds for its microbatches, at most.
 
     Chunks in flight hold what they saved, less the received tensor that is counted as
@@ -291,6 +369,8 @@ def _activations(
     held = ((own + output) / virtual + sent) * flying
     held -= all_shared / receiving * max(flying - many * first, 0)
     held = max(held, 0.0)
+    # Several stages of a rank begin their backwards at different times.
+    chunk = held / max(flying, 1) if virtual == 1 else 0.0
     after, at_end = 0.0, 0.0
     if order.keeps:
         after = sent + returned
@@ -304,7 +384,9 @@ def _activations(
             after, at_end = max(after, returned), max(at_end, all_returned * many)
     done = min(after * (order.chunks - flying), at_end)
     # The end of the step may be the worst, if what is saved is less than what is sent.
-    return max(held + done, at_end)
+    most = max(held + done, at_end)
+    again = max(most - chunk + min(after, chunk), at_end)
+    return _Held(most, again if flying >= order.chunks else most, again)
 
 
 @compiled
@@ -314,6 +396,8 @@ def _fill(
     kept: Array,
     peaks: Array,
     crossing: Array,
+    whole: Array,
+    first: Array,
     limits: Array,
     of: ScalarBytes,
     worst: Array,
@@ -328,6 +412,9 @@ def _fill(
         kept: Columns :data:`KEPT` of ranks 0, 1 and last. [pairs, 3, columns].
         peaks: Columns :data:`PEAKS`, likewise.
         crossing: Columns :data:`CROSSING`, likewise.
+        whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
+            recompute kind. Shape [pairs, 3, 3].
+        first: Trained scalars of the first unit. Shape [pairs].
         limits: Bytes that these ranks may use at each place. Shape [places, 3].
         of: What the request says of bytes.
         worst: Bytes on the fullest of them. Shape [n].
@@ -360,12 +447,10 @@ def _fill(
             has = _Scalars(
                 dense + experts,
                 dense / ways + experts * left,
-                peaks[pair, place, 0],
                 trained_dense + trained_experts,
                 trained,
-                peaks[pair, place, 1],
+                first[pair],
             )
-            parameters, gradients, states = _of_weights(has, zero, pp, many, of)
             rank = place if place < 2 else pp - 1
             own = kept[pair, place, _NONE + again]
             output = crossing[pair, place, _OUTPUT]
@@ -373,7 +458,7 @@ def _fill(
             shared = crossing[pair, place, _SHARED]
             returned = crossing[pair, place, _RETURNED]
             sent = crossing[pair, place, _SENT]
-            activations = _activations(
+            held = _activations(
                 order, rank, own, output, weight_grad, shared, returned, sent
             )
             if place == 1 and pp > 3 and order.waiting >= 0:
@@ -381,11 +466,21 @@ def _fill(
                 other = _activations(
                     order, pp - 2, own, output, weight_grad, shared, returned, sent
                 )
-                activations = max(activations, other)
-            activations = (activations + peaks[pair, place, 2 + again]) * of.swell
+                held = _Held(
+                    max(held.first, other.first),
+                    max(held.later, other.later),
+                    max(held.again, other.again),
+                )
+            working = peaks[pair, place, again]
+            if pp == 1:
+                working = whole[pair, _in_flight(zero, pp, many, of), again]
+            parameters, gradients, states, activations = _at_peak(
+                has, zero, pp, many, of, held, working
+            )
             buffers = crossing[pair, place, _RECEIVED]
             buffers *= many if of.all_waiting else 1
-            total = parameters + gradients + states + activations + buffers + of.reserve
+            total = parameters + gradients + states + buffers + of.reserve
+            total += activations * of.swell
             fullest, over = max(fullest, total), max(over, total - limits[at, place])
             if place == 0:
                 shards[row] = trained
@@ -426,6 +521,8 @@ def table_memory(
         ranks.kept,
         ranks.peaks,
         ranks.crossing,
+        ranks.whole,
+        ranks.first,
         limits,
         of,
         worst,
@@ -450,6 +547,9 @@ class RankMemory:
         peaks: Greatest units of the same ranks. Shape [pairs, 3, PEAKS].
         crossing: Bytes at the cuts of the same ranks, one microbatch. Shape [pairs, 3,
             CROSSING].
+        whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
+            recompute kind. Shape [pairs, 3, 3].
+        first: Trained scalars of the first unit. Shape [pairs].
         tied: Trained scalars of copies whose gradients ranks sum up, and how many
             sums that takes. Shape [pairs, 2].
     """
@@ -457,6 +557,8 @@ class RankMemory:
     kept: Array
     peaks: Array
     crossing: Array
+    whole: Array
+    first: Array
     tied: Array
 
 
@@ -541,19 +643,18 @@ def rank_memory(
             most stages + 1].
         problem: Row of ``bounds`` of each pair.
     """
-    both = costs.dense_parameters + costs.expert_parameters
-    trained = costs.trained_dense + costs.trained_experts
+    shape = costs.dense_parameters.shape
     columns = [
         costs.dense_parameters,
         costs.expert_parameters,
         costs.trained_dense,
         costs.trained_experts,
         costs.weight_grad_bytes,
-        np.broadcast_to(costs.tensors, both.shape),
+        np.broadcast_to(costs.tensors, shape),
         *costs.saved_bytes,
     ]
     sums = prefix_sums(np.stack(columns, axis=-1))
-    units = np.stack([both, trained, *costs.transient_bytes], axis=-1)
+    units = np.stack([*costs.transient_bytes], axis=-1)
     cut, shared = cuts_between(costs.cut_bytes), cuts_between(costs.shared_bytes)
     # Stages of one rank, turn after turn, of all pairs side by side, then three ranks.
     heads = np.cumsum(virtual) - virtual
@@ -591,5 +692,7 @@ def rank_memory(
         kept=of_ranks(own, np.add),
         peaks=of_ranks(peaks, np.maximum),
         crossing=of_ranks(crossing, np.add),
+        whole=np.ascontiguousarray(np.moveaxis(costs.whole_bytes, 2, 0)[combo]),
+        first=(costs.trained_dense + costs.trained_experts)[combo, 0],
         tied=_tied(costs, combo, pp, folded, bounds, problem),
     )

@@ -27,7 +27,7 @@ from planner.simulate import (
 from tests.cost.made import device, hosts, setting_for, uniform_graph
 from tests.simulate.cases import legal
 
-#: 1,000 scalars in 10 units of 100, on 4 ways of sharding.
+#: 1,000 scalars, on 4 ways of sharding, 100 of them in the first unit.
 P, SHARD, UNIT = 1000, 250, 100
 MIXED = Precision(parameter="float32", compute="bfloat16", reduce="float32")
 FULL = Precision(parameter="float32", compute="float32", reduce="float32")
@@ -39,12 +39,12 @@ def parts(zero: int, **changes: Any) -> MemoryParts:
     arguments: dict[str, Any] = {
         "parameters": P,
         "sharded": SHARD if zero else P,
-        "largest_unit": UNIT,
+        "first_trained": UNIT,
         "zero_stage": zero,
         "pp": 1,
         "num_microbatches": 1,
-        "kept_bytes": 0.0,
-        "transient_bytes": 0.0,
+        "held_bytes": (0.0, 0.0, 0.0),
+        "working_bytes": (0.0, 0.0, 0.0),
         "receive_bytes": 0.0,
     }
     on_gpu = changes.pop("on_gpu", False)
@@ -61,19 +61,19 @@ def parts(zero: int, **changes: Any) -> MemoryParts:
     [
         # Everything whole: 4 bytes, 4 bytes, two states of 4 bytes.
         (0, 4 * P, 4 * P, 8 * P),
-        # States sharded; a shard of weights beside the gathered ones; whole gradients
-        # wait for the end of the step, their reduced shard beside them.
-        (1, 4 * SHARD + 4 * P, 4 * SHARD + 4 * P, 8 * SHARD),
-        # Gradients reduced unit by unit: two units whole at a time.
-        (2, 4 * SHARD + 4 * P, 4 * SHARD + 4 * 2 * UNIT, 8 * SHARD),
-        # Weights gathered two units at a time.
-        (3, 4 * SHARD + 4 * 2 * UNIT, 4 * SHARD + 4 * 2 * UNIT, 8 * SHARD),
+        # States sharded; a shard of weights beside the gathered ones; gradients summed
+        # up whole until the last microbatch.
+        (1, 4 * SHARD + 4 * P, 4 * P, 8 * SHARD),
+        # Gradients reduced unit by unit; what the first unit's were copied to stays.
+        (2, 4 * SHARD + 4 * P, 4 * SHARD + 4 * UNIT, 8 * SHARD),
+        # Weights gathered unit by unit, too.
+        (3, 4 * SHARD, 4 * SHARD + 4 * UNIT, 8 * SHARD),
     ],
 )
 def test_zero_stages_in_float32(
     zero: int, parameters: int, gradients: int, optimizer: int
 ) -> None:
-    found = parts(zero)
+    found = parts(zero, num_microbatches=2)
     assert found.parameters == parameters
     assert found.gradients == gradients
     assert found.optimizer == optimizer
@@ -83,9 +83,10 @@ def test_zero_stages_in_float32(
     ("zero", "parameters", "gradients"),
     [
         (0, 4 * P + 2 * P, 4 * P),
-        (1, 4 * SHARD + 2 * P, 4 * SHARD + 2 * P),
-        (2, 4 * SHARD + 2 * P, 4 * SHARD + 4 * 2 * UNIT),
-        (3, 4 * SHARD + 2 * 2 * UNIT, 4 * SHARD + 4 * 2 * UNIT),
+        # One microbatch's gradients are reduced as they come.
+        (1, 4 * SHARD + 2 * P, 4 * SHARD),
+        (2, 4 * SHARD + 2 * P, 4 * SHARD),
+        (3, 4 * SHARD, 4 * SHARD),
     ],
 )
 def test_bfloat16_compute_adds_a_copy_of_two_bytes(
@@ -113,14 +114,46 @@ def test_gradients_that_stay_beside_their_sum(zero: int) -> None:
 def test_gradients_accumulate_in_the_wider_dtype() -> None:
     # ZeRO 1 keeps whole gradients between microbatches, in float32.
     several = parts(1, precision=MIXED, num_microbatches=2)
-    assert several.gradients == 4 * SHARD + 4 * P
+    assert several.gradients == 4 * P
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_what_is_in_flight_depends_on_the_zero_stage(zero: int) -> None:
+    working = {"working_bytes": (1.0, 20.0, 300.0)}
+    for many in (1, 2):
+        found = parts(zero, precision=MIXED, num_microbatches=many, **working)
+        # ZeRO 1 reduces nothing before its last microbatch.
+        unitwise = {1: 20.0 if many == 1 else 1.0, 2: 20.0, 3: 300.0}[zero]
+        assert found.activations == unitwise
+    assert parts(zero, pp=2, num_microbatches=4, **working).activations == 1.0
+
+
+def test_the_first_backward_has_all_in_flight_and_no_gradients() -> None:
+    held = {"held_bytes": (9000.0, 9000.0 - 4 * P - 1, 0.0), "num_microbatches": 4}
+    first = parts(0, precision=MIXED, pp=2, **held)
+    assert (first.gradients, first.activations) == (0, 9000)
+    more = {**held, "held_bytes": (9000.0, 9000.0, 0.0)}
+    later = parts(0, precision=MIXED, pp=2, **more)
+    assert (later.gradients, later.activations) == (4 * P, 9000)
+    recipe = Recipe(name="x", gradients_ahead=True)
+    ahead = parts(0, precision=MIXED, pp=2, recipe=recipe, **held)
+    assert (ahead.gradients, ahead.activations) == (4 * P, 9000)
+
+
+def test_zero_3_gathers_a_stage_that_backward_follows_upon_backward() -> None:
+    between = 9000.0 - 4 * P
+    held = {"pp": 2, "num_microbatches": 4, "precision": MIXED}
+    found = parts(3, held_bytes=(between, 9000.0, between), **held)
+    assert (found.parameters, found.activations) == (4 * SHARD, 9000)
+    found = parts(3, held_bytes=(between, 9000.0, 9000.0 - 2 * P + 1), **held)
+    assert (found.parameters, found.activations) == (4 * SHARD + 2 * P, 7001)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_pipeline_keeps_stages_gathered_and_gradients_whole(zero: int) -> None:
     found = parts(zero, pp=4, num_microbatches=8)
     assert found.parameters == 4 * SHARD + 4 * P
-    assert found.gradients == 4 * SHARD + 4 * P
+    assert found.gradients == 4 * P
 
 
 @pytest.mark.parametrize(
@@ -139,17 +172,21 @@ def test_optimizers_hold_their_states(optimizer: Optimizer, states: int) -> None
 
 def test_activations_buffers_and_reserve() -> None:
     lean = Recipe(name="lean", receive_buffers="in_flight", reserve_bytes=7.0)
-    numbers = {"kept_bytes": 100.0, "transient_bytes": 10.0, "receive_bytes": 3.0}
+    numbers = {
+        "held_bytes": (100.0, 100.0, 0.0),
+        "working_bytes": (10.0, 10.0, 10.0),
+        "receive_bytes": 3.0,
+    }
     on_cpu = parts(0, **numbers, num_microbatches=5)
     assert on_cpu.activations == 110
     assert on_cpu.buffers == 15
     assert on_cpu.reserve == 0
     on_gpu = parts(0, **numbers, num_microbatches=5, on_gpu=True, recipe=lean)
-    assert on_gpu.activations == pytest.approx(110 * 1.03)
+    assert on_gpu.activations == 110
     assert on_gpu.buffers == 3
-    assert on_gpu.reserve == 7
+    assert on_gpu.reserve == pytest.approx(7 + 110 * 0.03)
     categories = ("parameters", "gradients", "optimizer", "activations", "buffers")
-    total = sum(float(getattr(on_gpu, name)) for name in categories) + 7
+    total = sum(float(getattr(on_gpu, name)) for name in categories) + 7 + 3.3
     assert on_gpu.total == pytest.approx(total)
 
 
@@ -222,16 +259,16 @@ def test_chunks_between_the_halves_are_bounded() -> None:
 
 
 def test_frozen_parameters_take_their_own_memory_alone() -> None:
-    # Of 1,000 scalars 40 are trained; of those ZeRO leaves 10, 8 are in one unit.
+    # Of 1,000 scalars 40 are trained; of those ZeRO leaves 10, the first unit has 8.
     for zero, gradients, optimizer in (
         (0, 4 * 40, 8 * 40),
-        (1, 4 * 10 + 4 * 40, 8 * 10),
-        (2, 4 * 10 + 4 * 2 * 8, 8 * 10),
-        (3, 4 * 10 + 4 * 2 * 8, 8 * 10),
+        (1, 4 * 40, 8 * 10),
+        (2, 4 * 10 + 4 * 8, 8 * 10),
+        (3, 4 * 10 + 4 * 8, 8 * 10),
     ):
-        shard = 10 if zero else 40
-        found = parts(zero, trained=40, trained_sharded=shard, largest_trained=8)
-        assert found.parameters == parts(zero).parameters
+        shard, many = 10 if zero else 40, {"num_microbatches": 2}
+        found = parts(zero, trained=40, trained_sharded=shard, first_trained=8, **many)
+        assert found.parameters == parts(zero, **many).parameters
         assert found.gradients == gradients
         assert found.optimizer == optimizer
 
@@ -256,7 +293,7 @@ def test_one_program_gathers_first_and_keeps_gradients_as_computed(
 
 @pytest.mark.parametrize(
     ("zero", "gradients"),
-    [(0, 2 * P), (1, 2 * P), (2, 2 * SHARD + 2 * 2 * UNIT)],
+    [(0, 2 * P), (1, 2 * P), (2, 2 * SHARD)],
 )
 def test_computed_gradients_are_sharded_as_backward_goes(
     zero: int, gradients: int

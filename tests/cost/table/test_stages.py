@@ -57,6 +57,7 @@ def random_costs(types: int) -> UnitCosts:
         **combined,
         saved_bytes=draw(3, COMBOS, UNITS),
         transient_bytes=draw(3, COMBOS, UNITS),
+        whole_bytes=draw(3, 3, COMBOS),
         summed_parameters=draw(2, COMBOS, UNITS),
         tensors=draw(UNITS),
         cut_bytes=draw(COMBOS, UNITS - 1),
@@ -142,8 +143,10 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
     assert len(TIMES) == loads.shape[1]
     assert found.load[row] == pytest.approx(loads[work.argmax()])
     assert found.whole[row] == pytest.approx(loads.sum(axis=0))
-    both = costs.dense_parameters[combo] + costs.expert_parameters[combo]
-    trained = costs.trained_dense[combo] + costs.trained_experts[combo]
+    alone = costs.whole_bytes[:, :, combo]
+    assert found.memory.whole[row] == pytest.approx(alone)
+    trained = costs.trained_dense[combo, 0] + costs.trained_experts[combo, 0]
+    assert found.memory.first[row] == pytest.approx(trained)
     for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
         units = ranks[rank]
         kept, peaks = found.memory.kept[row, place], found.memory.peaks[row, place]
@@ -156,8 +159,7 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
         halves = costs.weight_grad_bytes[combo, later].sum()
         assert kept[KEPT.index("weight_grad")] == pytest.approx(halves)
         transient = costs.transient_bytes[:, combo, units].max(axis=1)
-        most = [both[units].max(), trained[units].max(), *transient]
-        assert peaks[: len(PEAKS)] == pytest.approx(most)
+        assert peaks[: len(PEAKS)] == pytest.approx(transient)
 
 
 @pytest.mark.parametrize("row", range(len(CUTS)))

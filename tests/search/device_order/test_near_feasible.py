@@ -34,7 +34,7 @@ _Seen = tuple[Request, DeviceGroups, Choices, Screened]
 def _short() -> Cluster:
     """A host short of memory and one that has a little more."""
     big = device("big", memory_bytes=2.5e9)
-    return hosts((1, 4, device(memory_bytes=1.72e9)), (1, 4, big))
+    return hosts((1, 4, device(memory_bytes=1.71e9)), (1, 4, big))
 
 
 @pytest.fixture(scope="module")
