@@ -174,7 +174,7 @@ def _fully_shard(
             mesh=place.along(*outer, "expert_shard"),
             mp_policy=policy,
             reshard_after_forward=reshard,
-            shard_placement_fn=partial(_place_expert, place.size("expert_shard")),
+            shard_placement_fn=partial(_place_shard, place.size("expert_shard")),
         )
     mesh = place.along(*outer, "shard")
     norms, named = _uncast_norms(model, precision), _wrapped_units(model, units)
@@ -187,6 +187,7 @@ def _fully_shard(
             mesh=mesh,
             mp_policy=casting,
             reshard_after_forward=reshard,
+            shard_placement_fn=partial(_place_shard, place.size("shard")),
             ignored_params=whole,
         )
     set_prefetch(model, named, experts, strategy.overlap)
@@ -224,12 +225,16 @@ def _uncast(precision: Precision) -> MixedPrecisionPolicy:
     )
 
 
-def _place_expert(ways: int, parameter: nn.Parameter) -> Shard | None:
-    """Place shards of few experts along their features, so that no rank is empty."""
+def _place_shard(ways: int, parameter: nn.Parameter) -> Shard | None:
+    """Place shards of few rows along another dimension, so that no rank is empty.
+
+    Rows are padded to a multiple of the ranks: 8 experts on 64 ranks to 64.
+    """
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    if local.shape[0] >= ways or local.ndim < 2 or local.shape[1] % ways:
+    if local.shape[0] >= ways:
         return None
-    return Shard(1)
+    dims = (dim for dim in range(1, local.ndim) if local.shape[dim] % ways == 0)
+    return next((Shard(dim) for dim in dims), None)
 
 
 def _wrapped_units(model: nn.Module, units: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
-from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable, Ties
+from planner.cost.kernels.blocks import BlockClasses, Ties
 from planner.cost.kernels.roofline import kernel_times
 from planner.cost.kernels.shapes import Division, divide
 from planner.cost.recipes import Recipe
@@ -30,9 +30,14 @@ from planner.cost.traffic.layers import (
     exposed_exchanges,
     tensor_traffic,
 )
+from planner.cost.unit_memory import (
+    between_halves,
+    saved_bytes_of,
+    transient_bytes_of,
+    whole_bytes_of,
+)
 from planner.schema.cluster import DeviceType
 from planner.schema.strategy import ContextAlgorithm
-from planner.units import dtype_bytes
 
 __all__ = ["UnitCosts", "price_units"]
 
@@ -150,194 +155,6 @@ def _put_measured(found: Array, classes: BlockClasses, tokens: Array) -> None:
             part[:, :, index] = seconds * tokens
 
 
-def _weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Array:
-    """Gradients from which weight gradients are made. Shape [combinations, kernels].
-
-    Of everything that reads trained weights: the gradient of its output, which is
-    what torch keeps between the two halves of a split backward.
-    Source: torch.distributed.pipelining._backward, stage_backward_input, torch 2.13.
-
-    Args:
-        table: Kernels at the traced batch.
-        element: Bytes of an activation as traced.
-        tp: Shape [combinations].
-    """
-    product = (table.kind != KERNEL_KINDS.index("attention")) & (
-        table.kind != KERNEL_KINDS.index("memory")
-    )
-    # What is no product writes as much as it reads.
-    output = np.where(
-        product, table.batch * table.m * table.n * element, table.forward_bytes / 2
-    )
-    kept = np.where(table.trained, table.count * output, 0.0)
-    divided = (table.style == 0) | (table.style == 2)
-    return np.asarray(np.where(divided, kept / tp[:, None], kept))
-
-
-#: Bytes that backward wants of a score of attention that is not fused: what softmax and
-#: dropout put out in half precision, and the mask. Source: Korthikanti et al. 2022,
-#: section 4.1.
-_SCORE_BYTES = 5.0
-
-
-def _saved_bytes(
-    context: PricingContext,
-    classes: BlockClasses,
-    combos: Combinations,
-    scale: Array,
-    scores: Array,
-) -> tuple[Array, Array]:
-    """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
-
-    The working set is that of one op; what recomputation makes again comes on top.
-    Sequence parallelism divides the stream, but not what colwise layers read, nor the
-    sums that rowwise ones have a part of.
-    """
-    tp = combos.tp[:, None].astype(float)
-    split = (combos.sequence_parallel[:, None] > 0) & classes.streamed
-    stream = np.where(split, tp, 1.0)
-    column = scale[:, None]
-
-    def divided(total: str, inside: str, whole: Array) -> Array:
-        tensor = classes.column(inside)
-        rest = classes.column(total) - tensor - whole
-        return np.asarray(column * (tensor / tp + rest / stream + whole))
-
-    gathered, boundary = (
-        classes.column(name) for name in ("saved_gathered_bytes", "boundary_bytes")
-    )
-    if context.recipe.regathers:
-        gathered = np.zeros_like(gathered)
-    none = divided("saved_bytes", "saved_tensor_bytes", gathered)
-    kinds = ("saved_selective_bytes", "saved_selective_tensor_bytes")
-    sums = classes.column(kinds[0]) - classes.column(kinds[1]) - boundary
-    if context.recipe.regathers:
-        sums = np.zeros_like(sums)
-    selective = np.minimum(none, divided(*kinds, np.maximum(sums, 0.0)))
-    full = column * boundary / stream
-    if context.recipe.selective == "alternate":
-        selective = selective - _every_second(context, classes, combos, stream)
-        selective = np.maximum(selective, full)
-    none = none + column * _mask_bytes(context, classes) / stream
-    if context.recipe.selective == "attention":
-        selective = none
-    if not context.recipe.fused_attention:
-        kept = _SCORE_BYTES * scores * classes.kernels.count
-        none = none + kept @ classes.members
-    working = column * classes.column("transient_bytes")
-    apart = classes.streamed
-    if context.recipe.loss_parallel:
-        apart = apart | (classes.logit_bytes > 0)
-    working = np.where(apart, working / tp, working)
-    return np.stack([none, selective, full]), working
-
-
-def _every_second(
-    context: PricingContext, classes: BlockClasses, combos: Combinations, stream: Array
-) -> Array:
-    """Outputs of products that alternate recomputation makes again. [C, classes].
-
-    Of a layer's products with weights it makes every second one again: half of their
-    bytes, as several of them may have been merged into one. Source: torchtitan,
-    torchtitan/parallelisms/parallelize_llama.py of December 2024, whose op-wise
-    checkpointing recomputes every other mm.
-    """
-    table = classes.kernels
-    tokens = (combos.microbatch / context.graph.batch / combos.cp)[:, None]
-    tp = combos.tp[:, None].astype(float)
-    heads = np.array([block.kind == "head" for block in classes.blocks])
-    product = (table.kind == 0) & (table.weight_bytes > 0) & ~heads[table.owner]
-    made = np.where(product, table.batch * table.m * table.n * table.count, 0.0)
-    # Colwise products put out what tp divides, the others the stream.
-    ways = np.where(table.style == 0, tp, stream[:, table.owner])
-    half = 0.5 * dtype_bytes(context.activation_dtype)
-    return np.asarray(half * (tokens * made / ways) @ classes.members)
-
-
-def _mask_bytes(context: PricingContext, classes: BlockClasses) -> Array:
-    """Masks of dropout behind attention and MLP, a byte an element. [classes].
-
-    Source: Korthikanti et al. 2022, section 4.1.
-    """
-    if not context.recipe.dropout:
-        return np.zeros(len(classes.blocks))
-    element = dtype_bytes(context.graph.dtype)
-    stream = float(np.max(context.graph.cut_bytes, initial=0.0)) / element
-    ends = ("attention", "mlp", "expert")
-    inside = np.array([block.kind in ends for block in classes.blocks])
-    # A mask is a byte whatever the activations have: undo what scales those.
-    return np.where(inside, stream, 0.0) / context.element_ratio
-
-
-def _transient_bytes(
-    saved: Array, working: Array, to_units: Array, repeated: NDArray[np.bool_]
-) -> Array:
-    """Working set of each unit by recompute kind. Shape [3, C, U], as ``saved``.
-
-    A unit is recomputed as a whole, so that in its backward all that it would have
-    kept without recomputation is there at once; of units that are not ``repeated``
-    that is kept anyway.
-    """
-    largest = np.zeros((working.shape[0], to_units.shape[1]))
-    for index, present in enumerate(to_units > 0):
-        np.maximum(largest, working[:, index, None] * present, out=largest)
-    none, selective, _ = saved
-    again = np.where(repeated, none, 0.0)
-    return np.stack([largest, largest + none - selective, largest + again])
-
-
-def _whole_bytes(
-    context: PricingContext,
-    saved: Array,
-    transient: Array,
-    parameters: dict[str, Array],
-) -> Array:
-    """Most that a device with all units needs beyond what they have all saved.
-
-    Backward goes from the last unit to the first, and lets go of what each has saved.
-    With a unit's weights it gathers those of the unit before; when it is done with the
-    unit it copies its gradients to reduce them, and keeps the copy until the next are
-    copied. A head's weights are not wanted until its loss is done with.
-    Source: torch.distributed.fsdp, _fully_shard/_fsdp_param_group.py (pre_backward,
-    post_backward), torch 2.13.
-
-    Args:
-        context: The request.
-        saved: Shape [3, C, U].
-        transient: Shape [3, C, U].
-        parameters: Scalars of units, [C, U] each.
-
-    Returns:
-        By what is in flight and recompute kind. Shape [3, 3, C].
-    """
-    of = context.scalar_bytes
-    graph = context.graph
-    heads = np.array(
-        [
-            any(block.kind == "head" for block in graph.blocks[a:b])
-            for a, b in graph.units
-        ]
-    )
-    weights = parameters["dense_parameters"] + parameters["expert_parameters"]
-    trained = parameters["trained_dense"] + parameters["trained_experts"]
-    gathered = of.compute * weights
-    gathered[:, 1:] += of.compute * weights[:, :-1]
-    copied = np.zeros_like(trained)
-    copied[:, :-1] = of.reduce * trained[:, 1:]
-    made = (of.compute + of.reduce) * trained
-    before = np.cumsum(saved, axis=-1)
-    behind, after = before - saved, before[:, :, -1:]
-    begun = np.where(heads, 0.0, gathered)
-    found = [
-        (before + transient).max(axis=-1),
-        np.maximum(before + transient + copied, behind + made).max(axis=-1),
-        np.maximum(before + transient + copied + begun, behind + made + gathered).max(
-            axis=-1
-        ),
-    ]
-    return np.stack(found) - after[:, :, 0]
-
-
 def _cut_bytes(
     context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> tuple[Array, Array]:
@@ -383,36 +200,6 @@ def _parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
     return dense, expert
 
 
-def _between_halves(
-    context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
-) -> tuple[Array, Array]:
-    """Bytes that a split backward keeps besides, and those that the model returns.
-
-    A head's loss is done with at the input gradient: what was saved behind the head's
-    input goes, and the gradient of its output comes. Where nothing else of the graph
-    stays either, the latter is mostly less.
-
-    Returns:
-        Bytes of one microbatch. Shapes [C, U] and [C].
-    """
-    table = classes.kernels
-    element = float(dtype_bytes(context.graph.dtype))
-    kept = (
-        _weight_gradient_bytes(table, element, combos.tp.astype(float))
-        @ classes.members
-    )
-    whole = _weight_gradient_bytes(table, element, np.ones(1)) @ classes.members
-    head = np.array([block.kind == "head" for block in classes.blocks])
-    last = head & (classes.count[:, -1] > 0)
-    freed = classes.column("saved_bytes") - classes.column("boundary_bytes")
-    if context.recipe.keeps_graph:
-        kept = np.where(head, np.maximum(kept - freed, 0.0), kept)
-    else:
-        kept = np.where(head, kept - freed, 0.0)
-    kept = kept * scale[:, None]
-    return kept @ classes.count, scale * float(whole[0, last].sum())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCosts:
     """Per device type (T), combination (C) and unit (U); one microbatch.
@@ -429,8 +216,9 @@ class UnitCosts:
         saved_bytes: Kept per microbatch in flight, by recompute kind. [3, C, U].
         transient_bytes: Working set beyond that, by recompute kind. [3, C, U].
         whole_bytes: Most that a device with all units needs beyond what they have all
-            saved, by :data:`planner.cost.table.memory.IN_FLIGHT` and recompute kind.
-            Shape [3, 3, C].
+            saved, and that the first two units need, with what they have saved; by
+            :data:`planner.cost.table.memory.IN_FLIGHT` and recompute kind. Shape [2, 3,
+            3, C].
         dense_parameters: Scalars on one device before ZeRO, without experts. [C, U].
         expert_parameters: Scalars of its experts, before ZeRO. Shape [C, U].
         trained_dense: Those of dense_parameters that have a gradient. [C, U]; likewise
@@ -491,6 +279,13 @@ class UnitCosts:
     ep_payload: Array
     cp_payload: Array
     cp_forward: float
+
+    @property
+    def reduced_last(self) -> Array:
+        """Trained scalars of the first unit that no other unit reads. Shape [C]."""
+        found = self.trained_dense[:, 0] + self.trained_experts[:, 0]
+        tied = self.tied_trained[:, self.ties.first == 0].sum(axis=1)
+        return np.asarray(found - tied)
 
 
 def _summed_parameters(
@@ -557,21 +352,24 @@ def price_units(
     scale = combos.microbatch / context.graph.batch / combos.cp
     scale = scale * context.element_ratio
     compute = _compute(context, classes, combos)
-    kept, working = _saved_bytes(context, classes, combos, scale, compute.scores)
+    kept, working = saved_bytes_of(context, classes, combos, scale, compute.scores)
+    ep = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
     saved = kept @ to_units
+    # What experts have sent back is weighted, in forward and in backward.
+    saved[0] += ep.payload @ to_units
     repeated = _recomputed(context)
     saved[2] = np.where(repeated, saved[2], saved[0])
-    halves, output = _between_halves(context, classes, combos, scale)
+    halves, output = between_halves(context, classes, combos, scale)
     cut, shared = _cut_bytes(context, classes, combos, scale)
     sent = _sent_bytes(context, combos, cut)
     parameters = _parameters(context, classes, combos)
-    transient = _transient_bytes(saved, working, to_units, repeated)
+    transient = transient_bytes_of(saved, working, to_units, repeated)
+    logits = (classes.loss_bytes * scale[:, None]) @ to_units
     hidden = compute.busy * classes.has_attention
     tp = tensor_traffic(context, classes, combos, lines.tp, scale)
     cp = context_traffic(
         context_algorithm, context, classes, combos, lines.cp, scale, hidden
     )
-    ep = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
     return UnitCosts(
         forward_s=compute.forward,
         backward_s=compute.backward,
@@ -589,7 +387,9 @@ def price_units(
         ),
         saved_bytes=saved,
         transient_bytes=transient,
-        whole_bytes=_whole_bytes(context, saved, transient, parameters),
+        whole_bytes=whole_bytes_of(
+            context, saved, transient, parameters, logits, combos.ep[:, None] > 1
+        ),
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=cut,

@@ -203,7 +203,7 @@ def span_memory(
         pp=mesh.pp,
         num_microbatches=strategy.num_microbatches,
         held_bytes=(0.0, 0.0, 0.0),
-        working_bytes=(working, working, working),
+        working_bytes=(working,) * 6,
         receive_bytes=spans.starts(cut) + spans.ends(cut),
     ).total
     slope = context.scalar_bytes.swell

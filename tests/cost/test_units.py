@@ -143,7 +143,8 @@ def test_recomputation_has_the_whole_unit_back_at_once() -> None:
         [12 * STREAM, 6 * STREAM, STREAM]
     )
     working = STREAM / 2
-    extra = [working, working + 6 * STREAM, working + 12 * STREAM]
+    # Its input is kept.
+    extra = [working, working + 6 * STREAM, working + 11 * STREAM]
     assert costs.transient_bytes[:, 0, 0] == pytest.approx(extra)
 
 

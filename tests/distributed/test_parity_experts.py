@@ -23,6 +23,7 @@ MESHES: dict[str, dict[str, Any]] = {
         "num_microbatches": 2,
     },
     "experts-fewer-than-shards": {"dp_shard": 8, "ep": 2, "zero_stage": 3},
+    "experts-fewer-than-ranks": {"dp_shard": 8, "zero_stage": 3},
     "one-expert-each": {"dp_shard": 4, "ep": 4, "zero_stage": 3},
     "hsdp": {"dp_shard": 2, "dp_replicate": 2, "ep": 2, "zero_stage": 3},
     "over-cp": {"cp": 2, "ep": 2, "zero_stage": 2},
@@ -56,7 +57,14 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 #: Left to the whole suite: pairs of what the others try.
-FURTHER = {"experts-fewer-than-shards", "zero1", "one-expert-each", "hsdp", "over-cp"}
+FURTHER = {
+    "experts-fewer-than-shards",
+    "experts-fewer-than-ranks",
+    "zero1",
+    "one-expert-each",
+    "hsdp",
+    "over-cp",
+}
 SLOW = {"1f1b", "zero-bubble", "zero2-accumulates", "over-dp-and-cp", "tp"}
 
 

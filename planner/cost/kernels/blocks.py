@@ -132,7 +132,8 @@ class BlockClasses:
             it reaches from the first unit that tp reduces in to the last.
         region: Those units.
         gathered_bytes: Outputs that tp gathers whole, at the traced batch. [classes].
-        logit_bytes: Logits of heads, at the traced batch. [classes].
+        logit_bytes: Logits of heads that tp splits, at the traced batch. [classes].
+        loss_bytes: Logits of all heads. Shape [classes].
         entered_bytes: Inputs of the same, whose gradients tp sums up. [classes].
     """
 
@@ -144,6 +145,7 @@ class BlockClasses:
     region: range
     gathered_bytes: Array
     logit_bytes: Array
+    loss_bytes: Array
     entered_bytes: Array
 
     @property
@@ -215,6 +217,7 @@ def group_blocks(
             [0.0 if loss_parallel else _head_bytes(block)[1] for block in blocks]
         ),
         logit_bytes=np.array([_head_bytes(block)[1] for block in blocks]),
+        loss_bytes=np.array([_logit_bytes(block) for block in blocks]),
         entered_bytes=np.array([_head_bytes(block)[0] for block in blocks]),
     )
 
@@ -281,6 +284,18 @@ def _head_bytes(block: Block) -> tuple[float, float]:
         sum(size * k.k for size, k in zip(moved, products, strict=True)),
         sum(size * k.n for size, k in zip(moved, products, strict=True)),
     )
+
+
+def _logit_bytes(block: Block) -> float:
+    """Bytes of a head's logits, whether tp splits them or not."""
+    if block.kind != "head":
+        return 0.0
+    made = [
+        k.count * k.forward_bytes / (k.k + k.n) * k.n
+        for k in block.kernels
+        if k.kind == "matmul"
+    ]
+    return max(made, default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,8 @@ def memory_parts(
         held_bytes: Activations of all microbatches in flight when the first backward
             begins, when a later one begins, and when one follows upon another.
         working_bytes: Working set of one unit beyond that, by
-            :data:`planner.cost.table.memory.IN_FLIGHT`.
+            :data:`planner.cost.table.memory.IN_FLIGHT`, then that of a unit that is
+            the last to be done.
         receive_bytes: What one microbatch receives over all of its stages.
         trained: Part of ``parameters`` that has a gradient; all if left out.
         trained_sharded: Part of ``sharded`` that has one; all if left out.
@@ -105,11 +106,11 @@ def memory_parts(
         *(np.asarray(size, dtype=np.float64) for size in sizes),
         *(np.asarray(x, dtype=np.int64) for x in (zero_stage, pp, num_microbatches)),
     )
-    scalars = np.stack([column.ravel() for column in columns[:11]], axis=1)
+    scalars = np.stack([column.ravel() for column in columns[:14]], axis=1)
     scalars, held, working = (
         np.ascontiguousarray(part) for part in np.split(scalars, (5, 8), axis=1)
     )
-    others = (column.flatten() for column in columns[11:])
+    others = (column.flatten() for column in columns[14:])
     found = peak_bytes(Devices(scalars, held, working, *others), of)
     activations = found[3].reshape(columns[0].shape)
     waiting = num_microbatches if of.all_waiting else 1
@@ -145,7 +146,7 @@ def strategy_memory(
         sharded=shards.shard,
         trained=shards.trained,
         trained_sharded=shards.trained_shard,
-        first_trained=costs.trained_dense[0, 0] + costs.trained_experts[0, 0],
+        first_trained=costs.reduced_last[0],
         zero_stage=strategy.zero_stage,
         pp=stages.pp,
         num_microbatches=strategy.num_microbatches,
@@ -162,13 +163,13 @@ def strategy_memory(
 
 
 def _working_bytes(stages: Stages) -> Sequence[Array]:
-    """Working set of one unit by what is in flight, on each pp rank. Shapes [pp]."""
+    """Working sets of one unit as :func:`memory_parts` takes them. Shapes [pp]."""
     costs = stages.costs
     if stages.pp == 1:
-        return list(costs.whole_bytes[:, stages.recompute[0]])
+        return [*costs.whole_bytes[:, :, stages.recompute[0], 0].reshape(-1)]
     of_stages = np.maximum.reduceat(
         costs.transient_bytes[:, 0], stages.bounds[:-1], axis=-1
     )[stages.recompute, np.arange(len(stages.rank))]
     found = np.zeros(stages.pp)
     np.maximum.at(found, stages.rank, of_stages)
-    return [found] * len(IN_FLIGHT)
+    return [found] * (2 * len(IN_FLIGHT))

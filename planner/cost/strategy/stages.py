@@ -374,16 +374,18 @@ class Stages:
         }
         summed, experts = map(self.of_ranks, self.sums(costs.summed_parameters[:, 0]))
         exchanged = self.sums(2 * costs.ep_payload[0] + costs.cp_payload[0])
+        # Selective recomputation keeps attention, and not what it was sent.
+        light = self.context.recipe.selective == "light"
+        resent = anything if light else everything
         size, ep = self.context.scalar_bytes.stored, self.strategy.mesh.ep
         shards = summed / self.ways + experts * ep / max(self.ways, ep)
         passed = np.zeros(len(self.rank))
         if self.strategy.context_algorithm == "ring":
-            passed = self.sums(costs.cp_bytes[0]) * (
-                1.0 + everything * costs.cp_forward
-            )
+            passed = self.sums(costs.cp_bytes[0])
+            passed = passed * (1.0 + resent * costs.cp_forward)
         return {
             **tensor,
             "all_reduce": tensor["all_reduce"] + shards * size,
-            "all_to_all": many * self.of_ranks(exchanged * (2.0 + everything)),
+            "all_to_all": many * self.of_ranks(exchanged * (2.0 + resent)),
             "send": many * self.of_ranks(passed),
         }

@@ -13,25 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import ScalarBytes
+from planner.cost.table.ranks import CROSSING, RankMemory
 from planner.cost.table.rows import Columns
-from planner.cost.units import UnitCosts
 from planner.simulate.actions import schedule_columns
 from planner.simulate.compiled import compiled, inlined, inner
 
 __all__ = [
-    "CROSSING",
     "IN_FLIGHT",
-    "KEPT",
-    "PEAKS",
     "Devices",
-    "RankMemory",
     "TableMemory",
     "chunks_between_halves",
     "chunks_in_flight",
-    "cuts_between",
     "peak_bytes",
-    "prefix_sums",
-    "rank_memory",
     "table_memory",
 ]
 
@@ -39,32 +32,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
-# Recompute kinds come last.
-
-#: Additive memory of a rank, order of the last axis of ``kept``.
-KEPT = (
-    "dense",
-    "expert",
-    "trained_dense",
-    "trained_experts",
-    "weight_grad",
-    "tensors",
-    "none",
-    "selective",
-    "full",
-)
-
 _DENSE, _EXPERT, _TRAINED_DENSE, _TRAINED_EXPERTS, _WEIGHT_GRAD, _, _NONE = range(7)
-
-#: Greatest working set of the units of a rank by recompute kind, order of the last axis
-#: of ``peaks``.
-PEAKS = ("none", "selective", "full")
-
-#: Bytes at the cuts of a rank's stages, order of the last axis of ``crossing``:
-#: buffers of activations and gradients that come in; the part of them that saved
-#: activations are, too; gradients and activations sent to other ranks; what the model
-#: returns.
-CROSSING = ("received", "shared", "returned", "sent", "output")
 
 _RECEIVED, _SHARED, _RETURNED, _SENT, _OUTPUT = range(len(CROSSING))
 
@@ -167,8 +135,13 @@ def _at_peak(
     of: ScalarBytes,
     held: _Held,
     working: float,
+    ending: float,
 ) -> tuple[float, float, float, float]:
-    """Bytes of parameters, gradients, states and activations at the worst moment."""
+    """Bytes of parameters, gradients, states and activations at the worst moment.
+
+    ``working`` is the working set of one unit, ``ending`` of one that is the last to be
+    done.
+    """
     gathered = 0.0
     in_units = zero == 3 and pp == 1 and not of.gathers_whole
     if not in_units and (zero >= 1 or of.compute != of.stored):
@@ -181,13 +154,14 @@ def _at_peak(
     owned, trained = has.whole, has.trained
     if zero >= 1:
         owned, trained = has.shard, has.trained_shard
-    found = (early, first, held.first)
-    if early + gradients + held.later > found[0] + found[1] + found[2]:
-        found = (early, gradients, held.later)
-    if gathered + gradients + held.again > found[0] + found[1] + found[2]:
-        found = (gathered, gradients, held.again)
+    found = (early, first, held.first + working)
+    later = held.later + (working if held.later > held.again else ending)
+    if early + gradients + later > found[0] + found[1] + found[2]:
+        found = (early, gradients, later)
+    if gathered + gradients + held.again + ending > found[0] + found[1] + found[2]:
+        found = (gathered, gradients, held.again + ending)
     states = trained * of.states
-    return owned * of.stored + found[0], found[1], states, found[2] + working
+    return owned * of.stored + found[0], found[1], states, found[2]
 
 
 class Devices(NamedTuple):
@@ -198,7 +172,8 @@ class Devices(NamedTuple):
             first unit. Shape [n, 5].
         held: When the first backward begins, when one begins behind a forward, and
             behind another. Shape [n, 3].
-        working: By :data:`IN_FLIGHT`. Shape [n, 3].
+        working: Working sets by :data:`IN_FLIGHT`, then those of a unit that is the
+            last to be done. Shape [n, 6].
         zero: ZeRO stage. Shape [n].
         pp: Pipeline degree. Shape [n].
         many: Microbatches in a step. Shape [n].
@@ -217,6 +192,7 @@ def _of_all_devices(each: Devices, of: ScalarBytes, parts: Array) -> None:
     for i in range(len(each.scalars)):
         has, held = each.scalars[i], each.held[i]
         zero, pp, many = each.zero[i], each.pp[i], each.many[i]
+        kind = _in_flight(zero, pp, many, of)
         parts[0, i], parts[1, i], parts[2, i], parts[3, i] = _at_peak(
             _Scalars(has[0], has[1], has[2], has[3], has[4]),
             zero,
@@ -224,7 +200,8 @@ def _of_all_devices(each: Devices, of: ScalarBytes, parts: Array) -> None:
             many,
             of,
             _Held(held[0], held[1], held[2]),
-            each.working[i, _in_flight(zero, pp, many, of)],
+            each.working[i, kind],
+            each.working[i, kind + len(IN_FLIGHT)],
         )
 
 
@@ -413,7 +390,7 @@ def _fill(
         peaks: Columns :data:`PEAKS`, likewise.
         crossing: Columns :data:`CROSSING`, likewise.
         whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
-            recompute kind. Shape [pairs, 3, 3].
+            recompute kind, and of its last unit. Shape [pairs, 2, 3, 3].
         first: Trained scalars of the first unit. Shape [pairs].
         limits: Bytes that these ranks may use at each place. Shape [places, 3].
         of: What the request says of bytes.
@@ -471,11 +448,15 @@ def _fill(
                     max(held.later, other.later),
                     max(held.again, other.again),
                 )
-            working = peaks[pair, place, again]
+            working = ending = peaks[pair, place, again]
             if pp == 1:
-                working = whole[pair, _in_flight(zero, pp, many, of), again]
+                kind = _in_flight(zero, pp, many, of)
+                working, ending = (
+                    whole[pair, 0, kind, again],
+                    whole[pair, 1, kind, again],
+                )
             parameters, gradients, states, activations = _at_peak(
-                has, zero, pp, many, of, held, working
+                has, zero, pp, many, of, held, working, ending
             )
             buffers = crossing[pair, place, _RECEIVED]
             buffers *= many if of.all_waiting else 1
@@ -530,169 +511,3 @@ def table_memory(
         shards,
     )
     return TableMemory(memory_bytes=worst, excess_bytes=excess, parameter_shards=shards)
-
-
-# -- Ranks of a cut ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """Memory of the ranks of each cut that can be fullest: 0, 1 and last.
-
-    They have the most microbatches in flight, the embedding, and the head.
-
-    Attributes:
-        kept: Sums of these ranks; without what stage 0 would keep between the halves
-            of its backward, which is never split. Shape [pairs, 3, KEPT].
-        peaks: Greatest units of the same ranks. Shape [pairs, 3, PEAKS].
-        crossing: Bytes at the cuts of the same ranks, one microbatch. Shape [pairs, 3,
-            CROSSING].
-        whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
-            recompute kind. Shape [pairs, 3, 3].
-        first: Trained scalars of the first unit. Shape [pairs].
-        tied: Trained scalars of copies whose gradients ranks sum up, and how many
-            sums that takes. Shape [pairs, 2].
-    """
-
-    kept: Array
-    peaks: Array
-    crossing: Array
-    whole: Array
-    first: Array
-    tied: Array
-
-
-def prefix_sums(values: Array) -> Array:
-    """Sums of the units before each. Shape [..., U, parts] to [..., U + 1, parts]."""
-    sums = np.zeros((*values.shape[:-2], values.shape[-2] + 1, values.shape[-1]))
-    np.cumsum(values, axis=-2, out=sums[..., 1:, :])
-    return sums
-
-
-def cuts_between(cut_bytes: Array) -> Array:
-    """Bytes at the cut before each unit, 0 at both ends. [C, U - 1] to [C, U + 1]."""
-    cut = np.zeros((len(cut_bytes), cut_bytes.shape[1] + 2))
-    cut[:, 1:-1] = cut_bytes
-    return cut
-
-
-def _rank_of(stage: Index, pp: Index, folded: Index) -> Index:
-    """Rank that holds each stage."""
-    back = (folded > 0) & (stage >= pp)
-    return np.where(back, 2 * pp - 1 - stage, stage % pp)
-
-
-def _greatest_of_runs(values: Array, combo: Index, start: Index, stop: Index) -> Array:
-    """Greatest of the units from start to stop, of two runs of 2^k units each.
-
-    Args:
-        values: Shape [C, U, parts].
-        combo: Combination of each run. Shape [n]; likewise start, stop.
-    Returns:
-        Shape [n, parts].
-    """
-    power = np.frexp(stop - start)[1] - 1
-    found, table = np.empty((len(combo), values.shape[-1])), values
-    for level in range(int(power.max(initial=0)) + 1):
-        mine = np.flatnonzero(power == level)
-        one, first, second = combo[mine], start[mine], stop[mine] - 2**level
-        found[mine] = np.maximum(table[one, first], table[one, second])
-        table = np.maximum(table[:, : -(2**level)], table[:, 2**level :])
-    return found
-
-
-def _tied(
-    costs: UnitCosts,
-    combo: Index,
-    pp: Index,
-    folded: Index,
-    bounds: Index,
-    problem: Index,
-) -> Array:
-    """Gradients of tied copies that lie on different ranks. Shape [pairs, 2]."""
-    found = np.zeros((len(combo), 2))
-    ties = zip(costs.ties.first, costs.ties.second, strict=True)
-    for link, ends in enumerate(ties):
-        one, other = (
-            _rank_of((bounds <= unit).sum(axis=1)[problem] - 1, pp, folded)
-            for unit in ends
-        )
-        copies = np.where(one != other, costs.tied_trained[combo, link], 0.0)
-        found += np.stack([copies, copies > 0], axis=-1)
-    return found
-
-
-def rank_memory(
-    costs: UnitCosts,
-    combo: Index,
-    pp: Index,
-    virtual: Index,
-    folded: Index,
-    bounds: Index,
-    problem: Index,
-) -> RankMemory:
-    """Sum up the fullest ranks of every cut.
-
-    Args:
-        costs: Units under all combinations.
-        combo: Combination of each pair. Shape [pairs]; likewise the next three.
-        pp: Pipeline degree.
-        virtual: Virtual stages of each rank.
-        folded: 1 where rank r holds stages r and 2 pp - 1 - r.
-        bounds: Stage boundaries, padded with the number of units. Shape [problems,
-            most stages + 1].
-        problem: Row of ``bounds`` of each pair.
-    """
-    shape = costs.dense_parameters.shape
-    columns = [
-        costs.dense_parameters,
-        costs.expert_parameters,
-        costs.trained_dense,
-        costs.trained_experts,
-        costs.weight_grad_bytes,
-        np.broadcast_to(costs.tensors, shape),
-        *costs.saved_bytes,
-    ]
-    sums = prefix_sums(np.stack(columns, axis=-1))
-    units = np.stack([*costs.transient_bytes], axis=-1)
-    cut, shared = cuts_between(costs.cut_bytes), cuts_between(costs.shared_bytes)
-    # Stages of one rank, turn after turn, of all pairs side by side, then three ranks.
-    heads = np.cumsum(virtual) - virtual
-    pair = np.repeat(np.arange(len(combo)), virtual)
-    turn = np.arange(len(pair)) - heads[pair]
-    c, p, v = np.tile([combo[pair], pp[pair], folded[pair]], 3)
-    rank = np.concatenate([0 * pair, np.minimum(1, pp - 1)[pair], (pp - 1)[pair]])
-    turn, edges = np.tile(turn, 3), np.tile(problem[pair], 3)
-    stage = np.where((v > 0) & (turn == 1), 2 * p - 1 - rank, rank + turn * p)
-    start, stop = bounds[edges, stage], bounds[edges, stage + 1]
-    own = sums[c, stop] - sums[c, start]
-    own[start == 0, _WEIGHT_GRAD] = 0.0
-    ties = zip(costs.ties.first, costs.ties.second, strict=True)
-    for link, (first, second) in enumerate(ties):
-        # An earlier stage holds the weight, too: this one has a copy of its own.
-        copied = np.flatnonzero((first < start) & (start <= second) & (second < stop))
-        own[copied, _DENSE] += costs.tied_parameters[c[copied], link]
-        own[copied, _TRAINED_DENSE] += costs.tied_trained[c[copied], link]
-    received, sent = cut[c, start], cut[c, stop]
-    last = (stage == p * virtual[np.tile(pair, 3)] - 1) & (p > 1)
-    crossing = np.empty((len(c), len(CROSSING)))
-    crossing[:, _RECEIVED] = received + sent
-    crossing[:, _SHARED] = shared[c, start]
-    crossing[:, _RETURNED] = np.where(_rank_of(stage - 1, p, v) != rank, received, 0.0)
-    crossing[:, _SENT] = np.where(_rank_of(stage + 1, p, v) != rank, sent, 0.0)
-    crossing[:, _OUTPUT] = np.where(last, costs.output_bytes[c], 0.0)
-    peaks = _greatest_of_runs(units, c, start, stop)
-    firsts = np.concatenate([heads + place * len(pair) for place in range(3)])
-
-    def of_ranks(stages: Array, over: np.ufunc) -> Array:
-        found = over.reduceat(stages, firsts, axis=0).reshape(3, len(combo), -1)
-        return np.ascontiguousarray(found.swapaxes(0, 1))
-
-    return RankMemory(
-        kept=of_ranks(own, np.add),
-        peaks=of_ranks(peaks, np.maximum),
-        crossing=of_ranks(crossing, np.add),
-        whole=np.ascontiguousarray(np.moveaxis(costs.whole_bytes, 2, 0)[combo]),
-        first=(costs.trained_dense + costs.trained_experts)[combo, 0],
-        tied=_tied(costs, combo, pp, folded, bounds, problem),
-    )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.table.cuts import balanced_bounds
-from planner.cost.table.memory import (
+from planner.cost.table.ranks import (
     RankMemory,
     cuts_between,
     prefix_sums,

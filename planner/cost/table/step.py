@@ -10,8 +10,9 @@ from planner.cost.kernels.roofline import optimizer_seconds
 from planner.cost.pipelines import RowTimes, pipeline_pricing
 from planner.cost.replicas import ReplicaRows, replica_pricing
 from planner.cost.result import PARTS, CostTable
-from planner.cost.table.memory import KEPT, table_memory
+from planner.cost.table.memory import table_memory
 from planner.cost.table.orders import Orders, Places
+from planner.cost.table.ranks import KEPT
 from planner.cost.table.rows import Columns, columns_of, number_rows
 from planner.cost.table.stages import Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups

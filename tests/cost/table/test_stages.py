@@ -9,7 +9,7 @@ import pytest
 
 from planner.cost.kernels.blocks import Ties
 from planner.cost.table.cuts import balanced_bounds
-from planner.cost.table.memory import CROSSING, KEPT, PEAKS
+from planner.cost.table.ranks import CROSSING, KEPT, PEAKS
 from planner.cost.table.stages import TIMES, Pairs, summarize
 from planner.cost.units import UnitCosts
 
@@ -57,7 +57,7 @@ def random_costs(types: int) -> UnitCosts:
         **combined,
         saved_bytes=draw(3, COMBOS, UNITS),
         transient_bytes=draw(3, COMBOS, UNITS),
-        whole_bytes=draw(3, 3, COMBOS),
+        whole_bytes=draw(2, 3, 3, COMBOS),
         summed_parameters=draw(2, COMBOS, UNITS),
         tensors=draw(UNITS),
         cut_bytes=draw(COMBOS, UNITS - 1),
@@ -143,10 +143,9 @@ def test_ranks_are_the_sums_of_their_units(types: list[int], row: int) -> None:
     assert len(TIMES) == loads.shape[1]
     assert found.load[row] == pytest.approx(loads[work.argmax()])
     assert found.whole[row] == pytest.approx(loads.sum(axis=0))
-    alone = costs.whole_bytes[:, :, combo]
+    alone = costs.whole_bytes[..., combo]
     assert found.memory.whole[row] == pytest.approx(alone)
-    trained = costs.trained_dense[combo, 0] + costs.trained_experts[combo, 0]
-    assert found.memory.first[row] == pytest.approx(trained)
+    assert found.memory.first[row] == pytest.approx(costs.reduced_last[combo])
     for place, rank in enumerate((0, min(1, pp - 1), pp - 1)):
         units = ranks[rank]
         kept, peaks = found.memory.kept[row, place], found.memory.peaks[row, place]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from executors.dryrun.world import fake_group
 from executors.mesh import build_mesh
@@ -60,3 +61,17 @@ def test_experts_are_gathered_with_the_unit_around_them() -> None:
     model = _sharded("mixtral", Overlap(forward_prefetch=1), ep=2)
     assert _told(model, BLOCKS[0], "forward") == [BLOCKS[1], f"{BLOCKS[1]}.mlp.experts"]
     assert not _told(model, f"{BLOCKS[0]}.mlp.experts", "forward")
+
+
+def test_weights_of_fewer_rows_than_ranks_are_cut_along_another_dimension() -> None:
+    plan = make_plan("mixtral", dp_shard=8, zero_stage=3)
+    with fake_group(0, 8):
+        place = build_mesh(plan.strategy, torch.device("cpu"))
+        model = parallelize(
+            build("mixtral"), plan.strategy, place, units=UNITS["mixtral"]
+        ).module
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        cut = 1 if parameter.shape[0] < 8 else 0
+        assert parameter.placements == (Shard(cut),), name
+        assert parameter.to_local().numel() * 8 == parameter.numel(), name

@@ -1,0 +1,288 @@
+"""Bytes of activations that every unit saves, and its working sets.
+
+For each combination of tp, cp, ep and microbatch (C) by class of blocks, or by unit (U)
+and kind of recomputation: none, selective, full.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.context import Combinations, PricingContext
+from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable
+from planner.graph import ModelGraph
+from planner.units import dtype_bytes
+
+__all__ = ["between_halves", "saved_bytes_of", "transient_bytes_of", "whole_bytes_of"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+def _weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Array:
+    """Gradients from which weight gradients are made. Shape [combinations, kernels].
+
+    Of everything that reads trained weights: the gradient of its output, which is
+    what torch keeps between the two halves of a split backward.
+    Source: torch.distributed.pipelining._backward, stage_backward_input, torch 2.13.
+
+    Args:
+        table: Kernels at the traced batch.
+        element: Bytes of an activation as traced.
+        tp: Shape [combinations].
+    """
+    product = (table.kind != KERNEL_KINDS.index("attention")) & (
+        table.kind != KERNEL_KINDS.index("memory")
+    )
+    # What is no product writes as much as it reads.
+    output = np.where(
+        product, table.batch * table.m * table.n * element, table.forward_bytes / 2
+    )
+    kept = np.where(table.trained, table.count * output, 0.0)
+    divided = (table.style == 0) | (table.style == 2)
+    return np.asarray(np.where(divided, kept / tp[:, None], kept))
+
+
+#: Bytes that backward wants of a score of attention that is not fused: what softmax and
+#: dropout put out in half precision, and the mask. Source: Korthikanti et al. 2022,
+#: section 4.1.
+_SCORE_BYTES = 5.0
+
+
+def saved_bytes_of(
+    context: PricingContext,
+    classes: BlockClasses,
+    combos: Combinations,
+    scale: Array,
+    scores: Array,
+) -> tuple[Array, Array]:
+    """Kept and working bytes. Shapes [3, C, classes] by recompute kind, [C, classes].
+
+    The working set is that of one op; what recomputation makes again comes on top.
+    Sequence parallelism divides the stream, but not what colwise layers read, nor the
+    sums that rowwise ones have a part of.
+    """
+    tp = combos.tp[:, None].astype(float)
+    split = (combos.sequence_parallel[:, None] > 0) & classes.streamed
+    stream = np.where(split, tp, 1.0)
+    column = scale[:, None]
+
+    def divided(total: str, inside: str, whole: Array) -> Array:
+        tensor = classes.column(inside)
+        rest = classes.column(total) - tensor - whole
+        return np.asarray(column * (tensor / tp + rest / stream + whole))
+
+    gathered, boundary = (
+        classes.column(name) for name in ("saved_gathered_bytes", "boundary_bytes")
+    )
+    if context.recipe.regathers:
+        gathered = np.zeros_like(gathered)
+    none = divided("saved_bytes", "saved_tensor_bytes", gathered)
+    kinds = ("saved_selective_bytes", "saved_selective_tensor_bytes")
+    sums = classes.column(kinds[0]) - classes.column(kinds[1]) - boundary
+    sums = np.zeros_like(sums) if context.recipe.regathers else np.maximum(sums, 0.0)
+    selective = np.minimum(none, divided(*kinds, sums))
+    full = column * boundary / stream
+    if context.recipe.recompute_ends:
+        loss = _loss_bytes(context, classes, combos, scale)
+        loss = np.minimum(loss, np.maximum(none - full, 0.0))
+        full = full + loss
+        if not context.recipe.fused_loss:
+            selective = np.where(loss > 0, divided(*kinds, sums) + loss, selective)
+    if context.recipe.selective == "alternate":
+        selective = selective - _every_second(context, classes, combos, stream)
+        selective = np.maximum(selective, full)
+    none = none + column * _mask_bytes(context, classes) / stream
+    if context.recipe.selective == "attention":
+        selective = none
+    if not context.recipe.fused_attention:
+        kept = _SCORE_BYTES * scores * classes.kernels.count
+        none = none + kept @ classes.members
+    working = column * classes.column("transient_bytes")
+    apart = classes.streamed
+    if context.recipe.loss_parallel:
+        apart = apart | (classes.logit_bytes > 0)
+    working = np.where(apart, working / tp, working)
+    return np.stack([none, selective, full]), working
+
+
+def _loss_bytes(
+    context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+) -> Array:
+    """What the loss keeps of logits: in fp32, unless it is fused. [C, classes].
+
+    It is no part of the unit that recomputation makes again.
+    """
+    element = dtype_bytes(context.graph.dtype)
+    wide = 1.0 if context.recipe.fused_loss else 4.0 / element
+    ways = combos.tp if context.recipe.loss_parallel else np.ones_like(combos.tp)
+    return np.asarray(wide * classes.loss_bytes * (scale / ways)[:, None])
+
+
+def _every_second(
+    context: PricingContext, classes: BlockClasses, combos: Combinations, stream: Array
+) -> Array:
+    """Outputs of products that alternate recomputation makes again. [C, classes].
+
+    Of a layer's products with weights it makes every second one again: half of their
+    bytes, as several of them may have been merged into one. Source: torchtitan,
+    torchtitan/parallelisms/parallelize_llama.py of December 2024, whose op-wise
+    checkpointing recomputes every other mm.
+    """
+    table = classes.kernels
+    tokens = (combos.microbatch / context.graph.batch / combos.cp)[:, None]
+    tp = combos.tp[:, None].astype(float)
+    heads = np.array([block.kind == "head" for block in classes.blocks])
+    product = (table.kind == 0) & (table.weight_bytes > 0) & ~heads[table.owner]
+    made = np.where(product, table.batch * table.m * table.n * table.count, 0.0)
+    # Colwise products put out what tp divides, the others the stream.
+    ways = np.where(table.style == 0, tp, stream[:, table.owner])
+    half = 0.5 * dtype_bytes(context.activation_dtype)
+    return np.asarray(half * (tokens * made / ways) @ classes.members)
+
+
+def _mask_bytes(context: PricingContext, classes: BlockClasses) -> Array:
+    """Masks of dropout behind attention and MLP, a byte an element. [classes].
+
+    Source: Korthikanti et al. 2022, section 4.1.
+    """
+    if not context.recipe.dropout:
+        return np.zeros(len(classes.blocks))
+    element = dtype_bytes(context.graph.dtype)
+    stream = float(np.max(context.graph.cut_bytes, initial=0.0)) / element
+    ends = ("attention", "mlp", "expert")
+    inside = np.array([block.kind in ends for block in classes.blocks])
+    # A mask is a byte whatever the activations have: undo what scales those.
+    return np.where(inside, stream, 0.0) / context.element_ratio
+
+
+def transient_bytes_of(
+    saved: Array, working: Array, to_units: Array, repeated: NDArray[np.bool_]
+) -> Array:
+    """Working set of each unit by recompute kind. Shape [3, C, U], as ``saved``.
+
+    A unit is recomputed as a whole, so that in its backward all that it would have
+    kept without recomputation is there at once; of units that are not ``repeated``
+    that is kept anyway.
+    """
+    largest = np.zeros((working.shape[0], to_units.shape[1]))
+    for index, present in enumerate(to_units > 0):
+        np.maximum(largest, working[:, index, None] * present, out=largest)
+    none, selective, full = saved
+    again = np.where(repeated, np.maximum(none - full, 0.0), 0.0)
+    more = np.maximum(none - selective, 0.0)
+    return np.stack([largest, largest + more, largest + again])
+
+
+def whole_bytes_of(
+    context: PricingContext,
+    saved: Array,
+    transient: Array,
+    parameters: dict[str, Array],
+    logits: Array,
+    apart: NDArray[np.bool_],
+) -> Array:
+    """Most that a device with all units needs beyond what they have all saved.
+
+    Backward goes from the last unit to the first, and lets go of what each has saved.
+    With a unit's weights it gathers those of the unit before; when it is done with the
+    unit it copies its gradients to reduce them, and keeps the copy until the next are
+    copied. A head's weights are not wanted until its loss is done with; their gradient
+    is made beside that of the logits. Experts that ep divides are gathered and reduced
+    on their own, before the rest of their unit.
+    Source: torch.distributed.fsdp, _fully_shard/_fsdp_param_group.py (pre_backward,
+    post_backward), torch 2.13.
+
+    Args:
+        context: The request.
+        saved: Shape [3, C, U].
+        transient: Shape [3, C, U].
+        parameters: Scalars of units, [C, U] each.
+        logits: Gradient of logits. Shape [C, U].
+        apart: Whether experts are gathered on their own. Shape [C, 1].
+
+    Returns:
+        Beyond all that is saved, then that of the first two units alone, which are the
+        last to be done; by what is in flight and recompute kind. Shape [2, 3, 3, C].
+    """
+    of, graph = context.scalar_bytes, context.graph
+    heads = np.array(
+        [
+            any(block.kind == "head" for block in graph.blocks[start:stop])
+            for start, stop in graph.units
+        ]
+    )
+    dense, experts = parameters["dense_parameters"], parameters["expert_parameters"]
+    trained, more = parameters["trained_dense"], parameters["trained_experts"]
+    together = np.where(apart, 0.0, 1.0)
+    earlier, later = _neighbours(graph)
+    gathered = of.compute * (dense + experts)
+    gathered += of.compute * _taken(dense + together * experts, earlier)
+    copied = of.reduce * _taken(trained + together * more, later)
+    trained = np.maximum(trained + together * more, more)
+    made = of.compute * trained + np.maximum(of.reduce * trained, logits)
+    before = np.cumsum(saved, axis=-1)
+    behind, begun = before - saved, np.where(heads, 0.0, gathered)
+    most = np.stack(
+        [
+            before + transient,
+            np.maximum(before + transient + copied, behind + made),
+            np.maximum(before + transient + copied + begun, behind + made + gathered),
+        ]
+    )
+    beyond = most.max(axis=-1) - before[..., -1]
+    return np.stack([beyond, most[..., :2].max(axis=-1)])
+
+
+def _neighbours(graph: ModelGraph) -> tuple[Index, Index]:
+    """Units that are gathered before and after each, -1 for none. Shapes [U].
+
+    Units of vectors alone are gathered along with the root.
+    """
+    matrices = [p.block for p in graph.parameters if len(p.shape) > 1]
+    alone = [
+        unit
+        for unit, (start, stop) in enumerate(graph.units)
+        if any(start <= block < stop for block in matrices)
+    ]
+    units = np.arange(len(graph.units))
+    groups = np.array([-1, *alone, -1])
+    before = np.searchsorted(alone, units)
+    behind = np.searchsorted(alone, units, side="right") + 1
+    return groups[before], groups[behind]
+
+
+def _taken(values: Array, units: Index) -> Array:
+    """Values [C, U] of other units, 0 where there is none. Shape [C, U]."""
+    return np.asarray(np.where(units < 0, 0.0, values[:, units]))
+
+
+def between_halves(
+    context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
+) -> tuple[Array, Array]:
+    """Bytes that a split backward keeps besides, and those that the model returns.
+
+    A head's loss is done with at the input gradient: what was saved behind the head's
+    input goes, and the gradient of its output comes. Where nothing else of the graph
+    stays either, the latter is mostly less.
+
+    Returns:
+        Bytes of one microbatch. Shapes [C, U] and [C].
+    """
+    table = classes.kernels
+    element = float(dtype_bytes(context.graph.dtype))
+    kept = (
+        _weight_gradient_bytes(table, element, combos.tp.astype(float))
+        @ classes.members
+    )
+    whole = _weight_gradient_bytes(table, element, np.ones(1)) @ classes.members
+    head = np.array([block.kind == "head" for block in classes.blocks])
+    last = head & (classes.count[:, -1] > 0)
+    freed = classes.column("saved_bytes") - classes.column("boundary_bytes")
+    if context.recipe.keeps_graph:
+        kept = np.where(head, np.maximum(kept - freed, 0.0), kept)
+    else:
+        kept = np.where(head, kept - freed, 0.0)
+    kept = kept * scale[:, None]
+    return kept @ classes.count, scale * float(whole[0, last].sum())
