@@ -110,7 +110,7 @@ def saved_bytes_of(
 def _loss_bytes(
     context: PricingContext, classes: BlockClasses, combos: Combinations, scale: Array
 ) -> Array:
-    """What the loss keeps of logits: in fp32, unless it is fused. [C, classes].
+    """Bytes of logits that a loss keeps: fp32, unless it is fused. [C, classes].
 
     It is no part of the unit that recomputation makes again.
     """

@@ -90,7 +90,7 @@ _NOTHING, _GRADIENTS, _WEIGHTS = range(len(IN_FLIGHT))
 
 @inner
 def _in_flight(zero: int, pp: int, many: int, of: ScalarBytes) -> int:
-    """Which of :data:`IN_FLIGHT` a strategy has."""
+    """Return which of :data:`IN_FLIGHT` a strategy has."""
     if pp > 1 or of.gathers_whole:
         return _NOTHING
     if zero == 3:
