@@ -73,6 +73,10 @@ class Rows:
         """Return the constants that a user has who fits nothing."""
         return shipped()
 
+    def case(self, place: int) -> Case | None:
+        """Return the case of a row; None where it says too little."""
+        return self._cases.get(place)
+
     def device(self, place: int) -> str:
         """Return the device type, or the source's words where there is no case."""
         if place not in self._cases:

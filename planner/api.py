@@ -18,8 +18,8 @@ from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
-from planner.portfolio import best_answer, ranked_answers, run_partitioners
-from planner.request import PlanOptions, make_context, make_request
+from planner.portfolio import ranked_answers, run_partitioners
+from planner.request import DEFAULT_RISK, PlanOptions, make_context, make_request
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
 from planner.space import Pin, Regime, check
@@ -77,9 +77,10 @@ def plan(
     precision: Precision | None = None,
     optimizer: Optimizer | None = None,
     grad_clip_norm: float | None = None,
-    recipe: str = "torch",
+    recipe: str | None = None,
     calibration: CalibrationChoice = "shipped",
     memory_fraction: float = 0.9,
+    risk: float | Literal["none"] = DEFAULT_RISK,
     evaluation_budget: int | None = None,
     time_budget_s: float | None = None,
     seed: int = 0,
@@ -111,13 +112,18 @@ def plan(
         precision: Dtypes; bf16 compute over fp32 weights by default.
         optimizer: AdamW by default.
         grad_clip_norm: Largest gradient norm; None for no clipping.
-        recipe: Which framework's constants price the plan: ``torch``, or with a
-            calibration any that measurements are of, such as ``megatron``.
+        recipe: Which framework's constants price the plan: with a calibration any that
+            measurements are of, such as ``megatron``. None for the target's: of
+            Meshwright's executors and of most launchers that is ``torch``.
         calibration: Fitted constants of GPUs and frameworks: ``shipped``, a file that
             ``meshwright calibrate`` wrote, a Calibration, or None for what the
             cluster's document says. CPUs and devices that were measured (``meshwright
             probe``) always keep what their document says.
         memory_fraction: Share of each device's memory that may be filled.
+        risk: Quantile of the step time's distribution by which plans are ranked, from
+            0.5 on and below 1. What nobody has measured is less certain, so that it
+            must win by more than its uncertainty. ``none`` ranks by the predicted time
+            alone. CPUs and measured clusters are ranked so in any case.
         evaluation_budget: Most strategies each partitioner may simulate.
         time_budget_s: Seconds after which the best plan so far is returned, shared by
             the partitioners; the first plan that fits is waited for, and reading the
@@ -150,6 +156,7 @@ def plan(
         recipe=recipe,
         calibration=calibration,
         memory_fraction=memory_fraction,
+        risk=risk,
         evaluation_budget=evaluation_budget,
         time_budget_s=time_budget_s,
         seed=seed,
@@ -222,7 +229,7 @@ def plan_graph(
     request = make_request(graph, cluster, options)
     results = run_partitioners(request, partitioner)
     timing_s = {"search": time.perf_counter() - started}
-    answer = best_answer(results, request.objective)
+    answer = ranked_answers(results, request.objective)[0]
     made = _assembled(request, results, answer, options.pin, timing_s)
     if certifier is None or made.not_runnable:
         return made

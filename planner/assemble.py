@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from planner.cost import Cost, CostModel
+from planner.cost import Cost, CostModel, PricingContext
+from planner.cost.evidence import interval_of
 from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.graph import ModelGraph
 from planner.schema import (
@@ -24,9 +26,10 @@ from planner.schema import (
 from planner.schema.base import fingerprint_parameters
 from planner.schema.describe import PART_NAMES
 from planner.schema.violations import executor_violations
-from planner.search import Candidate, Request, SearchResult
+from planner.search import Candidate, Objective, Request, SearchResult
+from planner.search.families import simplest
 from planner.search.runners_up import runners_up
-from planner.space import Pin
+from planner.space import Pin, StrategyTable
 from planner.units import format_bytes
 
 __all__ = ["make_plan", "model_reference", "workload"]
@@ -109,9 +112,40 @@ def _prediction(request: Request, candidate: Candidate) -> Prediction:
             request.global_batch * graph.seq_len / step if graph.seq_len else None
         ),
         model_flops_utilization=per_sample * request.global_batch / step / peak,
+        **_certainty(request.context, candidate),
         fidelity=cost.fidelity,
         calibration=request.context.cluster.document.calibration,
     )
+
+
+def _certainty(context: PricingContext, candidate: Candidate) -> dict[str, Any]:
+    """Interval of the step time, and what widens it: fields of a prediction."""
+    if context.risk is None:
+        return {}
+    evidence, name = context.risk.evidence, context.recipe.name
+    row = StrategyTable.from_strategies([candidate.strategy])
+    spread = float(evidence.spread(name, row, context.place)[0])
+    told = [
+        f"{one.mechanism}: {_LEVELS[one.level]}, ± {_half_width(one.spread):.0%}"
+        for one, mask in evidence.findings(name, row, context.place)
+        if mask[0]
+    ]
+    if name not in evidence.recipes:
+        told.insert(0, f"recipe {name}: {_LEVELS['none']}")
+    interval = interval_of(candidate.cost.step_time_s, spread)
+    return {"step_time_interval_s": interval, "leans_on": tuple(told)}
+
+
+def _half_width(spread: float) -> float:
+    """Share by which the upper end of an interval lies above its middle."""
+    return interval_of(1.0, spread)[1] - 1
+
+
+#: How well a mechanism is known, in words.
+_LEVELS = {
+    "elsewhere": "measured under other recipes alone",
+    "none": "no measured run",
+}
 
 
 def _bound_by(request: Request, candidate: Candidate) -> str:
@@ -154,8 +188,9 @@ def _lack_without_recompute(request: Request, candidate: Candidate) -> float:
     return float((cost.memory.total - cost.limit_bytes).max())
 
 
-def _contender(result: SearchResult) -> Contender:
-    best = result.candidates[0] if result.candidates else None
+def _contender(result: SearchResult, objective: Objective) -> Contender:
+    found = result.candidates
+    best = simplest(found, objective) if found else None
     return Contender(
         partitioner=result.partitioner,
         step_time_s=best.cost.step_time_s if best else None,
@@ -187,6 +222,7 @@ def make_plan(
         timing_s: Wall times, outside the canonical bytes.
     """
     graph, cluster = request.context.graph, request.context.cluster
+    risk = request.context.risk
     reference = model_reference(graph)
     strategy = candidate.strategy
     used = {int(cluster.type_index[device]) for device in strategy.device_ids()}
@@ -209,11 +245,13 @@ def make_plan(
             seed=request.seed,
             evaluation_budget=request.evaluation_budget,
             time_budget_s=request.time_budget_s,
-            contenders=tuple(_contender(result) for result in results),
+            contenders=tuple(_contender(one, request.objective) for one in results),
             evaluations=evaluations,
             memory_fraction=request.context.memory_fraction,
+            risk=risk.quantile if risk is not None else None,
+            recipe=request.context.recipe.name,
             pinned=dict(pinned),
-            alternatives=runners_up(results, candidate, request.objective),
+            alternatives=runners_up(request, results, candidate),
             assumptions=graph.assumptions,
             bound_by=_bound_by(request, candidate),
             checkpoint=winner.checkpoint,

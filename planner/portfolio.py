@@ -18,6 +18,7 @@ from planner.search import (
     preference,
 )
 from planner.search.expert import ExpertPartitioner
+from planner.search.families import simplest
 
 __all__ = ["AUTO", "best_answer", "names_of", "ranked_answers", "run_partitioners"]
 
@@ -128,6 +129,12 @@ def best_answer(
 def ranked_answers(
     results: Sequence[SearchResult], objective: Objective
 ) -> list[tuple[SearchResult, Candidate]]:
-    """Return the candidates of all partitioners, best first."""
+    """Return the candidates of all partitioners, the one to choose first.
+
+    That is :func:`planner.search.families.simplest`; the others follow by preference.
+    """
     found = [(result, c) for result in results for c in result.candidates]
-    return sorted(found, key=lambda pair: preference(pair[1], objective))
+    found.sort(key=lambda pair: preference(pair[1], objective))
+    best = simplest([candidate for _, candidate in found], objective)
+    chosen = next(pair for pair in found if pair[1] is best)
+    return [chosen, *(pair for pair in found if pair is not chosen)]

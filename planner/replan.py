@@ -12,7 +12,7 @@ from planner.cluster import Cluster
 from planner.errors import FingerprintError, NoFeasiblePlanError, PlanFileError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
-from planner.request import PlanOptions, make_request
+from planner.request import DEFAULT_RISK, PlanOptions, make_request
 from planner.schema import Plan
 from planner.search import Objective, partitioner_names
 from planner.search.orders import device_orders
@@ -95,6 +95,7 @@ def replan_within(
         grad_clip_norm=strategy.grad_clip_norm,
         calibration=calibration if asked.calibration is not None else None,
         memory_fraction=asked.memory_fraction,
+        risk=asked.risk if asked.risk is not None else DEFAULT_RISK,
         evaluation_budget=asked.evaluation_budget,
         time_budget_s=asked.time_budget_s,
         seed=asked.seed,

@@ -9,9 +9,11 @@ from typing import Literal
 import numpy as np
 
 from planner.cluster import Cluster
-from planner.cost import PricingContext
+from planner.cost import PricingContext, Risk
+from planner.cost.constants import Calibration
 from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.graph import ModelGraph
+from planner.measurements.evidence import shipped_evidence
 from planner.measurements.store import (
     CalibrationChoice,
     calibrated_recipe,
@@ -22,7 +24,16 @@ from planner.search import OBJECTIVES, Objective, Request
 from planner.space import OWN_TARGETS, Pin, Regime, normalize_pins, read_pins
 from planner.targets import get_target, target_names
 
-__all__ = ["PlanOptions", "make_context", "make_request"]
+__all__ = [
+    "DEFAULT_RISK",
+    "PlanOptions",
+    "make_context",
+    "make_request",
+    "recipe_of",
+]
+
+#: Quantile by which plans are ranked unless told: the upper end of 80 % intervals.
+DEFAULT_RISK = 0.9
 
 
 def make_context(
@@ -35,6 +46,7 @@ def make_context(
     recipe: str,
     calibration: CalibrationChoice,
     memory_fraction: float,
+    risk: float | Literal["none"] = "none",
     regime: Regime | None = None,
 ) -> PricingContext:
     """Build what all strategies of a request have in common; arguments as for ``plan``.
@@ -63,7 +75,23 @@ def make_context(
         memory_fraction=memory_fraction,
         regime=regime or Regime(),
         calibration=fitted,
+        risk=_risk(risk, cluster, fitted),
     )
+
+
+def _risk(
+    quantile: float | Literal["none"], cluster: Cluster, fitted: Calibration | None
+) -> Risk | None:
+    """Return how much uncertainty counts; None where published runs say nothing.
+
+    Evidence is of GPUs under the shipped constants: a cluster's own measurements, and
+    CPU processes, are priced by what their document says.
+    """
+    gloo = any(device.backend == "gloo" for device in cluster.device_types)
+    if fitted is None or gloo:
+        return None
+    value = 0.5 if quantile == "none" else quantile
+    return Risk(quantile=value, evidence=shipped_evidence())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +115,10 @@ class PlanOptions:
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
     grad_clip_norm: float | None = None
-    recipe: str = "torch"
+    recipe: str | None = None
     calibration: CalibrationChoice = "shipped"
     memory_fraction: float = 0.9
+    risk: float | Literal["none"] = DEFAULT_RISK
     evaluation_budget: int | None = None
     time_budget_s: float | None = None
     seed: int = 0
@@ -109,6 +138,11 @@ class PlanOptions:
             get_target(self.target)
         if self.devices not in {"all", "any"}:
             raise UnknownNameError("choice of devices", self.devices, ("all", "any"))
+        if self.risk != "none" and not 0.5 <= self.risk < 1:
+            raise StrategyError(
+                f"risk={self.risk} is no quantile of the step time; use 0.5 (the "
+                f"prediction itself) or more and below 1, or 'none'"
+            )
         budget, seconds = self.evaluation_budget, self.time_budget_s
         if budget is not None and budget < 1:
             raise StrategyError(
@@ -120,6 +154,15 @@ class PlanOptions:
                 f"time_budget_s={seconds} is not a number of seconds; give 0 or more, "
                 f"or None to leave it to the partitioner"
             )
+
+
+def recipe_of(options: PlanOptions) -> str:
+    """Name the recipe that prices a request: the one asked for, or the target's."""
+    if options.recipe is not None:
+        return options.recipe
+    if options.target in OWN_TARGETS or options.calibration in (None, "none"):
+        return "torch"
+    return get_target(options.target).recipe
 
 
 def make_request(graph: ModelGraph, cluster: Cluster, options: PlanOptions) -> Request:
@@ -140,9 +183,10 @@ def make_request(graph: ModelGraph, cluster: Cluster, options: PlanOptions) -> R
         precision=options.precision,
         optimizer=options.optimizer,
         grad_clip_norm=options.grad_clip_norm,
-        recipe=options.recipe,
+        recipe=recipe_of(options),
         calibration=options.calibration,
         memory_fraction=options.memory_fraction,
+        risk=options.risk,
         regime=Regime.from_pins(options.pin),
     )
     return Request(

@@ -124,6 +124,8 @@ class World(Document):
     def request(self, graphs: GraphStore | None = None) -> Request:
         """Make the request that :func:`planner.api.plan` gives to its partitioners.
 
+        Strategies are ranked by the predicted time alone (``risk="none"``).
+
         Raises:
             NoFeasiblePlanError: If every device is occupied.
             MeshwrightError: As :meth:`read`.
@@ -136,6 +138,7 @@ class World(Document):
             devices=self.devices,
             precision=self.precision,
             memory_fraction=self.memory_fraction,
+            risk="none",
             seed=self.seed,
         )
         return make_request(graph, machines, options)

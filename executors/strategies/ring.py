@@ -164,10 +164,10 @@ def _part(tensor: torch.Tensor, which: slice) -> torch.Tensor:
 def _merge(
     output: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
 ) -> None:
-    """Put a partial result into the running one, in place; all float32."""
+    """Put a partial result of any dtype into the running one in float32, in place."""
     total = torch.logaddexp(lse, part_lse)
     output.mul_((lse - total).exp().unsqueeze(-1))
-    output.add_(part * (part_lse - total).exp().unsqueeze(-1))
+    output.addcmul_(part, (part_lse - total).exp().unsqueeze(-1))
     lse.copy_(total)
 
 
@@ -199,7 +199,7 @@ class _Ring(torch.autograd.Function):
             _merge(
                 _part(output, plan.queries),
                 _part(lse, plan.queries),
-                part.float(),
+                part,
                 part_lse.float(),
             )
             held = transfer.wait() if transfer is not None else held

@@ -73,6 +73,8 @@ class PlanCommand:
     """Use all free devices, or the number that is fastest."""
     memory_fraction: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.9
     """Share of each device's memory that may be used."""
+    risk: Annotated[str, tyro.conf.arg(metavar="QUANTILE|none")] = "0.9"
+    """Quantile of the step time that ranks plans; none ranks by the prediction."""
     calibration: CalibrationName = "shipped"
     evaluation_budget: OptionalInt = None
     """Number of strategies that each partitioner may simulate."""
@@ -172,11 +174,28 @@ class PlanCommand:
             "optimizer": self.training.build_optimizer(),
             "grad_clip_norm": self.training.grad_clip_norm,
             "memory_fraction": self.memory_fraction,
+            "risk": _quantile(self.risk),
             "calibration": self.calibration,
             "evaluation_budget": self.evaluation_budget,
             "time_budget_s": self.time_budget_s,
             "seed": self.seed,
         }
+
+
+def _quantile(text: str) -> float | Literal["none"]:
+    """Read ``--risk``.
+
+    Raises:
+        StrategyError: If it is neither a number nor none.
+    """
+    if text == "none":
+        return "none"
+    try:
+        return float(text)
+    except ValueError:
+        raise StrategyError(
+            f"--risk {text!r} is no number; give 0.5 or more and below 1, or none"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

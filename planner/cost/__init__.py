@@ -1,6 +1,7 @@
 """Price of a strategy in time and memory, without running it."""
 
 from planner.cost.context import PricingContext
+from planner.cost.evidence import Evidence, Risk
 from planner.cost.model import CostModel
 from planner.cost.recipes import RECIPES, Recipe, get_recipe
 from planner.cost.result import PARTS, Cost, CostTable
@@ -12,8 +13,10 @@ __all__ = [
     "Cost",
     "CostModel",
     "CostTable",
+    "Evidence",
     "PricingContext",
     "Recipe",
+    "Risk",
     "StepTimeline",
     "get_recipe",
 ]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.cluster import AxisLevel, Cluster
 from planner.cost.constants import Calibration, DeviceConstants, constants_of
+from planner.cost.evidence import Place, Risk
 from planner.cost.kernels.blocks import (
     BlockClasses,
     ParameterCounts,
@@ -32,6 +33,7 @@ from planner.graph import Fusion, ModelGraph
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
 from planner.space.regime import Regime
+from planner.space.table import StrategyTable
 from planner.units import dtype_bytes
 
 __all__ = [
@@ -202,6 +204,8 @@ class PricingContext:
             be planned, for runs of others; None for the compute dtype.
         calibration: Fitted constants of device types; None for what their documents
             say.
+        risk: What is known of prices by measured runs, and how much uncertainty counts
+            against a strategy; None where nothing is known.
         shared: Facts of another context, taken over where they are this one's, too.
     """
 
@@ -216,7 +220,26 @@ class PricingContext:
     regime: Regime = field(default_factory=Regime)
     product_dtype: str | None = None
     calibration: Calibration | None = None
+    risk: Risk | None = None
     shared: SharedFacts | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def place(self) -> Place:
+        """Facts that the evidence for strategies depends on."""
+        hosts = self.cluster.document.hosts
+        return Place(
+            devices_per_host=max(group.devices_per_host for group in hosts),
+            seq_len=self.graph.seq_len,
+            compute=self.operand_dtype,
+            experts=self.graph.num_experts,
+        )
+
+    def cautions(self, table: StrategyTable) -> Array | float:
+        """Factors by which the uncertainty of rows counts against them. Shape [n]."""
+        if self.risk is None or self.risk.quantile == 0.5:
+            return 1.0
+        spread = self.risk.evidence.spread(self.recipe.name, table, self.place)
+        return self.risk.factor(spread)
 
     @property
     def activation_dtype(self) -> str:

@@ -44,7 +44,8 @@ class CostModel:
     def table(self, table: StrategyTable) -> CostTable:
         """Price many strategies by closed forms; stages are cut evenly by time."""
         self.evaluations["analytic"] += len(table)
-        return price_table(self.context, table)
+        costs = price_table(self.context, table)
+        return replace(costs, caution=self.context.cautions(table))
 
     def table_in_orders(
         self, table: StrategyTable, ids: NDArray[np.int64], order: NDArray[np.int64]
@@ -59,9 +60,12 @@ class CostModel:
         """
         self.evaluations["analytic"] += len(table)
         if len(ids) == 1:
-            return price_table(self.context.reordered(ids[0, ids[0] >= 0]), table)
-        orders = Orders(context=self.context, ids=ids)
-        return price_table(self.context, table, orders, order)
+            alone = self.context.reordered(ids[0, ids[0] >= 0])
+            costs = price_table(alone, table)
+        else:
+            orders = Orders(context=self.context, ids=ids)
+            costs = price_table(self.context, table, orders, order)
+        return replace(costs, caution=self.context.cautions(table))
 
     def unit_costs(
         self,
@@ -112,7 +116,9 @@ class CostModel:
                 before one that it reads.
         """
         self.evaluations[fidelity] += 1
-        return price_strategy(self.stages(strategy), fidelity)
+        cost = price_strategy(self.stages(strategy), fidelity)
+        caution = self.context.cautions(StrategyTable.from_strategies([strategy]))
+        return replace(cost, caution=float(np.max(caution)))
 
     def breakdown(
         self, strategy: Strategy, fidelity: Fidelity = "simulated"

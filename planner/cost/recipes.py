@@ -89,6 +89,10 @@ class Recipe:
             done with makes room for them.
         gathers_whole: Whether a step is one program, which under ZeRO 3 gathers all
             weights before the first layer, and below it reduces gradients last.
+        ring_outputs: How often the bytes of its outputs, in the dtype of activations, a
+            hop of ring attention moves to add them to those of earlier hops; likewise
+            ring_queries, of the gradients of queries in backward.
+        ring_launches: Ops that a hop adds to its attention kernel, each way.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
         launch: Time in which a GPU's host launches what stands for one of the graph's
@@ -154,6 +158,12 @@ class Recipe:
     gradient_passes: float = 0.0
     keeps_graph: bool = True
     gathers_whole: bool = False
+    # executors/strategies/ring.py: the sum in float32 is read and written to be scaled,
+    # and once more to add a result, 18 bytes an element; gradients of queries are added
+    # in float32, 10.
+    ring_outputs: float = 9.0
+    ring_queries: float = 5.0
+    ring_launches: float = 14.0
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03
     # In models of no size a kernel takes as long as 4.9 (Llama), 5.3 (Qwen2), 7.4

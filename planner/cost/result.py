@@ -67,6 +67,8 @@ class Cost:
         collective_bytes: Payload per step of the busiest device, by kind of call.
         fidelity: Which of the two models priced it.
         efficiency: Progress of a sample over that of one of exact training.
+        caution: What strategies are ranked by over the step time: more than 1 where
+            the context has a risk, see :mod:`planner.cost.evidence`.
     """
 
     step_time_s: float
@@ -78,6 +80,7 @@ class Cost:
     collective_bytes: dict[str, float]
     fidelity: Literal["analytic", "simulated"]
     efficiency: float = 1.0
+    caution: float = 1.0
 
     @property
     def fits(self) -> bool:
@@ -101,6 +104,7 @@ class CostTable:
         excess_bytes: By how much the fullest device is over its limit; negative if
             everything fits.
         efficiency: Of all rows, as in :class:`Cost`.
+        caution: As in :class:`Cost`. One for all rows, or shape [n].
     """
 
     step_time_s: Array
@@ -108,6 +112,7 @@ class CostTable:
     memory_bytes: Array
     excess_bytes: Array
     efficiency: float = 1.0
+    caution: Array | float = 1.0
 
     def __len__(self) -> int:
         return len(self.step_time_s)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
-from planner.cost.kernels.blocks import BlockClasses, Ties
+from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, Ties
 from planner.cost.kernels.roofline import kernel_times
 from planner.cost.kernels.shapes import Division, divide
 from planner.cost.recipes import Recipe
@@ -54,8 +54,8 @@ class _Compute:
         backward: The same for the whole backward. Shape [T, C, U].
         weight: Part of ``backward`` that makes weight gradients. Shape [T, C, U].
         selective: What selective recomputation runs again. Shape [T, C, U].
-        busy: Forward and backward of a device's kernels alone, on the fastest device
-            type, by block. Shape [C, classes].
+        attention: Forward and backward of attention alone, on the fastest device type,
+            by block. Shape [2, C, classes].
         scores: Attention scores of each kernel on a device. Shape [C, kernels].
     """
 
@@ -63,12 +63,16 @@ class _Compute:
     backward: Array
     weight: Array
     selective: Array
-    busy: Array
+    attention: Array
     scores: Array
 
 
 def _compute(
-    context: PricingContext, classes: BlockClasses, combos: Combinations
+    context: PricingContext,
+    classes: BlockClasses,
+    combos: Combinations,
+    *,
+    ring: bool,
 ) -> _Compute:
     """Price the compute of every unit; combinations in other orders share theirs."""
     names = ("tp", "cp", "ep", "microbatch", "sequence_parallel")
@@ -79,17 +83,18 @@ def _compute(
         columns = [column[first] for column in columns]
     *degrees, microbatch, split = columns
     table, tokens = classes.kernels, microbatch / context.graph.batch
-    part = divide(table, tokens, degrees, split)
+    part = divide(table, tokens, degrees, split, ring=ring)
     types = context.cluster.device_types
     found = np.stack([_by_block(context, classes, part, one) for one in types], 1)
     _put_measured(found, classes, tokens)
-    forward, backward, weight, selective, *host = found[:, :, which]
+    forward, backward, weight, selective, *more = found[:, :, which]
+    host, attention = more[:2], more[2:]
     return _Compute(
         forward=_launched(context.recipe, classes, forward, host[0]),
         backward=_launched(context.recipe, classes, backward, host[1]),
         weight=weight @ classes.count,
         selective=selective @ classes.count,
-        busy=(forward + backward).min(axis=0),
+        attention=np.stack(attention).min(axis=1),
         scores=part.scores[which],
     )
 
@@ -97,7 +102,11 @@ def _compute(
 def _by_block(
     context: PricingContext, classes: BlockClasses, part: Division, device: DeviceType
 ) -> Array:
-    """Forward, backward, weight, selective, two of hosts. Shape [6, C, classes]."""
+    """Forward, backward, weight, selective, two of hosts and of attention alone.
+
+    Returns:
+        Shape [8, C, classes].
+    """
     table, recipe = classes.kernels, context.recipe
     reach = context.constants(device)
     times = kernel_times(
@@ -113,6 +122,7 @@ def _by_block(
     sharded = (table.style <= 2) * table.count
     slower = recipe.sharded_op_overhead_s * (device.backend == "gloo")
     extra = np.where(part.tp > 1, sharded, 0.0) * slower
+    attention = table.kind == KERNEL_KINDS.index("attention")
     parts = (
         times.forward + extra,
         times.backward + extra,
@@ -120,6 +130,8 @@ def _by_block(
         times.selective,
         np.broadcast_to(times.forward_host, times.forward.shape),
         np.broadcast_to(times.backward_host, times.forward.shape),
+        times.forward * attention,
+        times.backward * attention,
     )
     return np.stack([one @ classes.members for one in parts])
 
@@ -351,7 +363,8 @@ def price_units(
     to_units = classes.count
     scale = combos.microbatch / context.graph.batch / combos.cp
     scale = scale * context.element_ratio
-    compute = _compute(context, classes, combos)
+    ring = context_algorithm == "ring"
+    compute = _compute(context, classes, combos, ring=ring)
     kept, working = saved_bytes_of(context, classes, combos, scale, compute.scores)
     ep = expert_traffic(context, classes, combos, lines.ep["all_to_all"], scale)
     saved = kept @ to_units
@@ -365,10 +378,15 @@ def price_units(
     parameters = _parameters(context, classes, combos)
     transient = transient_bytes_of(saved, working, to_units, repeated)
     logits = (classes.loss_bytes * scale[:, None]) @ to_units
-    hidden = compute.busy * classes.has_attention
     tp = tensor_traffic(context, classes, combos, lines.tp, scale)
     cp = context_traffic(
-        context_algorithm, context, classes, combos, lines.cp, scale, hidden
+        context_algorithm,
+        context,
+        classes,
+        combos,
+        lines.cp,
+        scale,
+        compute.attention,
     )
     return UnitCosts(
         forward_s=compute.forward,

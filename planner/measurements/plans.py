@@ -218,6 +218,8 @@ def _as_run(point: Point, framework: Framework, precision: Precision) -> Recipe:
     recipe, text = framework.recipe, f"{point.precision} {point.notes}".lower()
     if "eager" in text:
         recipe = replace(recipe, fusion="none")
+    elif "torch.compile" in text and recipe.fusion == "none":
+        recipe = replace(recipe, fusion="compiled")
     if "async tp" in text or "asynctp" in text:
         recipe = replace(recipe, layer_overlap=_ASYNC_TP)
     if _BLOCKING.search(f"{point.source} {point.notes}".lower()):

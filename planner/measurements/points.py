@@ -100,17 +100,12 @@ class Point:
 
     @property
     def complete(self) -> bool:
-        """True if shape, machine and plan are all there; dp follows from them."""
-        return None not in (
-            self.layers,
-            self.hidden,
-            self.heads,
-            self.seq,
-            self.tp,
-            self.pp,
-            self.microbatch,
-            self.global_batch,
-        )
+        """True if the plan is all there; dp follows from it.
+
+        The shape may be left to the model's name: see
+        :func:`planner.measurements.model_shapes.shape_of`.
+        """
+        return None not in (self.tp, self.pp, self.microbatch, self.global_batch)
 
 
 def _number(row: Mapping[str, str], name: str, where: str) -> float | None:

@@ -72,7 +72,7 @@ def read_source(
         precision=strategy.precision,
         optimizer=strategy.optimizer,
         grad_clip_norm=strategy.grad_clip_norm,
-        recipe="torch",
+        recipe=(chosen and plan.provenance.recipe) or "torch",
         calibration=chosen,
         memory_fraction=plan.provenance.memory_fraction,
         regime=Regime.of(strategy),

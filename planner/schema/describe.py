@@ -173,6 +173,17 @@ def _speed(plan: PlanFields) -> str:
     return ", ".join(parts)
 
 
+def _interval_line(plan: PlanFields) -> str:
+    """Say how certain the step time is; empty if that is not known."""
+    ends = plan.prediction.step_time_interval_s
+    if ends is None:
+        return ""
+    low, high = (format_seconds(end) for end in ends)
+    number = len(plan.prediction.leans_on)
+    rests = f"; leans on {_number(number, 'thing')} not measured" if number else ""
+    return f"{low} to {high} for four of five runs{rests}"
+
+
 def _memory_line(plan: PlanFields) -> str:
     fullest = max(
         plan.prediction.memory, key=lambda entry: entry.total_bytes / entry.limit_bytes
@@ -245,6 +256,7 @@ def facts(plan: PlanFields) -> dict[str, str]:
         "training": _training_line(plan),
         "not priced": ", ".join(unpriced(strategy)),
         "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
+        "interval": _interval_line(plan),
         "memory": _memory_line(plan),
         "found by": _finder_line(plan),
         "certified": _certificate_line(plan),
@@ -353,6 +365,8 @@ def explain(plan: PlanFields) -> str:
             lines.append(
                 f"  {seconds / total:6.1%}  {format_seconds(seconds):>9}  {name}"
             )
+    if prediction.leans_on:
+        lines += ["", "leans on:", *(f"  {text}" for text in prediction.leans_on)]
     lines += ["", "memory by pp rank:", *_memory_table(plan)]
     if plan.provenance.alternatives:
         lines += ["", "runners-up (mb2x8 is 8 microbatches of 2 samples):"]

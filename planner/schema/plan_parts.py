@@ -171,6 +171,11 @@ class Prediction(Document):
         samples_per_s: Global batch over step time.
         tokens_per_s: The same in tokens; None without a sequence.
         model_flops_utilization: Model FLOPs (no recomputation) over peak; in [0, 1].
+        step_time_interval_s: Ends between which 80 % of measured steps are expected,
+            after runs that the constants were not fitted to; None where no published
+            run is like the devices.
+        leans_on: What the step time rests on that no measured run of the recipe has,
+            in words, with how much wider it makes the interval.
         fidelity: ``simulated`` if the event simulator had the last word.
         calibration: Where the cluster's numbers are from: ``datasheet``, or a probe's
             name. Fitted constants on top of them are in the provenance.
@@ -184,6 +189,8 @@ class Prediction(Document):
     samples_per_s: Rate
     tokens_per_s: Rate | None = None
     model_flops_utilization: Rate | None = None
+    step_time_interval_s: tuple[Seconds, Seconds] | None = None
+    leans_on: tuple[str, ...] = ()
     fidelity: Literal["analytic", "simulated"]
     calibration: str = "datasheet"
 
@@ -194,9 +201,15 @@ class Prediction(Document):
 
 
 class Alternative(Document):
-    """Another strategy that was priced, and why it was not chosen."""
+    """Another strategy that was priced, and why it was not chosen.
+
+    Attributes:
+        label: What it is.
+        family: Its kinds of parallelism; of each family the best one is kept.
+    """
 
     label: str
+    family: str = ""
     step_time_s: Seconds
     peak_memory_bytes: Bytes
     reason: str
@@ -251,6 +264,10 @@ class Provenance(Document):
             launcher; None in plans that were made before this was kept. What is
             trained with (dtypes, optimizer, clipping) stands in the strategy.
         evaluations: Strategies priced, by fidelity.
+        risk: Quantile of the step time by which strategies were ranked; 0.5 for the
+            predicted time itself, None where nothing is known of its spread.
+        recipe: Framework whose constants priced it; None in plans that were made before
+            this was kept.
         time_budget_s: Seconds that were given; None for as long as it takes.
         contenders: What each partitioner that was asked got.
         assumptions: What was guessed while reading the model.
@@ -269,6 +286,8 @@ class Provenance(Document):
     contenders: tuple[Contender, ...] = ()
     evaluations: dict[str, int]
     memory_fraction: float
+    risk: float | None = None
+    recipe: str | None = None
     pinned: dict[str, bool | int | str] = Field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     assumptions: tuple[str, ...] = ()

@@ -157,7 +157,7 @@ def score(cost: Cost, num_devices: int, objective: Objective) -> float:
     """Return the figure that an objective minimises.
 
     A step counts for as much as it brings training forward: its time is divided by
-    the efficiency of its samples.
+    the efficiency of its samples. Under a risk the quantile of its time counts.
 
     Raises:
         UnknownNameError: If there is no such objective.
@@ -169,7 +169,7 @@ def score(cost: Cost, num_devices: int, objective: Objective) -> float:
 
 def _seconds(cost: Cost | CostTable, devices: int | Index, objective: str) -> Any:
     """Seconds of a step over the efficiency of its samples; summed over devices."""
-    seconds = cost.step_time_s / cost.efficiency
+    seconds = cost.step_time_s * cost.caution / cost.efficiency
     if objective == "throughput":
         return seconds
     if objective == "throughput_per_device":

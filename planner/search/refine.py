@@ -15,6 +15,7 @@ from planner.cost.traffic.layers import context_algorithms
 from planner.cost.units import UnitCosts
 from planner.schema import Recompute, Strategy
 from planner.schema.schedules import schedule_name, schedule_spec
+from planner.schema.strategy import ContextAlgorithm
 from planner.search.base import Candidate, Request
 from planner.search.launcher_limits import LauncherLimits, rank_ranges
 from planner.search.stages import Cut, best_cut
@@ -29,8 +30,8 @@ from planner.space import (
 
 __all__ = ["ExactPricer", "candidates_of_row", "eager_variants", "schedule_variants"]
 
+Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
 
 #: Most units for exact cuts: the tables of all runs of units grow with their square.
 #: Models that are captured have at most 256 units; profiles may have thousands.
@@ -40,7 +41,10 @@ _MOST_UNITS = 512
 def _even_cut(
     context: PricingContext, bare: Strategy, costs: UnitCosts, kind: int
 ) -> Cut:
-    """Return the cut into stages of equal time, with the same recomputation."""
+    """Return the cut into stages of equal time, with the same recomputation.
+
+    Where ranks have several stages, those of a rank take as long as those of another.
+    """
     stages = bare.mesh.pp * bare.virtual_stages
     rank = np.array(bare.stage_ranks)
     types = context.types_of_ranks(bare.mesh.pp)[rank]
@@ -49,8 +53,54 @@ def _even_cut(
     bounds = balanced_bounds(
         work, np.zeros(1, dtype=np.int64), types[None, :], np.array([stages])
     )[0]
+    if bare.virtual_stages > 1:
+        seconds = work[types, 0]
+        bounds = _evened_ranks(bounds, np.cumsum(seconds, axis=1), rank)
     name: Recompute = RECOMPUTE_NAMES[kind]  # type: ignore[assignment]
     return Cut(bounds=tuple(int(b) for b in bounds), recompute=(name,) * stages)
+
+
+def _evened_ranks(bounds: Index, sums: Array, rank: Index) -> Index:
+    """Move units between stages as long as the slowest rank gets faster.
+
+    A move takes a unit from a stage of the slowest rank to one of the fastest: all
+    boundaries between them shift by one.
+
+    Args:
+        bounds: Unit at which each stage starts, then the number of units.
+        sums: Seconds of the units up to each, on each stage's device.
+            Shape [stages, units].
+        rank: Rank of each stage. Shape [stages].
+    """
+    stage = np.arange(len(rank))
+    sums = np.concatenate([np.zeros((len(rank), 1)), sums], axis=1)
+
+    def loads(cut: Index) -> Array:
+        seconds = sums[stage, cut[1:]] - sums[stage, cut[:-1]]
+        return np.bincount(rank, seconds).astype(np.float64)
+
+    best = loads(bounds)
+    while True:
+        slow, fast = (np.flatnonzero(rank == r) for r in (best.argmax(), best.argmin()))
+        moved = [(_shifted(bounds, int(a), int(b))) for a in slow for b in fast]
+        moved = [cut for cut in moved if (np.diff(cut) > 0).all()]
+        found = [loads(cut) for cut in moved]
+        if not found:
+            return bounds
+        least = min(range(len(found)), key=lambda at: float(found[at].max()))
+        if found[least].max() >= best.max() * (1 - 1e-9):
+            return bounds
+        bounds, best = moved[least], found[least]
+
+
+def _shifted(bounds: Index, source: int, target: int) -> Index:
+    """Return the cut with one unit less in a stage and one more in another."""
+    cut = bounds.copy()
+    if source < target:
+        cut[source + 1 : target + 1] -= 1
+    else:
+        cut[target + 1 : source + 1] += 1
+    return cut
 
 
 def _cuts(
@@ -110,8 +160,8 @@ def candidates_of_row(
     """Price a row with its exact cut and, if different, the evenly timed one.
 
     For a launcher the cut into equally many layers comes after them, or alone. Where cp
-    divides the sequence, each cut is priced with a ring and, if heads divide, with
-    all-to-alls.
+    divides the sequence, all cuts are priced with a ring and then, if heads divide,
+    with all-to-alls.
 
     Args:
         model: Cost model under the order of devices; counts the evaluations.
@@ -127,8 +177,11 @@ def candidates_of_row(
     context = model.context
     if limits is not None and not limits.allows_order(context.order):
         return []
-    cuts = _cuts(model, row, free_recompute=free_recompute, limits=limits)
-    every = (one for cut in cuts for one in _of_cut(model, row, cut, limits))
+    cuts = list(_cuts(model, row, free_recompute=free_recompute, limits=limits))
+    algorithms = context_algorithms(context.graph, cp=row["cp"], tp=row["tp"])
+    # Every cut before a second algorithm: the first cut is not the best of both.
+    pairs = ((cut, one) for one in algorithms for cut in cuts)
+    every = (one for pair in pairs for one in _priced(model, row, *pair, limits))
     found = list(islice(every, most))
     for _ in range(spare):
         if any(one.cost.fits for one in found):
@@ -137,30 +190,30 @@ def candidates_of_row(
     return found
 
 
-def _of_cut(
+def _priced(
     model: CostModel,
     row: Mapping[str, int],
     cut: Cut,
+    algorithm: ContextAlgorithm,
     limits: LauncherLimits | None,
 ) -> Iterator[Candidate]:
-    """Price a cut under each algorithm for attention over a divided sequence."""
+    """Yield a cut's candidate under an algorithm, if the launcher can express it."""
     context = model.context
-    for algorithm in context_algorithms(context.graph, cp=row["cp"], tp=row["tp"]):
-        strategy = build_strategy(
-            row,
-            unit_names=context.graph.unit_names,
-            bounds=cut.bounds,
-            recompute=cut.recompute,
-            sharding=context.graph.sharding,
-            precision=context.precision,
-            optimizer=context.optimizer,
-            grad_clip_norm=context.grad_clip_norm,
-            regime=context.regime,
-            device_ranges=rank_ranges(context.order),
-            context=algorithm,
-        )
-        if limits is None or not limits.violations(strategy):
-            yield Candidate(strategy=strategy, cost=model.cost(strategy))
+    strategy = build_strategy(
+        row,
+        unit_names=context.graph.unit_names,
+        bounds=cut.bounds,
+        recompute=cut.recompute,
+        sharding=context.graph.sharding,
+        precision=context.precision,
+        optimizer=context.optimizer,
+        grad_clip_norm=context.grad_clip_norm,
+        regime=context.regime,
+        device_ranges=rank_ranges(context.order),
+        context=algorithm,
+    )
+    if limits is None or not limits.violations(strategy):
+        yield Candidate(strategy=strategy, cost=model.cost(strategy))
 
 
 def schedule_variants(

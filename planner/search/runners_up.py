@@ -1,4 +1,4 @@
-"""Runners-up of a search, each with the reason why it was not chosen."""
+"""Runners-up of a search, one of each family, with why they were not chosen."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 from planner.schema import Alternative
 from planner.schema.describe import PART_NAMES
-from planner.search.base import Candidate, Objective, SearchResult, preference
+from planner.search.base import (
+    Candidate,
+    Objective,
+    Request,
+    SearchResult,
+    preference,
+)
+from planner.search.families import PLAIN, data_parallel_alone, family
 from planner.units import format_bytes, format_seconds
 
 __all__ = ["runners_up"]
 
 _SHOWN = 8
-#: Most runners-up with one mesh, so that the list shows different ones.
-_PER_MESH = 2
 #: Relative difference below which times and sizes are called equal.
 _EQUAL = 5e-4
 #: Parts of the step are named if they changed by this share of the largest change.
@@ -21,46 +26,51 @@ _NAMED = 0.25
 
 
 def runners_up(
-    results: Sequence[SearchResult], best: Candidate, objective: Objective
+    request: Request, results: Sequence[SearchResult], best: Candidate
 ) -> tuple[Alternative, ...]:
-    """Return the best candidates that were not chosen, best first.
+    """Return candidates that were not chosen: the best of each family, best first.
+
+    Data parallelism alone is always among them, if it is legal: it is the first that
+    people ask for. Where it does not fit, it comes last.
 
     Args:
+        request: The question.
         results: Results of all partitioners that were run.
         best: The candidate that was chosen.
-        objective: The request's objective.
     """
-    # A label omits the cut alone: two cuts of one strategy are one line.
-    shown = {best.strategy.label()}
-    of_mesh: dict[tuple[int, ...], int] = {}
-    chosen: list[Alternative] = []
-    everything = sorted(
-        (c for result in results for c in result.candidates),
-        key=lambda candidate: preference(candidate, objective),
-    )
-    for candidate in everything:
-        mesh = candidate.strategy.mesh.degrees
-        if of_mesh.get(mesh, 0) == _PER_MESH:
-            continue
-        label = candidate.strategy.label()
-        if label in shown:
-            continue
-        shown.add(label)
-        of_mesh[mesh] = of_mesh.get(mesh, 0) + 1
-        chosen.append(
-            Alternative(
-                label=label,
-                step_time_s=candidate.cost.step_time_s,
-                peak_memory_bytes=candidate.cost.peak_memory_bytes,
-                reason=_reason(candidate, best, objective),
-            )
+    objective = request.objective
+    found = [c for result in results for c in result.candidates]
+    families = {family(c.strategy) for c in found}
+    if results and results[0].partitioner != "given" and PLAIN not in families:
+        plain = data_parallel_alone(request)
+        found += [plain] if plain is not None else []
+    found.sort(key=lambda c: (not c.cost.fits, *preference(c, objective)))
+    chosen: dict[str, Candidate] = {}
+    for candidate in found:
+        # A label omits the cut alone: two cuts of one strategy are one line.
+        if candidate.strategy.label() != best.strategy.label():
+            chosen.setdefault(family(candidate.strategy), candidate)
+    return tuple(
+        Alternative(
+            label=candidate.strategy.label(),
+            family=kind,
+            step_time_s=candidate.cost.step_time_s,
+            peak_memory_bytes=candidate.cost.peak_memory_bytes,
+            reason=_reason(candidate, best, objective),
         )
-        if len(chosen) == _SHOWN:
-            break
-    return tuple(chosen)
+        for kind, candidate in list(chosen.items())[:_SHOWN]
+    )
 
 
 def _reason(other: Candidate, best: Candidate, objective: Objective) -> str:
+    lack = float((other.cost.memory.total - other.cost.limit_bytes).max())
+    if lack > 0:
+        return f"does not fit: {format_bytes(lack)} over the limit"
+    faster = other.cost.step_time_s < best.cost.step_time_s * (1 - _EQUAL)
+    if objective == "throughput" and faster:
+        ahead = preference(best, objective)[0] < preference(other, objective)[0]
+        behind = "less certain" if ahead else "less simple"
+        return f"{_speed(other, best)} by prediction, but {behind}"
     speed, memory = _speed(other, best), _memory(other, best)
     if objective == "memory" and memory:
         return f"{memory}, {speed}"

@@ -59,6 +59,10 @@ def _cheapest_kind(
     return -1
 
 
+#: Weight of stages' squares in their sum: of cuts with equal sums the most even one.
+_EVEN = 1e-6
+
+
 @compiled
 def _solve(
     time: Array,
@@ -71,7 +75,10 @@ def _solve(
     choice: Index,
     best: Array,
 ) -> float:
-    """Find the least bottleneck if ``bottleneck`` is infinite, else the least sum."""
+    """Find the least bottleneck if ``bottleneck`` is infinite, else the least sum.
+
+    Of equal sums the one of the most even stages.
+    """
     stages, units = len(types), fixed.shape[1]
     for s in range(stages + 1):
         for i in range(units + 1):
@@ -92,7 +99,7 @@ def _solve(
                 else:
                     if here > bottleneck:
                         continue
-                    total = here + rest
+                    total = here + rest + _EVEN * here * (here / bottleneck)
                 if total < best[s, i]:
                     best[s, i] = total
                     choice[s, i, 0] = j

@@ -261,6 +261,7 @@ class Target:
             the field named here.
         limits: Its limits for readers, one clause each.
         check: Checks that its files have passed, for readers.
+        recipe: Framework, of :mod:`planner.measurements`, that plans are priced as.
     """
 
     name: str
@@ -275,6 +276,7 @@ class Target:
     sizes: frozenset[str] = frozenset()
     limits: tuple[str, ...] = ()
     check: str = ""
+    recipe: str = "torch"
 
     def __post_init__(self) -> None:
         named = self.says | self.leaves | self.sizes | set(self.reasons)

@@ -119,6 +119,7 @@ TARGETS = (
     Target(
         name="deepspeed",
         title="DeepSpeed",
+        recipe="deepspeed",
         version="0.19.6",
         runs="itself",
         says=frozenset(

@@ -150,6 +150,7 @@ TARGETS = (
     Target(
         name="megatron",
         title="Megatron-LM",
+        recipe="megatron-2025",
         version="core 0.19.2",
         runs="itself",
         says=frozenset(

@@ -123,6 +123,7 @@ TARGETS = (
     Target(
         name="nanotron",
         title="nanotron",
+        recipe="nanotron",
         version="0.4",
         runs="itself",
         says=frozenset(

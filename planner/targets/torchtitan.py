@@ -281,6 +281,7 @@ TARGETS = (
     Target(
         name="torchtitan",
         title="torchtitan",
+        recipe="torchtitan",
         version="0.3.0",
         runs="itself",
         says=_SAID,
@@ -295,6 +296,7 @@ TARGETS = (
     Target(
         name="torchtitan-0.2",
         title="torchtitan",
+        recipe="torchtitan",
         version="0.2.2",
         runs="itself",
         says=_SAID | {"sharding.loss_parallel"},

@@ -12,6 +12,7 @@ from planner.api import plan
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 from planner.search import get_partitioner, partitioner_names
+from planner.search.families import NEAR
 from tests.cli.shell import ask
 from tests.plans import TINY, tiny_graph
 
@@ -72,9 +73,10 @@ def test_all_partitioners_are_laid_side_by_side(
     times = [row["step_time_s"] for row in planned]
     assert times == pytest.approx(sorted(times))
     best = Plan.load(file)
-    assert best.prediction.step_time_s == pytest.approx(min(times))
-    assert best.provenance.partitioner == planned[0]["partitioner"]
-    assert best.strategy.label() == planned[0]["strategy"]
+    # The simplest of those that are nearly as fast.
+    assert min(times) <= best.prediction.step_time_s * (1 + 1e-9)
+    assert best.prediction.step_time_s <= min(times) * NEAR
+    assert best.provenance.partitioner in {row["partitioner"] for row in planned}
     for row in planned:
         over = row["step_time_s"] / min(times) - 1
         assert row["over_best"] == pytest.approx(over, abs=1e-9)

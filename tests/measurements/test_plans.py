@@ -236,6 +236,13 @@ def test_eager_runs_fuse_nothing(graph: ModelGraph) -> None:
     assert assume_plan(_row(), graph, framework).recipe == framework.recipe
 
 
+def test_runs_that_say_torch_compile_fuse(graph: ModelGraph) -> None:
+    framework = frameworks()["torch"]
+    plan = assume_plan(_row(notes="FSDP=8; torch.compile"), graph, framework)
+    assert plan.recipe.fusion == "compiled"
+    assert assume_plan(_row(), graph, framework).recipe.fusion == "none"
+
+
 @settings(max_examples=60, deadline=None)
 @given(pp=st.sampled_from([1, 2, 4, 8, 16]), vp=st.integers(1, 4))
 def test_stages_hold_every_module_once_and_layers_evenly(

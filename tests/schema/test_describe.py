@@ -29,9 +29,15 @@ def test_a_summary_has_the_numbers_of_the_plan() -> None:
         "batch",
         "recompute",
         "step",
+        "interval",
         "memory",
         "found by",
     ]
+    low, high = plan.prediction.step_time_interval_s or (0, 0)
+    assert said["interval"].startswith(
+        f"{format_seconds(low)} to {format_seconds(high)} "
+    )
+    assert low < plan.prediction.step_time_s < high
     assert said["model"] == "gpt2, 124M parameters"
     assert said["cluster"] == "dgx-a100, 8 of 8 devices used"
     assert said["step"].startswith(format_seconds(plan.prediction.step_time_s) + " (")

@@ -12,9 +12,17 @@ from planner.schema import Strategy
 from planner.search import Candidate, Objective, SearchResult, preference
 from planner.search.refine import candidates_of_row
 from planner.search.runners_up import runners_up
-from tests.cost.made import device, hosts, row, setting_for, uniform_graph
+from tests.cost.made import (
+    device,
+    hosts,
+    request_for,
+    row,
+    setting_for,
+    uniform_graph,
+)
 
-SETTING = setting_for(uniform_graph(8), hosts((2, 4, device())))
+GRAPH, CLUSTER = uniform_graph(8), hosts((2, 4, device()))
+SETTING = setting_for(GRAPH, CLUSTER)
 
 
 def candidate(**changes: int) -> Candidate:
@@ -57,7 +65,8 @@ def reasons(
         evaluations={},
         seconds=0.0,
     )
-    return [other.reason for other in runners_up([result], best, objective)]
+    request = replace(request_for(GRAPH, CLUSTER, 16), objective=objective)
+    return [other.reason for other in runners_up(request, [result], best)]
 
 
 PARTS = ("compute", "recompute", "tensor", "pipeline_bubble", "optimizer")
@@ -123,9 +132,34 @@ def test_other_objectives_say_their_own_price() -> None:
     ]
 
 
-def test_of_one_mesh_two_are_shown() -> None:
+def test_of_a_family_the_best_other_one_is_shown() -> None:
     others = [slower(BEST, mark, compute=mark / 100) for mark in range(1, 6)]
-    assert len(reasons(BEST, *others)) == 2
+    assert reasons(BEST, *others) == ["1.0% slower: compute +10 ms"]
+
+
+def test_data_parallelism_alone_is_priced_if_nobody_did() -> None:
+    request = request_for(GRAPH, CLUSTER, 16)
+    best = candidates_of_row(
+        CostModel(SETTING), row(pp=2, dp_replicate=4, num_microbatches=2)
+    )[0]
+    result = SearchResult(
+        partitioner="made",
+        candidates=(best,),
+        nearest=None,
+        evaluations={},
+        seconds=0.0,
+    )
+    plain = runners_up(request, [result], best)[0]
+    assert plain.family == "data parallel alone"
+    given = replace(result, partitioner="given")
+    assert runners_up(request, [given], best) == ()
+    pinned = replace(request, pins={"pp": 2})
+    assert runners_up(pinned, [result], best) == ()
+
+
+def test_what_does_not_fit_says_what_it_lacks() -> None:
+    (said,) = reasons(BEST, heavier(BEST, 1, 1e12))
+    assert said.startswith("does not fit: 9")
 
 
 def test_among_equals_less_traffic_then_less_memory_comes_first() -> None:

@@ -127,7 +127,6 @@ class BlockClasses:
         blocks: One of each class.
         count: How many blocks of a class a unit has. Shape [classes, units].
         kernels: Of all classes; ``owner`` is the class.
-        has_attention: Per class.
         streamed: Per class, whether sequence parallelism divides its residual stream:
             it reaches from the first unit that tp reduces in to the last.
         region: Those units.
@@ -140,7 +139,6 @@ class BlockClasses:
     blocks: tuple[Block, ...]
     count: Array
     kernels: KernelTable
-    has_attention: NDArray[np.bool_]
     streamed: NDArray[np.bool_]
     region: range
     gathered_bytes: Array
@@ -202,7 +200,6 @@ def group_blocks(
                 blocks.append(_on_shards(run) if experts_on_shards else run)
                 streamed.append(inside)
             count[seen[key], unit] += 1
-    attention = [any(k.kind == "attention" for k in block.kernels) for block in blocks]
     return BlockClasses(
         blocks=tuple(blocks),
         count=count[: len(blocks)],
@@ -210,7 +207,6 @@ def group_blocks(
             [(owner, k) for owner, block in enumerate(blocks) for k in block.kernels],
             heads=[owner for owner, block in enumerate(blocks) if block.kind == "head"],
         ),
-        has_attention=np.array(attention, dtype=bool),
         streamed=np.array(streamed, dtype=bool),
         region=region,
         gathered_bytes=np.array(

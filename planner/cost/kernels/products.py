@@ -156,7 +156,7 @@ def _products(by: _Pricing) -> Iterator[tuple[Index, _Seconds, _Seconds]]:
 
 def _shape(by: _Pricing, columns: Index) -> tuple[Array, Array, Array, Array]:
     """Heads of all samples, queries, keys and head size. Shapes [C, columns]."""
-    queries = by.table.m[columns] / by.part.cp
+    queries = by.table.m[columns] / by.part.hops
     keys, size = by.table.n[columns], by.table.k[columns]
     heads = np.maximum(by.part.scores[:, columns] / (queries * keys), 1.0)
     shape = heads.shape
@@ -166,18 +166,19 @@ def _shape(by: _Pricing, columns: Index) -> tuple[Array, Array, Array, Array]:
 def _fused_attention(by: _Pricing, columns: Index) -> tuple[Array, Array]:
     """Seconds of forward and backward. Shapes [C, columns].
 
-    Queries of a part of a causal sequence see half of the keys on average.
+    A ring has a kernel for each rank's keys, of which the queries of a part of a causal
+    sequence see half on average.
     """
     table, recipe = by.table, by.recipe
     heads, queries, keys, size = _shape(by, columns)
     skips = by.causal and recipe.causal_share < 1
-    surface = by.surfaces.attention(causal=skips)
+    surface, hops = by.surfaces.attention(causal=skips), by.part.hops
     once = surface.seconds(heads, queries, 1.0, 1.0, size, keys=keys)
-    if skips:
+    if (hops > 1).any():
         full = by.surfaces.attention(causal=False)
-        seen = keys * recipe.causal_share
-        part = full.seconds(heads, queries, 1.0, 1.0, size, keys=seen)
-        once = np.where(by.part.cp > 1, part, once)
+        seen = keys / hops * (recipe.causal_share if skips else 1.0)
+        part = hops * full.seconds(heads, queries, 1.0, 1.0, size, keys=seen)
+        once = np.where(hops > 1, part, once)
     flops = table.backward_flops[columns] + table.recompute_flops[columns]
     ratio = flops / np.maximum(table.forward_flops[columns], 1.0)
     reach = recipe.attention_forward / recipe.attention_backward

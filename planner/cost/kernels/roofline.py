@@ -27,6 +27,7 @@ from planner.cost.kernels.shapes import Division, padding
 from planner.cost.recipes import Recipe
 from planner.schema import Optimizer
 from planner.schema.cluster import DeviceType
+from planner.units import dtype_bytes
 
 __all__ = ["KernelTimes", "kernel_times", "optimizer_seconds", "summed_bytes"]
 
@@ -59,7 +60,7 @@ class KernelTimes:
         selective: Part of ``forward`` that selective recomputation runs again, see
             :attr:`planner.cost.recipes.Recipe.selective`.
         forward_host: Seconds in which the host of a GPU launches all of it; likewise
-            backward_host. Shapes [1, kernels].
+            backward_host.
     """
 
     forward: Array
@@ -129,14 +130,45 @@ def kernel_times(
     weights = weights + np.where(_products(table) & table.trained, summed, 0.0)
     launched = roof.host * table.count[None, :]
     forward = forward + casts[0]
+    merged = _merges(roof, recipe)
+    forward, inputs = forward + merged[0], inputs + merged[1]
+    hops = _hop_launches(table, part, device, recipe) * reach.host_overhead
+    if device.backend == "gloo":
+        forward, inputs, hops = forward + hops, inputs + hops, 0 * hops
     return KernelTimes(
         forward=forward,
         backward=inputs + casts[1] + weights + np.where(_products(table), 0.0, summed),
         weight=weights,
         selective=_repeated(table, recipe) * forward,
-        forward_host=launched,
-        backward_host=launched * ops,
+        forward_host=launched + hops,
+        backward_host=launched * ops + hops,
     )
+
+
+def _merges(roof: _Roof, recipe: Recipe) -> tuple[Array, Array]:
+    """Seconds in which a ring puts the results of its hops together, both ways. [C, K].
+
+    Outputs and gradients of queries that a hop makes are added to those of the hops
+    before it.
+    """
+    table, part = roof.table, roof.part
+    outputs = part.scores / np.maximum(table.n, 1) * table.k
+    hops = (part.hops - 1) * outputs
+    element = dtype_bytes("bfloat16")
+    return (
+        roof.moves(hops * recipe.ring_outputs * element),
+        roof.moves(hops * recipe.ring_queries * element),
+    )
+
+
+def _hop_launches(
+    table: KernelTable, part: Division, device: DeviceType, recipe: Recipe
+) -> Array:
+    """Seconds in which a host launches what a ring adds to attention. [C, kernels]."""
+    attention = (table.kind == KERNEL_KINDS.index("attention")) * table.count
+    hops = np.where(part.hops > 1, part.hops, 0.0)
+    launches = hops * attention * recipe.ring_launches
+    return np.asarray(launches * device.kernel_overhead_s)
 
 
 def _by_peaks(

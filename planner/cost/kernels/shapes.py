@@ -37,6 +37,8 @@ class Division:
             that has 1/ep of the experts gets ep ranks' tokens.
         products: Products of equal shape, at least 1.
         scores: Attention scores of one kernel.
+        hops: Kernels that attention is cut into by a ring, one after the other; 1
+            without one. Shape [combinations, 1].
     """
 
     scale: Array
@@ -51,6 +53,7 @@ class Division:
     k: Array
     products: Array
     scores: Array
+    hops: Array
 
 
 def divide(
@@ -58,6 +61,8 @@ def divide(
     tokens: Array,
     degrees: Sequence[Array | Index],
     sequence_parallel: Array | Index,
+    *,
+    ring: bool = True,
 ) -> Division:
     """Divide kernels by degrees.
 
@@ -66,6 +71,8 @@ def divide(
         tokens: Microbatch size over the traced batch. Shape [combinations].
         degrees: Of tp, cp and ep. Shapes [combinations].
         sequence_parallel: 0 or 1. Shape [combinations].
+        ring: Whether keys of a sequence that cp divides come one rank's after the
+            other; else each rank has whole sequences of some heads.
     """
     tp, cp, ep = (np.asarray(x[:, None], dtype=float) for x in degrees)
     scale = tokens[:, None] / cp
@@ -103,6 +110,7 @@ def divide(
             1.0,
         ),
         scores=scores * scale / inside,
+        hops=cp if ring else np.ones_like(cp),
     )
 
 

@@ -103,6 +103,41 @@ def _fill_mixed(
 
 
 @inner
+def _even_out(sums: Array, stages: int, limit: float, bounds: Index) -> None:
+    """Move boundaries so that stages are alike, none slower than ``limit``.
+
+    A greedy fill makes the first stages full and the last ones nearly empty. Here each
+    stage ends as near as it can to its share of what is left, but not before the rest
+    fits into the stages behind it.
+
+    Args:
+        sums: Seconds of all units before each. Shape [units + 1].
+        stages: How many.
+        limit: Seconds that no stage may exceed; some cut keeps to it.
+        bounds: Boundaries of such a cut; written to.
+    """
+    units = len(sums) - 1
+    # At first, where each stage must start at the earliest.
+    for stage in range(stages - 1, 0, -1):
+        start = bounds[stage + 1] - 1
+        floor = sums[bounds[stage + 1]] - limit * (1 + 1e-12)
+        while start > stage and sums[start - 1] >= floor:
+            start -= 1
+        bounds[stage] = start
+    for stage in range(stages - 1):
+        start = bounds[stage]
+        share = (sums[units] - sums[start]) / (stages - stage)
+        most = units - (stages - stage - 1)
+        stop = max(start + 1, bounds[stage + 1])
+        while stop < most and sums[stop + 1] - sums[start] <= limit * (1 + 1e-12):
+            over, under = sums[stop + 1] - sums[start], sums[stop] - sums[start]
+            if over - share > share - under:
+                break
+            stop += 1
+        bounds[stage + 1] = stop
+
+
+@inner
 def _balance_equal(
     prefix: Array, combo: int, types: Index, stages: int, bounds: Index
 ) -> bool:
@@ -131,7 +166,10 @@ def _balance_equal(
             low = max(middle, following * (1 - 1e-12))
     # A little above the bottleneck, where rounding of equal sums does not matter.
     limit = high * (1 + _PRECISION / 2)
-    return _fill(prefix, combo, types, stages, limit, bounds) == _PLACED
+    if _fill(prefix, combo, types, stages, limit, bounds) != _PLACED:
+        return False
+    _even_out(sums, stages, limit, bounds)
+    return True
 
 
 @inner

@@ -206,6 +206,13 @@ def _all_to_all(groups: Groups) -> _Line:
     return steps, (outside / groups.bandwidth).max(axis=1)
 
 
+def _next(groups: Groups) -> _Line:
+    """One message from every rank to the next: all wait for the slowest link."""
+    used = groups.members > 1
+    rate = np.where(used, groups.bandwidth, np.inf).min(axis=1)
+    return np.where(used, groups.latency, 0.0).max(axis=1), 1 / rate
+
+
 def _measured(known: Sequence[MeasuredCollective], groups: Groups) -> _Line:
     """Alpha + size / bandwidth of the probe with the nearest group size."""
     sizes = np.array([entry.group_size for entry in known], dtype=float)
@@ -232,6 +239,8 @@ def lines_of(
     known = [entry for entry in measured if entry.kind == kind]
     if known:
         lines = [_measured(known, groups)]
+    elif kind == "send":
+        lines = [_next(groups)]
     elif kind == "all_to_all":
         lines = [_all_to_all(groups)]
     elif groups.rings and kind != "all_reduce":
@@ -262,7 +271,8 @@ def time_of(
     distinct group is worked out once.
 
     Args:
-        kind: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
+        kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, or
+            ``send``, of every rank to the next.
         size_bytes: Bytes of the whole tensor: what each rank holds before an
             all-reduce, reduce-scatter or all-to-all, and after an all-gather.
             Shape [n].
@@ -393,6 +403,6 @@ def layer_lines(
         line[:, :, 0] += tp_wait_s[:, None]
     return LayerLines(
         tp=found,
-        cp=lines(cp, "all_gather", "all_to_all"),
+        cp=lines(cp, "send", "all_to_all"),
         ep=lines(replace(ep, bandwidth=ep.bandwidth / share), "all_to_all"),
     )

@@ -240,11 +240,11 @@ def context_traffic(
         combos: Degrees.
         lines: Of cp's collectives.
         scale: Activations of a rank over those of the trace. Shape [combinations].
-        attention_s: Kernels of forward and backward that a ring hides under.
-            Shape [combinations, classes].
+        attention_s: Attention kernels of forward and of backward, that a ring hides
+            under. Shape [2, combinations, classes].
     """
     if algorithm == "ring":
-        return _ring(classes, combos, lines["all_gather"], scale, attention_s)
+        return _ring(classes, combos, lines["send"], scale, attention_s)
     return _all_to_all(context.graph, classes, combos, lines["all_to_all"], scale)
 
 
@@ -257,21 +257,35 @@ def _ring(
 ) -> ContextTraffic:
     """Keys and values passed round the ring, hidden under attention where it lasts.
 
-    Each of cp - 1 hops sends 1/cp of keys and values; backward also sends gradients
-    back, twice the bytes. Source: Liu et al. 2023, Ring Attention, section 3.
+    Each of cp - 1 hops sends a rank's keys and values while attention to those before
+    them is computed, 1/cp of all attention; in backward also gradients, a hop behind,
+    the last of which nothing hides. Source: Liu et al. 2023, Ring Attention, section 3;
+    executors/strategies/ring.py.
+
+    Args:
+        classes: Blocks.
+        combos: Degrees.
+        line: Of a message to the next rank.
+        scale: Activations of a rank over those of the trace. Shape [combinations].
+        attention_s: As of :func:`context_traffic`.
     """
-    # ``scale`` is of one rank's part of the sequence; the ring passes on all of it.
-    ring = scale * combos.cp / combos.tp
-    whole = classes.column("sequence_bytes") * ring[:, None]
-    share = (combos.cp - 1) / combos.cp
-    wire = np.zeros_like(whole)
+    held = classes.column("sequence_bytes") * (scale / combos.tp)[:, None]
+    seconds = np.zeros_like(held)
+    hops = combos.cp - 1
     for index, block in enumerate(classes.blocks):
-        if block.sequence_bytes:
-            wire[:, index] = 3 * _time(line, whole[:, index])
+        if not block.sequence_bytes:
+            continue
+        once = _time(line, held[:, index])
+        forward, backward = hops * attention_s[:, :, index] / combos.cp
+        seconds[:, index] = (
+            np.maximum(0.0, hops * once - forward)
+            + np.maximum(0.0, (2 * hops - 1) * once - backward)
+            + once
+        ) * (hops > 0)
     return ContextTraffic(
-        seconds=np.maximum(0.0, wire - attention_s),
-        sent=3 * whole * share[:, None],
-        payload=np.zeros_like(whole),
+        seconds=seconds,
+        sent=held * 3 * hops[:, None],
+        payload=np.zeros_like(held),
     )
 
 

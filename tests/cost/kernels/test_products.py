@@ -129,9 +129,24 @@ def test_attention_skips_what_lies_above_the_diagonal() -> None:
 def test_heads_and_sequences_divide_attention() -> None:
     whole = _times(_attention(), causal=True).forward[0, 0]
     by_tp = _times(_attention(), causal=True, tp=4).forward[0, 0]
-    by_cp = _times(_attention(), causal=True, cp=4).forward[0, 0]
     assert whole / by_tp == pytest.approx(4, rel=0.15)
+    bare = replace(RECIPE, ring_outputs=0.0)
+    by_cp = _times(_attention(), bare, causal=True, cp=4).forward[0, 0]
     assert whole / by_cp == pytest.approx(4, rel=0.25)
+
+
+def test_a_ring_adds_up_the_results_of_its_hops() -> None:
+    bare = replace(RECIPE, ring_outputs=0.0, ring_queries=0.0)
+    times, without = (
+        _times(_attention(), recipe, causal=True, cp=4) for recipe in (RECIPE, bare)
+    )
+    moved = 3 * 32 * 8192 / 4 * 128 * 2 / (0.8 * H100.memory_bandwidth_bytes_per_s)
+    added = times.forward[0, 0] - without.forward[0, 0]
+    assert added == pytest.approx(RECIPE.ring_outputs * moved)
+    added = times.backward[0, 0] - without.backward[0, 0]
+    assert added == pytest.approx(RECIPE.ring_queries * moved)
+    launched = times.forward_host[0, 0] - _times(_attention()).forward_host[0, 0]
+    assert launched == pytest.approx(4 * 14 * H100.kernel_overhead_s, rel=0.5)
 
 
 def test_attention_that_is_not_fused_is_two_products_and_its_scores() -> None:

@@ -145,7 +145,7 @@ def test_what_fits_once_it_is_cut_is_found_without_evolution() -> None:
     best = _found(request, SearchConfig(generations=0)).candidates[0]
     assert best.cost.fits
     proposed = score(best.cost, best.strategy.mesh.num_devices, request.objective)
-    assert proposed < 0.8 * seen.score.min()
+    assert proposed < 0.9 * seen.score.min()
 
 
 @pytest.mark.parametrize("budget", [1, 3, 9])
