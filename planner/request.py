@@ -138,9 +138,10 @@ class PlanOptions:
             get_target(self.target)
         if self.devices not in {"all", "any"}:
             raise UnknownNameError("choice of devices", self.devices, ("all", "any"))
-        if self.risk != "none" and not 0.5 <= self.risk < 1:
+        number = isinstance(self.risk, int | float)
+        if self.risk != "none" and not (number and 0.5 <= float(self.risk) < 1):
             raise StrategyError(
-                f"risk={self.risk} is no quantile of the step time; use 0.5 (the "
+                f"risk={self.risk!r} is no quantile of the step time; use 0.5 (the "
                 f"prediction itself) or more and below 1, or 'none'"
             )
         budget, seconds = self.evaluation_budget, self.time_budget_s

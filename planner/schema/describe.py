@@ -180,7 +180,7 @@ def _interval_line(plan: PlanFields) -> str:
         return ""
     low, high = (format_seconds(end) for end in ends)
     number = len(plan.prediction.leans_on)
-    rests = f"; leans on {_number(number, 'thing')} not measured" if number else ""
+    rests = f"; leans on {_number(number, 'mechanism')} without runs" if number else ""
     return f"{low} to {high} for four of five runs{rests}"
 
 

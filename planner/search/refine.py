@@ -82,7 +82,7 @@ def _evened_ranks(bounds: Index, sums: Array, rank: Index) -> Index:
     best = loads(bounds)
     while True:
         slow, fast = (np.flatnonzero(rank == r) for r in (best.argmax(), best.argmin()))
-        moved = [(_shifted(bounds, int(a), int(b))) for a in slow for b in fast]
+        moved = [_shifted(bounds, int(a), int(b)) for a in slow for b in fast]
         moved = [cut for cut in moved if (np.diff(cut) > 0).all()]
         found = [loads(cut) for cut in moved]
         if not found:

@@ -78,7 +78,7 @@ class ReplicaRows:
 
     @property
     def compressed(self) -> NDArray[np.bool_]:
-        """Where gradients are made smaller on their way. Shape [n]."""
+        """Mask of rows whose gradients are made smaller on their way. Shape [n]."""
         return self.whole & (self.compression != "none")
 
 

@@ -47,6 +47,15 @@ def test_no_cut_has_a_faster_slowest_stage(
     assert bottleneck(values, types, found) <= best * (1 + 1e-6) + 1e-6
 
 
+def test_of_cuts_with_one_slowest_stage_the_most_even_is_taken() -> None:
+    # Filled up from the left, stages before a head of 3 units would be 3, 3, 3, 1, 1.
+    seconds = np.array([[1.0] * 11 + [3.0]])
+    bounds = balanced_bounds(
+        seconds[:, None], np.array([0]), np.zeros((1, 6), int), np.array([6])
+    )[0]
+    assert sorted(np.diff(bounds).tolist()) == [1, 2, 2, 2, 2, 3]
+
+
 def test_a_stage_on_a_device_of_twice_the_speed_gets_twice_the_units() -> None:
     seconds = np.array([[1.0] * 12, [2.0] * 12])
     bounds = balanced_bounds(
