@@ -210,7 +210,7 @@ def _figure(point: Point, case: Case, cost: Cost) -> tuple[float | None, str]:
     taken = memory.total
     if "nvidia-smi" not in point.notes.lower():
         # What allocators count: a context and communicators are beside it.
-        taken = taken - memory.reserve
+        taken = (taken - memory.reserve) * (1 + case.setting.recipe.reserved)
     if point.metric in _FITS:
         fits = bool((memory.total <= cost.limit_bytes).all())
         return float(fits), ""

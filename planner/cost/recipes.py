@@ -89,12 +89,17 @@ class Recipe:
             done with makes room for them.
         gathers_whole: Whether a step is one program, which under ZeRO 3 gathers all
             weights before the first layer, and below it reduces gradients last.
+        root_stays: Whether ZeRO 3 has embedding, last norm and head in one group, whose
+            weights are there from the first forward to the last backward.
         ring_outputs: How often the bytes of its outputs, in the dtype of activations, a
             hop of ring attention moves to add them to those of earlier hops; likewise
             ring_queries, of the gradients of queries in backward.
         ring_launches: Ops that a hop adds to its attention kernel, each way.
         reserve_bytes: What context, communicators and the allocator keep on a GPU.
         fragmentation: Share of the activations lost to the caching allocator.
+        reserved: Share of the peak that the caching allocator holds beyond it: what
+            ``max_memory_reserved`` shows over ``max_memory_allocated``. It lets go of
+            that before memory runs out, so that no plan is refused for it.
         launch: Time in which a GPU's host launches what stands for one of the graph's
             kernels, over the device's kernel_overhead_s. Hidden under kernels that take
             longer, but for experts', which wait for their routing.
@@ -158,6 +163,7 @@ class Recipe:
     gradient_passes: float = 0.0
     keeps_graph: bool = True
     gathers_whole: bool = False
+    root_stays: bool = False
     # executors/strategies/ring.py: the sum in float32 is read and written to be scaled,
     # and once more to add a result, 18 bytes an element; gradients of queries are added
     # in float32, 10.
@@ -166,6 +172,7 @@ class Recipe:
     ring_launches: float = 14.0
     reserve_bytes: float = 1.5e9
     fragmentation: float = 0.03
+    reserved: float = 0.0
     # In models of no size a kernel takes as long as 4.9 (Llama), 5.3 (Qwen2), 7.4
     # (GPT-2) and 8.7 (BERT) bare ops, forward and backward. Source: ours, torch 2.13,
     # `python -m benchmarks.host_overhead`.

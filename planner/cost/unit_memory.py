@@ -213,6 +213,14 @@ def whole_bytes_of(
             for start, stop in graph.units
         ]
     )
+    root = heads & context.recipe.root_stays
+    if context.recipe.root_stays:
+        root |= np.array(
+            [
+                any(block.kind == "embedding" for block in graph.blocks[start:stop])
+                for start, stop in graph.units
+            ]
+        )
     dense, experts = parameters["dense_parameters"], parameters["expert_parameters"]
     trained, more = parameters["trained_dense"], parameters["trained_experts"]
     together = np.where(apart, 0.0, 1.0)
@@ -223,12 +231,16 @@ def whole_bytes_of(
     trained = np.maximum(trained + together * more, more)
     made = of.compute * trained + np.maximum(of.reduce * trained, logits)
     before = np.cumsum(saved, axis=-1)
+    # Weights of a root stay; so do their gradients, which are reduced with the last.
+    stays = of.compute * np.where(root, dense, 0.0).sum(axis=-1, keepdims=True)
+    gathered = np.where(root, 0.0, gathered)
     behind, begun = before - saved, np.where(heads, 0.0, gathered)
     most = np.stack(
         [
             before + transient,
             np.maximum(before + transient + copied, behind + made),
-            np.maximum(before + transient + copied + begun, behind + made + gathered),
+            np.maximum(before + transient + copied + begun, behind + made + gathered)
+            + stays,
         ]
     )
     beyond = most.max(axis=-1) - before[..., -1]
