@@ -167,3 +167,18 @@ def test_weights_of_a_unit_are_in_flight_while_it_is_computed(
         found = costs.whole_bytes[0, index, kind, 0]
         both = {"gradients": False, "weights": False} | flying
         assert found == pytest.approx(_replayed(costs, kind, head=2, **both))
+
+
+def test_a_root_group_stays_gathered_to_the_end() -> None:
+    graph = with_head()
+    ends, last = [
+        priced(graph, Recipe(name="x", recompute_ends=False, root_stays=flag))
+        for flag in (False, True)
+    ]
+    head = 2.0 * ends.dense_parameters[0, 2]
+    assert head > 0
+    # The first two units are the last to be done: the head is there beside them.
+    more = last.whole_bytes[1] - ends.whole_bytes[1]
+    weights = 2
+    assert more[weights, NONE, 0] == pytest.approx(head)
+    assert (more[:weights] == 0).all()
