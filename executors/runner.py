@@ -204,7 +204,7 @@ def run(
         trainer, inventory = _prepare(plan, source, chosen, force)
         saved: Checkpoints | None = None
         if options is not None:
-            options.require_in_sync(steps, trainer.replicas.sync_every)
+            options.require_rests(steps, trainer.replicas)
             saved = Checkpoints(
                 options,
                 trainer,
@@ -360,13 +360,13 @@ def _train(
     remedy = partial(_remedy, saved)
     for step in range(first, steps):
         batch = next(batches)
-        if trainer.replicas.in_sync(trainer.done):
+        if trainer.replicas.rests(trainer.done):
             # Copies that are apart do not wait for each other in between.
             require_equal_batches(batch, step, trainer.place.device)
         begin = time.perf_counter()
         result = trainer.step(batch)
         took = time.perf_counter() - begin
-        if trainer.replicas.in_sync(trainer.done):
+        if trainer.replicas.rests(trainer.done):
             # Between exchanges copies have losses of their own.
             require_finite_step(trainer, step, result, remedy)
         if trainer.place.process == 0:

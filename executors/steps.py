@@ -272,6 +272,9 @@ class ParallelModel(Protocol):
     def all_parameters(self) -> list[nn.Parameter]:
         """Parameters of this rank, every tied copy included."""
 
+    def after_backward(self) -> None:
+        """Let what keeps copies together act on the gradients; collective."""
+
 
 class Step(Protocol):
     """A rule by which this rank's slice of a batch becomes new weights."""
@@ -319,6 +322,7 @@ class PlainStep:
         sum_over_tp(trainer.partial, trainer.place)
         if trainer.tied is not None:
             trainer.tied.sum_gradients()
+        trainer.after_backward()
         return loss
 
     def update(

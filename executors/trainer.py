@@ -363,6 +363,10 @@ class Trainer:
         self.done += 1
         return self._mean_loss(loss), norm
 
+    def after_backward(self) -> None:
+        """Let what keeps copies together act on the gradients; collective."""
+        self.replicas.after_backward(self.done)
+
     def own_tokens(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Cut out the part of every sequence that this rank has under cp."""
         return _own_tokens(self.plan, self.positions, inputs)
@@ -385,7 +389,7 @@ class Trainer:
         self._spoiled = self._spoiled + 0 * self.loss_share
         self.loss_share = self.loss_share + self._spoiled
         total = self.loss_share.clone()
-        if self.replicas.in_sync(self.done):
+        if self.replicas.rests(self.done):
             dist.all_reduce(total)
             self._spoiled = torch.zeros_like(self._spoiled)
             return total / place.size("replicate")

@@ -26,6 +26,7 @@ from executors.checkpoints.snapshot import (
     restore_generators,
     targets,
 )
+from executors.replicas import Replicas
 from executors.soundness import require_sound_weights
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError, MeshwrightError
@@ -82,23 +83,24 @@ class CheckpointOptions:
         """
         return done == steps or (self.every is not None and done % self.every == 0)
 
-    def require_in_sync(self, steps: int, period: int) -> None:
-        """Refuse to save when copies of the weights would differ.
+    def require_rests(self, steps: int, replicas: Replicas) -> None:
+        """Refuse to save while copies of the weights are on their own.
 
         Args:
             steps: Steps that the run will have done at its end.
-            period: Steps from one time that all copies are equal to the next.
+            replicas: What keeps the copies together.
 
         Raises:
-            ExecutionError: If a checkpoint would be due between.
+            ExecutionError: If a checkpoint would be due between exchanges.
         """
+        period = replicas.rests_every
         for name, value in (("checkpoint_every", self.every), ("steps", steps)):
-            if value is not None and value % period:
+            if value is not None and value % period and not replicas.rests(value):
                 more = value + period - value % period
                 raise ExecutionError(
-                    f"{name}={value} with checkpoints, but copies of the weights are "
-                    f"equal every {period} steps alone; use {name}={more} or another "
-                    f"multiple of {period}"
+                    f"{name}={value} with checkpoints, but copies of the weights come "
+                    f"together every {period} steps alone; use {name}={more} or "
+                    f"another multiple of {period}"
                 )
 
 
@@ -250,6 +252,7 @@ class Checkpoints:
         wanted = targets(trainer, self._inventory, saved, same_mesh=same)
         dcp.load(wanted.tensors, folder, self._group)
         wanted.copy()
+        trainer.replicas.restored(complete=wanted.complete)
         if same:
             restore_generators(trainer, wanted.tensors)
         else:

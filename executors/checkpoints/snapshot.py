@@ -3,9 +3,11 @@
 ``model.FQN`` for parameters and persistent buffers, ``optimizer.KEY.FQN`` for what the
 optimizer keeps of a parameter, ``rng.RANK.DEVICE`` for generators. A parameter that has
 several FQNs goes by its first in the whole model. Where copies of the weights are apart
-between exchanges, a checkpoint is of a time when they are equal; each copy's optimizer
-states are its own, ``replica.COPY.optimizer.KEY.FQN``, and those of the first are the
-run's for another plan.
+between exchanges, each copy's optimizer states are its own,
+``replica.COPY.optimizer.KEY.FQN``, and those of the first are the run's for another
+plan. If weights differ when no exchange is under way they are saved likewise,
+``replica.COPY.model.FQN``, and their mean is the run's. What copies keep in common
+between exchanges is ``synchronisation.KEY.FQN``.
 
 Buffers are not reduced over the ranks that share a batch: each rank's running
 statistics are of the samples that it saw. Those of the first data-parallel rank are the
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -41,6 +44,9 @@ __all__ = [
 
 #: Counters are scalars on the CPU, whatever the parameter is.
 _COUNTER = "step"
+
+#: Prefix of what copies keep in common between exchanges.
+_SYNCHRONISATION = "synchronisation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +97,12 @@ class Targets:
         tensors: To be filled, by name.
         copies: Other tensors of this rank that are to equal one of these: pairs of
             copy and original.
+        complete: Whether what copies keep between exchanges is among them.
     """
 
     tensors: Mapping[str, torch.Tensor]
     copies: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    complete: bool
 
     def copy(self) -> None:
         """Make the copies equal to what has been read."""
@@ -135,6 +143,9 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
                 f"keep checkpoints"
             )
         tensors[f"model.{name}"] = parameter.detach()
+        if own and not trainer.replicas.in_sync(trainer.done):
+            tensors[f"{own}model.{name}"] = parameter.detach()
+            tensors[f"model.{name}"] = _mean(parameter, trainer)
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 full = f"optimizer.{key}.{name}"
@@ -143,11 +154,45 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
                     tensors[f"{own}{full}"] = value
                 if not copy or key == _COUNTER:
                     tensors[full] = value
+    tensors |= {name: kept for name, kept, _ in _kept_by_replicas(trainer, inventory)}
     if _owns_buffers(trainer):
         for name, buffer in _buffers(trainer, inventory):
             tensors.setdefault(f"model.{name}", buffer)
     tensors.update(_generators(trainer))
     return tensors
+
+
+def _mean(parameter: nn.Parameter, trainer: Trainer) -> torch.Tensor:
+    """Mean of a weight over the copies; collective."""
+    mean = _local(parameter).clone()
+    dist.all_reduce(mean, group=trainer.place.group("replicate"))
+    return _like(parameter, mean / trainer.place.size("replicate"))
+
+
+def _kept_by_replicas(
+    trainer: Trainer, inventory: Inventory
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """What copies keep in common: name, this rank's part as saved, and as it lives."""
+    for part in trainer.parts.values():
+        for fqn, parameter in part.inner.named_parameters():
+            for key, kept in trainer.replicas.state().items():
+                if parameter in kept:
+                    name = f"{_SYNCHRONISATION}.{key}.{inventory.name(fqn)}"
+                    yield name, _like(parameter, kept[parameter]), kept[parameter]
+
+
+def _like(parameter: nn.Parameter, local: torch.Tensor) -> torch.Tensor:
+    """A rank's part of values that are divided as a parameter is."""
+    if not isinstance(parameter, DTensor):
+        return local.to(parameter.device)
+    return DTensor.from_local(
+        local.to(parameter.to_local().device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _own_prefix(trainer: Trainer) -> str:
@@ -208,30 +253,36 @@ def targets(
 
     keys = _state_keys(saved)
     own = _own_prefix(trainer) if same_mesh else ""
-    for part in trainer.parts.values():
-        for fqn, parameter in part.inner.named_parameters():
-            name = inventory.name(fqn)
-            if f"model.{name}" not in saved:
-                raise FingerprintError(
-                    f"the checkpoint holds no {name}; it is of another model, choose "
-                    f"another checkpoint_dir"
-                )
-            add(f"model.{name}", parameter.detach())
-            for key in keys.get(name, ()) if parameter.requires_grad else ():
-                full = f"optimizer.{key}.{name}"
-                full = f"{own}{full}" if f"{own}{full}" in saved else full
-                state = _empty_state(key, parameter, saved[full])
-                trainer.optimizer.state[parameter][key] = state
-                add(full, state)
+
+    def own_or_common(name: str) -> str:
+        return f"{own}{name}" if f"{own}{name}" in saved else name
+
+    every = (part.inner.named_parameters() for part in trainer.parts.values())
+    for fqn, parameter in chain.from_iterable(every):
+        name = inventory.name(fqn)
+        if f"model.{name}" not in saved:
+            raise FingerprintError(
+                f"the checkpoint holds no {name}; it is of another model, choose "
+                f"another checkpoint_dir"
+            )
+        add(own_or_common(f"model.{name}"), parameter.detach())
+        for key in keys.get(name, ()) if parameter.requires_grad else ():
+            full = own_or_common(f"optimizer.{key}.{name}")
+            state = _empty_state(key, parameter, saved[full])
+            trainer.optimizer.state[parameter][key] = state
+            add(full, state)
+    kept = list(_kept_by_replicas(trainer, inventory))
+    complete = all(name in saved for name, *_ in kept)
+    for name, read, live in kept if complete else ():
+        add(name, read)
+        copies.append((live, read))
     for name, buffer in _buffers(trainer, inventory):
         # Constants of a graph: a plan's stages need not hold them all.
         if f"model.{name}" in saved:
             add(f"model.{name}", buffer)
-    if same_mesh:
-        for name, state in _generators(trainer).items():
-            if name in saved:
-                add(name, state)
-    return Targets(tensors=found, copies=tuple(copies))
+    generators = _generators(trainer) if same_mesh else {}
+    found |= {name: state for name, state in generators.items() if name in saved}
+    return Targets(tensors=found, copies=tuple(copies), complete=complete)
 
 
 def _state_keys(saved: Mapping[str, SavedTensor]) -> dict[str, list[str]]:

@@ -6,7 +6,11 @@ class, which is made from the strategy's document.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import nn
 
 from planner.plugins import load_object
 from planner.schema import Strategy
@@ -26,8 +30,8 @@ class Replicas(Protocol):
     """
 
     @property
-    def sync_every(self) -> int:
-        """Steps from one time that all copies are equal to the next."""
+    def rests_every(self) -> int:
+        """Steps from one time that the method rests to the next."""
 
     def attach(self, trainer: Trainer) -> None:
         """Take parameters and groups of a complete trainer; collective, once.
@@ -43,11 +47,33 @@ class Replicas(Protocol):
             step: Number of the step, from 0.
         """
 
+    def after_backward(self, step: int) -> None:
+        """Act on the gradients before they are clipped and used; collective."""
+
     def after_update(self, step: int) -> None:
         """Act after the optimizer's step; collective."""
 
+    def rests(self, done: int) -> bool:
+        """Return True if no exchange is under way after so many steps.
+
+        All copies come together there, and the run can be saved.
+        """
+
     def in_sync(self, done: int) -> bool:
         """Return True if all copies are equal after so many steps."""
+
+    def state(self) -> Mapping[str, Mapping[nn.Parameter, torch.Tensor]]:
+        """Tensors by name that are kept of each parameter, as this rank's local part.
+
+        They are equal on all copies, and live: a checkpoint is read into them.
+        """
+
+    def restored(self, *, complete: bool) -> None:
+        """Go on from weights that were read.
+
+        Args:
+            complete: Whether :meth:`state` was read as well; else it begins anew.
+        """
 
     def phase(self, step: int) -> str:
         """Name of the phase, among the document's, that a step is of."""

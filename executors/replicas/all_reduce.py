@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from planner.schema.methods import Synchronisation
 
@@ -19,7 +23,7 @@ class AllReduceReplicas:
         synchronisation: All-reduce, which has no settings.
     """
 
-    sync_every = 1
+    rests_every = 1
 
     def __init__(self, synchronisation: Synchronisation) -> None:
         (self._phase,) = synchronisation.phases
@@ -30,12 +34,26 @@ class AllReduceReplicas:
     def before_forward(self, step: int) -> None:
         """Do nothing."""
 
+    def after_backward(self, step: int) -> None:
+        """Do nothing."""
+
     def after_update(self, step: int) -> None:
         """Do nothing."""
+
+    def rests(self, done: int) -> bool:
+        """Return True: every step ends with what it began."""
+        return True
 
     def in_sync(self, done: int) -> bool:
         """Return True: copies are equal after every step."""
         return True
+
+    def state(self) -> Mapping[str, Mapping[nn.Parameter, torch.Tensor]]:
+        """Nothing is kept."""
+        return {}
+
+    def restored(self, *, complete: bool) -> None:
+        """Do nothing."""
 
     def phase(self, step: int) -> str:
         """Name of the one phase that there is."""

@@ -1,14 +1,24 @@
-"""Copies that train on their own, and average their weights every few steps.
+"""Copies that train on their own and exchange their weights every few steps.
 
-Averages are of local shards, over the ranks that hold the same one: ZeRO, tensor and
+Exchanges are of local shards, over the ranks that hold the same one: ZeRO, tensor and
 pipeline parallelism inside a copy take no further messages. What the optimizer keeps of
-a parameter stays the copy's own. Source: Stich 2019, arXiv 1805.09767.
+a parameter stays the copy's own.
+
+An exchange of a fragment begins ``delay`` steps before it is due: every copy sends how
+far its weights have come from those of the last exchange, global - local. When it is
+due, the mean of that is the gradient of a step of the outer optimizer on the global
+weights, and a copy goes on from (1 - mix) global + mix local. A plain mean needs no
+global weights: copies send their weights themselves.
+
+Source: Stich 2019, arXiv 1805.09767; Douillard et al. 2023, 2311.08105, and 2025,
+2501.18512.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,70 +32,230 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalStepsReplicas"]
 
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
+
+
+@dataclass(slots=True)
+class _Message:
+    """Values of some weights on their way to the other copies."""
+
+    weights: Sequence[nn.Parameter]
+    values: torch.Tensor
+    work: dist.Work | None
+
 
 class LocalStepsReplicas:
-    """Averages the trained weights of all copies every ``period`` steps.
+    """Exchanges the trained weights of all copies every ``period`` steps.
 
     Args:
         synchronisation: Its settings.
     """
 
     def __init__(self, synchronisation: LocalSteps) -> None:
-        self.sync_every = synchronisation.period
+        self.settings = synchronisation
+        self.rests_every = synchronisation.interval
+        if synchronisation.fragments == 1:
+            self.rests_every = synchronisation.period
+        self._names = synchronisation.exchanges
         self._forced: str | None = None
         self._group: dist.ProcessGroup | None = None
-        self._trained: list[nn.Parameter] = []
+        self._fragments: list[list[nn.Parameter]] = []
+        self._under_way: list[_Message] = []
+        #: Weights of the last exchange, and the outer optimizer's momentum.
+        self._global: dict[nn.Parameter, torch.Tensor] = {}
+        self._momentum: dict[nn.Parameter, torch.Tensor] = {}
 
     def attach(self, trainer: Trainer) -> None:
-        """Take the weights that are trained."""
+        """Take the weights that are trained, in order, a run of them a fragment."""
         self._group = trainer.place.group("replicate")
-        self._trained = [p for p in trainer.all_parameters() if p.requires_grad]
+        trained = [p for p in trainer.all_parameters() if p.requires_grad]
+        self._fragments = _runs(trained, self.settings.fragments)
+        if self.settings.takes_mean:
+            return
+        for weight in trained:
+            self._global[weight] = self._kept(_local(weight).clone())
+            if self.settings.outer_momentum:
+                self._momentum[weight] = self._kept(torch.zeros_like(_local(weight)))
+
+    def _kept(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values where they stay between exchanges."""
+        if not self.settings.offload or values.device.type == "cpu":
+            return values
+        return values.to("cpu").pin_memory()
 
     def before_forward(self, step: int) -> None:
         """Do nothing."""
 
-    def after_update(self, step: int) -> None:
-        """Average the weights if the step ends a period."""
-        if self._group is None or not self.in_sync(step + 1):
+    def after_backward(self, step: int) -> None:
+        """Average the gradients of all copies during the warm-up."""
+        if self._group is None or not self._warms_up(step):
             return
-        for piece in _pieces(map(_local, self._trained)):
-            mean = torch.cat([weight.reshape(-1) for weight in piece])
-            dist.all_reduce(mean, group=self._group)
-            mean /= self._group.size()
-            parts = torch.split(mean, [weight.numel() for weight in piece])
-            for weight, part in zip(piece, parts, strict=True):
-                weight.copy_(part.view_as(weight))
+        trained = [p for fragment in self._fragments for p in fragment]
+        gradients = [_local(p.grad) for p in trained if p.grad is not None]
+        for piece in _pieces(gradients):
+            message = _send(piece, self._group)
+            _receive(message, self._group)
+            parts = torch.split(message.values, [one.numel() for one in piece])
+            for gradient, part in zip(piece, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def _warms_up(self, step: int) -> bool:
+        return self._forced is None and step < self.settings.warm_up_steps
+
+    def after_update(self, step: int) -> None:
+        """Begin the exchange that is due soon, and end the one that is due now."""
+        if self._group is None or self._forced == "plain":
+            return
+        if self._forced is not None:
+            self._begin(self._fragments[self._names.index(self._forced)])
+            self._end()
+            return
+        settings, done = self.settings, step + 1 - self.settings.warm_up_steps
+        if done <= 0:
+            if done == 0:
+                self.restored(complete=False)
+            return
+        number, rest = divmod(done + settings.delay, settings.interval)
+        if rest == 0:
+            self._begin(self._fragments[(number - 1) % settings.fragments])
+        if done % settings.interval == 0:
+            self._end()
+
+    def _begin(self, fragment: Sequence[nn.Parameter]) -> None:
+        """Send what the outer optimizer takes for gradients."""
+        assert self._group is not None
+        for piece in _pieces(fragment):
+            values = [_local(weight) for weight in piece]
+            if self._global:
+                # In the direction of a gradient: what a copy went down by.
+                values = [
+                    self._global[weight].to(one.device) - one
+                    for weight, one in zip(piece, values, strict=True)
+                ]
+            self._under_way.append(_send(values, self._group, piece))
+            if self.settings.delay == 0:
+                # One piece at a time: no more memory than it takes.
+                self._end()
+
+    def _end(self) -> None:
+        """Wait for what was sent, and take over the new weights."""
+        assert self._group is not None
+        for message in self._under_way:
+            _receive(message, self._group)
+            sizes = [_local(weight).numel() for weight in message.weights]
+            parts = torch.split(message.values, sizes)
+            for weight, part in zip(message.weights, parts, strict=True):
+                local = _local(weight)
+                mean = part.view_as(local)
+                new = self._stepped(weight, mean) if self._global else mean
+                local.copy_(torch.lerp(new, local, self.settings.mix))
+        self._under_way = []
+
+    def _stepped(self, weight: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+        """Step of the outer optimizer, as torch.optim.SGD takes it."""
+        settings, direction = self.settings, gradient
+        if settings.outer_momentum:
+            kept = self._momentum[weight].to(gradient.device)
+            kept = kept * settings.outer_momentum + gradient
+            self._momentum[weight].copy_(kept)
+            direction = kept
+            if settings.nesterov:
+                direction = gradient + settings.outer_momentum * kept
+        new = self._global[weight].to(gradient.device)
+        new = new - settings.outer_learning_rate * direction
+        self._global[weight].copy_(new)
+        return new
+
+    def rests(self, done: int) -> bool:
+        """Return True where no exchange is under way and a period may end."""
+        if self._forced is not None:
+            return self._forced != "plain"
+        if done <= self.settings.warm_up_steps:
+            return True
+        return (done - self.settings.warm_up_steps) % self.rests_every == 0
 
     def in_sync(self, done: int) -> bool:
-        """Return True at the end of a period, and at its beginning."""
-        if self._forced is not None:
-            return self._forced == "exchange"
-        return done % self.sync_every == 0
+        """Return True at the end of a period, if copies are equal there, and before."""
+        if done <= self.settings.warm_up_steps and self._forced is None:
+            return True
+        return self.settings.equal_after_exchange and self.rests(done)
+
+    def state(self) -> Mapping[str, Mapping[nn.Parameter, torch.Tensor]]:
+        """Weights of the last exchange and the outer momentum, equal on all copies."""
+        kept = {"global": self._global, "momentum": self._momentum}
+        return {name: tensors for name, tensors in kept.items() if tensors}
+
+    def restored(self, *, complete: bool) -> None:
+        """Begin a period with the weights that there are, unless its state was read."""
+        if complete:
+            return
+        for weight, kept in self._global.items():
+            kept.copy_(_local(weight))
+        for kept in self._momentum.values():
+            kept.zero_()
 
     def phase(self, step: int) -> str:
-        """Return ``exchange`` for the last step of a period, else ``plain``."""
-        return "exchange" if self.in_sync(step + 1) else "plain"
+        """Return the exchange that is due behind a step, else ``plain``."""
+        if self._forced is not None:
+            return self._forced
+        done = step + 1 - self.settings.warm_up_steps
+        number, rest = divmod(done, self.settings.interval)
+        if rest or (done <= 0 and self.settings.interval > 1):
+            return "plain"
+        return self._names[(number - 1) % self.settings.fragments]
 
     def force(self, phase: str | None) -> None:
         """See :meth:`executors.replicas.Replicas.force`."""
         self._forced = phase
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def _send(
+    values: Sequence[torch.Tensor],
+    group: dist.ProcessGroup,
+    weights: Sequence[nn.Parameter] = (),
+) -> _Message:
+    """Begin to add up values over a group."""
+    flat = torch.cat([one.reshape(-1) for one in values])
+    work = dist.all_reduce(flat, group=group, async_op=True)
+    return _Message(weights, flat, work)
+
+
+def _receive(message: _Message, group: dist.ProcessGroup) -> None:
+    """Wait for the sum, and divide it by the number of copies."""
+    if message.work is not None:
+        message.work.wait()
+    message.values /= group.size()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()
 
 
-def _pieces(weights: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def _runs(weights: Sequence[nn.Parameter], number: int) -> list[list[nn.Parameter]]:
+    """Cut a list into runs of about equal bytes, some of them empty if it is short."""
+    sizes = [_local(weight).nbytes for weight in weights]
+    total, before = sum(sizes), 0
+    runs: list[list[nn.Parameter]] = [[] for _ in range(number)]
+    for weight, size in zip(weights, sizes, strict=True):
+        # By the middle of a weight, so that its larger part decides.
+        place = (before + size / 2) * number // max(total, 1)
+        runs[min(int(place), number - 1)].append(weight)
+        before += size
+    return runs
+
+
+def _pieces(tensors: Iterable[_Tensor]) -> Iterator[list[_Tensor]]:
     """Cut a list into runs of one dtype and no more bytes than a piece has."""
-    piece: list[torch.Tensor] = []
+    piece: list[_Tensor] = []
     size = 0
-    for weight in weights:
-        full = size + weight.nbytes > LocalSteps.PIECE_BYTES
-        if piece and (full or weight.dtype != piece[0].dtype):
+    for tensor in tensors:
+        nbytes = _local(tensor).nbytes
+        full = size + nbytes > LocalSteps.PIECE_BYTES
+        if piece and (full or tensor.dtype != piece[0].dtype):
             yield piece
             piece, size = [], 0
-        piece.append(weight)
-        size += weight.nbytes
+        piece.append(tensor)
+        size += nbytes
     if piece:
         yield piece

@@ -1,8 +1,10 @@
-"""Copies that average their weights every few steps, on gloo ranks."""
+"""Copies that exchange their weights every few steps, on gloo ranks."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from executors import build_model, run
 from executors.checkpoints.snapshot import full_parameters
@@ -18,9 +21,11 @@ from executors.deferred.model import record
 from executors.losses import LossFunction
 from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
+from executors.replicas.local_steps import LocalStepsReplicas
 from executors.trainer import Trainer
-from planner.errors import ExecutionError
+from planner.errors import ExecutionError, StrategyError
 from planner.schema import Optimizer, Plan
+from planner.schema.methods import read_method
 from planner.schema.methods.local_steps import LocalSteps
 from tests.distributed.cases import build, make_plan
 from tests.distributed.pool import Pool
@@ -49,10 +54,13 @@ def _plan(mesh: str, period: int, model: str = "llama", **changes: Any) -> Plan:
     return make_plan(
         model,
         dp_replicate=2,
-        synchronisation=LocalSteps(period=period),
         semantics="approximate",
         **MESHES[mesh],
-        **{"optimizer": SGD, **changes},
+        **{
+            "optimizer": SGD,
+            "synchronisation": LocalSteps(period=period),
+            **changes,
+        },
     )
 
 
@@ -270,3 +278,197 @@ def test_a_copy_that_diverges_is_seen_at_the_next_exchange(pool: Pool) -> None:
     plan = _plan("one rank", 3, model="perceptron")
     for said in pool.run(diverge, 2, plan.to_json()):
         assert said.startswith("the loss of step 3 is nan on rank 1;")
+
+
+# -- An outer optimizer ----------------------------------------------------------------
+
+
+class _Place:
+    """The whole group, as copies of one rank each."""
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        assert axis == "replicate"
+        return dist.group.WORLD
+
+
+class _Weights:
+    """Two weights of 1, as a trainer holds them."""
+
+    def __init__(self) -> None:
+        self.place = _Place()
+        self.weights = [torch.nn.Parameter(torch.ones(1, 1)) for _ in range(2)]
+
+    def all_parameters(self) -> list[torch.nn.Parameter]:
+        return self.weights
+
+
+def history(pin: str, steps: int) -> list[list[list[float]]]:
+    """Local and global weights after each step, each of which goes down by 2."""
+    trainer = _Weights()
+    replicas = LocalStepsReplicas(read_method("synchronisation", pin))
+    replicas.attach(trainer)
+    found = []
+    with torch.no_grad():
+        for step in range(steps + 1):
+            kept = replicas.state()["global"]
+            found.append(
+                [
+                    [float(weight) for weight in trainer.weights],
+                    [float(kept[weight]) for weight in trainer.weights],
+                ]
+            )
+            for weight in trainer.weights:
+                weight -= 2
+            replicas.after_update(step)
+    return found
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_histories_are_those_of_torchft(pool: Pool, number: int) -> None:
+    """Six of its regression tests: two fragments, delay 0 and 1, mix 0, 1/2 and 1.
+
+    Local weights after each step, global ones after each exchange, equal on both ranks.
+    """
+    folder = os.environ.get("MESHWRIGHT_DATA")
+    if not folder:
+        pytest.skip("MESHWRIGHT_DATA is not set; see docs/data.md")
+    delay, mix = number // 3, (0.0, 0.5, 1.0)[number % 3]
+    name = f"DiLoCoMockedUpdateTest.test_diloco_mocked_updates_{number}.json"
+    (path,) = (Path(folder) / "torchft").glob(f"*{name}")
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    pin = (
+        f"local_steps:period=6,fragments=2,outer_learning_rate=2,delay={delay},"
+        f"mix={mix}"
+    )
+    for found, (theirs,) in zip(pool.run(history, 2, pin, 15), recorded, strict=True):
+        for kind, key in enumerate(("history", "global_parameter_history")):
+            for step, weights in theirs[key].items():
+                expected = [value[0][0] for value in weights.values()]
+                assert found[int(step)][kind] == expected, (key, step)
+
+
+OUTER = "diloco:period=2,outer_learning_rate=0.5"
+
+
+def _outer_serial(plan: Plan, steps: int) -> dict[str, np.ndarray[Any, Any]]:
+    """DiLoCo with torch's own SGD as the outer optimizer, in one process."""
+    settings = plan.strategy.synchronisation
+    whole = build_model(lambda: build(plan.model.name))
+    copies = [build_model(lambda: build(plan.model.name)) for _ in range(2)]
+    rate = plan.strategy.optimizer.learning_rate
+    rules = [torch.optim.SGD(copy.parameters(), lr=rate) for copy in copies]
+    outer = torch.optim.SGD(
+        whole.parameters(),
+        lr=settings.outer_learning_rate,
+        momentum=settings.outer_momentum,
+        nesterov=settings.nesterov,
+    )
+    for step in range(steps):
+        batch = synthetic_batch(plan.workload, step)
+        for index, (copy, rule) in enumerate(zip(copies, rules, strict=True)):
+            own = {name: value.chunk(2)[index] for name, value in batch.items()}
+            loss = LossFunction(kind=plan.workload.loss, data_parallel=1)
+            loss.prepare(own, 1)
+            rule.zero_grad()
+            loss(copy(**own), loss.target(own)).backward()
+            rule.step()
+        if (step + 1) % settings.period == 0:
+            names = [dict(copy.named_parameters()) for copy in copies]
+            for name, weight in whole.named_parameters():
+                mean = torch.stack([each[name].detach() for each in names]).mean(0)
+                weight.grad = weight.detach() - mean
+            outer.step()
+            for copy in copies:
+                copy.load_state_dict(whole.state_dict())
+    return {n: p.detach().numpy() for n, p in whole.named_parameters()}
+
+
+@pytest.mark.parametrize("mesh", _cases("one rank", "zero 3", "tp", "pp"))
+def test_the_outer_optimizer_is_torchs_sgd(pool: Pool, mesh: str) -> None:
+    method = read_method("synchronisation", OUTER)
+    plan = _plan(mesh, 2, synchronisation=method)
+    world = plan.strategy.mesh.num_devices
+    found = pool.run(train, world, plan.to_json(), 6)
+    assert _far(found[0]["weights"], _outer_serial(plan, 6)) <= 1e-5
+    shards: dict[Any, set[str]] = {}
+    for each in found:
+        shards.setdefault(each["held"], set()).add(each["digests"][-1])
+    assert all(len(digests) == 1 for digests in shards.values())
+
+
+def test_copies_of_a_warm_up_are_those_of_an_all_reduce(pool: Pool) -> None:
+    method = read_method("synchronisation", "post-local-sgd:period=2,warm_up_steps=2")
+    plan = _plan("zero 3", 2, optimizer=ADAMW, synchronisation=method)
+    plain = make_plan("llama", dp_replicate=2, optimizer=ADAMW, **MESHES["zero 3"])
+    world = plan.strategy.mesh.num_devices
+    ours = pool.run(train, world, plan.to_json(), 4)
+    theirs = pool.run(train, world, plain.to_json(), 4)[0]
+    assert ours[0]["losses"][:2] == pytest.approx(theirs["losses"][:2], rel=1e-6)
+    digests = [
+        [each["digests"] for each in ours if each["held"] == held]
+        for held in {each["held"] for each in ours}
+    ]
+    for one, other in digests:
+        # Apart behind the third step alone.
+        assert [a == b for a, b in zip(one, other, strict=True)] == [
+            *(True, True, False, True)
+        ]
+
+
+STREAMING = "streaming-diloco:period=4,fragments=2,delay=1,mix=0.5"
+
+
+@pytest.mark.parametrize("mesh", _cases("one rank", "zero 3", "pp"))
+@pytest.mark.parametrize("pin", [OUTER, STREAMING], ids=["diloco", "streaming"])
+def test_outer_state_is_resumed(
+    pool: Pool, tmp_path: Path, mesh: str, pin: str
+) -> None:
+    """Bit for bit: global weights, momentum, and under mix each copy's own weights."""
+    method = read_method("synchronisation", pin)
+    plan = _plan(mesh, 2, optimizer=ADAMW, synchronisation=method)
+    world = plan.strategy.mesh.num_devices
+    for each in pool.run(resume, world, plan.to_json(), str(tmp_path / "kept")):
+        assert each["first"] + each["rest"] == each["straight"]
+
+
+def move(text: str, other: str, folder: str) -> dict[str, Any]:
+    """Train by one plan, go on by another; weights that the first left, and loss."""
+    first, second = Plan.from_json(text), Plan.from_json(other)
+    run(first, lambda: build(first.model.name), steps=4, checkpoint_dir=folder)
+    rest = run(
+        second,
+        lambda: build(second.model.name),
+        steps=8,
+        checkpoint_dir=folder,
+        resume=True,
+    )
+    return {"losses": list(rest.losses)}
+
+
+def test_another_plan_goes_on_from_the_mean_of_copies(
+    pool: Pool, tmp_path: Path
+) -> None:
+    method = read_method("synchronisation", STREAMING)
+    plan = _plan("one rank", 2, optimizer=ADAMW, synchronisation=method)
+    exact = make_plan("llama", dp_shard=2, zero_stage=3, optimizer=ADAMW)
+    texts = plan.to_json(), exact.to_json()
+    for order in (texts, texts[::-1]):
+        folder = str(tmp_path / hashlib.sha256(order[0].encode()).hexdigest())
+        for each in pool.run(move, 2, *order, folder):
+            assert np.isfinite(each["losses"]).all()
+            assert len(each["losses"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("pin", "said"),
+    [
+        ("local_steps:period=5,fragments=2", "no multiple of fragments=2.* period=6"),
+        ("local_steps:period=4,delay=4", "delay=4 is not less .*use delay=3"),
+        ("local_steps:period=8,warm_up_steps=4", "warm_up_steps=4 is no multiple"),
+        ("local_steps:nesterov=true", "nesterov=True without momentum"),
+        ("local_steps:offload=true", "keeps nothing between exchanges"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(pin: str, said: str) -> None:
+    with pytest.raises(StrategyError, match=said):
+        read_method("synchronisation", pin)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from planner.schema import (
     Alternative,
@@ -37,7 +38,13 @@ from planner.schema.cluster import (
     MeasuredCollective,
 )
 from planner.schema.measurement import MeasuredPhase, Measurement, Traffic
-from planner.schema.methods import MethodValue, methods, slots
+from planner.schema.methods import (
+    Method,
+    MethodDocument,
+    MethodValue,
+    methods,
+    slots,
+)
 from planner.schema.probe import (
     MatmulPoint,
     MeasuredLink,
@@ -113,12 +120,50 @@ overlaps = st.builds(
 )
 
 
+def _other_values(document: type[MethodDocument], name: str) -> list[Any]:
+    """Some values of a setting that are not its default."""
+    info = document.model_fields[name]
+    kind, default = info.annotation, info.default
+    if get_origin(kind) is Literal:
+        found: list[Any] = list(get_args(kind))
+    elif kind is bool:
+        found = [True, False]
+    elif kind is float:
+        found = [0.5, 0.25]
+    else:
+        assert kind is int, f"{document.__name__}.{name}: {kind}, draw it here"
+        found = [default * 2, default * 3] if default else [1, 2, 8, 16]
+    return [value for value in found if value != default]
+
+
+def _with_setting(method: Method, name: str) -> list[MethodValue]:
+    """Documents with other values of a setting, alone or beside those of a preset."""
+    document, found = method.document, []
+    assert document is not None
+    for value in _other_values(document, name):
+        for base in (document(), *method.presets.values()):
+            try:
+                found.append(document.model_validate(base.model_dump() | {name: value}))
+                break
+            except ValidationError:
+                continue
+    assert found, f"no drawn value of {method.kind}.{name} goes with any preset"
+    return found[:2]
+
+
+def variants(method: Method) -> list[MethodValue]:
+    """The defaults, and a document for each other value of each setting."""
+    if method.document is None:
+        return [method.kind]
+    return [
+        method.document(),
+        *(value for name in method.settings for value in _with_setting(method, name)),
+    ]
+
+
 def _values(slot: str) -> st.SearchStrategy[MethodValue]:
     """Anything that may fill a slot."""
-    return st.one_of(
-        st.just(one.kind) if one.document is None else st.from_type(one.document)
-        for one in methods(slot)
-    )
+    return st.sampled_from([v for one in methods(slot) for v in variants(one)])
 
 
 @st.composite

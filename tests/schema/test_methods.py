@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,6 @@ from planner.schema.composition import FEATURES
 from planner.schema.describe import facts, paragraph
 from planner.schema.methods import (
     Method,
-    MethodDocument,
     MethodValue,
     limit_violations,
     method_names,
@@ -40,6 +39,7 @@ from tests.cost.made import device, hosts, row, setting_for, uniform_graph
 from tests.distributed.cases import build
 from tests.distributed.planned import planned
 from tests.plans import gpt2_plan
+from tests.schema.documents import variants
 
 ROOT = Path(__file__).parents[2]
 PLAIN = Precision(compute="float32")
@@ -50,34 +50,6 @@ SYNCHRONISATIONS = [one for one in ALL if one.values[0].slot == "synchronisation
 
 def default_value(method: Method) -> MethodValue:
     return method.kind if method.document is None else method.document()
-
-
-def other_values(document: type[MethodDocument], name: str) -> list[Any]:
-    """Some values of a setting that are not its default."""
-    info = document.model_fields[name]
-    kind, default = info.annotation, info.default
-    if get_origin(kind) is Literal:
-        found: list[Any] = list(get_args(kind))
-    elif kind is bool:
-        found = [True, False]
-    else:
-        assert kind in {int, float}, f"{document.__name__}.{name}: {kind}, draw it here"
-        found = [default * 2, default * 3] if default else [kind(1), kind(2)]
-    return [value for value in found if value != default]
-
-
-def variants(method: Method) -> list[MethodValue]:
-    """The defaults, and one value for each other value of each setting."""
-    if method.document is None:
-        return [method.kind]
-    return [
-        method.document(),
-        *(
-            method.document(**{name: value})
-            for name in method.settings
-            for value in other_values(method.document, name)
-        ),
-    ]
 
 
 def strategy_of(method: Method, value: MethodValue, **fields: Any) -> Strategy:

@@ -52,6 +52,7 @@ class ReplicaRows:
         ep: Expert parallel degree.
         units: Groups of parameters that are gathered or reduced together.
         zero_stage: 0 to 3.
+        shards: Ranks that ZeRO divides a copy over.
         pp: Pipeline degree.
         num_microbatches: Per step.
         virtual_stages: Chunks of a rank.
@@ -74,6 +75,7 @@ class ReplicaRows:
     experts: Array = field(default_factory=_nothing)
     trained_experts: Array = field(default_factory=_nothing)
     ep: Index = field(default_factory=_one)
+    shards: Index = field(default_factory=_one)
     compression: GradientCompression = "none"
 
     @property

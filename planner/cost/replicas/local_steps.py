@@ -1,12 +1,15 @@
-"""Copies that train on their own and average their weights once a period.
+"""Copies that train on their own and exchange their weights once a period.
 
-Inside a copy ZeRO gathers and reduces as ever. At the end of a period nothing is left
-to compute that could hide the average, of which a mean step pays its share:
+Inside a copy ZeRO gathers and reduces as ever. Each of F fragments is exchanged once a
+period of H steps, under the compute of as many steps as it may be delayed; a mean step
+pays its share of what is left:
 
-t = 1/period AR(W), bytes sent = 2 (R - 1)/R W/period
+t = F/H max(0, AR(W/F) - delay C), bytes sent = 2 (R - 1)/R W/H
 
-for W bytes of trained weights on a device and R copies.
-Source: Stich 2019, arXiv 1805.09767.
+for W bytes of trained weights on a device, R copies and C seconds of compute in a step.
+Warm-up is left out: it is short beside a run. An outer optimizer keeps the weights of
+the last exchange, and a momentum if it has one: W bytes each.
+Source: Stich 2019, arXiv 1805.09767; Douillard et al. 2025, 2501.18512.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from planner.cost.context import PricingContext
 from planner.cost.replicas import ReplicaBytes, ReplicaRows, ReplicaTraffic
 from planner.cost.replicas.all_reduce import replica_traffic
 from planner.cost.traffic.collectives import ReplicaGroups
-from planner.schema.methods import Synchronisation
 from planner.schema.methods.local_steps import LocalSteps
 from planner.units import dtype_bytes
 
@@ -30,10 +32,10 @@ Array = NDArray[np.float64]
 
 
 class LocalStepsPricing:
-    """Price of averaging weights every few steps."""
+    """Price of exchanging weights every few steps."""
 
-    def __init__(self, synchronisation: Synchronisation) -> None:
-        self.synchronisation = synchronisation
+    def __init__(self, synchronisation: LocalSteps) -> None:
+        self.settings = synchronisation
 
     def seconds(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
@@ -49,18 +51,22 @@ class LocalStepsPricing:
         inside = replica_traffic(
             rows, alone, context.precision, context.recipe, on_gpu=context.on_gpu
         )
-        weights = _weight_bytes(rows, groups, context)
-        sent = self.synchronisation.expected_traffic(gradients=0.0, weights=1.0)
+        settings, weights = self.settings, _weight_bytes(rows, context)
+        sent = settings.expected_traffic(gradients=0.0, weights=1.0)
         lines = groups.mirror[groups.replicate.which]
-        pieces = np.maximum(np.ceil(weights / LocalSteps.PIECE_BYTES), 1.0)
-        average = pieces * (
-            lines[:, :, 0] + lines[:, :, 1] * (weights / pieces)[:, None]
+        fragment = weights / settings.fragments
+        pieces = np.maximum(np.ceil(fragment / LocalSteps.PIECE_BYTES), 1.0)
+        exchange = pieces * (
+            lines[:, :, 0] + lines[:, :, 1] * (fragment / pieces)[:, None]
         ).min(axis=1)
+        compute = rows.num_microbatches * (rows.forward_s + rows.backward_s)
+        hidden = settings.delay * compute if context.on_gpu else 0.0
+        exposed = np.maximum(exchange - hidden, 0.0) / settings.interval
         ways, copies = groups.shard.size, groups.replicate.size
         reduced = np.where(copies > 1, sent * weights, 0.0)
         own = (inside.gathered_bytes + inside.scattered_bytes) * (ways - 1) / ways
         return ReplicaTraffic(
-            exposed_s=inside.exposed_s + sent * average,
+            exposed_s=inside.exposed_s + exposed,
             gathered_bytes=inside.gathered_bytes,
             scattered_bytes=inside.scattered_bytes,
             reduced_bytes=reduced,
@@ -68,16 +74,22 @@ class LocalStepsPricing:
         )
 
     def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
-        """One piece of the weights at a time, copied to be averaged."""
-        size = dtype_bytes(context.precision.parameter)
-        nothing = np.zeros(len(rows.pp))
-        piece = np.minimum(rows.trained * size, LocalSteps.PIECE_BYTES)
-        return ReplicaBytes(kept=nothing, working=piece)
+        """What the outer optimizer keeps, and what is on its way."""
+        settings = self.settings
+        weights = _weight_bytes(rows, context)
+        copies = 0 if settings.takes_mean else 1 + (settings.outer_momentum > 0)
+        if settings.offload and context.on_gpu:
+            copies = 0
+        fragment = weights / settings.fragments
+        piece = np.minimum(fragment, LocalSteps.PIECE_BYTES)
+        # Under way through the forwards and backwards of the next steps.
+        flying = fragment if settings.delay else np.zeros_like(weights)
+        return ReplicaBytes(kept=copies * weights + flying, working=piece)
 
 
-def _weight_bytes(
-    rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
-) -> Array:
+def _weight_bytes(rows: ReplicaRows, context: PricingContext) -> Array:
     """Bytes of the trained weights that a device keeps. Shape [n]."""
+    few = np.maximum(rows.shards / rows.ep, 1.0)
+    dense = (rows.trained - rows.trained_experts) / rows.shards
     size = dtype_bytes(context.precision.parameter)
-    return np.asarray(rows.trained * size / groups.shard.size)
+    return np.asarray((dense + rows.trained_experts / few) * size)

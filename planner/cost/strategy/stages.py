@@ -261,6 +261,7 @@ class Stages:
             ep=full(mesh.ep),
             units=self.of_ranks(np.diff(self.bounds).astype(float)),
             zero_stage=full(strategy.zero_stage),
+            shards=full(self.ways),
             pp=full(pp),
             num_microbatches=full(strategy.num_microbatches),
             virtual_stages=full(strategy.virtual_stages),

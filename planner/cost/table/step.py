@@ -118,6 +118,7 @@ def _replica_rows(
         ep=rows.ep,
         units=np.maximum(1.0, len(context.graph.units) / rows.pp),
         zero_stage=rows.zero_stage,
+        shards=np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1),
         pp=rows.pp,
         num_microbatches=rows.num_microbatches,
         virtual_stages=rows.virtual_stages,

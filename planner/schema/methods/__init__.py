@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
+from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
@@ -110,8 +111,16 @@ def methods_of(strategy: Strategy) -> Iterator[tuple[Method, MethodValue]]:
 
 def words_of(method: Method, value: MethodValue) -> str:
     """Sentence for people about a slot's value; empty if it goes without saying."""
-    settings = {"kind": value} if isinstance(value, str) else value.model_dump()
-    return method.words.format(**settings)
+    if isinstance(value, str):
+        return method.words.format(kind=value)
+    settings = value.model_dump()
+    told = {name for _, name, *_ in Formatter().parse(method.words) if name}
+    more = ", ".join(
+        f"{name} {settings[name]}"
+        for name, info in type(value).model_fields.items()
+        if name not in {*told, "kind"} and settings[name] != info.default
+    )
+    return method.words.format(**settings) + (f" ({more})" if more else "")
 
 
 def read_method(slot: str, value: Any) -> MethodValue:

@@ -1,10 +1,10 @@
-"""Copies that train on their own and average their weights every few steps."""
+"""Copies that train on their own and exchange their weights every few steps."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from planner.schema.methods.method import Feature, Method, Synchronisation
 
@@ -17,10 +17,25 @@ __all__ = ["METHODS", "LocalSteps"]
 
 
 class LocalSteps(Synchronisation):
-    """Copies train on their own, and average their weights every few steps.
+    """Copies train on their own, and exchange their weights every few steps.
+
+    What an exchange moves is the weights' way since the last one, averaged over the
+    copies: an outer optimizer takes it for a gradient of the weights that all copies
+    began the period with. Its defaults, a learning rate of 1 without momentum, take
+    the mean of the copies' weights.
 
     Attributes:
-        period: Steps from one average to the next.
+        period: Steps from one exchange of a weight to the next.
+        outer_learning_rate: Learning rate of the outer optimizer, SGD.
+        outer_momentum: Its momentum.
+        nesterov: Whether that is Nesterov's.
+        fragments: Parts that the weights are exchanged in, one every
+            ``period / fragments`` steps.
+        delay: Steps of training under which an exchange is on its way.
+        mix: Share of its own weights that a copy keeps at an exchange.
+        warm_up_steps: First steps, in which copies average their gradients.
+        offload: Whether the outer optimizer's weights and momentum lie in the host's
+            memory between exchanges.
     """
 
     apart: ClassVar[bool] = True
@@ -29,17 +44,78 @@ class LocalSteps(Synchronisation):
 
     kind: Literal["local_steps"] = "local_steps"
     period: Annotated[int, Field(ge=1, le=10**6)] = 8
+    outer_learning_rate: Annotated[float, Field(gt=0, le=100)] = 1.0
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+    fragments: Annotated[int, Field(ge=1, le=1024)] = 1
+    delay: Annotated[int, Field(ge=0, le=10**6)] = 0
+    mix: Annotated[float, Field(ge=0, le=1)] = 0.0
+    warm_up_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    offload: bool = False
+
+    @model_validator(mode="after")
+    def _require_whole_intervals(self) -> Self:
+        period, fragments = self.period, self.fragments
+        if period % fragments:
+            more = period + fragments - period % fragments
+            raise ValueError(
+                f"period={period} is no multiple of fragments={fragments}, which are "
+                f"exchanged at equal distances; use period={more}"
+            )
+        if self.delay >= self.interval:
+            raise ValueError(
+                f"delay={self.delay} is not less than the {self.interval} steps from "
+                f"one exchange to the next; use delay={self.interval - 1} or a longer "
+                f"period"
+            )
+        if self.warm_up_steps % self.interval:
+            raise ValueError(
+                f"warm_up_steps={self.warm_up_steps} is no multiple of the "
+                f"{self.interval} steps from one exchange to the next; use "
+                f"{self.warm_up_steps - self.warm_up_steps % self.interval}"
+            )
+        if self.nesterov and not self.outer_momentum:
+            raise ValueError(
+                "nesterov=True without momentum; give outer_momentum=0.9, say"
+            )
+        if self.offload and self.takes_mean:
+            raise ValueError(
+                "offload=True, but a plain mean keeps nothing between exchanges; leave "
+                "it out"
+            )
+        return self
+
+    @property
+    def interval(self) -> int:
+        """Steps from one exchange, of any fragment, to the next."""
+        return self.period // self.fragments
+
+    @property
+    def takes_mean(self) -> bool:
+        """True if the outer optimizer takes the mean of the copies' weights."""
+        return self.outer_learning_rate == 1 and not self.outer_momentum
+
+    @property
+    def equal_after_exchange(self) -> bool:
+        """True if an exchange leaves copies with equal weights."""
+        return self.fragments == 1 and not self.mix
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """Names of the exchanges of a period: one a fragment."""
+        if self.fragments == 1:
+            return ("exchange",)
+        return tuple(f"exchange {index}" for index in range(1, self.fragments + 1))
 
     @property
     def phases(self) -> Mapping[str, float]:
-        """Steps without and with an exchange."""
-        exchange = 1 / self.period
-        if self.period == 1:
-            return {"exchange": exchange}
-        return {"plain": 1 - exchange, "exchange": exchange}
+        """Steps without an exchange, and with that of each fragment."""
+        plain = {"plain": 1 - self.fragments / self.period}
+        exchanges = dict.fromkeys(self.exchanges, 1 / self.period)
+        return exchanges if self.interval == 1 else plain | exchanges
 
     def expected_traffic(self, *, gradients: float, weights: float) -> float:
-        """All trained weights, once a period."""
+        """All trained weights, once a period; in a run's long part after warm-up."""
         return weights / self.period
 
 
@@ -65,8 +141,8 @@ METHODS = (
         kind="local_steps",
         slot="synchronisation",
         document=LocalSteps,
-        words="copies average their weights every {period} steps",
-        inexact="copies train on their own between averages",
+        words="copies exchange their weights every {period} steps",
+        inexact="copies train on their own between exchanges",
         limits=(_several_copies,),
         feature=Feature(
             name="local steps",
@@ -79,11 +155,35 @@ METHODS = (
             # A copy's gradients are its own; clipped, so is the length of its step.
             tolerance=(2e-2, float("inf"), float("inf")),
         ),
-        presets={"local-sgd": LocalSteps(period=8)},
+        presets={
+            "local-sgd": LocalSteps(period=8),
+            # Lin et al. 2020, section 4: gradients first, local steps from the first
+            # decay of the learning rate on, half of the way.
+            "post-local-sgd": LocalSteps(period=16, warm_up_steps=16 * 1000),
+            # Douillard et al. 2023, 2311.08105, table 5: H, outer learning rate and
+            # Nesterov momentum.
+            "diloco": LocalSteps(
+                period=500, outer_learning_rate=0.7, outer_momentum=0.9, nesterov=True
+            ),
+            # Douillard et al. 2025, 2501.18512: H = 100, fragments one after the
+            # other, half of a copy's own weights kept.
+            "streaming-diloco": LocalSteps(
+                period=100,
+                outer_learning_rate=0.4,
+                outer_momentum=0.9,
+                nesterov=True,
+                fragments=4,
+                delay=5,
+                mix=0.5,
+            ),
+        },
         prices="planner.cost.replicas.local_steps:LocalStepsPricing",
         runs="executors.replicas.local_steps:LocalStepsReplicas",
         page="methods/local-steps.md",
         test="tests/distributed/test_local_steps.py",
-        source="Stich 2019, arXiv 1805.09767; period of Lin et al. 2020, 1808.07217",
+        source=(
+            "Stich 2019, arXiv 1805.09767; Lin et al. 2020, 1808.07217; Douillard et "
+            "al. 2023, 2311.08105, and 2025, 2501.18512"
+        ),
     ),
 )

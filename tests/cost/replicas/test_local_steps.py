@@ -148,3 +148,48 @@ def test_a_score_counts_progress_not_steps() -> None:
         )
         assert few == 2 * many == pytest.approx(score(cost, 8, objective), rel=1e-6)
     assert score(cost, 8, "memory") == score(full, 8, "memory")
+
+
+@pytest.mark.parametrize(
+    ("settings", "copies"),
+    [
+        ({}, 0),
+        ({"delay": 2}, 1),
+        ({"outer_learning_rate": 0.5}, 1),
+        ({"outer_momentum": 0.9}, 2),
+        ({"outer_momentum": 0.9, "nesterov": True, "fragments": 4, "delay": 1}, 2.25),
+        ({"outer_momentum": 0.9, "offload": True}, 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shard", [1, 2])
+def test_an_outer_optimizer_keeps_weights_and_momentum(
+    settings: dict[str, Any], copies: float, shard: int
+) -> None:
+    degrees = {"dp_replicate": 8 // shard, "dp_shard": shard}
+    zero = {"zero_stage": 3} if shard > 1 else {}
+    apart = str(LocalSteps(period=8, **settings))
+    cost, _, memory = priced(regime_of(synchronisation=apart), **degrees, **zero)
+    plain, _, plain_memory = priced(
+        regime_of(synchronisation="local_steps"), **degrees, **zero
+    )
+    kept = copies * 4.0 * WEIGHTS / shard
+    assert cost.memory.gradients - plain.memory.gradients == pytest.approx(kept)
+    assert memory - plain_memory == pytest.approx(kept, abs=1.0)
+
+
+def test_a_delayed_exchange_hides_under_so_many_steps() -> None:
+    def exposed(**settings: int) -> tuple[float, float]:
+        settings = {"period": 1000, **settings}
+        pin = str(LocalSteps(**settings))  # type: ignore[arg-type]
+        cost, parts, _ = priced(regime_of(synchronisation=pin), dp_replicate=8)
+        found = cost.breakdown_s["data_parallel"]
+        assert parts["data_parallel"] == pytest.approx(found, rel=1e-9, abs=1e-12)
+        return found, cost.breakdown_s["compute"]
+
+    (at_once, compute), (parted, _) = exposed(), exposed(fragments=4)
+    (later, _), (hidden, _) = exposed(delay=2), exposed(delay=900)
+    assert later == pytest.approx(at_once - 2 * compute / 1000, rel=1e-3)
+    assert hidden == 0
+    # As many bytes, in more messages.
+    assert at_once <= parted <= 1.5 * at_once
