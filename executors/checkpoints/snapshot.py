@@ -172,7 +172,7 @@ def _mean(parameter: nn.Parameter, trainer: Trainer) -> torch.Tensor:
 def _kept_by_replicas(
     trainer: Trainer, inventory: Inventory
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """What copies keep in common: name, this rank's part as saved, and as it lives."""
+    """Name all that copies keep in common, with this rank's part, saved and live."""
     for part in trainer.parts.values():
         for fqn, parameter in part.inner.named_parameters():
             for key, kept in trainer.replicas.state().items():

@@ -316,14 +316,10 @@ class MethodsCommand:
                 ]
             )
             return
-        rows = [
-            (
-                one.slot,
-                one.kind + (" (default)" if one.default else ""),
-                ", ".join(one.settings) or "-",
-                ", ".join(f"{k}: {v}" for k, v in one.presets.items()) or "-",
-                "exact" if one.inexact is None else one.inexact,
-            )
-            for one in methods()
-        ]
-        emit_table(("pin", "method", "settings", "presets", "training"), rows)
+        rows = []
+        for one in methods():
+            name = one.kind + (" (default)" if one.default else "")
+            rows.append((one.slot, name, one.inexact or "exact"))
+            presets = one.presets.items()
+            rows += [(one.slot, f"  {key}", str(value)) for key, value in presets]
+        emit_table(("pin", "method", "training, or settings of a preset"), rows)

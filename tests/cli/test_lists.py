@@ -28,9 +28,11 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     table = ask(capsys, "methods")
     rows = [line.split()[:2] for line in table.out.splitlines()]
     assert rows[0] == ["pin", "method"]
-    assert rows[1:] == [[one.slot, one.kind] for one in methods()]
+    assert rows[1:] == [
+        [one.slot, name] for one in methods() for name in (one.kind, *one.presets)
+    ]
     listed = {one["method"]: one for one in ask(capsys, "methods", "--json").json}
-    assert listed["local_steps"]["settings"] == ["period"]
+    assert listed["local_steps"]["settings"][0] == "period"
     assert [name for name, one in listed.items() if one["default"]] == [
         *("none", "all_reduce")
     ]

@@ -225,7 +225,7 @@ def test_a_resumed_run_compares_from_the_weights_it_goes_on_with(
                 "synchronisation": LocalSteps(period=2),
                 "semantics": "approximate",
             },
-            "copies train on their own between averages, so that it is not one",
+            "copies train on their own between exchanges, so that it is not one",
         ),
     ],
 )

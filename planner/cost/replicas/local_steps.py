@@ -74,7 +74,7 @@ class LocalStepsPricing:
         )
 
     def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
-        """What the outer optimizer keeps, and what is on its way."""
+        """Bytes that the outer optimizer keeps, and of what is on its way."""
         settings = self.settings
         weights = _weight_bytes(rows, context)
         copies = 0 if settings.takes_mean else 1 + (settings.outer_momentum > 0)
