@@ -19,6 +19,7 @@ from planner.errors import NoFeasiblePlanError
 from planner.graph import ModelGraph
 from planner.measurements.store import CalibrationChoice
 from planner.portfolio import ranked_answers, run_partitioners
+from planner.regimes import Answer, answer_with_regimes
 from planner.request import DEFAULT_RISK, PlanOptions, make_context, make_request
 from planner.schema import Optimizer, Plan, Precision, Strategy
 from planner.search import Candidate, Objective, Request, SearchResult
@@ -85,6 +86,9 @@ def plan(
     time_budget_s: float | None = None,
     seed: int = 0,
     certify: bool | None = None,
+    allow_approximate: bool = False,
+    accept_gap: float = 0.5,
+    efficiency: Mapping[str, float] | None = None,
 ) -> Plan:
     """Choose how a model is split over a cluster.
 
@@ -135,6 +139,14 @@ def plan(
             plain training; of plans that differ the next is taken. None does so unless
             the environment has ``MESHWRIGHT_CERTIFY=0``. Plans for other launchers,
             and models given as graphs, are not certified.
+        allow_approximate: Also consider methods whose steps are not those of exact
+            training, by evidence of how far a sample brings them (``meshwright
+            methods``): the shortest time to the same loss wins. Without it nothing
+            inexact is returned that is not pinned.
+        accept_gap: Most of the final quality that such a method may lose, in accuracy
+            points or percent of perplexity, whichever its evidence has.
+        efficiency: Own evidence: samples of exact training over those of a method to
+            the same loss, by its name or pin, ``{"diloco:period=100": 0.97}``.
     Raises:
         NoFeasiblePlanError: If nothing fits: what lacks, by how much, what would fit;
             or if no plan that fits trains as the model does in one process.
@@ -160,6 +172,9 @@ def plan(
         evaluation_budget=evaluation_budget,
         time_budget_s=time_budget_s,
         seed=seed,
+        allow_approximate=allow_approximate,
+        accept_gap=accept_gap,
+        efficiency=efficiency or {},
     )
     started = time.perf_counter()
     # The cluster first: it is read faster.
@@ -227,13 +242,19 @@ def plan_graph(
     """
     started = time.perf_counter()
     request = make_request(graph, cluster, options)
+    if options.allow_approximate and request.time_budget_s is not None:
+        # Exact training first, with half of the time.
+        request = replace(request, time_budget_s=request.time_budget_s / 2)
     results = run_partitioners(request, partitioner)
+    found = ranked_answers(results, request.objective)[0]
+    answer = Answer(request=request, results=results, found=found)
+    if options.allow_approximate:
+        answer = answer_with_regimes(answer, options, partitioner)
     timing_s = {"search": time.perf_counter() - started}
-    answer = ranked_answers(results, request.objective)[0]
-    made = _assembled(request, results, answer, options.pin, timing_s)
+    made = _assembled(answer, answer.found, options.pin, timing_s)
     if certifier is None or made.not_runnable:
         return made
-    return _certified(made, request, results, certifier)
+    return _certified(made, answer, certifier)
 
 
 #: What a certificate that speaks against a plan says of it.
@@ -249,31 +270,29 @@ _MOST_TRIED = 12
 
 def _certified(
     made: Plan,
-    request: Request,
-    results: Sequence[SearchResult],
+    answer: Answer,
     certifier: Certifier,
 ) -> Plan:
     """Return the best plan whose certificate does not speak against it.
 
     Args:
         made: The best plan.
-        request: What was asked.
-        results: Answers of the partitioners.
+        answer: What was asked, and all that was answered.
         certifier: Certifies plans of the model.
     Raises:
         NoFeasiblePlanError: If there is none.
     """
     violations: dict[str, str] = {}
-    for answer in ranked_answers(results, request.objective):
-        strategy = answer[1].strategy
+    for found in ranked_answers(answer.results, answer.request.objective):
+        strategy = found[1].strategy
         certificate = certifier.certify(made.model_copy(update={"strategy": strategy}))
         if certificate.verdict in ("right", "unknown"):
             if strategy != made.strategy:
                 pins, timing_s = made.provenance.pinned, made.timing_s
-                made = _assembled(request, results, answer, pins, timing_s)
+                made = _assembled(answer, found, pins, timing_s)
             return made.model_copy(update={"certificate": certificate})
-        found = _AGAINST[certificate.verdict]
-        violations[certificate.strategy] = f"{found}: {certificate.reason}"
+        against = _AGAINST[certificate.verdict]
+        violations[certificate.strategy] = f"{against}: {certificate.reason}"
         if len(violations) == _MOST_TRIED:
             break
     raise NoFeasiblePlanError(
@@ -282,21 +301,21 @@ def _certified(
 
 
 def _assembled(
-    request: Request,
-    results: Sequence[SearchResult],
-    answer: tuple[SearchResult, Candidate],
+    answer: Answer,
+    found: tuple[SearchResult, Candidate],
     pins: Mapping[str, Pin],
     timing_s: Mapping[str, float],
 ) -> Plan:
-    winner, candidate = answer
+    winner, candidate = found
     return make_plan(
-        request,
-        results=results,
+        answer.request,
+        results=answer.results,
         winner=winner,
         candidate=candidate,
         pinned=pins,
         version=__version__,
         timing_s=timing_s,
+        regimes=answer.others,
     )
 
 
@@ -368,7 +387,9 @@ def predict(
         evaluations=pricing.evaluations,
         seconds=0.0,
     )
-    return _assembled(request, [result], (result, candidate), {}, {})
+    found = (result, candidate)
+    answer = Answer(request=request, results=[result], found=found)
+    return _assembled(answer, found, {}, {})
 
 
 def require_fit(priced: Plan) -> None:

@@ -12,6 +12,7 @@ from planner.cost import Cost, CostModel, PricingContext
 from planner.cost.evidence import interval_of
 from planner.cost.kernels.low_precision import peak_flops_per_s
 from planner.graph import ModelGraph
+from planner.measurements.convergence import efficiency_of
 from planner.schema import (
     Contender,
     InputSpec,
@@ -25,6 +26,7 @@ from planner.schema import (
 )
 from planner.schema.base import fingerprint_parameters
 from planner.schema.describe import PART_NAMES
+from planner.schema.plan_parts import Efficiency, OtherRegime
 from planner.schema.violations import executor_violations
 from planner.search import Candidate, Objective, Request, SearchResult
 from planner.search.families import simplest
@@ -113,6 +115,7 @@ def _prediction(request: Request, candidate: Candidate) -> Prediction:
         ),
         model_flops_utilization=per_sample * request.global_batch / step / peak,
         **_certainty(request.context, candidate),
+        efficiency=_efficiency(request, candidate),
         fidelity=cost.fidelity,
         calibration=request.context.cluster.document.calibration,
     )
@@ -134,6 +137,17 @@ def _certainty(context: PricingContext, candidate: Candidate) -> dict[str, Any]:
         told.insert(0, f"recipe {name}: {_LEVELS['none']}")
     interval = interval_of(candidate.cost.step_time_s, spread)
     return {"step_time_interval_s": interval, "leans_on": tuple(told)}
+
+
+def _efficiency(request: Request, candidate: Candidate) -> Efficiency | None:
+    """Evidence for inexact steps; the request's own where that made the choice."""
+    given = request.context.regime.efficiency
+    found = efficiency_of(candidate.strategy)
+    if given is None or (found is not None and found.eta == given):
+        return found
+    return Efficiency(
+        eta=given, gap=0.0, measure="loss", basis="own", source="the request"
+    )
 
 
 def _half_width(spread: float) -> float:
@@ -209,6 +223,7 @@ def make_plan(
     pinned: Mapping[str, Pin],
     version: str,
     timing_s: Mapping[str, float],
+    regimes: tuple[OtherRegime, ...] = (),
 ) -> Plan:
     """Put a Plan together.
 
@@ -220,6 +235,7 @@ def make_plan(
         pinned: Knobs that were fixed, from :func:`planner.space.read_pins`.
         version: Of Meshwright.
         timing_s: Wall times, outside the canonical bytes.
+        regimes: Ways of training that were considered beside this one.
     """
     graph, cluster = request.context.graph, request.context.cluster
     risk = request.context.risk
@@ -252,6 +268,7 @@ def make_plan(
             recipe=request.context.recipe.name,
             pinned=dict(pinned),
             alternatives=runners_up(request, results, candidate),
+            regimes=regimes,
             assumptions=graph.assumptions,
             bound_by=_bound_by(request, candidate),
             checkpoint=winner.checkpoint,

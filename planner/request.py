@@ -122,6 +122,9 @@ class PlanOptions:
     evaluation_budget: int | None = None
     time_budget_s: float | None = None
     seed: int = 0
+    allow_approximate: bool = False
+    accept_gap: float = 0.5
+    efficiency: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pin", read_pins(self.pin))
@@ -143,6 +146,11 @@ class PlanOptions:
             raise StrategyError(
                 f"risk={self.risk!r} is no quantile of the step time; use 0.5 (the "
                 f"prediction itself) or more and below 1, or 'none'"
+            )
+        if self.efficiency and not self.allow_approximate:
+            raise StrategyError(
+                f"efficiency of {', '.join(self.efficiency)} without "
+                f"allow_approximate=True, under which alone it counts; say both"
             )
         budget, seconds = self.evaluation_budget, self.time_budget_s
         if budget is not None and budget < 1:

@@ -84,6 +84,12 @@ class PlanCommand:
     """Seed of everything random."""
     uncertified: bool = False
     """Return the plan without training a small twin of it first."""
+    allow_approximate: bool = False
+    """Also consider methods with inexact steps, by evidence of their progress."""
+    accept_gap: Annotated[float, tyro.conf.arg(metavar="POINTS")] = 0.5
+    """Final quality that such a method may lose: accuracy points, or percent."""
+    efficiency: Annotated[tuple[str, ...], tyro.conf.arg(metavar="METHOD=ETA")] = ()
+    """Own evidence for methods: progress of a sample beside exact training's."""
     allow_remote_code: bool = False
     """Run Python code that came with a hf:PATH model; read it first."""
     json: bool = False
@@ -179,7 +185,25 @@ class PlanCommand:
             "evaluation_budget": self.evaluation_budget,
             "time_budget_s": self.time_budget_s,
             "seed": self.seed,
+            "allow_approximate": self.allow_approximate,
+            "accept_gap": self.accept_gap,
+            "efficiency": dict(map(_efficiency, self.efficiency)),
         }
+
+
+def _efficiency(text: str) -> tuple[str, float]:
+    """Read an ``--efficiency``: the method may have settings with signs of their own.
+
+    Raises:
+        StrategyError: If it is not METHOD=NUMBER.
+    """
+    name, _, number = text.rpartition("=")
+    try:
+        return name, float(number)
+    except ValueError:
+        raise StrategyError(
+            f"--efficiency {text!r} is not METHOD=ETA, such as diloco=0.97"
+        ) from None
 
 
 def _quantile(text: str) -> float | Literal["none"]:

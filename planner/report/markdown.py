@@ -14,6 +14,7 @@ from planner.report.tables import (
     TextTable,
     differences_table,
     measured_table,
+    regimes_table,
     runners_up_table,
 )
 from planner.report.timeline import TimelineRow
@@ -139,6 +140,9 @@ def _plan(report: ReportData, before: str, level: str) -> list[str]:
             parts.append(f"Bound by {plain_text(plan.provenance.bound_by)}.")
     if plan.provenance.alternatives:
         parts += [f"{level}# Runners-up", markdown_table(runners_up_table(report))]
+    if plan.provenance.regimes:
+        table = markdown_table(regimes_table(report))
+        parts += [f"{level}# Other ways of training", table]
     if report.measured is not None:
         parts += [f"{level}# Measured", plain_text(report.measured.caveat)]
         parts.append(markdown_table(measured_table(report.measured, _MOST_ROWS)))

@@ -23,7 +23,12 @@ from planner.report.markup import (
     table,
     text_table,
 )
-from planner.report.tables import contenders_table, measured_table, runners_up_table
+from planner.report.tables import (
+    contenders_table,
+    measured_table,
+    regimes_table,
+    runners_up_table,
+)
 from planner.units import format_bytes, format_seconds
 
 __all__ = [
@@ -96,6 +101,8 @@ def others_pane(report: ReportData) -> str:
         body = text_table(runners_up_table(report), cards=True)
     else:
         body = absent("The plan names no other strategies: this one was given.")
+    if provenance.regimes:
+        body += text_table(regimes_table(report), cards=True)
     if provenance.contenders:
         body += details(
             f"Results of the partitioners ({len(provenance.contenders)})",

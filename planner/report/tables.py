@@ -13,6 +13,7 @@ __all__ = [
     "contenders_table",
     "differences_table",
     "measured_table",
+    "regimes_table",
     "runners_up_table",
 ]
 
@@ -130,6 +131,28 @@ def runners_up_table(report: ReportData) -> TextTable:
         words=(4,),
         code=(0,),
         won=0,
+    )
+
+
+def regimes_table(report: ReportData) -> TextTable:
+    """Other ways of training that were considered, and what speaks for them."""
+    return TextTable(
+        caption="Other ways of training, and their time to the same loss",
+        header=("method", "step", "progress a sample", "even at", "beside the plan"),
+        rows=tuple(
+            (
+                one.method,
+                "" if one.step_time_s is None else format_seconds(one.step_time_s),
+                f"{one.efficiency.eta:.2f}, {one.efficiency.basis}"
+                if one.efficiency
+                else "1",
+                "" if one.break_even is None else f"{one.break_even:.2f}",
+                one.reason,
+            )
+            for one in report.plan.provenance.regimes
+        ),
+        words=(4,),
+        code=(0,),
     )
 
 

@@ -163,6 +163,19 @@ def _training_line(plan: PlanFields) -> str:
     return ", ".join(text for text in told if text)
 
 
+def _progress_line(plan: PlanFields) -> str:
+    """Evidence for steps that are not exact; empty if they are."""
+    methods = [method for method, _ in methods_of(plan.strategy) if method.inexact]
+    found = plan.prediction.efficiency
+    if found is None:
+        return "no evidence how far its samples bring training" if methods else ""
+    rule = next((one for one in plan.provenance.regimes if one.method == "exact"), None)
+    even = ""
+    if rule is not None and rule.break_even is not None:
+        even = f"; exact training would win below {rule.break_even:.2f}"
+    return f"{found.eta:.2f} of exact training's a sample, {found.basis}{even}"
+
+
 def _speed(plan: PlanFields) -> str:
     prediction = plan.prediction
     parts = [f"{prediction.samples_per_s:,.2f} samples/s"]
@@ -254,6 +267,7 @@ def facts(plan: PlanFields) -> dict[str, str]:
         "recompute": _recompute_line(plan),
         "execution": _overlap_line(plan),
         "training": _training_line(plan),
+        "progress": _progress_line(plan),
         "not priced": ", ".join(unpriced(strategy)),
         "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
         "interval": _interval_line(plan),
@@ -304,6 +318,8 @@ def paragraph(plan: PlanFields) -> str:
     ]
     if training := _training_line(plan):
         told.append(f"Training is not plain: {training}.")
+    if progress := _progress_line(plan):
+        told.append(f"Its progress is {progress}.")
     if left_out := ", ".join(unpriced(strategy)):
         told.append(f"The prediction leaves out {left_out}.")
     if plan.provenance.bound_by:
@@ -351,6 +367,31 @@ def _memory_table(plan: PlanFields) -> list[str]:
     return _table(("rank", "device", *parts), rows)
 
 
+#: Share of an exact step that copies wait for each other from which on methods that
+#: exchange less are worth a question.
+_WORTH_ASKING = 0.2
+
+
+def _regime_lines(plan: PlanFields) -> list[str]:
+    """Tell which other ways of training were considered, or could be."""
+    lines = ["", "other ways of training:"] if plan.provenance.regimes else []
+    for one in plan.provenance.regimes:
+        step = "-" if one.step_time_s is None else format_seconds(one.step_time_s)
+        found = one.efficiency
+        basis = f" ({found.eta:.2f} a sample, {found.basis})" if found else ""
+        even = "" if one.break_even is None else f"; even at {one.break_even:.2f}"
+        lines.append(f"  {step:>9}  {one.method}{basis}: {one.reason}{even}")
+    share = plan.prediction.breakdown_s.get("data_parallel", 0.0)
+    waits = share >= _WORTH_ASKING * plan.prediction.step_time_s
+    if not lines and waits and plan.strategy.semantics == "exact":
+        lines = [
+            "",
+            "copies wait for each other's gradients; allow_approximate=True also "
+            "considers methods that exchange less (meshwright methods)",
+        ]
+    return lines
+
+
 def explain(plan: PlanFields) -> str:
     """Tell what bounds the step, its parts, and the cost of the runners-up."""
     prediction = plan.prediction
@@ -375,6 +416,7 @@ def explain(plan: PlanFields) -> str:
             f"  {format_seconds(other.step_time_s):>9}  "
             f"{format_bytes(other.peak_memory_bytes):>8}  {other.label}: {other.reason}"
         )
+    lines += _regime_lines(plan)
     if plan.provenance.assumptions:
         lines += ["", "assumed while reading the model:"]
         lines += [f"  {text}" for text in plan.provenance.assumptions]

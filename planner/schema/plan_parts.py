@@ -13,8 +13,10 @@ __all__ = [
     "Certificate",
     "ClusterReference",
     "Contender",
+    "Efficiency",
     "InputSpec",
     "ModelReference",
+    "OtherRegime",
     "Prediction",
     "Provenance",
     "StageMemory",
@@ -157,6 +159,46 @@ class StageMemory(Document):
         )
 
 
+class Efficiency(Document):
+    """Progress of a sample by an inexact method, beside one of exact training.
+
+    Attributes:
+        eta: Samples of exact training over those of the method to the same loss.
+        gap: Final quality that is lost, in ``measure``; negative where some is won.
+        measure: Such as ``percent of perplexity``, or ``accuracy points``.
+        basis: ``own`` evidence of who asks, ``published``, or ``smoke``: it was seen
+            to train on a small task, which says nothing of a large one.
+        source: Task, and where the figures are from.
+    """
+
+    eta: Annotated[float, Field(gt=0, le=1)]
+    gap: float
+    measure: str
+    basis: Literal["own", "published", "smoke"]
+    source: str
+
+
+class OtherRegime(Document):
+    """Another way of training that was considered, and why it was not chosen.
+
+    Attributes:
+        method: Its name as a pin, or ``exact``.
+        label: Its best strategy; empty if it has none.
+        efficiency: Evidence for it; None of exact training.
+        step_time_s: Of that strategy.
+        break_even: Efficiency from which on the inexact one of the two plans, this and
+            the chosen, takes less time to the same loss.
+        reason: In words.
+    """
+
+    method: str
+    label: str = ""
+    efficiency: Efficiency | None = None
+    step_time_s: Seconds | None = None
+    break_even: Rate | None = None
+    reason: str
+
+
 class Prediction(Document):
     """Time, memory and traffic that the cost model predicts for a strategy.
 
@@ -176,6 +218,8 @@ class Prediction(Document):
             run is like the devices.
         leans_on: What the step time rests on that no measured run of the recipe has,
             in words, with how much wider it makes the interval.
+        efficiency: Progress of a sample beside one of exact training; None where steps
+            are exact, and where nothing is known.
         fidelity: ``simulated`` if the event simulator had the last word.
         calibration: Where the cluster's numbers are from: ``datasheet``, or a probe's
             name. Fitted constants on top of them are in the provenance.
@@ -191,6 +235,7 @@ class Prediction(Document):
     model_flops_utilization: Rate | None = None
     step_time_interval_s: tuple[Seconds, Seconds] | None = None
     leans_on: tuple[str, ...] = ()
+    efficiency: Efficiency | None = None
     fidelity: Literal["analytic", "simulated"]
     calibration: str = "datasheet"
 
@@ -270,6 +315,7 @@ class Provenance(Document):
             this was kept.
         time_budget_s: Seconds that were given; None for as long as it takes.
         contenders: What each partitioner that was asked got.
+        regimes: Ways of training that were considered beside the one that was chosen.
         assumptions: What was guessed while reading the model.
         checkpoint: Hash of a learned partitioner's weights.
         calibration: Name of the fitted constants that priced it; None if what the
@@ -290,6 +336,7 @@ class Provenance(Document):
     recipe: str | None = None
     pinned: dict[str, bool | int | str] = Field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
+    regimes: tuple[OtherRegime, ...] = ()
     assumptions: tuple[str, ...] = ()
     bound_by: str = ""
     checkpoint: str | None = None
