@@ -422,8 +422,8 @@ def _divisions(
     try:
         together = check.samples() if check else None
     except CaptureError as error:
-        assumptions = (*assumptions, f"samples are treated one by one: {error}")
-        together = None
+        # Unknown is no: some experts have room for so many tokens of a batch.
+        together = f"{error}, and may bring them together"
     if together is not None:
         own = "coupled"
         assumptions = (*assumptions, f"batches stay whole: {together}")

@@ -214,8 +214,8 @@ def coupled_violation(
     return (
         f"data parallel {data_parallel} x num_microbatches={num_microbatches} divides "
         f"the batch, and the model or its loss compares its samples with each other, "
-        f"which would be another loss; use dp_replicate=1, dp_shard=1 and "
-        f"num_microbatches=1"
+        f"or nobody knows that it does not, which would be another loss; use "
+        f"dp_replicate=1, dp_shard=1 and num_microbatches=1"
     )
 
 

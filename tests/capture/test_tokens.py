@@ -115,6 +115,27 @@ def test_models_without_a_sequence_are_looked_at_too() -> None:
     assert graph.config.get("own_loss") == "coupled"
 
 
+class _Named(nn.Module):
+    """Experts that are found by a name made from values, as NLLB-MoE's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 2)
+        self.experts = nn.ModuleDict({f"expert_{i}": nn.Linear(8, 8) for i in range(2)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for chosen in self.router(x).argmax(dim=-1).unique():
+            x = self.experts[f"expert_{chosen}"](x)
+        return x
+
+
+def test_batches_stay_whole_where_samples_cannot_be_looked_at() -> None:
+    graph = capture(_Named(), (torch.randn(2, 8),), dtype="float32")
+    assert graph.config.get("own_loss") == "coupled"
+    told = "batches stay whole: forward could not be run with twice the samples"
+    assert any(text.startswith(told) for text in graph.assumptions)
+
+
 class _Casting(nn.Module):
     """A router that casts a layer of its own within forward, as Switch's does."""
 
