@@ -377,9 +377,7 @@ def _mean(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {spread:.3f}"
 
 
-def table(
-    name: str, curves: Sequence[Curve], slow: dict[str, tuple[float, ...]]
-) -> str:
+def table(name: str, curves: Sequence[Curve], slow: _Predicted) -> str:
     """Return the table of a task, its best method first among equals of the registry.
 
     Args:
