@@ -65,6 +65,7 @@ def test_planning_reads_constants_and_no_measurements() -> None:
     assert set(_fresh(code).split()) == {
         "planner.measurements",
         "planner.measurements.catalogues",
+        "planner.measurements.convergence",
         "planner.measurements.evidence",
         "planner.measurements.kernels",
         "planner.measurements.store",

@@ -30,6 +30,7 @@ __all__ = [
     "fake_output",
     "fake_tensor",
     "flop_formulas",
+    "has_fakes",
     "in_backward",
     "is_plain_fake",
     "is_view",
@@ -160,6 +161,15 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def has_fakes() -> bool:
+    """Return False where torch was built without what fake tensors import."""
+    try:
+        fake_mode()
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def fake_tensor(

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from planner.capture.fakes import build_on_meta
 from planner.capture.inputs import ExampleInputs, read_inputs
 from planner.capture.models import LoadedModel
-from planner.capture.private_apis import names_of_modules
+from planner.capture.private_apis import has_fakes, names_of_modules
 from planner.capture.repeat import expand
 from planner.capture.run import LossKind, Reading, Source, trace_model
 from planner.capture.token_check import TokenCheck
@@ -422,8 +422,12 @@ def _divisions(
     try:
         together = check.samples() if check else None
     except CaptureError as error:
-        # Unknown is no: some experts have room for so many tokens of a batch.
-        together = f"{error}, and may bring them together"
+        together = None
+        if has_fakes():
+            # Unknown is no: some experts have room for so many tokens of a batch.
+            together = f"{error}, and may bring them together"
+        else:
+            assumptions = (*assumptions, f"samples are treated one by one: {error}")
     if together is not None:
         own = "coupled"
         assumptions = (*assumptions, f"batches stay whole: {together}")

@@ -34,7 +34,7 @@ from planner.cli.tokens import open_tokens
 from planner.errors import MeshwrightError
 from planner.schema import Plan
 
-NAME = "meshwright-llama3-8b-4392ff"
+NAME = "meshwright-llama3-8b-78271b"
 #: Ranks of the plan, and how many of them one machine has.
 WORKERS, PER_HOST = 8, 8
 USE_GPU = True
