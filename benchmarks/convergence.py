@@ -422,7 +422,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
             losses = np.mean([one.losses for one in runs], axis=0)
             samples = np.array(runs[0].steps) * TASKS[name].batch
             axis.plot(samples, losses, label=method, linewidth=1.4)
-        axis.set(title=name, xlabel="samples", ylabel="held-out loss")
+        axis.set(title=name, xlabel="samples", ylabel="held-out loss", yscale="log")
         axis.spines[["top", "right"]].set_visible(False)
     np.atleast_1d(axes)[-1].legend(frameon=False, fontsize=8)
     figure.tight_layout()
