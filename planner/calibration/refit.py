@@ -57,7 +57,8 @@ class RefitRow:
         measured_s: Seconds of a step.
         before_s: Predicted seconds under the constants that were known.
         after_s: Predicted seconds under the fitted ones.
-        assumed: Assumptions where its row states nothing.
+        assumed: Contradictions of its row, and assumptions where it states nothing.
+        contradictions: The former alone.
     """
 
     point_id: str
@@ -68,6 +69,7 @@ class RefitRow:
     before_s: float
     after_s: float
     assumed: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
 
     @property
     def before(self) -> float:
@@ -233,6 +235,7 @@ def _row(case: Case, before: Calibration, after: Calibration) -> RefitRow:
         before_s=case.step_s(before),
         after_s=case.step_s(after),
         assumed=case.why,
+        contradictions=case.contradictions,
     )
 
 

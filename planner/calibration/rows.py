@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+from planner.measurements.contradictions import (
+    batch_contradiction,
+    degree_contradiction,
+)
 from planner.measurements.metrics import MEMORY_METRICS, time_metric_named
 from planner.measurements.points import Point
 
@@ -86,17 +90,8 @@ def doubtful_reason(point: Point) -> str:
 def _contradiction(point: Point) -> str:
     if point.tp is None or point.pp is None:
         return ""
-    ways = point.tp * point.pp * (point.cp or 1)
-    if point.n_gpus % ways:
-        return f"tp pp cp = {ways} does not divide n_gpus={point.n_gpus}"
-    copies = point.n_gpus // ways
-    if point.dp is not None and point.dp != copies:
-        return f"dp={point.dp}, but n_gpus={point.n_gpus} over tp pp cp is {copies}"
-    if point.microbatch is None or point.global_batch is None:
-        return ""
-    if point.global_batch % (copies * point.microbatch):
-        return (
-            f"global_batch={point.global_batch} is no multiple of dp={copies} times "
-            f"microbatch={point.microbatch}"
-        )
-    return ""
+    degrees = degree_contradiction(point)
+    if degrees or point.microbatch is None:
+        return degrees
+    replicas = point.n_gpus // (point.tp * point.pp * (point.cp or 1))
+    return batch_contradiction(point.global_batch, replicas, point.microbatch)

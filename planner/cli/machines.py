@@ -255,6 +255,12 @@ def _report(result: Refit) -> None:
         f"mean absolute error of {len(result.rows)} runs: {result.error_before:.1%} "
         f"before, {result.error_after:.1%} after"
     )
+    doubts = [
+        (row.point_id, text) for row in result.rows for text in row.contradictions
+    ]
+    if doubts:
+        emit_text("")
+        emit_table(("used", "contradiction"), doubts)
     if result.unusable:
         emit_text("")
         emit_table(("not used", "why"), result.unusable)

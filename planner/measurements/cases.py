@@ -14,6 +14,7 @@ from planner.cost import Cost, CostModel, PricingContext, Recipe
 from planner.cost.constants import Calibration
 from planner.errors import CalibrationError, MeshwrightError
 from planner.measurements.catalogues import fitted_constants, frameworks
+from planner.measurements.contradictions import Priced, contradictions
 from planner.measurements.framework_names import framework_of
 from planner.measurements.known_plans import known_plan, optimizer_of
 from planner.measurements.machines import machine_of
@@ -46,7 +47,8 @@ class Case:
         setting: Model, machines, dtypes, the framework's recipe before any fit.
         strategy: Strategy, as far as it is known.
         framework: Name of the framework.
-        why: Assumptions, in words.
+        why: Contradictions and assumptions, in words.
+        contradictions: Columns of the row that contradict each other.
         activation_share: Activations over those of ``strategy``, whose schedule is not
             quite the run's.
     """
@@ -56,6 +58,7 @@ class Case:
     strategy: Strategy
     framework: str
     why: tuple[str, ...]
+    contradictions: tuple[str, ...] = ()
     activation_share: float = 1.0
 
     @property
@@ -115,7 +118,7 @@ def prepare(point: Point) -> Case:
     Raises:
         MeshwrightError: If the row states too little, or contradicts itself.
     """
-    point, stated = known_plan(point)
+    read, (point, stated) = point, known_plan(point)
     name, doubt = framework_of(point)
     shape = shape_of(point)
     machine = machine_of(point)
@@ -149,16 +152,28 @@ def prepare(point: Point) -> Case:
         memory_fraction=frameworks()[name].memory_share,
         product_dtype=plan.product_dtype,
     )
+    doubts = contradictions(
+        read,
+        Priced(
+            graph=graph,
+            shape=shape,
+            strategy=plan.strategy,
+            compute=plan.precision.compute,
+            device=setting.slowest_device,
+        ),
+    )
     share = _activation_share(point, plan.strategy)
     instead = f"{share:.2f} times the activations of {plan.strategy.schedule}"
     more = instead if share != 1 else ""
-    why = (doubt, *stated, *shape.assumed, *machine.assumed, *plan.why, as_set, counted)
+    assumed = (*stated, *shape.assumed, *machine.assumed, *plan.why)
+    why = (*doubts, doubt, *assumed, as_set, counted)
     return Case(
         point=point,
         setting=setting,
         strategy=plan.strategy,
         framework=name,
         why=tuple(part for part in (*why, more) if part),
+        contradictions=doubts,
         activation_share=share,
     )
 

@@ -54,7 +54,15 @@ def known_plan(point: Point) -> tuple[Point, tuple[str, ...]]:
     if not blank:
         return point, ()
     words = ", ".join(f"{name}={value}" for name, value in blank.items())
-    return replace(point, **blank), (f"{words}, as the source's scripts or tables",)
+    said = [f"{words}, as the source's scripts or tables"]
+    for name, value in blank.items():
+        own = getattr(point, name)
+        if own not in (None, "", value):
+            said.append(
+                f"{name}={own} of the row, but source={point.source!r} is known to run "
+                f"{name}={value}, which counts; correct {name} or source"
+            )
+    return replace(point, **blank), tuple(said)
 
 
 def optimizer_of(point: Point) -> Optimizer:

@@ -268,7 +268,10 @@ def _rounding(stated: float) -> float:
 def _head_size(hidden: int, heads: int, assumed: list[str]) -> int:
     if hidden % heads == 0:
         return hidden // heads
-    words = "heads of 128 features, as hidden is no multiple of their number"
+    words = (
+        f"heads={heads} do not divide hidden={hidden}: taken as heads of 128 features; "
+        f"correct heads or hidden"
+    )
     if words not in assumed:
         assumed.append(words)
     return 128

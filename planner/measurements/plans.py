@@ -142,7 +142,7 @@ def _schedule(
     if most > 1 and re.search(r"zb-?v|\bv-?(zb|half|min)", text):
         return "ZBVZeroBubble", 2
     if "zero" in text or "zb" in text:
-        return "InterleavedZeroBubble", min(virtual or 1, most)
+        return "InterleavedZeroBubble", virtual or 1
     if "gpipe" in text:
         return "GPipe", 1
     if virtual is None and "interleav" in text:
@@ -150,7 +150,7 @@ def _schedule(
         why.append(f"{virtual} virtual stages, not given")
     if not text or text == "none":
         why.append("schedule 1F1B")
-    virtual = min(virtual or 1, most)
+    virtual = virtual or 1
     # Megatron-LM interleaves whole rounds of pp microbatches.
     if virtual > 1 and count % pp == 0:
         return "Interleaved1F1B", virtual
@@ -278,12 +278,7 @@ def batches(
         count = 4 * pp if pp > 1 else 1
         why.append(f"{count} microbatches a step, global batch not given")
         return microbatch, count
-    exact = total / (microbatch * ways)
-    if exact < 1:
-        why.append(f"global batch {total} is less than {microbatch} on each replica")
-    elif exact != int(exact):
-        why.append(f"{exact:.2f} microbatches a step taken as {round(exact)}")
-    return microbatch, max(1, round(exact))
+    return microbatch, max(1, round(total / (microbatch * ways)))
 
 
 def _as_cut(point: Point, framework: Framework, ways: int, why: list[str]) -> Point:
@@ -391,6 +386,11 @@ def replicated_and_sharded(
         size = max(1, _SHARD_HOST // tp)
     else:
         return 1, ways
+    if stated and (size < 1 or ways % size):
+        why.append(
+            f"notes={stated[0]!r}, but that does not divide dp={ways}: sharded over "
+            f"all; correct notes or dp"
+        )
     if size < 1 or size >= ways or ways % size:
         return 1, ways
     why.append(f"sharded over {size} of {ways} replicas, copies of that")

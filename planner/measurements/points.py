@@ -37,6 +37,8 @@ _INTEGERS = (
 )
 #: Above any whole number of a run: vocabulary, sequence, batch.
 _MOST = 2**31
+#: Metrics that say yes or no.
+_YES_OR_NO = ("oom_or_failed", "feasible")
 _NEEDED = ("point_id", "model", "gpu", "n_gpus", "metric", "value")
 
 
@@ -125,13 +127,13 @@ def _number(row: Mapping[str, str], name: str, where: str) -> float | None:
 
 def _integer(row: Mapping[str, str], name: str, where: str) -> int | None:
     value = _number(row, name, where)
-    least = 0 if name == "zero" else 1
+    least, most = (0, 3) if name == "zero" else (1, _MOST - 1)
     if value is None:
         return None
-    if not least <= value < _MOST or value != int(value):
+    if not least <= value <= most or value != int(value):
         raise CalibrationError(
             f"{where}: {name}={row[name]!r} is not a whole number from {least} to "
-            f"{_MOST:,}; correct it, or leave it empty"
+            f"{most:,}; correct it, or leave it empty"
         )
     return int(value)
 
@@ -161,6 +163,11 @@ def parse_point(row: Mapping[str, str], where: str) -> Point:
     for name in _NEEDED:
         if values[name] in (None, ""):
             raise CalibrationError(f"{where}: {name} is empty; every row needs it")
+    if values["metric"] in _YES_OR_NO and values["value"] not in (0, 1):
+        raise CalibrationError(
+            f"{where}: value={row['value']!r}, but metric={row['metric']!r} is 0 or 1; "
+            f"correct value or metric"
+        )
     return Point(**values)  # type: ignore[arg-type]
 
 

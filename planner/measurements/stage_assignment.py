@@ -54,7 +54,8 @@ def assign_stages(
     layers = len(graph.unit_names) - sum(outer_units(graph))
     if number > (len(graph.unit_names) if by_weights else layers + 2):
         raise CalibrationError(
-            f"pp x vp={number} stages for {layers} layers; lower one of them"
+            f"pp={pp} x vp={virtual} are {number} stages for layers={layers}; lower "
+            f"pp or vp, or correct layers"
         )
     parts = _by_weights(graph, number) if by_weights else _evenly(graph, number)
     return tuple(

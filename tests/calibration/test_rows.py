@@ -79,9 +79,9 @@ def test_models_without_a_shape_are_told_apart_by_their_size() -> None:
         ({"metric": "loss"}, "loss is not predicted"),
         ({"metric": "tflops_per_gpu_best_without_cp"}, "another plan"),
         ({"value": 0.0}, "iter_time_s=0 is not positive"),
-        ({"tp": 3}, "tp pp cp = 6 does not divide n_gpus=16"),
-        ({"cp": 2}, "dp=2, but n_gpus=16 over tp pp cp is 1"),
-        ({"global_batch": 30}, "no multiple of dp=2 times microbatch=2"),
+        ({"tp": 3}, "tp=3 x pp=2 x cp=1 do not divide n_gpus=16"),
+        ({"cp": 2}, "n_gpus=16 over tp=4 x pp=2 x cp=2 is 1"),
+        ({"global_batch": 30}, "no multiple of dp=2 x microbatch=2"),
     ],
 )
 def test_doubtful_rows(changes: dict[str, object], words: str) -> None:

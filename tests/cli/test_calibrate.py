@@ -55,6 +55,20 @@ def test_a_table_of_runs_and_a_file_of_constants(
     assert list(origin["rows"].values()) == [["a", "b"]]
 
 
+def test_rows_that_contradict_themselves_are_listed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs.csv"
+    rows = (f"{HEADER},vp", f"{RUNS[0]},", f"{RUNS[1]},4")
+    runs.write_text("\n".join(rows) + "\n")
+    words = ("calibrate", runs, "-o", tmp_path / "mine.json", "--start", "none")
+    text = "vp=4, but pp=1 has no pipeline; correct vp or pp"
+    printed = [line.split(maxsplit=1) for line in ask(capsys, *words).out.splitlines()]
+    assert ["b", text] in [[word.strip() for word in line] for line in printed]
+    told = ask(capsys, *words, "--json").json
+    assert [row["contradictions"] for row in told["rows"]] == [[], [text]]
+
+
 def test_as_json_and_on_top_of_a_file(
     capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path
 ) -> None:

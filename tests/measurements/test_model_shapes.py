@@ -176,7 +176,7 @@ def test_experts_are_counted_by_name_or_parameters() -> None:
 def test_heads_need_not_divide_the_hidden_size() -> None:
     shape = shape_of(_gpt(heads=15))
     assert shape.head_size == 128
-    assert any("no multiple" in word for word in shape.assumed)
+    assert any("heads=15 do not divide hidden=2048" in word for word in shape.assumed)
 
 
 def test_parameters_tell_grouped_queries() -> None:

@@ -79,7 +79,6 @@ def test_what_is_left_out_is_said(graph: ModelGraph) -> None:
 def test_a_batch_that_does_not_divide_is_rounded(graph: ModelGraph) -> None:
     plan = _plan(graph, microbatch=1, global_batch=40)
     assert plan.strategy.num_microbatches == 2
-    assert _said(plan, "2.50 microbatches")
 
 
 def test_fewer_samples_than_replicas_share_their_tokens(graph: ModelGraph) -> None:
@@ -96,7 +95,6 @@ def test_fewer_samples_than_replicas_share_their_tokens(graph: ModelGraph) -> No
 def test_a_batch_below_one_microbatch_each(graph: ModelGraph) -> None:
     plan = _plan(graph, microbatch=8, global_batch=64)
     assert plan.strategy.num_microbatches == 1
-    assert _said(plan, "less than 8")
 
 
 @pytest.mark.parametrize("total", [16, 48, 64, 80, 112])
@@ -251,7 +249,7 @@ def test_stages_hold_every_module_once_and_layers_evenly(
     row = {"pp": pp, "vp": vp, "microbatch": 1, "schedule": "interleaved"}
     names = list(graph.unit_names)
     if pp > 1 and pp * vp > LAYERS + 2:
-        with pytest.raises(CalibrationError, match=f"for {LAYERS} layers"):
+        with pytest.raises(CalibrationError, match=f"stages for layers={LAYERS};"):
             _plan(graph, **row)
         return
     stages = _plan(graph, **row).strategy.stages
@@ -430,4 +428,4 @@ def test_experts_are_spread_over(
 def test_groups(notes: str, zero: int, tp: int, found: tuple[int, int]) -> None:
     why: list[str] = []
     assert replicated_and_sharded(small(notes=notes), zero, 64, tp, why) == found
-    assert bool(why) == (1 not in found)
+    assert any("copies of that" in words for words in why) == (1 not in found)
