@@ -1,4 +1,4 @@
-"""How far training methods come: small tasks by every method, at equal samples.
+"""Train small tasks by every method, and tell how far each comes at equal samples.
 
 python -m benchmarks.convergence [--task digits|text] [--methods NAME ...]
                                  [--seeds 3] [--out docs]
