@@ -250,6 +250,9 @@ def plan_graph(
     answer = Answer(request=request, results=results, found=found)
     if options.allow_approximate:
         answer = answer_with_regimes(answer, options, partitioner)
+        # A plan tells the time that was given, not each question's part of it.
+        whole = replace(answer.request, time_budget_s=options.time_budget_s)
+        answer = replace(answer, request=whole)
     timing_s = {"search": time.perf_counter() - started}
     made = _assembled(answer, answer.found, options.pin, timing_s)
     if certifier is None or made.not_runnable:

@@ -16,7 +16,7 @@ from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.measurements.convergence import Convergence, convergence
 from planner.portfolio import ranked_answers, run_partitioners
 from planner.request import PlanOptions
-from planner.schema.methods import method_names, read_method, slots
+from planner.schema.methods import method_names, method_of, read_method, slots
 from planner.schema.plan_parts import Efficiency, OtherRegime
 from planner.search import Candidate, Request, SearchResult, score
 from planner.search.families import NEAR
@@ -55,7 +55,7 @@ class Answer:
 
 
 def evidence_for(given: Mapping[str, float]) -> tuple[Convergence, ...]:
-    """Return the evidence that ships, and what a request says itself.
+    """Return what a request says itself, and the evidence that ships for the rest.
 
     Args:
         given: Efficiency by a method's name, preset or pin.
@@ -64,15 +64,20 @@ def evidence_for(given: Mapping[str, float]) -> tuple[Convergence, ...]:
         UnknownNameError: If there is no such method.
         StrategyError: If an efficiency is not above 0 and up to 1.
     """
-    found = list(convergence())
+    own = []
     for name, eta in given.items():
         if not 0 < eta <= 1:
             raise StrategyError(
                 f"efficiency of {name}: {eta} is not above 0 and up to 1; give the "
                 f"samples of exact training over those of {name} to the same loss"
             )
-        found.append(_own(name, eta))
-    return tuple(found)
+        own.append(_own(name, eta))
+    shipped = (
+        one
+        for one in convergence()
+        if not any(mine.covers(one.value, one.copies) for mine in own)
+    )
+    return (*own, *shipped)
 
 
 def _own(name: str, eta: float) -> Convergence:
@@ -109,8 +114,9 @@ def answer_with_regimes(
     """
     admitted = _admitted(options)
     request, seconds = exact.request, exact.request.time_budget_s
-    if seconds is not None and admitted:
-        request = replace(request, time_budget_s=seconds / len(admitted) / 2)
+    asked = sum(len([*_copies(request, one)]) for one in admitted)
+    if seconds is not None and asked:
+        request = replace(request, time_budget_s=seconds / asked)
     best, told = exact, []
     for one in admitted:
         answer = None
@@ -145,8 +151,17 @@ def _eta(answer: Answer) -> float:
 
 
 def _admitted(options: PlanOptions) -> list[Convergence]:
-    """Evidence that is good enough, of slots that the request leaves open."""
-    if options.objective == "memory" or options.pin.get("semantics") == "exact":
+    """Evidence that is good enough, of slots that the request leaves open.
+
+    None beside another inexact method: evidence is of each by itself.
+    """
+    pinned = [slot for slot in slots() if slot in options.pin]
+    inexact = any(
+        method_of(slot, read_method(slot, options.pin[slot])).inexact for slot in pinned
+    )
+    if inexact or options.objective == "memory":
+        return []
+    if options.pin.get("semantics") == "exact":
         return []
     return [
         one

@@ -147,6 +147,11 @@ class PlanOptions:
                 f"risk={self.risk!r} is no quantile of the step time; use 0.5 (the "
                 f"prediction itself) or more and below 1, or 'none'"
             )
+        if not 0 <= self.accept_gap < float("inf"):
+            raise StrategyError(
+                f"accept_gap={self.accept_gap} is not a loss of quality; give 0 or "
+                f"more accuracy points, or percent of perplexity"
+            )
         if self.efficiency and not self.allow_approximate:
             raise StrategyError(
                 f"efficiency of {', '.join(self.efficiency)} without "

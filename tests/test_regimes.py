@@ -91,13 +91,19 @@ def test_own_evidence_decides() -> None:
     assert other.break_even is not None
     below, above = other.break_even * 0.9, min(1.0, other.break_even * 1.1)
     for eta, exact in ((below, True), (above, False)):
-        made = ask(SLOW, accept_gap=-100.0, efficiency={"diloco": eta})
-        # Published evidence is left out by the gap, and so is one's own.
-        assert is_exact(made)
-        assert made.provenance.regimes == ()
-        made = ask(SLOW, efficiency={"local_steps:period=100": eta}, pin={"tp": 1})
-        chosen = {str(value) for _, value in methods_of(made.strategy)}
-        assert ("local_steps:period=100" in chosen) <= (not exact)
+        # It stands for the published one, which is better.
+        made = ask(SLOW, efficiency={"diloco": eta})
+        assert is_exact(made) == exact
+        found = made.prediction.efficiency
+        assert exact or (found is not None and (found.eta, found.basis) == (eta, "own"))
+        told = [one for one in made.provenance.regimes if one.method != "exact"]
+        assert [one.method for one in told] == (["diloco"] if exact else [])
+
+
+def test_the_time_that_was_given_is_told() -> None:
+    made = ask(SLOW, time_budget_s=8.0)
+    assert made.provenance.time_budget_s == 8.0
+    assert made.provenance.regimes
 
 
 def test_a_pinned_method_or_exact_steps_are_left_as_they_are() -> None:
@@ -105,6 +111,9 @@ def test_a_pinned_method_or_exact_steps_are_left_as_they_are() -> None:
         made = ask(SLOW, pin=pin)
         assert is_exact(made)
         assert made.provenance.regimes == ()
+    # Evidence is of each method by itself.
+    made = ask(SLOW, pin={"gradient_compression": "float16"})
+    assert made.provenance.regimes == ()
     made = ask(SLOW, pin={"synchronisation": "local_steps:period=4"})
     assert str(made.strategy.synchronisation) == "local_steps:period=4"
     assert "no evidence how far" in made.summary()
@@ -151,6 +160,7 @@ def test_evidence_is_of_settings_that_were_tried(
     ("options", "error", "said"),
     [
         ({"efficiency": {"diloco": 1.5}}, StrategyError, "1.5 is not above 0"),
+        ({"accept_gap": float("nan")}, StrategyError, "accept_gap=nan"),
         ({"efficiency": {"dilico": 0.9}}, UnknownNameError, "dilico"),
         (
             {"efficiency": {"diloco": 0.9}, "allow_approximate": False},

@@ -231,7 +231,7 @@ def whole_bytes_of(
     trained = np.maximum(trained + together * more, more)
     made = of.compute * trained + np.maximum(of.reduce * trained, logits)
     before = np.cumsum(saved, axis=-1)
-    # Weights of a root stay; so do their gradients, which are reduced with the last.
+    # Weights of a root stay gathered from the first forward on.
     stays = of.compute * np.where(root, dense, 0.0).sum(axis=-1, keepdims=True)
     gathered = np.where(root, 0.0, gathered)
     behind, begun = before - saved, np.where(heads, 0.0, gathered)
