@@ -16,16 +16,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
 from benchmarks.tables import aligned
 from envs.partition import GraphStore, World, WorldSampler
 from planner.api import plan_graph
-from planner.cluster import Cluster
 from planner.errors import NoFeasiblePlanError
-from planner.request import PlanOptions
 from planner.schema import Plan
 
 __all__ = ["KINDS", "Asked", "ask"]
@@ -57,30 +55,19 @@ def ask(world: World, graphs: GraphStore, partitioner: str) -> Asked:
     """Plan a world twice.
 
     Args:
-        world: With throughput for its objective.
+        world: Asked for throughput, whatever its objective is.
         graphs: Of models.
         partitioner: Who plans.
 
     Raises:
         NoFeasiblePlanError: If no exact plan fits.
     """
-    graph = graphs.graph(world.model, seq_len=world.seq_len)
-    drawn = world.cluster
-    cluster = (
-        Cluster.parse(drawn) if isinstance(drawn, str) else Cluster.from_document(drawn)
-    )
+    graph, cluster = world.read(graphs)
 
     def planned(asked: bool) -> tuple[Plan, float]:
-        options = PlanOptions(
-            global_batch=world.global_batch,
-            memory_fraction=world.memory_fraction,
-            precision=world.precision,
-            devices=world.devices,
-            target=world.target,
-            seed=world.seed,
-            # By predictions alone, which are compared here.
-            risk="none",
-            allow_approximate=asked,
+        # By throughput, whatever was drawn.
+        options = replace(
+            world.options(), objective="throughput", allow_approximate=asked
         )
         started = time.perf_counter()
         made = plan_graph(graph, cluster, options, partitioner=partitioner)

@@ -131,7 +131,11 @@ class World(Document):
             MeshwrightError: As :meth:`read`.
         """
         graph, machines = self.read(graphs)
-        options = PlanOptions(
+        return make_request(graph, machines, self.options())
+
+    def options(self) -> PlanOptions:
+        """Options of :func:`planner.api.plan`, which :meth:`request` is made with."""
+        return PlanOptions(
             global_batch=self.global_batch,
             objective=self.objective,
             target=self.target,
@@ -141,7 +145,6 @@ class World(Document):
             risk="none",
             seed=self.seed,
         )
-        return make_request(graph, machines, options)
 
 
 def save_worlds(worlds: Iterable[World], path: str | os.PathLike[str]) -> None:
