@@ -15,7 +15,7 @@ import numpy as np
 from planner.cluster.topology import FloatArray, IntArray, Topology
 from planner.errors import ClusterError
 
-__all__ = ["AxisLevel", "axis_groups", "axis_levels", "boundary_links"]
+__all__ = ["AxisLevel", "axis_groups", "axis_levels", "boundary_links", "flow_factor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +173,36 @@ def _merge(
     return tuple(levels)
 
 
+def flow_factor(
+    topology: Topology, senders: IntArray, receivers: IntArray, rounds: IntArray
+) -> FloatArray:
+    """How many times its share of the network each of several messages has.
+
+    A host's devices share its interfaces evenly; where only some of them send to other
+    hosts at a time, each has more: an equal part, at most one interface.
+
+    Args:
+        topology: The network.
+        senders: Device id of each message's sender. Shape [n].
+        receivers: Of its receiver; it may send back at another time. Shape [n].
+        rounds: Messages of one number go at the same time, others do not. Shape [n].
+    Returns:
+        At least 1. Shape [n].
+    """
+    lone = topology.lone_factor
+    factor = np.minimum(lone[senders], lone[receivers])
+    if lone.max() == 1.0:
+        return factor
+    host = topology.domains[0]
+    size, hosts = np.bincount(host), int(host.max()) + 1
+    crosses = host[senders] != host[receivers]
+    for ends in (senders, receivers):
+        place = rounds * hosts + host[ends]
+        flows = np.bincount(place[crosses], minlength=int(place.max()) + 1)
+        factor = np.minimum(factor, size[host[ends]] / np.maximum(1, flows[place]))
+    return np.where(crosses, np.maximum(factor, 1.0), 1.0)
+
+
 def boundary_links(
     topology: Topology, ids: IntArray, pp: int, stride: int, *, wrap: bool = False
 ) -> tuple[FloatArray, FloatArray]:
@@ -200,7 +230,9 @@ def boundary_links(
         senders, receivers = stages, np.roll(stages, -1, axis=0)
     there = topology.links(senders, receivers)
     back = topology.links(receivers, senders)
+    once = np.zeros(senders.size, dtype=np.int64)
+    factor = flow_factor(topology, senders.ravel(), receivers.ravel(), once)
     return (
-        np.minimum(there[0], back[0]).min(axis=1),
+        (np.minimum(there[0], back[0]) * factor.reshape(senders.shape)).min(axis=1),
         np.maximum(there[1], back[1]).max(axis=1),
     )

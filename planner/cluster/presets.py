@@ -189,6 +189,7 @@ class System:
         devices_per_host: Devices that one operating system sees.
         inside: Link between them.
         outside: Link between units, per device.
+        nics: Network interfaces of a host, if fewer than its devices.
         hosts: Hosts in one unit; more than one if ``inside`` also joins hosts.
         source: Where counts and NICs are from.
     """
@@ -197,6 +198,7 @@ class System:
     devices_per_host: int
     inside: Link
     outside: Link
+    nics: int | None = None
     hosts: int = 1
     source: str
 
@@ -253,7 +255,7 @@ def known_systems() -> Mapping[str, System]:
 
 
 def _system(entry: Mapping[str, Any]) -> System:
-    devices = entry.get("devices_per_host", 1)
+    devices, nics = entry.get("devices_per_host", 1), None
     if "network" in entry:
         network, gbits, nics = entry["network"]
         outside = Link(
@@ -270,6 +272,7 @@ def _system(entry: Mapping[str, Any]) -> System:
         devices_per_host=devices,
         inside=known_links()[entry["inside"]],
         outside=outside,
+        nics=nics if nics is not None and nics < devices else None,
         hosts=entry.get("hosts", 1),
         source=entry["source"],
     )
@@ -338,6 +341,7 @@ def _system_document(name: str, nodes: int) -> ClusterDocument:
                 devices_per_host=system.devices_per_host,
                 device=system.device,
                 link=system.inside,
+                nics=system.nics,
             ),
         ),
         levels=tuple(levels),

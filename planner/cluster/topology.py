@@ -62,6 +62,10 @@ class Topology(Protocol):
     def has_equal_links(self) -> bool:
         """True if at each level all links are alike."""
 
+    @property
+    def lone_factor(self) -> FloatArray:
+        """How many shares of its host's network a device has that sends alone: [n]."""
+
     def links(self, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
         """Bandwidth (bytes/s) and latency (s) from devices a to devices b.
 
@@ -160,9 +164,23 @@ class HierarchicalTopology:
         self._level_latency = np.array(
             [0.0, *(lv.link.latency_s for lv in document.levels)]
         )
+        self._lone_factor = self._find_lone_factor()[group]
         for domain in self._domains:
             domain.setflags(write=False)
         self._sizes = self._equal_sizes()
+
+    def _find_lone_factor(self) -> FloatArray:
+        """Devices per interface of each host group, at most what leaves a device."""
+        fastest = self._level_bandwidth[1:].max(initial=0.0)
+        factors = []
+        for group in self._document.hosts:
+            share = min(
+                fastest, group.nic.bandwidth_bytes_per_s if group.nic else np.inf
+            )
+            sharing = group.devices_per_host / (group.nics or group.devices_per_host)
+            leaves = group.link.bandwidth_bytes_per_s / share if share else 1.0
+            factors.append(max(1.0, min(sharing, leaves)))
+        return np.array(factors)
 
     def _equal_sizes(self) -> tuple[int, ...] | None:
         sizes = []
@@ -217,6 +235,11 @@ class HierarchicalTopology:
             == (first.link.bandwidth_bytes_per_s, first.link.latency_s, first.nic)
             for g in self._document.hosts
         )
+
+    @property
+    def lone_factor(self) -> FloatArray:
+        """As :class:`Topology` says. Shape [n]."""
+        return self._lone_factor
 
     def links(self, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
         """Bandwidth and latency at the innermost level that a and b share."""
@@ -335,6 +358,11 @@ class MatrixTopology:
             return True
         bandwidth, latency = self._bandwidth[off], self._latency[off]
         return bool(np.ptp(bandwidth) == 0 and np.ptp(latency) == 0)
+
+    @property
+    def lone_factor(self) -> FloatArray:
+        """All 1: a link given for a pair is what the pair has."""
+        return np.ones(self.num_devices)
 
     def links(self, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
         """Entries [a][b] of the matrices."""

@@ -403,6 +403,7 @@ class PricingContext:
             inside=min(one.link_efficiency for one in constants),
             outside=min(one.network_efficiency for one in constants),
             partial_rails=self.recipe.partial_rails,
+            lone_factor=float(self.cluster.topology.lone_factor.min()),
         )
 
     @property

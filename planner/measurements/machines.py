@@ -164,7 +164,8 @@ def _part(point: Point) -> _Part:
     kind = system.host if system is not None else _usual_host(device)
     kind = _as_stated(kind, point)
     per_host, hosts, domain = _layout(point.n_gpus, kind, notes)
-    link, network_notes = _network(kind, stated_rate(point.gpu, point.notes))
+    rate = stated_rate(point.gpu, point.notes)
+    link, network_notes = _network(kind, per_host, rate)
     if system is not None and not named:
         notes.append(f"{system.name}, which its source used: {kind.source}")
     elif system is None and "dgx" not in point.gpu.lower():
@@ -249,8 +250,10 @@ def _layout(count: int, kind: HostKind, notes: list[str]) -> tuple[int, int, int
     return per_host, hosts, domain
 
 
-def _network(kind: HostKind, rate: Rate | None) -> tuple[Link, list[str]]:
-    """Return the share that one device of a full host has of its network."""
+def _network(
+    kind: HostKind, per_host: int, rate: Rate | None
+) -> tuple[Link, list[str]]:
+    """Return the share of its host's network that each of the devices used has."""
     notes = []
     name, rdma, source = kind.network, kind.rdma, kind.source
     total = kind.nics * kind.gbits
@@ -260,9 +263,11 @@ def _network(kind: HostKind, rate: Rate | None) -> tuple[Link, list[str]]:
         total = rate.total_gbits(nics=kind.nics, devices=kind.devices)
         if rate.guessed:
             notes.append(f"{rate.text} is taken as {total:g} Gbit/s a host")
+    # A device has one interface at most, or its part of several.
+    sharing = max(per_host, min(kind.nics, kind.devices))
     link = Link(
         name=name,
-        bandwidth_bytes_per_s=total * 1.25e8 / kind.devices,  # 1 Gbit/s
+        bandwidth_bytes_per_s=total * 1.25e8 / sharing,  # 1 Gbit/s
         latency_s=_NETWORK_S if rdma else _ETHERNET_S,
         source=source,
     )
@@ -303,6 +308,7 @@ def _cluster(parts: list[_Part]) -> Cluster:
                 devices_per_host=part.per_host,
                 device=part.device.name,
                 link=part.kind.inside,
+                nics=part.kind.nics if part.kind.nics < part.per_host else None,
             )
             for place, part in enumerate(parts)
         ),

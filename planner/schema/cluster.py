@@ -115,6 +115,9 @@ class HostGroup(Document):
         nic: What one device of these hosts can send to other hosts, where that is
             less than the level they meet at allows; None for no such limit. It is
             what keeps hosts of different generations apart on one network.
+        nics: Network interfaces that the devices of one host share; None for one a
+            device. A device that sends while its neighbours do not has a whole
+            interface, not only its share of it.
     """
 
     name: str
@@ -124,6 +127,7 @@ class HostGroup(Document):
     link: Link
     compute_slots: Annotated[float, Field(gt=0)] | None = None
     nic: Link | None = None
+    nics: Count | None = None
 
 
 class Level(Document):

@@ -108,6 +108,27 @@ def test_boundaries_of_a_pipeline_over_two_hosts() -> None:
     assert cluster.boundary_links(1, 16)[0].shape == (0,)
 
 
+def test_devices_that_send_alone_have_a_whole_interface() -> None:
+    # Hosts of 8 devices with two interfaces of 12.5e9 bytes/s: shares of 3.125e9.
+    cluster = Cluster.from_preset("a40-pcie", nodes=2)
+    crossing = {pp: cluster.boundary_links(pp, 16 // pp)[0].min() for pp in (2, 4, 16)}
+    assert crossing == {2: 3.125e9, 4: 6.25e9, 16: 12.5e9}
+    # A pipeline that goes back and forth between the hosts has no more than its share.
+    there = [
+        device for pair in zip(range(8), range(8, 16), strict=True) for device in pair
+    ]
+    assert cluster.boundary_links(16, 1, there, wrap=True)[0].max() == 3.125e9
+
+
+def test_no_device_sends_faster_than_its_own_link() -> None:
+    document = Cluster.from_preset("a40-pcie", nodes=2).document
+    group = document.hosts[0]
+    slow = group.link.model_copy(update={"bandwidth_bytes_per_s": 5e9})
+    hosts = (group.model_copy(update={"link": slow}),)
+    cluster = Cluster.from_document(document.model_copy(update={"hosts": hosts}))
+    assert cluster.boundary_links(16, 1)[0][7] == 5e9
+
+
 def test_p2p_needs_a_second_stage() -> None:
     with pytest.raises(ClusterError, match="stride from 1 to 4"):
         Cluster.from_preset("dgx-h100").p2p_link(5)

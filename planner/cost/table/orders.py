@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cluster.levels import flow_factor
 from planner.cluster.topology import HierarchicalTopology, MatrixTopology, Topology
 from planner.cost.context import Combinations, PricingContext
 from planner.cost.table.rows import number_rows
@@ -485,7 +486,9 @@ class Orders:
         ahead = (runs.rank + (length // made.pp)[runs.place]) % length[runs.place]
         behind = self.ids[order[runs.place], ahead]
         there, back = links(ids, behind), links(behind, ids)
-        bandwidth = np.minimum.reduceat(np.minimum(there[0], back[0]), runs.starts)
+        factor = flow_factor(context.cluster.topology, ids, behind, runs.place)
+        slower = np.minimum(there[0], back[0]) * factor
+        bandwidth = np.minimum.reduceat(slower, runs.starts)
         latency = np.maximum.reduceat(np.maximum(there[1], back[1]), runs.starts)
         return context.link_shares.reached(bandwidth), latency + made.wait_s[runs.owner]
 

@@ -50,12 +50,15 @@ class LinkShares:
         outside: Share of links between hosts.
         partial_rails: Share of their hosts' network interfaces that groups drive whose
             hosts hold several members, but other groups the rest.
+        lone_factor: How many times its share of the network a device has that sends
+            while the others of its host do not.
     """
 
     between_hosts: float
     inside: float
     outside: float
     partial_rails: float
+    lone_factor: float = 1.0
 
     def reached(self, bandwidth: Array) -> Array:
         """Bytes/s that are reached of links' bandwidths. Same shape."""
@@ -74,7 +77,14 @@ class LinkShares:
             # Between neighbours are ranks of other groups, that drive the rest.
             shared = (stride[:, None] > 1) & (groups.below > 1)
             rate = rate * np.where(shared, self.partial_rails, 1.0)
-        return replace(groups, bandwidth=rate)
+        if self.lone_factor == 1.0:
+            return replace(groups, bandwidth=rate)
+        # Of the members inside a host, one sends to the next host.
+        inside = groups.bandwidth[:, :1] >= self.between_hosts
+        in_host = np.where(inside, groups.members[:, :1], 1.0)
+        outside = groups.bandwidth < self.between_hosts
+        alone = np.where(outside, np.minimum(in_host, self.lone_factor), 1.0)
+        return replace(groups, bandwidth=rate, alone=alone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +100,8 @@ class Groups:
         rings: Whether all go as NCCL's do: gathers and scatters round a ring, sums
             round it or over its trees. For the former it has a tree from release 2.23
             on, with one device a host. Source: its release notes, "PAT algorithm".
+        alone: How many times its bandwidth a member has where each sends to the next
+            alone; 1 if None. Shape [distinct, levels].
     """
 
     members: Array
@@ -97,6 +109,7 @@ class Groups:
     latency: Array
     which: Index
     rings: bool = False
+    alone: Array | None = None
 
     @classmethod
     def from_levels(
@@ -209,7 +222,8 @@ def _all_to_all(groups: Groups) -> _Line:
 def _next(groups: Groups) -> _Line:
     """One message from every rank to the next: all wait for the slowest link."""
     used = groups.members > 1
-    rate = np.where(used, groups.bandwidth, np.inf).min(axis=1)
+    bandwidth = groups.bandwidth * (1.0 if groups.alone is None else groups.alone)
+    rate = np.where(used, bandwidth, np.inf).min(axis=1)
     return np.where(used, groups.latency, 0.0).max(axis=1), 1 / rate
 
 

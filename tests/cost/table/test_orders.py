@@ -36,13 +36,14 @@ def clusters() -> dict[str, Cluster]:
         ),
         "uneven": hosts((2, 4, device()), (3, 2, slow), (2, 1, device("other"))),
         "cables": Cluster.parse("mi300x:3"),
+        "shared interfaces": Cluster.parse("a40-pcie:3"),
         "matrix": matrix(),
         "cores": hosts((2, 3, device(backend="gloo")), (1, 6, slow), slots=2.0),
         "taken": Cluster.parse("dgx-a100:4").with_occupied([1, 2, 9, 17, 30]),
     }
 
 
-NAMES = ("mixed", "uneven", "cables", "matrix", "cores", "taken")
+NAMES = tuple(clusters())
 
 
 def orders_of(

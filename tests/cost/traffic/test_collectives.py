@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cluster import AxisLevel
-from planner.cost.traffic.collectives import Groups, lines_of, time_of
+from planner.cost.traffic.collectives import Groups, LinkShares, lines_of, time_of
 from planner.schema.cluster import MeasuredCollective
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -51,6 +51,17 @@ def test_two_levels_use_every_member_of_a_host() -> None:
     hierarchical = 7 / 8 * size / inside + 1 / 2 * size / 8 / between
     flat = 15 / 16 * size / min(inside, 8 * between)
     assert time == pytest.approx([min(hierarchical, flat)])
+
+
+@pytest.mark.parametrize(("in_host", "times"), [(1, 1), (2, 2), (4, 4), (8, 4)])
+def test_a_ring_leaves_each_host_once(in_host: int, times: float) -> None:
+    # Two interfaces for 8 devices: a message alone has four shares, at most.
+    shares = LinkShares(
+        between_hosts=1e11, inside=1.0, outside=1.0, partial_rails=1.0, lone_factor=4.0
+    )
+    levels = [(in_host, 1e12, 0.0)] if in_host > 1 else []
+    ring = shares.of_groups(group(*levels, (2, 1e9, 0.0)), np.array([8 // in_host]))
+    assert time_of("send", 4e9, ring) == pytest.approx([4 / times])
 
 
 def test_all_to_all_crosses_the_slow_level_with_what_leaves_the_host() -> None:
