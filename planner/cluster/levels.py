@@ -176,7 +176,7 @@ def _merge(
 def flow_factor(
     topology: Topology, senders: IntArray, receivers: IntArray, rounds: IntArray
 ) -> FloatArray:
-    """How many times its share of the network each of several messages has.
+    """Multiple of its share of the network that each of several messages has.
 
     A host's devices share its interfaces evenly; where only some of them send to other
     hosts at a time, each has more: an equal part, at most one interface.

@@ -64,7 +64,7 @@ class Topology(Protocol):
 
     @property
     def lone_factor(self) -> FloatArray:
-        """How many shares of its host's network a device has that sends alone: [n]."""
+        """Shares of its host's network that a device has which sends alone: [n]."""
 
     def links(self, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
         """Bandwidth (bytes/s) and latency (s) from devices a to devices b.
@@ -238,7 +238,7 @@ class HierarchicalTopology:
 
     @property
     def lone_factor(self) -> FloatArray:
-        """As :class:`Topology` says. Shape [n]."""
+        """Devices that share an interface, at most what leaves a device: [n]."""
         return self._lone_factor
 
     def links(self, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
