@@ -47,8 +47,8 @@ def assume_plan(point: Point, graph: ModelGraph, framework: Framework) -> Assume
     """Return the plan of a row.
 
     Raises:
-        CalibrationError: If degrees do not multiply to the devices, or the batch does
-            not divide.
+        CalibrationError: If degrees do not multiply to the devices, or the schedule,
+            recomputation or precision is in words that are not known.
     """
     why: list[str] = []
     tp, pp = _or(point.tp, 1), _or(point.pp, 1)
@@ -121,6 +121,13 @@ def _or(value: int | None, other: int) -> int:
     return other if value is None else value
 
 
+#: Words of schedules that are known: of those without a name, 1F1B is priced.
+_SCHEDULES = re.compile(
+    r"none|1f1b|pipedream.?flush|gpipe|afab|interleav|zb|zero.?bubble|dual-?pipe"
+    r"|v-?(half|min)|pipeline \(alpa\)"
+)
+
+
 def _schedule(
     point: Point,
     graph: ModelGraph,
@@ -129,9 +136,14 @@ def _schedule(
     count: int,
     why: list[str],
 ) -> tuple[str, int]:
+    text = point.schedule.lower()
+    if text and not _SCHEDULES.search(text):
+        raise CalibrationError(
+            f"point {point.point_id}: schedule={point.schedule!r} is not known; write "
+            "none, gpipe, 1f1b, interleaved 1f1b, zb or dualpipe, or leave it blank"
+        )
     if pp == 1:
         return "GPipe", 1
-    text = point.schedule.lower()
     virtual = point.vp
     found = re.search(r"vp\s*=\s*(\d+)", text)
     if virtual is None and found:
@@ -143,7 +155,7 @@ def _schedule(
         return "ZBVZeroBubble", 2
     if "zero" in text or "zb" in text:
         return "InterleavedZeroBubble", virtual or 1
-    if "gpipe" in text:
+    if "gpipe" in text or "afab" in text:
         return "GPipe", 1
     if virtual is None and "interleav" in text:
         virtual = min(_even_stages(graph, pp, framework.virtual_stages), most)
@@ -199,8 +211,13 @@ def _recompute(point: Point, framework: Framework, why: list[str]) -> str:
             return name
     if "minimal" in text:
         return "selective"
-    why.append(f"recompute {text!r} taken as full")
-    return "full"
+    if text in ("yes", "true", "on", "1"):
+        why.append(f"recompute {text!r} taken as full")
+        return "full"
+    raise CalibrationError(
+        f"point {point.point_id}: recompute={point.recompute!r} is not known; write "
+        "none, selective or full, or leave it blank"
+    )
 
 
 #: Share of tp's collectives behind products with torch's async tensor parallelism,
@@ -422,7 +439,12 @@ def _precision_of(point: Point, framework: Framework) -> tuple[Precision, str | 
     """
     text = point.precision.lower()
     rows = read_rows("precisions.csv")
-    row = next(row for row in rows if re.search(row["pattern"], text))
+    row = next((row for row in rows if re.search(row["pattern"], text)), None)
+    if row is None:
+        raise CalibrationError(
+            f"point {point.point_id}: precision={point.precision!r} is not known; write "
+            "bf16, fp16, fp32, tf32, fp8, mxfp8 or nvfp4, or leave it blank"
+        )
     reduce = row["reduce"] or framework.reduce
     sources = f"{point.source} {point.notes}".lower()
     if row["compute"] == "bfloat16" and _BFLOAT16_REDUCTIONS.search(sources):

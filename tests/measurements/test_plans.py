@@ -177,13 +177,13 @@ def test_sequence_parallelism(
         ("selective", "selective"),
         ("Full", "full"),
         ("minimal", "selective"),
-        ("save_qkv", "full"),
+        ("yes", "full"),
     ],
 )
 def test_recomputation(graph: ModelGraph, words: str, kind: str) -> None:
     plan = _plan(graph, recompute=words)
     assert {stage.recompute for stage in plan.strategy.stages} == {kind}
-    assert _said(plan, "taken as full") == (words == "save_qkv")
+    assert _said(plan, "taken as full") == (words == "yes")
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,31 @@ def test_recomputation(graph: ModelGraph, words: str, kind: str) -> None:
         ("compile fp8", "float8"),
         ("MXFP8", "float8"),
         ("fp32", "float32"),
+        ("TF32", "float32"),
     ],
 )
 def test_precisions(graph: ModelGraph, words: str, compute: str) -> None:
-    assert _plan(graph, precision=words).precision.compute == compute
+    plan = _plan(graph, precision=words)
+    assert plan.precision.compute == compute
+    rounded = {"TF32": "tensorfloat32", "MXFP8": "mxfp8"}
+    assert plan.product_dtype == rounded.get(words)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"schedule": "hanayo", "pp": 2},
+        {"schedule": "chimera"},
+        {"recompute": "save_qkv"},
+        {"precision": "int8"},
+    ],
+)
+def test_words_that_are_not_known_are_refused(
+    graph: ModelGraph, row: dict[str, object]
+) -> None:
+    column = next(iter(row))
+    with pytest.raises(CalibrationError, match=f"{column}='{row[column]}' is not"):
+        _plan(graph, **row)
 
 
 @pytest.mark.parametrize(
