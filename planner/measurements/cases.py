@@ -112,6 +112,26 @@ def recipe_under(calibration: Calibration, name: str, facts: Recipe) -> Recipe:
     return replace(facts, **values)
 
 
+_ADAPTERS = re.compile(r"\b(q?lora|peft)\b", re.IGNORECASE)
+
+
+def _adapters(point: Point) -> tuple[bool, str]:
+    """Say if a row trains adapters of frozen weights, and what is assumed of them.
+
+    Raises:
+        CalibrationError: If the frozen weights are kept in four bits.
+    """
+    found = _ADAPTERS.search(f"{point.model} {point.notes}".replace("_", " "))
+    if found is None:
+        return False, ""
+    if found[0].lower() == "qlora":
+        raise CalibrationError(
+            f"point {point.point_id}: {found[0]} keeps weights in 4 bits, which is not "
+            "priced; leave the row out"
+        )
+    return True, f"{found[0]}: weights are frozen; the adapters are not priced"
+
+
 def prepare(point: Point) -> Case:
     """Return the case of a row.
 
@@ -125,7 +145,8 @@ def prepare(point: Point) -> Case:
     known = nvidia_recipe(point, machine.device, name)
     if known is not None and not point.recompute:
         point = replace(point, recompute=recomputed(known[0]))
-    graph = graph_of(shape)
+    frozen, adapted = _adapters(point)
+    graph = graph_of(shape, frozen=frozen)
     try:
         plan = assume_plan(point, graph, frameworks()[name])
     except ValidationError as error:
@@ -166,7 +187,7 @@ def prepare(point: Point) -> Case:
     instead = f"{share:.2f} times the activations of {plan.strategy.schedule}"
     more = instead if share != 1 else ""
     assumed = (*stated, *shape.assumed, *machine.assumed, *plan.why)
-    why = (*doubts, doubt, *assumed, as_set, counted)
+    why = (*doubts, doubt, adapted, *assumed, as_set, counted)
     return Case(
         point=point,
         setting=setting,

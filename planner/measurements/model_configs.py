@@ -15,6 +15,8 @@ from planner.graph import ModelGraph
 from planner.measurements.known_models import ModelShape
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from planner.capture import LoadedModel
 
 __all__ = ["config_of", "graph_of", "model_of"]
@@ -193,17 +195,28 @@ def model_of(shape: ModelShape) -> LoadedModel:
 
 
 @cache
-def graph_of(shape: ModelShape) -> ModelGraph:
+def graph_of(shape: ModelShape, *, frozen: bool = False) -> ModelGraph:
     """Return the captured graph of a shape, for one sample in bfloat16.
 
     Graphs are kept in memory, one for each shape.
 
     Args:
         shape: Figures of a model.
+        frozen: True if its matrices are not trained; gradients pass all layers.
     """
     from planner.capture import capture
 
-    return capture(model_of(shape), splits=_splits())
+    model = model_of(shape)
+    if frozen:
+        model = replace(model, build=lambda: _without_matrices(model_of(shape)))
+    return capture(model, splits=_splits())
+
+
+def _without_matrices(model: LoadedModel) -> nn.Module:
+    module = model.build()
+    for parameter in module.parameters():
+        parameter.requires_grad_(parameter.dim() < 2)
+    return module
 
 
 #: Layers by the way in which Megatron-LM's tp divides them (Shoeybi et al. 2019,

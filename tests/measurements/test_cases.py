@@ -91,6 +91,19 @@ def test_better_devices_take_less_time() -> None:
     assert case.step_s(better) < case.step_s(_calibration(0.0))
 
 
+def test_frozen_weights_have_no_gradients() -> None:
+    # Three of four passes over the layers: forward, again, and the inputs' gradients.
+    row = {"hidden": 2048, "seq": 2048, "recompute": "full"}
+    full, lora = (
+        prepare(small(**row, notes=notes)).step_s(_calibration(0.0))
+        for notes in ("", "LoRA r=8")
+    )
+    assert lora == pytest.approx(0.75 * full, rel=0.1)
+    assert "adapters are not priced" in prepare(small(**row, notes="LoRA r=8")).why[0]
+    with pytest.raises(CalibrationError, match="QLoRA keeps weights in 4 bits"):
+        prepare(small(model="GPT QLoRA"))
+
+
 def test_measured_seconds() -> None:
     assert prepare(small(value=2.5)).measured_step_s == 2.5
     rate = small(metric="samples_per_s", value=32.0)
