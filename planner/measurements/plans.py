@@ -121,6 +121,13 @@ def _or(value: int | None, other: int) -> int:
     return other if value is None else value
 
 
+def _unknown(point: Point, column: str, known: str) -> CalibrationError:
+    return CalibrationError(
+        f"point {point.point_id}: {column}={getattr(point, column)!r} is not known; "
+        f"write {known}, or leave it blank"
+    )
+
+
 #: Words of schedules that are known: of those without a name, 1F1B is priced.
 _SCHEDULES = re.compile(
     r"none|1f1b|pipedream.?flush|gpipe|afab|interleav|zb|zero.?bubble|dual-?pipe"
@@ -138,16 +145,12 @@ def _schedule(
 ) -> tuple[str, int]:
     text = point.schedule.lower()
     if text and not _SCHEDULES.search(text):
-        raise CalibrationError(
-            f"point {point.point_id}: schedule={point.schedule!r} is not known; write "
-            "none, gpipe, 1f1b, interleaved 1f1b, zb or dualpipe, or leave it blank"
-        )
+        known = "none, gpipe, 1f1b, interleaved 1f1b, zb or dualpipe"
+        raise _unknown(point, "schedule", known)
     if pp == 1:
         return "GPipe", 1
-    virtual = point.vp
     found = re.search(r"vp\s*=\s*(\d+)", text)
-    if virtual is None and found:
-        virtual = int(found[1])
+    virtual = int(found[1]) if point.vp is None and found else point.vp
     most = max(1, len(graph.units) // pp)
     if most > 1 and re.search(r"dual-?pipe", text):
         return "DualPipeV", 2
@@ -214,10 +217,7 @@ def _recompute(point: Point, framework: Framework, why: list[str]) -> str:
     if text in ("yes", "true", "on", "1"):
         why.append(f"recompute {text!r} taken as full")
         return "full"
-    raise CalibrationError(
-        f"point {point.point_id}: recompute={point.recompute!r} is not known; write "
-        "none, selective or full, or leave it blank"
-    )
+    raise _unknown(point, "recompute", "none, selective or full")
 
 
 #: Share of tp's collectives behind products with torch's async tensor parallelism,
@@ -441,10 +441,8 @@ def _precision_of(point: Point, framework: Framework) -> tuple[Precision, str | 
     rows = read_rows("precisions.csv")
     row = next((row for row in rows if re.search(row["pattern"], text)), None)
     if row is None:
-        raise CalibrationError(
-            f"point {point.point_id}: precision={point.precision!r} is not known; write "
-            "bf16, fp16, fp32, tf32, fp8, mxfp8 or nvfp4, or leave it blank"
-        )
+        known = "bf16, fp16, fp32, tf32, fp8, mxfp8 or nvfp4"
+        raise _unknown(point, "precision", known)
     reduce = row["reduce"] or framework.reduce
     sources = f"{point.source} {point.notes}".lower()
     if row["compute"] == "bfloat16" and _BFLOAT16_REDUCTIONS.search(sources):
