@@ -11,10 +11,16 @@ from planner.measurements.points import Point
 __all__ = ["framework_of", "is_recent", "year_of"]
 
 
+#: Columns besides the source that may name a framework. Of names of models only
+#: DeepSpeed counts: Megatron is one of a model, too.
+_NAMING = ("notes", "schedule", "recompute", "precision", "inferred_fields")
+
+
 def framework_of(point: Point) -> tuple[str, str]:
     """Return the framework of a run.
 
-    The source names it, else the notes do; where neither does, the usual one counts.
+    The source names it, else another column does; where none does, the usual one
+    counts.
 
     Args:
         point: The row.
@@ -25,10 +31,11 @@ def framework_of(point: Point) -> tuple[str, str]:
     name = _named(point.source)
     if name is not None:
         return _of_age(name, point), ""
-    name = _named(point.notes)
-    if name is not None:
-        name = _of_age(name, point)
-        return name, f"framework {name} by the notes"
+    for column in (*_NAMING, "model"):
+        name = _named(getattr(point, column))
+        if name is not None and (column != "model" or name == "deepspeed"):
+            name = _of_age(name, point)
+            return name, f"framework {name} by the column {column}"
     name = _unnamed(point)
     return name, f"framework not named: constants of {name}"
 

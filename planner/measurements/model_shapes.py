@@ -30,7 +30,9 @@ _NEAR = 0.07
 #: To a multiple of which vocabularies are padded, so that tp up to 64 divides them.
 _PADDING = 64
 _GATED_NAMES = re.compile(r"llama|qwen|mistral|internlm|baichuan|yi-|gemma|olmo|swiglu")
-_MIXED = re.compile(r"moe|expert|mixture|[0-9]x[0-9]+b")
+_MIXED = re.compile(r"moe|expert|mixture|[0-9]x[0-9]+b|\be\d+-?k\d+\b")
+#: Experts, and how many of them a token is sent to: ``e16k4``.
+_EXPERTS_CHOSEN = re.compile(r"\be(\d+)-?k(\d+)\b")
 _STATED = ("layers", "hidden", "heads", "seq", "vocab")
 
 
@@ -170,7 +172,10 @@ def _mixture(
     named = re.search(
         r"(?:moe|experts?)-?(\d+)(?![0-9.]*[bm])|(\d+)-?(?:e\b|exp)", plain
     )
-    if named:
+    chosen = _EXPERTS_CHOSEN.search(plain)
+    if chosen:
+        count = int(chosen[1])
+    elif named:
         count = int(named[1] or named[2])
     elif point.params is None:
         count = 8
@@ -186,14 +191,15 @@ def _mixture(
             f"leaves no room for experts; correct params, or use a name such as "
             f"mixtral-8x7b"
         )
+    top = min(int(chosen[2]) if chosen else 2, count)
     assumed.append(
         f"a GPT with {count} experts of 4 hidden in every second layer, each token "
-        f"sent to two"
+        f"sent to {top}"
     )
     return {
         **figures,
         "experts": count,
-        "experts_per_token": min(2, count),
+        "experts_per_token": top,
         "expert_inner": 4 * hidden,
         "expert_every": 2,
     }

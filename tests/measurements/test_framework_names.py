@@ -136,10 +136,14 @@ def test_recipes_that_notes_name_are_of_the_source_s_year() -> None:
     assert (old, new) == ("megatron-2025", "megatron")
 
 
-def test_notes_count_where_the_source_says_nothing() -> None:
-    name, why = framework_of(point(source="a blog", notes="run with DeepSpeed"))
+@pytest.mark.parametrize("column", ["notes", "schedule", "precision", "model"])
+def test_other_columns_count_where_the_source_says_nothing(column: str) -> None:
+    name, why = framework_of(point(source="a blog", **{column: "run with DeepSpeed"}))
     assert name == "deepspeed"
-    assert "notes" in why
+    assert column in why
+    assert framework_of(point(source="a blog", model="Megatron 8B"))[1].startswith(
+        "framework not named"
+    )
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,8 @@ def test_experts_are_counted_by_name_or_parameters() -> None:
     assert shape_of(_point("my moe", **sizes)).experts == 8
     wide = shape_of(_point("gpt3-6.7b moe-64", seq=2048))
     assert (wide.hidden, wide.experts) == (4096, 64)
+    chosen = shape_of(_point("GPT e16k4", **sizes))
+    assert (chosen.experts, chosen.experts_per_token) == (16, 4)
 
 
 def test_heads_need_not_divide_the_hidden_size() -> None:
