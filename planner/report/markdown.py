@@ -138,6 +138,9 @@ def _plan(report: ReportData, before: str, level: str) -> list[str]:
         ]
         if plan.provenance.bound_by:
             parts.append(f"Bound by {plain_text(plan.provenance.bound_by)}.")
+    if plan.prediction.leans_on:
+        parts.append(f"{level}# What the time rests on without measured runs")
+        parts.append("\n".join(f"- {plain_text(t)}" for t in plan.prediction.leans_on))
     if plan.provenance.alternatives:
         parts += [f"{level}# Runners-up", markdown_table(runners_up_table(report))]
     if plan.provenance.regimes:

@@ -196,7 +196,7 @@ def _tiles(report: ReportData) -> str:
         (
             "Step time",
             amount(format_seconds(head.step_time_s)),
-            escape("simulated" if head.fidelity == "simulated" else "by closed forms"),
+            escape(_certainty(report)),
         ),
         speed,
         (
@@ -222,6 +222,20 @@ def _tiles(report: ReportData) -> str:
     return tiles(entries)
 
 
+def _certainty(report: ReportData) -> str:
+    """Say how the step time was found, and its interval where that is known."""
+    head = report.plan.prediction
+    told = "simulated" if head.fidelity == "simulated" else "by closed forms"
+    if head.step_time_interval_s is None:
+        return told
+    low, high = (format_seconds(end) for end in head.step_time_interval_s)
+    return f"{low} to {high} for 4 of 5 runs, {told}"
+
+
+def _bulleted(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
+
+
 def _chosen_section(reports: Sequence[ReportData], names: Sequence[str]) -> str:
     """The chosen strategy, and the reasons for it."""
     panes = []
@@ -241,11 +255,12 @@ def _chosen_section(reports: Sequence[ReportData], names: Sequence[str]) -> str:
             f"</caption><tbody>{rows}</tbody></table></div>"
         )
         body += details("The plan in short", listed) if len(reports) == 1 else listed
-        if plan.provenance.assumptions:
-            told = "".join(
-                f"<li>{escape(text)}</li>" for text in plan.provenance.assumptions
-            )
-            body += details("Assumed while reading the model", f"<ul>{told}</ul>")
+        for title, texts in (
+            ("What the time rests on without measured runs", plan.prediction.leans_on),
+            ("Assumed while reading the model", plan.provenance.assumptions),
+        ):
+            if texts:
+                body += details(title, _bulleted(texts))
         panes.append(titled(body, name))
     return section("chosen", "What was chosen, and why", "", beside(panes))
 

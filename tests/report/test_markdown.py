@@ -9,6 +9,7 @@ from markdown_it import MarkdownIt
 
 from planner.report import build_report, markdown_page
 from planner.report.markdown import code_span, plain_text
+from planner.report.page import html_page
 from planner.schema import Plan
 from planner.schema.describe import paragraph
 from planner.units import format_bytes, format_seconds
@@ -84,6 +85,20 @@ def test_it_says_what_was_chosen_and_why() -> None:
         *("h2", "h3", "p", "code", "strong", "table", "thead", "tbody", "tr", "th"),
         *("td", "ul", "li", "sub"),
     }
+
+
+def test_both_pages_say_how_certain_the_time_is() -> None:
+    told = ("ring attention: no runs, ± 25%",)
+    ends = (0.5, 2.25)
+    plan = changed(
+        gpt2_plan(pp=4), "prediction", leans_on=told, step_time_interval_s=ends
+    )
+    report = build_report(plan, model=gpt2_graph())
+    found, page = read(markdown_page([report])), html_page([report])
+    for text in (found.text, page):
+        assert told[0] in text
+        assert "What the time rests on without measured runs" in text
+        assert "500 ms to 2.25 s" in text
 
 
 def test_what_cannot_be_timed_says_why() -> None:
