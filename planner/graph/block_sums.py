@@ -19,7 +19,7 @@ __all__ = ["EXPERTS", "BlockSums"]
 
 #: Names of modules and parameters that expert parallelism divides.
 EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
-_SCAN = re.compile(r"mamba|ssm|s4|rwkv|selective|retention|deltanet", re.IGNORECASE)
+SCAN = re.compile(r"mamba|ssm|s4|rwkv|selective|retention|deltanet", re.IGNORECASE)
 _RECURRENT = re.compile(r"lstm|gru|rnn", re.IGNORECASE)
 _NORM = re.compile(r"norm", re.IGNORECASE)
 
@@ -55,7 +55,7 @@ def _block_kind(graph: OpGraph, start: int, stop: int, *, last: bool) -> BlockKi
     checks: tuple[tuple[BlockKind, bool], ...] = (
         ("expert", any(EXPERTS.search(name) for name in modules)),
         ("expert", any(name.endswith("grouped_mm") for name in names)),
-        ("scan", bool(_SCAN.search(classes)) and arithmetic > 0),
+        ("scan", bool(SCAN.search(classes)) and arithmetic > 0),
         ("attention", _attends(names, [kernel.kind for kernel in kernels])),
         ("recurrent", bool(_RECURRENT.search(classes)) and arithmetic > 0),
         ("head", last and arithmetic > 0),

@@ -1,10 +1,11 @@
 """Kernels that a framework makes of the ops of a graph.
 
 Eager torch launches a kernel for each op. Megatron-LM, Transformer Engine, Liger and
-the like have one kernel for a norm, a rotation, a gated activation or a loss, and one
-product for queries, keys and values. ``torch.compile`` makes one of whatever pointwise
-ops and reductions are neighbours. Either moves what enters and leaves a group of ops
-alone, and keeps for backward what enters it instead of what it makes inside.
+the like have one kernel for a norm, a rotation, a gated activation, a loss or the scan
+of a state space model, and one product for queries, keys and values. ``torch.compile``
+makes one of whatever pointwise ops and reductions are neighbours. Either moves what
+enters and leaves a group of ops alone, and keeps for backward what enters it instead of
+what it makes inside.
 
 A fused graph is an :class:`OpGraph` like any other, with fewer ops.
 """
@@ -12,11 +13,12 @@ A fused graph is an :class:`OpGraph` like any other, with fewer ops.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner.graph.block_sums import SCAN
 from planner.graph.coarsen import coarsen
 from planner.graph.model import Block, Fusion
 from planner.graph.ops import KernelCost, OpGraph, read_flow
@@ -30,6 +32,11 @@ _NORM = re.compile(r"norm", re.IGNORECASE)
 _SMALL = 1 / 8
 _LOSSES = frozenset({"aten::nll_loss_forward", "aten::nll_loss2d_forward"})
 _MEMORY = KernelCost()
+#: Bytes that the backward of a scan moves of its chunks' states, over those of forward,
+#: which writes and reads them: it makes them again and passes gradients of each.
+#: Source: state-spaces/mamba, ops/triton/ssd_combined.py,
+#: _mamba_chunk_scan_combined_bwd.
+_STATES_AGAIN = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +107,12 @@ class _Group:
     Attributes:
         rows: In order.
         product: Whether they are products of one input with several weights.
+        scan: Whether they are the scan of a state space model.
     """
 
     rows: tuple[int, ...]
     product: bool = False
+    scan: bool = False
 
     @property
     def place(self) -> int:
@@ -121,16 +130,32 @@ def _all_groups(
         for storage in reads:
             readers.setdefault(storage, []).append(row)
     found: list[_Group] = []
+    scans = _scanning(graph)
     for start, stop in structure.bounds:
         key = (*graph.origin[start:stop], *roles.ops[start:stop])
         if key not in known:
-            block = _Block(graph, structure, roles, readers, (start, stop))
+            block = _Block(graph, structure, roles, readers, (start, stop), scans)
             known[key] = block.groups(fusion, loss=loss)
         found += [
-            _Group(tuple(start + at for at in group.rows), group.product)
+            replace(group, rows=tuple(start + at for at in group.rows))
             for group in known[key]
         ]
     return found
+
+
+def _scanning(graph: OpGraph) -> Set[str]:
+    """Innermost modules of state space models, whose own ops are the scan."""
+    names = {
+        name
+        for name, kind in graph.module_types.items()
+        if SCAN.search(kind) and not _NORM.search(kind)
+    }
+    outer = {
+        ".".join(parts[:count])
+        for parts in (name.split(".") for name in names)
+        for count in range(len(parts))
+    }
+    return names - outer
 
 
 class _Block:
@@ -142,6 +167,7 @@ class _Block:
         roles: Of the ops.
         readers: Ops that read each storage.
         bounds: Half-open range of the block's ops.
+        scans: Modules whose own ops are a scan.
     """
 
     def __init__(
@@ -151,8 +177,10 @@ class _Block:
         roles: Roles,
         readers: dict[int, list[int]],
         bounds: tuple[int, int],
+        scans: Set[str],
     ) -> None:
         self.graph = graph
+        self.scans = scans
         self.structure = structure
         self.roles = roles
         self.readers = readers
@@ -167,6 +195,9 @@ class _Block:
         keys: dict[int, object] = {}
         for row in rows:
             made = graph.outputs[row]
+            if fusion == "kernels" and self._scans(row):
+                keys[row] = ("scan", graph.modules[row])
+                continue
             if not graph.fusible[row] or all(i in flow.recomputable for i in made):
                 continue
             if row in losses:
@@ -182,7 +213,13 @@ class _Block:
                 if keys.get(maker) == key:
                     self._join(maker, row)
         distinct = {id(group): group for group in self.group_of.values()}.values()
-        found = [_Group(tuple(row - self.start for row in rows)) for rows in distinct]
+        found = [
+            _Group(
+                tuple(row - self.start for row in rows),
+                scan=len(rows) > 1 and self._scans(rows[0]) and fusion == "kernels",
+            )
+            for rows in distinct
+        ]
         if fusion in {"norms", "kernels"}:
             found = self._siblings(found)
         return sorted(found, key=lambda group: group.place)
@@ -228,11 +265,21 @@ class _Block:
         kind = self.graph.module_types.get(self.graph.modules[row], "")
         return bool(_NORM.search(kind))
 
+    def _scans(self, row: int) -> bool:
+        """Return True if an op belongs to a scan itself, not to what surrounds it."""
+        graph = self.graph
+        weighted = min(graph.inputs[row], default=0) < 0
+        product = weighted and graph.kernels[row].flops > 0
+        return graph.modules[row] in self.scans and not product
+
     def _siblings(self, groups: Sequence[_Group]) -> list[_Group]:
         """Join products of one input with weights of the same module."""
         graph = self.graph
         found: dict[object, list[int]] = {}
+        scans = [group for group in groups if group.scan]
         for group in groups:
+            if group.scan:
+                continue
             row = self.start + group.rows[0]
             reads = [i for i in graph.inputs[row] if i >= 0]
             weights = len(graph.inputs[row]) - len(reads)
@@ -242,7 +289,7 @@ class _Block:
                 holder = graph.modules[row].rpartition(".")[0]
                 alike = (*reads, holder, self.roles.ops[row], kernel.batch, weights)
             found.setdefault(alike, []).extend(group.rows)
-        return [
+        return scans + [
             _Group(tuple(rows), product=isinstance(alike, tuple) and len(rows) > 1)
             for alike, rows in found.items()
         ]
@@ -334,7 +381,12 @@ class _Kernels:
             # The input is read once, and so is written its gradient.
             again = (len(rows) - 1) * self._sum(i for i in reads if i >= 0)
             made.forward_bytes -= again
-        if graph.kernels[rows[0]].kind == "matmul":
+        if group.scan:
+            self._as_one(made, writes)
+            states = 2 * self._states(rows)
+            made.forward_bytes += states
+            made.backward_bytes += _STATES_AGAIN * states
+        elif graph.kernels[rows[0]].kind == "matmul":
             twice = 2 * made.forward_bytes + float(graph.weight_bytes[list(rows)].sum())
             made.backward_bytes = min(made.backward_bytes, twice)
         elif graph.fusible[rows[0]]:
@@ -345,7 +397,7 @@ class _Kernels:
         """Count what enters and leaves alone, and keep what enters."""
         rows = kernel.group.rows
         entering = [i for i in kernel.inputs if i >= 0]
-        moved = self._sum((*entering, *kernel.outputs))
+        moved = self._read(rows, entering) + self._sum(kernel.outputs)
         kernel.forward_bytes = min(kernel.forward_bytes, moved)
         inside = writes.keys() - set(kernel.outputs)
         largest = max((self.bytes[i] for i in (*entering, *writes)), default=0.0)
@@ -367,6 +419,35 @@ class _Kernels:
         moved = given + made + self._sum(kept)
         kernel.backward_bytes = min(kernel.backward_bytes, moved)
         kernel.transient = min(kernel.transient, given + made)
+
+    def _read(self, rows: Sequence[int], entering: Sequence[int]) -> float:
+        """Bytes that a group reads of what enters it: of views, their part."""
+        graph, found = self.source, dict.fromkeys(entering, 0.0)
+        for row in rows:
+            for storage in found.keys() & graph.inputs[row]:
+                found[storage] += float(graph.forward_bytes[row])
+        return sum(min(moved, self.bytes[i]) for i, moved in found.items())
+
+    def _states(self, rows: Sequence[int]) -> float:
+        """Bytes of the states between chunks that a scan writes.
+
+        They are the results of products that further products read. Scores inside a
+        chunk, which the next product sums over, stay in the kernel, as in attention.
+        """
+        graph, total = self.source, 0.0
+        products = [row for row in rows if graph.kernels[row].flops > 0]
+        for row in products:
+            cost, reached = graph.kernels[row], set(graph.outputs[row])
+            for later in rows:
+                if later <= row or not reached.intersection(graph.inputs[later]):
+                    continue
+                other = graph.kernels[later]
+                if later not in products:
+                    reached.update(graph.outputs[later])
+                elif (other.batch, other.m, other.k) != (cost.batch, cost.m, cost.n):
+                    total += self._sum(graph.outputs[row])
+                    break
+        return total
 
     def _leaves(self, storage: int, place: int) -> bool:
         """Return True if another kernel reads it, or none at all."""
@@ -475,6 +556,8 @@ class _Kernels:
 
     def _cost(self, group: _Group) -> KernelCost:
         costs = [self.source.kernels[row] for row in group.rows]
+        if group.scan:
+            return KernelCost(flops=sum(cost.flops for cost in costs))
         if not group.product:
             return costs[0] if len(costs) == 1 else _MEMORY
         return replace(

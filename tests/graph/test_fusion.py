@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from planner.capture import capture, load_model
+from planner.capture import capture, load_config, load_model
 from planner.graph import Block, Fusion, ModelGraph
 
 _HIDDEN, _INNER, _TOKENS = 64, 160, 32
@@ -163,6 +163,39 @@ def test_a_fused_loss_keeps_the_logits_alone(fusion: Fusion) -> None:
     assert sum(k.count for k in fused.kernels) < sum(k.count for k in plain.kernels)
     # The gradient of the logits, and that of the stream beside it.
     assert fused.transient_bytes == pytest.approx(logits, rel=0.02)
+
+
+def test_a_scan_moves_what_enters_and_leaves_and_its_states() -> None:
+    chunks, chunk, heads, size, state, groups = 4, 64, 8, 32, 16, 2
+    config = {
+        "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"],
+        "hidden_size": 128,
+        "num_hidden_layers": 1,
+        "num_heads": heads,
+        "head_dim": size,
+        "state_size": state,
+        "n_groups": groups,
+        "chunk_size": chunk,
+        "vocab_size": 256,
+    }
+    graph = capture(load_config(config, name="mamba2", seq_len=chunks * chunk))
+    plain, scan = (
+        next(block for block in made.blocks if block.name.endswith("mixer"))
+        for made in (graph, graph.with_kernels("kernels", loss=False))
+    )
+    (kernel,) = (k for k in scan.kernels if k.kind == "memory" and k.forward_flops)
+    # Float32 states of every chunk, and those of all chunks before, the first's, too.
+    states = 4.0 * heads * size * state * (chunks + chunks + 1)
+    inner, tokens = heads * size, chunks * chunk
+    entering = 2.0 * tokens * (inner + 2 * groups * state + heads)
+    leaving = 4.0 * tokens * inner
+    assert kernel.forward_bytes == pytest.approx(
+        entering + leaving + 2 * states, rel=0.05
+    )
+    assert scan.forward_flops == pytest.approx(plain.forward_flops)
+    assert scan.saved_bytes < 0.5 * plain.saved_bytes
+    assert len(scan.kernels) < 0.3 * len(plain.kernels)
 
 
 _MODELS = ("llama3.2-1b", "gpt2", "bert-base", "mixtral-8x7b", "t5-small", "vit-b")
