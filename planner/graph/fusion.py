@@ -426,7 +426,7 @@ class _Kernels:
         for row in rows:
             for storage in found.keys() & graph.inputs[row]:
                 found[storage] += float(graph.forward_bytes[row])
-        return sum(min(moved, self.bytes[i]) for i, moved in found.items())
+        return float(sum(min(moved, self.bytes[i]) for i, moved in found.items()))
 
     def _states(self, rows: Sequence[int]) -> float:
         """Bytes of the states between chunks that a scan writes.
