@@ -26,6 +26,7 @@ from planner.schema import (
 )
 from planner.schema.base import fingerprint_parameters
 from planner.schema.describe import PART_NAMES
+from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.plan_parts import Efficiency, OtherRegime
 from planner.schema.violations import executor_violations
 from planner.search import Candidate, Objective, Request, SearchResult
@@ -94,6 +95,33 @@ def _stage_memory(request: Request, cost: Cost) -> tuple[StageMemory, ...]:
     )
 
 
+def _host_memory(request: Request, candidate: Candidate) -> dict[str, Any]:
+    """CPU memory that the fullest host needs while a checkpoint is written, and has."""
+    memory, strategy = candidate.cost.memory, candidate.strategy
+    states = np.asarray(memory.parameters) + np.asarray(memory.optimizer)
+    method = strategy.synchronisation
+    if isinstance(method, LocalSteps) and method.offload:
+        states = states + method.outer_copies * np.asarray(memory.parameters)
+    ids = np.asarray(strategy.device_ids())
+    cluster = request.context.cluster
+    hosts = np.asarray(cluster.host_of_device)[ids]
+    needed = np.bincount(hosts, weights=np.repeat(states, len(ids) // len(states)))
+    groups = cluster.document.hosts
+    there = np.repeat(
+        [group.memory_bytes or np.inf for group in groups],
+        [group.count for group in groups],
+    )[: len(needed)]
+    fullest = int(
+        (needed / there).argmax() if np.isfinite(there).any() else needed.argmax()
+    )
+    return {
+        "host_memory_bytes": float(needed[fullest]),
+        "host_memory_limit_bytes": (
+            float(there[fullest]) if np.isfinite(there[fullest]) else None
+        ),
+    }
+
+
 def _prediction(request: Request, candidate: Candidate) -> Prediction:
     graph, cost = request.context.graph, candidate.cost
     step = cost.step_time_s
@@ -116,6 +144,7 @@ def _prediction(request: Request, candidate: Candidate) -> Prediction:
         model_flops_utilization=per_sample * request.global_batch / step / peak,
         **_certainty(request.context, candidate),
         efficiency=_efficiency(request, candidate),
+        **_host_memory(request, candidate),
         fidelity=cost.fidelity,
         calibration=request.context.cluster.document.calibration,
     )

@@ -11,6 +11,7 @@ import yaml
 
 from planner import predict
 from planner.api import require_fit
+from planner.cluster import Cluster
 from planner.errors import NoFeasiblePlanError, PlanFileError, StrategyError
 from planner.schema import Mesh, Strategy
 from tests.cost.made import device, hosts, uniform_graph
@@ -42,6 +43,30 @@ def test_predict_uses_the_devices_that_are_named() -> None:
     taken = {"mesh": {"dp_replicate": 2}, "device_ranges": [[0, 2]]}
     with pytest.raises(StrategyError, match="device 0, which is occupied"):
         predict(uniform_graph(2), cluster, taken)
+
+
+@pytest.mark.parametrize(("offload", "copies"), [(False, 0), (True, 2)])
+def test_a_host_holds_the_states_of_its_devices_while_they_are_written(
+    offload: bool, copies: int
+) -> None:
+    document = EIGHT.document
+    group = document.hosts[0].model_copy(update={"memory_bytes": 1e9})
+    cluster = Cluster.from_document(document.model_copy(update={"hosts": (group,)}))
+    given = {
+        "mesh": {"dp_replicate": 8},
+        "synchronisation": {
+            "kind": "local_steps",
+            "outer_learning_rate": 0.7,
+            "outer_momentum": 0.9,
+            "offload": offload,
+        },
+    }
+    made = predict(uniform_graph(2), cluster, given)
+    (entry,) = made.prediction.memory
+    held = (1 + copies) * entry.parameters_bytes + entry.optimizer_bytes
+    assert made.prediction.host_memory_bytes == pytest.approx(4 * held)
+    assert made.prediction.host_memory_limit_bytes == 1e9
+    assert "CPU memory of the fullest host" in made.summary()
 
 
 def test_predict_of_wrong_stages_names_the_unit() -> None:

@@ -298,6 +298,7 @@ def _gpu_document(gpus: list[DeviceType]) -> ClusterDocument:
                 devices_per_host=count,
                 device=device.name,
                 link=links[_inside(device, count)],
+                memory_bytes=usable_memory_bytes(),
             )
         )
     types = {device.name: device for device in gpus}

@@ -190,6 +190,7 @@ class System:
         inside: Link between them.
         outside: Link between units, per device.
         nics: Network interfaces of a host, if fewer than its devices.
+        memory_bytes: Of a host's CPUs; None where no document says it.
         hosts: Hosts in one unit; more than one if ``inside`` also joins hosts.
         source: Where counts and NICs are from.
     """
@@ -199,6 +200,7 @@ class System:
     inside: Link
     outside: Link
     nics: int | None = None
+    memory_bytes: float | None = None
     hosts: int = 1
     source: str
 
@@ -273,6 +275,9 @@ def _system(entry: Mapping[str, Any]) -> System:
         inside=known_links()[entry["inside"]],
         outside=outside,
         nics=nics if nics is not None and nics < devices else None,
+        memory_bytes=entry["host_memory_gb"] * 1e9
+        if "host_memory_gb" in entry
+        else None,
         hosts=entry.get("hosts", 1),
         source=entry["source"],
     )
@@ -342,6 +347,7 @@ def _system_document(name: str, nodes: int) -> ClusterDocument:
                 device=system.device,
                 link=system.inside,
                 nics=system.nics,
+                memory_bytes=system.memory_bytes,
             ),
         ),
         levels=tuple(levels),

@@ -118,6 +118,8 @@ class HostGroup(Document):
         nics: Network interfaces that the devices of one host share; None for one a
             device. A device that sends while its neighbours do not has a whole
             interface, not only its share of it.
+        memory_bytes: Memory of a host's CPUs, which checkpoints on their way to files
+            and offloaded states take; None where it is not known.
     """
 
     name: str
@@ -128,6 +130,7 @@ class HostGroup(Document):
     compute_slots: Annotated[float, Field(gt=0)] | None = None
     nic: Link | None = None
     nics: Count | None = None
+    memory_bytes: Positive | None = None
 
 
 class Level(Document):

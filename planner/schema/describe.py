@@ -209,6 +209,19 @@ def _memory_line(plan: PlanFields) -> str:
     )
 
 
+def _host_memory_line(plan: PlanFields) -> str:
+    """Tell the CPU memory of the fullest host; empty where no host's is known."""
+    needed = plan.prediction.host_memory_bytes
+    limit = plan.prediction.host_memory_limit_bytes
+    if needed is None or limit is None:
+        return ""
+    over = ": too much, use more hosts or a higher ZeRO stage"
+    return (
+        f"{format_bytes(needed)} of {format_bytes(limit)} CPU memory of the fullest "
+        f"host while a checkpoint is written{over if needed > limit else ''}"
+    )
+
+
 def _finder_line(plan: PlanFields) -> str:
     counts = plan.provenance.evaluations
     told = []
@@ -272,6 +285,7 @@ def facts(plan: PlanFields) -> dict[str, str]:
         "step": f"{format_seconds(plan.prediction.step_time_s)} ({_speed(plan)})",
         "interval": _interval_line(plan),
         "memory": _memory_line(plan),
+        "host": _host_memory_line(plan),
         "found by": _finder_line(plan),
         "certified": _certificate_line(plan),
     }

@@ -220,6 +220,11 @@ class Prediction(Document):
             in words, with how much wider it makes the interval.
         efficiency: Progress of a sample beside one of exact training; None where steps
             are exact, and where nothing is known.
+        host_memory_bytes: CPU memory that the fullest host needs, at most, for its
+            devices' weights and optimizer states while a checkpoint is written in the
+            background, and for states that stay there. What processes, libraries and
+            data take is not counted. None in plans made before this was kept.
+        host_memory_limit_bytes: All that this host has; None where it is not known.
         fidelity: ``simulated`` if the event simulator had the last word.
         calibration: Where the cluster's numbers are from: ``datasheet``, or a probe's
             name. Fitted constants on top of them are in the provenance.
@@ -236,6 +241,8 @@ class Prediction(Document):
     step_time_interval_s: tuple[Seconds, Seconds] | None = None
     leans_on: tuple[str, ...] = ()
     efficiency: Efficiency | None = None
+    host_memory_bytes: Bytes | None = None
+    host_memory_limit_bytes: Bytes | None = None
     fidelity: Literal["analytic", "simulated"]
     calibration: str = "datasheet"
 

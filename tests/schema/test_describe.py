@@ -31,6 +31,7 @@ def test_a_summary_has_the_numbers_of_the_plan() -> None:
         "step",
         "interval",
         "memory",
+        "host",
         "found by",
     ]
     low, high = plan.prediction.step_time_interval_s or (0, 0)

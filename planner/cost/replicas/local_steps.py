@@ -77,9 +77,8 @@ class LocalStepsPricing:
         """Bytes that the outer optimizer keeps, and of what is on its way."""
         settings = self.settings
         weights = _weight_bytes(rows, context)
-        copies = 0 if settings.takes_mean else 1 + (settings.outer_momentum > 0)
-        if settings.offload and context.on_gpu:
-            copies = 0
+        offloads = settings.offload and context.on_gpu
+        copies = 0 if offloads else settings.outer_copies
         fragment = weights / settings.fragments
         piece = np.minimum(fragment, LocalSteps.PIECE_BYTES)
         # Under way through the forwards and backwards of the next steps.

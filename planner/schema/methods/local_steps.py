@@ -96,6 +96,11 @@ class LocalSteps(Synchronisation):
         return self.outer_learning_rate == 1 and not self.outer_momentum
 
     @property
+    def outer_copies(self) -> int:
+        """Copies of the weights that the outer optimizer keeps, momentum among them."""
+        return 0 if self.takes_mean else 1 + (self.outer_momentum > 0)
+
+    @property
     def equal_after_exchange(self) -> bool:
         """True if an exchange leaves copies with equal weights."""
         return self.fragments == 1 and not self.mix
