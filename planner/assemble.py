@@ -26,7 +26,6 @@ from planner.schema import (
 )
 from planner.schema.base import fingerprint_parameters
 from planner.schema.describe import PART_NAMES
-from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.plan_parts import Efficiency, OtherRegime
 from planner.schema.violations import executor_violations
 from planner.search import Candidate, Objective, Request, SearchResult
@@ -99,9 +98,7 @@ def _host_memory(request: Request, candidate: Candidate) -> dict[str, Any]:
     """CPU memory that the fullest host needs while a checkpoint is written, and has."""
     memory, strategy = candidate.cost.memory, candidate.strategy
     states = np.asarray(memory.parameters) + np.asarray(memory.optimizer)
-    method = strategy.synchronisation
-    if isinstance(method, LocalSteps) and method.offload:
-        states = states + method.outer_copies * np.asarray(memory.parameters)
+    states += strategy.synchronisation.offloaded_copies * np.asarray(memory.parameters)
     ids = np.asarray(strategy.device_ids())
     cluster = request.context.cluster
     hosts = np.asarray(cluster.host_of_device)[ids]

@@ -101,6 +101,11 @@ class LocalSteps(Synchronisation):
         return 0 if self.takes_mean else 1 + (self.outer_momentum > 0)
 
     @property
+    def offloaded_copies(self) -> int:
+        """All of these, with ``offload``."""
+        return self.outer_copies if self.offload else 0
+
+    @property
     def equal_after_exchange(self) -> bool:
         """True if an exchange leaves copies with equal weights."""
         return self.fragments == 1 and not self.mix

@@ -39,6 +39,11 @@ class Synchronisation(MethodDocument):
     apart: ClassVar[bool] = False
 
     @property
+    def offloaded_copies(self) -> int:
+        """Copies of the weights that lie in the host's memory."""
+        return 0
+
+    @property
     def phases(self) -> Mapping[str, float]:
         """Kinds of step, and the share of steps that are of each."""
         return {"step": 1.0}
