@@ -360,13 +360,13 @@ def _train(
     remedy = partial(_remedy, saved)
     for step in range(first, steps):
         batch = next(batches)
-        if trainer.replicas.rests(trainer.done):
+        if trainer.replicas.meets(trainer.done):
             # Copies that are apart do not wait for each other in between.
             require_equal_batches(batch, step, trainer.place.device)
         begin = time.perf_counter()
         result = trainer.step(batch)
         took = time.perf_counter() - begin
-        if trainer.replicas.rests(trainer.done):
+        if trainer.replicas.meets(trainer.done):
             # Between exchanges copies have losses of their own.
             require_finite_step(trainer, step, result, remedy)
         if trainer.place.process == 0:

@@ -389,7 +389,7 @@ class Trainer:
         self._spoiled = self._spoiled + 0 * self.loss_share
         self.loss_share = self.loss_share + self._spoiled
         total = self.loss_share.clone()
-        if self.replicas.rests(self.done):
+        if self.replicas.meets(self.done):
             dist.all_reduce(total)
             self._spoiled = torch.zeros_like(self._spoiled)
             return total / place.size("replicate")

@@ -56,7 +56,13 @@ class Replicas(Protocol):
     def rests(self, done: int) -> bool:
         """Return True if no exchange is under way after so many steps.
 
-        All copies come together there, and the run can be saved.
+        The run can be saved there.
+        """
+
+    def meets(self, done: int) -> bool:
+        """Return True if all copies come together after so many steps.
+
+        They share a loss there, and look for numbers that are not finite.
         """
 
     def in_sync(self, done: int) -> bool:

@@ -16,23 +16,21 @@ Source: Stich 2019, arXiv 1805.09767; Douillard et al. 2023, 2311.08105, and 202
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from executors.replicas.pieces import local_part, pieces
 from planner.schema.methods.local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from executors.trainer import Trainer
 
 __all__ = ["LocalStepsReplicas"]
-
-_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
 
 @dataclass(slots=True)
@@ -73,9 +71,11 @@ class LocalStepsReplicas:
         if self.settings.takes_mean:
             return
         for weight in trained:
-            self._global[weight] = self._kept(_local(weight).clone())
+            self._global[weight] = self._kept(local_part(weight).clone())
             if self.settings.outer_momentum:
-                self._momentum[weight] = self._kept(torch.zeros_like(_local(weight)))
+                self._momentum[weight] = self._kept(
+                    torch.zeros_like(local_part(weight))
+                )
 
     def _kept(self, values: torch.Tensor) -> torch.Tensor:
         """Return values where they stay between exchanges."""
@@ -91,8 +91,8 @@ class LocalStepsReplicas:
         if self._group is None or not self._warms_up(step):
             return
         trained = [p for fragment in self._fragments for p in fragment]
-        gradients = [_local(p.grad) for p in trained if p.grad is not None]
-        for piece in _pieces(gradients):
+        gradients = [local_part(p.grad) for p in trained if p.grad is not None]
+        for piece in pieces(gradients):
             message = _send(piece, self._group)
             _receive(message, self._group)
             parts = torch.split(message.values, [one.numel() for one in piece])
@@ -124,8 +124,8 @@ class LocalStepsReplicas:
     def _begin(self, fragment: Sequence[nn.Parameter]) -> None:
         """Send what the outer optimizer takes for gradients."""
         assert self._group is not None
-        for piece in _pieces(fragment):
-            values = [_local(weight) for weight in piece]
+        for piece in pieces(fragment):
+            values = [local_part(weight) for weight in piece]
             if self._global:
                 # In the direction of a gradient: what a copy went down by.
                 values = [
@@ -142,10 +142,10 @@ class LocalStepsReplicas:
         assert self._group is not None
         for message in self._under_way:
             _receive(message, self._group)
-            sizes = [_local(weight).numel() for weight in message.weights]
+            sizes = [local_part(weight).numel() for weight in message.weights]
             parts = torch.split(message.values, sizes)
             for weight, part in zip(message.weights, parts, strict=True):
-                local = _local(weight)
+                local = local_part(weight)
                 mean = part.view_as(local)
                 new = self._stepped(weight, mean) if self._global else mean
                 local.copy_(torch.lerp(new, local, self.settings.mix))
@@ -174,6 +174,10 @@ class LocalStepsReplicas:
             return True
         return (done - self.settings.warm_up_steps) % self.rests_every == 0
 
+    def meets(self, done: int) -> bool:
+        """Return True where it rests."""
+        return self.rests(done)
+
     def in_sync(self, done: int) -> bool:
         """Return True at the end of a period, if copies are equal there, and before."""
         if done <= self.settings.warm_up_steps and self._forced is None:
@@ -190,7 +194,7 @@ class LocalStepsReplicas:
         if complete:
             return
         for weight, kept in self._global.items():
-            kept.copy_(_local(weight))
+            kept.copy_(local_part(weight))
         for kept in self._momentum.values():
             kept.zero_()
 
@@ -227,14 +231,9 @@ def _receive(message: _Message, group: dist.ProcessGroup) -> None:
     message.values /= group.size()
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach()
-
-
 def _runs(weights: Sequence[nn.Parameter], number: int) -> list[list[nn.Parameter]]:
     """Cut a list into runs of about equal bytes, some of them empty if it is short."""
-    sizes = [_local(weight).nbytes for weight in weights]
+    sizes = [local_part(weight).nbytes for weight in weights]
     total, before = sum(sizes), 0
     runs: list[list[nn.Parameter]] = [[] for _ in range(number)]
     for weight, size in zip(weights, sizes, strict=True):
@@ -243,19 +242,3 @@ def _runs(weights: Sequence[nn.Parameter], number: int) -> list[list[nn.Paramete
         runs[min(int(place), number - 1)].append(weight)
         before += size
     return runs
-
-
-def _pieces(tensors: Iterable[_Tensor]) -> Iterator[list[_Tensor]]:
-    """Cut a list into runs of one dtype and no more bytes than a piece has."""
-    piece: list[_Tensor] = []
-    size = 0
-    for tensor in tensors:
-        nbytes = _local(tensor).nbytes
-        full = size + nbytes > LocalSteps.PIECE_BYTES
-        if piece and (full or tensor.dtype != piece[0].dtype):
-            yield piece
-            piece, size = [], 0
-        piece.append(tensor)
-        size += nbytes
-    if piece:
-        yield piece

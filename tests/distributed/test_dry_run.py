@@ -15,6 +15,7 @@ from executors.measuring.memory import LiveMemory
 from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner.schema import Optimizer, Plan
+from planner.schema.methods.gossip import Gossip
 from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.verification import RankVerification, VerifiedPhase
 from tests.distributed.cases import build, make_plan
@@ -57,6 +58,12 @@ PLANS: dict[str, dict[str, Any]] = {
     "local steps": {
         "dp_replicate": 2,
         "synchronisation": LocalSteps(period=4),
+        "semantics": "approximate",
+    },
+    "gossip": {
+        "dp_replicate": 2,
+        "synchronisation": Gossip(commit_every=2),
+        "optimizer": Optimizer(name="AdamW"),
         "semantics": "approximate",
     },
     "ring": {"cp": 2, "context_algorithm": "ring"},

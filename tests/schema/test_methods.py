@@ -14,7 +14,7 @@ from planner import predict
 from planner.cost import CostModel
 from planner.errors import StrategyError
 from planner.plugins import load_object
-from planner.schema import Mesh, Plan, Precision, Strategy
+from planner.schema import Mesh, Optimizer, Plan, Precision, Strategy
 from planner.schema.base import leaf_defaults
 from planner.schema.composition import FEATURES
 from planner.schema.describe import facts, paragraph
@@ -233,8 +233,11 @@ def test_expected_traffic_is_priced_and_counted(
     method: Method, inside: dict[str, int]
 ) -> None:
     one = {"dp_replicate": 2, "num_microbatches": 1, "recompute": "none"}
+    pins = one | inside
     for value in variants(method)[: 1 if inside else None]:
-        made = planned("tiny-llama", **one, **inside, **{method.slot: value})
+        made = planned(
+            "tiny-llama", optimizer=Optimizer(), **pins, **{method.slot: value}
+        )
         assert getattr(made.strategy, method.slot) == value
         found = {
             each.name: each

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from planner.plugins import load_object
 from planner.schema import GradientCompression
 from planner.schema.methods import Synchronisation, method_of
+from planner.units import dtype_bytes
 
 if TYPE_CHECKING:
     from planner.cost.context import PricingContext
@@ -26,6 +27,7 @@ __all__ = [
     "ReplicaRows",
     "ReplicaTraffic",
     "replica_pricing",
+    "weight_bytes",
 ]
 
 Array = NDArray[np.float64]
@@ -141,3 +143,11 @@ def replica_pricing(synchronisation: Synchronisation) -> ReplicaPricing:
     found = load_object(method_of("synchronisation", synchronisation).prices)
     pricing: ReplicaPricing = found(synchronisation)
     return pricing
+
+
+def weight_bytes(rows: ReplicaRows, context: PricingContext) -> Array:
+    """Bytes of the trained weights that a device keeps. Shape [n]."""
+    few = np.maximum(rows.shards / rows.ep, 1.0)
+    dense = (rows.trained - rows.trained_experts) / rows.shards
+    size = dtype_bytes(context.precision.parameter)
+    return np.asarray((dense + rows.trained_experts / few) * size)

@@ -20,11 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
-from planner.cost.replicas import ReplicaBytes, ReplicaRows, ReplicaTraffic
+from planner.cost.replicas import (
+    ReplicaBytes,
+    ReplicaRows,
+    ReplicaTraffic,
+    weight_bytes,
+)
 from planner.cost.replicas.all_reduce import replica_traffic
 from planner.cost.traffic.collectives import ReplicaGroups
 from planner.schema.methods.local_steps import LocalSteps
-from planner.units import dtype_bytes
 
 __all__ = ["LocalStepsPricing"]
 
@@ -51,7 +55,7 @@ class LocalStepsPricing:
         inside = replica_traffic(
             rows, alone, context.precision, context.recipe, on_gpu=context.on_gpu
         )
-        settings, weights = self.settings, _weight_bytes(rows, context)
+        settings, weights = self.settings, weight_bytes(rows, context)
         sent = settings.expected_traffic(gradients=0.0, weights=1.0)
         lines = groups.mirror[groups.replicate.which]
         fragment = weights / settings.fragments
@@ -76,7 +80,7 @@ class LocalStepsPricing:
     def held(self, rows: ReplicaRows, context: PricingContext) -> ReplicaBytes:
         """Bytes that the outer optimizer keeps, and of what is on its way."""
         settings = self.settings
-        weights = _weight_bytes(rows, context)
+        weights = weight_bytes(rows, context)
         offloads = settings.offload and context.on_gpu
         copies = 0 if offloads else settings.outer_copies
         fragment = weights / settings.fragments
@@ -84,11 +88,3 @@ class LocalStepsPricing:
         # Under way through the forwards and backwards of the next steps.
         flying = fragment if settings.delay else np.zeros_like(weights)
         return ReplicaBytes(kept=copies * weights + flying, working=piece)
-
-
-def _weight_bytes(rows: ReplicaRows, context: PricingContext) -> Array:
-    """Bytes of the trained weights that a device keeps. Shape [n]."""
-    few = np.maximum(rows.shards / rows.ep, 1.0)
-    dense = (rows.trained - rows.trained_experts) / rows.shards
-    size = dtype_bytes(context.precision.parameter)
-    return np.asarray((dense + rows.trained_experts / few) * size)

@@ -23,6 +23,7 @@ __all__ = [
     "LayerLines",
     "LinkShares",
     "ReplicaGroups",
+    "called_lines",
     "layer_lines",
     "lines_of",
     "replica_groups",
@@ -323,6 +324,39 @@ class ReplicaGroups:
     mirror: Array
 
 
+def called_lines(
+    kind: str,
+    groups: Groups,
+    recipe: Recipe,
+    *,
+    measured: tuple[MeasuredCollective, ...] = (),
+    on_gpu: bool = True,
+    core_wait_s: float | Array = 0.0,
+) -> Array:
+    """Lines of a collective between copies, with what a call takes of the host.
+
+    Args:
+        kind: See :func:`time_of`.
+        groups: Who takes part.
+        recipe: See :func:`replica_groups`, as for the others.
+        measured: Probed collectives.
+        on_gpu: False adds the host's time per collective.
+        core_wait_s: What each message waits for a core.
+    Returns:
+        As :func:`lines_of`. Shape [distinct, 2, 2].
+    """
+    found = lines_of(kind, groups, measured)
+    if on_gpu and not measured:
+        found[:, :, 1] /= recipe.replica_efficiency
+    # A ring passes every rank, twice to reduce and gather.
+    hops = (groups.distinct_size - 1) * (2 if kind == "all_reduce" else 1)
+    wait = np.zeros(len(hops))
+    wait[groups.which] = core_wait_s
+    calls = 0.0 if on_gpu else recipe.collective_overhead_s
+    found[:, :, 0] += np.where(hops > 0, calls + wait * hops, 0.0)[:, None]
+    return found
+
+
 def replica_groups(
     shard: Groups,
     replicate: Groups,
@@ -345,16 +379,14 @@ def replica_groups(
     """
 
     def lines(kind: str, groups: Groups) -> Array:
-        found = lines_of(kind, groups, measured)
-        if on_gpu and not measured:
-            found[:, :, 1] /= recipe.replica_efficiency
-        # A ring passes every rank, twice to reduce and gather.
-        hops = (groups.distinct_size - 1) * (2 if kind == "all_reduce" else 1)
-        wait = np.zeros(len(hops))
-        wait[groups.which] = core_wait_s
-        calls = 0.0 if on_gpu else recipe.collective_overhead_s
-        found[:, :, 0] += np.where(hops > 0, calls + wait * hops, 0.0)[:, None]
-        return found
+        return called_lines(
+            kind,
+            groups,
+            recipe,
+            measured=measured,
+            on_gpu=on_gpu,
+            core_wait_s=core_wait_s,
+        )
 
     return ReplicaGroups(
         shard=shard,

@@ -39,8 +39,6 @@ class LocalSteps(Synchronisation):
     """
 
     apart: ClassVar[bool] = True
-    #: Weights are averaged in pieces of about this size: few messages, little memory.
-    PIECE_BYTES: ClassVar[int] = 25 * 2**20
 
     kind: Literal["local_steps"] = "local_steps"
     period: Annotated[int, Field(ge=1, le=10**6)] = 8

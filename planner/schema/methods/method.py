@@ -37,6 +37,8 @@ class Synchronisation(MethodDocument):
 
     #: True if weights of copies may differ between exchanges.
     apart: ClassVar[bool] = False
+    #: Weights are averaged in pieces of about this size: few messages, little memory.
+    PIECE_BYTES: ClassVar[int] = 25 * 2**20
 
     @property
     def offloaded_copies(self) -> int:
