@@ -40,8 +40,9 @@ from executors.mesh import build_mesh
 from executors.trainer import Trainer
 from planner import plan
 from planner.errors import NoFeasiblePlanError
-from planner.schema import Optimizer, Plan, Precision
-from planner.schema.methods import methods
+from planner.schema import Mesh, Optimizer, Plan, Precision, Strategy
+from planner.schema.methods import limit_violations, methods, read_method
+from planner.schema.violations import Case
 
 __all__ = ["TASKS", "Curve", "method_pins", "train"]
 
@@ -215,13 +216,24 @@ class Curve:
 
 
 def method_pins(task: Task) -> dict[str, dict[str, str]]:
-    """Pins of every method and preset that copies on one host can run, by name."""
+    """Pins of every method and preset that copies on one host can run, by name.
+
+    Those that the task's optimizer does not go with are left out.
+    """
     found: dict[str, dict[str, str]] = {"exact": {}}
     for one in methods():
         if one.inexact is None or one.runs is None:
             continue
         for name in [*one.presets] or [one.kind]:
-            found[name] = {one.slot: task.short.get(name, name)}
+            pins = {one.slot: task.short.get(name, name)}
+            asked = Strategy(
+                mesh=Mesh(dp_replicate=_COPIES),
+                optimizer=task.optimizer,
+                semantics="approximate",
+                **{one.slot: read_method(one.slot, pins[one.slot])},  # type: ignore[arg-type]
+            )
+            if not limit_violations(Case(strategy=asked)):
+                found[name] = pins
     return found
 
 
