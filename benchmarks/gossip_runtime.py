@@ -34,7 +34,7 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import differential_evolution
+from scipy.optimize import differential_evolution  # type: ignore[import-untyped]
 
 from benchmarks.tables import piped
 from planner.cluster import AxisLevel
