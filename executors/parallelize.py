@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from executors.communication.buckets import BucketedReplicas
 from executors.deferred.materialize import Shards
 from executors.deferred.recording import Recording
 from executors.mesh import ProcessMesh
@@ -59,11 +60,18 @@ class ParallelPart:
         replicas waits for the last. ZeRO 2 keeps the gathered weights until then.
         DDP is told by its ``no_sync`` instead.
         """
+        if isinstance(self.module, BucketedReplicas):
+            self.module.sync = last
         if isinstance(self.module, FSDPModule):
             self.module.set_is_last_backward(last)
             self.module.set_requires_gradient_sync(last or self.zero_stage >= 2)
             self.module.set_requires_all_reduce(last)
             self.module.set_reshard_after_backward(last or self.zero_stage == 3)
+
+    def end_backward(self) -> None:
+        """Wait for gradients that are exchanged in buckets of our own; collective."""
+        if isinstance(self.module, BucketedReplicas):
+            self.module.finish()
 
 
 def parallelize(

@@ -378,6 +378,8 @@ class PlainStep:
         with ddp.no_sync() if ddp is not None and not last else nullcontext():
             loss = trainer.loss(module(**micro), wanted)
             loss.backward()  # type: ignore[no-untyped-call]
+        if last:
+            part.end_backward()
         if ddp is not None and last and not ddp.find_unused_parameters:
             _require_gradients(ddp)
         return loss.detach()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from executors.communication.buckets import BucketedReplicas
 from executors.data import (
     Batch,
     require_inputs,
@@ -206,6 +207,9 @@ class Trainer:
         else:
             self._build_whole(model, recording)
         self.optimizer = build_optimizer(self.all_parameters(), strategy.optimizer)
+        for part in self.parts.values():
+            if isinstance(part.module, BucketedReplicas):
+                self.optimizer = part.module.exchange.optimizer(self.optimizer)
         #: Parameters whose gradients are summed over tp.
         self.partial = [
             parameter

@@ -23,6 +23,7 @@ from executors.checkpoints.snapshot import (
     Inventory,
     collect,
     difference,
+    restore_codecs,
     restore_generators,
     targets,
 )
@@ -255,6 +256,7 @@ class Checkpoints:
         trainer.replicas.restored(complete=wanted.complete)
         if same:
             restore_generators(trainer, wanted.tensors)
+            restore_codecs(trainer, wanted.tensors)
         else:
             # A stream belongs to a place on a mesh: on another one all begin anew,
             # but not where the run began.

@@ -5,7 +5,8 @@ optimizer keeps of a parameter, ``rng.RANK.DEVICE`` for generators. A parameter 
 several FQNs goes by its first in the whole model. Where copies of the weights are apart
 between exchanges, each copy's optimizer states are its own,
 ``replica.COPY.optimizer.KEY.FQN``, and those of the first are the run's for another
-plan. If weights differ when no exchange is under way they are saved likewise,
+plan. ``compression.RANK.CODEC.NAME`` is what a codec of gradients keeps on a rank,
+residuals above all; on another mesh it begins anew. If weights differ when no exchange is under way they are saved likewise,
 ``replica.COPY.model.FQN``, and their mean is the run's. What copies keep in common
 between exchanges is ``synchronisation.KEY.FQN``.
 
@@ -26,6 +27,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from executors.checkpoints.dcp import SavedTensor
+from executors.communication.buckets import BucketedReplicas
 from executors.names import tied_parameters
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
@@ -38,6 +40,7 @@ __all__ = [
     "difference",
     "full_gradients",
     "full_parameters",
+    "restore_codecs",
     "restore_generators",
     "targets",
 ]
@@ -159,6 +162,7 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
         for name, buffer in _buffers(trainer, inventory):
             tensors.setdefault(f"model.{name}", buffer)
     tensors.update(_generators(trainer))
+    tensors.update(_kept_by_codecs(trainer))
     return tensors
 
 
@@ -213,6 +217,30 @@ def _generators(trainer: Trainer) -> dict[str, torch.Tensor]:
     if place.device.type == "cuda":
         states[f"rng.{place.rank}.cuda"] = torch.cuda.get_rng_state(place.device)
     return states
+
+
+def _codecs(trainer: Trainer) -> Iterator[tuple[str, BucketedReplicas]]:
+    """Replicas of this rank in buckets of our own, by the prefix of what they keep."""
+    for index, part in trainer.parts.items():
+        if isinstance(part.module, BucketedReplicas):
+            kind = type(part.module.exchange).__name__
+            yield f"compression.{trainer.place.rank}.{index}.{kind}.", part.module
+
+
+def _kept_by_codecs(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {
+        prefix + name: kept
+        for prefix, replicas in _codecs(trainer)
+        for name, kept in replicas.state().items()
+    }
+
+
+def restore_codecs(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Continue from what this rank's codecs kept, if all of it was read."""
+    for prefix, replicas in _codecs(trainer):
+        names = replicas.state()
+        if all(prefix + name in tensors for name in names):
+            replicas.restored({name: tensors[prefix + name] for name in names})
 
 
 def restore_generators(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -282,6 +310,11 @@ def targets(
             add(f"model.{name}", buffer)
     generators = _generators(trainer) if same_mesh else {}
     found |= {name: state for name, state in generators.items() if name in saved}
+    codecs = _kept_by_codecs(trainer) if same_mesh else {}
+    if all(
+        name in saved and saved[name].shape == t.shape for name, t in codecs.items()
+    ):
+        found |= codecs
     return Targets(tensors=found, copies=tuple(copies), complete=complete)
 
 

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
+from executors.communication.buckets import BucketedReplicas
 from executors.data import synthetic_batch
 from executors.dryrun.ledger import Ledger
 from executors.dryrun.replay import UnsettledError
@@ -326,6 +327,8 @@ def _tag_lasting(
 
 def _held(module: nn.Module) -> list[torch.Tensor]:
     """Gradients that live between steps, as a reducer's buckets do."""
+    if isinstance(module, BucketedReplicas):
+        return module.held()
     return module.buckets() if isinstance(module, FakeReplicas) else []
 
 

@@ -11,7 +11,7 @@ of grouped products, the draw of truncated normal weights. Seen to work with tor
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -30,6 +30,7 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.optim import adam
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from executors.communication import buckets
 from executors.dryrun.replicas import FakeReplicas
 from executors.strategies import data_parallel, experts
 from planner.errors import ExecutionError
@@ -97,6 +98,7 @@ def fake_tensors(*, holds_sent: bool = False) -> Iterator[FakeTensorMode]:
             (schedules._PipelineSchedule, "_warmup_p2p", _vote_static),
             (data_parallel, "DistributedDataParallel", FakeReplicas),
             (adam, "_get_value", _value),
+            (buckets, "agree", _agreed),
             (experts, "exchange_counts", balanced_counts),
             (_meta_registrations, "_meta_grouped_mm_common", _grouped_products),
             (nn.init, "_no_grad_trunc_normal_", _undrawn),
@@ -104,6 +106,11 @@ def fake_tensors(*, holds_sent: bool = False) -> Iterator[FakeTensorMode]:
             stack.enter_context(mock.patch.object(owner, name, double))
         # Indices, masks and position tables that exports keep are real tensors.
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+
+
+def _agreed(order: Sequence[int], *_: Any) -> tuple[list[int], bool]:
+    """Take a rank's own order of buckets for that of all."""
+    return list(order), False
 
 
 #: torch's own.

@@ -1,7 +1,7 @@
 """Data parallelism of one model part: replicas, ZeRO shards, or neither.
 
-Replicas are DistributedDataParallel's where it can hold them, else torch's
-``replicate``; shards are ``fully_shard``'s. On GPUs the gather of a unit runs beside
+Replicas are DistributedDataParallel's where it can hold them, or our own buckets' where
+a codec compresses their gradients, else torch's ``replicate``; shards are ``fully_shard``'s. On GPUs the gather of a unit runs beside
 the computation of those before it: more units ahead hide longer gathers, and hold more
 weights.
 """
@@ -20,10 +20,13 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from executors.communication.buckets import BucketedReplicas
 from executors.mesh import ProcessMesh
 from executors.names import inside, tied_parameters
 from executors.strategies.compression import bucket_mb, compress_gradients
+from planner.plugins import load_object
 from planner.schema import Overlap, Precision, Strategy
+from planner.schema.methods import MethodValue, method_of, read_method
 
 __all__ = ["is_whole", "make_data_parallel", "set_prefetch", "wait_for_fewer"]
 
@@ -73,9 +76,29 @@ def make_data_parallel(
     if strategy.replicas_by_ddp:
         # It compares and copies values as soon as it is made.
         fill()
+        if not isinstance(_compression(strategy), str):
+            return _in_own_buckets(model, strategy, place)
         return _wrap_in_ddp(model, strategy, place)
     _replicate(model, strategy.precision, place, units)
     return model
+
+
+def _compression(strategy: Strategy) -> MethodValue:
+    return read_method("gradient_compression", strategy.gradient_compression)
+
+
+def _in_own_buckets(
+    model: nn.Module, strategy: Strategy, place: ProcessMesh
+) -> nn.Module:
+    """Make replicas whose gradients a codec compresses."""
+    group, codec = place.group("replicate"), _compression(strategy)
+    assert group is not None
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model
+    method = method_of("gradient_compression", codec)
+    assert method.runs is not None
+    exchange = load_object(method.runs)(codec)
+    return BucketedReplicas(model, group, exchange, strategy.overlap.bucket_bytes)
 
 
 def wait_for_fewer(

@@ -266,7 +266,7 @@ class Strategy(Document):
         sharding: What tp and ep do to which module.
         context_algorithm: How attention sees a sequence that cp divides.
         synchronisation: How copies along dp_replicate are kept together.
-        gradient_compression: Of plain replicas (DDP).
+        gradient_compression: Done to gradients on their way between plain replicas.
         overlap: What communication runs ahead of, and in which pieces.
         compile: Whether ``torch.compile`` fuses the ops of each block.
         device_ranges: Device ids by rank, as half-open ranges [start, stop);

@@ -55,6 +55,7 @@ class ReplicaRows:
         units: Groups of parameters that are gathered or reduced together.
         zero_stage: 0 to 3.
         shards: Ranks that ZeRO divides a copy over.
+        copies: Ranks that hold the same shard.
         pp: Pipeline degree.
         num_microbatches: Per step.
         virtual_stages: Chunks of a rank.
@@ -62,6 +63,7 @@ class ReplicaRows:
         backward_s: Its backward.
         whole: True where there are several plain replicas.
         compression: What is done to gradients on their way, of plain replicas alone.
+        bucket_bytes: Of gradients that are exchanged at once; None for torch's own.
     """
 
     scalars: Array
@@ -78,7 +80,9 @@ class ReplicaRows:
     trained_experts: Array = field(default_factory=_nothing)
     ep: Index = field(default_factory=_one)
     shards: Index = field(default_factory=_one)
+    copies: Index = field(default_factory=_one)
     compression: GradientCompression = "none"
+    bucket_bytes: int | None = None
 
     @property
     def compressed(self) -> NDArray[np.bool_]:
@@ -95,6 +99,7 @@ class ReplicaTraffic:
         gathered_bytes: Payload of all all-gathers of weights.
         scattered_bytes: Payload of all reduce-scatters of gradients.
         reduced_bytes: Payload of the all-reduce over replicas.
+        exchanged_bytes: Payload of all-to-alls between them.
         sent_bytes: Bytes that leave the device for all of them.
     """
 
@@ -103,6 +108,7 @@ class ReplicaTraffic:
     scattered_bytes: Array
     reduced_bytes: Array
     sent_bytes: Array
+    exchanged_bytes: Array = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,6 +262,7 @@ class Stages:
             units=self.of_ranks(np.diff(self.bounds).astype(float)),
             zero_stage=full(strategy.zero_stage),
             shards=full(self.ways),
+            copies=full(copies),
             pp=full(pp),
             num_microbatches=full(strategy.num_microbatches),
             virtual_stages=full(strategy.virtual_stages),
@@ -269,6 +270,7 @@ class Stages:
             backward_s=self.of_ranks(self.times.backward) * crowd,
             whole=np.full(pp, strategy.has_plain_replicas and copies > 1),
             compression=strategy.gradient_compression,
+            bucket_bytes=strategy.overlap.bucket_bytes,
         )
         return rows, self.context.replicas(pp, self.ways, copies, mesh.tp)
 

@@ -151,6 +151,7 @@ def price_strategy(stages: Stages, fidelity: Fidelity) -> Cost:
         ("all_reduce", traffic.reduced_bytes + reduced),
         ("all_gather", traffic.gathered_bytes),
         ("reduce_scatter", traffic.scattered_bytes),
+        ("all_to_all", traffic.exchanged_bytes),
     ):
         payload[kind] = payload[kind] + more
     breakdown, exchange = step.breakdown_s, replica_pricing(strategy.synchronisation)

@@ -119,6 +119,7 @@ def _replica_rows(
         units=np.maximum(1.0, len(context.graph.units) / rows.pp),
         zero_stage=rows.zero_stage,
         shards=np.where(rows.zero_stage > 0, rows.dp_shard * rows.cp, 1),
+        copies=table.dp_replicate * np.where(rows.zero_stage > 0, 1, rows.cp),
         pp=rows.pp,
         num_microbatches=rows.num_microbatches,
         virtual_stages=rows.virtual_stages,

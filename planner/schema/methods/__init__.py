@@ -208,20 +208,38 @@ def _kinds(slot: str) -> tuple[str, ...]:
     return tuple(one.kind for one in methods(slot))
 
 
-def _known(kind: str) -> str:
+def _named(kind: str) -> MethodValue:
+    """Read a name: that of a method with settings stands for its defaults."""
     try:
-        return method_of("gradient_compression", kind).kind
-    except UnknownNameError as error:
+        return read_method("gradient_compression", kind)
+    except (StrategyError, UnknownNameError) as error:
         raise ValueError(str(error)) from None
 
 
-#: Name of what is done to gradients on their way between copies.
-GradientCompression = Annotated[
-    str,
-    AfterValidator(_known),
-    WithJsonSchema({"enum": list(_kinds("gradient_compression")), "type": "string"}),
-]
-if not TYPE_CHECKING:
-    _DOCUMENTS = tuple(one.document for one in methods("synchronisation"))
+def _documents(slot: str) -> tuple[type[MethodDocument], ...]:
+    every = (one.document for one in methods(slot))
+    return tuple(document for document in every if document is not None)
+
+
+if TYPE_CHECKING:
+    GradientCompression = MethodValue
+else:
     #: Document of what keeps the copies along dp_replicate together.
-    Synchronisation = Annotated[Union[_DOCUMENTS], Field(discriminator="kind")]  # noqa: UP007 -- of a tuple
+    Synchronisation = Annotated[
+        Union[_documents("synchronisation")],  # noqa: UP007 -- of a tuple
+        Field(discriminator="kind"),
+    ]
+    #: Name or document of what is done to gradients on their way between copies.
+    GradientCompression = (
+        Annotated[
+            str,
+            AfterValidator(_named),
+            WithJsonSchema(
+                {"enum": list(_kinds("gradient_compression")), "type": "string"}
+            ),
+        ]
+        | Annotated[
+            Union[_documents("gradient_compression")],  # noqa: UP007 -- of a tuple
+            Field(discriminator="kind"),
+        ]
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.cost import CostModel
-from planner.cost.replicas.all_reduce import compress
-from planner.graph import ModelGraph, Parameter
+from planner.cost.replicas.codecs import size_up
 from planner.schema import GradientCompression, Precision, Strategy
 from planner.space import build_strategy
 from tests.cost.made import device, hosts, row, setting_for, uniform_graph
@@ -14,37 +13,13 @@ from tests.cost.made import device, hosts, row, setting_for, uniform_graph
 FULL = Precision(compute="float32")
 
 
-def graph_of(*shapes: tuple[int, ...], frozen: int = 0) -> ModelGraph:
-    """A model with parameters of these shapes, the first ``frozen`` of them frozen."""
-    graph = uniform_graph(1)
-    parameters = tuple(
-        Parameter(
-            name=f"p{index}",
-            shape=shape,
-            dtype="float32",
-            block=0,
-            trainable=index >= frozen,
-        )
-        for index, shape in enumerate(shapes)
-    )
-    return ModelGraph(
-        name=graph.name,
-        batch=graph.batch,
-        seq_len=graph.seq_len,
-        dtype=graph.dtype,
-        blocks=graph.blocks,
-        edges=graph.edges,
-        parameters=parameters,
-    )
-
-
 @pytest.mark.parametrize(
     ("how", "size"), [("none", 4), ("bfloat16", 2), ("float16", 2)]
 )
 def test_casts_send_two_bytes(how: GradientCompression, size: int) -> None:
-    found = compress(graph_of((30, 40), (7,), (50, 50), frozen=1), how, 4)
-    assert found.payload_bytes == size * (7 + 2500)
-    assert found.calls == 1
+    found = size_up(((7,), (50, 50)), how)
+    assert found.reduced_bytes == size * (7 + 2500)
+    assert found.hidden_share == 1
     assert (found.moved_bytes > 0) == (how != "none")
     assert found.kept_bytes == 0
 
@@ -54,13 +29,13 @@ def test_power_sgd_sends_factors_where_they_are_half_as_small() -> None:
     # 16 x 16 matrix has factors of 128 scalars, exactly half, and is sent whole, as is
     # a vector: rank 1 would need as many and one.
     shapes = (100, 200), (64, 8, 3, 3), (16, 16), (500,)
-    found = compress(graph_of(*shapes), "powersgd", 4)
+    found = size_up(shapes, "powersgd")
     factors = 4 * (100 + 200) + 4 * (64 + 72)
-    scalars = 20_000 + 4_608 + 256 + 500
-    assert found.payload_bytes == 4 * (factors + 256 + 500)
-    assert found.calls == 3
-    assert found.kept_bytes == 4 * (scalars + factors)
-    assert not found.hides
+    assert found.reduced_bytes == 4 * (factors + 256 + 500)
+    assert found.calls == 2  # one bucket: first factors, then second ones
+    # Errors of the two matrices, and the message.
+    assert found.kept_bytes == 4 * (20_000 + 4_608) + found.reduced_bytes
+    assert found.hidden_share == 0.5
 
 
 def plain(how: GradientCompression) -> tuple[CostModel, Strategy]:

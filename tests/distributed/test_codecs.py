@@ -1,0 +1,508 @@
+"""Codecs of gradients in buckets of our own, on gloo ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from executors.checkpoints.dcp import read_saved
+from executors.communication.buckets import BucketedReplicas, PlainExchange
+from executors.dryrun import dry_runs
+from executors.measuring.traffic import CollectiveCounter
+from planner.errors import NoFeasiblePlanError, StrategyError
+from planner.plugins import load_object
+from planner.schema import Optimizer
+from planner.schema.buckets import cut_into_buckets
+from planner.schema.methods import method_of, methods, read_method
+from planner.schema.methods.gradient_compression import Codec, OneBitAdam
+from planner.schema.verification import Verification
+from planner.schema.violations import executor_violations
+from tests.distributed.cases import build, make_plan
+from tests.distributed.compare import distance_of
+from tests.distributed.planned import planned
+from tests.distributed.pool import Pool
+from tests.distributed.test_checkpoint import ask
+
+SIZES = (40, 70, 90, 10)
+#: Several buckets: of the four matrices and vectors none is larger.
+BUCKET = 8192
+ADAM = Optimizer(name="AdamW", learning_rate=1e-3)
+#: Pins of all codecs, 1-bit Adam's with the shortest warm-up there is.
+CODECS = (
+    "powersgd:rank=2",
+    "topk:share=0.1",
+    "qsgd:bits=2",
+    "qsgd:bits=4",
+    "qsgd",
+    "onebit_adam:warm_up_steps=100",
+)
+
+
+def codec_of(pin: str) -> Codec:
+    found = read_method("gradient_compression", pin)
+    assert isinstance(found, Codec)
+    return found
+
+
+def exchange_of(codec: Codec) -> Any:
+    runs = method_of("gradient_compression", codec).runs
+    assert runs is not None
+    return load_object(runs)(codec)
+
+
+def small(layers: tuple[int, ...] = SIZES) -> nn.Module:
+    torch.manual_seed(0)
+    pairs = zip(layers, layers[1:], strict=False)
+    return nn.Sequential(*(m for a, b in pairs for m in (nn.Linear(a, b), nn.Tanh())))
+
+
+def replicas_of(exchange: Any) -> tuple[BucketedReplicas, torch.optim.Optimizer]:
+    group = dist.group.WORLD
+    assert group is not None
+    replicas = BucketedReplicas(small(), group, exchange, BUCKET)
+    adam = torch.optim.AdamW(replicas.parameters(), lr=1e-3)
+    return replicas, exchange.optimizer(adam)
+
+
+def batches(rank: int, steps: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(steps, 2, 8, SIZES[0], generator=generator)
+
+
+def back(module: nn.Module, micro: torch.Tensor) -> None:
+    output: torch.Tensor = module(micro)
+    (output - micro[:, : SIZES[-1]]).square().mean().backward()  # type: ignore[no-untyped-call]
+
+
+def alike(values: torch.Tensor) -> bool:
+    """Whether all ranks have the same bits."""
+    every = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, values)
+    return all(torch.equal(values, one) for one in every)
+
+
+# -- Bytes ---------------------------------------------------------------------------
+
+
+def count(pin: str) -> tuple[dict[str, int], bool, int, list[Any]]:
+    """Traffic of a late step, whether replicas are alike then, and what is kept."""
+    codec = codec_of(pin)
+    exchange = exchange_of(codec)
+    replicas, optimizer = replicas_of(exchange)
+    for step in batches(dist.get_rank(), 103):
+        optimizer.zero_grad()
+        counter = CollectiveCounter()
+        with counter:
+            replicas.sync = False
+            back(replicas, step[0])
+            replicas.sync = True
+            back(replicas, step[1])
+            replicas.finish()
+        optimizer.step()
+    kept = sum(tensor.nbytes for tensor in exchange.state().values())
+    flat = torch.cat([p.detach().flatten() for p in replicas.parameters()])
+    shapes = [[tuple(p.shape) for p in b.parameters] for b in replicas.buckets]
+    found = {kind: int(one.bytes) for kind, one in counter.traffic().items()}
+    return found, alike(flat), kept, shapes
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("pin", CODECS)
+def test_bytes_on_the_wire_are_the_formula_s(pool: Pool, pin: str, world: int) -> None:
+    codec = codec_of(pin)
+    for found, equal, kept, buckets in pool.run(count, world, pin):
+        wire = codec.wire(buckets, world)
+        predicted = {
+            "all_reduce": wire.reduced,
+            "all_gather": wire.gathered,
+            "all_to_all": wire.exchanged,
+        }
+        assert found == {kind: size for kind, size in predicted.items() if size}
+        assert len(buckets) > 1
+        assert equal
+        sizes = codec.kept_bytes(buckets, world)
+        if pin.startswith("powersgd"):
+            # The message itself is kept, too, and is no state.
+            assert kept < sizes < kept + wire.reduced
+        elif sizes:
+            assert kept == sizes
+
+
+# -- Residuals -----------------------------------------------------------------------
+
+
+def residuals(pin: str) -> list[tuple[float, float]]:
+    """Distances of sent + residual from gradient + old residual, over all ranks.
+
+    The mean over ranks of what is sent is what all receive.
+    """
+    exchange = exchange_of(codec_of(pin))
+    replicas, optimizer = replicas_of(exchange)
+    found = []
+    for number, step in enumerate(batches(dist.get_rank(), 3)):
+        optimizer.zero_grad()
+        replicas.sync = False
+        for micro in step:
+            back(replicas, micro)
+        old = _errors(exchange, replicas)
+        wanted = [
+            b.flat.double().clone() + e
+            for b, e in zip(replicas.buckets, old, strict=True)
+        ]
+        replicas.sync = True
+        replicas.finish()
+        new = _errors(exchange, replicas)
+        worst = 0.0
+        for bucket, before, after in zip(replicas.buckets, wanted, new, strict=True):
+            before = before - after
+            dist.all_reduce(before)
+            before /= dist.get_world_size()
+            gap = (bucket.flat.double() - before).abs().max()
+            worst = max(worst, float(gap / before.abs().max()))
+        largest = max(float(e.abs().max()) for e in new)
+        assert (largest > 0) == (number >= 0)
+        found.append((worst, largest))
+        optimizer.step()
+    return found
+
+
+def _errors(exchange: Any, replicas: BucketedReplicas) -> list[torch.Tensor]:
+    """Residual of every bucket, laid out as its gradients. Float64."""
+    state, found = exchange.state(), []
+    for bucket in replicas.buckets:
+        kept = state.get(f"{bucket.index}.error")
+        flat = torch.zeros_like(bucket.flat)
+        if kept is not None and len(kept) == len(flat):
+            flat.copy_(kept)
+        elif kept is not None:
+            at = 0
+            for view, parameter in zip(
+                bucket.views_of(flat), bucket.parameters, strict=True
+            ):
+                if exchange.codec.factors(tuple(parameter.shape)) is not None:
+                    size = view.numel()
+                    view.copy_(kept[at : at + size].view_as(view))
+                    at += size
+        found.append(flat.double())
+    return found
+
+
+@pytest.mark.parametrize("pin", ["powersgd:rank=2", "topk:share=0.1"])
+def test_what_is_sent_and_the_residual_make_up_the_gradient(
+    pool: Pool, pin: str
+) -> None:
+    for history in pool.run(residuals, 3, pin):
+        for worst, largest in history:
+            assert worst < 1e-6
+            assert largest > 0
+
+
+def one_rank_residual(pin: str) -> bool:
+    """Whether TopK's message and residual are the gradient bit for bit."""
+    exchange = exchange_of(codec_of(pin))
+    replicas, _ = replicas_of(exchange)
+    exact = True
+    for step in batches(0, 3):
+        for parameter in replicas.parameters():
+            parameter.grad = None
+        replicas.sync = False
+        back(replicas, step[0])
+        state = {name: t.clone() for name, t in exchange.state().items()}
+        wanted = [b.flat + state[f"{b.index}.error"] for b in replicas.buckets]
+        replicas.finish()
+        state = exchange.state()
+        for bucket, whole in zip(replicas.buckets, wanted, strict=True):
+            error = state[f"{bucket.index}.error"]
+            exact &= torch.equal(bucket.flat + error, whole)
+            exact &= not bool(((bucket.flat != 0) & (error != 0)).any())
+    return exact
+
+
+def test_top_k_moves_entries_and_rounds_nothing(pool: Pool) -> None:
+    assert pool.run(one_rank_residual, 1, "topk:share=0.1") == [True]
+
+
+def momentum_residual() -> tuple[float, bool]:
+    """1-bit Adam on one rank: exchanged momentum and both residuals, and variance."""
+    exchange = exchange_of(OneBitAdam(warm_up_steps=100))
+    replicas, optimizer = replicas_of(exchange)
+    worst, frozen = 0.0, True
+    for number, step in enumerate(batches(0, 106)):
+        optimizer.zero_grad()
+        replicas.sync = False
+        back(replicas, step[0])
+        before = [
+            [
+                0.1 * view + 0.9 * optimizer.state[p].get("exp_avg", 0 * view)
+                for p, view in zip(b.parameters, b.views, strict=True)
+            ]
+            for b in replicas.buckets
+        ]
+        old = _two_errors(exchange, replicas)
+        variances = [s["exp_avg_sq"].clone() for s in optimizer.state.values() if s]
+        replicas.finish()
+        optimizer.step()
+        new = _two_errors(exchange, replicas)
+        if number < 100:
+            assert not any(error.any() for each in new for error in each)
+            continue
+        now = [s["exp_avg_sq"] for s in optimizer.state.values()]
+        frozen &= all(map(torch.equal, variances, now))
+        for bucket, momenta, a, b in zip(
+            replicas.buckets, before, old, new, strict=True
+        ):
+            for p, own, was, rest in zip(bucket.parameters, momenta, a, b, strict=True):
+                sent = optimizer.state[p]["exp_avg"]
+                gap = (own + was - sent - rest).abs().max()
+                worst = max(worst, float(gap / own.abs().max()))
+    return worst, frozen
+
+
+def _two_errors(exchange: Any, replicas: BucketedReplicas) -> list[list[torch.Tensor]]:
+    state, found = exchange.state(), []
+    for bucket in replicas.buckets:
+        both = state[f"{bucket.index}.error"] + state[f"{bucket.index}.part"].view(-1)
+        found.append([view.clone() for view in bucket.views_of(both)])
+    return found
+
+
+def test_one_bit_adam_sends_momentum_and_keeps_variance(pool: Pool) -> None:
+    ((worst, frozen),) = pool.run(momentum_residual, 1)
+    assert worst < 1e-5
+    assert frozen
+
+
+# -- Buckets without a codec ---------------------------------------------------------
+
+
+def beside_ddp(world: int) -> float:
+    """Largest relative difference of gradients and weights from DDP's."""
+    group = dist.group.WORLD
+    assert group is not None
+    ours = BucketedReplicas(small(), group, PlainExchange(), BUCKET)
+    ddp = DistributedDataParallel(small(), gradient_as_bucket_view=True)
+    first, second = (
+        torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (ours, ddp)
+    )
+    worst = 0.0
+    for step in batches(dist.get_rank(), 4):
+        first.zero_grad()
+        second.zero_grad()
+        for number, micro in enumerate(step):
+            ours.sync = number == 1
+            back(ours, micro)
+            if number == 1:
+                back(ddp, micro)
+            else:
+                with ddp.no_sync():
+                    back(ddp, micro)
+        ours.finish()
+        for a, b in zip(ours.parameters(), ddp.parameters(), strict=True):
+            assert a.grad is not None
+            assert b.grad is not None
+            gap = (a.grad - b.grad).abs().max() / b.grad.abs().max()
+            worst = max(worst, float(gap))
+        first.step()
+        second.step()
+    pairs = zip(ours.parameters(), ddp.parameters(), strict=True)
+    gaps = [float((a - b).abs().max() / b.abs().max()) for a, b in pairs]
+    return max(worst, *gaps)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_own_buckets_average_as_ddp_does(pool: Pool, world: int) -> None:
+    assert max(pool.run(beside_ddp, world, world)) < 1e-6
+
+
+class Branches(nn.Module):
+    """The second rank uses another branch, none uses the last, the first runs last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.branches = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        out: torch.Tensor = self.branches[which](self.branches[0](x))
+        return out
+
+
+def unused() -> tuple[list[list[float] | None], list[int]]:
+    """Gradients after a step in which each rank uses another branch, and the order."""
+    group = dist.group.WORLD
+    assert group is not None
+    ours = BucketedReplicas(Branches(), group, PlainExchange(), 1024)
+    for _ in range(2):
+        for parameter in ours.parameters():
+            parameter.grad = None
+        ours(torch.ones(1, 4), 1 + dist.get_rank()).sum().backward()
+        ours.finish()
+    grads = [p.grad for p in ours.parameters()]
+    order = ours.state()["order"].tolist()
+    return [None if g is None else g.flatten().tolist() for g in grads], order
+
+
+def test_parameters_that_some_or_no_rank_uses(pool: Pool) -> None:
+    (first, order), (second, other) = pool.run(unused, 2)
+    assert first == second
+    assert order == other
+    assert [one is None for one in first] == [False] * 6 + [True] * 2
+    # Of a bias, each rank's ones count half.
+    assert first[3] == first[5] == [0.5] * 4
+
+
+def learned_order() -> list[list[int]]:
+    """Order of buckets at first, and after a backward that comes by them otherwise."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+    group = dist.group.WORLD
+    assert group is not None
+    ours = BucketedReplicas(layers, group, PlainExchange(), 1024)
+    found = [list(ours._order)]
+    x = torch.ones(1, 16)
+    for layer in reversed(layers):
+        x = layer(x)
+    x.sum().backward()  # type: ignore[no-untyped-call]
+    ours.finish()
+    return [*found, list(ours._order)]
+
+
+def test_the_order_of_buckets_is_learned_in_the_first_backward(pool: Pool) -> None:
+    for before, after in pool.run(learned_order, 2):
+        assert before == sorted(before)
+        assert after == before[::-1]
+        assert len(after) > 2
+
+
+def test_buckets_are_cut_from_the_last_parameter_back() -> None:
+    mib = 2**20
+    assert cut_into_buckets([mib, 30 * mib, 10, mib], None) == ((3,), (2, 1), (0,))
+    assert cut_into_buckets([600, 600, 600], 1024) == ((2, 1), (0,))
+    assert cut_into_buckets([], None) == ()
+
+
+# -- Plans ---------------------------------------------------------------------------
+
+
+def compressed(pin: str, **changes: Any) -> Any:
+    return make_plan(
+        "llama",
+        dp_replicate=changes.pop("dp_replicate", 2),
+        gradient_compression=codec_of(pin),
+        semantics="approximate",
+        overlap={"bucket_bytes": 16384},
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("pin", CODECS)
+def test_a_resumed_run_goes_on_bit_for_bit(
+    pool: Pool, tmp_path: Path, pin: str
+) -> None:
+    first, last = (104, 108) if pin.startswith("onebit") else (3, 6)
+    plan = compressed(pin, optimizer=ADAM, num_microbatches=2)
+    kept = {"checkpoint_dir": str(tmp_path / "kept"), "resume": True}
+    straight, _ = ask(pool, plan, steps=last)
+    part, _ = ask(pool, plan, steps=first, **kept)
+    rest, begun = ask(pool, plan, steps=last, **kept)
+    assert begun == first
+    assert part + rest == straight
+    names = read_saved(tmp_path / "kept" / f"step-{last:06}")
+    own = [name for name in names if name.startswith("compression.1.")]
+    assert any(name.endswith(".order") for name in own)
+
+
+def test_a_run_goes_on_where_the_residuals_do_not_fit(
+    pool: Pool, tmp_path: Path
+) -> None:
+    kept = {"checkpoint_dir": str(tmp_path / "kept"), "resume": True}
+    ask(pool, compressed("topk:share=0.1", optimizer=ADAM), steps=2, **kept)
+    other = compressed("qsgd", optimizer=ADAM, dp_replicate=4)
+    losses, begun = ask(pool, other, steps=4, **kept)
+    assert begun == 2
+    assert len(losses) == 2
+
+
+@pytest.mark.parametrize("pin", CODECS[:-1])
+def test_codecs_stay_near_what_they_approximate(pool: Pool, pin: str) -> None:
+    plan = compressed(pin, optimizer=ADAM, num_microbatches=2)
+    far = distance_of(pool, plan, steps=8)
+    assert 1e-7 < far.loss < 5e-2
+
+
+def test_one_bit_adam_learns_after_its_warm_up(pool: Pool) -> None:
+    pin = "onebit_adam:warm_up_steps=100"
+    rate = Optimizer(name="Adam", learning_rate=1e-3)
+    losses, _ = ask(pool, compressed(pin, optimizer=rate), steps=150)
+    plain = make_plan("llama", dp_replicate=2, optimizer=rate)
+    whole, _ = ask(pool, plain, steps=150)
+    assert losses[:100] == pytest.approx(whole[:100], rel=1e-4)
+    assert losses[105:] != whole[105:]
+    assert sum(losses[-10:]) == pytest.approx(sum(whole[-10:]), rel=0.02)
+
+
+def test_one_bit_adam_wants_adam_when_the_plan_is_made() -> None:
+    with pytest.raises(NoFeasiblePlanError, match=r"optimizer=SGD; .* use Adam"):
+        planned("tiny-llama", dp_replicate=2, gradient_compression="onebit_adam")
+    for name, refused in (("SGD", True), ("Adam", False), ("AdamW", False)):
+        plan = compressed("onebit_adam", optimizer=Optimizer(name=name))
+        assert bool(executor_violations(plan.strategy)) == refused
+    clipped = compressed("onebit_adam", optimizer=ADAM, grad_clip_norm=1.0)
+    (reason,) = executor_violations(clipped.strategy)
+    assert "grad_clip_norm=1.0" in reason
+    with pytest.raises(StrategyError, match="greater than or equal to 100"):
+        read_method("gradient_compression", "onebit_adam:warm_up_steps=2")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dp_shard": 2, "zero_stage": 1},
+        {"tp": 2},
+        {"pp": 2, "num_microbatches": 2},
+        {"precision": {"parameter": "bfloat16", "compute": "bfloat16"}},
+    ],
+    ids=str,
+)
+def test_codecs_are_of_plain_replicas_in_float32(changes: dict[str, Any]) -> None:
+    for method in methods("gradient_compression"):
+        if method.document is None:
+            continue
+        strategy = make_plan("llama", dp_replicate=2, optimizer=ADAM).strategy
+        data = strategy.model_dump() | {
+            "gradient_compression": {"kind": method.kind},
+            "semantics": "approximate",
+        }
+        mesh = {k: v for k, v in changes.items() if k in data["mesh"]}
+        rest = {k: v for k, v in changes.items() if k not in mesh}
+        data |= {"mesh": data["mesh"] | mesh, "stages": ()} | rest
+        found = executor_violations(type(strategy).model_validate(data))
+        mine = [one for one in found if one.startswith("gradient_compression=")]
+        assert len(mine) == 1, found
+        assert "use " in mine[0]
+
+
+@pytest.mark.parametrize("pin", CODECS[:-1])
+def test_a_dry_run_finds_the_bytes_that_the_plan_predicts(pin: str) -> None:
+    made = planned(
+        "tiny-llama",
+        dp_replicate=2,
+        num_microbatches=2,
+        recompute="none",
+        gradient_compression=pin,
+    )
+    found = dry_runs(made, lambda: build("tiny-llama"), [0])
+    assert not any(rank.failure for rank in found)
+    deviations = Verification.of(made, found).deviations
+    kinds = [one for one in deviations if "all-" in one.name]
+    assert kinds
+    for one in kinds:
+        # A step's loss is summed up, too: four bytes; buffers are broadcast.
+        assert one.predicted == pytest.approx(one.found, abs=8), one.name
+    assert max(one.predicted for one in kinds) > 0
