@@ -5,10 +5,11 @@ optimizer keeps of a parameter, ``rng.RANK.DEVICE`` for generators. A parameter 
 several FQNs goes by its first in the whole model. Where copies of the weights are apart
 between exchanges, each copy's optimizer states are its own,
 ``replica.COPY.optimizer.KEY.FQN``, and those of the first are the run's for another
-plan. ``compression.RANK.CODEC.NAME`` is what a codec of gradients keeps on a rank,
-residuals above all; on another mesh it begins anew. If weights differ when no exchange is under way they are saved likewise,
+plan. If weights differ when no exchange is under way they are saved likewise,
 ``replica.COPY.model.FQN``, and their mean is the run's. What copies keep in common
-between exchanges is ``synchronisation.KEY.FQN``.
+between exchanges is ``synchronisation.KEY.FQN``. What a codec of gradients keeps on a
+rank, residuals above all, is ``compression.RANK.PART.CODEC.NAME``; on another mesh it
+begins anew.
 
 Buffers are not reduced over the ranks that share a batch: each rank's running
 statistics are of the samples that it saw. Those of the first data-parallel rank are the
@@ -311,9 +312,8 @@ def targets(
     generators = _generators(trainer) if same_mesh else {}
     found |= {name: state for name, state in generators.items() if name in saved}
     codecs = _kept_by_codecs(trainer) if same_mesh else {}
-    if all(
-        name in saved and saved[name].shape == t.shape for name, t in codecs.items()
-    ):
+    shapes = {name: tuple(kept.shape) for name, kept in codecs.items()}
+    if all(name in saved and saved[name].shape == shapes[name] for name in codecs):
         found |= codecs
     return Targets(tensors=found, copies=tuple(copies), complete=complete)
 

@@ -109,6 +109,9 @@ class Exchange(Protocol):
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the optimizer that takes what is exchanged, mostly the same."""
 
+    def held(self) -> list[torch.Tensor]:
+        """Tensors that live from step to step."""
+
     def state(self) -> dict[str, torch.Tensor]:
         """Tensors of this rank that the next step depends on, by name."""
 
@@ -139,6 +142,10 @@ class PlainExchange:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the same."""
         return optimizer
+
+    def held(self) -> list[torch.Tensor]:
+        """Nothing is kept."""
+        return []
 
     def state(self) -> dict[str, torch.Tensor]:
         """Nothing is kept."""
@@ -247,8 +254,8 @@ class BucketedReplicas(nn.Module):
                 one.copy_(part.view_as(one))
 
     def held(self) -> list[torch.Tensor]:
-        """Gradients that live from step to step."""
-        return [bucket.flat for bucket in self.buckets]
+        """Gradients, and what is kept of them, that live from step to step."""
+        return [*(bucket.flat for bucket in self.buckets), *self.exchange.held()]
 
     def _reset(self) -> None:
         self._waiting = [len(bucket.parameters) for bucket in self.buckets]

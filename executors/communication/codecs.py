@@ -62,6 +62,10 @@ class _Exchange:
         """Return the same."""
         return optimizer
 
+    def held(self) -> list[torch.Tensor]:
+        """Return what is kept of all buckets."""
+        return [tensor for kept in self._kept.values() for tensor in kept.values()]
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return the live tensors of all buckets."""
         return {
@@ -114,11 +118,9 @@ class PowerSGDExchange(_Exchange):
 
     def keep(self, bucket: Bucket) -> dict[str, torch.Tensor]:
         """Errors of matrices, and the second factor, from a seed of the bucket's."""
-        shapes = [self.codec.factors(tuple(p.shape)) for p in bucket.parameters]
-        found = [(view, s) for view, s in zip(bucket.views, shapes, strict=True) if s]
-        rest = sum(
-            v.numel() for v, s in zip(bucket.views, shapes, strict=True) if not s
-        )
+        every = [(v, self.codec.factors(tuple(v.shape))) for v in bucket.views]
+        found = [(view, factors) for view, factors in every if factors]
+        rest = sum(view.numel() for view, factors in every if not factors)
         flat = bucket.flat
         errors = flat.new_zeros(sum(m * n for _, (m, n, _) in found))
         rights = flat.new_empty(sum(n * r for _, (_, n, r) in found))
@@ -147,6 +149,10 @@ class PowerSGDExchange(_Exchange):
         self._matrices[bucket.index] = matrices
         self._lefts[bucket.index] = lefts
         return {"error": errors, "right": rights}
+
+    def held(self) -> list[torch.Tensor]:
+        """Return messages, too, whose memory is kept."""
+        return [*super().held(), *self._lefts.values()]
 
     def run(self, bucket: Bucket) -> Iterator[None]:
         """First factors with what is sent whole, then the second ones."""
@@ -359,7 +365,7 @@ class FrozenVarianceAdam(torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
         """Make a step; of momentum alone after the warm-up."""
         if self.done() < self.warm_up_steps:
-            return super().step(closure)  # type: ignore[no-untyped-call]
+            return super().step(closure)
         loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:

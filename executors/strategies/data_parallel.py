@@ -1,9 +1,9 @@
 """Data parallelism of one model part: replicas, ZeRO shards, or neither.
 
-Replicas are DistributedDataParallel's where it can hold them, or our own buckets' where
-a codec compresses their gradients, else torch's ``replicate``; shards are ``fully_shard``'s. On GPUs the gather of a unit runs beside
-the computation of those before it: more units ahead hide longer gathers, and hold more
-weights.
+Replicas are DistributedDataParallel's where it can hold them, or in buckets of our own
+where a codec compresses their gradients, else torch's ``replicate``; shards are
+``fully_shard``'s. On GPUs the gather of a unit runs beside the computation of those
+before it: more units ahead hide longer gathers, and hold more weights.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def exchange_of(codec: Codec) -> Any:
 
 def small(layers: tuple[int, ...] = SIZES) -> nn.Module:
     torch.manual_seed(0)
-    pairs = zip(layers, layers[1:], strict=False)
+    pairs = pairwise(layers)
     return nn.Sequential(*(m for a, b in pairs for m in (nn.Linear(a, b), nn.Tanh())))
 
 
@@ -145,7 +146,7 @@ def residuals(pin: str) -> list[tuple[float, float]]:
     exchange = exchange_of(codec_of(pin))
     replicas, optimizer = replicas_of(exchange)
     found = []
-    for number, step in enumerate(batches(dist.get_rank(), 3)):
+    for step in batches(dist.get_rank(), 3):
         optimizer.zero_grad()
         replicas.sync = False
         for micro in step:
@@ -166,7 +167,6 @@ def residuals(pin: str) -> list[tuple[float, float]]:
             gap = (bucket.flat.double() - before).abs().max()
             worst = max(worst, float(gap / before.abs().max()))
         largest = max(float(e.abs().max()) for e in new)
-        assert (largest > 0) == (number >= 0)
         found.append((worst, largest))
         optimizer.step()
     return found
@@ -451,7 +451,8 @@ def test_one_bit_adam_wants_adam_when_the_plan_is_made() -> None:
     with pytest.raises(NoFeasiblePlanError, match=r"optimizer=SGD; .* use Adam"):
         planned("tiny-llama", dp_replicate=2, gradient_compression="onebit_adam")
     for name, refused in (("SGD", True), ("Adam", False), ("AdamW", False)):
-        plan = compressed("onebit_adam", optimizer=Optimizer(name=name))
+        optimizer = Optimizer.model_validate({"name": name})
+        plan = compressed("onebit_adam", optimizer=optimizer)
         assert bool(executor_violations(plan.strategy)) == refused
     clipped = compressed("onebit_adam", optimizer=ADAM, grad_clip_norm=1.0)
     (reason,) = executor_violations(clipped.strategy)

@@ -260,7 +260,7 @@ def test_expected_traffic_is_priced_and_counted(
 # -- The seam ------------------------------------------------------------------------
 
 #: Names that plain words of the language share with a method.
-_COMMON_WORDS = {"none", "bfloat16", "float16"}
+_COMMON_WORDS = {"none", "bfloat16", "float16", "topk"}
 
 
 def _words_of_code(path: Path) -> set[str]:

@@ -2,8 +2,8 @@
 
 Casts halve what replicas exchange, and hide under the backward. A codec tells its exact
 bytes itself (:class:`planner.schema.methods.gradient_compression.Codec`), of the
-buckets that the executors use. It encodes and decodes on the device that computes, which
-hides nothing:
+buckets that the executors use. It encodes and decodes on the device that computes, and
+nothing hides that:
 
 t = passes * 4 W / memory bandwidth + FLOPs of its products / peak
 

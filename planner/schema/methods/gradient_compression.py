@@ -194,7 +194,7 @@ class QSGD(Codec):
     BLOCK: ClassVar[int] = 512
     # Largest (1), scaling and noise (6), packing (2).
     PASSES: ClassVar[float] = 9.0
-    TEMPORARY: ClassVar[float] = 3.0
+    TEMPORARY: ClassVar[float] = 2.0
 
     kind: Literal["qsgd"] = "qsgd"
     bits: Literal[2, 4, 8] = 8
@@ -231,7 +231,7 @@ class OneBitAdam(Codec):
     BLOCK: ClassVar[int] = 512
     # Momentum (4), error added and kept (6), signs (2), result (3).
     PASSES: ClassVar[float] = 15.0
-    TEMPORARY: ClassVar[float] = 3.0
+    TEMPORARY: ClassVar[float] = 1.5
     CALLS: ClassVar[int] = 2
 
     kind: Literal["onebit_adam"] = "onebit_adam"
@@ -340,7 +340,7 @@ def _codec(
     unverified: str | None = None,
 ) -> Method:
     return Method(
-        kind=document().kind,
+        kind=document.model_fields["kind"].default,
         slot="gradient_compression",
         document=document,
         words="gradients compressed by {kind}",

@@ -214,10 +214,11 @@ def test_a_model_that_branches_on_values_is_refused() -> None:
             "llama",
             {
                 "dp_replicate": 2,
-                "gradient_compression": "powersgd",
+                "gradient_compression": "onebit_adam",
                 "semantics": "approximate",
+                "optimizer": ADAM,
             },
-            "gradient_compression=powersgd",
+            "gradient_compression=onebit_adam",
         ),
         ("llama", {"cp": 2, "attention": None}, "use cp=1"),
     ],
