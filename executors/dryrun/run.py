@@ -113,7 +113,7 @@ def dry_runs(
 
     Raises:
         ExecutionError: If there is no such rank, the plan cannot be run at all, or
-            follows values: PowerSGD, a model that branches on what it computes.
+            follows values: 1-bit Adam, a model that branches on what it computes.
         FingerprintError: If the plan is for another model.
     """
     for rank in ranks:

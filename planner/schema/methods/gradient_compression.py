@@ -185,7 +185,7 @@ class QSGD(Codec):
     """Entries are rounded at random to a few levels of their block's largest.
 
     The rounding is right in the mean, so that no error is kept. Blocks are of 512
-    entries, as in section 5 of the paper.
+    entries.
 
     Attributes:
         bits: Bits an entry, one of them its sign.
