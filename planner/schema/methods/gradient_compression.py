@@ -338,6 +338,7 @@ def _codec(
     violations: tuple[Violation, ...] = (),
     feature: Feature | None = None,
     unverified: str | None = None,
+    module: str = "codecs",
 ) -> Method:
     return Method(
         kind=document.model_fields["kind"].default,
@@ -349,7 +350,7 @@ def _codec(
         violations=(_replicas_by_ddp, _full_precision, *violations),
         feature=feature,
         prices="planner.cost.replicas.codecs:size_up",
-        runs=f"executors.communication.codecs:{document.__name__}Exchange",
+        runs=f"executors.communication.{module}:{document.__name__}Exchange",
         unverified=unverified,
         page=_PAGE,
         test="tests/distributed/test_codecs.py",
@@ -382,5 +383,6 @@ METHODS = (
         limits=(_adam,),
         violations=(_unclipped,),
         unverified="its first steps exchange whole gradients",
+        module="one_bit",
     ),
 )
