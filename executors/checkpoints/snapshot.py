@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from executors.checkpoints.dcp import SavedTensor
 from executors.communication.buckets import BucketedReplicas
 from executors.names import tied_parameters
+from executors.replicas import KeepsOwn
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema.base import fingerprint_parameters
@@ -229,11 +230,16 @@ def _codecs(trainer: Trainer) -> Iterator[tuple[str, BucketedReplicas]]:
 
 
 def _kept_by_codecs(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {
+    found = {
         prefix + name: kept
         for prefix, replicas in _codecs(trainer)
         for name, kept in replicas.state().items()
     }
+    if isinstance(trainer.replicas, KeepsOwn):
+        own = trainer.replicas.own_state().items()
+        rank = trainer.place.rank
+        found |= {f"compression.{rank}.residual.{name}": kept for name, kept in own}
+    return found
 
 
 def restore_codecs(trainer: Trainer, tensors: Mapping[str, torch.Tensor]) -> None:

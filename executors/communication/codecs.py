@@ -24,6 +24,7 @@ from planner.schema.methods.gradient_compression import (
 )
 
 __all__ = [
+    "ALL_GATHER",
     "BucketCodec",
     "PowerSGDExchange",
     "QSGDExchange",
@@ -36,7 +37,7 @@ __all__ = [
 
 
 #: Its name since torch 2.13, or the one before.
-_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class BucketCodec:
@@ -82,7 +83,7 @@ class BucketCodec:
         ranks = self._group.size()
         every = message.new_empty((ranks, *message.shape))
         flat = every.view(ranks * message.shape[0], *message.shape[1:])
-        work = _ALL_GATHER(flat, message, group=self._group, async_op=True)
+        work = ALL_GATHER(flat, message, group=self._group, async_op=True)
         return every, work
 
 

@@ -7,7 +7,7 @@ class, which is made from the strategy's document.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from planner.schema.methods import method_of
 if TYPE_CHECKING:
     from executors.trainer import Trainer
 
-__all__ = ["Replicas", "replicas_of"]
+__all__ = ["KeepsOwn", "Replicas", "replicas_of"]
 
 
 class Replicas(Protocol):
@@ -90,6 +90,14 @@ class Replicas(Protocol):
         Args:
             phase: One of the document's.
         """
+
+
+@runtime_checkable
+class KeepsOwn(Protocol):
+    """Replicas that keep something of a copy's own between exchanges."""
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """Live tensors of this rank by name; a checkpoint is read into them."""
 
 
 def replicas_of(strategy: Strategy) -> Replicas:

@@ -8,7 +8,8 @@ An exchange of a fragment begins ``delay`` steps before it is due: every copy se
 far its weights have come from those of the last exchange, global - local. When it is
 due, the mean of that is the gradient of a step of the outer optimizer on the global
 weights, and a copy goes on from (1 - mix) global + mix local. A plain mean needs no
-global weights: copies send their weights themselves.
+global weights: copies send their weights themselves. Where the largest entries alone
+are sent, all copies gather them; a copy adds what it did not send to its next message.
 
 Source: Stich 2019, arXiv 1805.09767; Douillard et al. 2023, 2311.08105, and 2025,
 2501.18512.
@@ -24,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from executors.communication.chunks import decode_chunks, encode_chunks
+from executors.communication.codecs import ALL_GATHER
 from executors.replicas.pieces import local_part, pieces
 from planner.schema.methods.local_steps import LocalSteps
 
@@ -40,6 +43,7 @@ class _Message:
     weights: Sequence[nn.Parameter]
     values: torch.Tensor
     work: dist.Work | None
+    top: int = 0
 
 
 class LocalStepsReplicas:
@@ -62,6 +66,8 @@ class LocalStepsReplicas:
         #: Weights of the last exchange, and the outer optimizer's momentum.
         self._global: dict[nn.Parameter, torch.Tensor] = {}
         self._momentum: dict[nn.Parameter, torch.Tensor] = {}
+        #: What this copy has not sent.
+        self._residual: dict[nn.Parameter, torch.Tensor] = {}
 
     def attach(self, trainer: Trainer) -> None:
         """Take the weights that are trained, in order, a run of them a fragment."""
@@ -74,6 +80,10 @@ class LocalStepsReplicas:
             self._global[weight] = self._kept(local_part(weight).clone())
             if self.settings.outer_momentum:
                 self._momentum[weight] = self._kept(
+                    torch.zeros_like(local_part(weight))
+                )
+            if self.settings.top:
+                self._residual[weight] = self._kept(
                     torch.zeros_like(local_part(weight))
                 )
 
@@ -132,10 +142,31 @@ class LocalStepsReplicas:
                     self._global[weight].to(one.device) - one
                     for weight, one in zip(piece, values, strict=True)
                 ]
-            self._under_way.append(_send(values, self._group, piece))
+            if self._residual:
+                self._under_way.append(self._send_largest(piece, values))
+            else:
+                self._under_way.append(_send(values, self._group, piece))
             if self.settings.delay == 0:
                 # One piece at a time: no more memory than it takes.
                 self._end()
+
+    def _send_largest(
+        self, weights: Sequence[nn.Parameter], values: Sequence[torch.Tensor]
+    ) -> _Message:
+        """Begin to gather the largest entries of all copies; keep the others."""
+        group, top = self._group, self.settings.top
+        assert group is not None
+        messages = []
+        for weight, value in zip(weights, values, strict=True):
+            residual = self._residual[weight]
+            whole = value + residual.to(value.device)
+            part, (sent,) = encode_chunks([whole], top)
+            residual.copy_(whole - sent)
+            messages.append(part)
+        message = torch.cat(messages)
+        every = message.new_empty(group.size() * len(message), message.shape[1])
+        work = ALL_GATHER(every, message, group=group, async_op=True)
+        return _Message(weights, every, work, top)
 
     def _end(self) -> None:
         """Wait for what was sent, and take over the new weights."""
@@ -189,13 +220,17 @@ class LocalStepsReplicas:
         kept = {"global": self._global, "momentum": self._momentum}
         return {name: tensors for name, tensors in kept.items() if tensors}
 
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """What this copy has not sent of its weights, by their number."""
+        return {str(index): kept for index, kept in enumerate(self._residual.values())}
+
     def restored(self, *, complete: bool) -> None:
         """Begin a period with the weights that there are, unless its state was read."""
         if complete:
             return
         for weight, kept in self._global.items():
             kept.copy_(local_part(weight))
-        for kept in self._momentum.values():
+        for kept in (*self._momentum.values(), *self._residual.values()):
             kept.zero_()
 
     def phase(self, step: int) -> str:
@@ -228,6 +263,13 @@ def _receive(message: _Message, group: dist.ProcessGroup) -> None:
     """Wait for the sum, and divide it by the number of copies."""
     if message.work is not None:
         message.work.wait()
+    if message.top:
+        values = [local_part(weight) for weight in message.weights]
+        # In the order of ranks, so that all copies get the same bits.
+        parts = message.values.chunk(group.size())
+        message.values = decode_chunks(parts[0], message.top, values)
+        for part in parts[1:]:
+            message.values += decode_chunks(part, message.top, values)
     message.values /= group.size()
 
 

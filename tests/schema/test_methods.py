@@ -242,7 +242,7 @@ def test_expected_traffic_is_priced_and_counted(
         found = {
             each.name: each
             for each in _dry_run(made).deviations
-            if each.name.startswith("all-reduce")
+            if each.name.startswith(("all-reduce", "all-gather"))
         }
         assert found
         for each in found.values():
@@ -251,7 +251,9 @@ def test_expected_traffic_is_priced_and_counted(
         if inside:
             continue
         weights = 4.0 * made.model.parameters
-        assert made.prediction.collective_bytes["all_reduce"] == value.expected_traffic(  # type: ignore[union-attr]
+        assert made.prediction.collective_bytes.get(
+            "all_reduce", 0.0
+        ) == value.expected_traffic(  # type: ignore[union-attr]
             gradients=weights, weights=weights
         )
         assert sum(value.phases.values()) == pytest.approx(1.0)  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from planner.schema.methods.method import Feature, Method, Synchronisation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from planner.schema.violations import Case
 
@@ -34,11 +35,15 @@ class LocalSteps(Synchronisation):
         delay: Steps of training under which an exchange is on its way.
         mix: Share of its own weights that a copy keeps at an exchange.
         warm_up_steps: First steps, in which copies average their gradients.
+        top: Largest entries of every 4,096 of a weight's way that are exchanged; 0 for
+            all. Those that are not are added to the way of the next exchange.
         offload: Whether the outer optimizer's weights and momentum lie in the host's
             memory between exchanges.
     """
 
     apart: ClassVar[bool] = True
+    #: Entries that ``top`` are chosen of; an index of them has 12 bits.
+    CHUNK: ClassVar[int] = 4096
 
     kind: Literal["local_steps"] = "local_steps"
     period: Annotated[int, Field(ge=1, le=10**6)] = 8
@@ -49,6 +54,7 @@ class LocalSteps(Synchronisation):
     delay: Annotated[int, Field(ge=0, le=10**6)] = 0
     mix: Annotated[float, Field(ge=0, le=1)] = 0.0
     warm_up_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    top: Annotated[int, Field(ge=0, le=4096, multiple_of=2)] = 0
     offload: bool = False
 
     @model_validator(mode="after")
@@ -91,12 +97,17 @@ class LocalSteps(Synchronisation):
     @property
     def takes_mean(self) -> bool:
         """True if the outer optimizer takes the mean of the copies' weights."""
-        return self.outer_learning_rate == 1 and not self.outer_momentum
+        plain = self.outer_learning_rate == 1 and not self.outer_momentum
+        return plain and not self.top
 
     @property
     def outer_copies(self) -> int:
-        """Copies of the weights that the outer optimizer keeps, momentum among them."""
-        return 0 if self.takes_mean else 1 + (self.outer_momentum > 0)
+        """Tensors as large as the weights that are kept between exchanges.
+
+        Global weights, momentum, and what was not sent.
+        """
+        more = (self.outer_momentum > 0) + (self.top > 0)
+        return 0 if self.takes_mean else 1 + more
 
     @property
     def offloaded_copies(self) -> int:
@@ -124,7 +135,18 @@ class LocalSteps(Synchronisation):
 
     def expected_traffic(self, *, gradients: float, weights: float) -> float:
         """All trained weights, once a period; in a run's long part after warm-up."""
-        return weights / self.period
+        return 0.0 if self.top else weights / self.period
+
+    def gathered_bytes(self, shapes: Sequence[tuple[int, ...]], copies: int) -> int:
+        """Bytes that every copy gathers in the exchanges of a period, if few are sent.
+
+        Args:
+            shapes: Of the trained weights that a device keeps.
+            copies: Number of copies.
+        """
+        chunks = sum(-(-math.prod(shape) // self.CHUNK) for shape in shapes)
+        # A value and 12 bits an entry.
+        return copies * chunks * (4 * self.top + 3 * self.top // 2)
 
 
 def _several_copies(case: Case) -> str | None:
@@ -191,7 +213,7 @@ METHODS = (
         test="tests/distributed/test_local_steps.py",
         source=(
             "Stich 2019, arXiv 1805.09767; Lin et al. 2020, 1808.07217; Douillard et "
-            "al. 2023, 2311.08105, and 2025, 2501.18512"
+            "al. 2023, 2311.08105, and 2025, 2501.18512; Sarfi et al. 2025, 2508.15706"
         ),
     ),
 )
