@@ -349,7 +349,7 @@ class BucketedReplicas(nn.Module):
         )
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What the next step of this rank depends on, by name."""
+        """Tensors that the next step of this rank depends on, by name."""
         learned = [int(self._learned), int(self._fewer), *self._order]
         return {"order": torch.tensor(learned), **self.exchange.state()}
 

@@ -221,7 +221,7 @@ class LocalStepsReplicas:
         return {name: tensors for name, tensors in kept.items() if tensors}
 
     def own_state(self) -> dict[str, torch.Tensor]:
-        """What this copy has not sent of its weights, by their number."""
+        """Residual of each weight of this copy, by the number of the weight."""
         return {str(index): kept for index, kept in enumerate(self._residual.values())}
 
     def restored(self, *, complete: bool) -> None:

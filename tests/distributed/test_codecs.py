@@ -80,7 +80,7 @@ def back(module: nn.Module, micro: torch.Tensor) -> None:
 
 
 def alike(values: torch.Tensor) -> bool:
-    """Whether all ranks have the same bits."""
+    """Compare values with those of all ranks, bit for bit."""
     every = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(every, values)
     return all(torch.equal(values, one) for one in every)
@@ -202,7 +202,7 @@ def test_what_is_sent_and_the_residual_make_up_the_gradient(
 
 
 def one_rank_residual(pin: str) -> bool:
-    """Whether TopK's message and residual are the gradient bit for bit."""
+    """Compare message and residual with the gradient, bit for bit."""
     exchange = exchange_of(codec_of(pin))
     replicas, _ = replicas_of(exchange)
     exact = True
