@@ -103,6 +103,7 @@ def require_sound_weights(
     Raises:
         ExecutionError: The same on all ranks, naming a parameter and ranks.
     """
+    trainer.replicas.settle()
     found: list[tuple[str | None, str | None]]
     found = [(None, None)] * dist.get_world_size()
     names = _not_finite(trainer, gradients=False)

@@ -32,6 +32,7 @@ __all__ = [
     "gradient_norm",
     "gradient_norms",
     "left_as_it_was",
+    "model_inputs",
     "sum_over_tp",
 ]
 
@@ -340,7 +341,7 @@ class PlainStep:
         target = trainer.loss.target(local)
         if target is not None and trainer.positions is not None and target.ndim > 1:
             target = target.index_select(1, trainer.positions.to(target.device))
-        inputs = trainer.own_tokens(_model_inputs(trainer, local))
+        inputs = trainer.own_tokens(model_inputs(trainer, local))
         if trainer.pipeline is not None:
             return trainer.pipeline.step(inputs, target)
         total = torch.zeros((), device=trainer.place.device)
@@ -436,10 +437,10 @@ def _require_gradients(ddp: DistributedDataParallel) -> None:
             )
 
 
-def _model_inputs(
+def model_inputs(
     trainer: ParallelModel, local: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return what forward is given of a batch."""
+    """Return what forward is given of a batch: inputs of the plan, or all."""
     wanted = trainer.inputs
     return {n: v for n, v in local.items() if wanted is None or n in wanted}
 

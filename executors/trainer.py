@@ -129,7 +129,7 @@ def lower_stages(
     with whole_sequences() if strategy.mesh.cp > 1 else nullcontext():
         return lower(
             model,
-            strategy.stages,
+            strategy.run_stages,
             _own_tokens(plan, _positions(plan, cp_index), sample),
             kind=plan.workload.loss,
             device=device,
@@ -198,8 +198,8 @@ class Trainer:
         self.inputs = named | self._further if named else None
         model.train()
         disable_kv_cache(model.modules())
-        if place.size("pp") > 1:
-            self._build_pipeline(model, recording, lowered)
+        if len(strategy.run_stages) > 1:
+            self._build_stages(model, recording, lowered)
             # The graphs of other ranks' stages hold weights in cycles, which would
             # stay until Python happens to look for them.
             del model
@@ -248,7 +248,7 @@ class Trainer:
             recording=recording,
         )
 
-    def _build_pipeline(
+    def _build_stages(
         self,
         model: nn.Module,
         recording: Recording | None,
@@ -262,7 +262,8 @@ class Trainer:
                 compute_attributes(model, recording)
             lowered = lower_stages(self.plan, model, place.device, place.index("cp"))
         copies = find_copies([stage.module for stage in lowered])
-        own = strategy.stages_of_rank(place.index("pp"))
+        stages, rank = strategy.run_stages, place.index("pp")
+        own = [index for index, stage in enumerate(stages) if stage.rank == rank]
         with recording.active() if recording else nullcontext():
             untie({index: lowered[index].module for index in own}, copies)
         for index in own:
@@ -271,12 +272,15 @@ class Trainer:
                 strategy,
                 place,
                 units=lowered[index].units,
-                recompute=strategy.stages[index].recompute,
+                recompute=stages[index].recompute,
                 causal=self.plan.model.attention != "full",
                 recording=recording,
                 input_sharded=lowered[index].input_sharded,
                 output_sharded=lowered[index].output_sharded,
             )
+        if place.size("pp") == 1:
+            # They run in turn by a rule of the copies' own.
+            return
         inner = {index: part.inner for index, part in self.parts.items()}
         self.tied = TiedSync(copies, inner, strategy, place)
         modules = {index: part.module for index, part in self.parts.items()}

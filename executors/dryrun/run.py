@@ -33,6 +33,7 @@ from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
 from executors.names import tied_parameters
 from executors.runner import check_model
+from executors.steps import PlainStep
 from executors.strategies.context import whole_sequences
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
@@ -127,7 +128,7 @@ def dry_runs(
         source = ModelSource(
             model_fn,
             lambda model: _check_model(plan, model, force),
-            pipelined=plan.strategy.mesh.pp > 1,
+            pipelined=len(plan.strategy.run_stages) > 1,
         )
         for rank in ranks:
             modes: tuple[_Mode, ...] = ("quick", "patient", "all")
@@ -158,7 +159,8 @@ def _run_rank(
             stack.enter_context(fake_group(rank, strategy.mesh.num_devices))
             place = build_mesh(strategy, torch.device("cpu"))
         stack.enter_context(whole_sequences())
-        own = tuple(strategy.stages_of_rank(pp_rank))
+        stages = enumerate(strategy.run_stages)
+        own = tuple(index for index, stage in stages if stage.rank == pp_rank)
         model = source.take(own)
         try:
             with source.shared():
@@ -276,6 +278,8 @@ def _step(
         _tag_lasting(trainer, parameters, inputs, trace.ledger)
         for phase in plan.strategy.synchronisation.phases:
             trainer.replicas.force(phase)
+            for _ in range(trainer.replicas.lead_in):
+                _update(trainer, inputs, trace, mode)
             trainer.optimizer.zero_grad()
             trace.restart()
             ran = _update(trainer, inputs, trace, mode)
@@ -295,7 +299,8 @@ def _update(
     trainer: Trainer, inputs: dict[str, torch.Tensor], trace: StepTrace, mode: _Mode
 ) -> int:
     """Train one step; return the number of microbatches that were run."""
-    if mode == "all":
+    if mode == "all" or not isinstance(trainer.step_rule, PlainStep):
+        # A step of its own decides itself what a microbatch does.
         trainer.update(inputs)
         return trainer.plan.strategy.num_microbatches
     with replayed_step(trainer, trace, patient=mode == "patient") as replay:

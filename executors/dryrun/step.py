@@ -64,7 +64,6 @@ def replayed_step(
         trace, {0: frozenset(ends)}, state=state, settle=settle, patient=patient
     )
     rule = trainer.step_rule
-    # A step of its own decides itself what a microbatch does.
     assert isinstance(rule, PlainStep)
     double = partial(_accumulate, replay, rule.accumulate)
     with mock.patch.object(rule, "accumulate", double):

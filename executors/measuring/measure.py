@@ -65,6 +65,8 @@ def measure_phases(trainer: Trainer, batch: Batch) -> dict[str, CountedStep]:
     found = {}
     for name in trainer.plan.strategy.synchronisation.phases:
         trainer.replicas.force(name)
+        for _ in range(trainer.replicas.lead_in):
+            trainer.step(batch)
         found[name] = _count_step(trainer, batch)
     trainer.replicas.force(None)
     return found

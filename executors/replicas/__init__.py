@@ -33,6 +33,10 @@ class Replicas(Protocol):
     def rests_every(self) -> int:
         """Steps from one time that the method rests to the next."""
 
+    @property
+    def lead_in(self) -> int:
+        """First steps, which send less than all later ones."""
+
     def attach(self, trainer: Trainer) -> None:
         """Take parameters and groups of a complete trainer; collective, once.
 
@@ -52,6 +56,12 @@ class Replicas(Protocol):
 
     def after_update(self, step: int) -> None:
         """Act after the optimizer's step; collective."""
+
+    def settle(self) -> None:
+        """End what can be ended between two steps; collective.
+
+        Whoever reads the weights asks for it first.
+        """
 
     def rests(self, done: int) -> bool:
         """Return True if no exchange is under way after so many steps.

@@ -24,6 +24,7 @@ class AllReduceReplicas:
     """
 
     rests_every = 1
+    lead_in = 0
 
     def __init__(self, synchronisation: Synchronisation) -> None:
         (self._phase,) = synchronisation.phases
@@ -39,6 +40,9 @@ class AllReduceReplicas:
 
     def after_update(self, step: int) -> None:
         """Do nothing."""
+
+    def settle(self) -> None:
+        """Do nothing: every step ends with what it began."""
 
     def rests(self, done: int) -> bool:
         """Return True: every step ends with what it began."""

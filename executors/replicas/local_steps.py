@@ -53,6 +53,8 @@ class LocalStepsReplicas:
         synchronisation: Its settings.
     """
 
+    lead_in = 0
+
     def __init__(self, synchronisation: LocalSteps) -> None:
         self.settings = synchronisation
         self.rests_every = synchronisation.interval
@@ -196,6 +198,9 @@ class LocalStepsReplicas:
         new = new - settings.outer_learning_rate * direction
         self._global[weight].copy_(new)
         return new
+
+    def settle(self) -> None:
+        """Do nothing: an exchange ends where it is due."""
 
     def rests(self, done: int) -> bool:
         """Return True where no exchange is under way and a period may end."""

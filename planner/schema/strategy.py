@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from planner.errors import StrategyError
 from planner.schema.base import (
     MOST_DEVICES,
     Count,
@@ -369,6 +371,31 @@ class Strategy(Document):
     def rank_of_stage(self, index: int) -> int:
         """Rank along pp that holds virtual stage ``index``."""
         return self.schedule_spec.rank_of_stage(index, self.mesh.pp)
+
+    @property
+    def run_stages(self) -> tuple[Stage, ...]:
+        """Stages as they are run: a whole model in parts, where these take turns.
+
+        Parts have about equally many modules.
+
+        Raises:
+            StrategyError: If there are fewer modules than parts.
+        """
+        count = self.synchronisation.parts(self.mesh.dp_replicate)
+        if count == 1 or len(self.stages) != 1:
+            return self.stages
+        (whole,) = self.stages
+        if len(whole.modules) < count:
+            raise StrategyError(
+                f"synchronisation={self.synchronisation} with dp_replicate="
+                f"{self.mesh.dp_replicate} cuts {len(whole.modules)} modules into "
+                f"{count} parts; use dp_replicate={len(whole.modules)} at most"
+            )
+        bounds = [round(len(whole.modules) * part / count) for part in range(count + 1)]
+        return tuple(
+            whole.model_copy(update={"modules": whole.modules[start:stop]})
+            for start, stop in itertools.pairwise(bounds)
+        )
 
     @property
     def stage_ranks(self) -> tuple[int, ...]:

@@ -152,6 +152,20 @@ def _experts_violation(row: Row, facts: Facts) -> str:
     )
 
 
+def _units_violation(row: Row, facts: Facts) -> str:
+    synchronisation, copies = facts.regime.synchronisation, row["dp_replicate"]
+    if synchronisation.parts(copies) > 1:
+        return (
+            f"synchronisation={synchronisation} with dp_replicate={copies} cuts the "
+            f"model's {facts.num_units} units into {synchronisation.parts(copies)} "
+            f"parts; use dp_replicate={facts.num_units} at most"
+        )
+    return (
+        f"pp={row['pp']} x virtual_stages={row['virtual_stages']} is more stages than "
+        f"the model's {facts.num_units} units; use at most {facts.num_units}"
+    )
+
+
 def _schedule_rule(
     schedule: int, pp: int, virtual: int, microbatches: int
 ) -> str | None:
@@ -253,11 +267,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="units",
-        violated=lambda t, f: t.pp * t.virtual_stages > f.num_units,
-        violation=lambda r, f: (
-            f"pp={r['pp']} x virtual_stages={r['virtual_stages']} is more stages than "
-            f"the model's {f.num_units} units; use at most {f.num_units}"
+        violated=lambda t, f: (
+            t.pp * t.virtual_stages * f.regime.synchronisation.parts(t.dp_replicate)
+            > f.num_units
         ),
+        violation=_units_violation,
     ),
     Rule(name="schedule", violated=_schedule_violated, violation=_schedule_violation),
     Rule(

@@ -347,6 +347,7 @@ def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]
         result = trainer.step(synthetic_batch(plan.workload, step))
         found = {"grads": full_gradients(trainer)}
         if step == steps - 1:
+            trainer.replicas.settle()
             found["weights"] = full_parameters(trainer)
         entry: dict[str, Any] = {"loss": result.loss, "norm": result.grad_norm}
         if place.rank == 0:

@@ -12,9 +12,9 @@ import pytest
 from executors.dryrun import dry_runs
 from planner import predict
 from planner.cost import CostModel
-from planner.errors import StrategyError
+from planner.errors import NoFeasiblePlanError, StrategyError
 from planner.plugins import load_object
-from planner.schema import Mesh, Optimizer, Plan, Precision, Strategy
+from planner.schema import AXES, Mesh, Optimizer, Plan, Precision, Strategy
 from planner.schema.base import leaf_defaults
 from planner.schema.composition import FEATURES
 from planner.schema.describe import facts, paragraph
@@ -235,14 +235,19 @@ def test_expected_traffic_is_priced_and_counted(
     one = {"dp_replicate": 2, "num_microbatches": 1, "recompute": "none"}
     pins = one | inside
     for value in variants(method)[: 1 if inside else None]:
-        made = planned(
-            "tiny-llama", optimizer=Optimizer(), **pins, **{method.slot: value}
-        )
+        degrees = {axis: inside[axis] for axis in AXES if axis in inside}
+        bare = Strategy(mesh=Mesh(dp_replicate=2, **degrees), **{method.slot: value})
+        chosen = {**pins, method.slot: value}
+        if limit_violations(Case(strategy=bare)):
+            with pytest.raises(NoFeasiblePlanError, match=method.slot):
+                planned("tiny-llama", **chosen)
+            continue
+        made = planned("tiny-llama", optimizer=Optimizer(), **chosen)
         assert getattr(made.strategy, method.slot) == value
         found = {
             each.name: each
             for each in _dry_run(made).deviations
-            if each.name.startswith(("all-reduce", "all-gather"))
+            if each.name.startswith(("all-reduce", "all-gather", "send"))
         }
         assert found
         for each in found.values():
@@ -251,9 +256,8 @@ def test_expected_traffic_is_priced_and_counted(
         if inside:
             continue
         weights = 4.0 * made.model.parameters
-        assert made.prediction.collective_bytes.get(
-            "all_reduce", 0.0
-        ) == value.expected_traffic(  # type: ignore[union-attr]
+        sent = made.prediction.collective_bytes.get(value.traffic_kind, 0.0)  # type: ignore[union-attr]
+        assert sent == value.expected_traffic(  # type: ignore[union-attr]
             gradients=weights, weights=weights
         )
         assert sum(value.phases.values()) == pytest.approx(1.0)  # type: ignore[union-attr]

@@ -64,6 +64,8 @@ class ReplicaRows:
         whole: True where there are several plain replicas.
         compression: What is done to gradients on their way, of plain replicas alone.
         bucket_bytes: Of gradients that are exchanged at once; None for torch's own.
+        parts: Share of ``trained`` in each part that a device runs in turn; none where
+            there are no parts, or only their number is known. Shape [n, parts].
     """
 
     scalars: Array
@@ -83,6 +85,7 @@ class ReplicaRows:
     copies: Index = field(default_factory=_one)
     compression: GradientCompression = "none"
     bucket_bytes: int | None = None
+    parts: Array = field(default_factory=lambda: np.zeros((1, 0)))
 
     @property
     def compressed(self) -> NDArray[np.bool_]:
@@ -100,6 +103,7 @@ class ReplicaTraffic:
         scattered_bytes: Payload of all reduce-scatters of gradients.
         reduced_bytes: Payload of the all-reduce over replicas.
         exchanged_bytes: Payload of all-to-alls between them.
+        messaged_bytes: Payload of messages from one replica to another.
         sent_bytes: Bytes that leave the device for all of them.
     """
 
@@ -109,6 +113,7 @@ class ReplicaTraffic:
     reduced_bytes: Array
     sent_bytes: Array
     exchanged_bytes: Array = field(default_factory=_nothing)
+    messaged_bytes: Array = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

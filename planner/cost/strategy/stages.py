@@ -271,8 +271,19 @@ class Stages:
             whole=np.full(pp, strategy.has_plain_replicas and copies > 1),
             compression=strategy.gradient_compression,
             bucket_bytes=strategy.overlap.bucket_bytes,
+            parts=self._parts,
         )
         return rows, self.context.replicas(pp, self.ways, copies, mesh.tp)
+
+    @property
+    def _parts(self) -> Array:
+        """Share of trained scalars in parts that run in turn. Shape [pp, parts]."""
+        sizes = [len(stage.modules) for stage in self.strategy.run_stages]
+        if len(sizes) == len(self.rank):
+            return np.zeros((self.pp, 0))
+        units = self.costs.trained_dense[0] + self.costs.trained_experts[0]
+        sums = np.add.reduceat(units, np.cumsum([0, *sizes[:-1]]))
+        return np.asarray(sums[None] / max(sums.sum(), 1.0))
 
     @cached_property
     def times(self) -> StageTimes:

@@ -147,7 +147,7 @@ def price_strategy(stages: Stages, fidelity: Fidelity) -> Cost:
     links = {"pp": sent + reduced, "dp": traffic.sent_bytes, **stages.axis_bytes}
     payload = dict(stages.payload_bytes)
     for kind, more in (
-        ("send", sent),
+        ("send", sent + traffic.messaged_bytes),
         ("all_reduce", traffic.reduced_bytes + reduced),
         ("all_gather", traffic.gathered_bytes),
         ("reduce_scatter", traffic.scattered_bytes),

@@ -37,6 +37,8 @@ class Synchronisation(MethodDocument):
 
     #: True if weights of copies may differ between exchanges.
     apart: ClassVar[bool] = False
+    #: Kind of message that copies exchange: ``all_reduce``, or ``send`` to one another.
+    traffic_kind: ClassVar[str] = "all_reduce"
     #: Weights are averaged in pieces of about this size: few messages, little memory.
     PIECE_BYTES: ClassVar[int] = 25 * 2**20
 
@@ -50,8 +52,16 @@ class Synchronisation(MethodDocument):
         """Kinds of step, and the share of steps that are of each."""
         return {"step": 1.0}
 
+    def parts(self, copies: Any) -> Any:
+        """Stages that a device cuts its part of the model into, to run in turn.
+
+        Args:
+            copies: Number of copies, or a column of it.
+        """
+        return 1
+
     def expected_traffic(self, *, gradients: float, weights: float) -> float:
-        """Bytes that a device all-reduces with the other copies in a mean step.
+        """Bytes that a device exchanges with the other copies in a mean step.
 
         Args:
             gradients: Bytes of the gradients that it holds.
