@@ -409,6 +409,10 @@ class CyclicReplicas:
         """Return True if all gradients have been used."""
         return not any(turn.behind for turn in self._turns)
 
+    def meets(self, done: int) -> bool:
+        """Return True if all gradients have been used: no copy waits for all others."""
+        return self.rests(done)
+
     def in_sync(self, done: int) -> bool:
         """Return True: copies are equal between steps."""
         return True

@@ -54,6 +54,7 @@ class GossipReplicas:
     """
 
     rests_every = 1
+    lead_in = 0
 
     def __init__(self, synchronisation: Gossip) -> None:
         self.settings = synchronisation
@@ -111,6 +112,9 @@ class GossipReplicas:
 
     def after_update(self, step: int) -> None:
         """Do nothing."""
+
+    def settle(self) -> None:
+        """Do nothing: a step ends what it began."""
 
     def rests(self, done: int) -> bool:
         """Return True: a step ends what it began."""
