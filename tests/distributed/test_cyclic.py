@@ -308,7 +308,7 @@ def test_bytes_are_those_of_the_plan(pool: Pool) -> None:
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("preset", ["cyclic-v1", "cyclic-v2"])
 def test_memory_is_that_of_the_plan(preset: str, compute: Any) -> None:
-    """Within a tenth of what a dry run of the first copy finds."""
+    """Within a tenth of what dry runs find of the fullest copy."""
     made = planner.plan(
         graph_of("tiny-llama"),
         "local:4",
@@ -317,10 +317,10 @@ def test_memory_is_that_of_the_plan(preset: str, compute: Any) -> None:
         precision=Precision(compute=compute),
         optimizer=ADAMW,
     )
-    found = dry_runs(made, lambda: build("tiny-llama"), [0])
-    memory, sent = Verification.of(made, found).deviations
-    assert memory.predicted == pytest.approx(memory.found, rel=0.1)
-    assert sent.predicted == sent.found
+    found = dry_runs(made, lambda: build("tiny-llama"), range(4))
+    memory = Verification.of(made, found).deviations[0]
+    fullest = max(sum(one.memory_bytes.values()) for one in found)
+    assert memory.predicted == pytest.approx(fullest, rel=0.1)
 
 
 def measure(text: str) -> dict[str, int]:
