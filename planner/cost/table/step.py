@@ -109,7 +109,6 @@ def _replica_rows(
         for name in ("dense", "expert", "trained_dense", "trained_experts")
     )
     shards = rows.dp_shard * rows.cp
-    apart = np.where(rows.zero_stage > 0, 1, rows.cp)
     whole = plain_replicas(rows.pp, table.tp, rows.zero_stage, shards)
     return ReplicaRows(
         scalars=(dense + expert)[rows.pair],
@@ -128,7 +127,6 @@ def _replica_rows(
         backward_s=times.backward_s,
         whole=whole & (table.dp_replicate * rows.cp > 1),
         compression=context.regime.gradient_compression,
-        copies=table.dp_replicate * apart,
     )
 
 
