@@ -72,7 +72,7 @@ def test_figures_have_the_colours_of_the_page() -> None:
 def test_every_pattern_that_is_used_is_defined() -> None:
     text = plan_sheet(report(pp=4, schedule="InterleavedZeroBubble"))
     used = set(re.findall(r"url\(#([\w-]+)\)", text))
-    assert {"on-k-bubble", "on-k-backward-weight", "on-m-gradients"} <= used
+    assert {"on-k-bubble", "on-k-backward-weight", "on-m-activations"} <= used
     assert used <= {one.get("id") for one in elements(text, "pattern")}
 
 
