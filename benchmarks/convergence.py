@@ -35,8 +35,10 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.tables import piped
+from executors.checkpoints.snapshot import full_parameters
 from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
+from executors.replicas import SplitReplicas
 from executors.trainer import Trainer
 from planner import plan
 from planner.errors import NoFeasiblePlanError
@@ -162,6 +164,7 @@ _SHORT = {
     "post-local-sgd": "post-local-sgd:period=16,warm_up_steps=96",
     "diloco": "diloco:period=32",
     "streaming-diloco": "streaming-diloco:period=32,delay=2",
+    "ist": "ist:local_steps=32",
 }
 
 TASKS = {
@@ -293,11 +296,20 @@ def _work(rank: int, store: str, text: str, name: str, seed: int, out: str) -> N
 
 
 def _take_mean(trainer: Trainer, model: nn.Module) -> None:
-    """Fill a model with the mean of the copies' weights; collective."""
+    """Fill a model with the mean of the copies' weights; collective.
+
+    Weights that copies divide are put together.
+    """
     trainer.replicas.settle()
     own = dict(trainer.named_parameters())
+    replicas = trainer.replicas
+    divided = replicas.split if isinstance(replicas, SplitReplicas) else {}
+    whole = full_parameters(trainer) if divided else {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if own[name] in divided:
+                parameter.copy_(whole[name])
+                continue
             mean = own[name].detach().clone()
             dist.all_reduce(mean)
             parameter.copy_(mean / _COPIES)
@@ -456,7 +468,8 @@ that their basis is *smoke*, by which nothing is chosen. *Progress a sample* is 
 number of samples that exact training needs over that of the method, to the lowest loss
 that both reach. The last columns are predicted steps of GPT-2 XL with 8 copies under
 the preset itself; here periods are shorter, since runs are:
-{", ".join(f"`{pin}`" for pin in _SHORT.values())}.
+{", ".join(f"`{pin}`" for pin in _SHORT.values())}. With 8 copies `ist` uses 8
+devices; others use all, of which a copy has several.
 
 ![Held-out loss over samples](../figures/convergence.svg)"""
     ]
@@ -489,7 +502,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     curves.append(train(name, method, pins[method], seed))
                     print(json.dumps(asdict(curves[-1])), file=sys.stderr)
             except NoFeasiblePlanError as error:
-                # A small model may have too few units for a method.
+                # It may have too few units for a method, or too few heads.
                 print(f"{method} on {name}: {error}", file=sys.stderr)
                 continue
             if method not in slow:

@@ -26,6 +26,7 @@ from executors.strategies.blocks import (
 from executors.strategies.context import apply_context_parallel
 from executors.strategies.data_parallel import make_data_parallel
 from executors.strategies.experts import shard_experts
+from executors.strategies.narrow import narrow_layers
 from executors.strategies.tensor_parallel import apply_tensor_parallel, styles_of_model
 from planner.schema import Recompute, Strategy
 
@@ -113,6 +114,10 @@ def parallelize(
         split = _split_tensors(
             model, strategy, place, units, input_sharded, output_sharded
         )
+
+        if strategy.synchronisation.splits:
+            copies, index = place.size("replicate"), place.index("replicate")
+            narrow_layers(model, strategy.sharding, copies, index)
 
         # 2. Experts move apart, and tokens to them.
         experts = _split_experts(model, strategy, place)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from executors.replicas import SplitReplicas
 from executors.trainer import StepResult, Trainer
 from planner.errors import ExecutionError
 
@@ -156,12 +157,17 @@ def _difference(trainer: Trainer, done: int) -> str | None:
         for name, parameter in part.inner.named_parameters()
     ]
     sums = {id(parameter): _bit_sum(parameter) for _, parameter in named}
-    found = []
+    replicas, found = trainer.replicas, []
+    divided = replicas.split if isinstance(replicas, SplitReplicas) else {}
     for axis in (*_COMMON, *_OTHERS, *_EXPERTS):
         group = place.group(axis)
-        if axis == "replicate" and not trainer.replicas.in_sync(done):
+        if axis == "replicate" and not replicas.in_sync(done):
             continue
-        chosen = [(n, p) for n, p in named if _has_copies(p, axis)]
+        chosen = [
+            (n, p)
+            for n, p in named
+            if _has_copies(p, axis) and not (axis == "replicate" and p in divided)
+        ]
         if group is not None and chosen:
             loose = axis == "tp" and place.device.type == "cuda"
             found.append(

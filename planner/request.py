@@ -13,6 +13,7 @@ from planner.cost import PricingContext, Risk
 from planner.cost.constants import Calibration
 from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.graph import ModelGraph
+from planner.graph.neurons import only_neurons
 from planner.measurements.evidence import shipped_evidence
 from planner.measurements.store import (
     CalibrationChoice,
@@ -64,6 +65,9 @@ def make_context(
             [f"all {cluster.num_devices} devices of {cluster.name} are occupied"]
         )
     fitted = choose_calibration(calibration, cluster)
+    regime = regime or Regime()
+    if regime.synchronisation.splits:
+        graph = only_neurons(graph)
     return PricingContext(
         graph=graph,
         cluster=cluster,
@@ -73,7 +77,7 @@ def make_context(
         grad_clip_norm=grad_clip_norm,
         recipe=calibrated_recipe(recipe, fitted),
         memory_fraction=memory_fraction,
-        regime=regime or Regime(),
+        regime=regime,
         calibration=fitted,
         risk=_risk(risk, cluster, fitted),
     )

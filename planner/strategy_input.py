@@ -88,6 +88,6 @@ def complete_strategy(
 def _with_sharding(strategy: Strategy, context: PricingContext) -> Strategy:
     if strategy.sharding.patterns:
         return strategy
-    patterns = patterns_for(strategy.mesh, context.graph.sharding)
+    patterns = patterns_for(strategy.mesh, context.graph.sharding, context.regime)
     sharding = strategy.sharding.model_copy(update={"patterns": patterns})
     return strategy.model_copy(update={"sharding": sharding})

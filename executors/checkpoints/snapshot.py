@@ -6,10 +6,11 @@ several FQNs goes by its first in the whole model. Where copies of the weights a
 between exchanges, each copy's optimizer states are its own,
 ``replica.COPY.optimizer.KEY.FQN``, and those of the first are the run's for another
 plan. If weights differ when no exchange is under way they are saved likewise,
-``replica.COPY.model.FQN``, and their mean is the run's. What copies keep in common
-between exchanges is ``synchronisation.KEY.FQN``. What a codec of gradients keeps on a
-rank, residuals above all, is ``compression.RANK.PART.CODEC.NAME``; on another mesh it
-begins anew.
+``replica.COPY.model.FQN``, and their mean is the run's. Weights that copies divide are
+put together in the order of the whole, whatever order a copy has its part in. What
+copies keep in common between exchanges is ``synchronisation.KEY.FQN``. What a codec of
+gradients keeps on a rank, residuals above all, is
+``compression.RANK.PART.CODEC.NAME``; on another mesh it begins anew.
 
 Buffers are not reduced over the ranks that share a batch: each rank's running
 statistics are of the samples that it saw. Those of the first data-parallel rank are the
@@ -25,12 +26,12 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from executors.checkpoints.dcp import SavedTensor
 from executors.communication.buckets import BucketedReplicas
 from executors.names import tied_parameters
-from executors.replicas import KeepsOwn
+from executors.replicas import KeepsOwn, SplitReplicas
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema.base import fingerprint_parameters
@@ -139,6 +140,7 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
     own = _own_prefix(trainer)
     copy = trainer.place.index("replicate") if own else 0
     known = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    divided = _in_order(trainer, dict(trainer.named_parameters()))
     for fqn, parameter in trainer.named_parameters():
         name = inventory.name(fqn)
         if parameter.requires_grad and id(parameter) not in known:
@@ -147,7 +149,7 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
                 f"({trainer.plan.strategy.label()}); plan with another zero_stage to "
                 f"keep checkpoints"
             )
-        tensors[f"model.{name}"] = parameter.detach()
+        tensors[f"model.{name}"] = divided.get(fqn, parameter.detach())
         if own and not trainer.replicas.in_sync(trainer.done):
             tensors[f"{own}model.{name}"] = parameter.detach()
             tensors[f"model.{name}"] = _mean(parameter, trainer)
@@ -166,6 +168,36 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
     tensors.update(_generators(trainer))
     tensors.update(_kept_by_codecs(trainer))
     return tensors
+
+
+def _in_order(
+    trainer: Trainer, values: Mapping[str, torch.Tensor | None]
+) -> dict[str, torch.Tensor]:
+    """Values of parameters that copies divide, as parts of the whole; collective.
+
+    Args:
+        trainer: Holds the parameters.
+        values: Such as gradients, by FQN.
+    """
+    replicas = trainer.replicas
+    if not isinstance(replicas, SplitReplicas):
+        return {}
+    names = {parameter: name for name, parameter in trainer.named_parameters()}
+    own = {
+        parameter: _local(value)
+        for parameter, name in names.items()
+        if (value := values[name]) is not None
+    }
+    return {
+        names[parameter]: _divided(trainer, local, replicas.split[parameter])
+        for parameter, local in replicas.in_order(own).items()
+    }
+
+
+def _divided(trainer: Trainer, local: torch.Tensor, dim: int) -> DTensor:
+    """Part of a tensor that copies divide along a dimension."""
+    mesh = trainer.place.along("replicate")
+    return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
 
 
 def _mean(parameter: nn.Parameter, trainer: Trainer) -> torch.Tensor:
@@ -292,6 +324,8 @@ def targets(
     def own_or_common(name: str) -> str:
         return f"{own}{name}" if f"{own}{name}" in saved else name
 
+    replicas = trainer.replicas
+    divided = replicas.split if isinstance(replicas, SplitReplicas) else {}
     every = (part.inner.named_parameters() for part in trainer.parts.values())
     for fqn, parameter in chain.from_iterable(every):
         name = inventory.name(fqn)
@@ -300,6 +334,10 @@ def targets(
                 f"the checkpoint holds no {name}; it is of another model, choose "
                 f"another checkpoint_dir"
             )
+        if parameter in divided:
+            part = _divided(trainer, _local(parameter), divided[parameter])
+            add(f"model.{name}", part)
+            continue
         add(own_or_common(f"model.{name}"), parameter.detach())
         for key in keys.get(name, ()) if parameter.requires_grad else ():
             full = own_or_common(f"optimizer.{key}.{name}")
@@ -388,9 +426,11 @@ def full_parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
 
     Meant for models that one process can hold; tied parameters appear once.
     """
-    return _whole([(name, p) for name, p in trainer.named_parameters()])
+    named = dict(trainer.named_parameters())
+    return _whole([*{**named, **_in_order(trainer, named)}.items()])
 
 
 def full_gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
     """The gradients of the last step, clipped if the plan clips; see parameters."""
-    return _whole([(name, p.grad) for name, p in trainer.named_parameters()])
+    named = {name: p.grad for name, p in trainer.named_parameters()}
+    return _whole([*{**named, **_in_order(trainer, named)}.items()])

@@ -19,7 +19,7 @@ from planner.schema.methods import method_of
 if TYPE_CHECKING:
     from executors.trainer import Trainer
 
-__all__ = ["KeepsOwn", "Replicas", "replicas_of"]
+__all__ = ["KeepsOwn", "Replicas", "SplitReplicas", "replicas_of"]
 
 
 class Replicas(Protocol):
@@ -108,6 +108,27 @@ class KeepsOwn(Protocol):
 
     def own_state(self) -> dict[str, torch.Tensor]:
         """Live tensors of this rank by name; a checkpoint is read into them."""
+
+
+@runtime_checkable
+class SplitReplicas(Replicas, Protocol):
+    """Copies of which each holds parts of some weights, in an order of its own.
+
+    Attributes:
+        split: Dimension that copies divide of each such parameter.
+    """
+
+    split: Mapping[nn.Parameter, int]
+
+    def in_order(
+        self, values: Mapping[nn.Parameter, torch.Tensor]
+    ) -> Mapping[nn.Parameter, torch.Tensor]:
+        """Parts in the order of the whole parameters, that of ranks; collective.
+
+        Args:
+            values: What this rank holds for some parameters, such as their gradients;
+                equal keys on all ranks. Those that are not divided are left out.
+        """
 
 
 def replicas_of(strategy: Strategy) -> Replicas:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from executors.strategies.collectives import reduce_from_region
 from planner.errors import StrategyError
 
-__all__ = ["Leave", "Memo", "shard_embedding", "shard_linear"]
+__all__ = ["Leave", "Memo", "is_transposed", "shard_embedding", "shard_linear"]
 
 #: What is done with the output of a part: nothing, a sum, a gather.
 Leave = Callable[[torch.Tensor], torch.Tensor]
@@ -68,7 +68,7 @@ def _split(
     setattr(module, name, parameter)
 
 
-def _is_transposed(module: nn.Module) -> bool:
+def is_transposed(module: nn.Module) -> bool:
     """Return True for transformers' ``Conv1D``: linear, with a weight [in, out]."""
     library = sys.modules.get("transformers.pytorch_utils")
     return isinstance(module, getattr(library, "Conv1D", ()))
@@ -130,7 +130,7 @@ def shard_linear(
     Raises:
         StrategyError: If the module is no linear layer, or tp does not divide it.
     """
-    transposed = _is_transposed(module)
+    transposed = is_transposed(module)
     if not transposed and not isinstance(module, nn.Linear):
         raise StrategyError(
             f"{fqn} is {type(module).__name__}, style {style!r} can split nn.Linear "

@@ -158,7 +158,7 @@ class CostModel:
             model = self._reordered[listed]
         mesh = strategy.mesh
         costs = model.unit_costs(
-            tp=mesh.tp,
+            tp=strategy.synchronisation.ways(mesh.tp, mesh.dp_replicate),
             cp=mesh.cp,
             ep=mesh.ep,
             microbatch=strategy.microbatch_size,

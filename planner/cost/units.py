@@ -121,6 +121,8 @@ def _by_block(
     )
     sharded = (table.style <= 2) * table.count
     slower = recipe.sharded_op_overhead_s * (device.backend == "gloo")
+    # What copies hold of a layer is a plain tensor.
+    slower *= not context.regime.synchronisation.splits
     extra = np.where(part.tp > 1, sharded, 0.0) * slower
     attention = table.kind == KERNEL_KINDS.index("attention")
     parts = (

@@ -158,13 +158,14 @@ def compose(
         for axis, degree in feature.mesh.items():
             degrees[axis] = max(degree, degrees.get(axis, 1))
     mesh = Mesh(**degrees)
+    again = [feature.recompute for feature in chosen if feature.recompute != "none"]
+    bare = Strategy(mesh=mesh, **fields)
+    ways = bare.synchronisation.ways(mesh.tp, mesh.dp_replicate)
     used = {
         pattern: style
         for pattern, style in patterns.items()
-        if (mesh.ep if style == "experts" else mesh.tp) > 1
+        if (mesh.ep if style == "experts" else ways) > 1
     }
-    again = [feature.recompute for feature in chosen if feature.recompute != "none"]
-    bare = Strategy(mesh=mesh, **fields)
     return bare.model_copy(
         update={
             "zero_stage": max(feature.zero_stage for feature in chosen),

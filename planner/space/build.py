@@ -43,12 +43,19 @@ def skeleton(
     )
 
 
-def patterns_for(mesh: Mesh, sharding: Mapping[str, str]) -> dict[str, str]:
-    """Return the patterns that a mesh uses: experts along ep, others along tp."""
+def patterns_for(
+    mesh: Mesh, sharding: Mapping[str, str], regime: Regime | None = None
+) -> dict[str, str]:
+    """Return the patterns that a strategy uses: experts along ep, others along tp.
+
+    Where copies divide layers, those along dp_replicate too.
+    """
+    synchronisation = (regime or Regime()).synchronisation
+    ways = synchronisation.ways(mesh.tp, mesh.dp_replicate)
     return {
         pattern: style
         for pattern, style in sharding.items()
-        if (mesh.ep if style == "experts" else mesh.tp) > 1
+        if (mesh.ep if style == "experts" else ways) > 1
     }
 
 
@@ -92,7 +99,7 @@ def build_strategy(
         )
         for index, rank in zip(range(count), bare.stage_ranks, strict=True)
     )
-    patterns = patterns_for(bare.mesh, sharding or {})
+    patterns = patterns_for(bare.mesh, sharding or {}, regime)
     return Strategy(
         mesh=bare.mesh,
         zero_stage=bare.zero_stage,

@@ -71,15 +71,29 @@ def _batch_violation(row: Row, facts: Facts) -> str:
 
 
 def _tp_dims_violated(table: StrategyTable, facts: Facts) -> Mask:
+    ways = facts.regime.synchronisation.ways(table.tp, table.dp_replicate)
     violated = np.zeros(len(table), dtype=bool)
     for size in facts.tp_dims.values():
-        violated |= size % table.tp != 0
+        violated |= size % ways != 0
     return violated
 
 
+def _ways(row: Row, facts: Facts) -> tuple[str, int]:
+    """Axis that divides layers, and its degree."""
+    synchronisation = facts.regime.synchronisation
+    axis = "dp_replicate" if synchronisation.splits else "tp"
+    return axis, synchronisation.ways(row["tp"], row["dp_replicate"])
+
+
 def _tp_dims_violation(row: Row, facts: Facts) -> str:
-    name, size = next((n, s) for n, s in facts.tp_dims.items() if s % row["tp"])
-    return f"tp={row['tp']} does not divide {name}={size}; use {_divisors(size)}"
+    axis, ways = _ways(row, facts)
+    name, size = next((n, s) for n, s in facts.tp_dims.items() if s % ways)
+    return f"{axis}={ways} does not divide {name}={size}; use {_divisors(size)}"
+
+
+def _tp_sharding_violated(table: StrategyTable, facts: Facts) -> Mask:
+    ways = facts.regime.synchronisation.ways(table.tp, table.dp_replicate)
+    return np.asarray((ways > 1) & (not facts.has_sharding))
 
 
 def _tp_sharding_violation(row: Row, facts: Facts) -> str:
@@ -87,9 +101,14 @@ def _tp_sharding_violation(row: Row, facts: Facts) -> str:
     for pattern, reason in facts.whole.items():
         reasons.setdefault(reason, []).append(pattern)
     shown = "; ".join(f"{', '.join(p)} {why}" for why, p in reasons.items())
+    axis, ways = _ways(row, facts)
+    remedy = "use tp=1, or give a sharding"
+    if axis != "tp":
+        value = facts.regime.synchronisation
+        axis, remedy = f"synchronisation={value} with {axis}", "use another method"
     return (
-        f"tp={row['tp']}, but no module of the model could be split"
-        f"{f' ({shown})' if shown else ''}; use tp=1, or give a sharding"
+        f"{axis}={ways}, but no module of the model could be split"
+        f"{f' ({shown})' if shown else ''}; {remedy}"
     )
 
 
@@ -285,7 +304,7 @@ RULES: tuple[Rule, ...] = (
     Rule(name="tp_dims", violated=_tp_dims_violated, violation=_tp_dims_violation),
     Rule(
         name="tp_sharding",
-        violated=lambda t, f: (t.tp > 1) & (not f.has_sharding),
+        violated=_tp_sharding_violated,
         violation=_tp_sharding_violation,
     ),
     Rule(

@@ -13,6 +13,7 @@ from executors.dryrun import dry_runs
 from planner import predict
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError, StrategyError
+from planner.graph.neurons import only_neurons
 from planner.plugins import load_object
 from planner.schema import AXES, Mesh, Optimizer, Plan, Precision, Strategy
 from planner.schema.base import leaf_defaults
@@ -37,7 +38,7 @@ from planner.targets import Case as TargetCase
 from planner.targets import get_target, target_names
 from tests.cost.made import device, hosts, row, setting_for, uniform_graph
 from tests.distributed.cases import build
-from tests.distributed.planned import planned
+from tests.distributed.planned import graph_of, planned
 from tests.plans import gpt2_plan
 from tests.schema.documents import variants
 
@@ -225,6 +226,14 @@ def _dry_run(made: Plan) -> Verification:
     return Verification.of(made, found)
 
 
+def _divided_bytes(splits: bool) -> float:
+    """Bytes of the weights that each of two copies holds half of."""
+    if not splits:
+        return 0.0
+    parameters = only_neurons(graph_of("tiny-llama")).parameters
+    return sum(4.0 * p.numel / 2 for p in parameters if p.style != "none")
+
+
 @pytest.mark.parametrize(
     "inside", [{}, {"dp_shard": 2, "zero_stage": 3}, {"tp": 2}], ids=str
 )
@@ -247,7 +256,7 @@ def test_expected_traffic_is_priced_and_counted(
         found = {
             each.name: each
             for each in _dry_run(made).deviations
-            if each.name.startswith(("all-reduce", "all-gather", "send"))
+            if each.name.startswith(("all-reduce", "all-gather", "all-to-all", "send"))
         }
         assert found
         for each in found.values():
@@ -255,11 +264,15 @@ def test_expected_traffic_is_priced_and_counted(
             assert each.predicted == pytest.approx(each.found, abs=8), each.name
         if inside:
             continue
-        weights = 4.0 * made.model.parameters
-        sent = made.prediction.collective_bytes.get(value.traffic_kind, 0.0)  # type: ignore[union-attr]
-        assert sent == value.expected_traffic(  # type: ignore[union-attr]
-            gradients=weights, weights=weights
+        divided = _divided_bytes(value.splits)  # type: ignore[union-attr]
+        weights = 4.0 * made.model.parameters - divided
+        expected = value.expected_traffic(  # type: ignore[union-attr]
+            gradients=weights, weights=weights, divided=divided
         )
+        for kind, size in expected.items():
+            predicted = made.prediction.collective_bytes.get(kind, 0.0)
+            assert predicted == pytest.approx(size)
+            assert kind.replace("_", "-") in {n.partition(",")[0] for n in found}
         assert sum(value.phases.values()) == pytest.approx(1.0)  # type: ignore[union-attr]
 
 
@@ -279,10 +292,14 @@ def _words_of_code(path: Path) -> set[str]:
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
+    # A setting may have the name of another method.
+    settings = {
+        id(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)
+    }
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            found |= {node.id} if id(node) not in settings else set()
         elif isinstance(node, ast.ImportFrom):
             found.add((node.module or "").rpartition(".")[2])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -59,7 +59,7 @@ class LocalStepsPricing:
             rows, alone, context.precision, context.recipe, on_gpu=context.on_gpu
         )
         settings, weights = self.settings, weight_bytes(rows, context)
-        sent = settings.expected_traffic(gradients=0.0, weights=1.0)
+        sent = settings.expected_traffic(gradients=0.0, weights=1.0)["all_reduce"]
         lines = groups.mirror[groups.replicate.which]
         fragment = weights / settings.fragments
         pieces = np.maximum(np.ceil(fragment / LocalSteps.PIECE_BYTES), 1.0)

@@ -32,16 +32,18 @@ def _look_up(
     orders: Orders, table: StrategyTable, order: Index, places: Places
 ) -> tuple[Summaries, Index]:
     """Sum up the table's distinct cuts; and which of them each row uses. [n]."""
+    synchronisation = orders.context.regime.synchronisation
+    tp = np.asarray(synchronisation.ways(table.tp, table.dp_replicate))
     first, combo = number_rows(
         order,
-        table.tp,
+        tp,
         table.cp,
         table.ep,
         table.microbatch_size,
         table.sequence_parallel,
     )
     combos = Combinations(
-        tp=table.tp[first],
+        tp=tp[first],
         cp=table.cp[first],
         ep=table.ep[first],
         microbatch=table.microbatch_size[first],

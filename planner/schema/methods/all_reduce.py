@@ -14,9 +14,11 @@ class AllReduce(Synchronisation):
 
     kind: Literal["all_reduce"] = "all_reduce"
 
-    def expected_traffic(self, *, gradients: float, weights: float) -> float:
+    def expected_traffic(
+        self, *, gradients: float, weights: float, divided: float = 0.0
+    ) -> dict[str, float]:
         """All gradients."""
-        return gradients
+        return {"all_reduce": gradients}
 
 
 METHODS = (

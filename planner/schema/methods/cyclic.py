@@ -33,7 +33,6 @@ class Cyclic(Synchronisation):
     """
 
     apart: ClassVar[bool] = True
-    traffic_kind: ClassVar[str] = "send"
 
     kind: Literal["cyclic"] = "cyclic"
     version: Literal["v1", "v2"] = "v2"
@@ -42,9 +41,11 @@ class Cyclic(Synchronisation):
         """Return as many stages as there are copies."""
         return copies
 
-    def expected_traffic(self, *, gradients: float, weights: float) -> float:
+    def expected_traffic(
+        self, *, gradients: float, weights: float, divided: float = 0.0
+    ) -> dict[str, float]:
         """Gradients once, as partial sums; of more than two copies at most twice."""
-        return gradients
+        return {"send": gradients}
 
     def is_fresh(self, copy: int, stage: int, copies: int) -> bool:
         """True if a copy computes a stage with the newest weights.

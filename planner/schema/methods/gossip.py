@@ -46,9 +46,11 @@ class Gossip(Synchronisation):
     self_weight: Annotated[float, Field(gt=0, lt=1)] = 0.5
     commit_every: Annotated[int, Field(ge=1, le=10**6)] = 1
 
-    def expected_traffic(self, *, gradients: float, weights: float) -> float:
+    def expected_traffic(
+        self, *, gradients: float, weights: float, divided: float = 0.0
+    ) -> dict[str, float]:
         """All trained weights, in every step, whatever the group."""
-        return weights
+        return {"all_reduce": weights}
 
 
 def rounds_of(topology: Topology, copies: int, per_host: int = 1) -> tuple[Round, ...]:

@@ -133,9 +133,11 @@ class LocalSteps(Synchronisation):
         exchanges = dict.fromkeys(self.exchanges, 1 / self.period)
         return exchanges if self.interval == 1 else plain | exchanges
 
-    def expected_traffic(self, *, gradients: float, weights: float) -> float:
+    def expected_traffic(
+        self, *, gradients: float, weights: float, divided: float = 0.0
+    ) -> dict[str, float]:
         """All trained weights, once a period; in a run's long part after warm-up."""
-        return 0.0 if self.top else weights / self.period
+        return {"all_reduce": 0.0 if self.top else weights / self.period}
 
     def gathered_bytes(self, shapes: Sequence[tuple[int, ...]], copies: int) -> int:
         """Bytes that every copy gathers in the exchanges of a period, if few are sent.

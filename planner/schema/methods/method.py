@@ -37,8 +37,8 @@ class Synchronisation(MethodDocument):
 
     #: True if weights of copies may differ between exchanges.
     apart: ClassVar[bool] = False
-    #: Kind of message that copies exchange: ``all_reduce``, or ``send`` to one another.
-    traffic_kind: ClassVar[str] = "all_reduce"
+    #: True if each copy holds parts of the layers that tp would split.
+    splits: ClassVar[bool] = False
     #: Weights are averaged in pieces of about this size: few messages, little memory.
     PIECE_BYTES: ClassVar[int] = 25 * 2**20
 
@@ -46,6 +46,15 @@ class Synchronisation(MethodDocument):
     def offloaded_copies(self) -> int:
         """Copies of the weights that lie in the host's memory."""
         return 0
+
+    def ways(self, tp: Any, copies: Any) -> Any:
+        """Devices over which the features between layers are divided.
+
+        Args:
+            tp: Tensor parallel degree, or a column of it.
+            copies: Number of copies; likewise.
+        """
+        return tp * copies if self.splits else tp
 
     @property
     def phases(self) -> Mapping[str, float]:
@@ -60,12 +69,18 @@ class Synchronisation(MethodDocument):
         """
         return 1
 
-    def expected_traffic(self, *, gradients: float, weights: float) -> float:
+    def expected_traffic(
+        self, *, gradients: float, weights: float, divided: float = 0.0
+    ) -> dict[str, float]:
         """Bytes that a device exchanges with the other copies in a mean step.
 
         Args:
             gradients: Bytes of the gradients that it holds.
             weights: Bytes of the trained weights that it holds.
+            divided: Those of them that other copies hold no part of.
+
+        Returns:
+            Payload by kind of collective, such as ``all_reduce``.
         """
         raise NotImplementedError(f"synchronisation {self.kind} tells no traffic")
 

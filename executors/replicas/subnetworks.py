@@ -1,0 +1,315 @@
+"""Copies that train narrower models, and deal out the neurons anew every few steps.
+
+A copy holds its own neurons' weights alone (:mod:`executors.strategies.narrow`), and
+trains them by itself. At the end of a round of ``local_steps`` steps all that belongs
+to no neuron is averaged, and each neuron's weights go to the copy that has it next: one
+``all_to_all_single`` a piece of the weights, from owner to owner. Who has which neuron
+is a permutation that every copy draws from the same seed, so that no indices travel.
+
+Checkpoints hold the whole model: for one, and when one is read, neurons lie in the
+model's own order, an equal run of them on each copy.
+Source: Yuan et al. 2022, arXiv 1910.02120.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+
+from executors.replicas.pieces import local_part, pieces
+from executors.strategies.narrow import find_groups
+from planner.schema import TensorSharding
+from planner.schema.methods.subnetworks import Subnetworks
+
+if TYPE_CHECKING:
+    from executors.trainer import Trainer
+
+__all__ = ["SubnetworksReplicas", "deal_neurons"]
+
+Index = NDArray[np.int64]
+
+
+def deal_neurons(
+    neurons: int, copies: int, *, seed: int, turn: int | None, group: int
+) -> Index:
+    """Neurons of each copy in a round, in ascending order.
+
+    Args:
+        neurons: How many there are; a multiple of ``copies``.
+        copies: Number of copies.
+        seed: Shared by all.
+        turn: Number of the round; None for the model's own order.
+        group: Number of the group of layers, each of which is dealt out by itself.
+
+    Returns:
+        Shape [copies, neurons / copies].
+    """
+    if turn is None:
+        return np.arange(neurons).reshape(copies, -1)
+    order = np.random.default_rng([seed, turn, group]).permutation(neurons)
+    return np.asarray(np.sort(order.reshape(copies, -1), axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Place of the neurons in what a copy holds of a parameter.
+
+    Attributes:
+        dim: Dimension along which they lie.
+        group: Number of their group.
+        neurons: Of the group, on all copies.
+    """
+
+    dim: int
+    group: int
+    neurons: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Way of a copy's neurons from one round to another.
+
+    Attributes:
+        leave: Rows that it sends, by receiver.
+        sent: How many to each copy.
+        arrive: Rows that it gets, by sender.
+        got: How many from each copy.
+    """
+
+    leave: torch.Tensor
+    sent: list[int]
+    arrive: torch.Tensor
+    got: list[int]
+
+
+class SubnetworksReplicas:
+    """Trains a share of the neurons on each copy, another one in each round.
+
+    Args:
+        synchronisation: Its settings.
+    """
+
+    lead_in = 0
+
+    def __init__(self, synchronisation: Subnetworks) -> None:
+        self.settings = synchronisation
+        self.rests_every = synchronisation.local_steps
+        #: Dimension that copies divide of each parameter of which they hold parts.
+        self.split: dict[nn.Parameter, int] = {}
+        self._parts: dict[nn.Parameter, _Part] = {}
+        self._common: list[nn.Parameter] = []
+        self._group: dist.ProcessGroup | None = None
+        self._copies, self._index = 1, 0
+        #: Round whose neurons this copy has; None for a run of the model's own order.
+        self._round: int | None = None
+        self._forced: str | None = None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Tell parameters with neurons from those that are averaged."""
+        place = trainer.place
+        self._group = place.group("replicate")
+        self._copies, self._index = place.size("replicate"), place.index("replicate")
+        self._optimizer = trainer.optimizer
+        if self._copies > 1:
+            (part,) = trainer.parts.values()
+            self._find_parts(part.inner, trainer.plan.strategy.sharding)
+        self._common = [
+            parameter
+            for parameter in trainer.all_parameters()
+            if parameter.requires_grad and parameter not in self._parts
+        ]
+
+    def _find_parts(self, model: nn.Module, sharding: TensorSharding) -> None:
+        for number, group in enumerate(find_groups(model, sharding)):
+            for cut in group.parameters:
+                parameter = model.get_parameter(cut.name)
+                neurons = group.neurons * self._copies
+                self._parts[parameter] = _Part(cut.dim, number, neurons)
+                self.split[parameter] = cut.dim
+
+    def before_forward(self, step: int) -> None:
+        """Take the neurons of the round if a run begins in it."""
+        if self._forced is None:
+            self._deal(step // self.settings.local_steps)
+
+    def after_backward(self, step: int) -> None:
+        """Do nothing."""
+
+    def after_update(self, step: int) -> None:
+        """End the round that is over, and begin the next."""
+        if self._forced is not None:
+            if self._forced == "exchange":
+                self._end((self._round or 0) + 1)
+        elif (step + 1) % self.settings.local_steps == 0:
+            self._end((step + 1) // self.settings.local_steps)
+
+    def _end(self, following: int) -> None:
+        self._average()
+        self._deal(following)
+        # What it kept is of neurons that are elsewhere now.
+        self._optimizer.state.clear()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Take the mean of what belongs to no neuron."""
+        for piece in pieces(self._common) if self._group is not None else ():
+            flat = torch.cat([local_part(weight).reshape(-1) for weight in piece])
+            dist.all_reduce(flat, group=self._group)
+            flat /= self._copies
+            sizes = [local_part(weight).numel() for weight in piece]
+            for weight, mean in zip(piece, torch.split(flat, sizes), strict=True):
+                local_part(weight).copy_(mean.view_as(local_part(weight)))
+
+    def _deal(self, turn: int) -> None:
+        """Give this copy's neurons away, and take those of another round."""
+        if turn != self._round:
+            values = {parameter: local_part(parameter) for parameter in self._parts}
+            for parameter, dealt in self._moved(values, self._round, turn):
+                values[parameter].copy_(dealt)
+            self._round = turn
+
+    def in_order(
+        self, values: Mapping[nn.Parameter, torch.Tensor]
+    ) -> dict[nn.Parameter, torch.Tensor]:
+        """Values of neurons in the model's own order: a run of them on each copy.
+
+        Collective.
+
+        Args:
+            values: What this rank holds for each neuron of some parameters, such as
+                their gradients; equal keys on all ranks.
+
+        Returns:
+            For those that have neurons, new tensors.
+        """
+        own = {p: values[p] for p in self._parts if p in values}
+        # Pieces are dropped as they are copied.
+        return {p: v.clone() for p, v in self._moved(own, self._round, None)}
+
+    def _moved(
+        self,
+        values: Mapping[nn.Parameter, torch.Tensor],
+        before: int | None,
+        after: int | None,
+    ) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Values of the neurons that this copy has in another round, in pieces."""
+        for piece in pieces(values):
+            parts = [self._parts[parameter] for parameter in piece]
+            routes = [self._route(part, before, after) for part in parts]
+            rows = [
+                values[parameter].movedim(part.dim, 0).reshape(len(route.leave), -1)
+                for parameter, part, route in zip(piece, parts, routes, strict=True)
+            ]
+            came = self._exchange(rows, routes)
+            for parameter, part, new in zip(piece, parts, came, strict=True):
+                shape = values[parameter].movedim(part.dim, 0).shape
+                yield parameter, new.reshape(shape).movedim(0, part.dim)
+
+    def _route(self, part: _Part, before: int | None, after: int | None) -> _Route:
+        old, new = (
+            deal_neurons(
+                part.neurons,
+                self._copies,
+                seed=self.settings.seed,
+                turn=turn,
+                group=part.group,
+            )
+            for turn in (before, after)
+        )
+        leave, sent = _by_copy(old[self._index], new)
+        arrive, got = _by_copy(new[self._index], old)
+        return _Route(leave=leave, sent=sent, arrive=arrive, got=got)
+
+    def _exchange(
+        self, rows: Sequence[torch.Tensor], routes: Sequence[_Route]
+    ) -> list[torch.Tensor]:
+        """Send rows to their new owners, in one message to each.
+
+        Args:
+            rows: One a neuron. Shapes [neurons of a copy, scalars of a neuron].
+            routes: Of each.
+        """
+        widths = [one.shape[1] for one in rows]
+        leaving = [
+            torch.split(one.index_select(0, route.leave.to(one.device)), route.sent)
+            for one, route in zip(rows, routes, strict=True)
+        ]
+        flat = torch.cat(
+            [p.reshape(-1) for by in zip(*leaving, strict=True) for p in by]
+        )
+        sent = np.array([route.sent for route in routes]).T @ widths
+        got = np.array([route.got for route in routes]).T @ widths
+        came = torch.empty_like(flat)
+        dist.all_to_all_single(
+            came, flat, got.tolist(), sent.tolist(), group=self._group
+        )
+        found = [torch.empty_like(one) for one in rows]
+        for source, message in enumerate(torch.split(came, got.tolist())):
+            sizes = [
+                width * route.got[source]
+                for width, route in zip(widths, routes, strict=True)
+            ]
+            for new, route, values in zip(
+                found, routes, torch.split(message, sizes), strict=True
+            ):
+                first = sum(route.got[:source])
+                places = route.arrive[first : first + route.got[source]].to(new.device)
+                new[places] = values.view(len(places), new.shape[1])
+        return found
+
+    def settle(self) -> None:
+        """Do nothing: a step ends what it began."""
+
+    def rests(self, done: int) -> bool:
+        """Return True at the end of a round."""
+        if self._forced is not None:
+            return self._forced != "plain"
+        return done % self.settings.local_steps == 0
+
+    def meets(self, done: int) -> bool:
+        """Return True where it rests."""
+        return self.rests(done)
+
+    def in_sync(self, done: int) -> bool:
+        """Return True at the end of a round: what all copies hold is equal there."""
+        return self.rests(done)
+
+    def state(self) -> Mapping[str, Mapping[nn.Parameter, torch.Tensor]]:
+        """Nothing is kept from round to round."""
+        return {}
+
+    def restored(self, *, complete: bool) -> None:
+        """Begin with neurons in the model's own order, and a new optimizer."""
+        self._round = None
+        self._optimizer.state.clear()
+
+    def phase(self, step: int) -> str:
+        """Return ``exchange`` for the last step of a round, else ``plain``."""
+        if self._forced is not None:
+            return self._forced
+        return "exchange" if self.rests(step + 1) else "plain"
+
+    def force(self, phase: str | None) -> None:
+        """See :meth:`executors.replicas.Replicas.force`."""
+        self._forced = phase
+
+
+def _by_copy(mine: Index, theirs: Index) -> tuple[torch.Tensor, list[int]]:
+    """Places of some neurons, ordered by the copy that has them, and their numbers.
+
+    Args:
+        mine: Neurons of one copy. Shape [k].
+        theirs: Neurons of all copies. Shape [copies, k].
+    """
+    owner = np.empty(theirs.size, dtype=np.int64)
+    owner[theirs] = np.arange(len(theirs))[:, None]
+    order = np.argsort(owner[mine], kind="stable")
+    counts = np.bincount(owner[mine], minlength=len(theirs))
+    return torch.from_numpy(order), counts.tolist()

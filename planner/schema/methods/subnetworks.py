@@ -1,0 +1,103 @@
+"""Copies that each train some of the neurons, dealt out anew every few steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from planner.schema.methods.method import Feature, Method, Synchronisation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planner.schema.violations import Case
+
+__all__ = ["METHODS", "Subnetworks"]
+
+
+class Subnetworks(Synchronisation):
+    """Copies each train some of the neurons, dealt out anew every few steps.
+
+    Neurons are the features between colwise layers and the rowwise one behind them,
+    and heads of attention. In a round each of n copies has 1/n of the neurons of every
+    such group of layers, and trains the narrower model on its own samples, by itself.
+    Then weights of neurons go to the copy that has them next, and all other weights are
+    averaged. Each round begins with a new optimizer.
+
+    Attributes:
+        local_steps: Steps of a round.
+        seed: Of the permutations by which neurons are dealt out.
+    """
+
+    apart: ClassVar[bool] = True
+    splits: ClassVar[bool] = True
+
+    kind: Literal["subnetworks"] = "subnetworks"
+    local_steps: Annotated[int, Field(ge=1, le=10**6)] = 80
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Steps without an exchange, and the last ones of a round."""
+        share = 1 / self.local_steps
+        exchange = {"exchange": share}
+        return exchange if share == 1 else {"plain": 1 - share} | exchange
+
+    def expected_traffic(
+        self, *, gradients: float, weights: float, divided: float = 0.0
+    ) -> dict[str, float]:
+        """Weights of neurons change hands once a round; others are averaged."""
+        return {
+            "all_reduce": (weights - divided) / self.local_steps,
+            "all_to_all": divided / self.local_steps,
+        }
+
+
+def _alone(case: Case) -> str | None:
+    strategy = case.strategy
+    value, mesh = strategy.synchronisation, strategy.mesh
+    others = {
+        axis: degree
+        for axis in ("pp", "dp_shard", "cp", "tp", "ep")
+        if (degree := getattr(mesh, axis)) > 1
+    }
+    if strategy.zero_stage:
+        others["zero_stage"] = strategy.zero_stage
+    if not others:
+        return None
+    given = " and ".join(f"{name}={number}" for name, number in others.items())
+    return (
+        f"synchronisation={value} with {given}; copies of one device each have parts "
+        f"of the layers, use dp_replicate alone"
+    )
+
+
+METHODS = (
+    Method(
+        kind="subnetworks",
+        slot="synchronisation",
+        document=Subnetworks,
+        words="copies train shares of the neurons, dealt out every {local_steps} steps",
+        inexact="each copy trains some of the neurons alone",
+        limits=(_alone,),
+        feature=Feature(
+            name="subnetworks",
+            mesh={"dp_replicate": 2},
+            fields={
+                "synchronisation": Subnetworks(local_steps=1),
+                "semantics": "approximate",
+            },
+            kind="synchronisation",
+            # A copy's loss and gradients are those of a narrower model.
+            tolerance=(1e-1, float("inf"), float("inf")),
+        ),
+        # Yuan et al. 2022, section 5: local iterations of the repository's runs.
+        presets={"ist": Subnetworks(local_steps=80)},
+        prices="planner.cost.replicas.subnetworks:SubnetworksPricing",
+        runs="executors.replicas.subnetworks:SubnetworksReplicas",
+        page="methods/subnetworks.md",
+        test="tests/distributed/test_subnetworks.py",
+        source="Yuan et al. 2022, arXiv 1910.02120",
+    ),
+)

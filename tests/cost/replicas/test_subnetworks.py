@@ -1,0 +1,116 @@
+"""Neurons dealt out every few steps, against closed forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.cost import Cost, CostModel, PricingContext
+from planner.cost.recipes import RECIPES
+from planner.cost.result import PARTS
+from planner.graph.neurons import only_neurons
+from planner.schema import Precision
+from planner.space import Regime, build_strategy
+from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_graph
+
+#: 4 hosts of one device, 0.1 GB/s between them.
+CLUSTER = hosts((4, 1, device()), between=1e8)
+WEIGHTS = 4.0 * 16 * 512**2
+FULL = Precision(compute="float32")
+
+
+def context_of(pin: str, cluster: Any = CLUSTER, **changes: Any) -> PricingContext:
+    regime = Regime.from_pins({"synchronisation": pin})
+    graph = uniform_graph(8, **changes)
+    if regime.synchronisation.splits:
+        graph = only_neurons(graph)
+    return setting_for(graph, cluster, regime=regime, precision=FULL)
+
+
+def priced(
+    pin: str, cluster: Any = CLUSTER, **degrees: int
+) -> tuple[Cost, dict[str, float], float]:
+    """One strategy by simulation, then its row of a table by parts and memory."""
+    context, values = context_of(pin, cluster), row(**degrees)
+    strategy = build_strategy(
+        values,
+        unit_names=context.graph.unit_names,
+        bounds=[0, 8],
+        sharding=context.graph.sharding,
+        precision=context.precision,
+        regime=context.regime,
+    )
+    model = CostModel(context)
+    table = model.table(table_of(values))
+    parts = dict(zip(PARTS, table.parts_s[0].tolist(), strict=True))
+    return model.cost(strategy), parts, float(table.memory_bytes[0])
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+@pytest.mark.parametrize("steps", [1, 80])
+def test_a_mean_step_pays_its_share_of_an_exchange(copies: int, steps: int) -> None:
+    """An all-to-all of W/n, of which each copy keeps an nth; nothing is averaged."""
+    cost, parts, _ = priced(f"subnetworks:local_steps={steps}", dp_replicate=copies)
+    part = WEIGHTS / copies
+    sent = part * (copies - 1) / copies / steps
+    assert cost.breakdown_s["data_parallel"] == pytest.approx(sent / 1e8, rel=1e-6)
+    assert parts["data_parallel"] == pytest.approx(sent / 1e8, rel=1e-6)
+    assert cost.collective_bytes == {"all_to_all": pytest.approx(part / steps)}
+    assert cost.link_bytes == {"dp": pytest.approx(sent)}
+
+
+def test_it_sends_a_480th_of_an_all_reduce() -> None:
+    ours, *_ = priced("ist", dp_replicate=4)
+    theirs, *_ = priced("all_reduce", dp_replicate=4)
+    ratio = ours.link_bytes["dp"] / theirs.link_bytes["dp"]
+    # On the wire: (n - 1)/n W/n / J of 2 (n - 1)/n W.
+    assert ratio == pytest.approx(1 / (2 * 4 * 80))
+    payload = ours.collective_bytes["all_to_all"]
+    assert payload / theirs.link_bytes["dp"] == pytest.approx(1 / 480)
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_compute_and_memory_are_those_of_tp_without_its_collectives(
+    copies: int,
+) -> None:
+    ours, parts, memory = priced("subnetworks", dp_replicate=copies)
+    tensor, theirs, _ = priced("all_reduce", tp=copies)
+    assert tensor.breakdown_s["tensor"] > 0 == ours.breakdown_s["tensor"]
+    # As much of a batch: a copy has its own samples.
+    compute = ours.breakdown_s["compute"]
+    assert compute == pytest.approx(tensor.breakdown_s["compute"], rel=1e-9)
+    assert parts["compute"] == pytest.approx(theirs["compute"], rel=1e-6)
+    for name in ("parameters", "gradients", "optimizer"):
+        found = getattr(ours.memory, name)
+        assert found == pytest.approx(getattr(tensor.memory, name)), name
+    assert ours.memory.parameters == pytest.approx(WEIGHTS / copies)
+    plain, _, whole = priced("local_steps", dp_replicate=copies)
+    assert memory < whole
+    assert compute < plain.breakdown_s["compute"]
+
+
+def test_what_has_no_neurons_stays_whole() -> None:
+    """Units without a rowwise layer, and attention of models without a config."""
+    graph = uniform_graph(2, heads=8, kv_heads=8)
+    whole = only_neurons(graph)
+    assert {p.style for p in whole.parameters} == {"none"}
+    assert {k.style for b in whole.blocks for k in b.kernels} == {"none"}
+    assert whole.sharding == {}
+    narrow = only_neurons(uniform_graph(2))
+    assert [p.style for p in narrow.parameters] == ["colwise", "rowwise"] * 2
+    assert narrow.sharding == graph.sharding
+    assert {block.tp_collectives for block in narrow.blocks} == {0}
+
+
+def test_parts_of_a_copy_pay_no_dispatch_of_sharded_tensors() -> None:
+    """On the CPU tp's tensors take the host longer; a copy's are plain ones."""
+    cluster = hosts((4, 1, device(backend="gloo")), between=1e8)
+    ours, parts, _ = priced("subnetworks", cluster, dp_replicate=4)
+    tensor, *_ = priced("all_reduce", cluster, tp=4)
+    overhead = RECIPES["torch"].sharded_op_overhead_s
+    # Two products a layer, forward and backward.
+    slower = 8 * 2 * 2 * overhead
+    gap = tensor.breakdown_s["compute"] - ours.breakdown_s["compute"]
+    assert gap == pytest.approx(slower)
+    assert parts["compute"] == pytest.approx(ours.breakdown_s["compute"], rel=1e-6)
