@@ -9,7 +9,8 @@ import numpy as np
 
 from planner.capture import capture, load_model
 from planner.cluster import Cluster
-from planner.cost import PricingContext
+from planner.cost import Cost, CostModel, PricingContext
+from planner.cost.result import PARTS
 from planner.graph import Block, Edge, Kernel, ModelGraph, Parameter
 from planner.schema.cluster import (
     ClusterDocument,
@@ -20,11 +21,12 @@ from planner.schema.cluster import (
     MeasuredCollective,
 )
 from planner.search import Request
-from planner.space import StrategyTable
+from planner.space import StrategyTable, build_strategy
 
 __all__ = [
     "device",
     "hosts",
+    "price_both_ways",
     "real_graph",
     "request_for",
     "row",
@@ -207,3 +209,23 @@ def row(**changes: int) -> dict[str, int]:
 def table_of(*rows: dict[str, int]) -> StrategyTable:
     """A table of rows."""
     return StrategyTable.from_columns(**{k: [r[k] for r in rows] for k in rows[0]})
+
+
+def price_both_ways(
+    context: PricingContext, **degrees: int
+) -> tuple[Cost, dict[str, float], float]:
+    """One strategy by simulation, then its row of a table by parts and memory."""
+    values = row(**degrees)
+    stages, units = values["pp"] * values["virtual_stages"], len(context.graph.units)
+    strategy = build_strategy(
+        values,
+        unit_names=context.graph.unit_names,
+        bounds=[units * stage // stages for stage in range(stages + 1)],
+        sharding=context.graph.sharding,
+        precision=context.precision,
+        regime=context.regime,
+    )
+    model = CostModel(context)
+    table = model.table(table_of(values))
+    parts = dict(zip(PARTS, table.parts_s[0].tolist(), strict=True))
+    return model.cost(strategy), parts, float(table.memory_bytes[0])

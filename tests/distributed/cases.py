@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -356,3 +357,12 @@ def train(plan_json: str, steps: int, tied: bool = False) -> list[dict[str, Any]
                 entry[kind] = {name: t.float().numpy() for name, t in named}
         history.append(entry)
     return history
+
+
+def largest_gap(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """Largest difference of weights, over the largest number of each."""
+    assert sorted(ours) == sorted(theirs)
+    return max(
+        float(np.abs(ours[n] - theirs[n]).max() / np.abs(theirs[n]).max())
+        for n in theirs
+    )

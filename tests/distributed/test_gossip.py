@@ -26,7 +26,7 @@ from planner.schema import Mesh, Optimizer, Plan, Strategy
 from planner.schema.methods import read_method
 from planner.schema.methods.gossip import Gossip, copies_per_host, rounds_of
 from planner.schema.violations import executor_violations
-from tests.distributed.cases import build, make_plan
+from tests.distributed.cases import build, largest_gap, make_plan
 from tests.distributed.pool import Pool
 
 #: Meshes of two copies, by what is inside of a copy.
@@ -229,14 +229,6 @@ def _serial(plan: Plan, steps: int) -> dict[str, Any]:
     return {"losses": losses, "weights": first}
 
 
-def _far(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    assert sorted(ours) == sorted(theirs)
-    return max(
-        float(np.abs(ours[n] - theirs[n]).max() / np.abs(theirs[n]).max())
-        for n in theirs
-    )
-
-
 @pytest.mark.parametrize("mesh", _cases("one rank", "zero 3", "zero 1", "tp", "pp"))
 @pytest.mark.parametrize("clip", [None, 0.05], ids=["", "clipped"])
 def test_a_complete_graph_is_the_serial_rule_one_step_late(
@@ -250,7 +242,7 @@ def test_a_complete_graph_is_the_serial_rule_one_step_late(
     for each in found:
         wanted = expected["losses"][each["copy"]]
         assert each["losses"] == pytest.approx(wanted, rel=1e-5)
-    assert _far(found[0]["weights"], expected["weights"]) <= 3e-5
+    assert largest_gap(found[0]["weights"], expected["weights"]) <= 3e-5
 
 
 @pytest.mark.parametrize("pin", ["gossip-ring", "gossip-exp", "gossip-aer"])
@@ -261,7 +253,7 @@ def test_other_graphs_are_the_serial_rule_too(pool: Pool, pin: str) -> None:
     for each in found:
         wanted = expected["losses"][each["copy"]]
         assert each["losses"] == pytest.approx(wanted, rel=1e-5)
-    assert _far(found[0]["weights"], expected["weights"]) <= 1e-5
+    assert largest_gap(found[0]["weights"], expected["weights"]) <= 1e-5
 
 
 def test_copies_share_a_loss_every_few_steps_alone(pool: Pool) -> None:

@@ -27,7 +27,7 @@ from planner.errors import ExecutionError, StrategyError
 from planner.schema import Optimizer, Plan
 from planner.schema.methods import read_method
 from planner.schema.methods.local_steps import LocalSteps
-from tests.distributed.cases import build, make_plan
+from tests.distributed.cases import build, largest_gap, make_plan
 from tests.distributed.pool import Pool
 
 #: Meshes of two copies, by what is inside of a copy.
@@ -149,14 +149,6 @@ def _serial(plan: Plan, steps: int) -> dict[str, Any]:
     return {"losses": losses, "weights": weights}
 
 
-def _far(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    assert sorted(ours) == sorted(theirs)
-    return max(
-        float(np.abs(ours[n] - theirs[n]).max() / np.abs(theirs[n]).max())
-        for n in theirs
-    )
-
-
 @pytest.mark.parametrize("mesh", _cases("one rank", "zero 3", "zero 1", "tp", "pp"))
 def test_a_period_of_one_step_of_sgd_is_an_all_reduce(pool: Pool, mesh: str) -> None:
     plan = _plan(mesh, 1)
@@ -165,7 +157,7 @@ def test_a_period_of_one_step_of_sgd_is_an_all_reduce(pool: Pool, mesh: str) -> 
     ours = pool.run(train, world, plan.to_json(), 3)[0]
     theirs = pool.run(train, world, plain.to_json(), 3)[0]
     assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-6)
-    assert _far(ours["weights"], theirs["weights"]) <= 1e-6
+    assert largest_gap(ours["weights"], theirs["weights"]) <= 1e-6
 
 
 @pytest.mark.parametrize("mesh", _cases("one rank", "zero 3", "tp", "pp"))
@@ -185,7 +177,7 @@ def test_copies_train_on_their_own_and_then_are_equal(pool: Pool, mesh: str) -> 
         wanted = [copy[0], both[1], copy[2], both[3]]
         assert each["losses"] == pytest.approx(wanted, rel=1e-5)
     # The reference rounds once more: it takes the mean as a step of SGD.
-    assert _far(found[0]["weights"], expected["weights"]) <= 3e-5
+    assert largest_gap(found[0]["weights"], expected["weights"]) <= 3e-5
     shards: dict[Any, list[list[str]]] = {}
     for each in found:
         shards.setdefault(each["held"], []).append(each["digests"])
@@ -367,7 +359,7 @@ def test_the_outer_optimizer_is_torchs_sgd(pool: Pool, mesh: str) -> None:
     plan = _plan(mesh, 2, synchronisation=method)
     world = plan.strategy.mesh.num_devices
     found = pool.run(train, world, plan.to_json(), 6)
-    assert _far(found[0]["weights"], _serial(plan, 6)["weights"]) <= 1e-5
+    assert largest_gap(found[0]["weights"], _serial(plan, 6)["weights"]) <= 1e-5
     shards: dict[Any, set[str]] = {}
     for each in found:
         shards.setdefault(each["held"], set()).add(each["digests"][-1])

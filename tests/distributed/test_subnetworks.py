@@ -37,7 +37,7 @@ from planner.schema import (
 )
 from planner.schema.methods.subnetworks import Subnetworks
 from planner.schema.violations import executor_violations
-from tests.distributed.cases import BATCH, LLAMA_SHARDING, build, make_plan
+from tests.distributed.cases import BATCH, LLAMA_SHARDING, build, largest_gap, make_plan
 from tests.distributed.planned import graph_of, planned
 from tests.distributed.pool import Pool
 
@@ -277,14 +277,6 @@ def _serial(plan: Plan, rounds: int) -> dict[str, Any]:
     return {"losses": losses, "weights": weights}
 
 
-def _far(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    assert sorted(ours) == sorted(theirs)
-    return max(
-        float(np.abs(ours[n] - theirs[n]).max() / np.abs(theirs[n]).max())
-        for n in theirs
-    )
-
-
 @pytest.mark.parametrize(
     ("model", "copies", "optimizer"),
     [
@@ -306,7 +298,7 @@ def test_copies_train_narrower_models(
         assert each["losses"][::2] == pytest.approx(own[::2], rel=2e-5)
     shared = np.mean(expected["losses"], axis=0)
     assert found[0]["losses"][1::2] == pytest.approx(shared[1::2], rel=2e-5)
-    assert _far(found[0]["weights"][-1], expected["weights"]) <= 3e-5
+    assert largest_gap(found[0]["weights"][-1], expected["weights"]) <= 3e-5
 
 
 def deal_without_training(text: str, turns: int) -> list[dict[str, Any]]:

@@ -136,7 +136,7 @@ class ReplicaPricing(Protocol):
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> Array:
         """Seconds that a mean step is longer for it. Shape [n]."""
-        ...
+        return self.traffic(rows, groups, context).exposed_s
 
     def traffic(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext

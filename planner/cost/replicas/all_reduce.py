@@ -19,7 +19,7 @@ Compression makes gradients smaller: :mod:`planner.cost.replicas.codecs`.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ __all__ = [
     "AllReducePricing",
     "exposed_seconds",
     "replica_traffic",
+    "traffic_inside",
 ]
 
 Array = NDArray[np.float64]
@@ -281,6 +282,22 @@ def replica_traffic(
         scattered_bytes=copies.sharded_trained * scatters,
         reduced_bytes=copies.mirrored * reduce,
         sent_bytes=sent + copies.sent_mirrored * reduce,
+    )
+
+
+def traffic_inside(
+    rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
+) -> ReplicaTraffic:
+    """Exposed time and bytes of ZeRO inside copies that share no gradients.
+
+    Args:
+        rows: Of n devices.
+        groups: Of the same.
+        context: Dtypes, recipe and devices.
+    """
+    alone = replace(groups, mirror=np.zeros_like(groups.mirror))
+    return replica_traffic(
+        rows, alone, context.precision, context.recipe, on_gpu=context.on_gpu
     )
 
 

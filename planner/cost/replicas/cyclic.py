@@ -26,14 +26,17 @@ more than F/N, within a fifth as long as it is no more than C/N.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
-from planner.cost.replicas import ReplicaBytes, ReplicaRows, ReplicaTraffic
-from planner.cost.replicas.all_reduce import replica_traffic
+from planner.cost.replicas import (
+    ReplicaBytes,
+    ReplicaPricing,
+    ReplicaRows,
+    ReplicaTraffic,
+)
+from planner.cost.replicas.all_reduce import traffic_inside
 from planner.cost.traffic.collectives import ReplicaGroups
 from planner.schema.methods.cyclic import Cyclic
 from planner.units import dtype_bytes
@@ -47,26 +50,17 @@ Array = NDArray[np.float64]
 _BESIDE = 3
 
 
-class CyclicPricing:
+class CyclicPricing(ReplicaPricing):
     """Price of handing gradients from copy to copy."""
 
     def __init__(self, synchronisation: Cyclic) -> None:
         self.settings = synchronisation
 
-    def seconds(
-        self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
-    ) -> Array:
-        """Seconds that a step is longer for it. Shape [n]."""
-        return self.traffic(rows, groups, context).exposed_s
-
     def traffic(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> ReplicaTraffic:
-        """The same seconds, and the bytes that move in a step."""
-        alone = replace(groups, mirror=np.zeros_like(groups.mirror))
-        inside = replica_traffic(
-            rows, alone, context.precision, context.recipe, on_gpu=context.on_gpu
-        )
+        """Seconds that a step is longer for it, and the bytes that move in it."""
+        inside = traffic_inside(rows, groups, context)
         copies = groups.replicate.size.astype(float)
         gradients = _gradient_bytes(rows, context)
         lines = groups.mirror[groups.replicate.which]

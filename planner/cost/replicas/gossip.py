@@ -28,11 +28,12 @@ from numpy.typing import ArrayLike, NDArray
 from planner.cost.context import PricingContext
 from planner.cost.replicas import (
     ReplicaBytes,
+    ReplicaPricing,
     ReplicaRows,
     ReplicaTraffic,
     weight_bytes,
 )
-from planner.cost.replicas.all_reduce import replica_traffic
+from planner.cost.replicas.all_reduce import traffic_inside
 from planner.cost.traffic.collectives import Groups, ReplicaGroups, called_lines
 from planner.schema.methods.gossip import Gossip, Round, Topology, rounds_of
 
@@ -85,26 +86,17 @@ class _Rounds:
     grouped: float
 
 
-class GossipPricing:
+class GossipPricing(ReplicaPricing):
     """Price of averaging weights with a few others in each step."""
 
     def __init__(self, synchronisation: Gossip) -> None:
         self.settings = synchronisation
 
-    def seconds(
-        self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
-    ) -> Array:
-        """Seconds that a mean step is longer for it. Shape [n]."""
-        return self.traffic(rows, groups, context).exposed_s
-
     def traffic(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> ReplicaTraffic:
-        """The same seconds, and the bytes that move in a mean step."""
-        alone = replace(groups, mirror=np.zeros_like(groups.mirror))
-        inside = replica_traffic(
-            rows, alone, context.precision, context.recipe, on_gpu=context.on_gpu
-        )
+        """Seconds that a mean step is longer for it, and the bytes that move in it."""
+        inside = traffic_inside(rows, groups, context)
         weights = weight_bytes(rows, context)
         hidden = rows.num_microbatches * (rows.forward_s + rows.backward_s)
         hidden = hidden * context.on_gpu

@@ -16,7 +16,6 @@ Source: Stich 2019, arXiv 1805.09767; Douillard et al. 2025, 2501.18512.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +23,12 @@ from numpy.typing import NDArray
 from planner.cost.context import PricingContext
 from planner.cost.replicas import (
     ReplicaBytes,
+    ReplicaPricing,
     ReplicaRows,
     ReplicaTraffic,
     weight_bytes,
 )
-from planner.cost.replicas.all_reduce import replica_traffic
+from planner.cost.replicas.all_reduce import traffic_inside
 from planner.cost.traffic.collectives import ReplicaGroups, time_of
 from planner.schema.methods.local_steps import LocalSteps
 from planner.units import dtype_bytes
@@ -38,26 +38,17 @@ __all__ = ["LocalStepsPricing"]
 Array = NDArray[np.float64]
 
 
-class LocalStepsPricing:
+class LocalStepsPricing(ReplicaPricing):
     """Price of exchanging weights every few steps."""
 
     def __init__(self, synchronisation: LocalSteps) -> None:
         self.settings = synchronisation
 
-    def seconds(
-        self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
-    ) -> Array:
-        """Seconds that a mean step is longer for it. Shape [n]."""
-        return self.traffic(rows, groups, context).exposed_s
-
     def traffic(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> ReplicaTraffic:
-        """The same seconds, and the bytes that move in a mean step."""
-        alone = replace(groups, mirror=np.zeros_like(groups.mirror))
-        inside = replica_traffic(
-            rows, alone, context.precision, context.recipe, on_gpu=context.on_gpu
-        )
+        """Seconds that a mean step is longer for it, and the bytes that move in it."""
+        inside = traffic_inside(rows, groups, context)
         settings, weights = self.settings, weight_bytes(rows, context)
         sent = settings.expected_traffic(gradients=0.0, weights=1.0)["all_reduce"]
         lines = groups.mirror[groups.replicate.which]

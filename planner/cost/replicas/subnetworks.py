@@ -16,7 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
-from planner.cost.replicas import ReplicaBytes, ReplicaRows, ReplicaTraffic
+from planner.cost.replicas import (
+    ReplicaBytes,
+    ReplicaPricing,
+    ReplicaRows,
+    ReplicaTraffic,
+)
 from planner.cost.traffic.collectives import ReplicaGroups, called_lines
 from planner.schema.methods.subnetworks import Subnetworks
 from planner.units import dtype_bytes
@@ -29,22 +34,16 @@ Array = NDArray[np.float64]
 _BUFFERS = 4
 
 
-class SubnetworksPricing:
+class SubnetworksPricing(ReplicaPricing):
     """Price of dealing out neurons every few steps."""
 
     def __init__(self, synchronisation: Subnetworks) -> None:
         self.settings = synchronisation
 
-    def seconds(
-        self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
-    ) -> Array:
-        """Seconds that a mean step is longer for it. Shape [n]."""
-        return self.traffic(rows, groups, context).exposed_s
-
     def traffic(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> ReplicaTraffic:
-        """The same seconds, and the bytes that move in a mean step."""
+        """Seconds that a mean step is longer for it, and the bytes that move in it."""
         copies = groups.replicate.size
         divided, common = _weights(context, copies)
         deal = called_lines(

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from planner.schema.methods.method import Feature, Method, Synchronisation
+from planner.schema.methods.method import (
+    Feature,
+    Method,
+    Synchronisation,
+    copies_apart,
+)
 
 if TYPE_CHECKING:
     from planner.schema.violations import Case
@@ -124,23 +129,6 @@ def copies_per_host(hosts: Sequence[Hashable]) -> int:
     return gcd(*(len(list(run)) for _, run in groupby(hosts)))
 
 
-def _several_copies(case: Case) -> str | None:
-    strategy = case.strategy
-    mesh, value = strategy.mesh, strategy.synchronisation
-    if mesh.dp_replicate == 1:
-        return (
-            f"synchronisation={value} with dp_replicate=1; copies along dp_replicate "
-            f"are what it averages, use dp_replicate > 1 or synchronisation=all_reduce"
-        )
-    if mesh.cp > 1 and strategy.zero_stage == 0:
-        return (
-            f"synchronisation={value} with cp={mesh.cp} and zero_stage=0; ranks of one "
-            f"sequence would be copies that train on their own, use zero_stage=1, 2 or "
-            f"3, or cp=1"
-        )
-    return None
-
-
 def _partners(case: Case) -> str | None:
     value, copies = case.strategy.synchronisation, case.strategy.mesh.dp_replicate
     assert isinstance(value, Gossip)
@@ -178,7 +166,7 @@ METHODS = (
         document=Gossip,
         words="copies average their weights with a few others in each step",
         inexact="each copy averages with some of the others alone",
-        limits=(_several_copies, _partners, _adam_commits),
+        limits=(copies_apart, _partners, _adam_commits),
         feature=Feature(
             name="gossip",
             mesh={"dp_replicate": 2},

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from planner.schema.methods.method import Feature, Method, Synchronisation
+from planner.schema.methods.method import (
+    Feature,
+    Method,
+    Synchronisation,
+    copies_apart,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from planner.schema.violations import Case
 
 __all__ = ["METHODS", "LocalSteps"]
 
@@ -151,23 +155,6 @@ class LocalSteps(Synchronisation):
         return copies * chunks * (4 * self.top + 3 * self.top // 2)
 
 
-def _several_copies(case: Case) -> str | None:
-    mesh = case.strategy.mesh
-    if mesh.dp_replicate == 1:
-        return (
-            f"synchronisation={case.strategy.synchronisation} with dp_replicate=1; "
-            f"copies along dp_replicate are what it averages, use dp_replicate > 1 or "
-            f"synchronisation=all_reduce"
-        )
-    if mesh.cp > 1 and case.strategy.zero_stage == 0:
-        return (
-            f"synchronisation={case.strategy.synchronisation} with cp={mesh.cp} and "
-            f"zero_stage=0; ranks of one sequence would be copies that train on their "
-            f"own, use zero_stage=1, 2 or 3, or cp=1"
-        )
-    return None
-
-
 METHODS = (
     Method(
         kind="local_steps",
@@ -175,7 +162,7 @@ METHODS = (
         document=LocalSteps,
         words="copies exchange their weights every {period} steps",
         inexact="copies train on their own between exchanges",
-        limits=(_several_copies,),
+        limits=(copies_apart,),
         feature=Feature(
             name="local steps",
             mesh={"dp_replicate": 2},

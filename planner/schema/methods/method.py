@@ -11,7 +11,14 @@ from planner.schema.base import Document
 if TYPE_CHECKING:
     from planner.schema.violations import Case
 
-__all__ = ["Feature", "Method", "MethodDocument", "Synchronisation", "Violation"]
+__all__ = [
+    "Feature",
+    "Method",
+    "MethodDocument",
+    "Synchronisation",
+    "Violation",
+    "copies_apart",
+]
 
 #: Violation of a strategy: value, rule, remedy; None if there is none.
 Violation = Callable[["Case"], str | None]
@@ -157,3 +164,25 @@ class Method:
         """Names of its settings."""
         fields = self.document.model_fields if self.document else ()
         return tuple(name for name in fields if name != "kind")
+
+
+def copies_apart(case: Case) -> str | None:
+    """Violation of a method whose copies, along dp_replicate, take the mean of weights.
+
+    Args:
+        case: Strategy that the method is part of.
+    """
+    mesh = case.strategy.mesh
+    if mesh.dp_replicate == 1:
+        return (
+            f"synchronisation={case.strategy.synchronisation} with dp_replicate=1; "
+            f"copies along dp_replicate are what it averages, use dp_replicate > 1 or "
+            f"synchronisation=all_reduce"
+        )
+    if mesh.cp > 1 and case.strategy.zero_stage == 0:
+        return (
+            f"synchronisation={case.strategy.synchronisation} with cp={mesh.cp} and "
+            f"zero_stage=0; ranks of one sequence would be copies that train on their "
+            f"own, use zero_stage=1, 2 or 3, or cp=1"
+        )
+    return None

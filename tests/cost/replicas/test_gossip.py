@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost import Cost, CostModel, PricingContext
+from planner.cost import Cost, PricingContext
 from planner.cost.replicas.gossip import run_s
-from planner.cost.result import PARTS
 from planner.schema import Precision
 from planner.schema.methods.gossip import Gossip, rounds_of
-from planner.space import Regime, build_strategy
-from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_graph
+from planner.space import Regime
+from tests.cost.made import (
+    device,
+    hosts,
+    price_both_ways,
+    setting_for,
+    uniform_graph,
+)
 
 LONELY = hosts((8, 1, device()), between=1e8)
 #: 4 copies on each of 2 hosts, at 1 GB/s inside and 0.1 GB/s a device between.
@@ -31,22 +36,9 @@ def context_of(regime: Regime, cluster: Any) -> PricingContext:
 def priced(
     pin: str, cluster: Any = LONELY, **degrees: int
 ) -> tuple[Cost, dict[str, float], float]:
-    """One strategy by simulation, then its row of a table by parts and memory."""
+    """See :func:`price_both_ways`."""
     regime = Regime.from_pins({"synchronisation": pin})
-    context, values = context_of(regime, cluster), row(**degrees)
-    stages = values["pp"] * values["virtual_stages"]
-    strategy = build_strategy(
-        values,
-        unit_names=context.graph.unit_names,
-        bounds=[8 * stage // stages for stage in range(stages + 1)],
-        sharding={},
-        precision=context.precision,
-        regime=regime,
-    )
-    model = CostModel(context)
-    table = model.table(table_of(values))
-    parts = dict(zip(PARTS, table.parts_s[0].tolist(), strict=True))
-    return model.cost(strategy), parts, float(table.memory_bytes[0])
+    return price_both_ways(context_of(regime, cluster), **degrees)
 
 
 def exchanges_s(topology: Any) -> list[float]:

@@ -9,14 +9,21 @@ import numpy as np
 import pytest
 
 from planner.cost import Cost, CostModel, PricingContext
-from planner.cost.result import PARTS
 from planner.schema import Precision
 from planner.schema.methods import read_method
 from planner.schema.methods.local_steps import LocalSteps
 from planner.search import score
 from planner.search.base import scores_of
-from planner.space import Regime, build_strategy
-from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_graph
+from planner.space import Regime
+from tests.cost.made import (
+    device,
+    hosts,
+    price_both_ways,
+    row,
+    setting_for,
+    table_of,
+    uniform_graph,
+)
 
 #: 0.1 GB/s between hosts.
 SLOW = hosts((8, 1, device()), between=1e8)
@@ -34,21 +41,8 @@ def context_of(regime: Regime) -> PricingContext:
 
 
 def priced(regime: Regime, **degrees: int) -> tuple[Cost, dict[str, float], float]:
-    """One strategy by simulation, then its row of a table by parts and memory."""
-    context, values = context_of(regime), row(**degrees)
-    stages = values["pp"] * values["virtual_stages"]
-    strategy = build_strategy(
-        values,
-        unit_names=context.graph.unit_names,
-        bounds=[8 * stage // stages for stage in range(stages + 1)],
-        sharding={},
-        precision=context.precision,
-        regime=regime,
-    )
-    model = CostModel(context)
-    table = model.table(table_of(values))
-    parts = dict(zip(PARTS, table.parts_s[0].tolist(), strict=True))
-    return model.cost(strategy), parts, float(table.memory_bytes[0])
+    """See :func:`price_both_ways`."""
+    return price_both_ways(context_of(regime), **degrees)
 
 
 @pytest.mark.parametrize("period", PERIODS)

@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from planner.cost import Cost, CostModel, PricingContext
+from planner.cost import Cost, PricingContext
 from planner.cost.recipes import RECIPES
-from planner.cost.result import PARTS
 from planner.graph.neurons import only_neurons
 from planner.schema import Precision
-from planner.space import Regime, build_strategy
-from tests.cost.made import device, hosts, row, setting_for, table_of, uniform_graph
+from planner.space import Regime
+from tests.cost.made import (
+    device,
+    hosts,
+    price_both_ways,
+    setting_for,
+    uniform_graph,
+)
 
 #: 4 hosts of one device, 0.1 GB/s between them.
 CLUSTER = hosts((4, 1, device()), between=1e8)
@@ -31,20 +36,8 @@ def context_of(pin: str, cluster: Any = CLUSTER, **changes: Any) -> PricingConte
 def priced(
     pin: str, cluster: Any = CLUSTER, **degrees: int
 ) -> tuple[Cost, dict[str, float], float]:
-    """One strategy by simulation, then its row of a table by parts and memory."""
-    context, values = context_of(pin, cluster), row(**degrees)
-    strategy = build_strategy(
-        values,
-        unit_names=context.graph.unit_names,
-        bounds=[0, 8],
-        sharding=context.graph.sharding,
-        precision=context.precision,
-        regime=context.regime,
-    )
-    model = CostModel(context)
-    table = model.table(table_of(values))
-    parts = dict(zip(PARTS, table.parts_s[0].tolist(), strict=True))
-    return model.cost(strategy), parts, float(table.memory_bytes[0])
+    """See :func:`price_both_ways`."""
+    return price_both_ways(context_of(pin, cluster), **degrees)
 
 
 @pytest.mark.parametrize("copies", [2, 4])
