@@ -12,10 +12,10 @@ from executors.communication.chunks import CHUNK, decode_chunks, encode_chunks
 from executors.dryrun import dry_runs
 from planner.schema.methods.local_steps import LocalSteps
 from planner.schema.verification import Verification
-from tests.distributed.cases import build
+from tests.distributed.cases import build, largest_gap
 from tests.distributed.planned import planned
 from tests.distributed.pool import Pool
-from tests.distributed.test_local_steps import ADAMW, _far, _plan, resume, train
+from tests.distributed.test_local_steps import ADAMW, _plan, resume, train
 
 
 def _with(top: int, mesh: str = "one rank", **changes: Any) -> Any:
@@ -49,7 +49,7 @@ def test_all_entries_are_the_whole_exchange(pool: Pool) -> None:
     whole = _plan("one rank", 2, optimizer=ADAMW)
     ours = pool.run(train, 2, some.to_json(), 4)
     theirs = pool.run(train, 2, whole.to_json(), 4)
-    assert _far(ours[0]["weights"], theirs[0]["weights"]) <= 3e-5
+    assert largest_gap(ours[0]["weights"], theirs[0]["weights"]) <= 3e-5
     assert ours[0]["digests"][1::2] == ours[1]["digests"][1::2]
 
 
