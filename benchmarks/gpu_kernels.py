@@ -15,7 +15,7 @@ import argparse
 import csv
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,12 @@ _ATTENTION = (
     (1, 256, 12, 12, 64, True),
     (1, 32768, 32, 8, 128, True),
 )
+#: Rows of 2-byte numbers that begin at 16, 8, 4 and 2 bytes.
+_UNALIGNED = (
+    *((8192, 50264 - less, 1024) for less in (0, 4, 2, 1)),
+    *((8192, 4096, 1024 - less) for less in (4, 2, 1)),
+    *((8192, 1024, 4096 - less) for less in (4, 2, 1)),
+)
 _COLUMNS = ("kind", "dtype", "pass", "sizes", "seconds", "sustained_seconds", "notes")
 
 
@@ -94,8 +100,10 @@ def _seconds(call: Callable[[], object], least: float = 0.03) -> tuple[float, fl
     return statistics.median(found), start.elapsed_time(end) / 1e3 / many
 
 
-def _products(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for m, n, k in _PRODUCTS:
+def _products(
+    dtype: torch.dtype, shapes: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[Any, ...]]:
+    for m, n, k in shapes:
         x = torch.randn(m, k, device="cuda", dtype=dtype)
         weight = torch.randn(n, k, device="cuda", dtype=dtype)
         y = torch.randn(m, n, device="cuda", dtype=dtype)
@@ -253,11 +261,12 @@ def measure(path: Path) -> None:
         rows.writerow(_COLUMNS)
         parts: list[tuple[str, Callable[[], Iterator[tuple[Any, ...]]]]] = [
             ("", _launches),
-            ("bfloat16", lambda: _products(torch.bfloat16)),
+            ("bfloat16", lambda: _products(torch.bfloat16, _PRODUCTS)),
+            ("bfloat16", lambda: _products(torch.bfloat16, _UNALIGNED)),
             ("bfloat16", lambda: _attentions(torch.bfloat16)),
             ("bfloat16", lambda: _passes(torch.bfloat16)),
             ("float32", _optimizers),
-            ("float32", lambda: _products(torch.float32)),
+            ("float32", lambda: _products(torch.float32, _PRODUCTS[:8])),
         ]
         for dtype, part in parts:
             begin = time.perf_counter()

@@ -1,18 +1,21 @@
-"""Time of the host itself on a CPU: the constants of planner/cost/recipes.py.
+"""Time of the host itself: the constants of planner/cost/recipes.py.
 
-python -m benchmarks.host_overhead
+python -m benchmarks.host_overhead [--device cpu|cuda]
 
-Three parts. Models of next to no size: seconds a counted kernel takes in training, over
-a bare op. Fully sharded against plain on one process: seconds that each gather or
-reduction adds. Four processes that compute, then gather next to nothing, against four
-that only compute: what each hop of a ring waits for a core, where there are fewer cores
-than processes. Run it on an otherwise idle machine.
+Models of next to no size: seconds a counted kernel takes in training, over a bare op.
+Fully sharded against plain on one process: seconds that each gather or reduction adds,
+and each tensor in it. Seconds a tensor of the optimizer. On CPUs also four processes
+that compute, then gather next to nothing, against four that only compute: what each hop
+of a ring waits for a core, where there are fewer cores than processes. Run it on an
+otherwise idle machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from executors import launch
 from planner.capture import capture
@@ -40,6 +43,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: Processes, rounds, scalars of a message, and seconds of compute between messages.
 _PROCESSES, _ROUNDS, _SCALARS, _COMPUTE_S = 4, 60, 1024, 0.01
+#: Where models are; main() sets it.
+_DEVICE = "cpu"
 
 
 def _build(name: str) -> nn.Module:
@@ -50,25 +55,32 @@ def _build(name: str) -> nn.Module:
 
 
 def _seconds(call: Callable[[], object], times: int = 15) -> float:
-    """Least CPU seconds of a call, after one to warm up."""
+    """Least seconds of a call, of the CPU or until the GPU is done, when warm."""
     call()
     found = []
     for _ in range(times):
-        begin = time.process_time()
+        if _DEVICE == "cpu":
+            begin = time.process_time()
+            call()
+            found.append(time.process_time() - begin)
+            continue
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
         call()
-        found.append(time.process_time() - begin)
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - begin)
     return min(found)
 
 
 def _step(model: nn.Module) -> None:
-    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    tokens = torch.zeros(1, 8, dtype=torch.int64, device=_DEVICE)
     model(input_ids=tokens).logits.sum().backward()
     model.zero_grad(set_to_none=True)
 
 
 def bare_op_s() -> float:
     """Seconds of an op on one element, as the probe counts them."""
-    one = torch.zeros(1)
+    one = torch.zeros(1, device=_DEVICE)
 
     def many() -> None:
         for _ in range(1000):
@@ -79,7 +91,7 @@ def bare_op_s() -> float:
 
 def kernel_s(name: str) -> float:
     """Seconds of one kernel of a model of no size, forward or backward."""
-    model = _build(name)
+    model = _build(name).to(_DEVICE)
     graph = capture(
         _build(name),
         {"input_ids": torch.zeros(1, 8, dtype=torch.int64)},
@@ -90,21 +102,54 @@ def kernel_s(name: str) -> float:
     return _seconds(lambda: _step(model)) / count
 
 
-def collective_s(name: str) -> float:
-    """Seconds that fully sharding adds to a collective of next to no bytes."""
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What fully sharding adds to a step of a model of next to no size.
+
+    Attributes:
+        calls: Gathers and reductions.
+        members: Tensors in all of them together.
+        seconds: That they add.
+        optimizer_s: Of a step of the fused AdamW; of ``tensors``.
+        tensors: Of the model.
+    """
+
+    calls: int
+    members: int
+    seconds: float
+    optimizer_s: float
+    tensors: int
+
+
+def sharding(name: str) -> Sharding:
+    """Compare a model that is fully sharded, in bf16, with a plain one."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    backend = "gloo" if _DEVICE == "cpu" else "nccl"
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
-        model = _build(name)
-        plain = _seconds(lambda: _step(model))
-        mesh = init_device_mesh("cpu", (1,))
+        plain = _build(name).to(_DEVICE)
+        alone = _seconds(lambda: _step(plain))
+        model = _build(name).to(_DEVICE)
+        mesh = init_device_mesh(_DEVICE, (1,))
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
+        inside = sum(len(list(layer.parameters())) for layer in layers)
         for layer in layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-        fully_shard(model, mesh=mesh, reshard_after_forward=True)
-        # Of each layer two gathers and a reduction; the root stays gathered.
-        calls = 3 * _LAYERS + 2
-        return (_seconds(lambda: _step(model)) - plain) / calls
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        tensors = len(list(model.parameters()))
+        both = _seconds(lambda: _step(model))
+        adam = torch.optim.AdamW(model.parameters(), fused=True)
+        tokens = torch.zeros(1, 8, dtype=torch.int64, device=_DEVICE)
+        model(input_ids=tokens).logits.sum().backward()
+        return Sharding(
+            # Of each layer two gathers and a reduction; the root stays gathered.
+            calls=3 * _LAYERS + 2,
+            members=3 * inside + 2 * (tensors - inside),
+            seconds=both - alone,
+            optimizer_s=_seconds(adam.step),
+            tensors=tensors,
+        )
     finally:
         dist.destroy_process_group()
 
@@ -134,15 +179,28 @@ def turns(arguments: dict[str, Any], emit: Callable[[Any], None]) -> float:
 
 
 def main() -> None:
-    """Print the three parts."""
+    """Print the parts."""
+    global _DEVICE
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    _DEVICE = parser.parse_args().device
     torch.set_num_threads(1)
     bare = bare_op_s()
     print(f"bare op: {bare * 1e6:.1f} us")
     for name in _MODELS:
         found = kernel_s(name)
         print(f"{name}: {found * 1e6:.1f} us a kernel, {found / bare:.1f} bare ops")
-    for name in ("Llama", "Qwen2"):
-        print(f"{name}: {collective_s(name) * 1e3:.2f} ms a collective of FSDP2")
+    for name in _MODELS:
+        added = sharding(name)
+        print(
+            f"{name}: FSDP2 adds {added.seconds * 1e3:.2f} ms for {added.calls} "
+            f"collectives of {added.members} tensors, "
+            f"{added.seconds / added.calls * 1e3:.2f} each; "
+            f"{added.optimizer_s * 1e3:.2f} ms a step of fused AdamW, "
+            f"{added.tensors} tensors"
+        )
+    if _DEVICE != "cpu":
+        return
     rounds = []
     for gather in (False, True):
         results = launch(

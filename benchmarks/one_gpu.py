@@ -4,7 +4,7 @@ python -m benchmarks.one_gpu predict FOLDER   # anywhere; writes a plan a case
 python -m benchmarks.one_gpu measure FOLDER   # where the GPU is
 python -m benchmarks.one_gpu table FOLDER     # anywhere
 
-Cases are in benchmarks/data/one_gpu.yaml, the GPU in benchmarks/data/one_h100.yaml.
+Cases are in benchmarks/data/one_gpu.yaml, GPUs in benchmarks/data/one_h200.yaml.
 ``predict`` writes a plan with its prediction, ``measure`` trains by it: real models of
 random weights, the own executors, NCCL. A case that fails is recorded with its
 error. One more step is profiled: seconds and launches of each kernel.
@@ -17,6 +17,7 @@ import gc
 import json
 import math
 import statistics
+import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -67,9 +68,9 @@ def make_plan(case: dict[str, Any], cluster: Cluster) -> Plan:
     )
 
 
-def predict(folder: Path) -> None:
+def predict(folder: Path, device: str) -> None:
     """Write a plan a case."""
-    cluster = Cluster.from_file(_DATA / "one_h100.yaml")
+    cluster = Cluster.from_file(_DATA / f"one_{device}.yaml")
     for name, case in read_cases().items():
         try:
             made = make_plan(case, cluster)
@@ -110,7 +111,9 @@ class _Profiled:
 def measure_case(name: str, case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train a case by its plan; what was measured, with the kernels of one step."""
     made = Plan.load(_path(folder, name, "plan"))
-    loaded = load_model(case["model"], seq_len=case.get("seq_len"))
+    with tempfile.TemporaryDirectory() as kept:
+        reference = _reference(case["model"], Path(kept))
+        loaded = load_model(reference, seq_len=case.get("seq_len"))
     profiled = _Profiled() if torch.cuda.is_available() else None
     begin = time.perf_counter()
     found = run(
@@ -133,6 +136,14 @@ def measure_case(name: str, case: dict[str, Any], folder: Path) -> dict[str, Any
         "wall_s": time.perf_counter() - begin,
         "kernels": profiled.kernels if profiled else {},
     }
+
+
+def _reference(model: str | dict[str, Any], folder: Path) -> str:
+    """Reference of a model that may be given by the fields of its config."""
+    if isinstance(model, str):
+        return model
+    (folder / "config.json").write_text(json.dumps(model))
+    return f"hf:{folder}"
 
 
 def measure(folder: Path, out: Path, seconds: float) -> None:
@@ -195,9 +206,8 @@ def table(folder: Path) -> None:
         )
     for kind, errors in (("time", times), ("memory", memories)):
         mean = math.fsum(map(abs, errors)) / len(errors)
-        print(
-            f"{kind}: mean error {mean:.1%}, median {statistics.median(map(abs, errors)):.1%}"
-        )
+        median = statistics.median(map(abs, errors))
+        print(f"{kind}: mean {mean:.1%}, median {median:.1%}")
 
 
 def main() -> None:
@@ -205,12 +215,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("what", choices=("predict", "measure", "table"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", choices=("h100", "h200"), default="h200")
     parser.add_argument("--out", type=Path, help="for what was measured; else FOLDER")
     parser.add_argument("--seconds", type=float, default=600.0)
     options = parser.parse_args()
     if options.what == "predict":
         options.folder.mkdir(parents=True, exist_ok=True)
-        predict(options.folder)
+        predict(options.folder, options.device)
     elif options.what == "measure":
         measure(options.folder, options.out or options.folder, options.seconds)
     else:

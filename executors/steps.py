@@ -210,8 +210,13 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer; betas and eps are torch's defaults.
 
-    Parameters are grouped by mesh: the fused-loop ("foreach") kernels refuse lists
-    that mix plain tensors, and DTensors of several meshes.
+    Adam is fused: on an H200 that took 4.3 ms for 537M weights, the loop over lists
+    ("foreach") 11.8 ms (`python -m benchmarks.gpu_kernels`, 2026-11-26), and its host
+    dispatches one op a group, where DTensors make each cost more. torch has no fused
+    SGD of DTensors.
+
+    Parameters are grouped by mesh: fused kernels refuse lists that mix plain tensors,
+    and DTensors of several meshes.
 
     Args:
         parameters: Those that need a gradient; possibly none.
@@ -233,7 +238,9 @@ def build_optimizer(
             weight_decay=spec.weight_decay,
         )
     kind = torch.optim.AdamW if spec.name == "AdamW" else torch.optim.Adam
-    return kind(listed, lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    return kind(
+        listed, lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=True
+    )
 
 
 class ParallelModel(Protocol):

@@ -7,6 +7,7 @@ import platform
 import socket
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -76,8 +77,6 @@ def _count_step(trainer: Trainer, batch: Batch) -> CountedStep:
     device, counter = trainer.place.device, CollectiveCounter()
     # Gradients of the last step would count as alive until they are replaced.
     trainer.optimizer.zero_grad()
-    # Ops within compiled code pass by what counts: blocks are run as they were written.
-    eager = torch.compiler.set_stance("force_eager")
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -85,13 +84,13 @@ def _count_step(trainer: Trainer, batch: Batch) -> CountedStep:
             # The allocator sees all, in a step of its own.
             trainer.step(batch)
             peak = torch.cuda.max_memory_allocated(device)
-        with eager, counter:
+        with _eager(), counter:
             trainer.step(batch)
         torch.cuda.synchronize(device)
         if not trainer.plan.strategy.compile:
             peak = torch.cuda.max_memory_allocated(device)
     else:
-        with LiveMemory() as memory, eager, counter:
+        with LiveMemory() as memory, _eager(), counter:
             trainer.step(batch)
         peak = memory.peak_bytes
     everyone: list[tuple[int, dict[str, Traffic]]] = [(0, {})] * dist.get_world_size()
@@ -100,6 +99,15 @@ def _count_step(trainer: Trainer, batch: Batch) -> CountedStep:
         peak_memory_bytes=tuple(entry[0] for entry in everyone),
         traffic=tuple(entry[1] for entry in everyone),
     )
+
+
+def _eager() -> AbstractContextManager[None]:
+    """Run blocks as they were written: ops within compiled code pass by what counts.
+
+    The stance holds from the call on, so that it is made where it begins.
+    """
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def summarize(
