@@ -46,7 +46,7 @@ from planner.schema import Mesh, Optimizer, Plan, Precision, Strategy
 from planner.schema.methods import limit_violations, methods, read_method
 from planner.schema.violations import Case
 
-__all__ = ["TASKS", "Curve", "method_pins", "train"]
+__all__ = ["TASKS", "Curve", "Task", "method_pins", "plan_task", "train"]
 
 _ROOT = Path(__file__).parents[1]
 _COPIES = 4
@@ -240,7 +240,8 @@ def method_pins(task: Task) -> dict[str, dict[str, str]]:
     return found
 
 
-def _plan(task: Task, pins: dict[str, str]) -> Plan:
+def plan_task(task: Task, pins: dict[str, str]) -> Plan:
+    """Plan a task for four copies on this machine, under some pins."""
     batch = next(task.batches(0, task.batch))
     made: Plan = plan(
         task.model(),
@@ -324,7 +325,7 @@ def train(name: str, method: str, pins: dict[str, str], seed: int) -> Curve:
         pins: What chooses it.
         seed: Of weights and samples.
     """
-    text = _plan(TASKS[name], pins).to_json()
+    text = plan_task(TASKS[name], pins).to_json()
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/curve.json"

@@ -66,7 +66,7 @@ def make_context(
         )
     fitted = choose_calibration(calibration, cluster)
     regime = regime or Regime()
-    if regime.synchronisation.splits:
+    if regime.synchronisation.of_neurons:
         graph = only_neurons(graph)
     return PricingContext(
         graph=graph,

@@ -9,7 +9,7 @@ layer's bias, which belongs to no neuron, is added whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,13 @@ from executors.strategies.tensor_parallel import styles_of_model
 from planner.errors import StrategyError
 from planner.schema import TensorSharding
 
-__all__ = ["CutParameter", "NeuronGroup", "find_groups", "narrow_layers"]
+__all__ = [
+    "CutParameter",
+    "NeuronGroup",
+    "find_groups",
+    "narrow_layers",
+    "require_unshared",
+]
 
 #: Attributes by which attention modules tell the features of a head.
 _HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim")
@@ -80,7 +86,7 @@ def find_groups(model: nn.Module, sharding: TensorSharding) -> tuple[NeuronGroup
     if not found:
         raise StrategyError(
             f"sharding.patterns have no colwise layers with a rowwise one behind them "
-            f"({len(sharding.patterns)} patterns), but copies take turns with the "
+            f"({len(sharding.patterns)} patterns), but copies train shares of the "
             f"neurons between such; give patterns, or use synchronisation=local_steps"
         )
     return tuple(found)
@@ -149,9 +155,7 @@ def narrow_layers(
     if copies == 1:
         return
     groups = find_groups(model, sharding)
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    require_unshared(model, groups)
     for group in groups:
         if group.neurons % copies:
             divisors = [n for n in range(1, 65) if group.neurons % n == 0]
@@ -160,13 +164,26 @@ def narrow_layers(
                 f"before {group.layer}; use {', '.join(map(str, divisors))}"
             )
         for part in group.parameters:
-            full = model.get_parameter(part.name)
-            if len(names[id(full)]) > 1:
+            _keep(model, part, model.get_parameter(part.name), copies, index)
+
+
+def require_unshared(model: nn.Module, groups: Sequence[NeuronGroup]) -> None:
+    """Refuse groups of which a parameter is another layer's, too.
+
+    Raises:
+        StrategyError: If one is.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for group in groups:
+        for part in group.parameters:
+            shared = names[id(model.get_parameter(part.name))]
+            if len(shared) > 1:
                 raise StrategyError(
-                    f"{' and '.join(names[id(full)])} are one parameter, of which a "
+                    f"{' and '.join(shared)} are one parameter, of which a "
                     f"copy cannot hold a part; leave them out of sharding.patterns"
                 )
-            _keep(model, part, full, copies, index)
 
 
 def _keep(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -351,6 +352,21 @@ class PricingContext:
     def types_of_ranks(self, pp: int) -> Index:
         """Slowest device type among the devices of each pp rank. Shape [pp]."""
         return self._of_ranks(pp)[0]
+
+    def paces(self, waiting: Collection[int]) -> Index:
+        """Device type at whose pace the devices of each type compute. Shape [types].
+
+        Args:
+            waiting: Ranks that compute nothing; types that no other rank has keep the
+                pace of the slowest that compute.
+        """
+        kinds = self._device_types
+        busy = np.delete(kinds, [rank for rank in waiting if rank < len(kinds)])
+        found = np.arange(len(self.cluster.device_types))
+        if len(busy):
+            slowest = busy[self.facts.speed[busy].argmin()]
+            found[np.setdiff1d(kinds, busy)] = slowest
+        return found
 
     def limits_of_ranks(self, pp: int) -> Array:
         """Bytes that a device of each pp rank may use, the smallest counts. [pp]."""

@@ -84,8 +84,7 @@ def _compute(
     *degrees, microbatch, split = columns
     table, tokens = classes.kernels, microbatch / context.graph.batch
     part = divide(table, tokens, degrees, split, ring=ring)
-    types = context.cluster.device_types
-    found = np.stack([_by_block(context, classes, part, one) for one in types], 1)
+    found = _by_type(context, classes, part)
     _put_measured(found, classes, tokens)
     forward, backward, weight, selective, *more = found[:, :, which]
     host, attention = more[:2], more[2:]
@@ -99,10 +98,42 @@ def _compute(
     )
 
 
+def _by_type(context: PricingContext, classes: BlockClasses, part: Division) -> Array:
+    """Figures of :func:`_by_block` in a mean step. Shape [8, T, C, classes].
+
+    Where steps differ in the neurons that they compute, types of which all devices
+    wait in the steps of all neurons keep the pace of those that they wait for.
+    """
+    types, synchronisation = (
+        context.cluster.device_types,
+        context.regime.synchronisation,
+    )
+    widths = synchronisation.widths
+    if len(widths) == 1:
+        return np.stack([_by_block(context, classes, part, one) for one in types], 1)
+    means = []
+    for share, width in widths:
+        paces = context.paces(synchronisation.waiting if width == 1 else ())
+        each = [_by_block(context, classes, part, types[pace], width) for pace in paces]
+        means.append(share * np.stack(each, 1))
+    return np.asarray(sum(means))
+
+
 def _by_block(
-    context: PricingContext, classes: BlockClasses, part: Division, device: DeviceType
+    context: PricingContext,
+    classes: BlockClasses,
+    part: Division,
+    device: DeviceType,
+    width: float = 1.0,
 ) -> Array:
     """Forward, backward, weight, selective, two of hosts and of attention alone.
+
+    Args:
+        context: The request.
+        classes: Distinct blocks.
+        part: What of their kernels is a device's.
+        device: Its type.
+        width: Share of the neurons that are computed.
 
     Returns:
         Shape [8, C, classes].
@@ -135,6 +166,12 @@ def _by_block(
         times.forward * attention,
         times.backward * attention,
     )
+    if width < 1:
+        # Hosts launch as many kernels.
+        share = np.where(table.style <= 2, width, 1.0)
+        parts = tuple(
+            one if index in (4, 5) else one * share for index, one in enumerate(parts)
+        )
     return np.stack([one @ classes.members for one in parts])
 
 

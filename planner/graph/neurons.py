@@ -6,16 +6,16 @@ else that it would divide stays whole, and nothing is sent inside of layers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from planner.graph.coarsen import coarsen
 from planner.graph.fusion import OpFusions
-from planner.graph.model import Block, Fusion, Fusions, ModelGraph
+from planner.graph.model import Block, Fusion, Fusions, ModelGraph, Parameter
 from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
 from planner.schema.strategy import matches_pattern
 
-__all__ = ["only_neurons"]
+__all__ = ["count_outside", "only_neurons"]
 
 #: Dimensions that tp must divide, of parts that have no neurons.
 _OTHERS = frozenset({"vocab_size", "moe_intermediate_size"})
@@ -65,6 +65,36 @@ def only_neurons(graph: ModelGraph) -> ModelGraph:
         },
         fusions=graph.fusions and _NarrowedFusions(graph.fusions, kept),
     )
+
+
+def count_outside(graph: ModelGraph, core: Callable[[int], int]) -> int:
+    """Trained scalars of the neurons outside of a core of each group of layers.
+
+    Args:
+        graph: From :func:`only_neurons`.
+        core: Function from the neurons of a group to those of its core.
+    """
+    found = 0
+    for parameter in graph.parameters:
+        if parameter.style != "none" and parameter.trainable:
+            neurons = _neurons_of(parameter, graph.blocks[parameter.block])
+            found += parameter.numel // neurons * (neurons - core(neurons))
+    return found
+
+
+def _neurons_of(parameter: Parameter, block: Block) -> int:
+    """Neurons, or heads with keys and values of their own, of a parameter."""
+    if block.heads:
+        return block.kv_heads or block.heads
+    if len(parameter.shape) == 1:
+        return parameter.shape[0]
+    for kernel in block.kernels:
+        # Columns of a product are its outputs, its inner length its inputs.
+        size = kernel.n if parameter.style == "colwise" else kernel.k
+        fits = kernel.kind == "matmul" and kernel.n * kernel.k == parameter.numel
+        if fits and kernel.style == parameter.style:
+            return size
+    raise AssertionError(f"no product of {block.name} reads {parameter.name}")
 
 
 def _paired_across(graph: ModelGraph) -> ModelGraph:

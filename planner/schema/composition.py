@@ -160,11 +160,11 @@ def compose(
     mesh = Mesh(**degrees)
     again = [feature.recompute for feature in chosen if feature.recompute != "none"]
     bare = Strategy(mesh=mesh, **fields)
-    ways = bare.synchronisation.ways(mesh.tp, mesh.dp_replicate)
+    divided = mesh.tp > 1 or bare.synchronisation.cuts(mesh.dp_replicate)
     used = {
         pattern: style
         for pattern, style in patterns.items()
-        if (mesh.ep if style == "experts" else ways) > 1
+        if (mesh.ep > 1 if style == "experts" else divided)
     }
     return bare.model_copy(
         update={

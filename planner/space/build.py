@@ -51,11 +51,11 @@ def patterns_for(
     Where copies divide layers, those along dp_replicate too.
     """
     synchronisation = (regime or Regime()).synchronisation
-    ways = synchronisation.ways(mesh.tp, mesh.dp_replicate)
+    divided = mesh.tp > 1 or synchronisation.cuts(mesh.dp_replicate)
     return {
         pattern: style
         for pattern, style in sharding.items()
-        if (mesh.ep if style == "experts" else ways) > 1
+        if (mesh.ep > 1 if style == "experts" else divided)
     }
 
 

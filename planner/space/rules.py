@@ -92,8 +92,9 @@ def _tp_dims_violation(row: Row, facts: Facts) -> str:
 
 
 def _tp_sharding_violated(table: StrategyTable, facts: Facts) -> Mask:
-    ways = facts.regime.synchronisation.ways(table.tp, table.dp_replicate)
-    return np.asarray((ways > 1) & (not facts.has_sharding))
+    synchronisation = facts.regime.synchronisation
+    divided = (table.tp > 1) | synchronisation.cuts(table.dp_replicate)
+    return np.asarray(divided & (not facts.has_sharding))
 
 
 def _tp_sharding_violation(row: Row, facts: Facts) -> str:
@@ -101,13 +102,13 @@ def _tp_sharding_violation(row: Row, facts: Facts) -> str:
     for pattern, reason in facts.whole.items():
         reasons.setdefault(reason, []).append(pattern)
     shown = "; ".join(f"{', '.join(p)} {why}" for why, p in reasons.items())
-    axis, ways = _ways(row, facts)
-    remedy = "use tp=1, or give a sharding"
-    if axis != "tp":
-        value = facts.regime.synchronisation
-        axis, remedy = f"synchronisation={value} with {axis}", "use another method"
+    value = facts.regime.synchronisation
+    given, remedy = f"tp={row['tp']}", "use tp=1, or give a sharding"
+    if value.cuts(row["dp_replicate"]):
+        given = f"synchronisation={value} with dp_replicate={row['dp_replicate']}"
+        remedy = "use another method"
     return (
-        f"{axis}={ways}, but no module of the model could be split"
+        f"{given}, but no module of the model could be split"
         f"{f' ({shown})' if shown else ''}; {remedy}"
     )
 

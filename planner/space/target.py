@@ -163,11 +163,14 @@ def _smallest(columns: dict[str, Index], kept: frozenset[str]) -> list[Index]:
     return [made[name] for name in _COLUMNS]
 
 
-def _sizes(target: str) -> frozenset[str]:
-    """Return the columns whose sizes the target's rules look at."""
-    if target in OWN_TARGETS:
-        return frozenset()
-    return frozenset(name.rpartition(".")[2] for name in get_target(target).sizes)
+def _sizes(facts: Facts) -> frozenset[str]:
+    """Return the columns whose sizes the target's rules, or methods, look at."""
+    # A method that names some of the copies needs as many.
+    named = {"dp_replicate"} if facts.regime.synchronisation.waiting else set()
+    if facts.target in OWN_TARGETS:
+        return frozenset(named)
+    sizes = get_target(facts.target).sizes
+    return frozenset({*named, *(name.rpartition(".")[2] for name in sizes)})
 
 
 def target_violations(row: Row, facts: Facts) -> tuple[str, ...]:
@@ -175,7 +178,7 @@ def target_violations(row: Row, facts: Facts) -> tuple[str, ...]:
     if facts.target == "any":
         return ()
     small = dict(row)
-    if row["pp"] > 1 and _sizes(facts.target).isdisjoint({"pp", "num_microbatches"}):
+    if row["pp"] > 1 and _sizes(facts).isdisjoint({"pp", "num_microbatches"}):
         small["pp"], small["num_microbatches"] = 2, _FILLING
     found = _Asker.of(facts).violations(small)
     if facts.target == "meshwright":
@@ -216,7 +219,7 @@ def target_violated(table: StrategyTable, facts: Facts) -> Mask:
         return np.zeros(len(table), dtype=bool)
     violates = _violation_predicate(_Asker.of(facts))
     columns = {name: getattr(table, name) for name in _COLUMNS}
-    small = _smallest(columns, _sizes(facts.target))
+    small = _smallest(columns, _sizes(facts))
     first, which = distinct(*small)
     rows = zip(*(column[first].tolist() for column in small), strict=True)
     violated = np.array([violates(row) for row in rows], dtype=bool)[which]

@@ -130,6 +130,9 @@ def _other_values(document: type[MethodDocument], name: str) -> list[Any]:
         found = [True, False]
     elif kind is float:
         found = [0.5, 0.25]
+    elif get_origin(kind) is tuple:
+        # Numbers of copies, of which there are two at least.
+        found = [(1,), (0,)]
     else:
         assert kind is int, f"{document.__name__}.{name}: {kind}, draw it here"
         found = [default * 2, default * 3] if default else [1, 2, 8, 16]

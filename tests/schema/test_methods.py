@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from executors.dryrun import dry_runs
+from executors.strategies.narrow import find_groups
 from planner import predict
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError, StrategyError
@@ -31,6 +32,7 @@ from planner.schema.methods import (
     slots,
     words_of,
 )
+from planner.schema.methods.masked import Masked
 from planner.schema.verification import Verification
 from planner.schema.violations import Case, executor_violations
 from planner.space import Regime, build_strategy, normalize_pins, read_pins
@@ -191,7 +193,10 @@ def test_frameworks_have_no_words_for_methods_yet(method: Method, target: str) -
 
 @pytest.mark.parametrize("method", ALL)
 def test_one_copy_is_plain_training_or_refused(method: Method) -> None:
-    """With one copy nothing is left of a method, whatever its settings."""
+    """With one copy nothing is left of a method, whatever its settings.
+
+    Steps that compute some of the neurons alone do so on one copy, too.
+    """
     graph, cluster = uniform_graph(4), hosts((1, 1, device()))
     costs = []
     for value in variants(method):
@@ -208,14 +213,18 @@ def test_one_copy_is_plain_training_or_refused(method: Method) -> None:
             regime=regime,
         )
         setting = setting_for(graph, cluster, precision=PLAIN, regime=regime)
-        costs.append(CostModel(setting).cost(strategy))
+        narrow = not isinstance(value, str) and len(getattr(value, "widths", ())) > 1
+        costs.append((narrow, CostModel(setting).cost(strategy)))
     plain = CostModel(setting_for(graph, cluster, precision=PLAIN)).cost(
         build_strategy(
             row(), unit_names=graph.unit_names, bounds=[0, 4], precision=PLAIN
         )
     )
-    for cost in costs:
-        assert cost.step_time_s == plain.step_time_s
+    for narrow, cost in costs:
+        parts, others = dict(cost.breakdown_s), dict(plain.breakdown_s)
+        if narrow:
+            assert 0 < parts.pop("compute") < others.pop("compute")
+        assert parts == others
         assert cost.memory.total == pytest.approx(plain.memory.total)
         assert cost.link_bytes == plain.link_bytes == {}
 
@@ -226,12 +235,27 @@ def _dry_run(made: Plan) -> Verification:
     return Verification.of(made, found)
 
 
-def _divided_bytes(splits: bool) -> float:
-    """Bytes of the weights that each of two copies holds half of."""
-    if not splits:
-        return 0.0
+def _weight_bytes(made: Plan) -> tuple[float, float]:
+    """Bytes of the weights of one of two copies, and of those of them that are divided.
+
+    Each has half of the neurons, or not all steps exchange those outside of a core,
+    which no step does where one copy alone trains them.
+    """
+    value, weights = made.strategy.synchronisation, 4.0 * made.model.parameters
+    if isinstance(value, Masked):
+        model = build("tiny-llama")
+        outside = sum(
+            model.get_parameter(part.name).nbytes
+            * (1 - value.core_neurons(group.neurons) / group.neurons)
+            for group in find_groups(model, made.strategy.sharding)
+            for part in group.parameters
+        )
+        return (weights - outside, 0.0) if value.weak_replicas else (weights, outside)
+    if not value.splits:
+        return weights, 0.0
     parameters = only_neurons(graph_of("tiny-llama")).parameters
-    return sum(4.0 * p.numel / 2 for p in parameters if p.style != "none")
+    divided = sum(4.0 * p.numel / 2 for p in parameters if p.style != "none")
+    return weights - divided, divided
 
 
 @pytest.mark.parametrize(
@@ -264,8 +288,7 @@ def test_expected_traffic_is_priced_and_counted(
             assert each.predicted == pytest.approx(each.found, abs=8), each.name
         if inside:
             continue
-        divided = _divided_bytes(value.splits)  # type: ignore[union-attr]
-        weights = 4.0 * made.model.parameters - divided
+        weights, divided = _weight_bytes(made)
         expected = value.expected_traffic(  # type: ignore[union-attr]
             gradients=weights, weights=weights, divided=divided
         )
@@ -279,7 +302,7 @@ def test_expected_traffic_is_priced_and_counted(
 # -- The seam ------------------------------------------------------------------------
 
 #: Names that plain words of the language share with a method.
-_COMMON_WORDS = {"none", "bfloat16", "float16", "topk"}
+_COMMON_WORDS = {"none", "bfloat16", "float16", "topk", "masked"}
 
 
 def _words_of_code(path: Path) -> set[str]:

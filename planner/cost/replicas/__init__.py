@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from planner.plugins import load_object
 from planner.schema import GradientCompression
-from planner.schema.methods import Synchronisation, method_of
+from planner.schema.methods import method_of
+from planner.schema.methods.method import Synchronisation
 from planner.units import dtype_bytes
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "ReplicaRows",
     "ReplicaTraffic",
     "replica_pricing",
+    "seconds_in_pieces",
     "weight_bytes",
 ]
 
@@ -154,6 +156,18 @@ def replica_pricing(synchronisation: Synchronisation) -> ReplicaPricing:
     found = load_object(method_of("synchronisation", synchronisation).prices)
     pricing: ReplicaPricing = found(synchronisation)
     return pricing
+
+
+def seconds_in_pieces(lines: Array, size: Array) -> Array:
+    """Seconds of an exchange in pieces by the faster of two algorithms. Shape [n].
+
+    Args:
+        lines: Seconds of a message, and of a byte, by algorithm. Shape [n, 2, 2].
+        size: Bytes of all pieces. Shape [n].
+    """
+    pieces = np.ceil(size / Synchronisation.PIECE_BYTES)
+    found = pieces[:, None] * lines[:, :, 0] + lines[:, :, 1] * size[:, None]
+    return np.asarray(found.min(axis=1))
 
 
 def weight_bytes(rows: ReplicaRows, context: PricingContext) -> Array:

@@ -21,6 +21,7 @@ from planner.cost.replicas import (
     ReplicaPricing,
     ReplicaRows,
     ReplicaTraffic,
+    seconds_in_pieces,
 )
 from planner.cost.traffic.collectives import ReplicaGroups, called_lines
 from planner.schema.methods.subnetworks import Subnetworks
@@ -55,7 +56,7 @@ class SubnetworksPricing(ReplicaPricing):
             core_wait_s=context.core_wait_s,
         )
         seconds = sum(
-            _seconds(lines[groups.replicate.which], size)
+            seconds_in_pieces(lines[groups.replicate.which], size)
             for lines, size in ((deal, divided), (groups.mirror, common))
         )
         several = copies > 1
@@ -97,10 +98,3 @@ def _weights(context: PricingContext, copies: Array) -> tuple[Array, Array]:
     divided = counts.scalars[:, 1].sum() * size / copies
     common = counts.trained[:, 0].sum() * size
     return np.asarray(divided), np.full(len(divided), common)
-
-
-def _seconds(lines: Array, size: Array) -> Array:
-    """Seconds of an exchange in pieces by the faster of two algorithms. Shape [n]."""
-    pieces = np.ceil(size / Subnetworks.PIECE_BYTES)
-    found = pieces[:, None] * lines[:, :, 0] + lines[:, :, 1] * size[:, None]
-    return np.asarray(found.min(axis=1))

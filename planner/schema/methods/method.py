@@ -18,6 +18,7 @@ __all__ = [
     "Synchronisation",
     "Violation",
     "copies_apart",
+    "copies_of_one_device",
 ]
 
 #: Violation of a strategy: value, rule, remedy; None if there is none.
@@ -32,11 +33,16 @@ class MethodDocument(Document):
     def __str__(self) -> str:
         """Text of a pin: ``local_steps``, ``local_steps:period=100``."""
         shown = ",".join(
-            f"{name}={getattr(self, name)}"
+            f"{name}={_shown(getattr(self, name))}"
             for name, info in type(self).model_fields.items()
             if name != "kind" and getattr(self, name) != info.default
         )
         return f"{self.kind}:{shown}" if shown else self.kind
+
+
+def _shown(value: Any) -> Any:
+    """Value of a setting in a pin, where commas separate settings."""
+    return "+".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 class Synchronisation(MethodDocument):
@@ -46,6 +52,8 @@ class Synchronisation(MethodDocument):
     apart: ClassVar[bool] = False
     #: True if each copy holds parts of the layers that tp would split.
     splits: ClassVar[bool] = False
+    #: True if copies train some of the neurons, which tp would divide between layers.
+    of_neurons: ClassVar[bool] = False
     #: Weights are averaged in pieces of about this size: few messages, little memory.
     PIECE_BYTES: ClassVar[int] = 25 * 2**20
 
@@ -62,6 +70,24 @@ class Synchronisation(MethodDocument):
             copies: Number of copies; likewise.
         """
         return tp * copies if self.splits else tp
+
+    def cuts(self, copies: Any) -> Any:
+        """True where copies compute some of the neurons alone.
+
+        Args:
+            copies: Number of copies, or a column of it.
+        """
+        return self.ways(1, copies) > 1
+
+    @property
+    def widths(self) -> tuple[tuple[float, float], ...]:
+        """Shares of steps, and of the neurons of a copy that these steps compute."""
+        return ((1.0, 1.0),)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Copies that compute nothing in steps of all neurons."""
+        return ()
 
     @property
     def phases(self) -> Mapping[str, float]:
@@ -84,7 +110,8 @@ class Synchronisation(MethodDocument):
         Args:
             gradients: Bytes of the gradients that it holds.
             weights: Bytes of the trained weights that it holds.
-            divided: Those of them that other copies hold no part of.
+            divided: Those of them that other copies hold no part of, or that not all
+                steps exchange.
 
         Returns:
             Payload by kind of collective, such as ``all_reduce``.
@@ -186,3 +213,25 @@ def copies_apart(case: Case) -> str | None:
             f"own, use zero_stage=1, 2 or 3, or cp=1"
         )
     return None
+
+
+def copies_of_one_device(case: Case, why: str) -> str | None:
+    """Violation of a method whose copies are one device each.
+
+    Args:
+        case: Strategy that the method is part of.
+        why: Reason for it.
+    """
+    strategy = case.strategy
+    value, mesh = strategy.synchronisation, strategy.mesh
+    others = {
+        axis: degree
+        for axis in ("pp", "dp_shard", "cp", "tp", "ep")
+        if (degree := getattr(mesh, axis)) > 1
+    }
+    if strategy.zero_stage:
+        others["zero_stage"] = strategy.zero_stage
+    if not others:
+        return None
+    given = " and ".join(f"{name}={number}" for name, number in others.items())
+    return f"synchronisation={value} with {given}; {why}, use dp_replicate alone"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from planner.schema.methods.method import Feature, Method, Synchronisation
+from planner.schema.methods.method import (
+    Feature,
+    Method,
+    Synchronisation,
+    copies_of_one_device,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from planner.schema.violations import Case
 
 __all__ = ["METHODS", "Subnetworks"]
 
@@ -32,6 +36,7 @@ class Subnetworks(Synchronisation):
 
     apart: ClassVar[bool] = True
     splits: ClassVar[bool] = True
+    of_neurons: ClassVar[bool] = True
 
     kind: Literal["subnetworks"] = "subnetworks"
     local_steps: Annotated[int, Field(ge=1, le=10**6)] = 80
@@ -54,24 +59,7 @@ class Subnetworks(Synchronisation):
         }
 
 
-def _alone(case: Case) -> str | None:
-    strategy = case.strategy
-    value, mesh = strategy.synchronisation, strategy.mesh
-    others = {
-        axis: degree
-        for axis in ("pp", "dp_shard", "cp", "tp", "ep")
-        if (degree := getattr(mesh, axis)) > 1
-    }
-    if strategy.zero_stage:
-        others["zero_stage"] = strategy.zero_stage
-    if not others:
-        return None
-    given = " and ".join(f"{name}={number}" for name, number in others.items())
-    return (
-        f"synchronisation={value} with {given}; copies of one device each have parts "
-        f"of the layers, use dp_replicate alone"
-    )
-
+_ALONE = "copies of one device each have parts of the layers"
 
 METHODS = (
     Method(
@@ -80,7 +68,7 @@ METHODS = (
         document=Subnetworks,
         words="copies train shares of the neurons, dealt out every {local_steps} steps",
         inexact="each copy trains some of the neurons alone",
-        limits=(_alone,),
+        limits=(partial(copies_of_one_device, why=_ALONE),),
         feature=Feature(
             name="subnetworks",
             mesh={"dp_replicate": 2},
