@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -38,15 +39,15 @@ from planner.schema.methods.masked import Masked
 __all__ = ["WAYS", "Scores", "core_of", "train"]
 
 _TASK, _COPIES = TASKS["digits"], 4
-_CORE = Masked(core=0.5, every=2)
-#: Pins by way of training.
-WAYS: dict[str, dict[str, str]] = {
-    "core and full steps in turn": {"synchronisation": str(_CORE)},
-    "two weak replicas of four": {
-        "synchronisation": str(_CORE.model_copy(update={"weak_replicas": (2, 3)}))
-    },
-    "full steps alone": {},
-    "core steps alone": {"synchronisation": f"masked:every={10**6}"},
+#: Shares of neurons that are tried as the core.
+_CORES = (0.5, 0.25)
+#: Steps from one full step to the next, and copies that take none, by way of training;
+#: None for plain training.
+WAYS: dict[str, tuple[int, tuple[int, ...]] | None] = {
+    "core and full steps in turn": (2, ()),
+    "in turn, two of four replicas weak": (2, (2, 3)),
+    "full steps alone": None,
+    "core steps alone": (10**6, ()),
 }
 
 
@@ -56,27 +57,31 @@ class Scores:
 
     Attributes:
         way: Name of a way of training.
+        share: Of the neurons that are the core's.
         seed: Of weights and samples.
         core: Held-out accuracy of the core, percent.
         full: Likewise of the whole network.
     """
 
     way: str
+    share: float
     seed: int
     core: float
     full: float
 
 
-def core_of(model: nn.Module, sharding: TensorSharding) -> None:
+def core_of(model: nn.Module, sharding: TensorSharding, share: float) -> None:
     """Silence the neurons outside of the core, in place.
 
     Args:
         model: Whole.
         sharding: Patterns of the layers between which neurons lie.
+        share: Of the neurons that are the core's.
     """
+    settings = Masked(core=share)
     for group in find_groups(model, sharding):
         weight = model.get_parameter(f"{group.layer}.weight")
-        size = weight.shape[1] // group.neurons * _CORE.core_neurons(group.neurons)
+        size = weight.shape[1] // group.neurons * settings.core_neurons(group.neurons)
         with torch.no_grad():
             weight[:, size:] = 0
 
@@ -87,7 +92,9 @@ def _accuracy(model: nn.Module) -> float:
     return accuracy
 
 
-def _work(rank: int, store: str, text: str, patterns: str, seed: int, out: str) -> None:
+def _work(
+    rank: int, store: str, text: str, patterns: str, share: float, seed: int, out: str
+) -> None:
     """One copy's process; the first scores the network."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -108,27 +115,32 @@ def _work(rank: int, store: str, text: str, patterns: str, seed: int, out: str) 
         named = {name: p.detach() for name, p in trainer.named_parameters()}
         scored.load_state_dict(named)
         full = _accuracy(scored)
-        core_of(scored, TensorSharding.model_validate_json(patterns))
+        core_of(scored, TensorSharding.model_validate_json(patterns), share)
         found = {"full": full, "core": _accuracy(scored)}
         Path(out).write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train(way: str, seed: int) -> Scores:
+def train(way: str, share: float, seed: int) -> Scores:
     """Train and score.
 
     Args:
         way: One of :data:`WAYS`.
+        share: Of the neurons that are the core's.
         seed: Of weights and samples.
     """
-    made = plan_task(_TASK, WAYS[way])
-    # Of all ways, that of plain training too, the core is the same.
-    sharding = plan_task(_TASK, {"synchronisation": str(_CORE)}).strategy.sharding
+    every, weak = WAYS[way] or (2, ())
+    settings = Masked(core=share, every=every, weak_replicas=weak)
+    made = plan_task(_TASK, {"synchronisation": str(settings)})
+    # Of plain training, too, the core is the same.
+    sharding = made.strategy.sharding
+    if WAYS[way] is None:
+        made = plan_task(_TASK, {})
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         out, store = f"{folder}/scores.json", f"{folder}/store"
-        given = (store, made.to_json(), sharding.model_dump_json(), seed, out)
+        given = (store, made.to_json(), sharding.model_dump_json(), share, seed, out)
         ranks = [
             context.Process(target=_work, args=(rank, *given))
             for rank in range(_COPIES)
@@ -140,16 +152,16 @@ def train(way: str, seed: int) -> Scores:
         if any(one.exitcode for one in ranks):
             raise RuntimeError(f"{way}, seed {seed}: a process failed")
         found = json.loads(Path(out).read_text(encoding="utf-8"))
-    return Scores(way=way, seed=seed, **found)
+    return Scores(way=way, share=share, seed=seed, **found)
 
 
 def table(runs: Sequence[Scores]) -> str:
     """Return the mean and standard deviation of each way's accuracies."""
-    lines = [("training", "core", "full network")]
-    for way in dict.fromkeys(one.way for one in runs):
-        own = [one for one in runs if one.way == way]
+    lines = [("training", "neurons in the core", "core", "full network")]
+    for way, share in dict.fromkeys((one.way, one.share) for one in runs):
+        own = [one for one in runs if (one.way, one.share) == (way, share)]
         shown = (_shown([one.core for one in own]), _shown([one.full for one in own]))
-        lines.append((way, *shown))
+        lines.append((way, f"{share:.0%}", *shown))
     return piped(lines)
 
 
@@ -165,9 +177,10 @@ def _page(text: str, seeds: int) -> str:
 `python -m benchmarks.masked_training --seeds {seeds} --out docs/results`,
 {date.today()}: {_COPIES} copies on gloo, {_TASK.steps} steps of {_TASK.batch} samples,
 {_TASK.optimizer.name} at {_TASK.optimizer.learning_rate}, mean and standard deviation
-of {seeds} seeds. The core is half of the neurons between each colwise layer and the
-rowwise one behind it (`core={_CORE.core}`, `every={_CORE.every}`). Accuracies are of
-360 samples that are held out, of which one is 0.3 points.
+of {seeds} seeds. Of the network's two hidden layers the first has neurons that can be
+masked, 128 between a colwise layer and the rowwise one behind it. *In turn* is
+`masked:every=2`. Accuracies are of 360 samples that are held out, of which one is 0.3
+points.
 
 {text}
 
@@ -184,9 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of the page")
     args = parser.parse_args(argv)
     runs: list[Scores] = []
-    for way in WAYS:
+    for way, share in product(WAYS, _CORES):
         for seed in range(args.seeds):
-            runs.append(train(way, seed))
+            runs.append(train(way, share, seed))
             print(json.dumps(asdict(runs[-1])), file=sys.stderr)
     text = table(runs)
     print(text)
