@@ -184,9 +184,8 @@ points.
 
 {text}
 
-Steps in turn give a core and a network at once, in as many steps as each takes by
-itself. What the core of a plainly trained network can do is left to chance. After core
-steps alone the neurons outside are those of the beginning, and disturb the network.
+Steps in turn train a core and a network at once, in as many steps as either takes by
+itself. Plain training leaves to chance what the core can do.
 """
 
 

@@ -26,6 +26,7 @@ from executors.trainer import Trainer
 from planner import plan as plan_model
 from planner.capture import capture
 from planner.errors import NoFeasiblePlanError, StrategyError
+from planner.graph.neurons import count_outside, only_neurons
 from planner.schema import (
     Mesh,
     Optimizer,
@@ -688,7 +689,28 @@ def train_planned(text: str) -> list[float]:
     return list(run(made, lambda: build(made.model.name), steps=4).losses)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-bert", "tiny-t5"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("tiny-llama", "tiny-qwen3", "tiny-gpt2", "tiny-mixtral", "tiny-bert"),
+        *("tiny-t5", "tiny-vit", "tiny-whisper", "tiny-recommender"),
+    ],
+)
+def test_planner_and_executors_count_one_core(model: str) -> None:
+    """Of whole neurons and heads: 0.3 of 2 heads is one."""
+    graph, settings = only_neurons(graph_of(model)), Masked(core=0.3)
+    whole = build(model)
+    found = sum(
+        whole.get_parameter(part.name).numel()
+        // group.neurons
+        * (group.neurons - settings.core_neurons(group.neurons))
+        for group in find_groups(whole, TensorSharding(patterns=dict(graph.sharding)))  # type: ignore[arg-type]
+        for part in group.parameters
+    )
+    assert count_outside(graph, settings.core_neurons) == found > 0
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-gpt2", "tiny-bert", "tiny-t5"])
 def test_what_is_planned_runs(pool: Pool, model: str) -> None:
     made = planned(model, dp_replicate=2, synchronisation="masked")
     assert "rowwise" in made.strategy.sharding.patterns.values()
