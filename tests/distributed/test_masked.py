@@ -18,6 +18,7 @@ from executors.data import synthetic_batch
 from executors.deferred.model import record
 from executors.dryrun import dry_runs
 from executors.losses import LossFunction
+from executors.measuring.measure import measure_phases
 from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
 from executors.replicas.masked import CoreOptimizer, CorePart
@@ -447,6 +448,35 @@ def test_a_dry_run_follows_both_phases() -> None:
     assert sum(one.bytes for one in weak.collectives) == weights - outside + LOSS
     # The core computes less, a weak replica least.
     assert weak.flops < strong.flops
+
+
+def measure(text: str) -> dict[str, Any]:
+    """Bytes of each rank in a measured step of each phase, and losses behind it."""
+    plan = Plan.from_json(text)
+    trainer = _trainer(plan)
+    trainer.step(synthetic_batch(plan.workload, 0))
+    counted = measure_phases(trainer, synthetic_batch(plan.workload, 1))
+    result = trainer.step(synthetic_batch(plan.workload, 2))
+    return {
+        "loss": result.loss,
+        "bytes": {
+            name: [each["all_reduce"].bytes for each in step.traffic]
+            for name, step in counted.items()
+        },
+    }
+
+
+def test_phases_are_measured_one_by_one(pool: Pool) -> None:
+    plan = _plan("perceptron", 4, weak_replicas=(3,))
+    model = build_model(lambda: build("perceptron"))
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    core = weights - _outside_bytes(plan) + LOSS
+    for each in pool.run(measure, 4, plan.to_json()):
+        assert each["bytes"] == {
+            "core": [core] * 4,
+            "full": [weights + LOSS] * 3 + [core],
+        }
+        assert math.isfinite(each["loss"])
 
 
 # -- Copies ----------------------------------------------------------------------------
