@@ -142,6 +142,7 @@ def test_weak_replicas_are_read_from_a_pin() -> None:
     value = read_method("synchronisation", "masked:core=0.25,weak_replicas=1+3")
     assert value == Masked(core=0.25, weak_replicas=(1, 3))
     assert str(value) == "masked:core=0.25,weak_replicas=1+3"
+    assert Masked(core=0.25, weak_replicas=(3, 1)) == value
     assert Masked.model_validate_json(value.model_dump_json()) == value  # type: ignore[union-attr]
 
 

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from planner.errors import StrategyError, UnknownNameError
-from planner.schema.methods.method import Feature, Method, MethodDocument
+from planner.schema.methods.method import (
+    Feature,
+    Method,
+    MethodDocument,
+    shown_setting,
+)
 
 if TYPE_CHECKING:
     from planner.schema.methods.method import Synchronisation
@@ -116,7 +121,7 @@ def words_of(method: Method, value: MethodValue) -> str:
     settings = value.model_dump()
     told = {name for _, name, *_ in Formatter().parse(method.words) if name}
     more = ", ".join(
-        f"{name} {settings[name]}"
+        f"{name} {shown_setting(settings[name])}"
         for name, info in type(value).model_fields.items()
         if name not in {*told, "kind"} and settings[name] != info.default
     )

@@ -31,10 +31,10 @@ def _read_numbers(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _require_distinct(value: tuple[int, ...]) -> tuple[int, ...]:
+def _in_order(value: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(value)) < len(value):
         raise ValueError(f"{value} names a replica twice; name each once")
-    return value
+    return tuple(sorted(value))
 
 
 class Masked(Synchronisation):
@@ -64,7 +64,7 @@ class Masked(Synchronisation):
     weak_replicas: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...],
         BeforeValidator(_read_numbers),
-        AfterValidator(_require_distinct),
+        AfterValidator(_in_order),
     ] = ()
 
     @property

@@ -19,6 +19,7 @@ __all__ = [
     "Violation",
     "copies_apart",
     "copies_of_one_device",
+    "shown_setting",
 ]
 
 #: Violation of a strategy: value, rule, remedy; None if there is none.
@@ -33,14 +34,14 @@ class MethodDocument(Document):
     def __str__(self) -> str:
         """Text of a pin: ``local_steps``, ``local_steps:period=100``."""
         shown = ",".join(
-            f"{name}={_shown(getattr(self, name))}"
+            f"{name}={shown_setting(getattr(self, name))}"
             for name, info in type(self).model_fields.items()
             if name != "kind" and getattr(self, name) != info.default
         )
         return f"{self.kind}:{shown}" if shown else self.kind
 
 
-def _shown(value: Any) -> Any:
+def shown_setting(value: Any) -> Any:
     """Value of a setting in a pin, where commas separate settings."""
     return "+".join(map(str, value)) if isinstance(value, tuple) else value
 
