@@ -112,9 +112,7 @@ class CoreOptimizer(torch.optim.Optimizer):
                 if part is not None and part.outside(local).numel():
                     outside[parameter] = nn.Parameter(part.outside(local))
         self._views = [inside, outside]
-        self._rules = [
-            build_optimizer(views.values(), self._spec) for views in self._views
-        ]
+        self._rules = [_make_rule(views.values(), self._spec) for views in self._views]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -155,13 +153,32 @@ class CoreOptimizer(torch.optim.Optimizer):
             key: self._view(parameter, local_part(state[key]), place) for key in kept
         }
         if name != "SGD":
+            # Where fused kernels read it, and nobody else waits for it.
+            device = view.device if view.is_contiguous() else "cpu"
             if "step" not in state:
                 state["step"] = torch.zeros(())
             if parameter in self._views[1] and "step_outside" not in state:
                 # Also of a run that had one counter.
                 state["step_outside"] = state["step"].clone()
-            lent["step"] = state[_COUNTERS[place]]
+            key = _COUNTERS[place]
+            state[key] = state[key].to(device)
+            lent["step"] = state[key]
         self._rules[place].state[view] = lent
+
+
+def _make_rule(views: Iterable[nn.Parameter], spec: Optimizer) -> torch.optim.Optimizer:
+    """Make torch's optimizer, unfused for views that are not contiguous.
+
+    Fused kernels take memory for contiguous.
+    """
+    whole: list[nn.Parameter] = []
+    strided: list[nn.Parameter] = []
+    for view in views:
+        (whole if view.is_contiguous() else strided).append(view)
+    rule = build_optimizer(whole, spec)
+    if strided:
+        rule.add_param_group({"params": strided, "fused": False})
+    return rule
 
 
 class _MaskedStep(PlainStep):
