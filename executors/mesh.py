@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from executors.launching.process_group import ranks_of_processes
 from planner.errors import ExecutionError, StrategyError
 from planner.schema import AXES, Mesh, Strategy
+
+if TYPE_CHECKING:
+    from executors.replicas.membership import Membership
 
 __all__ = [
     "ProcessMesh",
@@ -45,6 +49,8 @@ class ProcessMesh:
         apart: True if copies along ``replicate`` may differ between exchanges.
         replica: Ranks of this process's copy if copies are apart and it is not alone
             in it.
+        membership: Agreement with the other copies, where a run goes on without those
+            that die: the processes are then those of this copy alone.
     """
 
     device: torch.device
@@ -55,6 +61,7 @@ class ProcessMesh:
     process: int
     apart: bool = False
     replica: dist.ProcessGroup | None = None
+    membership: Membership | None = None
 
     def size(self, axis: str) -> int:
         """Degree along an axis."""
@@ -75,7 +82,15 @@ class ProcessMesh:
     def data_index(self) -> int:
         """Number of the slice of the global batch that this process trains on."""
         place = self.plan.coordinates(self.rank)
-        return place["dp_replicate"] * self.plan.dp_shard + place["dp_shard"]
+        copy = self.membership.copy if self.membership else place["dp_replicate"]
+        return copy * self.plan.dp_shard + place["dp_shard"]
+
+    @property
+    def copies(self) -> int:
+        """Number of copies of the weights that train on their own; 1 if none do."""
+        if self.membership is not None:
+            return self.membership.world
+        return self.size("replicate") if self.apart else 1
 
     def along(self, *axes: str) -> DeviceMesh:
         """Sub-mesh of one or more axes of the first view that has them all."""
@@ -142,7 +157,9 @@ def choose_device(name: str | None = None) -> torch.device:
     return torch.device("cuda", index)
 
 
-def build_mesh(strategy: Strategy, device: torch.device) -> ProcessMesh:
+def build_mesh(
+    strategy: Strategy, device: torch.device, membership: Membership | None = None
+) -> ProcessMesh:
     """Lay the processes of the current group out as the strategy's mesh.
 
     Rank r of the group is rank r of the mesh; see
@@ -151,10 +168,15 @@ def build_mesh(strategy: Strategy, device: torch.device) -> ProcessMesh:
     Args:
         strategy: Whose mesh to build.
         device: Device of this process.
+        membership: Agreement with the other copies, if the group is one copy's.
 
     Raises:
         ExecutionError: If there are more or fewer processes than the mesh needs.
     """
+    process_ids = ranks_of_processes(strategy.device_ids())
+    if membership is not None:
+        mesh = strategy.mesh.model_copy(update={"dp_replicate": 1})
+        strategy = strategy.model_copy(update={"mesh": mesh})
     have, want = dist.get_world_size(), strategy.mesh.num_devices
     if have != want:
         raise ExecutionError(
@@ -181,9 +203,10 @@ def build_mesh(strategy: Strategy, device: torch.device) -> ProcessMesh:
         degrees=degrees,
         views=tuple(views),
         rank=rank,
-        process=ranks_of_processes(strategy.device_ids()).index(rank),
+        process=membership.rank if membership else process_ids.index(rank),
         apart=apart,
         replica=_replica_group(degrees) if apart else None,
+        membership=membership,
     )
 
 

@@ -24,10 +24,16 @@ from executors.deferred.materialize import build_model
 from executors.deferred.model import record
 from executors.deferred.recording import Recording
 from executors.first_step import FirstStepCheck, compare_first_step
-from executors.launching.process_group import RANK_TIMEOUT_S, process_group
+from executors.launching.process_group import (
+    RANK_TIMEOUT_S,
+    own_numbers,
+    process_group,
+)
 from executors.measuring.measure import TimedStep, measure_phases, summarize
 from executors.mesh import build_mesh, choose_device
 from executors.names import tied_parameters
+from executors.replicas.membership import Membership, open_membership
+from executors.replicas.recovery import pack_state, take_state
 from executors.soundness import require_finite_step, require_sound_weights
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
@@ -146,14 +152,16 @@ def run(
         seed: Of parameters, synthetic batches and dropout.
         device: ``cpu`` or ``cuda``; None for GPUs where there are any.
         on_step: Called after each step, on process 0 alone: that with the smallest
-            device id, which launchers call rank 0.
+            device id, which launchers call rank 0. On every process where copies go
+            on without those that fail.
         measure: Also measure step time, peak memory and communication; memory and
             communication in one step more of each phase, because counting slows it.
         force: Run although the model's fingerprint is another one.
         timeout_s: How long a collective waits for a rank, in seconds.
         rank_timeout_s: How long every process waits for a sign of life from another,
             in seconds: at the start from the last one that came, later from the last
-            sign. Then all end with an error that names those that are missing.
+            sign. Then all end with an error that names those that are missing, or go
+            on without them if the plan says so.
         checkpoint_dir: Folder, seen by all ranks, for the state of the run: model,
             optimizer, number of the next batch, generators. None to keep none.
         checkpoint_every: Steps between checkpoints; None for one at the end.
@@ -196,12 +204,24 @@ def run(
     chosen = choose_device(device)
     with contextlib.ExitStack() as stack:
         ids = plan.strategy.device_ids()
+        membership: Membership | None = None
+        if plan.strategy.synchronisation.outlives_copies:
+            _require_no_owner(options, measure)
+            membership = stack.enter_context(
+                open_membership(
+                    *own_numbers(), ids, silence_s=rank_timeout_s, timeout_s=timeout_s
+                )
+            )
         group = process_group(
-            chosen, timeout_s=timeout_s, rank_timeout_s=rank_timeout_s, device_ids=ids
+            chosen,
+            timeout_s=timeout_s,
+            rank_timeout_s=rank_timeout_s,
+            device_ids=ids,
+            alone=membership is not None,
         )
         stack.enter_context(group)
         source = _Source(model_fn=model_fn, seed=seed)
-        trainer, inventory = _prepare(plan, source, chosen, force)
+        trainer, inventory = _prepare(plan, source, chosen, force, membership)
         saved: Checkpoints | None = None
         if options is not None:
             options.require_rests(steps, trainer.replicas)
@@ -215,6 +235,9 @@ def run(
             )
             stack.enter_context(saved)
         first = saved.begin() if saved else 0
+        if membership is not None and membership.joins:
+            first = take_state(trainer, membership.join())
+            _LOG.info("joined after step %d", first)
         if measure and first >= steps:
             raise ExecutionError(
                 f"{checkpoint_dir} has done {first} of steps={steps}, there is none "
@@ -232,7 +255,8 @@ def run(
             trainer, batches, first, steps, saved, check_replicas_every
         ):
             reports.append(report)
-            if on_step is not None and trainer.place.process == 0:
+            reports_all = membership is not None or trainer.place.process == 0
+            if on_step is not None and reports_all:
                 on_step(report)
         result = _result(
             plan, trainer, reports, first, next(batches) if measure else None
@@ -264,6 +288,30 @@ def _checkpoint_options(
         keep=keep,
         background=background,
     )
+
+
+def _require_no_owner(options: CheckpointOptions | None, measure: bool) -> None:
+    """Refuse what needs all ranks, or a launcher that ends them all at once.
+
+    Raises:
+        ExecutionError: If something of it is asked for.
+    """
+    rule = "the plan says on_failure=continue, under which no step needs all copies"
+    if options is not None:
+        raise ExecutionError(
+            f"checkpoint_dir={options.folder}, but {rule}: a copy that fails takes its "
+            f"state from another; leave checkpoints out or plan with on_failure=stop"
+        )
+    if measure:
+        raise ExecutionError(
+            f"measure=True, but {rule}; measure the same plan with on_failure=stop"
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ExecutionError(
+            "torchrun ends all its ranks when one fails, but the plan says "
+            "on_failure=continue; use meshwright run, or start each process by itself "
+            "with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        )
 
 
 @dataclass(kw_only=True)
@@ -319,10 +367,14 @@ class _Source:
 
 
 def _prepare(
-    plan: Plan, source: _Source, device: torch.device, force: bool
+    plan: Plan,
+    source: _Source,
+    device: torch.device,
+    force: bool,
+    membership: Membership | None,
 ) -> tuple[Trainer, Inventory]:
     """Check processes, model and strategy, and build this rank's part."""
-    place = build_mesh(plan.strategy, device)
+    place = build_mesh(plan.strategy, device, membership)
     model, recording = source.record()
     if not force:
         check_model(plan, model)
@@ -365,6 +417,8 @@ def _train(
             require_equal_batches(batch, step, trainer.place.device)
         begin = time.perf_counter()
         result = trainer.step(batch)
+        if trainer.place.membership is not None:
+            trainer.place.membership.admit(partial(pack_state, trainer))
         took = time.perf_counter() - begin
         if trainer.replicas.meets(trainer.done):
             # Between exchanges copies have losses of their own.

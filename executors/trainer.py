@@ -176,7 +176,7 @@ class Trainer:
         _require_whole_batch(plan)
         self.plan, self.place = plan, place
         mesh = strategy.mesh
-        self._copies = place.size("replicate") if place.apart else 1
+        self._copies = place.copies
         self.loss = LossFunction(
             kind=plan.workload.loss,
             label_shift=plan.workload.label_shift,

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from executors.launching.monitor import Monitor, Rank
+from executors.launching.monitor import Monitor, OnFailure, Rank
 from planner.errors import ExecutionError
 
 __all__ = ["launch"]
@@ -35,6 +35,8 @@ def launch(
     threads: int = 1,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
+    on_failure: OnFailure = "stop",
+    max_restarts: int = 0,
 ) -> list[Any]:
     """Call a function in each of several new processes that can form a group.
 
@@ -50,23 +52,39 @@ def launch(
         threads: OMP_NUM_THREADS of each.
         env: Environment variables on top of this process's.
         timeout_s: Longest that all of it may take, in seconds; None for ever.
+        on_failure: Whether the others are stopped when a rank dies or raises, or
+            continue without it. Then this process, which outlives them, holds the
+            store that the ranks meet by, and tells there which have ended.
+        max_restarts: How often each rank that fails is started again while the others
+            continue.
     Returns:
-        What each call returned, by rank.
+        What each call returned, by rank; None for ranks that have failed.
     Raises:
-        RankFailedError: If a rank died or raised: which one, how, its last words or the
-            root cause, with the rank's traceback as a note. The others have been ended.
+        RankFailedError: If a rank died or raised (or, where the others continue, if all
+            have): which one, how, its last words or the root cause, with the rank's
+            traceback as a note. The others have been ended.
         MeshwrightError: The very error, if that is what a rank raised, or what caused
             what it raised.
         ExecutionError: If the time was not enough.
     """
     if processes < 1:
         raise ExecutionError(f"processes={processes}; launch at least 1")
-    job = {"entry": entry, "args": dict(args)}
+    if max_restarts < 0 or (max_restarts and on_failure == "stop"):
+        raise ExecutionError(
+            f"max_restarts={max_restarts} with on_failure={on_failure!r}; ranks are "
+            f"started again while others continue: use on_failure='continue' and a "
+            f"number of at least 0, or max_restarts=0"
+        )
+    job = {"entry": entry, "args": dict(args), "restarts": max_restarts}
     with _sigterm_raises(), contextlib.ExitStack() as cleanup:
         port = cleanup.enter_context(_reserved_port())
         common = _common_environment(processes, threads, port, env)
+        on_lost: Callable[[int], None] | None = None
+        if on_failure == "continue":
+            on_lost = _hold_store(port)
+            common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         spawner, ranks, control = _start(job, common, processes, cleanup)
-        monitor = Monitor(spawner, ranks, control, on_message)
+        monitor = Monitor(spawner, ranks, control, on_message, on_lost)
         cleanup.callback(monitor.end)
         monitor.watch(timeout_s)
         return [rank.result for rank in ranks]
@@ -91,6 +109,25 @@ def _common_environment(
         # gloo would look its own host name up, which not every machine can.
         variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return variables | dict(env or {})
+
+
+def _hold_store(port: int) -> Callable[[int], None]:
+    """Make the store of replicas that continue without each other, in this process.
+
+    Returns:
+        Function that tells there that a rank has ended. The store lives as long.
+    """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    from executors.launching.rendezvous import ENDED, REPLICAS_PREFIX, here_key
+
+    base = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = PrefixStore(REPLICAS_PREFIX, base)
+
+    def tell(rank: int) -> None:
+        store.set(here_key(rank), ENDED)
+
+    return tell
 
 
 @contextlib.contextmanager

@@ -14,13 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import planner.errors
 from executors.exception_chain import is_consequence
 from planner.errors import ExecutionError, MeshwrightError, RankFailedError
 
-__all__ = ["Monitor", "Rank"]
+__all__ = ["Monitor", "OnFailure", "Rank"]
+
+#: Whether the other ranks stop when one fails.
+OnFailure = Literal["stop", "continue"]
 
 # The name that docs/executors.md gives: users filter by it, wherever this file lies.
 _LOG = logging.getLogger("executors.monitor")
@@ -87,6 +90,8 @@ class Monitor:
         ranks: In order.
         control: Descriptor on which the spawner tells of starts and ends.
         on_message: Called as ``on_message(rank, value)``.
+        on_lost: Called with the number of a rank that has failed, while the others
+            continue; None if they do not.
     """
 
     def __init__(
@@ -95,10 +100,12 @@ class Monitor:
         ranks: Sequence[Rank],
         control: int,
         on_message: Callable[[int, Any], None] | None,
+        on_lost: Callable[[int], None] | None = None,
     ) -> None:
         self._spawner = spawner
         self._ranks = ranks
         self._on_message = on_message
+        self._on_lost = on_lost
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest: dict[int, bytes] = {}
         self._readers: dict[int, Callable[[str], None]] = {}
@@ -110,12 +117,12 @@ class Monitor:
             self._readers[rank.output] = self._output_of(rank)
 
     def watch(self, timeout_s: float | None) -> None:
-        """Return when every rank has ended well.
+        """Return when every rank has ended well, or, if they continue, when one has.
 
         Args:
             timeout_s: Longest to wait, in seconds; None for ever.
         Raises:
-            RankFailedError: If one has not, or the spawner died.
+            RankFailedError: If one has not, or none has; or the spawner died.
             MeshwrightError: The very error, if that is what a rank raised.
             ExecutionError: If the time is over.
         """
@@ -125,13 +132,13 @@ class Monitor:
             for stream in self._readers:
                 os.set_blocking(stream, False)
                 selector.register(stream, selectors.EVENT_READ)
-            while not all(rank.code == 0 for rank in self._ranks):
+            while not self._over():
                 gone = self._spawner.poll() is not None
                 for key, _ in selector.select(timeout=0.05):
                     if not self._read(key.fd):
                         selector.unregister(key.fd)
                 now = time.monotonic()
-                if failed_at is None and any(rank.failed for rank in self._ranks):
+                if failed_at is None and self._failed():
                     failed_at = now
                 if failed_at is not None and now - failed_at > self._patience():
                     self._blame()
@@ -147,6 +154,19 @@ class Monitor:
             for stream in self._readers:
                 while self._read(stream):
                     pass
+
+    def _over(self) -> bool:
+        """Return True if nobody is left to wait for, and enough have ended well."""
+        codes = [rank.code for rank in self._ranks]
+        if self._on_lost is None:
+            return all(code == 0 for code in codes)
+        return None not in codes and 0 in codes
+
+    def _failed(self) -> bool:
+        """Return True if a rank has failed, or all have where the others continue."""
+        if self._on_lost is None:
+            return any(rank.failed for rank in self._ranks)
+        return all(rank.code for rank in self._ranks)
 
     def end(self) -> None:
         """Kill whatever is left, with all that it started."""
@@ -179,6 +199,22 @@ class Monitor:
             rank.pid = value["pid"]
         else:
             rank.code = value["code"]
+            if rank.code and self._on_lost is not None:
+                self._lose(rank, again=value["again"])
+
+    def _lose(self, rank: Rank, *, again: bool) -> None:
+        """Go on without a rank, which may have been started again."""
+        while self._read(rank.messages) or self._read(rank.output):
+            pass
+        assert self._on_lost is not None
+        self._on_lost(rank.index)
+        then = "it is started again" if again else "the others continue"
+        _LOG.warning("%s; %s", self._ending(rank), then)
+        if again:
+            # Its last line may have no end.
+            self._rest.pop(rank.messages, None)
+            rank.code = rank.error = None
+            rank.lines.clear()
 
     def _message_of(self, rank: Rank) -> Callable[[str], None]:
         def read(line: str) -> None:
@@ -209,21 +245,28 @@ class Monitor:
         """Raise for the rank that is most likely the cause."""
         failed = (rank for rank in self._ranks if rank.failed)
         rank = min(failed, key=lambda rank: (rank.blame, rank.index))
-        who = f"rank {rank.index} of {len(self._ranks)}"
         if rank.error is not None:
+            who = f"rank {rank.index} of {len(self._ranks)}"
             _LOG.info("%s:\n%s", who, rank.error["traceback"])
             raise _raised(who, rank.error)
+        last = "" if self._own_words(rank) else _last_words(rank.lines)
+        raise RankFailedError(
+            f"{self._ending(rank)}; the other ranks were stopped{last}"
+        )
+
+    def _own_words(self, rank: Rank) -> str:
+        """Reason that a rank gave for ending itself; empty if it gave none."""
         said = [line for line in rank.lines if line.startswith(_OWN)]
-        if said:
-            raise RankFailedError(
-                f"{said[-1].removeprefix(_OWN)}; the other ranks were stopped"
-            )
+        return said[-1].removeprefix(_OWN) if said else ""
+
+    def _ending(self, rank: Rank) -> str:
+        """Words for how a rank ended."""
+        who = f"rank {rank.index} of {len(self._ranks)}"
+        if rank.error is not None:
+            return f"{who} raised {rank.error['type']}: {rank.error['text']}"
         code = rank.code or 0
         killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
-        raise RankFailedError(
-            f"{who} {killed or f'exited {code}'}; the other ranks were stopped"
-            + _last_words(rank.lines)
-        )
+        return self._own_words(rank) or f"{who} {killed or f'exited {code}'}"
 
     def _raise_lost(self) -> NoReturn:
         """Raise because the spawner ended without a report on its ranks."""

@@ -16,7 +16,7 @@ from executors.launching.heartbeat import Heartbeat
 from executors.launching.rendezvous import meet
 from planner.errors import ExecutionError
 
-__all__ = ["RANK_TIMEOUT_S", "process_group", "ranks_of_processes"]
+__all__ = ["RANK_TIMEOUT_S", "own_numbers", "process_group", "ranks_of_processes"]
 
 #: Silence after which a rank counts as missing or lost, in seconds.
 RANK_TIMEOUT_S = 30.0
@@ -38,6 +38,7 @@ def process_group(
     timeout_s: float = 600.0,
     rank_timeout_s: float = RANK_TIMEOUT_S,
     device_ids: Sequence[int] = (),
+    alone: bool = False,
 ) -> Iterator[None]:
     """A process group for the block: gloo on CPUs, NCCL on GPUs.
 
@@ -57,13 +58,14 @@ def process_group(
         rank_timeout_s: Silence after which a rank counts as missing (at the start,
             from the last rank that came) or lost (later), in seconds.
         device_ids: Device id of every rank; () if processes are in their order.
+        alone: Whether the group has this process alone, whatever the environment says.
 
     Raises:
         RankFailedError: If a rank does not come, or its failure ends the block.
         ExecutionError: If a group exists whose ranks are in another order.
     """
-    process, world = _own_numbers()
-    ranks = ranks_of_processes(device_ids)
+    process, world = (0, 1) if alone else own_numbers()
+    ranks = () if alone else ranks_of_processes(device_ids)
     # A wrong number of processes is for build_mesh() to refuse.
     rank = ranks[process] if len(ranks) == world else process
     if dist.is_initialized():
@@ -114,7 +116,7 @@ def process_group(
                 dist.destroy_process_group()
 
 
-def _own_numbers() -> tuple[int, int]:
+def own_numbers() -> tuple[int, int]:
     """Number of this process, and of all processes, from torchrun's environment."""
     if "WORLD_SIZE" not in os.environ:
         return 0, 1

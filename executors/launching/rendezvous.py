@@ -26,7 +26,22 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from planner.errors import ExecutionError, RankFailedError
 
-__all__ = ["Meeting", "agree", "beat_key", "meet", "name_ranks"]
+__all__ = [
+    "ENDED",
+    "REPLICAS_PREFIX",
+    "Meeting",
+    "agree",
+    "beat_key",
+    "here_key",
+    "meet",
+    "name_ranks",
+    "open_store",
+]
+
+#: Of what replicas tell each other that go on without those that die.
+REPLICAS_PREFIX = "meshwright/replicas"
+#: What a launcher writes in place of a replica's token once its process has ended.
+ENDED = "ended"
 
 _POLL_S = 0.02
 #: How much longer than rank 0 others wait, which is to tell them, as a share.
@@ -64,6 +79,39 @@ def meet(
         RankFailedError: If ranks do not come: which.
         ExecutionError: If the environment names no address, or the port is in use.
     """
+
+    def word(base: Store, alive: Callable[[], None]) -> str:
+        return agree(base, rank, world, rank_timeout_s, alive)
+
+    return _connected(rank, world, rank_timeout_s, timeout, word)
+
+
+def open_store(
+    rank: int, world: int, *, rank_timeout_s: float, timeout: datetime.timedelta
+) -> Meeting:
+    """Connect to the store at the address in torchrun's environment; wait for no rank.
+
+    Args:
+        rank: Number of this process.
+        world: Number of processes.
+        rank_timeout_s: Longest time until the store answers, in seconds.
+        timeout: Of the returned store's operations.
+
+    Raises:
+        RankFailedError: If the store does not answer.
+        ExecutionError: As for :func:`meet`.
+    """
+    return _connected(rank, world, rank_timeout_s, timeout, lambda *_: REPLICAS_PREFIX)
+
+
+def _connected(
+    rank: int,
+    world: int,
+    rank_timeout_s: float,
+    timeout: datetime.timedelta,
+    agreed: Callable[[Store, Callable[[], None]], str],
+) -> Meeting:
+    """Connect to the store, and use the part of it whose prefix is agreed on there."""
     address, port = _address()
     # The store of torchrun's agent, where there is one; else process 0 makes it.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -90,7 +138,7 @@ def meet(
             # One process may make groups one after the other.
             multi_tenant=is_host,
         )
-        word = agree(base, rank, world, rank_timeout_s, alive.give)
+        word = agreed(base, alive.give)
         base.set_timeout(timeout)
         return Meeting(store=PrefixStore(word, base), is_host=is_host)
 
@@ -291,6 +339,11 @@ def _gather(
 def beat_key(word: str, rank: int) -> str:
     """Key under which a rank gives signs of life, the first one as it comes."""
     return f"{word}/beat/{rank}"
+
+
+def here_key(rank: int) -> str:
+    """Key of the token of the newest process of a rank, below ``REPLICAS_PREFIX``."""
+    return f"here/{rank}"
 
 
 def name_ranks(ranks: Iterable[int], world: int) -> str:

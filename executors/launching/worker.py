@@ -112,29 +112,41 @@ def main() -> int:
     """Read a job from stdin and do it, as the spawner or as one of its ranks."""
     _die_with_parent(int(sys.argv[1]))
     job = json.load(sys.stdin)
-    spawner, ranks = os.getpid(), {}
-    for index in range(len(job["ranks"])):
-        pid = _fork(job, index, spawner)
-        if not pid:
-            code = _call(job, job["ranks"][index]["messages"])
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # Taking a large interpreter apart takes seconds, and serves nobody.
-            os._exit(code)
-        ranks[pid] = index
-    for rank in job["ranks"]:
-        os.close(rank["messages"])
-        os.close(rank["output"])
+    ranks = {_start(job, index): index for index in range(len(job["ranks"]))}
+    left = dict.fromkeys(ranks.values(), job["restarts"])
+    if not job["restarts"]:
+        for rank in job["ranks"]:
+            os.close(rank["messages"])
+            os.close(rank["output"])
     with os.fdopen(job["control"], "w", encoding="utf-8") as stream:
         lines = _Lines(stream)
         for pid, index in ranks.items():
             lines.send("started", {"rank": index, "pid": pid})
         while ranks:
             pid, status = os.wait()
-            if pid in ranks:
-                code = os.waitstatus_to_exitcode(status)
-                lines.send("ended", {"rank": ranks.pop(pid), "code": code})
+            if pid not in ranks:
+                continue
+            index, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
+            again = code != 0 and left[index] > 0
+            lines.send("ended", {"rank": index, "code": code, "again": again})
+            if again:
+                left[index] -= 1
+                pid = _start(job, index)
+                ranks[pid] = index
+                lines.send("started", {"rank": index, "pid": pid})
     return 0
+
+
+def _start(job: dict[str, Any], index: int) -> int:
+    """Fork one rank, which does the job and exits; its process id."""
+    pid = _fork(job, index, os.getpid())
+    if not pid:
+        code = _call(job, job["ranks"][index]["messages"])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Taking a large interpreter apart takes seconds, and serves nobody.
+        os._exit(code)
+    return pid
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ weights, and a copy goes on from (1 - mix) global + mix local. A plain mean need
 global weights: copies send their weights themselves. Where the largest entries alone
 are sent, all copies gather them; a copy adds what it did not send to its next message.
 
+Where a run goes on without copies that die, :mod:`executors.replicas.membership` tells
+which there are, and an exchange is of all its weights or of none.
+
 Source: Stich 2019, arXiv 1805.09767; Douillard et al. 2023, 2311.08105, and 2025,
 2501.18512.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +31,7 @@ from torch import nn
 
 from executors.communication.chunks import decode_chunks, encode_chunks
 from executors.communication.codecs import ALL_GATHER
+from executors.replicas.membership import Exchange, Group, Membership
 from executors.replicas.pieces import local_part, pieces
 from planner.schema.methods.local_steps import LocalSteps
 
@@ -42,7 +47,7 @@ class _Message:
 
     weights: Sequence[nn.Parameter]
     values: torch.Tensor
-    work: dist.Work | None
+    work: dist.Work | None = None
     top: int = 0
 
 
@@ -63,6 +68,9 @@ class LocalStepsReplicas:
         self._names = synchronisation.exchanges
         self._forced: str | None = None
         self._group: dist.ProcessGroup | None = None
+        #: Agreement on the copies that there are, where they may die.
+        self._membership: Membership | None = None
+        self._exchange: Exchange[list[torch.Tensor]] | None = None
         self._fragments: list[list[nn.Parameter]] = []
         self._under_way: list[_Message] = []
         #: Weights of the last exchange, and the outer optimizer's momentum.
@@ -74,6 +82,7 @@ class LocalStepsReplicas:
     def attach(self, trainer: Trainer) -> None:
         """Take the weights that are trained, in order, a run of them a fragment."""
         self._group = trainer.place.group("replicate")
+        self._membership = trainer.place.membership
         trained = [p for p in trainer.all_parameters() if p.requires_grad]
         self._fragments = _runs(trained, self.settings.fragments)
         if self.settings.takes_mean:
@@ -105,8 +114,9 @@ class LocalStepsReplicas:
         trained = [p for fragment in self._fragments for p in fragment]
         gradients = [local_part(p.grad) for p in trained if p.grad is not None]
         for piece in pieces(gradients):
-            message = _send(piece, self._group)
-            _receive(message, self._group)
+            message = _Message((), torch.cat([one.reshape(-1) for one in piece]))
+            _send(message, self._group)
+            _receive(message, self._group.size())
             parts = torch.split(message.values, [one.numel() for one in piece])
             for gradient, part in zip(piece, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
@@ -116,10 +126,12 @@ class LocalStepsReplicas:
 
     def after_update(self, step: int) -> None:
         """Begin the exchange that is due soon, and end the one that is due now."""
-        if self._group is None or self._forced == "plain":
+        alone = self._group is None and self._membership is None
+        if alone or self._forced == "plain":
             return
         if self._forced is not None:
-            self._begin(self._fragments[self._names.index(self._forced)])
+            index = self._names.index(self._forced)
+            self._begin(self._fragments[index], index + 1)
             self._end()
             return
         settings, done = self.settings, step + 1 - self.settings.warm_up_steps
@@ -129,13 +141,17 @@ class LocalStepsReplicas:
             return
         number, rest = divmod(done + settings.delay, settings.interval)
         if rest == 0:
-            self._begin(self._fragments[(number - 1) % settings.fragments])
+            self._begin(self._fragments[(number - 1) % settings.fragments], number)
         if done % settings.interval == 0:
             self._end()
 
-    def _begin(self, fragment: Sequence[nn.Parameter]) -> None:
-        """Send what the outer optimizer takes for gradients."""
-        assert self._group is not None
+    def _begin(self, fragment: Sequence[nn.Parameter], number: int) -> None:
+        """Send what the outer optimizer takes for gradients.
+
+        Args:
+            fragment: Weights that are exchanged.
+            number: Of the exchange, from 1.
+        """
         for piece in pieces(fragment):
             values = [local_part(weight) for weight in piece]
             if self._global:
@@ -144,20 +160,27 @@ class LocalStepsReplicas:
                     self._global[weight].to(one.device) - one
                     for weight, one in zip(piece, values, strict=True)
                 ]
-            if self._residual:
-                self._under_way.append(self._send_largest(piece, values))
-            else:
-                self._under_way.append(_send(values, self._group, piece))
-            if self.settings.delay == 0:
+            message = self._message(piece, values)
+            if self._group is not None:
+                _send(message, self._group)
+            self._under_way.append(message)
+            if self._group is not None and self.settings.delay == 0:
                 # One piece at a time: no more memory than it takes.
                 self._end()
+        if self._membership is not None:
+            # All pieces or none: a copy may die while they are sent.
+            for message in self._under_way:
+                message.values = message.values.cpu()
+            work = partial(_exchanged, tuple(self._under_way))
+            self._exchange = self._membership.begin(number, work)
 
-    def _send_largest(
+    def _message(
         self, weights: Sequence[nn.Parameter], values: Sequence[torch.Tensor]
     ) -> _Message:
-        """Begin to gather the largest entries of all copies; keep the others."""
-        group, top = self._group, self.settings.top
-        assert group is not None
+        """All entries to be sent, or the largest; the others are kept."""
+        top = self.settings.top
+        if not top:
+            return _Message(weights, torch.cat([one.reshape(-1) for one in values]))
         messages = []
         for weight, value in zip(weights, values, strict=True):
             residual = self._residual[weight]
@@ -165,16 +188,18 @@ class LocalStepsReplicas:
             part, (sent,) = encode_chunks([whole], top)
             residual.copy_(whole - sent)
             messages.append(part)
-        message = torch.cat(messages)
-        every = message.new_empty(group.size() * len(message), message.shape[1])
-        work = ALL_GATHER(every, message, group=group, async_op=True)
-        return _Message(weights, every, work, top)
+        return _Message(weights, torch.cat(messages), top=top)
 
     def _end(self) -> None:
         """Wait for what was sent, and take over the new weights."""
-        assert self._group is not None
+        copies = self._group.size() if self._group is not None else 1
+        if self._exchange is not None:
+            *received, members = self._exchange.wait()
+            copies, self._exchange = int(members), None
+            for message, values in zip(self._under_way, received, strict=True):
+                message.values = values.to(local_part(message.weights[0]).device)
         for message in self._under_way:
-            _receive(message, self._group)
+            _receive(message, copies)
             sizes = [local_part(weight).numel() for weight in message.weights]
             parts = torch.split(message.values, sizes)
             for weight, part in zip(message.weights, parts, strict=True):
@@ -253,29 +278,42 @@ class LocalStepsReplicas:
         self._forced = phase
 
 
-def _send(
-    values: Sequence[torch.Tensor],
-    group: dist.ProcessGroup,
-    weights: Sequence[nn.Parameter] = (),
-) -> _Message:
-    """Begin to add up values over a group."""
-    flat = torch.cat([one.reshape(-1) for one in values])
-    work = dist.all_reduce(flat, group=group, async_op=True)
-    return _Message(weights, flat, work)
+def _send(message: _Message, group: dist.ProcessGroup) -> None:
+    """Begin to add up a message over a group, or to gather it if it has the largest."""
+    values = message.values
+    if message.top:
+        every = values.new_empty(group.size() * len(values), values.shape[1])
+        message.work = ALL_GATHER(every, values, group=group, async_op=True)
+        message.values = every
+    else:
+        message.work = dist.all_reduce(values, group=group, async_op=True)
 
 
-def _receive(message: _Message, group: dist.ProcessGroup) -> None:
+def _exchanged(messages: Sequence[_Message], group: Group) -> list[torch.Tensor]:
+    """Sums of messages over a group, or all of them; and how many members it has."""
+    received = []
+    for message in messages:
+        if message.top:
+            values = group.all_gather(message.values)
+        else:
+            values = message.values.clone()
+            group.all_reduce(values)
+        received.append(values)
+    return [*received, torch.tensor(group.size)]
+
+
+def _receive(message: _Message, copies: int) -> None:
     """Wait for the sum, and divide it by the number of copies."""
     if message.work is not None:
         message.work.wait()
     if message.top:
         values = [local_part(weight) for weight in message.weights]
         # In the order of ranks, so that all copies get the same bits.
-        parts = message.values.chunk(group.size())
+        parts = message.values.chunk(copies)
         message.values = decode_chunks(parts[0], message.top, values)
         for part in parts[1:]:
             message.values += decode_chunks(part, message.top, values)
-    message.values /= group.size()
+    message.values /= copies
 
 
 def _runs(weights: Sequence[nn.Parameter], number: int) -> list[list[nn.Parameter]]:

@@ -129,6 +129,9 @@ class RunCommand:
     rank_timeout_s: float = 30.0
     """Seconds without a new rank at the start, or a sign of life from one later, after
     which all ranks end and name those that are missing."""
+    max_restarts: int = 0
+    """How often each copy that fails is started again, to join the others, where the
+    plan says on_failure=continue."""
     allow_remote_code: bool = False
     """Run Python code that came with the hf:PATH named by --model; read it first."""
     force: bool = False
@@ -230,6 +233,7 @@ class RunCommand:
         violation = comparison_violation(plan.strategy)
         if self.check_first_step and violation is not None:
             raise ExecutionError(violation)
+        self._check_failures(plan)
         if not self.rank_timeout_s > 0:
             raise ExecutionError(
                 f"--rank-timeout-s {self.rank_timeout_s:g}; give a number above 0"
@@ -242,6 +246,29 @@ class RunCommand:
             from planner.cli.tokens import open_tokens
 
             open_tokens(self.data, plan.workload)
+
+    def _check_failures(self, plan: Plan) -> None:
+        """Refuse options that do not go with what the plan says of failures.
+
+        Raises:
+            ExecutionError: If there are some.
+        """
+        continues = self._on_failure(plan) == "continue"
+        if self.max_restarts < 0:
+            raise ExecutionError(
+                f"--max-restarts {self.max_restarts}; give a number of at least 0"
+            )
+        if self.max_restarts and not continues:
+            raise ExecutionError(
+                f"--max-restarts {self.max_restarts}, but the plan stops when a rank "
+                f"fails; plan with --pin synchronisation=local_steps:on_failure="
+                f"continue, or drop it"
+            )
+        if continues and self.on != "local":
+            raise ExecutionError(
+                f"--on {self.on} ends all ranks when one fails, but the plan says "
+                f"on_failure=continue; use --on local, or on_failure=stop"
+            )
 
     def _elsewhere(self, plan: Plan, arguments: dict[str, Any]) -> None:
         """Train on Ray, or have SLURM do it."""
@@ -274,11 +301,14 @@ class RunCommand:
         often = max(1, self.steps // 10)
         with progress(self.steps, "step") as bar:
 
-            def heard(rank: int, message: Any) -> None:
-                if rank != 0 or "loss" not in message:
+            def heard(_: int, message: Any) -> None:
+                if "loss" not in message:
+                    return
+                step = message["step"] + 1
+                if step <= bar.n:
+                    # Of a copy that is behind another.
                     return
                 bar.set_postfix_str(f"loss {message['loss']:.4f}")
-                step = message["step"] + 1
                 bar.update(step - bar.n)
                 if not sys.stderr.isatty() and step % often == 0:
                     note(f"step {step} of {self.steps}: loss {message['loss']:.4f}")
@@ -297,11 +327,18 @@ class RunCommand:
                     arguments,
                     processes=processes,
                     on_message=heard,
+                    on_failure=self._on_failure(plan),
+                    max_restarts=self.max_restarts,
                 )
             except RankFailedError as error:
                 told = hasattr(error, "__notes__")
                 raise RankFailedError(f"{error}{_MORE if told else ''}") from error
-        return dict(results[0])
+        # Of copies that go on without others, the first that was there to the end.
+        done = [result for result in results if result is not None]
+        return dict(min(done, key=lambda result: result["first_step"]))
+
+    def _on_failure(self, plan: Plan) -> Literal["stop", "continue"]:
+        return "continue" if plan.strategy.synchronisation.outlives_copies else "stop"
 
     def _report(self, plan: Plan, result: dict[str, Any]) -> None:
         from planner.report.measured import compare

@@ -17,6 +17,7 @@ from planner.schema.methods.method import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from planner.schema.violations import Case
 
 __all__ = ["METHODS", "LocalSteps"]
 
@@ -43,6 +44,8 @@ class LocalSteps(Synchronisation):
             all. Those that are not are added to the way of the next exchange.
         offload: Whether the outer optimizer's weights and momentum lie in the host's
             memory between exchanges.
+        on_failure: Whether a run stops when a copy fails, or the others continue
+            without it; one that is started again joins them at an exchange.
     """
 
     apart: ClassVar[bool] = True
@@ -60,6 +63,7 @@ class LocalSteps(Synchronisation):
     warm_up_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     top: Annotated[int, Field(ge=0, le=4096, multiple_of=2)] = 0
     offload: bool = False
+    on_failure: Literal["stop", "continue"] = "stop"
 
     @model_validator(mode="after")
     def _require_whole_intervals(self) -> Self:
@@ -86,12 +90,23 @@ class LocalSteps(Synchronisation):
             raise ValueError(
                 "nesterov=True without momentum; give outer_momentum=0.9, say"
             )
+        if self.outlives_copies and self.warm_up_steps:
+            raise ValueError(
+                f"on_failure=continue with warm_up_steps={self.warm_up_steps}, in "
+                f"which copies wait for each other at every step; use warm_up_steps=0 "
+                f"or on_failure=stop"
+            )
         if self.offload and self.takes_mean:
             raise ValueError(
                 "offload=True, but a plain mean keeps nothing between exchanges; leave "
                 "it out"
             )
         return self
+
+    @property
+    def outlives_copies(self) -> bool:
+        """True if a run goes on without copies that fail."""
+        return self.on_failure == "continue"
 
     @property
     def interval(self) -> int:
@@ -155,6 +170,18 @@ class LocalSteps(Synchronisation):
         return copies * chunks * (4 * self.top + 3 * self.top // 2)
 
 
+def _copies_of_one_device(case: Case) -> str | None:
+    value, mesh = case.strategy.synchronisation, case.strategy.mesh
+    if value.outlives_copies and mesh.num_devices > mesh.dp_replicate:
+        inside = mesh.num_devices // mesh.dp_replicate
+        return (
+            f"synchronisation={value} with copies of {inside} devices; a run goes on "
+            f"without copies of one device each alone, use on_failure=stop or "
+            f"dp_replicate={mesh.num_devices} alone"
+        )
+    return None
+
+
 METHODS = (
     Method(
         kind="local_steps",
@@ -163,6 +190,7 @@ METHODS = (
         words="copies exchange their weights every {period} steps",
         inexact="copies train on their own between exchanges",
         limits=(copies_apart,),
+        violations=(_copies_of_one_device,),
         feature=Feature(
             name="local steps",
             mesh={"dp_replicate": 2},

@@ -63,6 +63,11 @@ class Synchronisation(MethodDocument):
         """Copies of the weights that lie in the host's memory."""
         return 0
 
+    @property
+    def outlives_copies(self) -> bool:
+        """True if a run goes on without copies that fail."""
+        return False
+
     def ways(self, tp: Any, copies: Any) -> Any:
         """Devices over which the features between layers are divided.
 

@@ -1,0 +1,681 @@
+"""Agreement of replicas on who takes part in an exchange.
+
+Where a plan goes on without replicas that die, each replica has a process group of its
+own. Replicas meet at exchanges alone, through a store that outlives them:
+
+1. Each tells that it has come to the exchange. When all have come, but for those that
+   are gone, the first to see it writes down who takes part; all others read that.
+2. These exchange their messages, over a new group if they are others than before. Each
+   votes that it has received all, or that it has not; results are used if all have.
+   Otherwise nothing was changed, and they begin again with step 1.
+3. Replicas that wait to join are written down in step 1, too. They take the state that
+   the exchange has left from the first member, and are members from then on.
+
+A replica is gone if its process has ended or was started again, as the launcher tells,
+if it gave no sign of life for ``silence_s``, or if the others have waited for it at an
+exchange for ``timeout_s``. One that was taken for gone, but was not, ends itself when
+it finds that the others went on without it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from executors.launching.process_group import ranks_of_processes
+from executors.launching.rendezvous import (
+    ENDED,
+    Meeting,
+    here_key,
+    name_ranks,
+    open_store,
+)
+from planner.errors import ExecutionError, RankFailedError
+
+__all__ = ["Exchange", "Group", "Membership", "open_membership"]
+
+_LOG = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+_Any = TypeVar("_Any")
+#: Longest time between two signs of life, and pause of those who wait, in seconds.
+_INTERVAL_S, _POLL_S = 1.0, 0.01
+#: Failures of one exchange, one after the other, with nobody gone.
+_ATTEMPTS = 3
+_DONE, _FAILED = "done", "failed: "
+#: State is sent in pieces of so many bytes.
+_PIECE_BYTES = 25 * 2**20
+
+
+class Group:
+    """Some replicas, connected by gloo.
+
+    Unlike groups of ``torch.distributed.new_group`` it needs no larger group that all
+    members belong to. Seen to work on torch 2.13.
+
+    Args:
+        store: For its members alone.
+        index: Place of this process among them.
+        size: Number of members; a group of one sends nothing.
+        timeout_s: Longest that an operation may take, in seconds.
+    """
+
+    def __init__(self, store: Store, index: int, size: int, timeout_s: float) -> None:
+        self.index, self.size = index, size
+        self._backend: dist.ProcessGroupGloo | None = None
+        if size > 1:
+            timeout = datetime.timedelta(seconds=timeout_s)
+            self._backend = dist.ProcessGroupGloo(store, index, size, timeout)
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        """Add up values of all members, in place.
+
+        Args:
+            values: On the CPU; equal shapes on all members.
+        """
+        if self._backend is not None:
+            self._backend.allreduce([values]).wait()
+
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of all members, in their order.
+
+        Args:
+            values: On the CPU. Shape [n, ...].
+
+        Returns:
+            Shape [size * n, ...].
+        """
+        if self._backend is None:
+            return values
+        every = values.new_empty(self.size * len(values), *values.shape[1:])
+        self._backend.allgather([list(every.chunk(self.size))], [values]).wait()
+        return every
+
+    def send(self, values: torch.Tensor) -> None:
+        """Send bytes from the first of two members to the second.
+
+        Args:
+            values: Of dtype uint8, on the CPU. Shape [n].
+        """
+        assert self._backend is not None
+        for part in (torch.tensor([len(values)]), *values.split(_PIECE_BYTES)):
+            self._backend.send([part], 1, 0).wait()
+
+    def receive(self) -> torch.Tensor:
+        """Return what the first of two members sends."""
+        assert self._backend is not None
+        length = torch.zeros(1, dtype=torch.int64)
+        self._backend.recv([length], 0, 0).wait()
+        values = torch.empty(int(length), dtype=torch.uint8)
+        for part in values.split(_PIECE_BYTES):
+            self._backend.recv([part], 0, 0).wait()
+        return values
+
+
+class _Task(Generic[_Result]):
+    """A function that is called in a thread, which may be left behind.
+
+    Nothing interrupts an operation of gloo whose peer hangs, and its group cannot be
+    destroyed before it has timed out.
+    """
+
+    def __init__(self, work: Callable[[], _Result]) -> None:
+        self.results: list[_Result] = []
+        self.error: Exception | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._call, name="replicas", daemon=True)
+        self._thread.start()
+
+    def _call(self) -> None:
+        try:
+            self.results.append(self._work())
+        except Exception as error:  # raised again, or told, by whoever waits
+            self.error = error
+
+    @property
+    def over(self) -> bool:
+        """True if the function has returned or raised."""
+        return not self._thread.is_alive()
+
+    def join(self, seconds: float) -> bool:
+        """Wait so long at most; True if it is over."""
+        self._thread.join(seconds)
+        return self.over
+
+
+class Exchange(Generic[_Result]):
+    """An exchange that is under way.
+
+    Args:
+        membership: Of its replicas.
+        task: What does it.
+    """
+
+    def __init__(self, membership: Membership, task: _Task[_Result]) -> None:
+        self._membership, self._task = membership, task
+
+    def wait(self) -> _Result:
+        """Return the result, which all members have.
+
+        Raises:
+            RankFailedError: If the others went on without this replica, the exchange
+                failed again and again, or the store has gone.
+        """
+        while not self._task.join(0.05):
+            self._membership.require_store()
+        error = self._task.error
+        if error is not None:
+            if not isinstance(error, ExecutionError):
+                self._membership.require_store()
+            raise error
+        return self._task.results[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """Replicas that take part in an exchange, and those that join after it.
+
+    A replica is a number, and a token that a process has drawn: a process that is
+    started again is another replica of the same number.
+    """
+
+    members: Mapping[int, str]
+    joiners: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def next(self) -> dict[int, str]:
+        """Members of the next exchange."""
+        return dict(sorted((dict(self.members) | dict(self.joiners)).items()))
+
+    def to_json(self) -> str:
+        return json.dumps({"members": self.members, "joiners": self.joiners})
+
+    @classmethod
+    def from_json(cls, text: str) -> _View:
+        found = {
+            name: {int(number): token for number, token in some.items()}
+            for name, some in json.loads(text).items()
+        }
+        return cls(**found)
+
+
+class Membership:
+    """One replica of a run that goes on without those that die.
+
+    Args:
+        meeting: Store of all replicas, which outlives them.
+        rank: Number of this process, and so of this replica.
+        world: Number of replicas that the plan has.
+        copy: Number of the replica on the plan's mesh, which its samples go by.
+        silence_s: Silence after which a replica is gone, in seconds.
+        timeout_s: Longest wait for a replica that gives signs of life, in seconds.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        rank: int,
+        world: int,
+        *,
+        copy: int,
+        silence_s: float,
+        timeout_s: float,
+    ) -> None:
+        self.rank, self.world, self.copy = rank, world, copy
+        self._silence_s, self._timeout_s = silence_s, timeout_s
+        self._is_host = meeting.is_host
+        # Operations wait for each other on one connection.
+        self._store, self._beats = _clone(meeting.store), _clone(meeting.store)
+        self._interval_s = min(_INTERVAL_S, silence_s / 10)
+        self._token = uuid.uuid4().hex
+        self._members: dict[int, str] = {}
+        #: Joiners of the last exchange, to whom its first member owes its state.
+        self._owed: _View | None = None
+        self._group: tuple[Mapping[int, str], Group] | None = None
+        #: Newest token of each number; last words of each token, and when it moved.
+        self._newest: dict[int, str] = {}
+        self._said: dict[str, str] = {}
+        self._moved: dict[str, float] = {}
+        self._polled = self._answered = time.monotonic()
+        self._words = ""
+        self._lost: Exception | None = None
+        self._wake, self._over = threading.Event(), threading.Event()
+        self._told = threading.Event()
+        #: True if the run has begun before this process came.
+        self.joins = False
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Numbers of the replicas that the next exchange waits for."""
+        return tuple(self._members)
+
+    # -- Start and end -----------------------------------------------------------------
+
+    @contextmanager
+    def active(self) -> Iterator[Membership]:
+        """Give signs of life for a block, and find the others at its beginning.
+
+        Raises:
+            RankFailedError: If replicas do not come, and the run has not begun: which.
+        """
+        self._come()
+        beat = threading.Thread(target=self._beat, name="membership", daemon=True)
+        beat.start()
+        try:
+            self._meet()
+            yield self
+        except BaseException as error:
+            said = str(error).partition("\n")[0]
+            self._say(f"{_FAILED}{type(error).__name__}: {said}")
+            raise
+        else:
+            self._say(_DONE)
+        finally:
+            if self._is_host:
+                # The store ends with this process.
+                self._wait_for_others()
+            self._over.set()
+            self._wake.set()
+
+    def _come(self) -> None:
+        """Write down this process as the newest of its number."""
+        self._store.set(f"beat/{self._token}", "0")
+        self._store.set(here_key(self.rank), self._token)
+
+    def _meet(self) -> None:
+        """Wait for all replicas, unless the run has begun without this process."""
+        if self._read("quorum") is not None:
+            self.joins = True
+            return
+        last, found = time.monotonic(), {self.rank: self._token}
+        while len(found) < self.world and self._read("quorum") is None:
+            for number in range(self.world):
+                token = self._read(here_key(number))
+                if token is not None and number not in found:
+                    found[number], last = token, time.monotonic()
+            if time.monotonic() - last > self._silence_s:
+                missing = [n for n in range(self.world) if n not in found]
+                raise RankFailedError(
+                    f"{name_ranks(missing, self.world)} did not start within "
+                    f"{self._silence_s:g} s of the last rank that came; see their "
+                    f"output, or allow more time with rank_timeout_s (--rank-timeout-s)"
+                )
+            time.sleep(_POLL_S)
+        decided = self._decide("quorum", _View(members=found).to_json())
+        view = _View.from_json(decided)
+        if view.members.get(self.rank) != self._token:
+            self.joins = True
+            return
+        self._adopt(view.next)
+        self._store.set("latest", view.to_json())
+
+    def _wait_for_others(self) -> None:
+        deadline = time.monotonic() + self._silence_s
+        while time.monotonic() < deadline:
+            if all(self._is_gone(n) for n in self._members if n != self.rank):
+                return
+            time.sleep(self._interval_s / 4)
+            self._wake.set()
+
+    # -- Signs of life -----------------------------------------------------------------
+
+    def _say(self, words: str) -> None:
+        self._words = words
+        self._told.clear()
+        self._wake.set()
+        self._told.wait(2 * self._interval_s)
+
+    def _beat(self) -> None:
+        """Write this replica's sign and read the others', until the run is over."""
+        try:
+            for count in itertools.count(1):
+                words = self._words
+                self._beats.set(f"beat/{self._token}", words or str(count))
+                self._poll()
+                if words:
+                    self._told.set()
+                if self._over.is_set():
+                    return
+                self._wake.wait(self._interval_s)
+                self._wake.clear()
+        except RuntimeError as error:
+            self._lost = error
+            self._told.set()
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        if now - self._polled > self._silence_s / 3:
+            # This process itself was stopped: it has heard nobody meanwhile.
+            self._moved = dict.fromkeys(self._moved, now)
+        members = dict(self._members)
+        owed = dict(self._owed.joiners) if self._owed else {}
+        tokens = list({*members.values(), *owed.values()})
+        signs = self._read_all(f"beat/{token}" for token in tokens)
+        for token, said in zip(tokens, signs, strict=True):
+            if said != self._said.get(token):
+                self._said[token], self._moved[token] = said, now
+        numbers = [*members, self.rank]
+        found = self._read_all(map(here_key, numbers))
+        self._newest = dict(zip(numbers, found, strict=True))
+        if self._newest[self.rank] == ENDED:
+            # Told late of the process before this one.
+            self._beats.set(here_key(self.rank), self._token)
+        self._polled = self._answered = time.monotonic()
+
+    def _read_all(self, keys: Iterable[str]) -> list[str]:
+        return [str(value, "utf-8") for value in self._beats.multi_get(list(keys))]
+
+    def require_store(self) -> None:
+        """Raise if the store has gone, or does not answer.
+
+        Raises:
+            RankFailedError: If so.
+        """
+        now = time.monotonic()
+        silent = now - self._answered > self._silence_s + self._interval_s
+        if self._lost is not None or (silent and self._holds_still(now)):
+            raise RankFailedError(
+                "the store by which replicas agree has gone: the process that holds "
+                "it, rank 0 or the launcher, has ended or hangs; resume from the last "
+                "checkpoint, or start all replicas again"
+            ) from self._lost
+
+    def _holds_still(self, now: float) -> bool:
+        """Return True if this process was not stopped itself."""
+        before, self._polled = self._polled, now
+        return now - before < self._silence_s / 3
+
+    def _is_gone(self, number: int, token: str = "") -> bool:
+        return self._why_gone(number, token) is not None
+
+    def _why_gone(self, number: int, token: str = "") -> str | None:
+        """Reason for which a replica is not waited for; None if it is there."""
+        token = token or self._members.get(number, "")
+        if token == self._token:
+            return None
+        newest = self._newest.get(number, token)
+        if newest == ENDED:
+            return "its process ended"
+        if newest != token:
+            return "it was started again"
+        said = self._said.get(token, "")
+        if said.startswith(_FAILED):
+            return f"it raised {said.removeprefix(_FAILED)}"
+        if said == _DONE:
+            return "it is done"
+        now = time.monotonic()
+        heard = now - self._polled < self._silence_s / 3
+        if heard and now - self._moved.setdefault(token, now) > self._silence_s:
+            return f"it gave no sign of life for {self._silence_s:g} s"
+        return None
+
+    # -- Exchanges ---------------------------------------------------------------------
+
+    def begin(self, number: int, work: Callable[[Group], _Result]) -> Exchange[_Result]:
+        """Begin an exchange among the replicas that there are.
+
+        Args:
+            number: Of the exchange, from 1; equal on all replicas.
+            work: Sends and receives over a group, and changes nothing that a second
+                call with another group would need.
+        """
+        return Exchange(self, _Task(lambda: self._exchange(number, work)))
+
+    def _exchange(self, number: int, work: Callable[[Group], _Result]) -> _Result:
+        failures = 0
+        for attempt in itertools.count():
+            key = f"{number}.{attempt}"
+            view = self._assemble(key, number)
+            before, self._owed = self._members, view if view.joiners else None
+            # Those who are not in it are not waited for again.
+            self._adopt(view.members)
+            task = _Task(partial(self._attempt, key, view, work))
+            if self._agree(key, view, task):
+                group, result = task.results[0]
+                self._group = (view.members, group)
+                self._adopt(view.next)
+                self._store.set("latest", _View(members=view.next).to_json())
+                for token in view.joiners.values():
+                    self._store.set(f"admitted/{token}", view.to_json())
+                return result
+            self._group, self._owed = None, None
+            failures = failures + 1 if before == self._members else 1
+            if failures == _ATTEMPTS:
+                raise RankFailedError(
+                    f"exchange {number} among {name_ranks(self.members, self.world)} "
+                    f"failed {failures} times; see the network between them"
+                ) from task.error
+        raise AssertionError("attempts are endless")
+
+    def _assemble(self, key: str, number: int) -> _View:
+        """Come to an exchange; return who takes part, as all others find it too."""
+        self._store.set(f"{key}/at/{self.rank}", self._token)
+        since, others = time.monotonic(), {n for n in self._members if n != self.rank}
+        while (text := self._read(f"{key}/members")) is None:
+            come = {n for n in others if self._read(f"{key}/at/{n}") is not None}
+            gone = {n for n in others if self._is_gone(n)}
+            if others - come <= gone or time.monotonic() - since > self._timeout_s:
+                here = sorted({self.rank, *(come - gone)})
+                members = {n: self._members[n] for n in here}
+                view = _View(members=members, joiners=self._waiting(here))
+                text = self._decide(f"{key}/members", view.to_json())
+                break
+            time.sleep(_POLL_S)
+        view = _View.from_json(text)
+        if view.members.get(self.rank) != self._token:
+            raise RankFailedError(
+                f"exchange {number} was without "
+                f"{name_ranks([self.rank], self.world)}: the others had no sign of "
+                f"life from it for {self._silence_s:g} s and went on; start it again "
+                f"and it joins them"
+            )
+        for other in others - set(view.members):
+            _LOG.warning(
+                "going on without %s: %s",
+                name_ranks([other], self.world),
+                self._why_gone(other) or "it did not come to the exchange",
+            )
+        return view
+
+    def _waiting(self, here: Sequence[int]) -> dict[int, str]:
+        """Replicas that wait to join."""
+        found = {}
+        for number in range(self.world):
+            token = self._read(f"wants/{number}")
+            if number not in here and token and token == self._read(here_key(number)):
+                found[number] = token
+        return found
+
+    def _attempt(
+        self, key: str, view: _View, work: Callable[[Group], _Result]
+    ) -> tuple[Group, _Result]:
+        """Do the work over the members' group: the last one, if they are the same."""
+        if self._group is not None and self._group[0] == view.members:
+            return self._group[1], work(self._group[1])
+        order = sorted(view.members)
+        store = PrefixStore(f"{key}/group", _clone(self._store))
+        index = order.index(self.rank)
+        group = Group(store, index, len(order), self._timeout_s)
+        return group, work(group)
+
+    def _agree(self, key: str, view: _View, task: _Task[_Any]) -> bool:
+        """Wait until all members have their results; False if one will not."""
+        outcome, voted = f"{key}/outcome", False
+        others = [n for n in view.members if n != self.rank]
+        while (found := self._read(outcome)) is None:
+            if not voted and task.join(_POLL_S):
+                voted = True
+                if task.error is not None:
+                    _LOG.info("an exchange failed", exc_info=task.error)
+                    found = self._decide(outcome, "again")
+                    break
+                self._store.set(f"{key}/has/{self.rank}", "1")
+            waits = [n for n in others if self._read(f"{key}/has/{n}") is None]
+            if any(self._is_gone(n) for n in waits):
+                found = self._decide(outcome, "again")
+                break
+            if voted and not waits:
+                found = self._decide(outcome, "use")
+                break
+            time.sleep(_POLL_S if voted else 0)
+        return found == "use"
+
+    # -- Joining -----------------------------------------------------------------------
+
+    def admit(self, pack: Callable[[], torch.Tensor]) -> None:
+        """Give the state after an exchange to those that join at it.
+
+        Called by all members behind each exchange; only the first of them sends.
+
+        Args:
+            pack: Returns the state as bytes. Shape [n], of dtype uint8.
+        """
+        view, self._owed = self._owed, None
+        if view is None:
+            return
+        _LOG.warning("%s joined", name_ranks(view.joiners, self.world))
+        if self.rank != min(view.members):
+            return
+        state = pack()
+        for number, token in view.joiners.items():
+            group = f"state/{token}"
+            task = _Task(lambda g=group: self._pair(g, 0).send(state))
+            while not task.join(0.05):
+                if self._is_gone(number, token):
+                    break
+            if not task.over or task.error is not None:
+                # It asks again, or is gone.
+                _LOG.warning(
+                    "%s did not take its state",
+                    name_ranks([number], self.world),
+                    exc_info=task.error,
+                )
+
+    def _pair(self, name: str, index: int) -> Group:
+        store = PrefixStore(name, _clone(self._store))
+        return Group(store, index, 2, self._timeout_s)
+
+    def join(self) -> torch.Tensor:
+        """Wait to be admitted to a run; return the state of a member.
+
+        Returns:
+            What its ``pack`` returned; see :meth:`admit`.
+
+        Raises:
+            RankFailedError: If the run ends before.
+        """
+        while True:
+            self._store.set(f"wants/{self.rank}", self._token)
+            view = self._await_admission()
+            source = min(view.members)
+            name = f"state/{self._token}"
+            task = _Task(lambda n=name: self._pair(n, 1).receive())
+            while not task.join(0.05) and not self._is_gone(source):
+                self.require_store()
+            if task.over and task.error is None:
+                self._adopt(view.next)
+                return task.results[0]
+            # The others take the replica of this token for gone, once there is another.
+            self._token = uuid.uuid4().hex
+            self._come()
+
+    def _await_admission(self) -> _View:
+        while (text := self._read(f"admitted/{self._token}")) is None:
+            latest = self._read("latest")
+            if latest is not None:
+                self._adopt(_View.from_json(latest).members)
+            self.require_store()
+            if self._members and all(self._is_gone(n) for n in self._members):
+                raise RankFailedError(
+                    f"{name_ranks([self.rank], self.world)} found no replica to join: "
+                    f"the run has ended, or all others are gone"
+                )
+            time.sleep(5 * _POLL_S)
+        view = _View.from_json(text)
+        self._adopt(view.members)
+        return view
+
+    # -- The store ---------------------------------------------------------------------
+
+    def _adopt(self, members: Mapping[int, str]) -> None:
+        now = time.monotonic()
+        for token in members.values():
+            self._moved.setdefault(token, now)
+        self._members = dict(members)
+
+    def _read(self, key: str) -> str | None:
+        if not self._store.check([key]):
+            return None
+        return str(self._store.get(key), "utf-8")
+
+    def _decide(self, key: str, value: str) -> str:
+        """Write a value unless there is one; return the one that there is then."""
+        return str(self._store.compare_set(key, "", value), "utf-8")
+
+
+def _clone(store: Store) -> Store:
+    """The same store over a connection of its own, which nobody else waits on."""
+    cloned: Store = store.clone()  # type: ignore[attr-defined]
+    return cloned
+
+
+@contextmanager
+def open_membership(
+    rank: int,
+    world: int,
+    device_ids: Sequence[int],
+    *,
+    silence_s: float,
+    timeout_s: float,
+) -> Iterator[Membership]:
+    """Membership of this process for the block.
+
+    Args:
+        rank: Number of this process.
+        world: Number of processes, each of them a replica.
+        device_ids: Device id of every rank; () if processes are in their order.
+        silence_s: See :class:`Membership`.
+        timeout_s: The same.
+
+    Raises:
+        ExecutionError: If a process group exists already, or the number of processes
+            is wrong.
+        RankFailedError: If other replicas do not come.
+    """
+    if dist.is_initialized():
+        raise ExecutionError(
+            "on_failure=continue under a process group that exists already, which ends "
+            "with each of its ranks; use meshwright run, or on_failure=stop"
+        )
+    ranks = ranks_of_processes(device_ids) or tuple(range(world))
+    if len(ranks) != world:
+        raise ExecutionError(
+            f"{world} processes were started, the plan has {len(ranks)} replicas; "
+            f"start one process a replica"
+        )
+    timeout = datetime.timedelta(seconds=timeout_s)
+    meeting = open_store(rank, world, rank_timeout_s=silence_s, timeout=timeout)
+    membership = Membership(
+        meeting,
+        rank,
+        world,
+        copy=ranks[rank],
+        silence_s=silence_s,
+        timeout_s=timeout_s,
+    )
+    with membership.active():
+        yield membership
