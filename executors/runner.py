@@ -205,11 +205,16 @@ def run(
     with contextlib.ExitStack() as stack:
         ids = plan.strategy.device_ids()
         membership: Membership | None = None
-        if plan.strategy.synchronisation.outlives_copies:
+        fewest = plan.strategy.synchronisation.fewest_copies
+        if fewest:
             _require_no_owner(options, measure)
             membership = stack.enter_context(
                 open_membership(
-                    *own_numbers(), ids, silence_s=rank_timeout_s, timeout_s=timeout_s
+                    *own_numbers(),
+                    ids,
+                    fewest=fewest,
+                    silence_s=rank_timeout_s,
+                    timeout_s=timeout_s,
                 )
             )
         group = process_group(

@@ -79,12 +79,12 @@ def launch(
     with _sigterm_raises(), contextlib.ExitStack() as cleanup:
         port = cleanup.enter_context(_reserved_port())
         common = _common_environment(processes, threads, port, env)
-        on_lost: Callable[[int], None] | None = None
+        losses: _Losses | None = None
         if on_failure == "continue":
-            on_lost = _hold_store(port)
+            losses = _Losses(port)
             common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         spawner, ranks, control = _start(job, common, processes, cleanup)
-        monitor = Monitor(spawner, ranks, control, on_message, on_lost)
+        monitor = Monitor(spawner, ranks, control, on_message, losses)
         cleanup.callback(monitor.end)
         monitor.watch(timeout_s)
         return [rank.result for rank in ranks]
@@ -111,23 +111,37 @@ def _common_environment(
     return variables | dict(env or {})
 
 
-def _hold_store(port: int) -> Callable[[int], None]:
-    """Make the store of replicas that continue without each other, in this process.
+class _Losses:
+    """The store of ranks that continue without each other, in this process.
 
-    Returns:
-        Function that tells there that a rank has ended. The store lives as long.
+    Args:
+        port: Where it listens.
     """
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    from executors.launching.rendezvous import ENDED, REPLICAS_PREFIX, here_key
+    def __init__(self, port: int) -> None:
+        from torch.distributed import (  # type: ignore[attr-defined]
+            PrefixStore,
+            TCPStore,
+        )
 
-    base = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    store = PrefixStore(REPLICAS_PREFIX, base)
+        from executors.launching.rendezvous import REPLICAS_PREFIX
 
-    def tell(rank: int) -> None:
-        store.set(here_key(rank), ENDED)
+        base = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        self._store = PrefixStore(REPLICAS_PREFIX, base)
 
-    return tell
+    def tell(self, rank: int) -> None:
+        """Tell the others that a rank has ended."""
+        from executors.launching.rendezvous import ENDED, here_key, hung_key
+
+        self._store.set(here_key(rank), ENDED)
+        self._store.delete_key(hung_key(rank))
+
+    def why_hung(self, rank: int) -> str:
+        """Return why the others went on without a rank; empty if they did not."""
+        from executors.launching.rendezvous import hung_key
+
+        key = hung_key(rank)
+        return str(self._store.get(key), "utf-8") if self._store.check([key]) else ""
 
 
 @contextlib.contextmanager

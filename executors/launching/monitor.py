@@ -14,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import planner.errors
 from executors.exception_chain import is_consequence
 from planner.errors import ExecutionError, MeshwrightError, RankFailedError
 
-__all__ = ["Monitor", "OnFailure", "Rank"]
+__all__ = ["Losses", "Monitor", "OnFailure", "Rank"]
 
 #: Whether the other ranks stop when one fails.
 OnFailure = Literal["stop", "continue"]
@@ -36,6 +36,8 @@ _GRACE_S = 0.5
 #: The same while none has failed but by what another's death does to it: on a busy
 #: machine the culprit may be seconds behind.
 _CONSEQUENCE_S = 5.0
+#: Time between two looks for ranks that hang, in seconds.
+_LOOK_S = 0.5
 #: A warning of Python's, or of torch's C++.
 _WARNING = re.compile(r"\S+:\d+: \w*Warning: |\[W\d{4} ")
 #: How a rank begins the line that says why it ended itself.
@@ -82,6 +84,16 @@ class Rank:
         return _NO_CAUSE if named or is_consequence(text) else 1
 
 
+class Losses(Protocol):
+    """Where ranks that continue without each other tell of losses."""
+
+    def tell(self, rank: int) -> None:
+        """Tell the others that a rank has ended."""
+
+    def why_hung(self, rank: int) -> str:
+        """Return why the others went on without a rank; empty if they did not."""
+
+
 class Monitor:
     """Reads the pipes of all launched processes.
 
@@ -90,8 +102,8 @@ class Monitor:
         ranks: In order.
         control: Descriptor on which the spawner tells of starts and ends.
         on_message: Called as ``on_message(rank, value)``.
-        on_lost: Called with the number of a rank that has failed, while the others
-            continue; None if they do not.
+        losses: Where ranks that continue without each other learn who has ended;
+            None if they do not continue.
     """
 
     def __init__(
@@ -100,12 +112,12 @@ class Monitor:
         ranks: Sequence[Rank],
         control: int,
         on_message: Callable[[int, Any], None] | None,
-        on_lost: Callable[[int], None] | None = None,
+        losses: Losses | None = None,
     ) -> None:
         self._spawner = spawner
         self._ranks = ranks
         self._on_message = on_message
-        self._on_lost = on_lost
+        self._losses, self._looked = losses, time.monotonic()
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest: dict[int, bytes] = {}
         self._readers: dict[int, Callable[[str], None]] = {}
@@ -138,6 +150,9 @@ class Monitor:
                     if not self._read(key.fd):
                         selector.unregister(key.fd)
                 now = time.monotonic()
+                if self._losses is not None and now - self._looked > _LOOK_S:
+                    self._looked = now
+                    self._kill_hung(self._losses)
                 if failed_at is None and self._failed():
                     failed_at = now
                 if failed_at is not None and now - failed_at > self._patience():
@@ -158,13 +173,13 @@ class Monitor:
     def _over(self) -> bool:
         """Return True if nobody is left to wait for, and enough have ended well."""
         codes = [rank.code for rank in self._ranks]
-        if self._on_lost is None:
+        if self._losses is None:
             return all(code == 0 for code in codes)
         return None not in codes and 0 in codes
 
     def _failed(self) -> bool:
         """Return True if a rank has failed, or all have where the others continue."""
-        if self._on_lost is None:
+        if self._losses is None:
             return any(rank.failed for rank in self._ranks)
         return all(rank.code for rank in self._ranks)
 
@@ -199,21 +214,32 @@ class Monitor:
             rank.pid = value["pid"]
         else:
             rank.code = value["code"]
-            if rank.code and self._on_lost is not None:
-                self._lose(rank, again=value["again"])
+            if rank.code and self._losses is not None:
+                self._lose(rank, self._losses, again=value["again"])
 
-    def _lose(self, rank: Rank, *, again: bool) -> None:
+    def _kill_hung(self, losses: Losses) -> None:
+        """Kill the ranks that the others went on without, though they live."""
+        for rank in self._ranks:
+            if rank.pid is None or rank.code is not None:
+                continue
+            reason = losses.why_hung(rank.index)
+            if reason:
+                who = f"rank {rank.index} of {len(self._ranks)}"
+                _LOG.warning("%s is killed: %s", who, reason)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+
+    def _lose(self, rank: Rank, losses: Losses, *, again: bool) -> None:
         """Go on without a rank, which may have been started again."""
         while self._read(rank.messages) or self._read(rank.output):
             pass
-        assert self._on_lost is not None
-        self._on_lost(rank.index)
+        losses.tell(rank.index)
         then = "it is started again" if again else "the others continue"
         _LOG.warning("%s; %s", self._ending(rank), then)
         if again:
             # Its last line may have no end.
             self._rest.pop(rank.messages, None)
-            rank.code = rank.error = None
+            rank.code = rank.error = rank.pid = None
             rank.lines.clear()
 
     def _message_of(self, rank: Rank) -> Callable[[str], None]:

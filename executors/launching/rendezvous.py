@@ -33,6 +33,7 @@ __all__ = [
     "agree",
     "beat_key",
     "here_key",
+    "hung_key",
     "meet",
     "name_ranks",
     "open_store",
@@ -344,6 +345,11 @@ def beat_key(word: str, rank: int) -> str:
 def here_key(rank: int) -> str:
     """Key of the token of the newest process of a rank, below ``REPLICAS_PREFIX``."""
     return f"here/{rank}"
+
+
+def hung_key(rank: int) -> str:
+    """Key of why others went on without a rank, below ``REPLICAS_PREFIX``."""
+    return f"hung/{rank}"
 
 
 def name_ranks(ranks: Iterable[int], world: int) -> str:

@@ -28,9 +28,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,7 @@ from executors.launching.rendezvous import (
     ENDED,
     Meeting,
     here_key,
+    hung_key,
     name_ranks,
     open_store,
 )
@@ -51,7 +52,6 @@ __all__ = ["Exchange", "Group", "Membership", "open_membership"]
 _LOG = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-_Any = TypeVar("_Any")
 #: Longest time between two signs of life, and pause of those who wait, in seconds.
 _INTERVAL_S, _POLL_S = 1.0, 0.01
 #: Failures of one exchange, one after the other, with nobody gone.
@@ -76,7 +76,8 @@ class Group:
 
     def __init__(self, store: Store, index: int, size: int, timeout_s: float) -> None:
         self.index, self.size = index, size
-        self._backend: dist.ProcessGroupGloo | None = None
+        # torch's stubs do not list what a backend can do.
+        self._backend: Any = None
         if size > 1:
             timeout = datetime.timedelta(seconds=timeout_s)
             self._backend = dist.ProcessGroupGloo(store, index, size, timeout)
@@ -112,7 +113,7 @@ class Group:
             values: Of dtype uint8, on the CPU. Shape [n].
         """
         assert self._backend is not None
-        for part in (torch.tensor([len(values)]), *values.split(_PIECE_BYTES)):
+        for part in (torch.tensor([len(values)]), *torch.split(values, _PIECE_BYTES)):
             self._backend.send([part], 1, 0).wait()
 
     def receive(self) -> torch.Tensor:
@@ -121,7 +122,7 @@ class Group:
         length = torch.zeros(1, dtype=torch.int64)
         self._backend.recv([length], 0, 0).wait()
         values = torch.empty(int(length), dtype=torch.uint8)
-        for part in values.split(_PIECE_BYTES):
+        for part in torch.split(values, _PIECE_BYTES):
             self._backend.recv([part], 0, 0).wait()
         return values
 
@@ -165,7 +166,9 @@ class Exchange(Generic[_Result]):
         task: What does it.
     """
 
-    def __init__(self, membership: Membership, task: _Task[_Result]) -> None:
+    def __init__(
+        self, membership: Membership, task: _Task[tuple[_View, _Result]]
+    ) -> None:
         self._membership, self._task = membership, task
 
     def wait(self) -> _Result:
@@ -182,7 +185,9 @@ class Exchange(Generic[_Result]):
             if not isinstance(error, ExecutionError):
                 self._membership.require_store()
             raise error
-        return self._task.results[0]
+        view, result = self._task.results[0]
+        self._membership.owed = view if view.joiners else None
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +200,8 @@ class _View:
 
     members: Mapping[int, str]
     joiners: Mapping[int, str] = field(default_factory=dict)
+    #: Reasons for which members of the exchange before do not take part.
+    gone: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def next(self) -> dict[int, str]:
@@ -202,12 +209,12 @@ class _View:
         return dict(sorted((dict(self.members) | dict(self.joiners)).items()))
 
     def to_json(self) -> str:
-        return json.dumps({"members": self.members, "joiners": self.joiners})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> _View:
         found = {
-            name: {int(number): token for number, token in some.items()}
+            name: {int(number): value for number, value in some.items()}
             for name, some in json.loads(text).items()
         }
         return cls(**found)
@@ -221,6 +228,8 @@ class Membership:
         rank: Number of this process, and so of this replica.
         world: Number of replicas that the plan has.
         copy: Number of the replica on the plan's mesh, which its samples go by.
+        fewest: Replicas that go on at least: fewer wait at an exchange, ``timeout_s``
+            at most, until another is there to join them.
         silence_s: Silence after which a replica is gone, in seconds.
         timeout_s: Longest wait for a replica that gives signs of life, in seconds.
     """
@@ -232,10 +241,12 @@ class Membership:
         world: int,
         *,
         copy: int,
+        fewest: int = 1,
         silence_s: float,
         timeout_s: float,
     ) -> None:
         self.rank, self.world, self.copy = rank, world, copy
+        self._fewest = fewest
         self._silence_s, self._timeout_s = silence_s, timeout_s
         self._is_host = meeting.is_host
         # Operations wait for each other on one connection.
@@ -243,8 +254,8 @@ class Membership:
         self._interval_s = min(_INTERVAL_S, silence_s / 10)
         self._token = uuid.uuid4().hex
         self._members: dict[int, str] = {}
-        #: Joiners of the last exchange, to whom its first member owes its state.
-        self._owed: _View | None = None
+        #: Last exchange, if its first member owes its state to some that join.
+        self.owed: _View | None = None
         self._group: tuple[Mapping[int, str], Group] | None = None
         #: Newest token of each number; last words of each token, and when it moved.
         self._newest: dict[int, str] = {}
@@ -298,29 +309,32 @@ class Membership:
 
     def _meet(self) -> None:
         """Wait for all replicas, unless the run has begun without this process."""
-        if self._read("quorum") is not None:
-            self.joins = True
-            return
+        text = self._read("quorum")
+        self.joins = text is not None
         last, found = time.monotonic(), {self.rank: self._token}
-        while len(found) < self.world and self._read("quorum") is None:
+        while text is None:
             for number in range(self.world):
                 token = self._read(here_key(number))
-                if token is not None and number not in found:
+                if token not in {None, ENDED, found.get(number)}:
                     found[number], last = token, time.monotonic()
-            if time.monotonic() - last > self._silence_s:
+            late = time.monotonic() - last > self._silence_s
+            if late or len(found) == self.world:
                 missing = [n for n in range(self.world) if n not in found]
-                raise RankFailedError(
-                    f"{name_ranks(missing, self.world)} did not start within "
-                    f"{self._silence_s:g} s of the last rank that came; see their "
-                    f"output, or allow more time with rank_timeout_s (--rank-timeout-s)"
-                )
+                gone = dict.fromkeys(missing, "it did not start")
+                text = self._decide("quorum", _View(members=found, gone=gone).to_json())
             time.sleep(_POLL_S)
-        decided = self._decide("quorum", _View(members=found).to_json())
-        view = _View.from_json(decided)
-        if view.members.get(self.rank) != self._token:
+            text = text or self._read("quorum")
+        view = _View.from_json(text)
+        if view.gone:
+            raise RankFailedError(
+                f"{name_ranks(view.gone, self.world)} did not start within "
+                f"{self._silence_s:g} s of the last rank that came; see the output "
+                f"there, or allow more time with rank_timeout_s (--rank-timeout-s)"
+            )
+        if self.joins or view.members.get(self.rank) != self._token:
             self.joins = True
             return
-        self._adopt(view.next)
+        self._adopt(view.members)
         self._store.set("latest", view.to_json())
 
     def _wait_for_others(self) -> None:
@@ -362,8 +376,7 @@ class Membership:
             # This process itself was stopped: it has heard nobody meanwhile.
             self._moved = dict.fromkeys(self._moved, now)
         members = dict(self._members)
-        owed = dict(self._owed.joiners) if self._owed else {}
-        tokens = list({*members.values(), *owed.values()})
+        tokens = list(members.values())
         signs = self._read_all(f"beat/{token}" for token in tokens)
         for token, said in zip(tokens, signs, strict=True):
             if said != self._said.get(token):
@@ -435,12 +448,14 @@ class Membership:
         """
         return Exchange(self, _Task(lambda: self._exchange(number, work)))
 
-    def _exchange(self, number: int, work: Callable[[Group], _Result]) -> _Result:
+    def _exchange(
+        self, number: int, work: Callable[[Group], _Result]
+    ) -> tuple[_View, _Result]:
         failures = 0
         for attempt in itertools.count():
             key = f"{number}.{attempt}"
             view = self._assemble(key, number)
-            before, self._owed = self._members, view if view.joiners else None
+            before = self._members
             # Those who are not in it are not waited for again.
             self._adopt(view.members)
             task = _Task(partial(self._attempt, key, view, work))
@@ -451,8 +466,8 @@ class Membership:
                 self._store.set("latest", _View(members=view.next).to_json())
                 for token in view.joiners.values():
                     self._store.set(f"admitted/{token}", view.to_json())
-                return result
-            self._group, self._owed = None, None
+                return view, result
+            self._group = None
             failures = failures + 1 if before == self._members else 1
             if failures == _ATTEMPTS:
                 raise RankFailedError(
@@ -464,16 +479,19 @@ class Membership:
     def _assemble(self, key: str, number: int) -> _View:
         """Come to an exchange; return who takes part, as all others find it too."""
         self._store.set(f"{key}/at/{self.rank}", self._token)
-        since, others = time.monotonic(), {n for n in self._members if n != self.rank}
+        since = time.monotonic()
         while (text := self._read(f"{key}/members")) is None:
-            come = {n for n in others if self._read(f"{key}/at/{n}") is not None}
-            gone = {n for n in others if self._is_gone(n)}
-            if others - come <= gone or time.monotonic() - since > self._timeout_s:
-                here = sorted({self.rank, *(come - gone)})
-                members = {n: self._members[n] for n in here}
-                view = _View(members=members, joiners=self._waiting(here))
+            late = time.monotonic() - since > self._timeout_s
+            view = self._proposal(key, late=late)
+            if view is not None and len(view.next) >= self._fewest:
                 text = self._decide(f"{key}/members", view.to_json())
                 break
+            if view is not None and late:
+                raise RankFailedError(
+                    f"{name_ranks(view.next, self.world)} waited {self._timeout_s:g} s "
+                    f"for others at exchange {number}, but min_replicas="
+                    f"{self._fewest} are to go on; see why the others ended"
+                )
             time.sleep(_POLL_S)
         view = _View.from_json(text)
         if view.members.get(self.rank) != self._token:
@@ -483,13 +501,30 @@ class Membership:
                 f"life from it for {self._silence_s:g} s and went on; start it again "
                 f"and it joins them"
             )
-        for other in others - set(view.members):
-            _LOG.warning(
-                "going on without %s: %s",
-                name_ranks([other], self.world),
-                self._why_gone(other) or "it did not come to the exchange",
-            )
+        for other, reason in view.gone.items():
+            who = name_ranks([other], self.world)
+            if self._newest.get(other) == self._members.get(other):
+                # Its process may live; the launcher ends it.
+                self._store.set(hung_key(other), reason)
+            _LOG.warning("going on without %s: %s", who, reason)
         return view
+
+    def _proposal(self, key: str, *, late: bool) -> _View | None:
+        """Who could take part in an exchange; None if others are to be waited for."""
+        others = {n for n in self._members if n != self.rank}
+        come = {n for n in others if self._read(f"{key}/at/{n}") is not None}
+        gone = {n: self._why_gone(n) for n in others}
+        if not late and any(gone[n] is None for n in others - come):
+            return None
+        here = sorted({self.rank, *(n for n in come if gone[n] is None)})
+        return _View(
+            members={n: self._members[n] for n in here},
+            joiners=self._waiting(here),
+            gone={
+                n: gone[n] or "it did not come to the exchange"
+                for n in sorted(others - set(here))
+            },
+        )
 
     def _waiting(self, here: Sequence[int]) -> dict[int, str]:
         """Replicas that wait to join."""
@@ -512,7 +547,7 @@ class Membership:
         group = Group(store, index, len(order), self._timeout_s)
         return group, work(group)
 
-    def _agree(self, key: str, view: _View, task: _Task[_Any]) -> bool:
+    def _agree(self, key: str, view: _View, task: _Task[Any]) -> bool:
         """Wait until all members have their results; False if one will not."""
         outcome, voted = f"{key}/outcome", False
         others = [n for n in view.members if n != self.rank]
@@ -544,7 +579,7 @@ class Membership:
         Args:
             pack: Returns the state as bytes. Shape [n], of dtype uint8.
         """
-        view, self._owed = self._owed, None
+        view, self.owed = self.owed, None
         if view is None:
             return
         _LOG.warning("%s joined", name_ranks(view.joiners, self.world))
@@ -553,7 +588,7 @@ class Membership:
         state = pack()
         for number, token in view.joiners.items():
             group = f"state/{token}"
-            task = _Task(lambda g=group: self._pair(g, 0).send(state))
+            task = _Task(partial(self._send, group, state))
             while not task.join(0.05):
                 if self._is_gone(number, token):
                     break
@@ -564,6 +599,12 @@ class Membership:
                     name_ranks([number], self.world),
                     exc_info=task.error,
                 )
+
+    def _send(self, name: str, state: torch.Tensor) -> None:
+        self._pair(name, 0).send(state)
+
+    def _receive(self, name: str) -> torch.Tensor:
+        return self._pair(name, 1).receive()
 
     def _pair(self, name: str, index: int) -> Group:
         store = PrefixStore(name, _clone(self._store))
@@ -583,7 +624,7 @@ class Membership:
             view = self._await_admission()
             source = min(view.members)
             name = f"state/{self._token}"
-            task = _Task(lambda n=name: self._pair(n, 1).receive())
+            task = _Task(partial(self._receive, name))
             while not task.join(0.05) and not self._is_gone(source):
                 self.require_store()
             if task.over and task.error is None:
@@ -639,6 +680,7 @@ def open_membership(
     world: int,
     device_ids: Sequence[int],
     *,
+    fewest: int = 1,
     silence_s: float,
     timeout_s: float,
 ) -> Iterator[Membership]:
@@ -648,7 +690,8 @@ def open_membership(
         rank: Number of this process.
         world: Number of processes, each of them a replica.
         device_ids: Device id of every rank; () if processes are in their order.
-        silence_s: See :class:`Membership`.
+        fewest: See :class:`Membership`.
+        silence_s: The same.
         timeout_s: The same.
 
     Raises:
@@ -674,6 +717,7 @@ def open_membership(
         rank,
         world,
         copy=ranks[rank],
+        fewest=fewest,
         silence_s=silence_s,
         timeout_s=timeout_s,
     )

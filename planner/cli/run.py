@@ -338,7 +338,7 @@ class RunCommand:
         return dict(min(done, key=lambda result: result["first_step"]))
 
     def _on_failure(self, plan: Plan) -> Literal["stop", "continue"]:
-        return "continue" if plan.strategy.synchronisation.outlives_copies else "stop"
+        return "continue" if plan.strategy.synchronisation.fewest_copies else "stop"
 
     def _report(self, plan: Plan, result: dict[str, Any]) -> None:
         from planner.report.measured import compare

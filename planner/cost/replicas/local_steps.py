@@ -109,7 +109,7 @@ class LocalStepsPricing(ReplicaPricing):
             padded = messages / rows.copies / chunk * LocalSteps.CHUNK * 4
             part = piece / np.maximum(weights, 1.0)
             piece = 2 * piece + part * (padded + messages)
-        if settings.outlives_copies:
+        if settings.fewest_copies:
             # A message that can be sent again, and what came of it.
             piece = np.maximum(piece, 2 * fragment)
         # Under way through the forwards and backwards of the next steps.

@@ -46,6 +46,8 @@ class LocalSteps(Synchronisation):
             memory between exchanges.
         on_failure: Whether a run stops when a copy fails, or the others continue
             without it; one that is started again joins them at an exchange.
+        min_replicas: Copies that continue at least: fewer wait at an exchange until
+            another is there to join them.
     """
 
     apart: ClassVar[bool] = True
@@ -64,6 +66,7 @@ class LocalSteps(Synchronisation):
     top: Annotated[int, Field(ge=0, le=4096, multiple_of=2)] = 0
     offload: bool = False
     on_failure: Literal["stop", "continue"] = "stop"
+    min_replicas: Annotated[int, Field(ge=1, le=10**6)] = 1
 
     @model_validator(mode="after")
     def _require_whole_intervals(self) -> Self:
@@ -90,7 +93,12 @@ class LocalSteps(Synchronisation):
             raise ValueError(
                 "nesterov=True without momentum; give outer_momentum=0.9, say"
             )
-        if self.outlives_copies and self.warm_up_steps:
+        if self.min_replicas > 1 and not self.fewest_copies:
+            raise ValueError(
+                f"min_replicas={self.min_replicas} with on_failure=stop, which all "
+                f"copies stop at; add on_failure=continue or leave it out"
+            )
+        if self.fewest_copies and self.warm_up_steps:
             raise ValueError(
                 f"on_failure=continue with warm_up_steps={self.warm_up_steps}, in "
                 f"which copies wait for each other at every step; use warm_up_steps=0 "
@@ -104,9 +112,9 @@ class LocalSteps(Synchronisation):
         return self
 
     @property
-    def outlives_copies(self) -> bool:
-        """True if a run goes on without copies that fail."""
-        return self.on_failure == "continue"
+    def fewest_copies(self) -> int:
+        """Copies that a run goes on with at least; 0 if it stops when one fails."""
+        return self.min_replicas if self.on_failure == "continue" else 0
 
     @property
     def interval(self) -> int:
@@ -172,7 +180,13 @@ class LocalSteps(Synchronisation):
 
 def _copies_of_one_device(case: Case) -> str | None:
     value, mesh = case.strategy.synchronisation, case.strategy.mesh
-    if value.outlives_copies and mesh.num_devices > mesh.dp_replicate:
+    if value.fewest_copies > mesh.dp_replicate:
+        return (
+            f"synchronisation={value} with dp_replicate={mesh.dp_replicate}; at least "
+            f"so many copies are to continue, use min_replicas={mesh.dp_replicate} or "
+            f"fewer"
+        )
+    if value.fewest_copies and mesh.num_devices > mesh.dp_replicate:
         inside = mesh.num_devices // mesh.dp_replicate
         return (
             f"synchronisation={value} with copies of {inside} devices; a run goes on "

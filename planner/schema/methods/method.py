@@ -64,9 +64,9 @@ class Synchronisation(MethodDocument):
         return 0
 
     @property
-    def outlives_copies(self) -> bool:
-        """True if a run goes on without copies that fail."""
-        return False
+    def fewest_copies(self) -> int:
+        """Copies that a run goes on with at least; 0 if it stops when one fails."""
+        return 0
 
     def ways(self, tp: Any, copies: Any) -> Any:
         """Devices over which the features between layers are divided.
