@@ -654,8 +654,11 @@ class Membership:
 
     def _adopt(self, members: Mapping[int, str]) -> None:
         now = time.monotonic()
-        for token in members.values():
+        for number, token in members.items():
             self._moved.setdefault(token, now)
+            if self._members.get(number) != token:
+                # What was read of the process before it says nothing of this one.
+                self._newest[number] = token
         self._members = dict(members)
 
     def _read(self, key: str) -> str | None:
