@@ -33,6 +33,7 @@ from executors.communication.chunks import decode_chunks, encode_chunks
 from executors.communication.codecs import ALL_GATHER
 from executors.replicas.membership import Exchange, Group, Membership
 from executors.replicas.pieces import local_part, pieces
+from planner.errors import ExecutionError
 from planner.schema.methods.local_steps import LocalSteps
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class LocalStepsReplicas:
                     self._global[weight].to(one.device) - one
                     for weight, one in zip(piece, values, strict=True)
                 ]
+            if self._membership is not None:
+                _require_finite(values, number)
             message = self._message(piece, values)
             if self._group is not None:
                 _send(message, self._group)
@@ -276,6 +279,15 @@ class LocalStepsReplicas:
     def force(self, phase: str | None) -> None:
         """See :meth:`executors.replicas.Replicas.force`."""
         self._forced = phase
+
+
+def _require_finite(values: Sequence[torch.Tensor], number: int) -> None:
+    """End this copy before it spoils the others, which go on without it."""
+    if not all(torch.isfinite(one).all() for one in values):
+        raise ExecutionError(
+            f"weights of this copy are not finite at exchange {number}, which it takes "
+            f"no part in; lower the learning rate or set grad_clip_norm"
+        )
 
 
 def _send(message: _Message, group: dist.ProcessGroup) -> None:

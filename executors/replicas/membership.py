@@ -582,7 +582,7 @@ class Membership:
         view, self.owed = self.owed, None
         if view is None:
             return
-        _LOG.warning("%s joined", name_ranks(view.joiners, self.world))
+        _LOG.info("%s joined", name_ranks(view.joiners, self.world))
         if self.rank != min(view.members):
             return
         state = pack()

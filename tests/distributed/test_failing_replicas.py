@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from planner.schema import Mesh, Optimizer, Plan
 from planner.schema.methods import read_method
 from planner.schema.violations import executor_violations
 from tests.distributed.cases import build, largest_gap, make_plan
+from tests.executors.launching.test_launcher import _gone
 
 ENTRIES = "tests.distributed.failing"
 COPIES, PERIOD, STEPS = 3, 3, 12
@@ -82,15 +82,6 @@ class _Run:
             self.pids.append(message["pid"])
         else:
             self.digests[rank][message["step"]] = message["digest"]
-
-    @property
-    def alive(self) -> list[int]:
-        return [
-            pid
-            for pid in self.pids
-            if psutil.pid_exists(pid)
-            and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        ]
 
 
 class _Serial:
@@ -207,7 +198,7 @@ def test_the_others_continue_without_a_replica_that_is_killed(tmp_path: Path) ->
         serial.train(range(begin, begin + PERIOD), there)
         serial.exchange(there)
     assert _far(first, serial.weights) <= 3e-5
-    assert not tried.alive
+    assert _gone(tried.pids)
 
 
 def test_a_replica_that_is_started_again_joins_at_an_exchange(tmp_path: Path) -> None:
@@ -244,7 +235,7 @@ def test_a_plan_that_stops_names_the_replica(tmp_path: Path) -> None:
     with pytest.raises(RankFailedError, match=said):
         tried.start()
     assert len(tried.pids) == COPIES
-    assert not tried.alive
+    assert _gone(tried.pids)
 
 
 def test_a_replica_that_hangs_is_as_good_as_dead(
@@ -260,7 +251,7 @@ def test_a_replica_that_hangs_is_as_good_as_dead(
     assert tried.digests[0][STEPS - 1] == tried.digests[2][STEPS - 1]
     said = "rank 1 of 3 is killed: it gave no sign of life for 12 s"
     assert said in caplog.messages
-    assert not tried.alive
+    assert _gone(tried.pids)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
