@@ -29,8 +29,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any, Generic, TypeVar
+from functools import partial, wraps
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -52,11 +52,16 @@ __all__ = ["Exchange", "Group", "Membership", "open_membership"]
 _LOG = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_Given = ParamSpec("_Given")
 #: Longest time between two signs of life, and pause of those who wait, in seconds.
 _INTERVAL_S, _POLL_S = 1.0, 0.01
 #: Failures of one exchange, one after the other, with nobody gone.
 _ATTEMPTS = 3
 _DONE, _FAILED = "done", "failed: "
+_STORE_GONE = (
+    "the store by which replicas agree has gone: the process that holds it, rank 0 or "
+    "the launcher, has ended or hangs; start all replicas again"
+)
 #: State is sent in pieces of so many bytes.
 _PIECE_BYTES = 25 * 2**20
 
@@ -127,6 +132,21 @@ class Group:
         return values
 
 
+def _names_the_store(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Method whose errors of the store, of which gloo's are no part, say what to do."""
+
+    @wraps(method)
+    def call(*args: _Given.args, **options: _Given.kwargs) -> _Result:
+        try:
+            return method(*args, **options)
+        except ExecutionError:
+            raise
+        except RuntimeError as error:
+            raise RankFailedError(_STORE_GONE) from error
+
+    return call
+
+
 class _Task(Generic[_Result]):
     """A function that is called in a thread, which may be left behind.
 
@@ -180,11 +200,8 @@ class Exchange(Generic[_Result]):
         """
         while not self._task.join(0.05):
             self._membership.require_store()
-        error = self._task.error
-        if error is not None:
-            if not isinstance(error, ExecutionError):
-                self._membership.require_store()
-            raise error
+        if self._task.error is not None:
+            raise self._task.error
         view, result = self._task.results[0]
         self._membership.owed = view if view.joiners else None
         return result
@@ -307,6 +324,7 @@ class Membership:
         self._store.set(f"beat/{self._token}", "0")
         self._store.set(here_key(self.rank), self._token)
 
+    @_names_the_store
     def _meet(self) -> None:
         """Wait for all replicas, unless the run has begun without this process."""
         text = self._read("quorum")
@@ -401,11 +419,7 @@ class Membership:
         now = time.monotonic()
         silent = now - self._answered > self._silence_s + self._interval_s
         if self._lost is not None or (silent and self._holds_still(now)):
-            raise RankFailedError(
-                "the store by which replicas agree has gone: the process that holds "
-                "it, rank 0 or the launcher, has ended or hangs; resume from the last "
-                "checkpoint, or start all replicas again"
-            ) from self._lost
+            raise RankFailedError(_STORE_GONE) from self._lost
 
     def _holds_still(self, now: float) -> bool:
         """Return True if this process was not stopped itself."""
@@ -446,8 +460,9 @@ class Membership:
             work: Sends and receives over a group, and changes nothing that a second
                 call with another group would need.
         """
-        return Exchange(self, _Task(lambda: self._exchange(number, work)))
+        return Exchange(self, _Task(partial(self._exchange, number, work)))
 
+    @_names_the_store
     def _exchange(
         self, number: int, work: Callable[[Group], _Result]
     ) -> tuple[_View, _Result]:
@@ -610,6 +625,7 @@ class Membership:
         store = PrefixStore(name, _clone(self._store))
         return Group(store, index, 2, self._timeout_s)
 
+    @_names_the_store
     def join(self) -> torch.Tensor:
         """Wait to be admitted to a run; return the state of a member.
 
