@@ -335,7 +335,7 @@ class RunCommand:
                 raise RankFailedError(f"{error}{_MORE if told else ''}") from error
         # Of copies that go on without others, the first that was there to the end.
         done = [result for result in results if result is not None]
-        return dict(min(done, key=lambda result: result["first_step"]))
+        return dict(min(done, key=lambda result: result.get("first_step", 0)))
 
     def _on_failure(self, plan: Plan) -> Literal["stop", "continue"]:
         return "continue" if plan.strategy.synchronisation.fewest_copies else "stop"

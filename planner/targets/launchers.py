@@ -10,10 +10,13 @@ from planner.targets.rules import (
     on_skypilot,
     one_kind_of_device,
     same_on_every_host,
+    stops_on_failure,
     whole_hosts,
 )
 
 __all__ = ["TARGETS"]
+
+_GOES_ON = "a run that goes on without ranks that fail"
 
 _KUBEFLOW = Target(
     name="kubeflow",
@@ -21,12 +24,13 @@ _KUBEFLOW = Target(
     version="2.3",
     runs="meshwright",
     says=EVERYTHING,
-    rules=(same_on_every_host, one_kind_of_device, known_resource),
+    rules=(same_on_every_host, one_kind_of_device, known_resource, stops_on_failure),
     limits=(
         "different numbers of devices on different hosts",
         "devices of several types",
         "device types without a known device plugin",
         "a plan file of more than 1 MB",
+        _GOES_ON,
     ),
     check="models of the published schema (kubeflow-trainer-api), bash -n, shellcheck",
 )
@@ -47,8 +51,8 @@ TARGETS = (
         version="2.13",
         runs="meshwright",
         says=EVERYTHING,
-        rules=(same_on_every_host,),
-        limits=("different devices on different hosts",),
+        rules=(same_on_every_host, stops_on_failure),
+        limits=("different devices on different hosts", _GOES_ON),
         check="bash -n; run on 2 gloo processes",
     ),
     # One task a node, torchrun inside.
@@ -58,10 +62,11 @@ TARGETS = (
         version="25.05",
         runs="meshwright",
         says=EVERYTHING,
-        rules=(same_on_every_host, one_kind_of_device),
+        rules=(same_on_every_host, one_kind_of_device, stops_on_failure),
         limits=(
             "different numbers of devices on different hosts",
             "devices of several types",
+            _GOES_ON,
         ),
         check="bash -n, shellcheck; run with stand-ins for sbatch, srun and scontrol",
     ),
@@ -75,11 +80,12 @@ TARGETS = (
         version="0.14",
         runs="meshwright",
         says=EVERYTHING,
-        rules=(same_on_every_host, one_kind_of_device, on_skypilot),
+        rules=(same_on_every_host, one_kind_of_device, on_skypilot, stops_on_failure),
         limits=(
             "different numbers of devices on different hosts",
             "devices of several types",
             "device types that SkyPilot has no name for",
+            _GOES_ON,
         ),
         check="sky.Task.from_yaml; bash -n, shellcheck; its run section on 2 gloo "
         "processes",
@@ -91,10 +97,11 @@ TARGETS = (
         version="2.60",
         runs="meshwright",
         says=EVERYTHING,
-        rules=(same_on_every_host, whole_hosts, one_kind_of_device),
+        rules=(same_on_every_host, whole_hosts, one_kind_of_device, stops_on_failure),
         limits=(
             "some of the devices of several hosts",
             "devices of several types",
+            _GOES_ON,
         ),
         check="ScalingConfig; run on a local Ray, 2 workers, loss equal to that of "
         "meshwright run",

@@ -24,6 +24,7 @@ __all__ = [
     "placement_of",
     "ranks_in_order",
     "same_on_every_host",
+    "stops_on_failure",
     "whole_hosts",
 ]
 
@@ -312,4 +313,17 @@ def no_float8(case: Case) -> Violation | None:
         value="float8",
         why="it has several float8 recipes, and a plan does not say which",
         remedy="use bfloat16, and switch float8 on in the framework yourself",
+    )
+
+
+def stops_on_failure(case: Case) -> Violation | None:
+    """Violation of a plan that goes on without ranks that fail."""
+    value = case.strategy.synchronisation
+    if not value.fewest_copies:
+        return None
+    return Violation(
+        field="synchronisation",
+        value=str(value),
+        why="the launcher ends all ranks when one fails",
+        remedy="use on_failure=stop, or start the plan by meshwright run",
     )

@@ -289,6 +289,8 @@ def test_a_copy_that_diverges_is_seen_at_the_next_exchange(pool: Pool) -> None:
 class _Place:
     """The whole group, as copies of one rank each."""
 
+    membership = None
+
     def group(self, axis: str) -> dist.ProcessGroup | None:
         assert axis == "replicate"
         return dist.group.WORLD
