@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from executors.replicas.pieces import local_part
 
@@ -29,7 +30,7 @@ def pack_state(trainer: Trainer) -> torch.Tensor:
     state = {
         "done": trainer.done,
         "tensors": [tensor.cpu() for tensor in _tensors(trainer)],
-        "optimizer": trainer.optimizer.state_dict(),
+        "optimizer": _local(trainer.optimizer.state_dict()),
     }
     written = io.BytesIO()
     torch.save(state, written)
@@ -52,10 +53,42 @@ def take_state(trainer: Trainer, packed: torch.Tensor) -> int:
     with torch.no_grad():
         for tensor, value in zip(_tensors(trainer), state["tensors"], strict=True):
             tensor.copy_(value)
-    trainer.optimizer.load_state_dict(state["optimizer"])
+    _load(trainer.optimizer, state["optimizer"])
     trainer.done = int(state["done"])
     trainer.replicas.restored(complete=True)
     return trainer.done
+
+
+def _local(states: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's states, without the meshes that tensors are divided over."""
+    kept = {
+        index: {
+            name: local_part(value) if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+        }
+        for index, state in states["state"].items()
+    }
+    return states | {"state": kept}
+
+
+def _load(optimizer: torch.optim.Optimizer, states: dict[str, Any]) -> None:
+    """Load states that have been through :func:`_local`."""
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for index, state in states["state"].items():
+        parameter = parameters[index]
+        if not isinstance(parameter, DTensor):
+            continue
+        local = parameter.to_local()
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == local.shape:
+                state[name] = DTensor.from_local(
+                    value.to(local.device),
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                )
+    optimizer.load_state_dict(states)
 
 
 def _tensors(trainer: Trainer) -> Iterator[torch.Tensor]:

@@ -19,6 +19,7 @@ from executors.data import synthetic_batch
 from executors.launching.process_group import own_numbers
 from executors.replicas.local_steps import LocalStepsReplicas
 from executors.replicas.membership import Group, Membership, open_membership
+from executors.replicas.pieces import local_part
 from executors.replicas.recovery import pack_state, take_state
 from planner.schema import Plan
 from planner.schema.methods import read_method
@@ -59,7 +60,7 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     def digest(step: int) -> None:
         found = hashlib.sha256()
         for parameter in kept[0].parameters():
-            found.update(parameter.detach().numpy().tobytes())
+            found.update(local_part(parameter).numpy().tobytes())
         emit({"step": step, "digest": found.hexdigest()})
 
     result = run(
@@ -73,7 +74,7 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     return {
         "first": result.first_step,
         "losses": list(result.losses),
-        "weights": {n: p.tolist() for n, p in kept[0].named_parameters()},
+        "weights": {n: local_part(p).tolist() for n, p in kept[0].named_parameters()},
     }
 
 

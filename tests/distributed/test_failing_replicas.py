@@ -19,7 +19,7 @@ from executors import build_model, launch, run
 from executors.data import synthetic_batch
 from executors.losses import LossFunction
 from planner.errors import ExecutionError, RankFailedError, StrategyError
-from planner.schema import Mesh, Optimizer, Plan
+from planner.schema import Mesh, Optimizer, Plan, Precision
 from planner.schema.methods import read_method
 from planner.schema.violations import executor_violations
 from tests.distributed.cases import build, largest_gap, make_plan
@@ -30,7 +30,7 @@ COPIES, PERIOD, STEPS = 3, 3, 12
 ADAMW = Optimizer(name="AdamW", learning_rate=1e-3)
 
 
-def _plan(pin: str) -> Plan:
+def _plan(pin: str, compute: str = "float32") -> Plan:
     """Three copies of a perceptron, of 4 samples each."""
     made = make_plan(
         "perceptron",
@@ -38,6 +38,7 @@ def _plan(pin: str) -> Plan:
         semantics="approximate",
         optimizer=ADAMW,
         synchronisation=read_method("synchronisation", pin),
+        precision=Precision(compute=compute),
     )
     data = made.to_data()
     data["strategy"]["mesh"]["dp_replicate"] = COPIES
@@ -227,6 +228,31 @@ def test_a_replica_that_is_started_again_joins_at_an_exchange(tmp_path: Path) ->
         serial.exchange(all_three)
     for result in (joined, *others):
         assert _far(result, serial.weights) <= 3e-5
+
+
+@pytest.mark.parametrize(
+    ("pin", "compute"),
+    [
+        (OUTER, "bfloat16"),
+        (f"{OUTER},delay=1", "float32"),
+        (f"{CONTINUE},min_replicas=3,top=64", "float32"),
+    ],
+    ids=["bfloat16", "delay", "largest entries"],
+)
+def test_whoever_joins_is_equal_after_the_next_exchange(
+    tmp_path: Path, pin: str, compute: str
+) -> None:
+    tried = _Run(
+        _plan(pin, compute),
+        tmp_path,
+        (1, 4, "SIGKILL"),
+        on_failure="continue",
+        max_restarts=1,
+    )
+    tried.start()
+    assert min(tried.digests[1].keys() - set(range(4))) == 2 * PERIOD
+    for step in range(3 * PERIOD - 1, STEPS, PERIOD):
+        assert len({digests[step] for digests in tried.digests}) == 1
 
 
 def test_a_plan_that_stops_names_the_replica(tmp_path: Path) -> None:
