@@ -50,6 +50,7 @@ class _Message:
     values: torch.Tensor
     work: dist.Work | None = None
     top: int = 0
+    kept: torch.Tensor | None = None
 
 
 class LocalStepsReplicas:
@@ -165,17 +166,30 @@ class LocalStepsReplicas:
                 _require_finite(values, number)
             message = self._message(piece, values)
             if self._group is not None:
+                if self._sends_again(message):
+                    message.kept = message.values.clone()
                 _send(message, self._group)
             self._under_way.append(message)
-            if self._group is not None and self.settings.delay == 0:
+            at_once = self._group is not None and message.kept is None
+            if at_once and self.settings.delay == 0:
                 # One piece at a time: no more memory than it takes.
                 self._end()
+        if self._group is not None and self.settings.delay == 0:
+            self._end()
         if self._membership is not None:
             # All pieces or none: a copy may die while they are sent.
             for message in self._under_way:
                 message.values = message.values.cpu()
             work = partial(_exchanged, tuple(self._under_way))
             self._exchange = self._membership.begin(number, work)
+
+    def _sends_again(self, message: _Message) -> bool:
+        """Return True if a message stays in the device's memory until all have it.
+
+        A group that ends with each of its ranks sends none again, but a step on it is
+        to take the memory that the plan's run takes.
+        """
+        return self.settings.fewest_copies > 0 and message.values.device.type == "cpu"
 
     def _message(
         self, weights: Sequence[nn.Parameter], values: Sequence[torch.Tensor]
@@ -200,8 +214,11 @@ class LocalStepsReplicas:
             *received, members = self._exchange.wait()
             copies, self._exchange = int(members), None
             for message, values in zip(self._under_way, received, strict=True):
-                message.values = values.to(local_part(message.weights[0]).device)
+                message.values = values
         for message in self._under_way:
+            if self._membership is not None:
+                device = local_part(message.weights[0]).device
+                message.values = message.values.to(device)
             _receive(message, copies)
             sizes = [local_part(weight).numel() for weight in message.weights]
             parts = torch.split(message.values, sizes)

@@ -309,13 +309,13 @@ class Membership:
         except BaseException as error:
             said = str(error).partition("\n")[0]
             self._say(f"{_FAILED}{type(error).__name__}: {said}")
+            if isinstance(error, Exception):
+                self._outlast_others()
             raise
         else:
             self._say(_DONE)
+            self._outlast_others()
         finally:
-            if self._is_host:
-                # The store ends with this process.
-                self._wait_for_others()
             self._over.set()
             self._wake.set()
 
@@ -344,6 +344,9 @@ class Membership:
             text = text or self._read("quorum")
         view = _View.from_json(text)
         if view.gone:
+            if self._is_host:
+                # The store may end with this process: first the others are to read it.
+                time.sleep(self._interval_s)
             raise RankFailedError(
                 f"{name_ranks(view.gone, self.world)} did not start within "
                 f"{self._silence_s:g} s of the last rank that came; see the output "
@@ -355,13 +358,16 @@ class Membership:
         self._adopt(view.members)
         self._store.set("latest", view.to_json())
 
-    def _wait_for_others(self) -> None:
-        deadline = time.monotonic() + self._silence_s
-        while time.monotonic() < deadline:
+    def _outlast_others(self) -> None:
+        """Hold the store, if it ends with this process, until nobody needs it."""
+        while self._is_host and self._lost is None:
+            latest = self._read("latest")
+            if latest is not None:
+                self._adopt(_View.from_json(latest).members)
             if all(self._is_gone(n) for n in self._members if n != self.rank):
                 return
-            time.sleep(self._interval_s / 4)
             self._wake.set()
+            time.sleep(self._interval_s / 4)
 
     # -- Signs of life -----------------------------------------------------------------
 
@@ -510,11 +516,10 @@ class Membership:
             time.sleep(_POLL_S)
         view = _View.from_json(text)
         if view.members.get(self.rank) != self._token:
+            reason = view.gone.get(self.rank, "it was taken for gone before")
             raise RankFailedError(
-                f"exchange {number} was without "
-                f"{name_ranks([self.rank], self.world)}: the others had no sign of "
-                f"life from it for {self._silence_s:g} s and went on; start it again "
-                f"and it joins them"
+                f"the others went on without {name_ranks([self.rank], self.world)} at "
+                f"exchange {number}: {reason}; start it again and it joins them"
             )
         for other, reason in view.gone.items():
             who = name_ranks([other], self.world)

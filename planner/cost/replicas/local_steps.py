@@ -109,8 +109,8 @@ class LocalStepsPricing(ReplicaPricing):
             padded = messages / rows.copies / chunk * LocalSteps.CHUNK * 4
             part = piece / np.maximum(weights, 1.0)
             piece = 2 * piece + part * (padded + messages)
-        if settings.fewest_copies:
-            # A message that can be sent again, and what came of it.
+        if settings.fewest_copies and not context.on_gpu:
+            # A message that can be sent again, and what came of it, in host memory.
             piece = np.maximum(piece, 2 * fragment)
         # Under way through the forwards and backwards of the next steps.
         flying = fragment if settings.delay else np.zeros_like(weights)
