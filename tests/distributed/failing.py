@@ -79,7 +79,7 @@ def train(args: dict[str, Any], emit: Emit) -> dict[str, Any]:
 
 
 class _Trainer:
-    """What a replica's state is taken from: two weights of 1 that go down by 2."""
+    """Stand-in for a trainer: two weights of 1 that go down by 2 a step."""
 
     def __init__(self, membership: Membership, pin: str) -> None:
         self.module = nn.ParameterList(torch.ones(1, 1) for _ in range(2))
