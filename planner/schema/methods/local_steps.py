@@ -46,8 +46,8 @@ class LocalSteps(Synchronisation):
             memory between exchanges.
         on_failure: Whether a run stops when a copy fails, or the others continue
             without it; one that is started again joins them at an exchange.
-        min_replicas: Copies that continue at least: fewer wait at an exchange until
-            another is there to join them.
+        min_replicas: Copies that continue at least, where they may: fewer wait at an
+            exchange until another is there to join them.
     """
 
     apart: ClassVar[bool] = True
@@ -92,11 +92,6 @@ class LocalSteps(Synchronisation):
         if self.nesterov and not self.outer_momentum:
             raise ValueError(
                 "nesterov=True without momentum; give outer_momentum=0.9, say"
-            )
-        if self.min_replicas > 1 and not self.fewest_copies:
-            raise ValueError(
-                f"min_replicas={self.min_replicas} with on_failure=stop, which all "
-                f"copies stop at; add on_failure=continue or leave it out"
             )
         if self.fewest_copies and self.warm_up_steps:
             raise ValueError(
