@@ -318,12 +318,11 @@ def no_float8(case: Case) -> Violation | None:
 
 def stops_on_failure(case: Case) -> Violation | None:
     """Violation of a plan that goes on without ranks that fail."""
-    value = case.strategy.synchronisation
-    if not value.fewest_copies:
+    if not case.strategy.synchronisation.fewest_copies:
         return None
     return Violation(
-        field="synchronisation",
-        value=str(value),
+        field="on_failure",
+        value="continue",
         why="the launcher ends all ranks when one fails",
         remedy="use on_failure=stop, or start the plan by meshwright run",
     )
