@@ -85,3 +85,11 @@ def test_options_that_do_not_go_with_the_plan_are_refused(
 ) -> None:
     plan = _save(tmp_path / "plan.json", pin)
     assert said in ask(capsys, "run", plan, *options).error
+
+
+def test_torchrun_is_no_launcher_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = _save(tmp_path / "plan.json", _CONTINUE)
+    said = ask(capsys, "export", plan, "--to", "torchrun", "-o", tmp_path / "out").error
+    assert "on_failure=continue: the launcher ends all ranks when one fails" in said

@@ -65,6 +65,11 @@ def test_messages_arrive_in_order_and_output_does_not_block() -> None:
         assert numbers == list(range(300))
 
 
+def test_restarts_are_for_ranks_that_others_outlive() -> None:
+    with pytest.raises(ExecutionError, match="max_restarts=1 with on_failure='stop'"):
+        launch(f"{ENTRIES}:environment", {}, processes=2, max_restarts=1)
+
+
 def test_a_killed_rank_ends_the_others_within_seconds() -> None:
     pids: list[int] = []
     begin = time.monotonic()
