@@ -328,7 +328,6 @@ class Membership:
     def _meet(self) -> None:
         """Wait for all replicas, unless the run has begun without this process."""
         text = self._read("quorum")
-        self.joins = text is not None
         last, found = time.monotonic(), {self.rank: self._token}
         while text is None:
             for number in range(self.world):
@@ -352,8 +351,9 @@ class Membership:
                 f"{self._silence_s:g} s of the last rank that came; see the output "
                 f"there, or allow more time with rank_timeout_s (--rank-timeout-s)"
             )
-        if self.joins or view.members.get(self.rank) != self._token:
-            self.joins = True
+        # The others may have seen this process before it looked.
+        self.joins = view.members.get(self.rank) != self._token
+        if self.joins:
             return
         self._adopt(view.members)
         self._store.set("latest", view.to_json())

@@ -334,8 +334,8 @@ class RunCommand:
                 told = hasattr(error, "__notes__")
                 raise RankFailedError(f"{error}{_MORE if told else ''}") from error
         # Of copies that go on without others, the first that was there to the end.
-        done = [result for result in results if result is not None]
-        return dict(min(done, key=lambda result: result.get("first_step", 0)))
+        done = [dict(result) for result in results if result is not None]
+        return min(done, key=_first_step)
 
     def _on_failure(self, plan: Plan) -> Literal["stop", "continue"]:
         return "continue" if plan.strategy.synchronisation.fewest_copies else "stop"
@@ -379,6 +379,10 @@ class RunCommand:
                 [row.cells() for row in rows],
                 numbers=True,
             )
+
+
+def _first_step(result: dict[str, Any]) -> int:
+    return int(result.get("first_step", 0))
 
 
 def _train_as_rank(arguments: dict[str, Any]) -> dict[str, Any]:
