@@ -341,7 +341,8 @@ def targets(
         add(own_or_common(f"model.{name}"), parameter.detach())
         for key in keys.get(name, ()) if parameter.requires_grad else ():
             full = own_or_common(f"optimizer.{key}.{name}")
-            state = _empty_state(key, parameter, saved[full])
+            counts = trainer.counters_at(parameter)
+            state = _empty_state(key, parameter, saved[full], counts)
             trainer.optimizer.state[parameter][key] = state
             add(full, state)
     kept = list(_kept_by_replicas(trainer, inventory))
@@ -373,9 +374,12 @@ def _state_keys(saved: Mapping[str, SavedTensor]) -> dict[str, list[str]]:
     return keys
 
 
-def _empty_state(key: str, parameter: nn.Parameter, saved: SavedTensor) -> torch.Tensor:
+def _empty_state(
+    key: str, parameter: nn.Parameter, saved: SavedTensor, counters: torch.device
+) -> torch.Tensor:
     if key == _COUNTER or saved.shape != tuple(parameter.shape):
-        return torch.zeros(saved.shape, dtype=saved.dtype)
+        device = counters if key == _COUNTER else None
+        return torch.zeros(saved.shape, dtype=saved.dtype, device=device)
     return torch.zeros_like(parameter, requires_grad=False)
 
 

@@ -103,6 +103,11 @@ class Recipe:
         launch: Time in which a GPU's host launches what stands for one of the graph's
             kernels, over the device's kernel_overhead_s. Hidden under kernels that take
             longer, but for experts', which wait for their routing.
+        unit_launches: Launches that take a GPU's host as long as the hooks, the gather
+            and the reduction of a unit that is sharded, or cast, on its own. They hide
+            like other launches.
+        local_copies: Whether a device copies weights that it gathers, and gradients
+            that it reduces, between its parameters and the buffers of collectives.
         launches: Launches over those that ``launch`` stands for: more where layers are
             cut into pieces that take turns.
         captured: Share of the launches of blocks without experts that a CUDA graph
@@ -136,6 +141,8 @@ class Recipe:
     causal_share: float = 1.0
     launch: float = 1.0
     launches: float = 1.0
+    unit_launches: float = 0.0
+    local_copies: bool = False
     captured: float = 0.0
     captured_routing: float = 0.0
     blocking: bool = False

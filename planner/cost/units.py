@@ -54,6 +54,9 @@ class _Compute:
         backward: The same for the whole backward. Shape [T, C, U].
         weight: Part of ``backward`` that makes weight gradients. Shape [T, C, U].
         selective: What selective recomputation runs again. Shape [T, C, U].
+        again: What full recomputation does. Shape [T, C, U].
+        hooks: What hooks and collectives of a unit add to a microbatch where its host
+            sets the pace. Shape [T, C, U].
         attention: Forward and backward of attention alone, on the fastest device type,
             by block. Shape [2, C, classes].
         scores: Attention scores of each kernel on a device. Shape [C, kernels].
@@ -63,6 +66,8 @@ class _Compute:
     backward: Array
     weight: Array
     selective: Array
+    again: Array
+    hooks: Array
     attention: Array
     scores: Array
 
@@ -88,9 +93,20 @@ def _compute(
     _put_measured(found, classes, tokens)
     forward, backward, weight, selective, *more = found[:, :, which]
     host, attention = more[:2], more[2:]
+    hooks = np.array([_hooks_s(context, device) for device in types])[:, None, None]
+    always = _EACH_PASS / 2 * hooks
+    passes = [
+        [_launched(context.recipe, classes, busy, own, beside) for beside in besides]
+        for busy, own, besides in (
+            (forward, host[0], (0 * hooks, always, always + _GATHERED * hooks)),
+            (backward, host[1], (0 * hooks, always, always + 2 * _GATHERED * hooks)),
+        )
+    ]
     return _Compute(
-        forward=_launched(context.recipe, classes, forward, host[0]),
-        backward=_launched(context.recipe, classes, backward, host[1]),
+        forward=passes[0][1],
+        backward=passes[1][1],
+        again=passes[0][0],
+        hooks=passes[0][2] - passes[0][1] + passes[1][2] - passes[1][1],
         weight=weight @ classes.count,
         selective=selective @ classes.count,
         attention=np.stack(attention).min(axis=1),
@@ -175,7 +191,27 @@ def _by_block(
     return np.stack([one @ classes.members for one in parts])
 
 
-def _launched(recipe: Recipe, classes: BlockClasses, busy: Array, host: Array) -> Array:
+#: Shares of the time of a unit's hooks and collectives that each microbatch takes, and
+#: that a gather or a reduction takes: two in a backward under ZeRO 3, which sees all of
+#: it in each microbatch. Of an H200's host, llama3.2-1b took 4 ms a unit with one
+#: microbatch, and 0.8 ms with each further one (`python -m benchmarks.one_gpu`,
+#: 2026-11-26).
+_EACH_PASS, _GATHERED = 0.2, 0.8 / 3
+
+
+def _hooks_s(context: PricingContext, device: DeviceType) -> float:
+    """Host seconds of a unit's hooks and collectives, where it has any."""
+    precision = context.precision
+    if device.backend == "gloo" or precision.compute == precision.parameter:
+        return 0.0
+    recipe = context.recipe
+    launch = recipe.launch * device.kernel_overhead_s
+    return recipe.unit_launches * launch * context.constants(device).host_overhead
+
+
+def _launched(
+    recipe: Recipe, classes: BlockClasses, busy: Array, host: Array, hooks: Array
+) -> Array:
     """Seconds of units. Shape [T, C, U].
 
     Args:
@@ -183,6 +219,7 @@ def _launched(recipe: Recipe, classes: BlockClasses, busy: Array, host: Array) -
         classes: Distinct blocks.
         busy: Seconds of a device's kernels. Shape [T, C, classes].
         host: Seconds in which its host launches them. Shape [T, C, classes].
+        hooks: Seconds that a unit takes its host beside. Shape [T, 1, 1].
     """
     routed = np.array([block.kind == "expert" for block in classes.blocks])
     busy = busy * np.where(routed, recipe.imbalance, 1.0)
@@ -190,7 +227,7 @@ def _launched(recipe: Recipe, classes: BlockClasses, busy: Array, host: Array) -
     waits = (routed & (recipe.captured_routing < 1)) | recipe.blocking
     emptied = (classes.count * waits[:, None]).any(axis=0)
     each = np.where(waits, busy + left, np.maximum(busy, left)) @ classes.count
-    queued = np.maximum(busy @ classes.count, left @ classes.count)
+    queued = np.maximum(busy @ classes.count, left @ classes.count + hooks)
     return np.asarray(np.where(emptied, each, queued))
 
 
@@ -260,6 +297,8 @@ class UnitCosts:
         weight_s: Part of backward_s that makes weight gradients.
         selective_s: Run again under selective recomputation, on top of backward.
         full_s: The same under full recomputation (all of forward).
+        hooks_s: Added by the host's work for gathers and reductions, wherever a
+            microbatch has them. Shape [T, C, U].
         tp_s: Exposed tp communication of one forward; backward has as much. [C, U].
         tp_again_s: What recomputation of either kind adds to it. Shape [C, U].
         cp_s: Exposed traffic of cp of one forward and backward. Shape [C, U].
@@ -302,6 +341,7 @@ class UnitCosts:
     weight_s: Array
     selective_s: Array
     full_s: Array
+    hooks_s: Array
     tp_s: Array
     tp_again_s: Array
     cp_s: Array
@@ -432,7 +472,8 @@ def price_units(
         backward_s=compute.backward,
         weight_s=compute.weight,
         selective_s=compute.selective * repeated,
-        full_s=compute.forward * repeated,
+        full_s=compute.again * repeated,
+        hooks_s=compute.hooks,
         tp_s=tp.seconds,
         tp_again_s=tp.again_s,
         cp_s=cp.seconds @ to_units,

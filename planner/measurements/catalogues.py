@@ -55,6 +55,7 @@ class Variant:
     Attributes:
         recipe: The fields.
         year_from: First year of the runs' source.
+        year_to: Last year; a source of no year is old.
         unless_zero: ZeRO stage whose runs are left out.
         word: Word of the runs' precision or notes.
         bfloat16: Whether gradients are in bfloat16.
@@ -64,6 +65,7 @@ class Variant:
 
     recipe: Mapping[str, Any]
     year_from: int = 0
+    year_to: int = 9999
     unless_zero: int | None = None
     word: str = ""
     bfloat16: bool = False

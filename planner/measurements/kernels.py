@@ -68,6 +68,11 @@ _DTYPES: Mapping[str, tuple[str, float, float]] = {
     "float4": ("nvfp4", 0.5625, 2.0),
 }
 
+#: They draw too little power to lower the clocks: in float32 an H200 ran products of 8
+#: shapes at 48 to 54 of 67 TFLOP/s for seconds, 5 % from the form without a slowdown
+#: (`python -m benchmarks.gpu_kernels`, 2026-11-26).
+_WITHOUT_TENSOR_CORES = ("float64", "float32")
+
 #: Whose exchanges of tokens others take.
 _EXCHANGES = {"host": "h100-80", "hosts": "h100-80", "rack": "gb200-186"}
 
@@ -182,9 +187,11 @@ class KernelSurfaces:
         table, operand, result = _format(dtype)
         known = self.constants["products"]
         place = next(name for name in _wider(table) if name in known)
-        found = ProductConstants(**known[place]["constants"])
+        found = self._throttled(ProductConstants(**known[place]["constants"]))
+        if dtype in _WITHOUT_TENSOR_CORES:
+            found = replace(found, slowdown=0.0, long_run=0.0)
         return ProductSurface(
-            constants=self._throttled(found),
+            constants=found,
             chip=chip_of(self.device, dtype),
             operand_bytes=operand,
             result_bytes=result,

@@ -256,7 +256,7 @@ def _applies(variant: Variant, point: Point, precision: Precision) -> bool:
     # A row that names both dtypes, such as those of BLOOM's trials, determines neither.
     bfloat16 = precision.compute == "bfloat16" and "fp16" not in text
     return (
-        (year_of(point.source) or 0) >= variant.year_from
+        variant.year_from <= (year_of(point.source) or 0) <= variant.year_to
         and (variant.unless_zero is None or point.zero != variant.unless_zero)
         and variant.word in f"{text} {point.notes.lower()}"
         and (bfloat16 or not variant.bfloat16)

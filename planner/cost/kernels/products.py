@@ -20,6 +20,7 @@ from planner.cost.kernels.low_precision import format_rate
 from planner.cost.kernels.shapes import Division, unaligned_factors
 from planner.cost.recipes import Recipe
 from planner.cost.surfaces import Surfaces
+from planner.units import dtype_bytes
 
 __all__ = ["ProductTimes", "product_times"]
 
@@ -76,6 +77,7 @@ def product_times(
     dtypes: tuple[str, str],
     causal: bool,
     slower: tuple[float, float] = (1.0, 1.0),
+    newer: bool = False,
 ) -> ProductTimes:
     """Price products and attention.
 
@@ -88,6 +90,7 @@ def product_times(
         causal: Whether attention is.
         slower: Time of products over that of current libraries; likewise attention of
             fused kernels.
+        newer: Whether the device is newer than Ampere.
     """
     by = _Pricing(
         table=table,
@@ -117,7 +120,10 @@ def product_times(
         price = _fused_attention if recipe.fused_attention else _attention
         forward[:, columns], inputs[:, columns] = price(by, columns)
     fused = (table.kind == _ATTENTION) & recipe.fused_attention
-    odd = unaligned_factors(table, part, scores=not recipe.fused_attention)
+    odd = np.ones_like(part.m)
+    if dtype_bytes(dtypes[1]) <= 2:
+        scores = not recipe.fused_attention
+        odd = unaligned_factors(table, part, scores=scores, newer=newer)
     odd = odd * np.where(fused, slower[1], slower[0])
     found = (forward * odd, inputs * odd, weights * odd)
     return ProductTimes(forward=found[0], inputs=found[1], weights=found[2])
@@ -163,6 +169,12 @@ def _shape(by: _Pricing, columns: Index) -> tuple[Array, Array, Array, Array]:
     return heads, queries, np.broadcast_to(keys, shape), np.broadcast_to(size, shape)
 
 
+#: Share of the peak in float32 that fused attention reaches. On an H200 that of
+#: GPT-2 medium took 59 ms, forward and backward (`python -m benchmarks.one_gpu`,
+#: 2026-11-26).
+_WIDE_ATTENTION = 0.36
+
+
 def _fused_attention(by: _Pricing, columns: Index) -> tuple[Array, Array]:
     """Seconds of forward and backward. Shapes [C, columns].
 
@@ -179,6 +191,11 @@ def _fused_attention(by: _Pricing, columns: Index) -> tuple[Array, Array]:
         seen = keys / hops * (recipe.causal_share if skips else 1.0)
         part = hops * full.seconds(heads, queries, 1.0, 1.0, size, keys=seen)
         once = np.where(hops > 1, part, once)
+    if dtype_bytes(by.wide) > 2:
+        peak = by.surfaces.products(by.wide).chip.peak_flops_per_s
+        halved = recipe.causal_share if skips else 1.0
+        work = 4 * halved * heads * queries * keys * size
+        once = np.maximum(once, work / (peak * _WIDE_ATTENTION))
     flops = table.backward_flops[columns] + table.recompute_flops[columns]
     ratio = flops / np.maximum(table.forward_flops[columns], 1.0)
     reach = recipe.attention_forward / recipe.attention_backward

@@ -112,6 +112,7 @@ def kernel_times(
             dtypes=dtypes,
             causal=causal,
             slower=(1 / newer / reach.kernel_speed, 1 / older / reach.kernel_speed),
+            newer=later,
         )
         product = _products(table)
         moved = roof.memory(table.forward_bytes, np.ones_like(ops), np.ones_like(ops))
@@ -128,6 +129,8 @@ def kernel_times(
     casts = roof.passes(narrow)
     summed = roof.moves(summed_bytes(table, part, recipe.gradient_passes))
     weights = weights + np.where(_products(table) & table.trained, summed, 0.0)
+    if recipe.fusion in ("none", "norms"):
+        weights = weights + roof.moves(_bias_bytes(table, part))
     launched = roof.host * table.count[None, :]
     forward = forward + casts[0]
     merged = _merges(roof, recipe)
@@ -380,6 +383,20 @@ def _backward_ops(table: KernelTable) -> Array:
     return np.where(moves | (table.weight_bytes == 0), products, 0.0)
 
 
+def _bias_bytes(table: KernelTable, part: Division) -> Array:
+    """Bytes of the gradients that are summed up over tokens for a product's bias.
+
+    A kernel of its own in eager torch: 148 of an H200's 62 ms in a step of ViT-L took
+    4.3 ms (`python -m benchmarks.one_gpu`, 2026-11-26). Shape [combinations, kernels].
+    """
+    elements = table.n * table.k * table.batch
+    size = np.floor(table.weight_bytes / np.maximum(elements, 1.0))
+    left = table.weight_bytes - size * elements
+    biased = (table.kind == 0) & (left > 0) & (left <= 4 * table.n * table.batch)
+    moved = size * part.m * part.n * part.products
+    return np.where(biased & table.trained, moved, 0.0)
+
+
 def summed_bytes(table: KernelTable, part: Division, passes: float) -> Array:
     """Bytes that adding a microbatch's gradients to the sum moves, as traced.
 
@@ -398,6 +415,10 @@ def summed_bytes(table: KernelTable, part: Division, passes: float) -> Array:
 #: Passes over memory of one update: (reads + writes of 4-byte scalars, host ops).
 #: Counted in torch/optim/adam.py and sgd.py, single-tensor paths.
 _UPDATE = {"AdamW": (7.0, 12.0), "Adam": (7.0, 12.0), "SGD": (3.0, 1.0)}
+
+#: Share of the memory bandwidth that fused updates reach: AdamW moved 28 bytes a weight
+#: at 3.47 of an H200's 4.8 TB/s (`python -m benchmarks.gpu_kernels`, 2026-11-26).
+_UPDATE_REACHED = 0.72
 
 #: Unfused on CPU, each op is a pass of two reads and a write.
 _UNFUSED_PASS = 3.0
@@ -430,6 +451,6 @@ def optimizer_seconds(
     on_cpu = np.array([device.backend == "gloo" for device in devices])
     rate = np.array([device.memory_bandwidth_bytes_per_s for device in devices])
     launch = np.array([device.kernel_overhead_s for device in devices])
-    each = 4 * np.where(on_cpu, ops * _UNFUSED_PASS, passes) / rate
+    each = 4 * np.where(on_cpu, ops * _UNFUSED_PASS, passes / _UPDATE_REACHED) / rate
     calls = np.where(on_cpu, ops * launch, 0.0)
     return np.asarray(scalars * each[types] + tensors * calls[types])

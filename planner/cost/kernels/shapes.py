@@ -117,10 +117,14 @@ def divide(
 #: Numbers of 2 bytes in 16.
 _ALIGNED = 8
 
-#: An assumption: a vocabulary of 50,304 instead of 50,257 is said to have made nanoGPT
-#: about 25 % faster on A100 (A. Karpathy, 2023, not opened again), of whose FLOPs the
-#: head's products are a quarter.
-_UNALIGNED = 3.0
+#: Time over that of aligned products where rows begin at 4 or 8 bytes, and where they
+#: begin at 2, on Ampere and before, and on newer devices. On an H200 products of 49
+#: shapes ran at 260 and at 96 to 150 TFLOP/s, aligned ones at 650 to 700 (`python -m
+#: benchmarks.gpu_kernels`, 2026-11-26): cuBLAS takes Ampere's and Turing's kernels.
+#: On A100 a vocabulary of 50,304 instead of 50,257 is said to have made nanoGPT about
+#: 25 % faster (A. Karpathy, 2023, not opened again), of whose FLOPs the head's products
+#: are a quarter; half of that at 4 bytes, as on the H200.
+_UNALIGNED = {False: (1.5, 3.0), True: (2.5, 5.0)}
 
 #: BLOOM's trials on 40 hosts with heads of 150 take 221 s, those with heads of 216 and
 #: 7 % fewer weights 160 s (bigscience, chronicles-prequel.md, 2022): scores, which are
@@ -129,7 +133,9 @@ _UNALIGNED = 3.0
 _UNALIGNED_SCORES = 10.0
 
 
-def unaligned_factors(table: KernelTable, part: Division, *, scores: bool) -> Array:
+def unaligned_factors(
+    table: KernelTable, part: Division, *, scores: bool, newer: bool = False
+) -> Array:
     """Time of products whose rows do not begin at 16 bytes, over that of others.
 
     Tensor cores read 8 numbers of 2 bytes at once; rows of other lengths take slower
@@ -141,14 +147,17 @@ def unaligned_factors(table: KernelTable, part: Division, *, scores: bool) -> Ar
         table: Kernels at the traced batch.
         part: What a device has of them.
         scores: Whether attention is made of products.
+        newer: Whether the device is newer than Ampere.
     Returns:
         Shape [combinations, kernels].
     """
-    odd = (part.k % _ALIGNED != 0) | (part.n % _ALIGNED != 0)
-    product = np.where(table.kind[None, :] == 0, _UNALIGNED, 1.0)
+    slower, slowest = _UNALIGNED[newer]
+    odd = (part.k % 2 != 0) | (part.n % 2 != 0)
+    product = np.where(table.kind[None, :] == 0, np.where(odd, slowest, slower), 1.0)
     if scores:
         product = np.where(table.kind[None, :] == 1, _UNALIGNED_SCORES, product)
-    return np.asarray(np.where(odd, product, 1.0))
+    aligned = (part.k % _ALIGNED == 0) & (part.n % _ALIGNED == 0)
+    return np.asarray(np.where(aligned, 1.0, product))
 
 
 def _padded(size: Array, tile: int) -> Array:

@@ -68,6 +68,7 @@ class ReplicaRows:
         bucket_bytes: Of gradients that are exchanged at once; None for torch's own.
         parts: Share of ``trained`` in each part that a device runs in turn; none where
             there are no parts, or only their number is known. Shape [n, parts].
+        hooks_s: What the host's work for gathers and reductions adds to a microbatch.
     """
 
     scalars: Array
@@ -88,6 +89,7 @@ class ReplicaRows:
     compression: GradientCompression = "none"
     bucket_bytes: int | None = None
     parts: Array = field(default_factory=lambda: np.zeros((1, 0)))
+    hooks_s: Array = field(default_factory=_nothing)
 
     @property
     def compressed(self) -> NDArray[np.bool_]:

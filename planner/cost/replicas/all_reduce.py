@@ -296,9 +296,52 @@ def traffic_inside(
         context: Dtypes, recipe and devices.
     """
     alone = replace(groups, mirror=np.zeros_like(groups.mirror))
-    return replica_traffic(
-        rows, alone, context.precision, context.recipe, on_gpu=context.on_gpu
+    return _with_copies(rows, alone, context)
+
+
+def _with_copies(
+    rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
+) -> ReplicaTraffic:
+    found = replica_traffic(
+        rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
     )
+    copied = _copied_seconds(rows, groups, context)
+    return replace(found, exposed_s=found.exposed_s + copied)
+
+
+#: Bytes that cutting gradients into the buffer of a reduction takes as long as, over
+#: those that it reads and writes. FSDP2's kernel for it moved 19 GB of gradients in 9.4
+#: ms on an H200, which copies 4.1 TB/s (`python -m benchmarks.one_gpu`, 2026-11-26).
+_CUT = 2.0
+
+
+def _copied_seconds(
+    rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
+) -> Array:
+    """Seconds of what a device and its host do for gathers and reductions. Shape [n].
+
+    A gather casts the rank's own shard, and copies what came out of the buffer; a
+    reduction cuts gradients into its buffer, and a lone rank copies them out, too.
+    """
+    recipe, of = context.recipe, context.scalar_bytes
+    if not (recipe.local_copies and context.on_gpu):
+        return np.zeros(len(rows.pp))
+    ways = groups.shard.size
+    gathers, scatters = _rounds(rows)
+    scatters = scatters if recipe.reduces_each else np.minimum(scatters, 1.0)
+    cast = (of.stored + of.compute) / ways * (of.stored != of.compute)
+    gathered = rows.scalars * gathers * (cast + 2 * of.compute)
+    out = 2 * of.reduce * (ways == 1)
+    reduced = rows.trained * scatters * (_CUT * (of.compute + of.reduce) + out)
+    sharded = (rows.zero_stage > 0) | (of.stored != of.compute)
+    sharded = sharded & ~np.asarray(rows.compressed, dtype=bool)
+    rates = [
+        device.memory_bandwidth_bytes_per_s
+        * context.constants(device).memory_efficiency
+        for device in context.cluster.device_types
+    ]
+    hooks = rows.hooks_s * np.where(rows.zero_stage == 3, rows.num_microbatches, 1)
+    return np.where(sharded, (gathered + reduced) / min(rates) + hooks, 0.0)
 
 
 def _rounds(rows: ReplicaRows) -> tuple[Array, Array]:
@@ -325,17 +368,16 @@ class AllReducePricing:
         """Seconds that nothing hides. Shape [n]."""
         if rows.compressed.any():
             return self.traffic(rows, groups, context).exposed_s
-        return exposed_seconds(
+        exposed = exposed_seconds(
             rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
         )
+        return exposed + _copied_seconds(rows, groups, context)
 
     def traffic(
         self, rows: ReplicaRows, groups: ReplicaGroups, context: PricingContext
     ) -> ReplicaTraffic:
         """The same seconds, and the bytes that move."""
-        found = replica_traffic(
-            rows, groups, context.precision, context.recipe, on_gpu=context.on_gpu
-        )
+        found = _with_copies(rows, groups, context)
         if not rows.compressed.any():
             return found
         smaller = compressed_traffic(context, rows, groups.replicate)

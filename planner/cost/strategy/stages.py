@@ -48,6 +48,7 @@ class StageTimes:
         backward_talk: The same in ``backward``.
         send: One boundary's transfer in one direction. Shape [stages - 1].
         latency: Part of it that does not hold the link. Shape [stages - 1].
+        hooks: Added by the host's work for gathers and reductions, where it has them.
     """
 
     forward: Array
@@ -63,6 +64,7 @@ class StageTimes:
     backward_talk: Array
     send: Array
     latency: Array
+    hooks: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +274,7 @@ class Stages:
             compression=strategy.gradient_compression,
             bucket_bytes=strategy.overlap.bucket_bytes,
             parts=self._parts,
+            hooks_s=self.of_ranks(self.times.hooks) * crowd,
         )
         return rows, self.context.replicas(pp, self.ways, copies, mesh.tp)
 
@@ -296,11 +299,12 @@ class Stages:
                 costs.weight_s[:, 0],
                 costs.selective_s[:, 0],
                 costs.full_s[:, 0],
+                costs.hooks_s[:, 0],
             ]
         )
         kind = self.context.types_of_ranks(self.pp)[rank]
         typed = self.sums(kernels)[:, kind, np.arange(len(rank))]
-        forward, backward, weight, selective, whole = typed
+        forward, backward, weight, selective, whole, hooks = typed
         again = np.choose(self.recompute, [np.zeros(len(rank)), selective, whole])
         talk = [costs.tp_s[0], costs.cp_s[0], costs.ep_s[0], costs.tp_again_s[0]]
         tp, cp, ep, tp_repeated = self.sums(np.stack(talk))
@@ -329,6 +333,7 @@ class Stages:
             backward_talk=backward_talk,
             send=send,
             latency=latency,
+            hooks=hooks,
         )
 
     @cached_property

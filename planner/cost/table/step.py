@@ -14,7 +14,7 @@ from planner.cost.table.memory import table_memory
 from planner.cost.table.orders import Orders, Places
 from planner.cost.table.ranks import KEPT
 from planner.cost.table.rows import Columns, columns_of, number_rows
-from planner.cost.table.stages import Pairs, Summaries, summarize
+from planner.cost.table.stages import TIMES, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.cost.units import price_units
 from planner.schema.schedules import schedule_name
@@ -129,6 +129,7 @@ def _replica_rows(
         backward_s=times.backward_s,
         whole=whole & (table.dp_replicate * rows.cp > 1),
         compression=context.regime.gradient_compression,
+        hooks_s=summaries.load[rows.pair, TIMES.hooks],
     )
 
 

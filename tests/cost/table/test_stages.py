@@ -51,7 +51,7 @@ def random_costs(types: int) -> UnitCosts:
             "cp_payload",
         )
     }
-    names = ("forward_s", "backward_s", "weight_s", "selective_s", "full_s")
+    names = ("forward_s", "backward_s", "weight_s", "selective_s", "full_s", "hooks_s")
     return UnitCosts(
         **{name: draw(types, COMBOS, UNITS) for name in names},
         **combined,
