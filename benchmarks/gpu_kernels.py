@@ -1,7 +1,7 @@
 """Kernels of training on one GPU: measured with CUDA events, beside what prices them.
 
 python -m benchmarks.gpu_kernels measure FILE.csv   # where the GPU is; one minute
-python -m benchmarks.gpu_kernels table FILE.csv     # anywhere
+python -m benchmarks.gpu_kernels table [FILE.csv]   # anywhere
 
 Products as torch runs a linear layer: forward, input's and weight's gradient; scaled
 dot-product attention both ways; passes over memory; the optimizer; launches of a host.
@@ -15,12 +15,15 @@ import argparse
 import csv
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
+
+from planner.cluster.presets import device_type
+from planner.measurements.kernels import KernelSurfaces, surfaces_of
 
 #: Products (tokens, outputs, inputs) of the models of benchmarks/data/one_gpu.yaml.
 _PRODUCTS = (
@@ -69,6 +72,10 @@ _UNALIGNED = (
     *((8192, 4096, 1024 - less) for less in (4, 2, 1)),
     *((8192, 1024, 4096 - less) for less in (4, 2, 1)),
 )
+_SHIPPED = Path(__file__).parent / "data" / "gpu_kernels_h200.csv"
+_WIDTHS = {"kind": 9, "dtype": 8, "pass": 30, "sizes": 20, "notes": 15}
+#: Shorter kernels wait for their launch, 20 us on the host of the file that ships.
+_HOST_BOUND_S = 4e-5
 _COLUMNS = ("kind", "dtype", "pass", "sizes", "seconds", "sustained_seconds", "notes")
 
 
@@ -280,13 +287,56 @@ def measure(path: Path) -> None:
             torch.cuda.empty_cache()
 
 
+def _predicted(surfaces: KernelSurfaces, row: Mapping[str, str]) -> float | None:
+    """Seconds that prices say, at the clocks of a long run; None for what has none."""
+    sizes = [float(size) for size in row["sizes"].split("x")]
+    if row["kind"] == "product":
+        m, n, k = sizes
+        shape = {"forward": (m, n, k), "input": (m, k, n), "weight": (n, k, m)}
+        wide = row["dtype"] == "bfloat16"
+        if wide and (n % 8 or k % 8):
+            return None
+        surface = surfaces.products(row["dtype"])
+        return float(surface.seconds(*shape[row["pass"]]))
+    if row["kind"] == "attention" and row["pass"] == "forward":
+        batch, length, heads, _, size, causal = sizes
+        attention = surfaces.attention(causal=bool(causal))
+        return float(attention.seconds(batch, length, heads, heads, size))
+    return None
+
+
+def table(path: Path, device: str) -> None:
+    """Print all rows, and the errors of those that surfaces price."""
+    surfaces = surfaces_of(device_type(device))
+    errors: dict[tuple[str, ...], list[float]] = {}
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        said, found = _predicted(surfaces, row), float(row["sustained_seconds"])
+        line = [f"{row[name]:{width}}" for name, width in _WIDTHS.items()]
+        print(*line, f"{found * 1e6:10.1f} us", end="")
+        if said is not None and found > _HOST_BOUND_S:
+            kind = (row["kind"], row["dtype"], row["pass"], row["notes"])
+            errors.setdefault(kind, []).append(said / found - 1)
+            print(f" predicted {said * 1e6:10.1f} {said / found - 1:+7.1%}", end="")
+        print()
+    for kind, found_of in errors.items():
+        mean = statistics.mean(map(abs, found_of))
+        bias = statistics.mean(found_of)
+        print(*kind, f"{len(found_of)} rows: {mean:.1%}, bias {bias:+.1%}")
+
+
 def main() -> None:
     """Measure or print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("what", choices=("measure", "table"))
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, nargs="?", default=_SHIPPED)
+    parser.add_argument("--device", default="h200-141", help="of FILE, for table")
     options = parser.parse_args()
-    measure(options.file)
+    if options.what == "measure":
+        measure(options.file)
+    else:
+        table(options.file, options.device)
 
 
 if __name__ == "__main__":

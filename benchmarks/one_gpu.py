@@ -1,18 +1,20 @@
-"""Steps of real models on one GPU: predicted before they were measured.
+"""Steps of real models on one GPU: predicted, and measured.
 
-python -m benchmarks.one_gpu predict FOLDER   # anywhere; writes a plan a case
-python -m benchmarks.one_gpu measure FOLDER   # where the GPU is
-python -m benchmarks.one_gpu table FOLDER     # anywhere
+python -m benchmarks.one_gpu measure FILE     # where the GPU is
+python -m benchmarks.one_gpu table [FILE]     # anywhere
 
-Cases are in benchmarks/data/one_gpu.yaml, GPUs in benchmarks/data/one_h200.yaml.
-``predict`` writes a plan with its prediction, ``measure`` trains by it: real models of
-random weights, the own executors, NCCL. A case that fails is recorded with its
-error. One more step is profiled: seconds and launches of each kernel.
+Cases are in benchmarks/data/one_gpu.yaml. ``measure`` trains by their plans: real
+models of random weights, the own executors, NCCL. A case that fails is recorded with
+its error. One step is profiled, for the seconds and the number of its kernels.
+``table`` predicts each case on the GPU that FILE names and prints it beside what was
+measured there; the file that ships also has what was predicted before anything was
+changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import gc
 import json
 import math
@@ -32,7 +34,9 @@ from executors.runner import StepReport
 from planner import plan
 from planner.capture import load_model
 from planner.cluster import Cluster
+from planner.cluster.read import named_types
 from planner.schema import Plan, Precision
+from planner.schema.cluster import ClusterDocument
 
 _DATA = Path(__file__).parent / "data"
 _STEPS, _PROFILED = 12, 9
@@ -45,13 +49,9 @@ def read_cases() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _path(folder: Path, name: str, suffix: str) -> Path:
-    return folder / f"{name.replace(' ', '_').replace(',', '')}.{suffix}.json"
-
-
 def make_plan(case: dict[str, Any], cluster: Cluster) -> Plan:
     """Plan a case by its pins; nothing is left to choose."""
-    return plan(
+    made: Plan = plan(
         case["model"],
         cluster,
         global_batch=case["batch"],
@@ -66,23 +66,7 @@ def make_plan(case: dict[str, Any], cluster: Cluster) -> Plan:
         memory_fraction=1.0,
         certify=False,
     )
-
-
-def predict(folder: Path, device: str) -> None:
-    """Write a plan a case."""
-    cluster = Cluster.from_file(_DATA / f"one_{device}.yaml")
-    for name, case in read_cases().items():
-        try:
-            made = make_plan(case, cluster)
-        except Exception as error:
-            print(f"{name:28} {type(error).__name__}: {error}")
-            continue
-        made.save(_path(folder, name, "plan"))
-        found = made.prediction
-        print(
-            f"{name:28} {found.step_time_s * 1e3:8.1f} ms "
-            f"{found.peak_memory_bytes / 2**30:6.2f} GiB"
-        )
+    return made
 
 
 class _Profiled:
@@ -101,21 +85,20 @@ class _Profiled:
             torch.cuda.synchronize()
             self.profiler.stop()
             sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-            for event in self.profiler.events():
-                if event.device_type == torch.autograd.DeviceType.CUDA:
+            for event in self.profiler.events() or ():
+                if event.device_type.name == "CUDA":
                     sums[event.name][0] += event.time_range.elapsed_us() / 1e6
                     sums[event.name][1] += 1
             self.kernels = dict(sums)
 
 
-def measure_case(name: str, case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train a case by its plan; what was measured, with the kernels of one step."""
-    made = Plan.load(_path(folder, name, "plan"))
+def measure_case(case: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """Train a case by its plan; return what was measured."""
+    made = make_plan(case, cluster)
     with tempfile.TemporaryDirectory() as kept:
         reference = _reference(case["model"], Path(kept))
         loaded = load_model(reference, seq_len=case.get("seq_len"))
     profiled = _Profiled() if torch.cuda.is_available() else None
-    begin = time.perf_counter()
     found = run(
         made,
         loaded.build,
@@ -127,14 +110,12 @@ def measure_case(name: str, case: dict[str, Any], folder: Path) -> dict[str, Any
     assert found.measurement is not None
     times = found.step_times_s
     usable = [*times[2:_PROFILED], *times[_PROFILED + 2 :]]
+    kernels = profiled.kernels.values() if profiled else ()
     return {
-        "step_times_s": times,
         "step_time_s": statistics.median(usable),
-        "losses": found.losses,
+        "busy_s": math.fsum(seconds for seconds, _ in kernels),
+        "launches": sum(count for _, count in kernels),
         "peak_memory_bytes": max(found.measurement.peak_memory_bytes),
-        "environment": dict(found.measurement.environment),
-        "wall_s": time.perf_counter() - begin,
-        "kernels": profiled.kernels if profiled else {},
     }
 
 
@@ -146,86 +127,114 @@ def _reference(model: str | dict[str, Any], folder: Path) -> str:
     return f"hf:{folder}"
 
 
-def measure(folder: Path, out: Path, seconds: float) -> None:
-    """Train all cases whose plans are there, while time is left."""
+def measure(file: Path, seconds: float) -> None:
+    """Train all cases, while time is left."""
     begin = time.perf_counter()
+    cluster, runs = one_device(), {}
     for name, case in read_cases().items():
-        if not _path(folder, name, "plan").exists():
-            continue
         if time.perf_counter() - begin > seconds:
             print(f"{name:28} not begun: time is over", flush=True)
             continue
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats()
         found: dict[str, Any]
         try:
-            found = measure_case(name, case, folder)
-            said = (
-                f"{found['step_time_s'] * 1e3:8.1f} ms "
-                f"{found['peak_memory_bytes'] / 2**30:6.2f} GiB "
-                f"{found['wall_s']:5.1f} s"
-            )
+            found = measure_case(case, cluster)
+            said = _figures(found["step_time_s"], found["peak_memory_bytes"])
         except Exception as error:
             found = {"error": traceback.format_exc()}
             said = f"{type(error).__name__}: {str(error)[:200]}"
-        if torch.cuda.is_available():
-            found["reserved_bytes"] = torch.cuda.max_memory_reserved()
-        _path(out, name, "measured").write_text(json.dumps(found))
+        runs[name] = found | {"reserved_bytes": torch.cuda.max_memory_reserved()}
         print(f"{name:28} {said}", flush=True)
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if hasattr(torch, "_dynamo"):
-            torch._dynamo.reset()
+        torch.cuda.empty_cache()
+        torch._dynamo.reset()
+    document = {
+        "device": cluster.device_types[0].name,
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+        "runs": runs,
+    }
+    file.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def table(folder: Path) -> None:
+def one_device(device: str | None = None) -> Cluster:
+    """Return a cluster of one device type, by default of this machine's GPU."""
+    if device is None:
+        device = Cluster.detect().device_types[0].name
+    link = {"name": "none", "bandwidth_bytes_per_s": 1e9, "latency_s": 1e-6}
+    host = {"name": "host", "count": 1, "devices_per_host": 1, "device": device}
+    data = {"name": device, "device_types": [device], "hosts": [host | {"link": link}]}
+    return Cluster.from_document(ClusterDocument.from_data(named_types(data)))
+
+
+def _figures(seconds: float, size: float) -> str:
+    return f"{seconds * 1e3:7.1f} ms {size / 2**30:6.2f} GiB"
+
+
+def predicted(case: dict[str, Any], cluster: Cluster) -> tuple[float, float]:
+    """Seconds of a step, and bytes that its tensors take at most."""
+    said = make_plan(case, cluster).prediction
+    # What context and allocator keep is no tensor's.
+    return said.step_time_s, said.peak_memory_bytes - said.memory[0].reserve_bytes
+
+
+def errors(document: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Predicted over measured, less 1, of step time and memory, by case."""
+    cluster, cases = one_device(document["device"]), read_cases()
+    found = {}
+    for name, run_of in document["runs"].items():
+        if "error" not in run_of:
+            seconds, size = predicted(cases[name], cluster)
+            found[name] = (
+                seconds / run_of["step_time_s"] - 1,
+                size / run_of["peak_memory_bytes"] - 1,
+            )
+    return found
+
+
+def table(file: Path) -> None:
     """Print predicted beside measured."""
-    times, memories = [], []
+    document = json.loads(file.read_text())
+    print(f"{document['device']}, torch {document['torch']}, {document['date']}")
     print(
-        f"{'case':28} {'predicted':>10} {'measured':>10} {'error':>7} {'allocated':>22}"
+        f"{'':28} {'measured':>22} {'GPU busy':>10} {'time':>8} {'memory':>8}"
+        f" {'at first':>8} {'memory':>8}"
     )
-    for name in read_cases():
-        made = _path(folder, name, "plan")
-        measured = _path(folder, name, "measured")
-        if not made.exists() or not measured.exists():
+    now, first = errors(document), []
+    for name, run_of in document["runs"].items():
+        if name not in now:
+            print(f"{name:28} {run_of['error'].strip().splitlines()[-1][:80]}")
             continue
-        said = Plan.load(made).prediction
-        found = json.loads(measured.read_text())
-        if "error" in found:
-            print(f"{name:28} {found['error'].strip().splitlines()[-1][:80]}")
-            continue
-        own = said.peak_memory_bytes - said.memory[0].reserve_bytes
-        times.append(said.step_time_s / found["step_time_s"] - 1)
-        memories.append(own / found["peak_memory_bytes"] - 1)
+        then = [
+            run_of[f"first_{figure}"] / run_of[figure] - 1
+            for figure in ("step_time_s", "peak_memory_bytes")
+            if f"first_{figure}" in run_of
+        ]
+        first += [then] if then else []
+        measured = _figures(run_of["step_time_s"], run_of["peak_memory_bytes"])
         print(
-            f"{name:28} {said.step_time_s * 1e3:7.1f} ms"
-            f" {found['step_time_s'] * 1e3:7.1f} ms {times[-1]:+7.1%}"
-            f" {own / 2**30:6.2f} {found['peak_memory_bytes'] / 2**30:6.2f} GiB"
-            f" {memories[-1]:+7.1%}"
+            f"{name:28} {measured} {run_of['busy_s'] * 1e3:7.1f} ms "
+            + " ".join(f"{error:+8.1%}" for error in (*now[name], *then))
         )
-    for kind, errors in (("time", times), ("memory", memories)):
-        mean = math.fsum(map(abs, errors)) / len(errors)
-        median = statistics.median(map(abs, errors))
-        print(f"{kind}: mean {mean:.1%}, median {median:.1%}")
+    for when, found in (("now", list(now.values())), ("at first", first)):
+        if found:
+            time_s, memory = (
+                statistics.mean(map(abs, part)) for part in zip(*found, strict=True)
+            )
+            print(f"mean error {when}: time {time_s:.1%}, memory {memory:.1%}")
 
 
 def main() -> None:
-    """Predict, measure or print."""
+    """Measure or print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("what", choices=("predict", "measure", "table"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", choices=("h100", "h200"), default="h200")
-    parser.add_argument("--out", type=Path, help="for what was measured; else FOLDER")
+    parser.add_argument("what", choices=("measure", "table"))
+    parser.add_argument("file", type=Path, nargs="?", default=_DATA / "one_gpu.json")
     parser.add_argument("--seconds", type=float, default=600.0)
     options = parser.parse_args()
-    if options.what == "predict":
-        options.folder.mkdir(parents=True, exist_ok=True)
-        predict(options.folder, options.device)
-    elif options.what == "measure":
-        measure(options.folder, options.out or options.folder, options.seconds)
+    if options.what == "measure":
+        measure(options.file, options.seconds)
     else:
-        table(options.folder)
+        table(options.file)
 
 
 if __name__ == "__main__":

@@ -252,7 +252,17 @@ def test_eager_runs_fuse_nothing(graph: ModelGraph) -> None:
     framework = frameworks()["torchtitan"]
     plan = assume_plan(_row(precision="eager bf16"), graph, framework)
     assert plan.recipe.fusion == "none"
-    assert assume_plan(_row(), graph, framework).recipe == framework.recipe
+    assert assume_plan(_row(), graph, framework).recipe.fusion == "compiled"
+
+
+def test_old_torch_has_the_attention_of_ampere(graph: ModelGraph) -> None:
+    for name in ("torch", "torchtitan"):
+        ampere = {
+            year: _plan(graph, name, source=f"a page, {year}").recipe.ampere_attention
+            for year in (2024, 2025, 2026)
+        }
+        assert ampere == {2024: True, 2025: True, 2026: False}
+        assert not frameworks()[name].recipe.ampere_attention
 
 
 def test_runs_that_say_torch_compile_fuse(graph: ModelGraph) -> None:

@@ -201,7 +201,7 @@ def test_routers_have_a_mean(path: Path, value: float) -> None:
 
 
 A100 = Vector(devices=("a100-80",), recipes=("torch",))
-STRATEGY = {"mesh": {"dp_shard": 8}, "zero_stage": 3, "microbatch_size": 4}
+STRATEGY = {"mesh": {"dp_shard": 8}, "zero_stage": 3, "microbatch_size": 32}
 
 
 def _shifted(shift: float = 0.0) -> Calibration:

@@ -199,24 +199,26 @@ def test_heads_stay_out_of_float8() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "tp", "factor"),
+    ("changes", "tp", "old", "new"),
     [
-        ({"n": 4097}, 1, 3.0),
-        ({"k": 4100}, 1, 3.0),
-        ({"n": 4104}, 1, 1.0),
+        ({"n": 4097}, 1, 3.0, 5.0),
+        ({"k": 4100}, 1, 1.5, 2.5),
+        ({"k": 4102}, 1, 1.5, 2.5),
+        ({"n": 4104}, 1, 1.0, 1.0),
         # A shard of 513 columns, or rows of the weight, begins anywhere.
-        ({"n": 4104, "style": "colwise"}, 8, 3.0),
-        ({"n": 4104, "style": "rowwise"}, 8, 1.0),
-        ({"k": 4104, "style": "rowwise"}, 8, 3.0),
+        ({"n": 4104, "style": "colwise"}, 8, 3.0, 5.0),
+        ({"n": 4104, "style": "rowwise"}, 8, 1.0, 1.0),
+        ({"k": 4104, "style": "rowwise"}, 8, 3.0, 5.0),
     ],
 )
 def test_rows_that_begin_anywhere_take_slower_kernels(
-    changes: dict[str, Any], tp: int, factor: float
+    changes: dict[str, Any], tp: int, old: float, new: float
 ) -> None:
     table = KernelTable.build([(0, product(**changes))])
     one = np.ones(1)
     part = divide(table, one, [tp * one, one, one], one)
-    assert unaligned_factors(table, part, scores=True) == factor
+    assert unaligned_factors(table, part, scores=True) == old
+    assert unaligned_factors(table, part, scores=True, newer=True) == new
 
 
 def test_libraries_written_for_ampere_leave_newer_devices_idle() -> None:
