@@ -163,12 +163,12 @@ def _passes(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     y, wide = torch.randn_like(x), torch.randn(rows, width, device="cuda")
     gain = torch.ones(width, device="cuda", dtype=dtype)
     cases: dict[str, Callable[[], object]] = {
-        "copy": lambda: x.clone(),
+        "copy": x.clone,
         "add": lambda: x + y,
         "multiply": lambda: x * y,
         "silu": lambda: functional.silu(x),
         "gelu": lambda: functional.gelu(x, approximate="tanh"),
-        "to_float32": lambda: x.float(),
+        "to_float32": x.float,
         "to_half": lambda: wide.to(dtype),
         "square_mean": lambda: wide.pow(2).mean(-1, keepdim=True),
         "sum_rows": lambda: x.sum(0),

@@ -180,10 +180,9 @@ def turns(arguments: dict[str, Any], emit: Callable[[Any], None]) -> float:
 
 def main() -> None:
     """Print the parts."""
-    global _DEVICE
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    _DEVICE = parser.parse_args().device
+    globals()["_DEVICE"] = parser.parse_args().device
     torch.set_num_threads(1)
     bare = bare_op_s()
     print(f"bare op: {bare * 1e6:.1f} us")

@@ -93,6 +93,7 @@ def _compute(
     _put_measured(found, classes, tokens)
     forward, backward, weight, selective, *more = found[:, :, which]
     host, attention = more[:2], more[2:]
+    types = context.cluster.device_types
     hooks = np.array([_hooks_s(context, device) for device in types])[:, None, None]
     always = _EACH_PASS / 2 * hooks
     passes = [
