@@ -309,11 +309,6 @@ class Trainer:
         parts = self.parts.values()
         return [p for part in parts for p in part.inner.parameters()]
 
-    def counters_at(self, parameter: nn.Parameter) -> torch.device:
-        """Device of the optimizer's counter of steps: fused kernels read it there."""
-        fused = any(group.get("fused") for group in self.optimizer.param_groups)
-        return parameter.device if fused else torch.device("cpu")
-
     def step(self, batch: Batch) -> StepResult:
         """Train on one global batch.
 

@@ -40,6 +40,7 @@ __all__ = [
     "Inventory",
     "Targets",
     "collect",
+    "counter_device",
     "difference",
     "full_gradients",
     "full_parameters",
@@ -341,7 +342,7 @@ def targets(
         add(own_or_common(f"model.{name}"), parameter.detach())
         for key in keys.get(name, ()) if parameter.requires_grad else ():
             full = own_or_common(f"optimizer.{key}.{name}")
-            counts = trainer.counters_at(parameter)
+            counts = counter_device(trainer.optimizer, parameter)
             state = _empty_state(key, parameter, saved[full], counts)
             trainer.optimizer.state[parameter][key] = state
             add(full, state)
@@ -372,6 +373,14 @@ def _state_keys(saved: Mapping[str, SavedTensor]) -> dict[str, list[str]]:
             key, _, name = rest.partition(".")
             keys.setdefault(name, []).append(key)
     return keys
+
+
+def counter_device(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter
+) -> torch.device:
+    """Device of the counter of a parameter's steps: fused kernels read it there."""
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    return parameter.device if fused else torch.device("cpu")
 
 
 def _empty_state(

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from executors.checkpoints.checkpoint import CheckpointOptions
 from executors.checkpoints.dcp import SavedTensor, _unpickle, read_saved
 from executors.checkpoints.folder import CheckpointFolder, damage, inspect_file
-from executors.checkpoints.snapshot import Inventory, difference
+from executors.checkpoints.snapshot import Inventory, counter_device, difference
 from planner.errors import ExecutionError, PlanFileError
 from planner.schema import Mesh
 from planner.schema.checkpoint import CheckpointRecord
@@ -231,3 +231,12 @@ def test_the_difference_of_models_is_said_in_a_line() -> None:
         "body.weight is [8, 4] there and [4, 4] here; norm.weight is only here "
         "(and 1 more)"
     )
+
+
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (False, "cpu")])
+def test_fused_optimizers_count_steps_beside_their_weights(
+    fused: bool, device: str
+) -> None:
+    adam = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], fused=fused)
+    weight = nn.Parameter(torch.zeros(1, device="meta"))
+    assert counter_device(adam, weight).type == device
