@@ -26,12 +26,15 @@ from benchmarks.tables import aligned, piped
 from planner.api import plan_graph
 from planner.cluster import Cluster
 from planner.cost import CostModel
+from planner.cost.constants import Calibration
 from planner.errors import MeshwrightError
 from planner.graph import ModelGraph
 from planner.measurements.catalogues import frameworks
+from planner.measurements.framework_names import year_of
 from planner.measurements.model_configs import graph_of
 from planner.measurements.model_shapes import shape_of
 from planner.measurements.points import parse_point
+from planner.measurements.store import shipped
 from planner.request import PlanOptions, make_request
 from planner.schema import Precision
 from planner.schema.schedules import schedule_spec
@@ -177,10 +180,22 @@ def published_row(configuration: Configuration) -> dict[str, int]:
     return row
 
 
+def _as_then(configuration: Configuration) -> Calibration:
+    """Shipped constants, with the attention that the framework had in that year."""
+    name, known = configuration.recipe, shipped()
+    recipe, year = known.recipes[name], year_of(configuration.source) or 0
+    for variant in frameworks()[name].variants:
+        if variant.year_from <= year <= variant.year_to:
+            then = variant.recipe.get("ampere_attention", recipe.ampere_attention)
+            recipe = replace(recipe, ampere_attention=then)
+    return replace(known, recipes={**known.recipes, name: recipe})
+
+
 def _options(configuration: Configuration) -> PlanOptions:
     return PlanOptions(
         global_batch=configuration.global_batch,
         recipe=configuration.recipe,
+        calibration=_as_then(configuration),
         precision=Precision(
             compute=configuration.dtype,  # type: ignore[arg-type]
             reduce=frameworks()[configuration.recipe].reduce,
