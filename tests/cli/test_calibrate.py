@@ -18,10 +18,10 @@ HEADER = (
 )
 SHAPE = "mine,4,512,8,512,A100-80GB,8"
 RUNS = (
-    f"a,{SHAPE},1,1,8,64,iter_time_s,0.05",
-    f"b,{SHAPE},2,1,8,64,iter_time_s,0.05",
+    f"a,{SHAPE},1,1,8,64,iter_time_s,0.1",
+    f"b,{SHAPE},2,1,8,64,iter_time_s,0.1",
     f"c,{SHAPE},1,1,8,64,peak_mem_gb,9",
-    f"d,{SHAPE},1,,8,64,iter_time_s,0.05",
+    f"d,{SHAPE},1,,8,64,iter_time_s,0.1",
 )
 
 

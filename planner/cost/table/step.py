@@ -129,7 +129,7 @@ def _replica_rows(
         backward_s=times.backward_s,
         whole=whole & (table.dp_replicate * rows.cp > 1),
         compression=context.regime.gradient_compression,
-        hooks_s=summaries.load[rows.pair, TIMES.hooks],
+        hooks_s=summaries.whole[rows.pair, TIMES.hooks],
     )
 
 
