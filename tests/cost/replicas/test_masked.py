@@ -74,7 +74,7 @@ def test_the_rest_goes_among_strong_replicas(weak: str, strong: int) -> None:
 
 
 def test_compute_is_the_mean_of_core_and_full_steps() -> None:
-    """What is saved goes with the neurons that core steps leave out."""
+    """Bytes that are saved go with the neurons that core steps leave out."""
     plain = compute_s("all_reduce")
     saved = plain - compute_s("masked")
     assert 0 < saved < plain / 4
