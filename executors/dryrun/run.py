@@ -124,7 +124,7 @@ def dry_runs(
         update={"strategy": plan.strategy.model_copy(update={"compile": False})}
     )
     found = []
-    with fake_tensors(holds_sent=set(plan.cluster.device_types) == {"cpu"}):
+    with fake_tensors(on_cpu=set(plan.cluster.device_types) == {"cpu"}):
         source = ModelSource(
             model_fn,
             lambda model: _check_model(plan, model, force),

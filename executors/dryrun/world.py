@@ -5,7 +5,8 @@ tensors have shapes, dtypes and sizes but no memory. Parts of torch that read va
 while they set themselves up are told what they would find. The only file that knows
 these private parts of torch: the fake process group, ``DeviceMesh``'s arithmetic,
 ``Module.to`` on fake parameters, the pipeline's warm-up vote, DDP's reducer, the shape
-of grouped products, the draw of truncated normal weights. Seen to work with torch 2.13.
+of grouped products, the draw of truncated normal weights, dropout. Seen to work with
+torch 2.13.
 """
 
 from __future__ import annotations
@@ -77,16 +78,25 @@ def fake_group(rank: int, world: int) -> Iterator[None]:
 
 
 @contextmanager
-def fake_tensors(*, holds_sent: bool = False) -> Iterator[FakeTensorMode]:
+def fake_tensors(*, on_cpu: bool = False) -> Iterator[FakeTensorMode]:
     """Make tensors without memory in the block; adapt torch as the module lists.
 
     Args:
-        holds_sent: Whether requests hold what they have sent for as long as they are
-            held themselves: gloo's do, NCCL's let go of it.
+        on_cpu: Whether they stand for those of CPU processes. There requests hold what
+            they have sent for as long as they are held themselves: gloo's do, NCCL's
+            let go of it. And dropout keeps numbers in the dtype of its input, and
+            attention with dropout its scores: on GPUs it is fused.
     """
     with ExitStack() as stack:
-        if holds_sent:
+        if on_cpu:
             stack.enter_context(mock.patch.object(schedules, "_batch_p2p", _holding))
+        else:
+            attention = "scaled_dot_product_attention"
+            stack.enter_context(
+                mock.patch.object(nn.functional, attention, _fused_attention)
+            )
+            library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+            library.impl("dropout", _fused_dropout, "AutogradCPU")
         for name in _MESH_METHODS:
             method = DeviceMesh.__dict__.get(name)
             if method is not None:
@@ -106,6 +116,38 @@ def fake_tensors(*, holds_sent: bool = False) -> Iterator[FakeTensorMode]:
             stack.enter_context(mock.patch.object(owner, name, double))
         # Indices, masks and position tables that exports keep are real tensors.
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+
+
+def _fused_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Drop elements in the one op that GPUs have for it, which keeps a byte of each."""
+    if not train or p == 0 or not input.numel():
+        return input
+    if p == 1:
+        return input * torch.zeros_like(input)
+    return torch.native_dropout(input, p, train)[0]
+
+
+#: torch's own.
+_ATTENTION: Callable[..., torch.Tensor] = nn.functional.scaled_dot_product_attention
+
+
+def _fused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Attend without dropout where attention is fused: on CPUs it would not be.
+
+    Kernels of GPUs keep no more for it than a seed. A mask that needs a gradient no
+    fused kernel takes.
+    """
+    learned = attn_mask is not None and attn_mask.requires_grad
+    dropout = dropout_p if learned else 0.0
+    return _ATTENTION(query, key, value, attn_mask, dropout, *args, **kwargs)
 
 
 def _agreed(order: Sequence[int], *_: Any) -> tuple[list[int], bool]:

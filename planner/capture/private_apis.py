@@ -30,6 +30,7 @@ __all__ = [
     "fake_output",
     "fake_tensor",
     "flop_formulas",
+    "fused_dropout",
     "has_fakes",
     "in_backward",
     "is_plain_fake",
@@ -272,6 +273,27 @@ def patched_function(replacement: Callable[..., torch.Tensor]) -> Iterator[None]
     finally:
         setattr(functional, name, before[0])
         setattr(bound, name, before[1])
+
+
+def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if not train or p == 0 or not input.numel():
+        return input
+    if p == 1:
+        return input * torch.zeros_like(input)
+    return torch.native_dropout(input, p, train)[0]
+
+
+@contextlib.contextmanager
+def fused_dropout() -> Iterator[None]:
+    """While open, dropout is the op that it is on GPUs, which keeps a byte an element.
+
+    On CPUs it is a product with random numbers in the dtype of its input. The
+    dispatcher is told, so that attention that is not fused drops its scores so, too.
+    """
+    scoped: Any = _private(torch.library, "_scoped_library")
+    with scoped("aten", "IMPL") as library:
+        library.impl("dropout", _dropout, "AutogradCPU")
+        yield
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from planner.capture.fakes import fake_copy, fakeify, quiet_state, real_copy
 from planner.capture.inputs import ExampleInputs, InputShape
 from planner.capture.private_apis import (
     fake_mode,
+    fused_dropout,
     quiet_forward,
     tree_flatten,
 )
@@ -191,6 +192,7 @@ def _fake(source: Source, way: str) -> Reading:
     with (
         mode,
         fused_attention_patched(attention),
+        fused_dropout(),
         quiet_forward(),
     ):
         loss, own = _run(source, module, tracer, source.repeats())
