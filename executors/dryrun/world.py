@@ -118,13 +118,13 @@ def fake_tensors(*, on_cpu: bool = False) -> Iterator[FakeTensorMode]:
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
 
-def _fused_dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+def _fused_dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Drop elements in the one op that GPUs have for it, which keeps a byte of each."""
-    if not train or p == 0 or not input.numel():
-        return input
+    if not train or p == 0 or not tensor.numel():
+        return tensor
     if p == 1:
-        return input * torch.zeros_like(input)
-    return torch.native_dropout(input, p, train)[0]
+        return tensor * torch.zeros_like(tensor)
+    return torch.native_dropout(tensor, p, train)[0]
 
 
 #: torch's own.

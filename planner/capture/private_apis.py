@@ -275,12 +275,12 @@ def patched_function(replacement: Callable[..., torch.Tensor]) -> Iterator[None]
         setattr(bound, name, before[1])
 
 
-def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not train or p == 0 or not input.numel():
-        return input
+def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if not train or p == 0 or not tensor.numel():
+        return tensor
     if p == 1:
-        return input * torch.zeros_like(input)
-    return torch.native_dropout(input, p, train)[0]
+        return tensor * torch.zeros_like(tensor)
+    return torch.native_dropout(tensor, p, train)[0]
 
 
 @contextlib.contextmanager

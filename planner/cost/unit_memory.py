@@ -14,7 +14,13 @@ from planner.cost.kernels.blocks import KERNEL_KINDS, BlockClasses, KernelTable
 from planner.graph import ModelGraph
 from planner.units import dtype_bytes
 
-__all__ = ["between_halves", "saved_bytes_of", "transient_bytes_of", "whole_bytes_of"]
+__all__ = [
+    "alone_bytes_of",
+    "between_halves",
+    "saved_bytes_of",
+    "transient_bytes_of",
+    "whole_bytes_of",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -245,6 +251,73 @@ def whole_bytes_of(
     )
     beyond = most.max(axis=-1) - before[..., -1]
     return np.stack([beyond, most[..., :2].max(axis=-1)])
+
+
+def alone_bytes_of(
+    context: PricingContext,
+    saved: Array,
+    transient: Array,
+    parameters: dict[str, Array],
+    logits: Array,
+) -> Array:
+    """Most that the only device of a model needs, in the backward of one microbatch.
+
+    Where compute casts weights, those of a unit are freed when the unit is done; its
+    gradients are copied to be reduced, and once more to where the optimizer finds
+    them. Weights that units share, and their gradients, stay as they are to the end.
+    Without a cast gradients are made where they stay.
+    Source: torch.distributed.fsdp, _fully_shard/_fsdp_param_group.py (post_backward)
+    and _fsdp_collectives.py (foreach_reduce) on a mesh of one rank, torch 2.13.
+
+    Args:
+        context: The request.
+        saved: Shape [3, C, U].
+        transient: Shape [3, C, U].
+        parameters: Scalars of units and of ties, by field of ``UnitCosts``.
+        logits: Gradient of logits. Shape [C, U].
+
+    Returns:
+        Cast weights, gradients, and the rest beyond all that is saved, at the worst
+        moment; by recompute kind. Shape [3, 3, C].
+    """
+    of, ties = context.scalar_bytes, context.facts.parameter_counts.ties
+    cast = of.compute if of.compute != of.stored else 0.0
+    units = np.arange(saved.shape[-1])
+    shares = np.isin(units, [*ties.first, *ties.second])
+    whole = parameters["dense_parameters"] + parameters["expert_parameters"]
+    trained = parameters["trained_dense"] + parameters["trained_experts"]
+    early, own = np.where(shares, 0.0, trained), np.where(shares, 0.0, whole)
+    stays = cast * (whole - own).sum(axis=-1, keepdims=True)
+    weights = cast * np.cumsum(own, axis=-1) + stays
+    reduced = of.stored * np.cumsum(early[:, ::-1], axis=-1)[:, ::-1]
+    first, second = ties.first[:, None], ties.second[:, None]
+    tied = of.compute * parameters["tied_trained"]
+    held = tied @ ((first <= units) & (units < second))
+    begun = tied @ ((first < units) & (units <= second))
+    # The copies of a unit's gradients that were reduced stay until the next are copied.
+    copies, narrow = (of.reduce, of.compute - of.stored) if cast else (0.0, 0.0)
+    copied = copies * _taken(early, _neighbours(context.graph)[1])
+    before = np.cumsum(saved, axis=-1)
+    behind, none = before - saved, np.zeros_like(before[..., :1])
+    each, last = (part.sum(axis=-1, keepdims=True) for part in (early, trained - early))
+    both = tied.sum(axis=-1, keepdims=True)
+    moments = [
+        # A unit is computed; its gradients are there, beside that of its output; they
+        # are copied.
+        (weights, reduced - of.stored * early + held, before + transient + copied),
+        (weights, reduced + begun, behind + narrow * early + logits + copied),
+        (weights - cast * own, reduced + begun, behind + copies * early),
+        # Gradients of tied weights are added up, then copied.
+        (stays, of.stored * each + both, none + 2 * both + copied[:, :1]),
+        (0.0 * each, of.stored * (each + last), none + copies * last),
+    ]
+    parts = np.concatenate(
+        [np.stack(np.broadcast_arrays(*moment)) for moment in moments], axis=-1
+    )
+    worst = parts.sum(axis=0).argmax(axis=-1)
+    found = np.take_along_axis(parts, worst[None, ..., None], axis=-1)[..., 0]
+    found[2] -= before[..., -1]
+    return found
 
 
 def _neighbours(graph: ModelGraph) -> tuple[Index, Index]:

@@ -31,6 +31,7 @@ from planner.cost.traffic.layers import (
     tensor_traffic,
 )
 from planner.cost.unit_memory import (
+    alone_bytes_of,
     between_halves,
     saved_bytes_of,
     transient_bytes_of,
@@ -310,6 +311,8 @@ class UnitCosts:
             saved, and that the first two units need, with what they have saved; by
             :data:`planner.cost.table.memory.IN_FLIGHT` and recompute kind. Shape [2, 3,
             3, C].
+        alone_bytes: Cast weights, gradients and working set of the only device of a
+            model, see :func:`planner.cost.unit_memory.alone_bytes_of`. Shape [3, 3, C].
         dense_parameters: Scalars on one device before ZeRO, without experts. [C, U].
         expert_parameters: Scalars of its experts, before ZeRO. Shape [C, U].
         trained_dense: Those of dense_parameters that have a gradient. [C, U]; likewise
@@ -350,6 +353,7 @@ class UnitCosts:
     saved_bytes: Array
     transient_bytes: Array
     whole_bytes: Array
+    alone_bytes: Array
     dense_parameters: Array
     expert_parameters: Array
     trained_dense: Array
@@ -489,6 +493,7 @@ def price_units(
         whole_bytes=whole_bytes_of(
             context, saved, transient, parameters, logits, combos.ep[:, None] > 1
         ),
+        alone_bytes=alone_bytes_of(context, saved, transient, parameters, logits),
         weight_grad_bytes=halves,
         output_bytes=output,
         cut_bytes=cut,

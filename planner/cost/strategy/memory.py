@@ -73,6 +73,8 @@ def memory_parts(
     trained: ArrayLike | None = None,
     trained_sharded: ArrayLike | None = None,
     first_trained: ArrayLike = 0.0,
+    alone_bytes: Sequence[ArrayLike] = (0.0, 0.0, 0.0),
+    copies: ArrayLike = 0,
 ) -> MemoryParts:
     """Memory of devices, all arguments broadcast against each other.
 
@@ -92,6 +94,10 @@ def memory_parts(
         trained: Part of ``parameters`` that has a gradient; all if left out.
         trained_sharded: Part of ``sharded`` that has one; all if left out.
         first_trained: Trained scalars of the first unit.
+        alone_bytes: Cast weights, gradients and working set where one device has the
+            model, see :func:`planner.cost.unit_memory.alone_bytes_of`.
+        copies: Devices between which dp_replicate, dp_shard and cp divide a batch; 0
+            where ``alone_bytes`` is left out.
     """
     sizes = (
         parameters,
@@ -101,17 +107,18 @@ def memory_parts(
         first_trained,
         *held_bytes,
         *working_bytes,
+        *alone_bytes,
     )
+    counts = (zero_stage, pp, num_microbatches, copies)
     columns = np.broadcast_arrays(
         *(np.asarray(size, dtype=np.float64) for size in sizes),
-        *(np.asarray(x, dtype=np.int64) for x in (zero_stage, pp, num_microbatches)),
+        *(np.asarray(count, dtype=np.int64) for count in counts),
     )
-    scalars = np.stack([column.ravel() for column in columns[:14]], axis=1)
-    scalars, held, working = (
-        np.ascontiguousarray(part) for part in np.split(scalars, (5, 8), axis=1)
-    )
-    others = (column.flatten() for column in columns[14:])
-    found = peak_bytes(Devices(scalars, held, working, *others), of)
+    stacked = np.stack([column.ravel() for column in columns[: len(sizes)]], axis=1)
+    parts_of = np.split(stacked, (5, 8, 14), axis=1)
+    others = (column.flatten() for column in columns[len(sizes) :])
+    each = Devices(*(np.ascontiguousarray(part) for part in parts_of), *others)
+    found = peak_bytes(each, of)
     activations = found[3].reshape(columns[0].shape)
     waiting = num_microbatches if of.all_waiting else 1
     parts = (
@@ -140,6 +147,7 @@ def strategy_memory(
         exchanged: What keeping copies together takes.
     """
     strategy, costs, shards = stages.strategy, stages.costs, stages.parameters
+    mesh = strategy.mesh
     parts = memory_parts(
         stages.context.scalar_bytes,
         parameters=shards.whole,
@@ -147,6 +155,8 @@ def strategy_memory(
         trained=shards.trained,
         trained_sharded=shards.trained_shard,
         first_trained=costs.reduced_last[0],
+        alone_bytes=costs.alone_bytes[:, stages.recompute[0], 0],
+        copies=mesh.dp_replicate * mesh.dp_shard * mesh.cp,
         zero_stage=strategy.zero_stage,
         pp=stages.pp,
         num_microbatches=strategy.num_microbatches,

@@ -102,6 +102,17 @@ def _in_flight(zero: int, pp: int, many: int, of: ScalarBytes) -> int:
 
 
 @inner
+def _alone(zero: int, pp: int, many: int, copies: int, of: ScalarBytes) -> bool:
+    """Return whether a model has one device and one backward a step.
+
+    See :func:`planner.cost.unit_memory.alone_bytes_of`.
+    """
+    plain = not (of.gradients_ahead or of.computed_gradients or of.both_gradients)
+    plain = plain and not of.gathers_whole
+    return plain and copies == 1 and zero == 0 and pp == 1 and many == 1
+
+
+@inner
 def _of_gradients(
     has: _Scalars, zero: int, pp: int, many: int, of: ScalarBytes
 ) -> float:
@@ -174,17 +185,23 @@ class Devices(NamedTuple):
             behind another. Shape [n, 3].
         working: Working sets by :data:`IN_FLIGHT`, then those of a unit that is the
             last to be done. Shape [n, 6].
+        alone: Cast weights, gradients and working set of the only device of a model.
+            Shape [n, 3].
         zero: ZeRO stage. Shape [n].
         pp: Pipeline degree. Shape [n].
         many: Microbatches in a step. Shape [n].
+        copies: Devices between which dp_replicate, dp_shard and cp divide a batch; 0
+            where what a model needs on its only device is not told. Shape [n].
     """
 
     scalars: Array
     held: Array
     working: Array
+    alone: Array
     zero: Index
     pp: Index
     many: Index
+    copies: Index
 
 
 @compiled
@@ -192,6 +209,11 @@ def _of_all_devices(each: Devices, of: ScalarBytes, parts: Array) -> None:
     for i in range(len(each.scalars)):
         has, held = each.scalars[i], each.held[i]
         zero, pp, many = each.zero[i], each.pp[i], each.many[i]
+        if _alone(zero, pp, many, each.copies[i], of):
+            parts[0, i] = has[0] * of.stored + each.alone[i, 0]
+            parts[1, i], parts[2, i] = each.alone[i, 1], has[2] * of.states
+            parts[3, i] = held[0] + each.alone[i, 2]
+            continue
         kind = _in_flight(zero, pp, many, of)
         parts[0, i], parts[1, i], parts[2, i], parts[3, i] = _at_peak(
             _Scalars(has[0], has[1], has[2], has[3], has[4]),
@@ -374,6 +396,7 @@ def _fill(
     peaks: Array,
     crossing: Array,
     whole: Array,
+    alone: Array,
     first: Array,
     limits: Array,
     of: ScalarBytes,
@@ -391,6 +414,7 @@ def _fill(
         crossing: Columns :data:`CROSSING`, likewise.
         whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
             recompute kind, and of its last unit. Shape [pairs, 2, 3, 3].
+        alone: What the only device of a model needs. Shape [pairs, 3, 3].
         first: Trained scalars of the first unit. Shape [pairs].
         limits: Bytes that these ranks may use at each place. Shape [places, 3].
         of: What the request says of bytes.
@@ -415,6 +439,7 @@ def _fill(
         ways = rows.dp_shard[row] * rows.cp[row] if zero > 0 else 1
         # All of dp_shard x cp share a copy, of experts at most their part of it.
         left = ep / max(ways, ep)
+        copies = rows.dp_replicate[row] * rows.dp_shard[row] * rows.cp[row]
         fullest, over = 0.0, -np.inf
         for place in range(min(pp, 3)):
             dense, experts = kept[pair, place, _DENSE], kept[pair, place, _EXPERT]
@@ -455,9 +480,14 @@ def _fill(
                     whole[pair, 0, kind, again],
                     whole[pair, 1, kind, again],
                 )
-            parameters, gradients, states, activations = _at_peak(
-                has, zero, pp, many, of, held, working, ending
-            )
+            if _alone(zero, pp, many, copies, of):
+                parameters = has.whole * of.stored + alone[pair, 0, again]
+                gradients, states = alone[pair, 1, again], trained * of.states
+                activations = held.first + alone[pair, 2, again]
+            else:
+                parameters, gradients, states, activations = _at_peak(
+                    has, zero, pp, many, of, held, working, ending
+                )
             buffers = crossing[pair, place, _RECEIVED]
             buffers *= many if of.all_waiting else 1
             total = parameters + gradients + states + buffers + of.reserve
@@ -503,6 +533,7 @@ def table_memory(
         ranks.peaks,
         ranks.crossing,
         ranks.whole,
+        ranks.alone,
         ranks.first,
         limits,
         of,

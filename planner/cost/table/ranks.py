@@ -67,6 +67,8 @@ class RankMemory:
             CROSSING].
         whole: Working set of a device that has all units, by :data:`IN_FLIGHT` and
             recompute kind, and of its last unit. Shape [pairs, 2, 3, 3].
+        alone: Cast weights, gradients and working set of the only device of a model,
+            by recompute kind. Shape [pairs, 3, 3].
         first: Trained scalars of the first unit. Shape [pairs].
         tied: Trained scalars of copies whose gradients ranks sum up, and how many
             sums that takes. Shape [pairs, 2].
@@ -76,6 +78,7 @@ class RankMemory:
     peaks: Array
     crossing: Array
     whole: Array
+    alone: Array
     first: Array
     tied: Array
 
@@ -211,6 +214,7 @@ def rank_memory(
         peaks=of_ranks(peaks, np.maximum),
         crossing=of_ranks(crossing, np.add),
         whole=np.ascontiguousarray(np.moveaxis(costs.whole_bytes, -1, 0)[combo]),
+        alone=np.ascontiguousarray(np.moveaxis(costs.alone_bytes, -1, 0)[combo]),
         first=costs.reduced_last[combo],
         tied=_tied(costs, combo, pp, folded, bounds, problem),
     )

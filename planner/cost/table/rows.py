@@ -28,6 +28,7 @@ class Columns(NamedTuple):
     """
 
     pp: Index
+    dp_replicate: Index
     dp_shard: Index
     cp: Index
     ep: Index
