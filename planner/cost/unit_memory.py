@@ -294,9 +294,10 @@ def alone_bytes_of(
     tied = of.compute * parameters["tied_trained"]
     held = tied @ ((first <= units) & (units < second))
     begun = tied @ ((first < units) & (units <= second))
-    # The copies of a unit's gradients that were reduced stay until the next are copied.
+    # What a unit's gradients were copied to stays until the next are copied.
     copies, narrow = (of.reduce, of.compute - of.stored) if cast else (0.0, 0.0)
     copied = copies * _taken(early, _neighbours(context.graph)[1])
+    latest = copied[:, :2].max(axis=-1, keepdims=True)
     before = np.cumsum(saved, axis=-1)
     behind, none = before - saved, np.zeros_like(before[..., :1])
     each, last = (part.sum(axis=-1, keepdims=True) for part in (early, trained - early))
@@ -307,8 +308,9 @@ def alone_bytes_of(
         (weights, reduced - of.stored * early + held, before + transient + copied),
         (weights, reduced + begun, behind + narrow * early + logits + copied),
         (weights - cast * own, reduced + begun, behind + copies * early),
-        # Gradients of tied weights are added up, then copied.
-        (stays, of.stored * each + both, none + 2 * both + copied[:, :1]),
+        # Gradients of tied weights are added up, perhaps before the second unit is
+        # reduced; then they are copied.
+        (stays, of.stored * each + both, none + 2 * both + latest),
         (0.0 * each, of.stored * (each + last), none + copies * last),
     ]
     parts = np.concatenate(

@@ -74,10 +74,12 @@ def test_compute_and_memory_are_those_of_tp_without_its_collectives(
     compute = ours.breakdown_s["compute"]
     assert compute == pytest.approx(tensor.breakdown_s["compute"], rel=1e-9)
     assert parts["compute"] == pytest.approx(theirs["compute"], rel=1e-6)
-    for name in ("parameters", "gradients", "optimizer"):
+    for name in ("parameters", "optimizer"):
         found = getattr(ours.memory, name)
         assert found == pytest.approx(getattr(tensor.memory, name)), name
     assert ours.memory.parameters == pytest.approx(WEIGHTS / copies)
+    # Those of the other are no more when activations are most.
+    assert ours.memory.gradients == pytest.approx(WEIGHTS / copies)
     plain, _, whole = priced("local_steps", dp_replicate=copies)
     assert memory < whole
     assert compute < plain.breakdown_s["compute"]

@@ -58,6 +58,7 @@ def random_costs(types: int) -> UnitCosts:
         saved_bytes=draw(3, COMBOS, UNITS),
         transient_bytes=draw(3, COMBOS, UNITS),
         whole_bytes=draw(2, 3, 3, COMBOS),
+        alone_bytes=draw(3, 3, COMBOS),
         summed_parameters=draw(2, COMBOS, UNITS),
         tensors=draw(UNITS),
         cut_bytes=draw(COMBOS, UNITS - 1),
