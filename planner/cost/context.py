@@ -174,6 +174,8 @@ class ScalarBytes(NamedTuple):
         gradients_ahead: As :attr:`Recipe.gradients_ahead`.
         keeps_sent: Whether requests hold what they have sent until the pipeline lets go
             of them: gloo's do.
+        replicas_alike: Whether replicas hold what the only device of a model does:
+            ``replicate`` casts as ``fully_shard`` does.
     """
 
     stored: float
@@ -189,6 +191,7 @@ class ScalarBytes(NamedTuple):
     gradients_ahead: bool
     keeps_sent: bool
     keeps_graph: bool
+    replicas_alike: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +293,8 @@ class PricingContext:
             gradients_ahead=recipe.gradients_ahead,
             keeps_sent=not self.on_gpu,
             keeps_graph=recipe.keeps_graph,
+            replicas_alike=self.activation_dtype != precision.parameter
+            and not self.regime.synchronisation.apart,
         )
 
     @cached_property

@@ -74,7 +74,8 @@ def memory_parts(
     trained_sharded: ArrayLike | None = None,
     first_trained: ArrayLike = 0.0,
     alone_bytes: Sequence[ArrayLike] = (0.0, 0.0, 0.0),
-    copies: ArrayLike = 0,
+    replicas: ArrayLike = 0,
+    shards: ArrayLike = 1,
 ) -> MemoryParts:
     """Memory of devices, all arguments broadcast against each other.
 
@@ -96,8 +97,8 @@ def memory_parts(
         first_trained: Trained scalars of the first unit.
         alone_bytes: Cast weights, gradients and working set where one device has the
             model, see :func:`planner.cost.unit_memory.alone_bytes_of`.
-        copies: Devices between which dp_replicate, dp_shard and cp divide a batch; 0
-            where ``alone_bytes`` is left out.
+        replicas: Degree of dp_replicate; 0 where ``alone_bytes`` is left out.
+        shards: Of dp_shard times that of cp.
     """
     sizes = (
         parameters,
@@ -109,7 +110,7 @@ def memory_parts(
         *working_bytes,
         *alone_bytes,
     )
-    counts = (zero_stage, pp, num_microbatches, copies)
+    counts = (zero_stage, pp, num_microbatches, replicas, shards)
     columns = np.broadcast_arrays(
         *(np.asarray(size, dtype=np.float64) for size in sizes),
         *(np.asarray(count, dtype=np.int64) for count in counts),
@@ -156,7 +157,8 @@ def strategy_memory(
         trained_sharded=shards.trained_shard,
         first_trained=costs.reduced_last[0],
         alone_bytes=costs.alone_bytes[:, stages.recompute[0], 0],
-        copies=mesh.dp_replicate * mesh.dp_shard * mesh.cp,
+        replicas=mesh.dp_replicate,
+        shards=mesh.dp_shard * mesh.cp,
         zero_stage=strategy.zero_stage,
         pp=stages.pp,
         num_microbatches=strategy.num_microbatches,

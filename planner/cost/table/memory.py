@@ -102,11 +102,14 @@ def _in_flight(zero: int, pp: int, many: int, of: ScalarBytes) -> int:
 
 
 @inner
-def _alone(zero: int, pp: int, many: int, copies: int, of: ScalarBytes) -> bool:
-    """Return whether a model has one device and one backward a step.
+def _alone(
+    zero: int, pp: int, many: int, replicas: int, shards: int, of: ScalarBytes
+) -> bool:
+    """Return whether a device holds what the only one of a model does.
 
     See :func:`planner.cost.unit_memory.alone_bytes_of`.
     """
+    copies = min(replicas, 1) * shards if of.replicas_alike else replicas * shards
     plain = not (of.gradients_ahead or of.computed_gradients or of.both_gradients)
     plain = plain and not of.gathers_whole
     return plain and copies == 1 and zero == 0 and pp == 1 and many == 1
@@ -190,8 +193,8 @@ class Devices(NamedTuple):
         zero: ZeRO stage. Shape [n].
         pp: Pipeline degree. Shape [n].
         many: Microbatches in a step. Shape [n].
-        copies: Devices between which dp_replicate, dp_shard and cp divide a batch; 0
-            where what a model needs on its only device is not told. Shape [n].
+        replicas: Degree of dp_replicate; 0 where ``alone`` is not told. Shape [n].
+        shards: Of dp_shard times that of cp. Shape [n].
     """
 
     scalars: Array
@@ -201,7 +204,8 @@ class Devices(NamedTuple):
     zero: Index
     pp: Index
     many: Index
-    copies: Index
+    replicas: Index
+    shards: Index
 
 
 @compiled
@@ -209,7 +213,7 @@ def _of_all_devices(each: Devices, of: ScalarBytes, parts: Array) -> None:
     for i in range(len(each.scalars)):
         has, held = each.scalars[i], each.held[i]
         zero, pp, many = each.zero[i], each.pp[i], each.many[i]
-        if _alone(zero, pp, many, each.copies[i], of):
+        if _alone(zero, pp, many, each.replicas[i], each.shards[i], of):
             parts[0, i] = has[0] * of.stored + each.alone[i, 0]
             parts[1, i], parts[2, i] = each.alone[i, 1], has[2] * of.states
             parts[3, i] = held[0] + each.alone[i, 2]
@@ -439,7 +443,7 @@ def _fill(
         ways = rows.dp_shard[row] * rows.cp[row] if zero > 0 else 1
         # All of dp_shard x cp share a copy, of experts at most their part of it.
         left = ep / max(ways, ep)
-        copies = rows.dp_replicate[row] * rows.dp_shard[row] * rows.cp[row]
+        replicas, shards_of = rows.dp_replicate[row], rows.dp_shard[row] * rows.cp[row]
         fullest, over = 0.0, -np.inf
         for place in range(min(pp, 3)):
             dense, experts = kept[pair, place, _DENSE], kept[pair, place, _EXPERT]
@@ -480,7 +484,7 @@ def _fill(
                     whole[pair, 0, kind, again],
                     whole[pair, 1, kind, again],
                 )
-            if _alone(zero, pp, many, copies, of):
+            if _alone(zero, pp, many, replicas, shards_of, of):
                 parameters = has.whole * of.stored + alone[pair, 0, again]
                 gradients, states = alone[pair, 1, again], trained * of.states
                 activations = held.first + alone[pair, 2, again]

@@ -145,7 +145,8 @@ _T5 = {
 }
 #: Model, microbatch, tokens, dtype, recomputation. Few tokens keep less than gradients
 #: take: the end of backward is the worst, where for many it is the beginning. Masks of
-#: dropout are a byte an element; attention with a learned bias is not fused.
+#: dropout are a byte an element; attention with a learned bias is not fused. Replicas
+#: that cast hold what the only device does.
 ALONE: dict[str, tuple[dict[str, Any], int, int, Any, Any]] = {
     "dropout": (_GPT2, 16, 256, "bfloat16", "none"),
     "tied, few tokens": (_GPT2, 1, 32, "bfloat16", "none"),
@@ -156,6 +157,7 @@ ALONE: dict[str, tuple[dict[str, Any], int, int, Any, Any]] = {
     "experts, few tokens": (_MIXTRAL, 1, 32, "bfloat16", "none"),
     "untied, few tokens": (_CONFIG, 1, 16, "bfloat16", "none"),
     "learned bias": (_T5, 8, 256, "bfloat16", "none"),
+    "replicas, few tokens": (_GPT2, 1, 32, "bfloat16", "none"),
 }
 
 
@@ -166,7 +168,7 @@ def test_memory_of_a_model_on_one_gpu(name: str) -> None:
     loaded = load_config(config, seq_len=length)
     graph = capture(loaded, dtype=dtype)
     strategy = Strategy(
-        mesh=Mesh(),
+        mesh=Mesh(dp_replicate=2 if "replicas" in name else 1),
         stages=(Stage(rank=0, modules=(), recompute=recompute),),
         precision=Precision(compute=dtype),
         microbatch_size=size,
