@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from planner.cost.context import Combinations
 from planner.cost.recipes import Recipe
 from planner.cost.units import UnitCosts, price_units
 from planner.graph import Kernel, ModelGraph
+from planner.schema import Precision
 from tests.cost.made import HIDDEN, TOKENS, device, hosts, setting_for, uniform_graph
 
 STREAM = 2.0 * TOKENS * HIDDEN
@@ -21,9 +23,11 @@ CLUSTER = hosts((1, 8, device()))
 NONE, SELECTIVE, FULL = range(3)
 
 
-def priced(graph: ModelGraph, recipe: Recipe, tp: int = 1, split: int = 0) -> UnitCosts:
+def priced(
+    graph: ModelGraph, recipe: Recipe, tp: int = 1, split: int = 0, **more: Any
+) -> UnitCosts:
     one = np.ones(1, dtype=np.int64)
-    context = setting_for(graph, CLUSTER, recipe=recipe)
+    context = setting_for(graph, CLUSTER, recipe=recipe, **more)
     combos = Combinations(
         tp=tp * one, cp=one, ep=one, microbatch=one, sequence_parallel=split * one
     )
@@ -182,3 +186,47 @@ def test_a_root_group_stays_gathered_to_the_end() -> None:
     weights = 2
     assert more[weights, NONE, 0] == pytest.approx(head)
     assert (more[:weights] == 0).all()
+
+
+def _alone(costs: UnitCosts, kind: int, *, casts: bool, head: int) -> float:
+    """Most bytes of the only device's backward, event by event."""
+    saved, working = costs.saved_bytes[kind, 0], costs.transient_bytes[kind, 0]
+    scalars = costs.dense_parameters[0]
+    narrow = 2 * scalars if casts else 0 * scalars
+    alive, weights, most = float(saved.sum()), float(narrow.sum()), 0.0
+    reduced = copied = 0.0
+    for unit in reversed(range(len(saved))):
+        most = max(most, alive + weights + reduced + copied + working[unit])
+        alive -= saved[unit]
+        made = (2 if casts else 4) * scalars[unit] + (LOGITS if unit == head else 0)
+        most = max(most, alive + weights + reduced + copied + made)
+        weights -= narrow[unit]
+        reduced += 4 * scalars[unit]
+        copied = 4 * scalars[unit] if casts else 0.0
+        most = max(most, alive + weights + reduced + copied)
+    return most
+
+
+@pytest.mark.parametrize("kind", [NONE, FULL])
+@pytest.mark.parametrize("width", [1.0, 1000.0])
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+def test_gradients_of_a_lone_device_come_as_its_weights_and_activations_go(
+    kind: int, width: float, compute: Any
+) -> None:
+    graph = with_head()
+    parameters = [
+        replace(one, shape=(int(width * one.shape[0]), *one.shape[1:]))
+        for one in graph.parameters
+    ]
+    graph = replace(graph, parameters=tuple(parameters), dtype=compute)
+    costs = priced(graph, Recipe(name="x"), precision=Precision(compute=compute))
+    found = costs.alone_bytes[:, kind, 0].sum() + costs.saved_bytes[kind, 0].sum()
+    casts = compute == "bfloat16"
+    assert found == pytest.approx(_alone(costs, kind, casts=casts, head=2))
+    scalars = costs.dense_parameters[0].sum()
+    weights, gradients, _ = costs.alone_bytes[:, kind, 0]
+    if width == 1:
+        # All that was saved is there: the beginning is the worst.
+        assert (weights, gradients) == (2 * scalars * casts, 0)
+    else:
+        assert gradients > 2 * scalars > weights

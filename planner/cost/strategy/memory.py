@@ -156,7 +156,7 @@ def strategy_memory(
         trained=shards.trained,
         trained_sharded=shards.trained_shard,
         first_trained=costs.reduced_last[0],
-        alone_bytes=costs.alone_bytes[:, stages.recompute[0], 0],
+        alone_bytes=[*costs.alone_bytes[:, stages.recompute[0], 0]],
         replicas=mesh.dp_replicate,
         shards=mesh.dp_shard * mesh.cp,
         zero_stage=strategy.zero_stage,

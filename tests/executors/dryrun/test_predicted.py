@@ -161,8 +161,11 @@ ALONE: dict[str, tuple[dict[str, Any], int, int, Any, Any]] = {
 }
 
 
+ALONE_SLOW = {"float32", "recomputed", "experts", "replicas, few tokens"}
+
+
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", cases(ALONE, further=(), slow=ALONE_SLOW))
 def test_memory_of_a_model_on_one_gpu(name: str) -> None:
     config, size, length, dtype, recompute = ALONE[name]
     loaded = load_config(config, seq_len=length)
