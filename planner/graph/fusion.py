@@ -533,7 +533,7 @@ class _Kernels:
             old,
             origin=[numbers.setdefault(self._key(k), len(numbers)) for k in kernels],
             names=[old.names[place] for place in places],
-            modules=[old.modules[place] for place in places],
+            modules=[self._module(kernel.group) for kernel in kernels],
             kernels=[self._cost(kernel.group) for kernel in kernels],
             inputs=[kernel.inputs for kernel in kernels],
             outputs=[kernel.outputs for kernel in kernels],
@@ -547,6 +547,15 @@ class _Kernels:
             transient=column("transient"),
             saves=[(p, storage) for p, k in enumerate(kernels) for storage in k.saved],
         )
+
+    def _module(self, group: _Group) -> str:
+        """Module of a kernel's last op; where it drops out, too, that of its norm."""
+        graph = self.source
+        if any(graph.names[row] == "aten::native_dropout" for row in group.rows):
+            for row in group.rows:
+                if "Norm" in graph.module_types.get(graph.modules[row], ""):
+                    return graph.modules[row]
+        return graph.modules[group.place]
 
     def _key(self, kernel: _Kernel) -> tuple[object, ...]:
         """Equal for kernels of equal ops and cost."""
