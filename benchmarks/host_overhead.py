@@ -104,7 +104,7 @@ def kernel_s(name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """What fully sharding adds to a step of a model of next to no size.
+    """Cost of fully sharding, added to a step of a model of next to no size.
 
     Attributes:
         calls: Gathers and reductions.

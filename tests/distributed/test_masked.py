@@ -415,7 +415,7 @@ def test_weak_replicas_send_the_core_alone(pool: Pool) -> None:
 
 
 def test_a_dry_run_follows_both_phases() -> None:
-    """Of the groups, too: weak replicas are none of the second."""
+    """Weak replicas are no members of the second group either."""
     made = plan_model(
         graph_of("tiny-llama"),
         "local:4",
@@ -728,7 +728,7 @@ def train_planned(text: str) -> list[float]:
     ],
 )
 def test_planner_and_executors_count_one_core(model: str) -> None:
-    """Of whole neurons and heads: 0.3 of 2 heads is one."""
+    """Whole neurons and heads count: 0.3 of 2 heads is one."""
     graph, settings = only_neurons(graph_of(model)), Masked(core=0.3)
     whole = build(model)
     found = sum(
