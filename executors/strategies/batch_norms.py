@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from executors.mesh import ProcessMesh
 from planner.errors import ExecutionError
 
-__all__ = ["synchronise_batch_norms"]
+__all__ = ["calibrate_batch_norms", "synchronise_batch_norms"]
 
 
 def synchronise_batch_norms(model: nn.Module, place: ProcessMesh) -> None:
@@ -43,6 +44,47 @@ def synchronise_batch_norms(model: nn.Module, place: ProcessMesh) -> None:
                 f"data parallel 1, or pin semantics=approximate"
             )
         module.forward = types.MethodType(_Forward(wide), module)  # type: ignore[method-assign]
+
+
+@torch.no_grad()
+def calibrate_batch_norms(
+    model: nn.Module, batches: Iterable[Mapping[str, torch.Tensor]]
+) -> None:
+    """Take the running statistics of a model anew, in place, as the mean over batches.
+
+    Weights, modes of modules and other buffers of the batch norms stay as they are.
+
+    Args:
+        model: Whose batch norms track running statistics; others are left alone.
+        batches: Inputs of forward by name, on the model's device; at least one.
+
+    Raises:
+        ExecutionError: If there are no batches.
+    """
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    ]
+    kept = [(norm, norm.momentum, norm.training) for norm in norms]
+    seen = 0
+    for norm in norms:
+        norm.reset_running_stats()
+        # None takes the mean of all batches.
+        norm.momentum = None
+        norm.training = True
+    try:
+        for batch in batches:
+            model(**batch)
+            seen += 1
+    finally:
+        for norm, momentum, training in kept:
+            norm.momentum, norm.training = momentum, training
+    if norms and not seen:
+        raise ExecutionError(
+            "no batches to take running statistics of batch norms from; give at least "
+            "one"
+        )
 
 
 class _Forward:

@@ -31,6 +31,7 @@ from planner.cost.traffic.collectives import (
     replica_groups,
 )
 from planner.graph import Fusion, ModelGraph
+from planner.graph.residual import find_residual_blocks
 from planner.schema import Optimizer, Precision
 from planner.schema.cluster import DeviceType
 from planner.space.regime import Regime
@@ -55,6 +56,7 @@ class Combinations:
     Attributes:
         order: Which of several orders of devices the groups lie in, see
             :class:`planner.cost.table.orders.Orders`; None for the only one.
+        depth: Equal residual blocks that a copy computes; None for all.
     """
 
     tp: Index
@@ -63,6 +65,7 @@ class Combinations:
     microbatch: Index
     sequence_parallel: Index
     order: Index | None = None
+    depth: Index | None = None
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -157,6 +160,12 @@ class SharedFacts:
     def parameter_counts(self) -> ParameterCounts:
         """Scalars of each unit."""
         return count_parameters(self.graph)
+
+    @cached_property
+    def residual_blocks(self) -> NDArray[np.bool_]:
+        """Mask of the units that are equal residual blocks. Shape [units]."""
+        blocks = find_residual_blocks(self.graph).units
+        return np.isin(self.graph.unit_names, blocks)
 
 
 class ScalarBytes(NamedTuple):

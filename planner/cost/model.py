@@ -38,7 +38,7 @@ class CostModel:
     def __init__(self, context: PricingContext) -> None:
         self.context = context
         self.evaluations = {"analytic": 0, "simulated": 0}
-        self._units: dict[tuple[int | str, ...], UnitCosts] = {}
+        self._units: dict[tuple[int | str | None, ...], UnitCosts] = {}
         self._reordered: dict[tuple[str, ...], CostModel] = {}
 
     def table(self, table: StrategyTable) -> CostTable:
@@ -76,6 +76,7 @@ class CostModel:
         microbatch: int,
         sequence_parallel: bool,
         context_algorithm: ContextAlgorithm = "ring",
+        depth: int | None = None,
     ) -> UnitCosts:
         """Every unit under one combination (C = 1); kept, as finalists share a few.
 
@@ -86,8 +87,10 @@ class CostModel:
             microbatch: Samples per microbatch.
             sequence_parallel: Whether tp also splits the stream between layers.
             context_algorithm: How attention sees a sequence that cp divides.
+            depth: Equal residual blocks that a copy computes; None for all.
         """
-        key = (tp, cp, ep, microbatch, int(sequence_parallel), context_algorithm)
+        degrees = (tp, cp, ep, microbatch, int(sequence_parallel))
+        key = (*degrees, context_algorithm, depth)
         if key not in self._units:
 
             def one(value: int) -> NDArray[np.int64]:
@@ -99,6 +102,7 @@ class CostModel:
                 ep=one(ep),
                 microbatch=one(microbatch),
                 sequence_parallel=one(int(sequence_parallel)),
+                depth=None if depth is None else one(depth),
             )
             self._units[key] = price_units(
                 self.context,
@@ -156,13 +160,18 @@ class CostModel:
                 context = replace(self.context, graph=graph.reordered(listed))
                 self._reordered[listed] = CostModel(context)
             model = self._reordered[listed]
-        mesh = strategy.mesh
+        mesh, synchronisation = strategy.mesh, strategy.synchronisation
+        depth = None
+        if synchronisation.of_blocks:
+            blocks = int(model.context.facts.residual_blocks.sum())
+            depth = synchronisation.depth(mesh.dp_replicate, blocks)
         costs = model.unit_costs(
-            tp=strategy.synchronisation.ways(mesh.tp, mesh.dp_replicate),
+            tp=synchronisation.ways(mesh.tp, mesh.dp_replicate),
             cp=mesh.cp,
             ep=mesh.ep,
             microbatch=strategy.microbatch_size,
             sequence_parallel=strategy.sharding.sequence_parallel,
             context_algorithm=strategy.context_algorithm if mesh.cp > 1 else "ring",
+            depth=depth,
         )
         return Stages(context=model.context, strategy=strategy, costs=costs)

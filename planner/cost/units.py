@@ -11,7 +11,7 @@ every block begins with an empty one, and is as slow as the slower of the two it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -472,7 +472,7 @@ def price_units(
         scale,
         compute.attention,
     )
-    return UnitCosts(
+    costs = UnitCosts(
         forward_s=compute.forward,
         backward_s=compute.backward,
         weight_s=compute.weight,
@@ -509,3 +509,27 @@ def price_units(
         ties=context.facts.parameter_counts.ties,
         **parameters,
     )
+    return costs if combos.depth is None else _skipping(costs, context, combos.depth)
+
+
+#: Figures of units that a copy has none of where it skips the unit.
+_OF_COMPUTED = (
+    *("forward_s", "backward_s", "weight_s", "selective_s", "full_s"),
+    *("saved_bytes", "trained_dense", "trained_experts"),
+)
+
+
+def _skipping(costs: UnitCosts, context: PricingContext, depth: Index) -> UnitCosts:
+    """Price copies that compute some of the equal residual blocks.
+
+    Blocks of a copy are no fixed ones, so that each counts by the share that it has.
+
+    Args:
+        costs: Of the whole model.
+        context: The request.
+        depth: Blocks that a copy computes. Shape [C].
+    """
+    blocks = context.facts.residual_blocks
+    part = depth[:, None] / max(int(blocks.sum()), 1)
+    share = np.where(blocks, part, 1.0)
+    return replace(costs, **{n: getattr(costs, n) * share for n in _OF_COMPUTED})

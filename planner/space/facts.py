@@ -8,6 +8,7 @@ from typing import cast
 
 from planner.cluster import Cluster
 from planner.graph import ModelGraph
+from planner.graph.residual import ResidualBlocks, find_residual_blocks
 from planner.schema import Optimizer, Precision, Stage, Strategy
 from planner.space.regime import Regime
 from planner.targets import layers_of_stages
@@ -93,6 +94,7 @@ class Facts:
         hosts: Runs of equal hosts of the cluster: (number of hosts, devices in each).
         device_types: Device types of the cluster, in its order.
         layers: Units that are layers, for launchers; None if there are none.
+        residual_blocks: Equal residual blocks, of which copies may skip some.
     """
 
     num_devices: int
@@ -119,6 +121,7 @@ class Facts:
     hosts: tuple[tuple[int, int], ...] = ()
     device_types: tuple[str, ...] = ()
     layers: LayerRun | None = None
+    residual_blocks: ResidualBlocks = field(default_factory=ResidualBlocks)
 
 
 def gather_facts(
@@ -176,4 +179,5 @@ def gather_facts(
         hosts=machines.hosts if machines else (),
         device_types=tuple(machines.device_types) if machines else (),
         layers=find_layers(graph.unit_names) if machines else None,
+        residual_blocks=find_residual_blocks(graph),
     )

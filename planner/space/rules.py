@@ -113,6 +113,29 @@ def _tp_sharding_violation(row: Row, facts: Facts) -> str:
     )
 
 
+def _blocks_violated(table: StrategyTable, facts: Facts) -> Mask:
+    value, blocks = facts.regime.synchronisation, len(facts.residual_blocks.units)
+    if not value.of_blocks:
+        return np.zeros(len(table), dtype=bool)
+    several = table.dp_replicate > 1
+    return np.asarray(
+        several & ((value.depth(table.dp_replicate, blocks) > blocks) | (blocks == 0))
+    )
+
+
+def _blocks_violation(row: Row, facts: Facts) -> str:
+    value, copies = facts.regime.synchronisation, row["dp_replicate"]
+    given = f"synchronisation={value} with dp_replicate={copies}"
+    units = facts.residual_blocks.units
+    if not units:
+        return f"{given}, but {facts.residual_blocks.reason}; use another method"
+    return (
+        f"{given} gives each copy {value.depth(copies, len(units))} residual blocks, "
+        f"more than the {len(units)} equal ones of the model, {units[0]} to "
+        f"{units[-1]}; use {len(units)} at most"
+    )
+
+
 def _coupled_violated(table: StrategyTable, facts: Facts) -> Mask:
     if facts.own_loss != "coupled":
         return np.zeros(len(table), dtype=bool)
@@ -308,6 +331,7 @@ RULES: tuple[Rule, ...] = (
         violated=_tp_sharding_violated,
         violation=_tp_sharding_violation,
     ),
+    Rule(name="blocks", violated=_blocks_violated, violation=_blocks_violation),
     Rule(
         name="sequence_parallel",
         violated=lambda t, _: (t.sequence_parallel > 0) & (t.tp == 1),

@@ -18,6 +18,7 @@ _SHORT = {
     "diloco": "diloco:period=4",
     "streaming-diloco": "streaming-diloco:period=4,fragments=2,delay=1",
     "subnetworks": "subnetworks:local_steps=4",
+    "block_subnetworks": "block_subnetworks:period=4",
     # Saved after a core step; the first replica, whose states others take, is weak.
     "masked": "masked:every=3,weak_replicas=0",
 }

@@ -34,8 +34,13 @@ def _look_up(
     """Sum up the table's distinct cuts; and which of them each row uses. [n]."""
     synchronisation = orders.context.regime.synchronisation
     tp = np.asarray(synchronisation.ways(table.tp, table.dp_replicate))
+    depth = None
+    if synchronisation.of_blocks:
+        blocks = int(orders.context.facts.residual_blocks.sum())
+        depth = np.asarray(synchronisation.depth(table.dp_replicate, blocks))
     first, combo = number_rows(
         order,
+        tp if depth is None else depth,
         tp,
         table.cp,
         table.ep,
@@ -49,6 +54,7 @@ def _look_up(
         microbatch=table.microbatch_size[first],
         sequence_parallel=table.sequence_parallel[first],
         order=order[first] if len(orders.ids) > 1 else None,
+        depth=None if depth is None else depth[first],
     )
     costs = price_units(orders.context, combos, orders.layer_lines(combos))
     # A combination has one order, so that it and a degree make a place.

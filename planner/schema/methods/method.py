@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from planner.schema.base import Document
@@ -19,6 +20,7 @@ __all__ = [
     "Violation",
     "copies_apart",
     "copies_of_one_device",
+    "equal_blocks",
     "shown_setting",
 ]
 
@@ -55,6 +57,8 @@ class Synchronisation(MethodDocument):
     splits: ClassVar[bool] = False
     #: True if copies train some of the neurons, which tp would divide between layers.
     of_neurons: ClassVar[bool] = False
+    #: True if copies skip some of the model's equal residual blocks.
+    of_blocks: ClassVar[bool] = False
     #: Weights are averaged in pieces of about this size: few messages, little memory.
     PIECE_BYTES: ClassVar[int] = 25 * 2**20
 
@@ -84,6 +88,15 @@ class Synchronisation(MethodDocument):
             copies: Number of copies, or a column of it.
         """
         return self.ways(1, copies) > 1
+
+    def depth(self, copies: Any, blocks: int) -> Any:
+        """Equal residual blocks that each copy computes.
+
+        Args:
+            copies: Number of copies, or a column of it.
+            blocks: Of the model, see :func:`equal_blocks`.
+        """
+        return blocks + 0 * copies
 
     @property
     def widths(self) -> tuple[tuple[float, float], ...]:
@@ -197,6 +210,50 @@ class Method:
         """Names of its settings."""
         fields = self.document.model_fields if self.document else ()
         return tuple(name for name in fields if name != "kind")
+
+
+def equal_blocks(
+    units: Sequence[str], shapes: Mapping[str, Sequence[int]], tied: Collection[str]
+) -> tuple[str, ...]:
+    """Longest run of units with parameters of the same names and shapes.
+
+    The first and the last unit are never in it, nor are units that hold others or have
+    a parameter that other modules have, too. Between runs of one length the one with
+    more weights is chosen, then the first.
+
+    Args:
+        units: FQNs of a model's pipeline units, in order.
+        shapes: FQN of each parameter to its shape.
+        tied: Those of them that are found under several names.
+
+    Returns:
+        FQNs of two units or more, or nothing.
+    """
+    holders = {unit[:at] for unit in units for at, c in enumerate(unit) if c == "."}
+    plain = [unit for unit in units if unit and unit not in holders]
+    inner = set(units[1:-1])
+    found: dict[str, list[tuple[str, tuple[int, ...]]]] = {u: [] for u in plain}
+    barred = set()
+    for name, shape in shapes.items():
+        ends = [at for at, c in enumerate(name) if c == "."]
+        unit = next((name[:at] for at in reversed(ends) if name[:at] in found), None)
+        if unit is not None:
+            found[unit].append((name[len(unit) :], tuple(shape)))
+            barred |= {unit} if name in tied else set()
+    runs: list[list[str]] = [[]]
+    for unit in plain:
+        if runs[-1] and found[unit] != found[runs[-1][0]]:
+            runs.append([])
+        if unit in inner and unit not in barred and found[unit]:
+            runs[-1].append(unit)
+        elif runs[-1]:
+            runs.append([])
+
+    def size(run: list[str]) -> tuple[int, int]:
+        return len(run), sum(prod(shape) for _, shape in found[run[0]]) if run else 0
+
+    longest = max(runs, key=size)
+    return tuple(longest) if len(longest) > 1 else ()
 
 
 def copies_apart(case: Case) -> str | None:

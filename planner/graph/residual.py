@@ -1,0 +1,82 @@
+"""Equal residual blocks of a model, of which copies may skip some."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.graph.fusion import OpFusions
+from planner.graph.model import ModelGraph
+from planner.schema.methods.method import equal_blocks
+
+__all__ = ["ResidualBlocks", "find_residual_blocks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualBlocks:
+    """Equal residual blocks of a model.
+
+    Attributes:
+        units: FQNs of the blocks, pipeline units, in order; none if there are none.
+        reason: Reason why there are none, which may follow "but"; empty if there are.
+    """
+
+    units: tuple[str, ...] = ()
+    reason: str = "the model has no equal residual blocks in a row"
+
+
+def find_residual_blocks(graph: ModelGraph) -> ResidualBlocks:
+    """Find the longest run of equal units that each add to a stream, and hand it on.
+
+    A unit hands on one tensor, of the shape of one that it was given, and adds what it
+    was given to something of its own. That is read off the ops of the first unit of the
+    run; where ops are not known, units of equal shapes are taken for residual blocks.
+    """
+    shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
+    tied = {parameter.name for parameter in graph.parameters if parameter.aliases}
+    units = equal_blocks(graph.unit_names, shapes, tied)
+    if not units:
+        return ResidualBlocks()
+    shown = f"units {units[0]} to {units[-1]}"
+    for unit in units:
+        if not _hands_on_one(graph, unit):
+            return ResidualBlocks(
+                reason=f"{shown} hand on more than one tensor, or one of another shape "
+                f"than they are given"
+            )
+    if not _adds_input(graph, units[0]):
+        return ResidualBlocks(
+            reason=f"{shown} do not add what they are given to what they compute"
+        )
+    return ResidualBlocks(units=units, reason="")
+
+
+def _hands_on_one(graph: ModelGraph, unit: str) -> bool:
+    start, stop = graph.units[graph.unit_names.index(unit)]
+    given, handed = set(), set()
+    for edge in graph.edges:
+        inside = start <= edge.source < stop, start <= edge.target < stop
+        if inside == (False, True):
+            given |= set(edge.tensors)
+        elif inside == (True, False):
+            names = edge.identities or tuple(range(len(edge.tensors)))
+            handed |= set(zip(names, edge.tensors, strict=True))
+    return len(handed) == 1 and {tensor for _, tensor in handed} <= given
+
+
+def _adds_input(graph: ModelGraph, unit: str) -> bool:
+    known = graph.fusions
+    if not isinstance(known, OpFusions):
+        return True
+    ops = known.graph
+    made: set[int] = set()
+    for row, name in enumerate(known.structure.units):
+        if name != unit:
+            continue
+        reads = [storage for storage in ops.inputs[row] if storage >= 0]
+        if ops.names[row] in {"aten::add", "aten::add_"} and len(reads) > 1:
+            shape = ops.storage_tensor[ops.outputs[row][0]]
+            given = [one for one in reads if one not in made]
+            if any(ops.storage_tensor[one] == shape for one in given):
+                return True
+        made.update(ops.outputs[row])
+    return False

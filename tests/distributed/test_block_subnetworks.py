@@ -1,0 +1,598 @@
+"""Copies that train shares of the residual blocks, dealt out every round, on gloo."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from executors import build_model, run
+from executors.checkpoints.snapshot import full_parameters
+from executors.data import synthetic_batch
+from executors.deferred.model import record
+from executors.dryrun import dry_runs
+from executors.losses import LossFunction
+from executors.measuring.traffic import CollectiveCounter
+from executors.mesh import build_mesh
+from executors.replicas.block_subnetworks import (
+    BlockSubnetworksReplicas,
+    deal_blocks,
+    scaled_blocks,
+)
+from executors.strategies.batch_norms import calibrate_batch_norms
+from executors.trainer import Trainer
+from planner import plan as plan_model
+from planner.capture import capture
+from planner.errors import ExecutionError, NoFeasiblePlanError, StrategyError
+from planner.graph.residual import find_residual_blocks
+from planner.schema import Mesh, Optimizer, Plan, Precision, Strategy
+from planner.schema.methods import read_method
+from planner.schema.methods.block_subnetworks import BlockSubnetworks
+from planner.schema.methods.method import equal_blocks
+from planner.schema.verification import Verification
+from planner.schema.violations import executor_violations
+from tests.distributed.cases import build, largest_gap, make_plan
+from tests.distributed.planned import graph_of, planned
+from tests.distributed.pool import Pool
+from tests.models.convolutional import ResNet
+
+SGD = Optimizer(name="SGD", learning_rate=0.1)
+MOMENTUM = Optimizer(name="SGD", learning_rate=0.1, momentum=0.9)
+ADAMW = Optimizer(name="AdamW", learning_rate=1e-3, weight_decay=0.1)
+LAYERS = tuple(f"model.layers.{index}" for index in range(4))
+
+
+def _plan(model: str, copies: int, **changes: Any) -> Plan:
+    names = ("period", "min_blocks", "seed")
+    value = BlockSubnetworks(**{n: changes.pop(n) for n in names if n in changes})
+    changes = {"optimizer": SGD, "semantics": "approximate", **changes}
+    return make_plan(model, dp_replicate=copies, synchronisation=value, **changes)
+
+
+def _trainer(plan: Plan) -> Trainer:
+    place = build_mesh(plan.strategy, torch.device("cpu"))
+    model, recording = record(lambda: build(plan.model.name), small_bytes=0)
+    return Trainer(plan, model, place, recording)
+
+
+def train(text: str, steps: int) -> dict[str, Any]:
+    """Losses of a copy, bytes by step, weights, and which have a gradient."""
+    plan = Plan.from_json(text)
+    trainer = _trainer(plan)
+    losses, traffic, weights, trained = [], [], [full_parameters(trainer)], []
+    for step in range(steps):
+        with CollectiveCounter() as counter:
+            losses.append(trainer.step(synthetic_batch(plan.workload, step)).loss)
+        traffic.append({kind: t.bytes for kind, t in counter.traffic().items()})
+        named = trainer.named_parameters()
+        trained.append({name for name, p in named if p.grad is not None})
+        weights.append(full_parameters(trainer))
+    return {
+        "losses": losses,
+        "traffic": traffic,
+        "weights": [{n: w.numpy() for n, w in each.items()} for each in weights],
+        "trained": trained,
+    }
+
+
+# -- Deals -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("blocks", "copies", "min_blocks", "depth"),
+    [
+        (22, 4, 1, 6),
+        (8, 4, 1, 2),
+        (8, 4, 3, 3),
+        (4, 2, 3, 3),
+        (4, 2, 4, 4),
+        (3, 8, 1, 1),
+        (5, 1, 1, 5),
+    ],
+)
+def test_each_block_has_a_holder_and_each_copy_its_depth(
+    blocks: int, copies: int, min_blocks: int, depth: int
+) -> None:
+    value = BlockSubnetworks(min_blocks=min_blocks)
+    assert value.depth(copies, blocks) == depth
+    seen: list[set[int]] = [set() for _ in range(copies)]
+    held = Counter[int]()
+    rounds = 200
+    for turn in range(rounds):
+        dealt = deal_blocks(blocks, copies, depth=depth, seed=3, turn=turn)
+        assert [len(each) for each in dealt] == [depth] * copies
+        assert set().union(*dealt) == set(range(blocks))
+        held.update(block for each in dealt for block in each)
+        for own, each in zip(seen, dealt, strict=True):
+            own |= each
+    assert all(own == set(range(blocks)) for own in seen)
+    # A block is in d/B of the copies, by which it is scaled.
+    mean = rounds * copies * depth / blocks
+    assert all(0.7 * mean < held[block] <= 1.3 * mean for block in range(blocks))
+
+
+def test_deals_differ_by_seed_and_round_and_share_nothing_that_fits() -> None:
+    first = deal_blocks(12, 4, depth=3, seed=0, turn=0)
+    assert sum(map(len, first)) == len(set().union(*first))
+    assert first == deal_blocks(12, 4, depth=3, seed=0, turn=0)
+    assert first != deal_blocks(12, 4, depth=3, seed=1, turn=0)
+    assert first != deal_blocks(12, 4, depth=3, seed=0, turn=1)
+
+
+# -- Blocks ----------------------------------------------------------------------------
+
+
+def test_the_longest_run_of_equal_units_is_dealt_out() -> None:
+    shapes = {f"{unit}.w": (2, 2) for unit in ("a", "b.0", "b.1", "c.0", "c.1", "d")}
+    shapes["c.2.w"] = (2, 2)
+    shapes["b.1.w"] = shapes["b.0.w"] = (9, 9)
+    units = ("a", "b.0", "b.1", "c.0", "c.1", "c.2", "d")
+    assert equal_blocks(units, shapes, ()) == ("c.0", "c.1", "c.2")
+    # Of one length, the larger.
+    assert equal_blocks(units, shapes, ("c.2.w",)) == ("b.0", "b.1")
+    # The first and the last stay whole, and so do units that hold others.
+    assert equal_blocks(("c.0", "c.1", "c.2"), shapes, ()) == ()
+    assert equal_blocks(("a", "c", "c.0", "c.1", "d"), shapes, ()) == ("c.0", "c.1")
+
+
+def test_blocks_of_a_stage_are_found_in_a_resnet() -> None:
+    graph = capture(
+        lambda: ResNet((1, 2, 4, 1), 4),
+        {"x": ((8, 3, 32, 32), "float32")},
+        dtype="float32",
+        name="resnet",
+    )
+    found = find_residual_blocks(graph)
+    assert found.units == ("layer3.1", "layer3.2", "layer3.3")
+
+
+def test_equal_layers_without_a_residual_are_none() -> None:
+    def layer() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+
+    graph = capture(
+        lambda: nn.Sequential(
+            nn.Linear(6, 6), *(layer() for _ in range(3)), nn.Linear(6, 6)
+        ),
+        {"input": ((8, 6), "float32")},
+        dtype="float32",
+        name="plain",
+    )
+    found = find_residual_blocks(graph)
+    assert found.units == ()
+    assert found.reason.endswith("do not add what they are given to what they compute")
+
+
+# -- Training --------------------------------------------------------------------------
+
+
+class _Skip(nn.Module):
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return hidden_states
+
+
+def _layers(model: nn.Module) -> nn.ModuleList:
+    found = model.get_submodule("model.layers")
+    assert isinstance(found, nn.ModuleList)
+    return found
+
+
+def _train_shallow(
+    plan: Plan, whole: nn.Module, kept: frozenset[int], index: int, turn: int
+) -> tuple[nn.Module, list[float]]:
+    """A round of one copy, in a model without the layers of others."""
+    settings, copies = plan.strategy.synchronisation, plan.strategy.mesh.dp_replicate
+    assert isinstance(settings, BlockSubnetworks)
+    model = copy.deepcopy(whole)
+    own = list(_layers(model))
+    shallow = _layers(model)
+    for number in range(len(own)):
+        if number not in kept:
+            shallow[number] = _Skip()
+    spec = plan.strategy.optimizer
+    options: dict[str, Any] = {"lr": spec.learning_rate}
+    options["weight_decay"] = spec.weight_decay
+    options |= {"momentum": spec.momentum} if spec.name == "SGD" else {}
+    rule = getattr(torch.optim, spec.name)(model.parameters(), **options)
+    losses = []
+    for step in range(turn * settings.period, (turn + 1) * settings.period):
+        batch = synthetic_batch(plan.workload, step)
+        mine = {name: value.chunk(copies)[index] for name, value in batch.items()}
+        loss = LossFunction(kind=plan.workload.loss, data_parallel=1)
+        loss.prepare(mine, 1)
+        rule.zero_grad()
+        value = loss(model(**mine), loss.target(mine))
+        value.backward()  # type: ignore[no-untyped-call]
+        rule.step()
+        losses.append(value.item())
+    for number, layer in enumerate(own):
+        shallow[number] = layer
+    return model, losses
+
+
+def _serial(plan: Plan, rounds: int) -> dict[str, Any]:
+    """The same in one process: shallower models, and the mean over holders."""
+    whole = build_model(lambda: build(plan.model.name))
+    settings, copies = plan.strategy.synchronisation, plan.strategy.mesh.dp_replicate
+    assert isinstance(settings, BlockSubnetworks)
+    losses: list[list[float]] = [[] for _ in range(copies)]
+    depth = settings.depth(copies, len(LAYERS))
+    for turn in range(rounds):
+        dealt = deal_blocks(
+            len(LAYERS), copies, depth=depth, seed=settings.seed, turn=turn
+        )
+        models = []
+        for index, kept in enumerate(dealt):
+            model, found = _train_shallow(plan, whole, kept, index, turn)
+            models.append(model)
+            losses[index] += found
+        with torch.no_grad():
+            for name, weight in whole.named_parameters():
+                layer = ".".join(name.split(".")[:3])
+                holders = [
+                    model.get_parameter(name)
+                    for model, kept in zip(models, dealt, strict=True)
+                    if layer not in LAYERS or LAYERS.index(layer) in kept
+                ]
+                weight.copy_(torch.stack(holders).mean(0))
+    weights = {n: p.detach().numpy() for n, p in whole.named_parameters()}
+    return {"losses": losses, "weights": weights}
+
+
+@pytest.mark.parametrize(
+    ("copies", "changes"),
+    [
+        (2, {"optimizer": MOMENTUM}),
+        (2, {"min_blocks": 3, "optimizer": MOMENTUM}),
+        (4, {"min_blocks": 2}),
+    ],
+    ids=str,
+)
+def test_copies_train_shallower_models(
+    pool: Pool, copies: int, changes: dict[str, Any]
+) -> None:
+    """Compare with one process whose models lack the layers that are skipped."""
+    plan = _plan("llama", copies, period=2, **changes)
+    found = pool.run(train, copies, plan.to_json(), 6)
+    expected = _serial(plan, 3)
+    for each, own in zip(found, expected["losses"], strict=True):
+        # At the end of a round copies share their loss.
+        assert each["losses"][::2] == pytest.approx(own[::2], rel=1e-5)
+        assert largest_gap(each["weights"][-1], expected["weights"]) <= 1e-5
+    shared = np.mean(expected["losses"], axis=0)
+    assert found[0]["losses"][1::2] == pytest.approx(shared[1::2], rel=1e-5)
+
+
+@pytest.mark.parametrize("min_blocks", [1, 3])
+def test_a_copy_computes_its_own_blocks_alone(pool: Pool, min_blocks: int) -> None:
+    plan = _plan("llama", 2, period=2, min_blocks=min_blocks, seed=5)
+    depth = max(2, min_blocks)
+    for index, each in enumerate(pool.run(train, 2, plan.to_json(), 6)):
+        for step, trained in enumerate(each["trained"]):
+            dealt = deal_blocks(4, 2, depth=depth, seed=5, turn=step // 2)
+            layers = {".".join(name.split(".")[:3]) for name in trained}
+            assert layers & set(LAYERS) == {LAYERS[i] for i in dealt[index]}
+            assert {"lm_head.weight", "model.norm.weight"} <= trained
+
+
+def deal_without_training(text: str, turns: int) -> list[dict[str, Any]]:
+    """The whole model before and after some rounds without a step of training."""
+    trainer = _trainer(Plan.from_json(text))
+    replicas = trainer.replicas
+    assert isinstance(replicas, BlockSubnetworksReplicas)
+    found = [full_parameters(trainer)]
+    for turn in range(turns):
+        replicas.before_forward(turn)
+        replicas.after_update(turn)
+        found.append(full_parameters(trainer))
+    return [{n: w.numpy() for n, w in each.items()} for each in found]
+
+
+@pytest.mark.parametrize(
+    ("model", "copies", "min_blocks"),
+    [("llama", 2, 1), ("llama", 2, 3), ("llama", 4, 1), ("gpt2", 2, 1)],
+)
+def test_rounds_without_steps_leave_the_model_bit_for_bit(
+    pool: Pool, model: str, copies: int, min_blocks: int
+) -> None:
+    whole = build_model(lambda: build(model)).named_parameters()
+    expected = {name: p.detach().numpy() for name, p in whole}
+    plan = _plan(model, copies, period=1, min_blocks=min_blocks)
+    for each in pool.run(deal_without_training, copies, plan.to_json(), 3):
+        for weights in each:
+            assert sorted(weights) == sorted(expected)
+            for name, value in weights.items():
+                assert value.tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAMW], ids=lambda o: o.name)
+def test_one_copy_is_plain_training_bit_for_bit(
+    pool: Pool, optimizer: Optimizer
+) -> None:
+    plan = _plan("llama", 1, period=2, optimizer=optimizer)
+    other = make_plan("llama", optimizer=optimizer)
+    (ours,) = pool.run(train, 1, plan.to_json(), 4)
+    (theirs,) = pool.run(train, 1, other.to_json(), 4)
+    assert ours["losses"] == theirs["losses"]
+    for name, value in theirs["weights"][-1].items():
+        assert np.array_equal(ours["weights"][-1][name], value), name
+
+
+# -- Bytes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_bytes_are_priced_verified_and_counted(pool: Pool, copies: int) -> None:
+    made = plan_model(
+        graph_of("tiny-llama"),
+        f"local:{copies}",
+        global_batch=8,
+        pin={
+            "dp_replicate": copies,
+            "synchronisation": "resist:period=2",
+            "recompute": "none",
+            "num_microbatches": 1,
+        },
+        precision=Precision(compute="float32"),
+        optimizer=SGD,
+    )
+    weights = 4 * made.model.parameters
+    assert made.prediction.collective_bytes == {"all_reduce": weights / 2}
+    sent = 2 * (copies - 1) / copies * weights / 2
+    assert made.prediction.link_bytes == {"dp": pytest.approx(sent)}
+    runs = dry_runs(made, lambda: build("tiny-llama"), [0])
+    assert not any(one.failure for one in runs)
+    (verified,) = (
+        one
+        for one in Verification.of(made, runs).deviations
+        if one.name.startswith("all-reduce")
+    )
+    # A round's mean loss is summed up, too.
+    assert verified.found == pytest.approx(weights / 2, abs=4)
+    for each in pool.run(train, copies, made.to_json(), 4):
+        plain, exchange = each["traffic"][::2], each["traffic"][1::2]
+        assert plain == [{}] * 2
+        assert exchange == [{"all_reduce": weights + 4}] * 2
+
+
+# -- Evaluation ------------------------------------------------------------------------
+
+
+def test_scaled_blocks_add_their_share_to_the_stream() -> None:
+    plan = _plan("llama", 4, period=2)
+    model = build_model(lambda: build("llama")).eval()
+    batch = {"input_ids": torch.arange(32).view(2, 16)}
+    streams: list[torch.Tensor] = []
+    handles = [
+        layer.register_forward_hook(lambda _, args, out: streams.extend([args[0], out]))
+        for layer in _layers(model)
+    ]
+    plain = model(**batch).logits
+    streams.clear()
+    with scaled_blocks(model, plan.strategy):
+        scaled = model(**batch).logits
+    for handle in handles:
+        handle.remove()
+    layer = _layers(model)[2]
+    given, handed = streams[4:6]
+    rotary = model.get_submodule("model.rotary_emb")
+    positions = rotary(given, torch.arange(16)[None])
+    whole = layer(given, position_embeddings=positions, attention_mask=None)
+    torch.testing.assert_close(handed, given + (whole - given) / 4)
+    assert not torch.allclose(scaled, plain)
+    # It ends with the context; and all of a block is all of it, bit for bit.
+    assert torch.equal(model(**batch).logits, plain)
+    with scaled_blocks(model, _plan("llama", 2, min_blocks=4).strategy):
+        assert torch.equal(model(**batch).logits, plain)
+
+
+def test_models_without_dealt_blocks_are_not_scaled() -> None:
+    plan = make_plan("llama", dp_replicate=2)
+    with (
+        pytest.raises(ExecutionError, match="all_reduce deals out no blocks; evaluate"),
+        scaled_blocks(build("llama"), plan.strategy),
+    ):
+        pass
+
+
+def test_batch_norms_are_calibrated_by_the_mean_over_batches() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(3)
+    model = nn.Sequential(norm).eval()
+    weights = {name: p.clone() for name, p in model.named_parameters()}
+    batches = [torch.randn(8, 3) * scale + scale for scale in (1.0, 2.0, 5.0)]
+    model(batches[0])
+    calibrate_batch_norms(model, [{"input": batch} for batch in batches])
+    mean = torch.stack([batch.mean(0) for batch in batches]).mean(0)
+    variance = torch.stack([batch.var(0) for batch in batches]).mean(0)
+    torch.testing.assert_close(norm.running_mean, mean)
+    torch.testing.assert_close(norm.running_var, variance)
+    assert (norm.momentum, norm.training) == (0.1, False)
+    for name, value in weights.items():
+        assert torch.equal(model.get_parameter(name), value)
+    with pytest.raises(ExecutionError, match=r"no batches .*; give at least one"):
+        calibrate_batch_norms(model, [])
+
+
+# -- Checkpoints -----------------------------------------------------------------------
+
+
+def resume(text: str, folder: str) -> dict[str, list[float]]:
+    """Losses of a run without a break, and of one that is resumed halfway."""
+    plan = Plan.from_json(text)
+
+    def losses(steps: int, **options: Any) -> list[float]:
+        result = run(plan, lambda: build(plan.model.name), steps=steps, **options)
+        return list(result.losses)
+
+    kept = {"checkpoint_dir": folder, "checkpoint_every": 2}
+    return {
+        "straight": losses(6),
+        "first": losses(2, **kept),
+        "rest": losses(6, resume=True, **kept),
+    }
+
+
+@pytest.mark.parametrize(
+    ("copies", "changes"),
+    [
+        (1, {"optimizer": ADAMW}),
+        (2, {"optimizer": ADAMW, "grad_clip_norm": 0.05, "min_blocks": 3}),
+        (2, {"precision": Precision(compute="bfloat16"), "optimizer": MOMENTUM}),
+        (2, {"recompute": "full", "num_microbatches": 2}),
+    ],
+    ids=["alone", "shared", "bfloat16", "recompute"],
+)
+def test_a_resumed_run_is_one_without_a_break(
+    pool: Pool, tmp_path: Path, copies: int, changes: dict[str, Any]
+) -> None:
+    """Bit for bit on every rank."""
+    plan = _plan("llama", copies, period=2, **changes)
+    found = pool.run(resume, copies, plan.to_json(), str(tmp_path / "kept"))
+    for each in found:
+        assert each["first"] + each["rest"] == each["straight"]
+    assert len({tuple(each["straight"]) for each in found}) == copies
+
+
+def save_between(text: str, folder: str) -> str:
+    """Message of a run that is to be saved within a round."""
+    plan = Plan.from_json(text)
+    with pytest.raises(ExecutionError) as caught:
+        run(plan, lambda: build(plan.model.name), steps=3, checkpoint_dir=folder)
+    return str(caught.value)
+
+
+def test_a_run_is_saved_at_the_end_of_a_round_alone(pool: Pool, tmp_path: Path) -> None:
+    plan = _plan("llama", 2, period=2)
+    for said in pool.run(save_between, 2, plan.to_json(), str(tmp_path / "kept")):
+        assert "steps=3" in said
+        assert "use steps=4" in said
+
+
+# -- Refusals --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tp": 2}, "with tp=2; "),
+        ({"pp": 2}, "with pp=2; "),
+        ({"cp": 2}, "with cp=2; "),
+        ({"dp_shard": 2, "zero_stage": 3}, "with dp_shard=2 and zero_stage=3; "),
+        ({"dp_shard": 2, "ep": 2, "zero_stage": 1}, "dp_shard=2 and ep=2 and zero_"),
+    ],
+    ids=str,
+)
+def test_other_axes_are_refused(fields: dict[str, int], said: str) -> None:
+    degrees = {name: value for name, value in fields.items() if name != "zero_stage"}
+    strategy = Strategy(
+        mesh=Mesh(dp_replicate=2, **degrees),
+        zero_stage=fields.get("zero_stage", 0),  # type: ignore[arg-type]
+        semantics="approximate",
+        synchronisation=BlockSubnetworks(),
+    )
+    (reason,) = (
+        one
+        for one in executor_violations(strategy)
+        if one.startswith("synchronisation=block_subnetworks ")
+    )
+    assert said in reason
+    assert reason.endswith("each skip blocks, use dp_replicate alone")
+
+
+@pytest.mark.parametrize(
+    ("model", "pin", "said"),
+    [
+        (
+            "tiny-llama",
+            "resist:min_blocks=5",
+            "min_blocks=5 with dp_replicate=2 gives each copy 5 residual blocks, more "
+            "than the 4 equal ones of the model, model.layers.0 to model.layers.3; "
+            "use 4 at most",
+        ),
+        (
+            "tiny-resnet",
+            "resist",
+            "with dp_replicate=2, but the model has no equal residual blocks in a "
+            "row; use another method",
+        ),
+        (
+            "tiny-recommender",
+            "resist",
+            "but units embeddings.0 to embeddings.3 hand on more than one tensor, or "
+            "one of another shape than they are given; use another method",
+        ),
+    ],
+)
+def test_models_without_enough_blocks_are_not_planned(
+    model: str, pin: str, said: str
+) -> None:
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        plan_model(
+            graph_of(model),
+            "local:2",
+            global_batch=8,
+            pin={"dp_replicate": 2, "synchronisation": pin},
+        )
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pin",
+    ["resist:period=0", "resist:min_blocks=0", "resist:seed=-1"],
+)
+def test_settings_out_of_range_are_refused(pin: str) -> None:
+    with pytest.raises(StrategyError, match="should be greater than or equal to"):
+        read_method("synchronisation", pin)
+
+
+class _Tuple(nn.Module):
+    """A residual layer that returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, stream: torch.Tensor) -> tuple[torch.Tensor]:
+        return (stream + self.inner(stream),)
+
+
+def skip_tuples() -> str:
+    """Message of blocks that return more than the stream."""
+    replicas = BlockSubnetworksReplicas(BlockSubnetworks())
+    replicas._blocks = ("layers.0",)
+    layer = _Tuple()
+    replicas._let_skip(0, layer)
+    with pytest.raises(ExecutionError) as caught:
+        layer(torch.ones(2, 4))
+    return str(caught.value)
+
+
+def test_blocks_that_return_tuples_are_refused() -> None:
+    said = skip_tuples()
+    assert "layers.0 takes a tensor of shape (2, 4) first and returns tuple" in said
+    assert said.endswith("use synchronisation=local_steps")
+
+
+# -- Plans -----------------------------------------------------------------------------
+
+
+def train_planned(text: str) -> list[float]:
+    """Losses of four steps by a plan of the planner's."""
+    made = Plan.from_json(text)
+    return list(run(made, lambda: build(made.model.name), steps=4).losses)
+
+
+@pytest.mark.parametrize(
+    "model", ["tiny-llama", "tiny-bert", "tiny-gpt2", "tiny-vit", "tiny-whisper"]
+)
+def test_what_is_planned_runs(pool: Pool, model: str) -> None:
+    made = planned(model, dp_replicate=2, synchronisation="resist:period=2")
+    for losses in pool.run(train_planned, 2, made.to_json()):
+        assert np.isfinite(losses).all()
