@@ -84,6 +84,8 @@ class BlockSubnetworksReplicas:
         self._block_of: dict[nn.Parameter, int] = {}
         #: Blocks of each copy in a step; between steps no copy skips any.
         self._dealt: tuple[frozenset[int], ...] = ()
+        #: Number of the round.
+        self._turn = 0
         self._forced: str | None = None
 
     def attach(self, trainer: Trainer) -> None:
@@ -116,15 +118,22 @@ class BlockSubnetworksReplicas:
         block.forward = forward
 
     def before_forward(self, step: int) -> None:
-        """Take the blocks of the step's round."""
+        """Take the blocks of the step's round, and keep no states of others."""
+        if self._forced is None:
+            self._turn = step // self.settings.period
         if self._copies > 1:
-            self._dealt = self._deal(step // self.settings.period)
+            self._dealt = self._deal()
+            mine = self._dealt[self._index]
+            for parameter, block in self._block_of.items():
+                if block not in mine:
+                    # Of a block that this copy does not have now.
+                    self._optimizer.state.pop(parameter, None)
 
-    def _deal(self, turn: int) -> tuple[frozenset[int], ...]:
+    def _deal(self) -> tuple[frozenset[int], ...]:
         count = len(self._blocks)
         depth = self.settings.depth(self._copies, count)
         return deal_blocks(
-            count, self._copies, depth=depth, seed=self.settings.seed, turn=turn
+            count, self._copies, depth=depth, seed=self.settings.seed, turn=self._turn
         )
 
     def after_backward(self, step: int) -> None:
@@ -136,6 +145,7 @@ class BlockSubnetworksReplicas:
             self._average()
             # What it kept is of blocks that are elsewhere now.
             self._optimizer.state.clear()
+            self._turn += 1
         # Between steps the model is whole.
         self._dealt = ()
 

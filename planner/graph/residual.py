@@ -37,7 +37,8 @@ def find_residual_blocks(graph: ModelGraph) -> ResidualBlocks:
     if not units:
         return ResidualBlocks()
     shown = f"units {units[0]} to {units[-1]}"
-    for unit in units:
+    # Ops between modules behind the last belong to it, such as a pooling of the stage.
+    for unit in units[:-1]:
         if not _hands_on_one(graph, unit):
             return ResidualBlocks(
                 reason=f"{shown} hand on more than one tensor, or one of another shape "

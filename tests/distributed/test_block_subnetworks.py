@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,7 @@ def test_the_longest_run_of_equal_units_is_dealt_out() -> None:
 
 def test_blocks_of_a_stage_are_found_in_a_resnet() -> None:
     graph = capture(
-        lambda: ResNet((1, 2, 4, 1), 4),
-        {"x": ((8, 3, 32, 32), "float32")},
-        dtype="float32",
-        name="resnet",
+        resnet, {"x": ((8, 3, 32, 32), "float32")}, dtype="float32", name="resnet"
     )
     found = find_residual_blocks(graph)
     assert found.units == ("layer3.1", "layer3.2", "layer3.3")
@@ -167,6 +165,12 @@ def test_equal_layers_without_a_residual_are_none() -> None:
     found = find_residual_blocks(graph)
     assert found.units == ()
     assert found.reason.endswith("do not add what they are given to what they compute")
+
+
+def resnet() -> nn.Module:
+    """A stage of one block, of two and of four."""
+    torch.manual_seed(0)
+    return ResNet((1, 2, 4), 4)
 
 
 # -- Training --------------------------------------------------------------------------
@@ -359,6 +363,31 @@ def test_bytes_are_priced_verified_and_counted(pool: Pool, copies: int) -> None:
         plain, exchange = each["traffic"][::2], each["traffic"][1::2]
         assert plain == [{}] * 2
         assert exchange == [{"all_reduce": weights + 4}] * 2
+
+
+def test_memory_is_that_of_a_copys_own_blocks() -> None:
+    """All weights; states and activations of two of four layers."""
+    made = planned(
+        "tiny-llama",
+        optimizer=Optimizer(),
+        dp_replicate=2,
+        synchronisation="resist:period=2",
+        recompute="none",
+        num_microbatches=1,
+    )
+    (expected,) = made.prediction.memory
+    (found,) = dry_runs(made, lambda: build("tiny-llama"), [0])
+    model = build("tiny-llama")
+    layer = sum(p.numel() for p in model.get_submodule("model.layers.0").parameters())
+    trained = made.model.parameters - 2 * layer
+    assert expected.parameters_bytes == 4 * made.model.parameters
+    assert expected.gradients_bytes == 4 * trained
+    assert expected.optimizer_bytes == 2 * 4 * trained
+    # A step counter a tensor comes on top.
+    states = found.memory_bytes["optimizer"]
+    assert 0 <= states - expected.optimizer_bytes <= 4 * len([*model.parameters()])
+    activations = found.memory_bytes["activations"]
+    assert activations == pytest.approx(expected.activations_bytes, rel=0.02)
 
 
 # -- Evaluation ------------------------------------------------------------------------
@@ -596,3 +625,42 @@ def test_what_is_planned_runs(pool: Pool, model: str) -> None:
     made = planned(model, dp_replicate=2, synchronisation="resist:period=2")
     for losses in pool.run(train_planned, 2, made.to_json()):
         assert np.isfinite(losses).all()
+
+
+def train_resnet(text: str) -> dict[str, Any]:
+    """Losses of four steps, and of the whole model without and with its scale."""
+    made = Plan.from_json(text)
+    place = build_mesh(made.strategy, torch.device("cpu"))
+    model, recording = record(resnet, small_bytes=0)
+    trainer = Trainer(made, model, place, recording)
+    batches = [synthetic_batch(made.workload, step) for step in range(4)]
+    losses = [trainer.step(batch).loss for batch in batches]
+    whole = build_model(resnet)
+    whole.load_state_dict(full_parameters(trainer), strict=False)
+    found = []
+    for context in (nullcontext(), scaled_blocks(whole, made.strategy)):
+        with context, torch.no_grad():
+            calibrate_batch_norms(whole, batches)
+            found.append(whole.eval()(**batches[0]))
+    return {"losses": losses, "outputs": [one.numpy() for one in found]}
+
+
+def test_blocks_of_a_resnet_are_trained_and_evaluated(pool: Pool) -> None:
+    graph = capture(
+        resnet, {"x": ((8, 3, 32, 32), "float32")}, dtype="float32", name="resnet"
+    )
+    made = plan_model(
+        graph,
+        "local:2",
+        global_batch=8,
+        pin={"dp_replicate": 2, "synchronisation": "resist:period=2,min_blocks=2"},
+        precision=Precision(compute="float32"),
+        optimizer=Optimizer(name="SGD", learning_rate=1e-3),
+    )
+    first, second = pool.run(train_resnet, 2, made.to_json())
+    assert np.isfinite(first["losses"]).all()
+    assert first["losses"][1::2] == second["losses"][1::2]
+    assert first["losses"][0] != second["losses"][0]
+    plain, scaled = first["outputs"]
+    assert np.isfinite(scaled).all()
+    assert not np.allclose(plain, scaled)
