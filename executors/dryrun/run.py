@@ -32,6 +32,7 @@ from executors.dryrun.world import fake_group, fake_tensors
 from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
 from executors.names import tied_parameters
+from executors.replicas import SkippingReplicas
 from executors.runner import check_model
 from executors.steps import PlainStep
 from executors.strategies.context import whole_sequences
@@ -348,8 +349,11 @@ def _local_inputs(plan: Plan, trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def _make_states(trainer: Trainer) -> None:
     """Step the optimizer once on zeros, which makes its states."""
+    replicas = trainer.replicas
+    skipped = replicas.skipped() if isinstance(replicas, SkippingReplicas) else ()
     for group in trainer.optimizer.param_groups:
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter not in skipped:
+                parameter.grad = torch.zeros_like(parameter)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()

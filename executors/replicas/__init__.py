@@ -19,7 +19,7 @@ from planner.schema.methods import method_of
 if TYPE_CHECKING:
     from executors.trainer import Trainer
 
-__all__ = ["KeepsOwn", "Replicas", "SplitReplicas", "replicas_of"]
+__all__ = ["KeepsOwn", "Replicas", "SkippingReplicas", "SplitReplicas", "replicas_of"]
 
 
 class Replicas(Protocol):
@@ -129,6 +129,14 @@ class SplitReplicas(Replicas, Protocol):
             values: What this rank holds for some parameters, such as their gradients;
                 equal keys on all ranks. Those that are not divided are left out.
         """
+
+
+@runtime_checkable
+class SkippingReplicas(Replicas, Protocol):
+    """Copies of which each trains some of the weights, others at other times."""
+
+    def skipped(self) -> frozenset[nn.Parameter]:
+        """Parameters that this copy does not train now: they get no gradients."""
 
 
 def replicas_of(strategy: Strategy) -> Replicas:

@@ -118,16 +118,19 @@ class BlockSubnetworksReplicas:
         block.forward = forward
 
     def before_forward(self, step: int) -> None:
-        """Take the blocks of the step's round, and keep no states of others."""
+        """Take the blocks of the step's round."""
         if self._forced is None:
             self._turn = step // self.settings.period
         if self._copies > 1:
             self._dealt = self._deal()
-            mine = self._dealt[self._index]
-            for parameter, block in self._block_of.items():
-                if block not in mine:
-                    # Of a block that this copy does not have now.
-                    self._optimizer.state.pop(parameter, None)
+
+    def skipped(self) -> frozenset[nn.Parameter]:
+        """Parameters of blocks that this copy does not have in the round."""
+        if self._copies == 1:
+            return frozenset()
+        mine = self._deal()[self._index]
+        found = (p for p, block in self._block_of.items() if block not in mine)
+        return frozenset(found)
 
     def _deal(self) -> tuple[frozenset[int], ...]:
         count = len(self._blocks)
