@@ -108,6 +108,8 @@ def _serial(plan: Plan, steps: int) -> dict[str, Any]:
     options = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.name == "SGD":
         options["momentum"] = spec.momentum
+    else:
+        options["fused"] = True
     rule = getattr(torch.optim, spec.name)(held.parameters(), **options)
 
     def stage(name: str) -> int:
