@@ -43,8 +43,6 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: Processes, rounds, scalars of a message, and seconds of compute between messages.
 _PROCESSES, _ROUNDS, _SCALARS, _COMPUTE_S = 4, 60, 1024, 0.01
-#: Where models are; main() sets it.
-_DEVICE = "cpu"
 
 
 def _build(name: str) -> nn.Module:
@@ -54,12 +52,12 @@ def _build(name: str) -> nn.Module:
     return model
 
 
-def _seconds(call: Callable[[], object], times: int = 15) -> float:
+def _seconds(device: str, call: Callable[[], object], times: int = 15) -> float:
     """Least seconds of a call, of the CPU or until the GPU is done, when warm."""
     call()
     found = []
     for _ in range(times):
-        if _DEVICE == "cpu":
+        if device == "cpu":
             begin = time.process_time()
             call()
             found.append(time.process_time() - begin)
@@ -72,26 +70,26 @@ def _seconds(call: Callable[[], object], times: int = 15) -> float:
     return min(found)
 
 
-def _step(model: nn.Module) -> None:
-    tokens = torch.zeros(1, 8, dtype=torch.int64, device=_DEVICE)
+def _step(device: str, model: nn.Module) -> None:
+    tokens = torch.zeros(1, 8, dtype=torch.int64, device=device)
     model(input_ids=tokens).logits.sum().backward()
     model.zero_grad(set_to_none=True)
 
 
-def bare_op_s() -> float:
+def bare_op_s(device: str) -> float:
     """Seconds of an op on one element, as the probe counts them."""
-    one = torch.zeros(1, device=_DEVICE)
+    one = torch.zeros(1, device=device)
 
     def many() -> None:
         for _ in range(1000):
             one.add(1.0)
 
-    return _seconds(many) / 1000
+    return _seconds(device, many) / 1000
 
 
-def kernel_s(name: str) -> float:
+def kernel_s(device: str, name: str) -> float:
     """Seconds of one kernel of a model of no size, forward or backward."""
-    model = _build(name).to(_DEVICE)
+    model = _build(name).to(device)
     graph = capture(
         _build(name),
         {"input_ids": torch.zeros(1, 8, dtype=torch.int64)},
@@ -99,7 +97,7 @@ def kernel_s(name: str) -> float:
     )
     kernels = [kernel for block in graph.blocks for kernel in block.kernels]
     count = sum(k.count * (3 if k.weight_bytes else 2) for k in kernels)
-    return _seconds(lambda: _step(model)) / count
+    return _seconds(device, lambda: _step(device, model)) / count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,16 +119,16 @@ class Sharding:
     tensors: int
 
 
-def sharding(name: str) -> Sharding:
+def sharding(device: str, name: str) -> Sharding:
     """Compare a model that is fully sharded, in bf16, with a plain one."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    backend = "gloo" if _DEVICE == "cpu" else "nccl"
+    backend = "gloo" if device == "cpu" else "nccl"
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
-        plain = _build(name).to(_DEVICE)
-        alone = _seconds(lambda: _step(plain))
-        model = _build(name).to(_DEVICE)
-        mesh = init_device_mesh(_DEVICE, (1,))
+        plain = _build(name).to(device)
+        alone = _seconds(device, lambda: _step(device, plain))
+        model = _build(name).to(device)
+        mesh = init_device_mesh(device, (1,))
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
         inside = sum(len(list(layer.parameters())) for layer in layers)
@@ -138,16 +136,16 @@ def sharding(name: str) -> Sharding:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         tensors = len(list(model.parameters()))
-        both = _seconds(lambda: _step(model))
+        both = _seconds(device, lambda: _step(device, model))
         adam = torch.optim.AdamW(model.parameters(), fused=True)
-        tokens = torch.zeros(1, 8, dtype=torch.int64, device=_DEVICE)
+        tokens = torch.zeros(1, 8, dtype=torch.int64, device=device)
         model(input_ids=tokens).logits.sum().backward()
         return Sharding(
             # Of each layer two gathers and a reduction; the root stays gathered.
             calls=3 * _LAYERS + 2,
             members=3 * inside + 2 * (tensors - inside),
             seconds=both - alone,
-            optimizer_s=_seconds(adam.step),
+            optimizer_s=_seconds(device, adam.step),
             tensors=tensors,
         )
     finally:
@@ -182,15 +180,15 @@ def main() -> None:
     """Print the parts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    globals()["_DEVICE"] = parser.parse_args().device
+    device = parser.parse_args().device
     torch.set_num_threads(1)
-    bare = bare_op_s()
+    bare = bare_op_s(device)
     print(f"bare op: {bare * 1e6:.1f} us")
     for name in _MODELS:
-        found = kernel_s(name)
+        found = kernel_s(device, name)
         print(f"{name}: {found * 1e6:.1f} us a kernel, {found / bare:.1f} bare ops")
     for name in _MODELS:
-        added = sharding(name)
+        added = sharding(device, name)
         print(
             f"{name}: FSDP2 adds {added.seconds * 1e3:.2f} ms for {added.calls} "
             f"collectives of {added.members} tensors, "
@@ -198,7 +196,7 @@ def main() -> None:
             f"{added.optimizer_s * 1e3:.2f} ms a step of fused AdamW, "
             f"{added.tensors} tensors"
         )
-    if _DEVICE != "cpu":
+    if device != "cpu":
         return
     rounds = []
     for gather in (False, True):

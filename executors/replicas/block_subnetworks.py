@@ -13,7 +13,7 @@ Source: Dun et al. 2022, arXiv 2107.00961.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from torch import nn
 
 from executors.names import tied_parameters
 from executors.replicas.pieces import local_part, pieces
+from executors.replicas.rounds import Rounds
 from planner.errors import ExecutionError
 from planner.schema import Strategy
 from planner.schema.methods.block_subnetworks import BlockSubnetworks
@@ -64,18 +65,16 @@ def deal_blocks(
     return tuple(dealt)
 
 
-class BlockSubnetworksReplicas:
+class BlockSubnetworksReplicas(Rounds):
     """Trains some of the residual blocks on each copy, others in each round.
 
     Args:
         synchronisation: Its settings.
     """
 
-    lead_in = 0
-
     def __init__(self, synchronisation: BlockSubnetworks) -> None:
+        super().__init__(synchronisation.period)
         self.settings = synchronisation
-        self.rests_every = synchronisation.period
         self._group: dist.ProcessGroup | None = None
         self._copies, self._index = 1, 0
         self._blocks: tuple[str, ...] = ()
@@ -86,7 +85,6 @@ class BlockSubnetworksReplicas:
         self._dealt: tuple[frozenset[int], ...] = ()
         #: Number of the round.
         self._turn = 0
-        self._forced: str | None = None
 
     def attach(self, trainer: Trainer) -> None:
         """Find the blocks, and let them be skipped."""
@@ -177,41 +175,10 @@ class BlockSubnetworksReplicas:
                 local = local_part(weight)
                 local.copy_(part.div_(len(owners)).view_as(local))
 
-    def settle(self) -> None:
-        """Do nothing: a step ends what it began."""
-
-    def rests(self, done: int) -> bool:
-        """Return True at the end of a round."""
-        if self._forced is not None:
-            return self._forced != "plain"
-        return done % self.settings.period == 0
-
-    def meets(self, done: int) -> bool:
-        """Return True where it rests."""
-        return self.rests(done)
-
-    def in_sync(self, done: int) -> bool:
-        """Return True at the end of a round: weights of all copies are equal there."""
-        return self.rests(done)
-
-    def state(self) -> Mapping[str, Mapping[nn.Parameter, torch.Tensor]]:
-        """Nothing is kept from round to round."""
-        return {}
-
     def restored(self, *, complete: bool) -> None:
         """Begin a round, with a new optimizer where there are several copies."""
         if self._copies > 1:
             self._optimizer.state.clear()
-
-    def phase(self, step: int) -> str:
-        """Return ``exchange`` for the last step of a round, else ``plain``."""
-        if self._forced is not None:
-            return self._forced
-        return "exchange" if self.rests(step + 1) else "plain"
-
-    def force(self, phase: str | None) -> None:
-        """See :meth:`executors.replicas.Replicas.force`."""
-        self._forced = phase
 
 
 @contextmanager

@@ -31,7 +31,8 @@ from torch import nn
 
 from executors.communication.chunks import decode_chunks, encode_chunks
 from executors.communication.codecs import ALL_GATHER
-from executors.replicas.membership import Exchange, Group, Membership
+from executors.replicas.groups import Group
+from executors.replicas.membership import Exchange, Membership
 from executors.replicas.pieces import local_part, pieces
 from planner.errors import ExecutionError
 from planner.schema.methods.local_steps import LocalSteps

@@ -45,9 +45,10 @@ from executors.launching.rendezvous import (
     name_ranks,
     open_store,
 )
+from executors.replicas.groups import Group, Task
 from planner.errors import ExecutionError, RankFailedError
 
-__all__ = ["Exchange", "Group", "Membership", "open_membership"]
+__all__ = ["Exchange", "Membership", "open_membership"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,74 +63,6 @@ _STORE_GONE = (
     "the store by which replicas agree has gone: the process that holds it, rank 0 or "
     "the launcher, has ended or hangs; start all replicas again"
 )
-#: State is sent in pieces of so many bytes.
-_PIECE_BYTES = 25 * 2**20
-
-
-class Group:
-    """Some replicas, connected by gloo.
-
-    Unlike groups of ``torch.distributed.new_group`` it needs no larger group that all
-    members belong to. Seen to work on torch 2.13.
-
-    Args:
-        store: For its members alone.
-        index: Place of this process among them.
-        size: Number of members; a group of one sends nothing.
-        timeout_s: Longest that an operation may take, in seconds.
-    """
-
-    def __init__(self, store: Store, index: int, size: int, timeout_s: float) -> None:
-        self.index, self.size = index, size
-        # torch's stubs do not list what a backend can do.
-        self._backend: Any = None
-        if size > 1:
-            timeout = datetime.timedelta(seconds=timeout_s)
-            self._backend = dist.ProcessGroupGloo(store, index, size, timeout)
-
-    def all_reduce(self, values: torch.Tensor) -> None:
-        """Add up values of all members, in place.
-
-        Args:
-            values: On the CPU; equal shapes on all members.
-        """
-        if self._backend is not None:
-            self._backend.allreduce([values]).wait()
-
-    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of all members, in their order.
-
-        Args:
-            values: On the CPU. Shape [n, ...].
-
-        Returns:
-            Shape [size * n, ...].
-        """
-        if self._backend is None:
-            return values
-        every = values.new_empty(self.size * len(values), *values.shape[1:])
-        self._backend.allgather([list(every.chunk(self.size))], [values]).wait()
-        return every
-
-    def send(self, values: torch.Tensor) -> None:
-        """Send bytes from the first of two members to the second.
-
-        Args:
-            values: Of dtype uint8, on the CPU. Shape [n].
-        """
-        assert self._backend is not None
-        for part in (torch.tensor([len(values)]), *torch.split(values, _PIECE_BYTES)):
-            self._backend.send([part], 1, 0).wait()
-
-    def receive(self) -> torch.Tensor:
-        """Return what the first of two members sends."""
-        assert self._backend is not None
-        length = torch.zeros(1, dtype=torch.int64)
-        self._backend.recv([length], 0, 0).wait()
-        values = torch.empty(int(length), dtype=torch.uint8)
-        for part in torch.split(values, _PIECE_BYTES):
-            self._backend.recv([part], 0, 0).wait()
-        return values
 
 
 def _names_the_store(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
@@ -147,37 +80,6 @@ def _names_the_store(method: Callable[_Given, _Result]) -> Callable[_Given, _Res
     return call
 
 
-class _Task(Generic[_Result]):
-    """A function that is called in a thread, which may be left behind.
-
-    Nothing interrupts an operation of gloo whose peer hangs, and its group cannot be
-    destroyed before it has timed out.
-    """
-
-    def __init__(self, work: Callable[[], _Result]) -> None:
-        self.results: list[_Result] = []
-        self.error: Exception | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._call, name="replicas", daemon=True)
-        self._thread.start()
-
-    def _call(self) -> None:
-        try:
-            self.results.append(self._work())
-        except Exception as error:  # raised again, or told, by whoever waits
-            self.error = error
-
-    @property
-    def over(self) -> bool:
-        """True if the function has returned or raised."""
-        return not self._thread.is_alive()
-
-    def join(self, seconds: float) -> bool:
-        """Wait so long at most; True if it is over."""
-        self._thread.join(seconds)
-        return self.over
-
-
 class Exchange(Generic[_Result]):
     """An exchange that is under way.
 
@@ -187,7 +89,7 @@ class Exchange(Generic[_Result]):
     """
 
     def __init__(
-        self, membership: Membership, task: _Task[tuple[_View, _Result]]
+        self, membership: Membership, task: Task[tuple[_View, _Result]]
     ) -> None:
         self._membership, self._task = membership, task
 
@@ -466,7 +368,7 @@ class Membership:
             work: Sends and receives over a group, and changes nothing that a second
                 call with another group would need.
         """
-        return Exchange(self, _Task(partial(self._exchange, number, work)))
+        return Exchange(self, Task(partial(self._exchange, number, work)))
 
     @_names_the_store
     def _exchange(
@@ -479,7 +381,7 @@ class Membership:
             before = self._members
             # Those who are not in it are not waited for again.
             self._adopt(view.members)
-            task = _Task(partial(self._attempt, key, view, work))
+            task = Task(partial(self._attempt, key, view, work))
             if self._agree(key, view, task):
                 group, result = task.results[0]
                 self._group = (view.members, group)
@@ -567,7 +469,7 @@ class Membership:
         group = Group(store, index, len(order), self._timeout_s)
         return group, work(group)
 
-    def _agree(self, key: str, view: _View, task: _Task[Any]) -> bool:
+    def _agree(self, key: str, view: _View, task: Task[Any]) -> bool:
         """Wait until all members have their results; False if one will not."""
         outcome, voted = f"{key}/outcome", False
         others = [n for n in view.members if n != self.rank]
@@ -608,7 +510,7 @@ class Membership:
         state = pack()
         for number, token in view.joiners.items():
             group = f"state/{token}"
-            task = _Task(partial(self._send, group, state))
+            task = Task(partial(self._send, group, state))
             while not task.join(0.05):
                 if self._is_gone(number, token):
                     break
@@ -645,7 +547,7 @@ class Membership:
             view = self._await_admission()
             source = min(view.members)
             name = f"state/{self._token}"
-            task = _Task(partial(self._receive, name))
+            task = Task(partial(self._receive, name))
             while not task.join(0.05) and not self._is_gone(source):
                 self.require_store()
             if task.over and task.error is None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from executors.replicas.pieces import local_part, pieces
+from executors.replicas.rounds import Rounds
 from executors.strategies.narrow import find_groups
 from planner.schema import TensorSharding
 from planner.schema.methods.subnetworks import Subnetworks
@@ -89,18 +90,16 @@ class _Route:
     got: list[int]
 
 
-class SubnetworksReplicas:
+class SubnetworksReplicas(Rounds):
     """Trains a share of the neurons on each copy, another one in each round.
 
     Args:
         synchronisation: Its settings.
     """
 
-    lead_in = 0
-
     def __init__(self, synchronisation: Subnetworks) -> None:
+        super().__init__(synchronisation.local_steps)
         self.settings = synchronisation
-        self.rests_every = synchronisation.local_steps
         #: Dimension that copies divide of each parameter of which they hold parts.
         self.split: dict[nn.Parameter, int] = {}
         self._parts: dict[nn.Parameter, _Part] = {}
@@ -109,7 +108,6 @@ class SubnetworksReplicas:
         self._copies, self._index = 1, 0
         #: Round whose neurons this copy has; None for a run of the model's own order.
         self._round: int | None = None
-        self._forced: str | None = None
 
     def attach(self, trainer: Trainer) -> None:
         """Tell parameters with neurons from those that are averaged."""
@@ -264,41 +262,10 @@ class SubnetworksReplicas:
                 new[places] = values.view(len(places), new.shape[1])
         return found
 
-    def settle(self) -> None:
-        """Do nothing: a step ends what it began."""
-
-    def rests(self, done: int) -> bool:
-        """Return True at the end of a round."""
-        if self._forced is not None:
-            return self._forced != "plain"
-        return done % self.settings.local_steps == 0
-
-    def meets(self, done: int) -> bool:
-        """Return True where it rests."""
-        return self.rests(done)
-
-    def in_sync(self, done: int) -> bool:
-        """Return True at the end of a round: what all copies hold is equal there."""
-        return self.rests(done)
-
-    def state(self) -> Mapping[str, Mapping[nn.Parameter, torch.Tensor]]:
-        """Nothing is kept from round to round."""
-        return {}
-
     def restored(self, *, complete: bool) -> None:
         """Begin with neurons in the model's own order, and a new optimizer."""
         self._round = None
         self._optimizer.state.clear()
-
-    def phase(self, step: int) -> str:
-        """Return ``exchange`` for the last step of a round, else ``plain``."""
-        if self._forced is not None:
-            return self._forced
-        return "exchange" if self.rests(step + 1) else "plain"
-
-    def force(self, phase: str | None) -> None:
-        """See :meth:`executors.replicas.Replicas.force`."""
-        self._forced = phase
 
 
 def _by_copy(mine: Index, theirs: Index) -> tuple[torch.Tensor, list[int]]:

@@ -17,8 +17,9 @@ from torch import nn
 from executors import run
 from executors.data import synthetic_batch
 from executors.launching.process_group import own_numbers
+from executors.replicas.groups import Group
 from executors.replicas.local_steps import LocalStepsReplicas
-from executors.replicas.membership import Group, Membership, open_membership
+from executors.replicas.membership import Membership, open_membership
 from executors.replicas.pieces import local_part
 from executors.replicas.recovery import pack_state, take_state
 from planner.schema import Plan
