@@ -247,3 +247,15 @@ def test_more_tokens_never_take_less_time(
 def test_an_unknown_recipe_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'torch'"):
         get_recipe("troch")
+
+
+def test_the_gradient_of_a_bias_is_a_pass_of_its_own_in_eager_torch() -> None:
+    biased = product(weight_bytes=2.0 * (4096 * 4096 + 4096))
+    kind = device()
+    read = 2 * 4096 * 4096 / kind.memory_bandwidth_bytes_per_s
+    plain, summed = times(product(), kind), times(biased, kind)
+    assert summed[0] == pytest.approx(plain[0])
+    assert summed[1] - plain[1] == pytest.approx(read, rel=1e-3)
+    assert summed[2] - plain[2] == pytest.approx(read, rel=1e-3)
+    fused = replace(RECIPE, fusion="kernels")
+    assert times(biased, kind, recipe=fused)[1] == pytest.approx(plain[1])
