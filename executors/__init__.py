@@ -9,6 +9,7 @@ Each room, and each file beside them, imports those below alone, neighbours not 
 
     dryrun                         a step of any rank, on no devices
     runner                         train by a plan
+    weights                        Hugging Face's files, read and written
     checkpoints, measuring         state of a run; time, memory and traffic of a step
     first_step                     a step by a plan beside the same in one process
     soundness                      finite numbers, and weights that ranks agree on

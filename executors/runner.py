@@ -36,6 +36,7 @@ from executors.replicas.membership import Membership, open_membership
 from executors.replicas.recovery import pack_state, take_state
 from executors.soundness import require_finite_step, require_sound_weights
 from executors.trainer import Trainer
+from executors.weights.options import WeightOptions
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema import Plan
 from planner.schema.base import fingerprint_parameters
@@ -132,6 +133,10 @@ def run(
     background_checkpoints: bool = False,
     check_first_step: bool = False,
     check_replicas_every: int | None = None,
+    init_from: str | os.PathLike[str] | None = None,
+    allow_missing_weights: bool = False,
+    save_hf: str | os.PathLike[str] | None = None,
+    save_dtype: str | None = None,
 ) -> RunResult:
     """Train a model by a plan.
 
@@ -176,12 +181,20 @@ def run(
         check_replicas_every: Steps between checks that the weights are finite, and
             equal on all ranks that hold copies of them. They are checked at each
             checkpoint and at the end in any case.
+        init_from: Weights to begin with: a safetensors file, or the folder of a
+            Hugging Face model, seen by all ranks; None for random ones. A run that
+            is resumed goes on from its checkpoint.
+        allow_missing_weights: Begin at random with parameters that ``init_from``
+            lacks, such as those of a new head.
+        save_hf: New folder for the weights at the end, which transformers loads:
+            safetensors files, configuration, and the tokenizer of ``init_from``.
+        save_dtype: Of what is saved there; None for the parameters' own.
 
     Raises:
         ExecutionError: If the number of processes is wrong, the plan cannot be run,
             the data does not fit it, a loss, gradient norm or weight is not finite,
-            copies of a weight differ, a checkpoint cannot be written or read, or the
-            first step is not that of one process.
+            copies of a weight differ, a checkpoint or weights cannot be written or
+            read, or the first step is not that of one process.
         RankFailedError: If another process is missing or has failed.
         FingerprintError: If the plan, or the checkpoint, is for another model.
     """
@@ -201,13 +214,16 @@ def run(
         keep_checkpoints,
         background_checkpoints,
     )
+    weights = WeightOptions.of(
+        model_fn, init_from, allow_missing_weights, save_hf, save_dtype
+    )
     chosen = choose_device(device)
     with contextlib.ExitStack() as stack:
         ids = plan.strategy.device_ids()
         membership: Membership | None = None
         fewest = plan.strategy.synchronisation.fewest_copies
         if fewest:
-            _require_no_owner(options, measure)
+            _require_no_owner(options, measure, weights)
             membership = stack.enter_context(
                 open_membership(
                     *own_numbers(),
@@ -225,7 +241,7 @@ def run(
             alone=membership is not None,
         )
         stack.enter_context(group)
-        source = _Source(model_fn=model_fn, seed=seed)
+        source = _Source(model_fn=model_fn, seed=seed, weights=weights)
         trainer, inventory = _prepare(plan, source, chosen, force, membership)
         saved: Checkpoints | None = None
         if options is not None:
@@ -240,6 +256,8 @@ def run(
             )
             stack.enter_context(saved)
         first = saved.begin() if saved else 0
+        if not first:
+            weights.load(trainer, inventory)
         if membership is not None and membership.joins:
             first = take_state(trainer, membership.join())
             _LOG.info("joined after step %d", first)
@@ -263,6 +281,7 @@ def run(
             reports_all = membership is not None or trainer.place.process == 0
             if on_step is not None and reports_all:
                 on_step(report)
+        weights.save(trainer, inventory)
         result = _result(
             plan, trainer, reports, first, next(batches) if measure else None
         )
@@ -295,7 +314,9 @@ def _checkpoint_options(
     )
 
 
-def _require_no_owner(options: CheckpointOptions | None, measure: bool) -> None:
+def _require_no_owner(
+    options: CheckpointOptions | None, measure: bool, weights: WeightOptions
+) -> None:
     """Refuse what needs all ranks, or a launcher that ends them all at once.
 
     Raises:
@@ -306,6 +327,11 @@ def _require_no_owner(options: CheckpointOptions | None, measure: bool) -> None:
         raise ExecutionError(
             f"checkpoint_dir={options.folder}, but {rule}: a copy that fails takes its "
             f"state from another; leave checkpoints out or plan with on_failure=stop"
+        )
+    if weights.files is not None or weights.folder is not None:
+        raise ExecutionError(
+            f"init_from or save_hf, but {rule}; leave them out or plan with "
+            f"on_failure=stop"
         )
     if measure:
         raise ExecutionError(
@@ -326,10 +352,12 @@ class _Source:
     Attributes:
         model_fn: As for :func:`run`.
         seed: The same.
+        weights: Files that the model's values come from.
     """
 
     model_fn: Callable[[], nn.Module]
     seed: int
+    weights: WeightOptions
     _recorded: weakref.ref[nn.Module] | None = None
 
     def record(self) -> tuple[nn.Module, Recording | None]:
@@ -357,6 +385,8 @@ class _Source:
             )
             if saved is not None and saved.last is not None:
                 saved.read_into(model, alone)
+            else:
+                self.weights.load_whole(model, inventory)
             return model
 
         return compare_first_step(trainer, build, batch, inventory.first)

@@ -8,6 +8,7 @@ torch 2.13.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,8 +25,14 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
 )
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader, WriteResult
 from torch.futures import Future as TorchFuture
 
 from executors.checkpoints.folder import inspect_file
@@ -33,7 +40,7 @@ from executors.exception_chain import chain, explain
 from planner.errors import ExecutionError
 from planner.schema.checkpoint import FileRecord
 
-__all__ = ["Pending", "SavedTensor", "load", "read_saved", "save"]
+__all__ = ["Pending", "SavedTensor", "load", "load_values", "read_saved", "save"]
 
 _METADATA = ".metadata"
 
@@ -255,22 +262,125 @@ def save(
 
 
 def load(
-    tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup
+    tensors: Mapping[str, torch.Tensor], folder: Path, group: dist.ProcessGroup | None
 ) -> None:
     """Fill tensors in place from a checkpoint of any sharding; collective.
+
+    Args:
+        tensors: This rank's, plain or DTensor.
+        folder: Of the checkpoint.
+        group: All ranks, with a CPU backend; None for this process alone.
 
     Raises:
         ExecutionError: If a rank could not.
     """
-    try:
-        state_dict_loader.load(
-            dict(tensors),
-            storage_reader=_Reader(folder),
-            planner=DefaultLoadPlanner(flatten_state_dict=False),
-            process_group=group,
+    _load(tensors, _Reader(folder), folder, group)
+
+
+def load_values(
+    tensors: Mapping[str, torch.Tensor],
+    saved: Mapping[str, SavedTensor],
+    part: Callable[[str, tuple[slice, ...]], torch.Tensor],
+    source: Path,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Fill tensors in place from whole ones, of which each rank reads its parts.
+
+    Collective; see :func:`load` for the tensors, the group and errors.
+
+    Args:
+        tensors: To be filled.
+        saved: Shape and dtype of the whole ones, by name.
+        part: Returns a part of one: its name, one slice a dimension.
+        source: For messages.
+        group: All ranks.
+    """
+    _load(tensors, _Values(saved, part), source, group)
+
+
+class _Values(StorageReader):
+    """Whole tensors that a function reads parts of."""
+
+    def __init__(
+        self,
+        saved: Mapping[str, SavedTensor],
+        part: Callable[[str, tuple[slice, ...]], torch.Tensor],
+    ) -> None:
+        self._saved, self._part = saved, part
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Do nothing: there is nothing to forget."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Shapes, each of one piece."""
+        return Metadata(
+            state_dict_metadata={
+                name: TensorStorageMetadata(
+                    properties=TensorProperties(dtype=one.dtype),
+                    size=torch.Size(one.shape),
+                    chunks=[
+                        ChunkStorageMetadata(
+                            offsets=torch.Size([0] * len(one.shape)),
+                            sizes=torch.Size(one.shape),
+                        )
+                    ],
+                )
+                for name, one in self._saved.items()
+            }
         )
+
+    def set_up_storage_reader(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Read what torch plans, in the order of names."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Read what torch plans."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
+        """Copy each part, its dtype converted."""
+        for item in plan.items:
+            places = tuple(
+                slice(first, first + length)
+                for first, length in zip(
+                    item.storage_offsets, item.lengths, strict=True
+                )
+            )
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(self._part(item.storage_index.fqn, places))
+            planner.commit_tensor(item, target)
+        done: TorchFuture[None] = TorchFuture()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, _: Any) -> bool:
+        """No storage is chosen by its name."""
+        return False
+
+
+def _load(
+    tensors: Mapping[str, torch.Tensor],
+    reader: StorageReader,
+    source: Path,
+    group: dist.ProcessGroup | None,
+) -> None:
+    try:
+        with warnings.catch_warnings():
+            # Of one process torch says that it takes it for one.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            state_dict_loader.load(
+                dict(tensors),
+                storage_reader=reader,
+                planner=DefaultLoadPlanner(flatten_state_dict=False),
+                process_group=group,
+                no_dist=group is None,
+            )
     except CheckpointException as error:
-        raise _failure("read", folder, error) from error
+        raise _failure("read", source, error) from error
 
 
 def _failure(verb: str, folder: Path, error: CheckpointException) -> ExecutionError:

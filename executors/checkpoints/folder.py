@@ -110,6 +110,11 @@ class CheckpointFolder:
             raise ExecutionError(f"{self.path} holds no {wanted}{self.remedy()}")
         return wanted
 
+    def latest(self) -> str | None:
+        """Name of the latest checkpoint; None if there is none."""
+        steps = self.steps()
+        return self._latest(steps) if steps else None
+
     def _latest(self, steps: list[int]) -> str:
         """Name in the pointer file; the highest step where there is no pointer."""
         pointer = self.path / _LATEST

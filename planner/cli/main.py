@@ -24,6 +24,7 @@ _COMMANDS: Mapping[str, str] = {
     "plan": "planner.cli.plan:PlanCommand",
     "predict": "planner.cli.strategies:PredictCommand",
     "run": "planner.cli.run:RunCommand",
+    "convert": "planner.cli.convert:ConvertCommand",
     "verify": "planner.cli.verify:VerifyCommand",
     "probe": "planner.cli.machines:ProbeCommand",
     "calibrate": "planner.cli.machines:CalibrateCommand",

@@ -58,7 +58,10 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
     for name in ("steps", "seed", "model", "data", "rank_timeout_s", "checkpoint_dir"):
         if arguments[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(arguments[name])]
-    for name in ("checkpoint_every", "check_replicas_every"):
+    for name in (
+        *("checkpoint_every", "check_replicas_every"),
+        *("init_from", "save_hf", "save_dtype"),
+    ):
         if arguments[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(arguments[name])]
     if arguments["checkpoint_dir"] is not None:
@@ -67,6 +70,7 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
         "measure",
         "check_first_step",
         "background_checkpoints",
+        "allow_missing_weights",
         "allow_remote_code",
         "force",
     ):

@@ -77,6 +77,10 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         resume=arguments.get("resume", False),
         keep_checkpoints=arguments.get("keep_checkpoints", 2),
         background_checkpoints=arguments.get("background_checkpoints", False),
+        init_from=arguments.get("init_from"),
+        allow_missing_weights=arguments.get("allow_missing_weights", False),
+        save_hf=arguments.get("save_hf"),
+        save_dtype=arguments.get("save_dtype"),
         on_step=lambda report: emit({"step": report.step, "loss": report.loss}),
     )
     measured, checked = result.measurement, result.first_step_check

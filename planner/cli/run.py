@@ -45,6 +45,11 @@ OptionalFolder = Annotated[
 ]
 
 
+OptionalSource = Annotated[
+    str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")
+]
+
+
 def _read_resume(words: list[str]) -> bool | str:
     """``--resume`` alone, or with the name of a checkpoint.
 
@@ -122,6 +127,15 @@ class RunCommand:
     """Steps between checkpoints; by default one is written at the end."""
     resume: Resume = None
     """Resume from the latest checkpoint, if there is one, or from a named one."""
+    init_from: OptionalSource = None
+    """Weights to begin with: a safetensors file, or the folder of a model from
+    transformers. A run that is resumed goes on from its checkpoint."""
+    allow_missing_weights: bool = False
+    """Begin at random with parameters that --init-from lacks, such as a new head."""
+    save_hf: OptionalFolder = None
+    """New folder for the weights at the end, which transformers loads."""
+    save_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Numbers of --save-hf; by default those of the parameters."""
     keep_checkpoints: int = 2
     """Number of latest checkpoints to keep."""
     background_checkpoints: bool = False
@@ -163,6 +177,7 @@ class RunCommand:
             "force": self.force,
             "rank_timeout_s": self.rank_timeout_s,
             **self._checkpoints(),
+            **self._weights(),
         }
         self._check(plan)
         if self.on != "local":
@@ -201,6 +216,40 @@ class RunCommand:
             "resume": self.resume or False,
             "keep_checkpoints": self.keep_checkpoints,
             "background_checkpoints": self.background_checkpoints,
+        }
+
+    def _weights(self) -> dict[str, Any]:
+        """Options of weights as :func:`executors.run` takes them.
+
+        Raises:
+            ExecutionError: If they contradict each other, files cannot be read, or
+                the folder to be written exists.
+        """
+        source, folder = self.init_from, self.save_hf
+        if self.allow_missing_weights and source is None:
+            raise ExecutionError(
+                "--allow-missing-weights without --init-from; name weights to begin "
+                "with"
+            )
+        if self.save_dtype is not None and folder is None:
+            raise ExecutionError(
+                f"--save-dtype {self.save_dtype} without --save-hf; name a folder"
+            )
+        if self.on == "local":
+            # Elsewhere the files are on other machines.
+            if source is not None:
+                from executors.weights.files import WeightFiles
+
+                WeightFiles(Path(source))
+            if folder is not None and Path(folder).exists():
+                raise ExecutionError(
+                    f"--save-hf {folder} exists; name a new folder for weights"
+                )
+        return {
+            "init_from": str(Path(source).absolute()) if source else None,
+            "allow_missing_weights": self.allow_missing_weights,
+            "save_hf": str(Path(folder).absolute()) if folder else None,
+            "save_dtype": self.save_dtype,
         }
 
     def _model(self, plan: Plan) -> str:
