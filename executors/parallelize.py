@@ -6,7 +6,7 @@ data parallelism: each wraps what the one before has made, and no other order co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,6 +86,7 @@ def parallelize(
     recording: Recording | None = None,
     input_sharded: bool = False,
     output_sharded: bool = False,
+    elsewhere: Collection[str] = (),
 ) -> ParallelPart:
     """Make a model, or one stage of it, parallel along every axis but pp, in place.
 
@@ -99,6 +100,7 @@ def parallelize(
         recording: What parameters without values get theirs from, shard by shard.
         input_sharded: Whether a stage receives a tp shard of the residual stream.
         output_sharded: Whether it sends one.
+        elsewhere: FQNs of modules whose trained parameters have no values here.
 
     Raises:
         StrategyError: If tp or ep cannot split a module as the sharding says.
@@ -107,7 +109,7 @@ def parallelize(
     if strategy.compile:
         require_compiler(place.device)
     dtype = _torch_dtype(strategy.precision.parameter)
-    values = Shards(model, recording, place.device, dtype)
+    values = Shards(model, recording, place.device, dtype, elsewhere)
 
     # 1. Tensor and sequence parallelism: patterns of names to shards.
     with values.recorded():

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executors.replicas import SplitReplicas
+from executors.replicas import SkippingReplicas, SplitReplicas, skipped_parameters
 from executors.trainer import StepResult, Trainer
 from planner.errors import ExecutionError
 
@@ -122,9 +122,11 @@ def require_sound_weights(
 
 def _not_finite(trainer: Trainer, *, gradients: bool) -> list[str]:
     """Names of parameters of this rank that hold NaN or an infinity, in order."""
+    elsewhere = skipped_parameters(trainer.replicas)
     named = [
         (name, parameter.grad if gradients else parameter)
         for name, parameter in trainer.named_parameters()
+        if parameter not in elsewhere
     ]
     return [
         name
@@ -151,14 +153,20 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _difference(trainer: Trainer, done: int) -> str | None:
     """Describe the first copies that differ among this rank's; None if none do."""
     place = trainer.place
+    elsewhere = skipped_parameters(trainer.replicas)
     named = [
         (name, parameter)
         for part in trainer.parts.values()
         for name, parameter in part.inner.named_parameters()
+        if parameter not in elsewhere
     ]
     sums = {id(parameter): _bit_sum(parameter) for _, parameter in named}
     replicas, found = trainer.replicas, []
-    divided = replicas.split if isinstance(replicas, SplitReplicas) else {}
+    own: Collection[nn.Parameter] = ()
+    if isinstance(replicas, SplitReplicas):
+        own = replicas.split.keys()
+    elif isinstance(replicas, SkippingReplicas):
+        own = replicas.dealt
     for axis in (*_COMMON, *_OTHERS, *_EXPERTS):
         group = place.group(axis)
         if axis == "replicate" and not replicas.in_sync(done):
@@ -166,7 +174,7 @@ def _difference(trainer: Trainer, done: int) -> str | None:
         chosen = [
             (n, p)
             for n, p in named
-            if _has_copies(p, axis) and not (axis == "replicate" and p in divided)
+            if _has_copies(p, axis) and not (axis == "replicate" and p in own)
         ]
         if group is not None and chosen:
             loose = axis == "tp" and place.device.type == "cuda"

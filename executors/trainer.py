@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ from executors.parallelize import ParallelPart, parallelize
 from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.stages import LoweredStage, cuts_inside_stream, lower
 from executors.pipelines.tied import TiedSync, find_copies, untie
-from executors.replicas import replicas_of
+from executors.replicas import SkippingReplicas, replicas_of
 from executors.steps import PlainStep, Step, build_optimizer
 from executors.strategies.context import (
     local_positions,
@@ -192,6 +192,7 @@ class Trainer:
         self.parts: dict[int, ParallelPart] = {}
         self.pipeline: Pipeline | None = None
         self.tied: TiedSync | None = None
+        self.replicas = replicas_of(strategy)
         self._further = _further_inputs(plan, model)
         named = frozenset(spec.name for spec in plan.workload.inputs)
         #: Names of what forward is given of a batch; None for all of it.
@@ -229,7 +230,6 @@ class Trainer:
         #: Steps done; a resumed run sets it.
         self.done = 0
         self.step_rule: Step = PlainStep()
-        self.replicas = replicas_of(strategy)
         self.replicas.attach(self)
 
     def _build_whole(self, model: nn.Module, recording: Recording | None) -> None:
@@ -238,6 +238,9 @@ class Trainer:
         recompute: Recompute = (
             strategy.stages[0].recompute if strategy.stages else "none"
         )
+        elsewhere: Collection[str] = ()
+        if isinstance(self.replicas, SkippingReplicas):
+            elsewhere = self.replicas.elsewhere(model, strategy, self.place)
         self.parts[0] = parallelize(
             model,
             strategy,
@@ -246,6 +249,7 @@ class Trainer:
             recompute=recompute,
             causal=self.plan.model.attention != "full",
             recording=recording,
+            elsewhere=elsewhere,
         )
 
     def _build_stages(

@@ -19,7 +19,7 @@ run's, as they are under torch's DistributedDataParallel, which gives rank 0's t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, Shard
 from executors.checkpoints.dcp import SavedTensor
 from executors.communication.buckets import BucketedReplicas
 from executors.names import tied_parameters
-from executors.replicas import KeepsOwn, SplitReplicas
+from executors.replicas import KeepsOwn, SplitReplicas, skipped_parameters
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema.base import fingerprint_parameters
@@ -142,7 +142,7 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
     copy = trainer.place.index("replicate") if own else 0
     known = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     divided = _in_order(trainer, dict(trainer.named_parameters()))
-    for fqn, parameter in trainer.named_parameters():
+    for fqn, parameter in _with_values(trainer, trainer.named_parameters()):
         name = inventory.name(fqn)
         if parameter.requires_grad and id(parameter) not in known:
             raise ExecutionError(
@@ -199,6 +199,14 @@ def _divided(trainer: Trainer, local: torch.Tensor, dim: int) -> DTensor:
     """Part of a tensor that copies divide along a dimension."""
     mesh = trainer.place.along("replicate")
     return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
+
+
+def _with_values(
+    trainer: Trainer, named: Iterable[tuple[str, nn.Parameter]]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters but for those that other copies have now."""
+    elsewhere = skipped_parameters(trainer.replicas)
+    return ((name, one) for name, one in named if one not in elsewhere)
 
 
 def _mean(parameter: nn.Parameter, trainer: Trainer) -> torch.Tensor:
@@ -328,7 +336,7 @@ def targets(
     replicas = trainer.replicas
     divided = replicas.split if isinstance(replicas, SplitReplicas) else {}
     every = (part.inner.named_parameters() for part in trainer.parts.values())
-    for fqn, parameter in chain.from_iterable(every):
+    for fqn, parameter in _with_values(trainer, chain.from_iterable(every)):
         name = inventory.name(fqn)
         if f"model.{name}" not in saved:
             raise FingerprintError(
@@ -439,7 +447,7 @@ def full_parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
 
     Meant for models that one process can hold; tied parameters appear once.
     """
-    named = dict(trainer.named_parameters())
+    named = dict(_with_values(trainer, trainer.named_parameters()))
     return _whole([*{**named, **_in_order(trainer, named)}.items()])
 
 

@@ -12,7 +12,7 @@ come later. Seen to work with torch 2.13.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -38,12 +38,14 @@ class _Waiting:
         name: Its name there.
         source: Deferred tensor with its values, before data parallelism cut it.
         split: Dimensions of the mesh that it had been split along by then.
+        empty: Whether it gets no values, and no memory for them.
     """
 
     holder: nn.Module
     name: str
     source: torch.Tensor
     split: int
+    empty: bool
 
 
 class Shards:
@@ -58,6 +60,8 @@ class Shards:
         recording: Of its tensors; None if they have values.
         device: Where it will run.
         dtype: Of its floating-point tensors; None to keep what they have.
+        elsewhere: Names of modules whose trained parameters are to have no values
+            here, if they were recorded.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class Shards:
         recording: Recording | None,
         device: torch.device,
         dtype: torch.dtype | None,
+        elsewhere: Collection[str] = (),
     ) -> None:
         self._model, self._recording, self._device = model, recording, device
+        self._elsewhere = tuple(f"{name}." for name in elsewhere)
         self._waiting: list[_Waiting] = []
         if recording is None:
             model.to(device, dtype)
@@ -95,12 +101,14 @@ class Shards:
         if recording is None:
             return
         made: _Made = {}
-        for module in self._model.modules():
+        for holder, module in self._model.named_modules():
+            away = f"{holder}.".startswith(self._elsewhere)
             for name, old in module._parameters.items():
                 if old is not None and recording.defers(_local(old)):
-                    self._waiting.append(_waiting(module, name, old))
+                    empty = away and old.requires_grad
+                    self._waiting.append(_waiting(module, name, old, empty))
                     new = made.setdefault(id(old), (old, _on_meta(old)))[1]
-                    module._parameters[name] = new  # type: ignore[assignment]
+                    module._parameters[name] = new
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -132,11 +140,17 @@ class Shards:
         if isinstance(old, DTensor):
             # Before the whole tensor: what outlives it would break up its memory.
             local = torch.empty_like(old._local_tensor, device=self._device)
-            values = self._recording.replay(waiting.source)
-            local.copy_(_cut(values, old, old.device_mesh.ndim - waiting.split))
+            if waiting.empty:
+                local.untyped_storage().resize_(0)
+            else:
+                values = self._recording.replay(waiting.source)
+                local.copy_(_cut(values, old, old.device_mesh.ndim - waiting.split))
             filled = DTensor(  # type: ignore[no-untyped-call]
                 local, old._spec, requires_grad=False
             )
+        elif waiting.empty:
+            filled = torch.empty_like(old, device=self._device, requires_grad=False)
+            filled.untyped_storage().resize_(0)
         else:
             filled = _owned(self._recording.replay(waiting.source), self._device)
         return nn.Parameter(filled, requires_grad=old.requires_grad)
@@ -166,9 +180,11 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _waiting(holder: nn.Module, name: str, old: nn.Parameter) -> _Waiting:
+def _waiting(holder: nn.Module, name: str, old: nn.Parameter, empty: bool) -> _Waiting:
     split = old.device_mesh.ndim if isinstance(old, DTensor) else 0
-    return _Waiting(holder=holder, name=name, source=_local(old), split=split)
+    return _Waiting(
+        holder=holder, name=name, source=_local(old), split=split, empty=empty
+    )
 
 
 def _on_meta(old: nn.Parameter) -> nn.Parameter:

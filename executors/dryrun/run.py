@@ -32,7 +32,7 @@ from executors.dryrun.world import fake_group, fake_tensors
 from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
 from executors.names import tied_parameters
-from executors.replicas import SkippingReplicas
+from executors.replicas import skipped_parameters
 from executors.runner import check_model
 from executors.steps import PlainStep
 from executors.strategies.context import whole_sequences
@@ -349,8 +349,7 @@ def _local_inputs(plan: Plan, trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def _make_states(trainer: Trainer) -> None:
     """Step the optimizer once on zeros, which makes its states."""
-    replicas = trainer.replicas
-    skipped = replicas.skipped() if isinstance(replicas, SkippingReplicas) else ()
+    skipped = skipped_parameters(trainer.replicas)
     for group in trainer.optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in skipped:

@@ -6,7 +6,7 @@ class, which is made from the strategy's document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -17,9 +17,17 @@ from planner.schema import Strategy
 from planner.schema.methods import method_of
 
 if TYPE_CHECKING:
+    from executors.mesh import ProcessMesh
     from executors.trainer import Trainer
 
-__all__ = ["KeepsOwn", "Replicas", "SkippingReplicas", "SplitReplicas", "replicas_of"]
+__all__ = [
+    "KeepsOwn",
+    "Replicas",
+    "SkippingReplicas",
+    "SplitReplicas",
+    "replicas_of",
+    "skipped_parameters",
+]
 
 
 class Replicas(Protocol):
@@ -133,10 +141,34 @@ class SplitReplicas(Replicas, Protocol):
 
 @runtime_checkable
 class SkippingReplicas(Replicas, Protocol):
-    """Copies of which each trains some of the weights, others at other times."""
+    """Copies of which each has some of the weights, others at other times.
+
+    Attributes:
+        dealt: Parameters that not all copies have at any time.
+    """
+
+    dealt: Collection[nn.Parameter]
+
+    def elsewhere(
+        self, model: nn.Module, strategy: Strategy, place: ProcessMesh
+    ) -> Collection[str]:
+        """FQNs of modules that this copy does not have when it begins.
+
+        Args:
+            model: Whole.
+            strategy: By which it will be trained.
+            place: Where this process stands.
+        """
 
     def skipped(self) -> frozenset[nn.Parameter]:
-        """Parameters that this copy does not train now: they get no gradients."""
+        """Parameters that other copies have now: here they have no values."""
+
+
+def skipped_parameters(replicas: Replicas) -> frozenset[nn.Parameter]:
+    """Return the parameters that have no values on this copy now."""
+    if isinstance(replicas, SkippingReplicas):
+        return replicas.skipped()
+    return frozenset()
 
 
 def replicas_of(strategy: Strategy) -> Replicas:

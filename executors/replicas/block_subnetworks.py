@@ -1,10 +1,12 @@
 """Copies that train shallower models, and deal out the residual blocks each round.
 
-Every copy has all weights. In a round it computes its own blocks, and hands the stream
-on as it is where another block would be: nothing of that block is computed, kept for
-backward or updated. At the end of a round of ``period`` steps a block's weights become
-the mean of those copies' that had it, and all others the mean of all. Who has which
-block follows from a permutation that every copy draws from the same seed.
+A copy holds its own blocks' weights and those of all other units. It computes its own
+blocks, and hands the stream on as it is where another block would be. At the end of a
+round of ``period`` steps a block's weights become the mean of those copies' that had
+it, and go to the copies that have it next, in one ``all_to_all_single`` a piece of the
+weights; all other weights become the mean of all. Where blocks are shared, further
+holders send theirs to the block's owner before, and get the next owner's behind. Who
+has which block follows from a permutation that every copy draws from the same seed.
 
 A checkpoint holds the whole model, whose blocks have learned to be one of few: see
 :func:`scaled_blocks` for how to evaluate it.
@@ -13,28 +15,36 @@ Source: Dun et al. 2022, arXiv 2107.00961.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 
 from executors.names import tied_parameters
 from executors.replicas.pieces import local_part, pieces
-from executors.replicas.rounds import Rounds
+from executors.replicas.rounds import Rounds, average
+from executors.strategies.skipping import let_pass_by
 from planner.errors import ExecutionError
 from planner.schema import Strategy
 from planner.schema.methods.block_subnetworks import BlockSubnetworks
 from planner.schema.methods.method import equal_blocks
 
 if TYPE_CHECKING:
+    from executors.mesh import ProcessMesh
     from executors.trainer import Trainer
 
-__all__ = ["BlockSubnetworksReplicas", "deal_blocks", "scaled_blocks"]
+__all__ = [
+    "BlockSubnetworksReplicas",
+    "deal_blocks",
+    "scaled_blocks",
+]
 
 
 def deal_blocks(
@@ -55,7 +65,7 @@ def deal_blocks(
     Returns:
         ``depth`` blocks for each copy.
     """
-    order = np.random.default_rng([seed, turn]).permutation(blocks)
+    order = _permutation(blocks, seed, turn)
     dealt = []
     for copy in range(copies):
         own = order[copy::copies].tolist()
@@ -63,6 +73,63 @@ def deal_blocks(
         own += [block for block in others if block not in own][: depth - len(own)]
         dealt.append(frozenset(own))
     return tuple(dealt)
+
+
+def _permutation(blocks: int, seed: int, turn: int) -> NDArray[np.int64]:
+    """Order in which blocks are dealt out, one to each copy in turn."""
+    return np.random.default_rng([seed, turn]).permutation(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A block on its way from one copy to another, or to the same."""
+
+    block: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Copies that have each block in a round.
+
+    Attributes:
+        owners: Copy that a block is dealt to, by block.
+        holders: Copies that train it, of which the owner is one, by block.
+    """
+
+    owners: tuple[int, ...]
+    holders: tuple[tuple[int, ...], ...]
+
+    def held_by(self, copy: int) -> list[int]:
+        """Blocks of a copy, in ascending order."""
+        return [block for block, each in enumerate(self.holders) if copy in each]
+
+    def to_owners(self) -> list[_Message]:
+        """Messages by which owners get what further holders have trained."""
+        return [
+            _Message(block, copy, owner)
+            for block, owner in enumerate(self.owners)
+            for copy in self.holders[block]
+            if copy != owner
+        ]
+
+    def to_holders(self) -> list[_Message]:
+        """Messages by which further holders get what owners have."""
+        return [_Message(m.block, m.target, m.source) for m in self.to_owners()]
+
+
+def _deal(blocks: int, copies: int, settings: BlockSubnetworks, turn: int) -> _Round:
+    depth = settings.depth(copies, blocks)
+    dealt = deal_blocks(blocks, copies, depth=depth, seed=settings.seed, turn=turn)
+    owners = [0] * blocks
+    for place, block in enumerate(_permutation(blocks, settings.seed, turn).tolist()):
+        owners[block] = place % copies
+    holders = (
+        tuple(copy for copy, own in enumerate(dealt) if number in own)
+        for number in range(blocks)
+    )
+    return _Round(tuple(owners), tuple(holders))
 
 
 class BlockSubnetworksReplicas(Rounds):
@@ -78,107 +145,202 @@ class BlockSubnetworksReplicas(Rounds):
         self._group: dist.ProcessGroup | None = None
         self._copies, self._index = 1, 0
         self._blocks: tuple[str, ...] = ()
-        self._trained: list[nn.Parameter] = []
-        #: Number of the block that a parameter is of.
-        self._block_of: dict[nn.Parameter, int] = {}
-        #: Blocks of each copy in a step; between steps no copy skips any.
-        self._dealt: tuple[frozenset[int], ...] = ()
-        #: Number of the round.
+        #: Trained parameters of blocks: of each block one, in one order.
+        self._alike: list[tuple[nn.Parameter, ...]] = []
+        #: All of them; the others are averaged.
+        self.dealt: set[nn.Parameter] = set()
+        self._common: list[nn.Parameter] = []
+        #: Number of the round, and who has which blocks in it.
         self._turn = 0
+        self._round = _Round((), ())
+
+    def elsewhere(
+        self, model: nn.Module, strategy: Strategy, place: ProcessMesh
+    ) -> tuple[str, ...]:
+        """See :meth:`executors.replicas.SkippingReplicas.elsewhere`."""
+        copies, index = place.size("replicate"), place.index("replicate")
+        if copies == 1:
+            return ()
+        names = _find_blocks(model, strategy)
+        mine = _deal(len(names), copies, self.settings, 0).held_by(index)
+        return tuple(name for block, name in enumerate(names) if block not in mine)
 
     def attach(self, trainer: Trainer) -> None:
-        """Find the blocks, and let them be skipped."""
+        """Find the blocks, let them be skipped, and keep this copy's own."""
         place = trainer.place
         self._group = place.group("replicate")
         self._copies, self._index = place.size("replicate"), place.index("replicate")
         self._optimizer = trainer.optimizer
-        self._trained = [p for p in trainer.all_parameters() if p.requires_grad]
+        self._common = [p for p in trainer.all_parameters() if p.requires_grad]
         if self._copies == 1:
             return
         (part,) = trainer.parts.values()
         self._blocks = _find_blocks(part.inner, trainer.plan.strategy)
-        for number, name in enumerate(self._blocks):
-            block = part.inner.get_submodule(name)
-            self._let_skip(number, block)
-            self._block_of |= dict.fromkeys(block.parameters(), number)
+        modules = [part.inner.get_submodule(name) for name in self._blocks]
+        for number, module in enumerate(modules):
+            self._let_skip(number, module)
+        every = zip(*(module.parameters() for module in modules), strict=True)
+        self._alike = [
+            alike for alike in every if any(weight.requires_grad for weight in alike)
+        ]
+        self.dealt = {weight for alike in self._alike for weight in alike}
+        self._common = [weight for weight in self._common if weight not in self.dealt]
+        self._round = self._deal(self._turn)
+        mine = self._round.held_by(self._index)
+        for alike in self._alike:
+            for number, weight in enumerate(alike):
+                if number not in mine:
+                    _release(weight)
 
     def _let_skip(self, number: int, block: nn.Module) -> None:
-        # Around what compiles a block or computes it again.
-        whole, name = block.forward, self._blocks[number]
+        def passes() -> bool:
+            return self._index not in self._round.holders[number]
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if self._dealt and number not in self._dealt[self._index]:
-                return (*args, *kwargs.values())[0]
-            found = whole(*args, **kwargs)
-            _require_stream(name, (*args, *kwargs.values())[0], found)
-            return found
-
-        block.forward = forward
+        let_pass_by(block, passes, partial(_require_stream, self._blocks[number]))
 
     def before_forward(self, step: int) -> None:
-        """Take the blocks of the step's round."""
+        """Take the blocks of the step's round if a run begins in it."""
         if self._forced is None:
-            self._turn = step // self.settings.period
-        if self._copies > 1:
-            self._dealt = self._deal()
+            self._begin(step // self.settings.period, trained=False)
 
     def skipped(self) -> frozenset[nn.Parameter]:
         """Parameters of blocks that this copy does not have in the round."""
-        if self._copies == 1:
-            return frozenset()
-        mine = self._deal()[self._index]
-        found = (p for p, block in self._block_of.items() if block not in mine)
+        mine = set(self._round.held_by(self._index))
+        found = (
+            weight
+            for alike in self._alike
+            for number, weight in enumerate(alike)
+            if number not in mine
+        )
         return frozenset(found)
 
-    def _deal(self) -> tuple[frozenset[int], ...]:
-        count = len(self._blocks)
-        depth = self.settings.depth(self._copies, count)
-        return deal_blocks(
-            count, self._copies, depth=depth, seed=self.settings.seed, turn=self._turn
-        )
+    def _deal(self, turn: int) -> _Round:
+        return _deal(len(self._blocks), self._copies, self.settings, turn)
 
     def after_backward(self, step: int) -> None:
         """Do nothing."""
 
     def after_update(self, step: int) -> None:
-        """End the round that is over."""
+        """End the round that is over, and begin the next."""
         if self._copies > 1 and self.phase(step) == "exchange":
-            self._average()
-            # What it kept is of blocks that are elsewhere now.
+            # What it kept is of blocks that are elsewhere from now on.
             self._optimizer.state.clear()
-            self._turn += 1
-        # Between steps the model is whole.
-        self._dealt = ()
+            average(self._common, self._group)
+            self._begin(self._turn + 1, trained=True)
 
     @torch.no_grad()
-    def _average(self) -> None:
-        """Take the mean of each weight over the copies that trained it."""
-        holders = [
-            [copy for copy, blocks in enumerate(self._dealt) if number in blocks]
-            for number in range(len(self._blocks))
-        ]
-        every = list(range(self._copies))
-        for piece in pieces(self._trained):
-            who = [
-                holders[self._block_of[p]] if p in self._block_of else every
-                for p in piece
-            ]
-            sizes = [local_part(weight).numel() for weight in piece]
-            # Added to anything, -0.0 leaves its bits as they are.
-            flat = local_part(piece[0]).new_full((sum(sizes),), -0.0)
-            parts = torch.split(flat, sizes)
-            for weight, part, owners in zip(piece, parts, who, strict=True):
-                if self._index in owners:
-                    part.copy_(local_part(weight).reshape(-1))
-            dist.all_reduce(flat, group=self._group)
-            for weight, part, owners in zip(piece, parts, who, strict=True):
-                local = local_part(weight)
-                local.copy_(part.div_(len(owners)).view_as(local))
+    def _begin(self, turn: int, *, trained: bool) -> None:
+        """Pass blocks on to the copies that have them in another round.
+
+        Args:
+            turn: Number of that round.
+            trained: Whether holders of a block differ, and the mean is passed on.
+        """
+        if self._copies == 1 or turn == self._turn:
+            return
+        before, after = self._round, self._deal(turn)
+        firsts = {alike[0]: alike for alike in self._alike}
+        for piece in pieces(firsts, times=len(before.held_by(self._index))):
+            self._pass_on([firsts[first] for first in piece], before, after, trained)
+        self._turn, self._round = turn, after
+
+    def _pass_on(
+        self,
+        piece: Sequence[Sequence[nn.Parameter]],
+        before: _Round,
+        after: _Round,
+        trained: bool,
+    ) -> None:
+        """Pass on some parameters of each block.
+
+        Args:
+            piece: Those of all blocks that are alike. Shape [parameters, blocks].
+            before: Who has them.
+            after: Who gets them.
+            trained: Whether holders differ.
+        """
+        old, new = (set(one.held_by(self._index)) for one in (before, after))
+        values = {
+            block: torch.cat([local_part(alike[block]).reshape(-1) for alike in piece])
+            for block in old
+        }
+        sizes = [alike[0].numel() for alike in piece]
+        empty = next(iter(values.values())).new_empty(0)
+        exchange = partial(self._exchange, empty=empty, width=sum(sizes))
+        if trained:
+            for block, more in exchange(before.to_owners(), values):
+                values[block] += more
+            for block, value in values.items():
+                value /= len(before.holders[block])
+        owners = zip(before.owners, after.owners, strict=True)
+        dealt = [_Message(block, *pair) for block, pair in enumerate(owners)]
+        came = dict(exchange(dealt, values))
+        del values
+        came |= dict(exchange(after.to_holders(), came))
+        for alike in piece:
+            for block in old - new:
+                _release(alike[block])
+        for block in new:
+            made = torch.split(came[block], sizes)
+            for alike, value in zip(piece, made, strict=True):
+                if block not in old:
+                    _restore(alike[block])
+                local_part(alike[block]).view(-1).copy_(value)
+
+    def _exchange(
+        self,
+        messages: Sequence[_Message],
+        values: Mapping[int, torch.Tensor],
+        *,
+        empty: torch.Tensor,
+        width: int,
+    ) -> list[tuple[int, torch.Tensor]]:
+        """Send values of blocks; return those that came, by block, in order of senders.
+
+        Args:
+            messages: All copies' messages.
+            values: What this copy has of each of its blocks. Shapes [width].
+            empty: Tensor of their dtype and device. Shape [0].
+            width: Scalars of a block.
+        """
+        if not messages:
+            return []
+        sent, got = ([0] * self._copies for _ in range(2))
+        leaving, coming = [], []
+        for one in sorted(messages, key=lambda m: (m.target, m.block)):
+            if one.source == self._index:
+                leaving.append(values[one.block])
+                sent[one.target] += width
+        for one in sorted(messages, key=lambda m: (m.source, m.block)):
+            if one.target == self._index:
+                coming.append(one.block)
+                got[one.source] += width
+        flat = torch.cat([empty, *leaving])
+        came = empty.new_empty(len(coming) * width)
+        dist.all_to_all_single(came, flat, got, sent, group=self._group)
+        return list(zip(coming, torch.split(came, width), strict=bool(coming)))
 
     def restored(self, *, complete: bool) -> None:
         """Begin a round, with a new optimizer where there are several copies."""
         if self._copies > 1:
             self._optimizer.state.clear()
+
+
+def _release(weight: nn.Parameter) -> None:
+    """Free the memory of a weight that is another copy's now; its shape stays."""
+    local = local_part(weight)
+    if local.untyped_storage().nbytes() > local.nbytes:
+        # Others' values lie in the same memory.
+        weight.data = weight.data.clone()
+        local = local_part(weight)
+    local.untyped_storage().resize_(0)
+
+
+def _restore(weight: nn.Parameter) -> None:
+    """Take memory for a weight again, without values."""
+    local = local_part(weight)
+    if not local.untyped_storage().nbytes():
+        local.untyped_storage().resize_(local.nbytes)
 
 
 @contextmanager

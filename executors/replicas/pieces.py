@@ -21,12 +21,17 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return local.detach()
 
 
-def pieces(tensors: Iterable[_Tensor]) -> Iterator[list[_Tensor]]:
-    """Cut a list into runs of one dtype and no more bytes than a piece has."""
+def pieces(tensors: Iterable[_Tensor], times: int = 1) -> Iterator[list[_Tensor]]:
+    """Cut a list into runs of one dtype and no more bytes than a piece has.
+
+    Args:
+        tensors: What to send.
+        times: Tensors that each one stands for.
+    """
     piece: list[_Tensor] = []
     size = 0
     for tensor in tensors:
-        nbytes = local_part(tensor).nbytes
+        nbytes = times * local_part(tensor).nbytes
         full = size + nbytes > Synchronisation.PIECE_BYTES
         if piece and (full or tensor.dtype != piece[0].dtype):
             yield piece

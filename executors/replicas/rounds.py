@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-__all__ = ["Rounds"]
+from executors.replicas.pieces import local_part, pieces
+
+__all__ = ["Rounds", "average"]
 
 
 class Rounds:
@@ -53,3 +56,20 @@ class Rounds:
     def force(self, phase: str | None) -> None:
         """See :meth:`executors.replicas.Replicas.force`."""
         self._forced = phase
+
+
+@torch.no_grad()
+def average(weights: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Take the mean of weights over copies, in place; collective.
+
+    Args:
+        weights: Equal parameters on all copies.
+        group: The copies; None for one.
+    """
+    for piece in pieces(weights) if group is not None else ():
+        flat = torch.cat([local_part(weight).reshape(-1) for weight in piece])
+        dist.all_reduce(flat, group=group)
+        flat /= dist.get_world_size(group)
+        sizes = [local_part(weight).numel() for weight in piece]
+        for weight, mean in zip(piece, torch.split(flat, sizes), strict=True):
+            local_part(weight).copy_(mean.view_as(local_part(weight)))

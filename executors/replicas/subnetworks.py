@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from executors.replicas.pieces import local_part, pieces
-from executors.replicas.rounds import Rounds
+from executors.replicas.rounds import Rounds, average
 from executors.strategies.narrow import find_groups
 from planner.schema import TensorSharding
 from planner.schema.methods.subnetworks import Subnetworks
@@ -149,21 +149,10 @@ class SubnetworksReplicas(Rounds):
             self._end((step + 1) // self.settings.local_steps)
 
     def _end(self, following: int) -> None:
-        self._average()
-        self._deal(following)
-        # What it kept is of neurons that are elsewhere now.
+        # What it kept is of neurons that are elsewhere from now on.
         self._optimizer.state.clear()
-
-    @torch.no_grad()
-    def _average(self) -> None:
-        """Take the mean of what belongs to no neuron."""
-        for piece in pieces(self._common) if self._group is not None else ():
-            flat = torch.cat([local_part(weight).reshape(-1) for weight in piece])
-            dist.all_reduce(flat, group=self._group)
-            flat /= self._copies
-            sizes = [local_part(weight).numel() for weight in piece]
-            for weight, mean in zip(piece, torch.split(flat, sizes), strict=True):
-                local_part(weight).copy_(mean.view_as(local_part(weight)))
+        average(self._common, self._group)
+        self._deal(following)
 
     def _deal(self, turn: int) -> None:
         """Give this copy's neurons away, and take those of another round."""

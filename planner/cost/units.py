@@ -532,4 +532,13 @@ def _skipping(costs: UnitCosts, context: PricingContext, depth: Index) -> UnitCo
     blocks = context.facts.residual_blocks
     part = depth[:, None] / max(int(blocks.sum()), 1)
     share = np.where(blocks, part, 1.0)
-    return replace(costs, **{n: getattr(costs, n) * share for n in _OF_COMPUTED})
+    found = {name: getattr(costs, name) * share for name in _OF_COMPUTED}
+    # What is not trained never leaves a copy.
+    found |= {
+        name: getattr(costs, name) - getattr(costs, trained) * (1 - share)
+        for name, trained in (
+            ("dense_parameters", "trained_dense"),
+            ("expert_parameters", "trained_experts"),
+        )
+    }
+    return replace(costs, **found)

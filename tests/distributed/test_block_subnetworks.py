@@ -23,6 +23,7 @@ from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
 from executors.replicas.block_subnetworks import (
     BlockSubnetworksReplicas,
+    _deal,
     deal_blocks,
     scaled_blocks,
 )
@@ -331,42 +332,77 @@ def test_one_copy_is_plain_training_bit_for_bit(
 # -- Bytes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("copies", [2, 4])
-def test_bytes_are_priced_verified_and_counted(pool: Pool, copies: int) -> None:
+def _bytes(model: nn.Module) -> tuple[int, int]:
+    """Bytes of a layer, and of all that belongs to no layer."""
+    layer = sum(p.nbytes for p in _layers(model)[0].parameters())
+    every = sum(p.nbytes for p in model.parameters())
+    return layer, every - len(_layers(model)) * layer
+
+
+@pytest.mark.parametrize(
+    ("copies", "min_blocks", "passed"),
+    [(2, 1, 2), (4, 1, 1), (2, 3, 2 + 2), (4, 2, 1 + 2), (2, 4, 2 + 4)],
+)
+def test_bytes_are_priced_verified_and_counted(
+    pool: Pool, copies: int, min_blocks: int, passed: int
+) -> None:
+    """A copy's blocks go once; of shared ones all that its owner has not, twice."""
     made = plan_model(
         graph_of("tiny-llama"),
         f"local:{copies}",
         global_batch=8,
         pin={
             "dp_replicate": copies,
-            "synchronisation": "resist:period=2",
+            "synchronisation": f"resist:period=2,min_blocks={min_blocks}",
             "recompute": "none",
             "num_microbatches": 1,
         },
         precision=Precision(compute="float32"),
         optimizer=SGD,
     )
-    weights = 4 * made.model.parameters
-    assert made.prediction.collective_bytes == {"all_reduce": weights / 2}
-    sent = 2 * (copies - 1) / copies * weights / 2
+    layer, common = _bytes(build("tiny-llama"))
+    expected = {"all_reduce": common, "all_to_all": passed * layer}
+    halves = {kind: size / 2 for kind, size in expected.items()}
+    assert made.prediction.collective_bytes == halves
+    sent = (copies - 1) / copies * (2 * common + passed * layer) / 2
     assert made.prediction.link_bytes == {"dp": pytest.approx(sent)}
     runs = dry_runs(made, lambda: build("tiny-llama"), [0])
     assert not any(one.failure for one in runs)
-    (verified,) = (
-        one
+    found = {
+        one.name.partition(",")[0]: one.found
         for one in Verification.of(made, runs).deviations
-        if one.name.startswith("all-reduce")
-    )
+        if one.name.startswith("all-")
+    }
     # A round's mean loss is summed up, too.
-    assert verified.found == pytest.approx(weights / 2, abs=4)
+    assert found == {
+        "all-reduce": pytest.approx(common / 2, abs=4),
+        "all-to-all": pytest.approx(passed * layer / 2),
+    }
+    expected["all_reduce"] += 4
     for each in pool.run(train, copies, made.to_json(), 4):
-        plain, exchange = each["traffic"][::2], each["traffic"][1::2]
-        assert plain == [{}] * 2
-        assert exchange == [{"all_reduce": weights + 4}] * 2
+        assert each["traffic"][::2] == [{}] * 2
+        assert each["traffic"][1::2] == [expected] * 2
+
+
+def test_messages_of_copies_that_do_not_divide_the_blocks() -> None:
+    """Three copies of four blocks: two each. The mean over copies is what is priced."""
+    value = BlockSubnetworks()
+    passed, rounds = 0, 50
+    for turn in range(rounds):
+        before, after = (_deal(4, 3, value, turn + more) for more in (0, 1))
+        assert all(
+            owner in holders
+            for owner, holders in zip(before.owners, before.holders, strict=True)
+        )
+        # Each holder that is no owner sends its block, or gets it.
+        extra = sum(map(len, before.holders)) - 4
+        assert len(before.to_owners()) == extra == 3 * 2 - 4
+        passed += 4 + len(before.to_owners()) + len(after.to_holders())
+    assert passed / 3 / rounds == pytest.approx(value.passed(3, 4))
 
 
 def test_memory_is_that_of_a_copys_own_blocks() -> None:
-    """All weights; states and activations of two of four layers."""
+    """Two of four layers: weights, gradients, states and activations."""
     made = planned(
         "tiny-llama",
         optimizer=Optimizer(),
@@ -378,16 +414,84 @@ def test_memory_is_that_of_a_copys_own_blocks() -> None:
     (expected,) = made.prediction.memory
     (found,) = dry_runs(made, lambda: build("tiny-llama"), [0])
     model = build("tiny-llama")
-    layer = sum(p.numel() for p in model.get_submodule("model.layers.0").parameters())
-    trained = made.model.parameters - 2 * layer
-    assert expected.parameters_bytes == 4 * made.model.parameters
-    assert expected.gradients_bytes == 4 * trained
-    assert expected.optimizer_bytes == 2 * 4 * trained
+    layer, common = _bytes(model)
+    held = common + 2 * layer
+    assert expected.parameters_bytes == held
+    assert expected.gradients_bytes == held
+    assert expected.optimizer_bytes == 2 * held
+    # Neither when rounds end nor between is more held.
+    assert found.memory_bytes["parameters"] == held
     # A step counter a tensor comes on top.
     states = found.memory_bytes["optimizer"]
     assert 0 <= states - expected.optimizer_bytes <= 4 * len([*model.parameters()])
     activations = found.memory_bytes["activations"]
     assert activations == pytest.approx(expected.activations_bytes, rel=0.02)
+
+
+def hold(text: str) -> list[int]:
+    """Bytes of memory behind a copy's parameters, at first and after each step."""
+    plan = Plan.from_json(text)
+    trainer = _trainer(plan)
+
+    def held() -> int:
+        storages = (p.untyped_storage() for p in map(_local, trainer.all_parameters()))
+        return sum(storage.nbytes() for storage in storages)
+
+    found = [held()]
+    for step in range(4):
+        trainer.step(synthetic_batch(plan.workload, step))
+        found.append(held())
+    return found
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return getattr(parameter, "to_local", lambda: parameter)()
+
+
+@pytest.mark.parametrize(
+    ("copies", "depth", "changes"),
+    [
+        (2, 2, {}),
+        (4, 1, {}),
+        (4, 3, {"min_blocks": 3}),
+        (2, 2, {"precision": Precision(compute="bfloat16")}),
+    ],
+    ids=str,
+)
+def test_a_copy_holds_no_weights_of_blocks_that_others_have(
+    pool: Pool, copies: int, depth: int, changes: dict[str, Any]
+) -> None:
+    plan = _plan("llama", copies, period=2, **changes)
+    layer, common = _bytes(build_model(lambda: build("llama")))
+    for held in pool.run(hold, copies, plan.to_json()):
+        assert held == [common + depth * layer] * 5
+
+
+def train_frozen(text: str) -> dict[str, Any]:
+    """Norms before and after two rounds in which none of them is trained."""
+    plan = Plan.from_json(text)
+
+    def make() -> nn.Module:
+        model = build(plan.model.name)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("norm" not in name)
+        return model
+
+    place = build_mesh(plan.strategy, torch.device("cpu"))
+    model, recording = record(make, small_bytes=0)
+    trainer = Trainer(plan, model, place, recording)
+    for step in range(4):
+        trainer.step(synthetic_batch(plan.workload, step))
+    named = dict(trainer.named_parameters())
+    return {n: p.detach().numpy() for n, p in named.items() if "norm" in n}
+
+
+def test_what_no_block_trains_stays_on_all_copies(pool: Pool) -> None:
+    whole = build_model(lambda: build("llama"))
+    for found in pool.run(train_frozen, 2, _plan("llama", 2, period=2).to_json()):
+        assert len(found) == 2 * len(LAYERS) + 1
+        for name, value in found.items():
+            assert np.array_equal(value, whole.get_parameter(name).detach()), name
 
 
 # -- Evaluation ------------------------------------------------------------------------
@@ -596,6 +700,7 @@ def skip_tuples() -> str:
     """Message of blocks that return more than the stream."""
     replicas = BlockSubnetworksReplicas(BlockSubnetworks())
     replicas._blocks = ("layers.0",)
+    replicas._round = replicas._deal(0)
     layer = _Tuple()
     replicas._let_skip(0, layer)
     with pytest.raises(ExecutionError) as caught:

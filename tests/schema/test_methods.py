@@ -32,6 +32,7 @@ from planner.schema.methods import (
     slots,
     words_of,
 )
+from planner.schema.methods.block_subnetworks import BlockSubnetworks
 from planner.schema.methods.masked import Masked
 from planner.schema.verification import Verification
 from planner.schema.violations import Case, executor_violations
@@ -238,8 +239,8 @@ def _dry_run(made: Plan) -> Verification:
 def _weight_bytes(made: Plan) -> tuple[float, float]:
     """Bytes of the weights of one of two copies, and of those of them that are divided.
 
-    Each has half of the neurons, or not all steps exchange those outside of a core,
-    which no step does where one copy alone trains them.
+    Each has half of the neurons, or passes blocks on, or not all steps exchange those
+    outside of a core, which no step does where one copy alone trains them.
     """
     value, weights = made.strategy.synchronisation, 4.0 * made.model.parameters
     if isinstance(value, Masked):
@@ -251,6 +252,11 @@ def _weight_bytes(made: Plan) -> tuple[float, float]:
             for part in group.parameters
         )
         return (weights - outside, 0.0) if value.weak_replicas else (weights, outside)
+    if isinstance(value, BlockSubnetworks):
+        layers = build("tiny-llama").get_submodule("model.layers")
+        blocks = 4.0 * sum(p.numel() for p in layers.parameters())
+        passed = blocks / 4 * value.passed(2, 4)
+        return weights - blocks + passed, passed
     if not value.splits:
         return weights, 0.0
     parameters = only_neurons(graph_of("tiny-llama")).parameters

@@ -27,8 +27,8 @@ class BlockSubnetworks(Synchronisation):
     transformer or the equal blocks of a stage of a ResNet. In a round each copy trains
     a shallower model on its own samples, by itself, and passes the residual stream by
     all blocks that are not its own. Then weights of a block are averaged over the
-    copies that had it, and all other weights over all copies. Each round begins with a
-    new optimizer.
+    copies that had it and go to those that have it next, and all other weights are
+    averaged over all copies. Each round begins with a new optimizer.
 
     Attributes:
         period: Steps of a round.
@@ -51,6 +51,15 @@ class BlockSubnetworks(Synchronisation):
         more = (self.min_blocks - share) * (self.min_blocks > share)
         return share + more * (copies > 1)
 
+    def passed(self, copies: Any, blocks: int) -> Any:
+        """Blocks that a copy passes on at the end of a round; a mean over copies.
+
+        Each block goes from one holder to one that has it next. What further holders
+        have trained goes to that holder before, and to further ones behind.
+        """
+        share = blocks / copies
+        return (share + 2 * (self.depth(copies, blocks) - share)) * (copies > 1)
+
     @property
     def phases(self) -> Mapping[str, float]:
         """Steps without an exchange, and the last ones of a round."""
@@ -61,8 +70,11 @@ class BlockSubnetworks(Synchronisation):
     def expected_traffic(
         self, *, gradients: float, weights: float, divided: float = 0.0
     ) -> dict[str, float]:
-        """All trained weights, once a round: no copy knows who has a block next."""
-        return {"all_reduce": weights / self.period}
+        """Blocks change hands once a round; all other weights are averaged."""
+        return {
+            "all_reduce": (weights - divided) / self.period,
+            "all_to_all": divided / self.period,
+        }
 
 
 METHODS = (

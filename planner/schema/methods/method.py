@@ -129,8 +129,8 @@ class Synchronisation(MethodDocument):
         Args:
             gradients: Bytes of the gradients that it holds.
             weights: Bytes of the trained weights that it holds.
-            divided: Those of them that other copies hold no part of, or that not all
-                steps exchange.
+            divided: Those of them that go from copy to copy, or that not all steps
+                exchange.
 
         Returns:
             Payload by kind of collective, such as ``all_reduce``.

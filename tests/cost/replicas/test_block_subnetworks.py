@@ -42,14 +42,29 @@ def priced(pin: str, **degrees: int) -> tuple[Cost, dict[str, float], float]:
 @pytest.mark.parametrize("copies", [2, 4])
 @pytest.mark.parametrize("period", [1, 50])
 def test_a_mean_step_pays_its_share_of_an_exchange(copies: int, period: int) -> None:
-    """An all-reduce of all weights, in pieces of 25 MiB."""
+    """An all-to-all of a copy's blocks, an all-reduce of two units, 25 MiB a piece."""
     cost, parts, _ = priced(f"resist:period={period}", dp_replicate=copies)
-    weights = 4.0 * UNITS * LAYER
-    sent = 2 * weights * (copies - 1) / copies / period
+    common, dealt = 4.0 * 2 * LAYER, 4.0 * BLOCKS / copies * LAYER
+    sent = (2 * common + dealt) * (copies - 1) / copies / period
     assert cost.breakdown_s["data_parallel"] == pytest.approx(sent / 1e8, rel=1e-6)
     assert parts["data_parallel"] == pytest.approx(sent / 1e8, rel=1e-6)
-    assert cost.collective_bytes == {"all_reduce": pytest.approx(weights / period)}
+    assert cost.collective_bytes == {
+        "all_reduce": pytest.approx(common / period),
+        "all_to_all": pytest.approx(dealt / period),
+    }
     assert cost.link_bytes == {"dp": pytest.approx(sent)}
+
+
+@pytest.mark.parametrize(
+    ("copies", "min_blocks", "passed"),
+    [(4, 1, 2), (3, 1, 8 / 3 + 2 / 3), (4, 6, 2 + 2 * 4), (8, 8, 1 + 2 * 7)],
+)
+def test_shared_blocks_go_to_their_owners_and_back(
+    copies: int, min_blocks: int, passed: float
+) -> None:
+    cost, *_ = priced(f"resist:period=1,min_blocks={min_blocks}", dp_replicate=copies)
+    found = cost.collective_bytes["all_to_all"]
+    assert found == pytest.approx(passed * 4 * LAYER)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +82,7 @@ def test_a_copy_computes_its_depth_of_the_blocks(
     assert cost.breakdown_s["compute"] == pytest.approx(share * compute, rel=1e-6)
     assert parts["compute"] == pytest.approx(share * others["compute"], rel=1e-6)
     found, usual = cost.memory, plain.memory
-    assert found.parameters == pytest.approx(usual.parameters)
+    assert found.parameters == pytest.approx(share * usual.parameters)
     assert found.gradients == pytest.approx(share * usual.gradients)
     assert found.optimizer == pytest.approx(share * usual.optimizer)
     assert found.optimizer > 0
