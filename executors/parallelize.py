@@ -119,7 +119,8 @@ def parallelize(
 
         if strategy.synchronisation.splits:
             copies, index = place.size("replicate"), place.index("replicate")
-            narrow_layers(model, strategy.sharding, copies, index)
+            chains = strategy.synchronisation.chains
+            narrow_layers(model, strategy.sharding, copies, index, chains=chains)
 
         # 2. Experts move apart, and tokens to them.
         experts = _split_experts(model, strategy, place)

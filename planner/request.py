@@ -13,7 +13,7 @@ from planner.cost import PricingContext, Risk
 from planner.cost.constants import Calibration
 from planner.errors import NoFeasiblePlanError, StrategyError, UnknownNameError
 from planner.graph import ModelGraph
-from planner.graph.neurons import only_neurons
+from planner.graph.neurons import only_chains, only_neurons
 from planner.measurements.evidence import shipped_evidence
 from planner.measurements.store import (
     CalibrationChoice,
@@ -67,7 +67,8 @@ def make_context(
     fitted = choose_calibration(calibration, cluster)
     regime = regime or Regime()
     if regime.synchronisation.of_neurons:
-        graph = only_neurons(graph)
+        chains = regime.synchronisation.chains
+        graph = only_chains(graph) if chains else only_neurons(graph)
     return PricingContext(
         graph=graph,
         cluster=cluster,

@@ -172,13 +172,17 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
 
 
 def _in_order(
-    trainer: Trainer, values: Mapping[str, torch.Tensor | None]
+    trainer: Trainer,
+    values: Mapping[str, torch.Tensor | None],
+    *,
+    gradients: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Values of parameters that copies divide, as parts of the whole; collective.
 
     Args:
         trainer: Holds the parameters.
-        values: Such as gradients, by FQN.
+        values: Of some parameters, by FQN.
+        gradients: Whether they are gradients, and not the parameters' own.
     """
     replicas = trainer.replicas
     if not isinstance(replicas, SplitReplicas):
@@ -191,7 +195,7 @@ def _in_order(
     }
     return {
         names[parameter]: _divided(trainer, local, replicas.split[parameter])
-        for parameter, local in replicas.in_order(own).items()
+        for parameter, local in replicas.in_order(own, gradients=gradients).items()
     }
 
 
@@ -334,7 +338,7 @@ def targets(
         return f"{own}{name}" if f"{own}{name}" in saved else name
 
     replicas = trainer.replicas
-    divided = replicas.split if isinstance(replicas, SplitReplicas) else {}
+    split = replicas if isinstance(replicas, SplitReplicas) else None
     every = (part.inner.named_parameters() for part in trainer.parts.values())
     for fqn, parameter in _with_values(trainer, chain.from_iterable(every)):
         name = inventory.name(fqn)
@@ -343,8 +347,8 @@ def targets(
                 f"the checkpoint holds no {name}; it is of another model, choose "
                 f"another checkpoint_dir"
             )
-        if parameter in divided:
-            part = _divided(trainer, _local(parameter), divided[parameter])
+        if split is not None and parameter in split.split:
+            part = _divided(trainer, split.kept(parameter), split.split[parameter])
             add(f"model.{name}", part)
             continue
         add(own_or_common(f"model.{name}"), parameter.detach())
@@ -454,4 +458,5 @@ def full_parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
 def full_gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
     """The gradients of the last step, clipped if the plan clips; see parameters."""
     named = {name: p.grad for name, p in trainer.named_parameters()}
-    return _whole([*{**named, **_in_order(trainer, named)}.items()])
+    divided = _in_order(trainer, named, gradients=True)
+    return _whole([*{**named, **divided}.items()])

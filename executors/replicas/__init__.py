@@ -129,14 +129,18 @@ class SplitReplicas(Replicas, Protocol):
     split: Mapping[nn.Parameter, int]
 
     def in_order(
-        self, values: Mapping[nn.Parameter, torch.Tensor]
+        self, values: Mapping[nn.Parameter, torch.Tensor], *, gradients: bool = False
     ) -> Mapping[nn.Parameter, torch.Tensor]:
         """Parts in the order of the whole parameters, that of ranks; collective.
 
         Args:
             values: What this rank holds for some parameters, such as their gradients;
                 equal keys on all ranks. Those that are not divided are left out.
+            gradients: Whether they are zero where no copy has any.
         """
+
+    def kept(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Part of a divided parameter that a checkpoint is read into, live."""
 
 
 @runtime_checkable

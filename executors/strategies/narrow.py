@@ -5,12 +5,18 @@ they feed. An output feature of the former and the same input feature of the lat
 a neuron; in attention a head, with all that shares its keys and values, takes the place
 of one. A cut layer is a plain layer with fewer features, and sends nothing: the rowwise
 layer's bias, which belongs to no neuron, is added whole.
+
+In chains each layer feeds the next: those between the first and the last are cut along
+both dimensions. Of such a weight a copy also keeps an equal run of rows, as a buffer
+beside it: of what a copy's neurons do not meet, others have as little.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -21,6 +27,7 @@ from planner.errors import StrategyError
 from planner.schema import TensorSharding
 
 __all__ = [
+    "KEPT_ROWS",
     "CutParameter",
     "NeuronGroup",
     "find_groups",
@@ -28,6 +35,8 @@ __all__ = [
     "require_unshared",
 ]
 
+#: Name of the buffer with a copy's rows of a layer's whole weight.
+KEPT_ROWS = "kept_rows"
 #: Attributes by which attention modules tell the features of a head.
 _HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim")
 #: What nn.Linear remembers of its weight's shape.
@@ -64,13 +73,17 @@ class NeuronGroup:
     parameters: tuple[CutParameter, ...]
 
 
-def find_groups(model: nn.Module, sharding: TensorSharding) -> tuple[NeuronGroup, ...]:
+def find_groups(
+    model: nn.Module, sharding: TensorSharding, *, chains: bool = False
+) -> tuple[NeuronGroup, ...]:
     """Find the neurons of a model, in the order of its modules.
 
     Args:
         model: Whole, or cut by :func:`narrow_layers`.
         sharding: Patterns to styles; colwise layers without a rowwise one behind them,
             and modules of other styles, stay whole.
+        chains: Whether colwise layers feed each other, and the last of them the
+            rowwise one.
 
     Raises:
         StrategyError: If there are none, or layers do not fit together.
@@ -81,7 +94,11 @@ def find_groups(model: nn.Module, sharding: TensorSharding) -> tuple[NeuronGroup
         if style == "colwise":
             columns.append(fqn)
         elif style == "rowwise":
-            found.append(_group(model, columns, fqn))
+            if chains:
+                pairs = pairwise([*columns, fqn])
+                found += [_group(model, [one], other) for one, other in pairs]
+            else:
+                found.append(_group(model, columns, fqn))
             columns = []
     if not found:
         raise StrategyError(
@@ -138,7 +155,12 @@ def _cut(model: nn.Module, fqn: str, style: str) -> Iterator[CutParameter]:
 
 
 def narrow_layers(
-    model: nn.Module, sharding: TensorSharding, copies: int, index: int
+    model: nn.Module,
+    sharding: TensorSharding,
+    copies: int,
+    index: int,
+    *,
+    chains: bool = False,
 ) -> None:
     """Cut a model to one of equal runs of neurons of each group, in place.
 
@@ -147,6 +169,7 @@ def narrow_layers(
         sharding: Patterns to styles.
         copies: Number of runs.
         index: Which one to keep.
+        chains: See :func:`find_groups`.
 
     Raises:
         StrategyError: If a number of neurons has not that divisor, or a parameter is
@@ -154,8 +177,9 @@ def narrow_layers(
     """
     if copies == 1:
         return
-    groups = find_groups(model, sharding)
+    groups = find_groups(model, sharding, chains=chains)
     require_unshared(model, groups)
+    times = Counter(part.name for group in groups for part in group.parameters)
     for group in groups:
         if group.neurons % copies:
             divisors = [n for n in range(1, 65) if group.neurons % n == 0]
@@ -164,7 +188,13 @@ def narrow_layers(
                 f"before {group.layer}; use {', '.join(map(str, divisors))}"
             )
         for part in group.parameters:
-            _keep(model, part, model.get_parameter(part.name), copies, index)
+            full = model.get_parameter(part.name)
+            if times[part.name] > 1:
+                holder = model.get_submodule(part.name.rpartition(".")[0])
+                rows = full.detach().chunk(copies)[index].clone()
+                holder.register_buffer(KEPT_ROWS, rows, persistent=False)
+                times[part.name] = 0
+            _keep(model, part, full, copies, index)
 
 
 def require_unshared(model: nn.Module, groups: Sequence[NeuronGroup]) -> None:

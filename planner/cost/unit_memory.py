@@ -46,7 +46,7 @@ def _weight_gradient_bytes(table: KernelTable, element: float, tp: Array) -> Arr
         product, table.batch * table.m * table.n * element, table.forward_bytes / 2
     )
     kept = np.where(table.trained, table.count * output, 0.0)
-    divided = (table.style == 0) | (table.style == 2)
+    divided = np.isin(table.style, (0, 2, 5))
     return np.asarray(np.where(divided, kept / tp[:, None], kept))
 
 
@@ -143,7 +143,7 @@ def _every_second(
     product = (table.kind == 0) & (table.weight_bytes > 0) & ~heads[table.owner]
     made = np.where(product, table.batch * table.m * table.n * table.count, 0.0)
     # Colwise products put out what tp divides, the others the stream.
-    ways = np.where(table.style == 0, tp, stream[:, table.owner])
+    ways = np.where(np.isin(table.style, (0, 5)), tp, stream[:, table.owner])
     half = 0.5 * dtype_bytes(context.activation_dtype)
     return np.asarray(half * (tokens * made / ways) @ classes.members)
 

@@ -281,13 +281,12 @@ def _parameters_of(whole: Array, combos: Combinations) -> tuple[Array, Array]:
     """Dense and expert scalars per device before ZeRO. Shapes [C, U].
 
     Args:
-        whole: By [of experts, split along tp, unit]. Shape [2, 2, U].
+        whole: By [of experts, dimensions that tp splits, unit]. Shape [2, 3, U].
         combos: Degrees.
     """
     tp, ep = combos.tp[:, None], combos.ep[:, None]
-    dense = whole[0, 0] + whole[0, 1] / tp
-    expert = (whole[1, 0] + whole[1, 1] / tp) / ep
-    return dense, expert
+    dense, expert = (one[0] + one[1] / tp + one[2] / tp**2 for one in whole)
+    return dense, expert / ep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

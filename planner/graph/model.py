@@ -61,7 +61,8 @@ class Kernel:
             if it has none.
         style: Division by tp: ``colwise`` divides n, ``rowwise`` divides k,
             ``local`` divides batch or features without communication (attention heads,
-            activations between a colwise and a rowwise product), ``stream`` is the
+            activations between a colwise and a rowwise product), ``both`` divides n and
+            k, where copies compute parts of the layers alone, ``stream`` is the
             residual stream (divided by sequence parallelism alone), ``none`` is not
             divided.
         expert: Whether ep divides its weights.
@@ -80,7 +81,7 @@ class Kernel:
     weight_bytes: float = 0.0
     count: int = 1
     trained: bool = True
-    style: Literal["colwise", "rowwise", "local", "stream", "none"] = "none"
+    style: Literal["colwise", "rowwise", "local", "stream", "none", "both"] = "none"
     expert: bool = False
 
 
@@ -98,7 +99,8 @@ class Parameter:
             than one unit: every stage with one of them holds a copy of its own.
         trainable: Whether it needs a gradient.
         expert: Whether ep divides it.
-        style: Division by tp; ``none`` if every tp rank has it whole.
+        style: Division by tp; ``none`` if every tp rank has it whole, ``both`` if
+            both dimensions are divided.
     """
 
     name: str
@@ -109,7 +111,7 @@ class Parameter:
     readers: tuple[int, ...] = ()
     trainable: bool = True
     expert: bool = False
-    style: Literal["colwise", "rowwise", "vocab", "none"] = "none"
+    style: Literal["colwise", "rowwise", "vocab", "none", "both"] = "none"
 
     @property
     def numel(self) -> int:

@@ -12,10 +12,16 @@ from dataclasses import dataclass, replace
 from planner.graph.coarsen import coarsen
 from planner.graph.fusion import OpFusions
 from planner.graph.model import Block, Fusion, Fusions, ModelGraph, Parameter
-from planner.graph.sharding import infer_roles, parallel_dims, with_config_heads
+from planner.graph.sharding import (
+    Roles,
+    chain_roles,
+    infer_roles,
+    parallel_dims,
+    with_config_heads,
+)
 from planner.schema.strategy import matches_pattern
 
-__all__ = ["count_outside", "only_neurons"]
+__all__ = ["count_outside", "only_chains", "only_neurons"]
 
 #: Dimensions that tp must divide, of parts that have no neurons.
 _OTHERS = frozenset({"vocab_size", "moe_intermediate_size"})
@@ -67,6 +73,24 @@ def only_neurons(graph: ModelGraph) -> ModelGraph:
     )
 
 
+def only_chains(graph: ModelGraph) -> ModelGraph:
+    """Return a model in which the features of hidden layers are divided, and no others.
+
+    Layers that follow each other without a norm or a residual between them are divided
+    along all of their hidden features: see :func:`planner.graph.pairs.chain_linears`.
+    A model of which no ops are known has none.
+    """
+    known = graph.fusions
+    if not isinstance(known, OpFusions) or known.order is not None:
+        return replace(
+            graph,
+            parameters=tuple(replace(p, style="none") for p in graph.parameters),
+            sharding={},
+            tp_dims={},
+        )
+    return _with_roles(graph, known, chain_roles(known.graph, known.structure))
+
+
 def count_outside(graph: ModelGraph, core: Callable[[int], int]) -> int:
     """Trained scalars of the neurons outside of a core of each group of layers.
 
@@ -105,8 +129,13 @@ def _paired_across(graph: ModelGraph) -> ModelGraph:
         return graph
     ops, structure = known.graph, known.structure
     one = replace(structure, units=[""] * len(structure.units))
-    roles = infer_roles(ops, one, {})
-    made = coarsen(ops, structure, roles)
+    return _with_roles(graph, known, infer_roles(ops, one, {}))
+
+
+def _with_roles(graph: ModelGraph, known: OpFusions, roles: Roles) -> ModelGraph:
+    """Return a model whose ops have other roles."""
+    ops = known.graph
+    made = coarsen(ops, known.structure, roles)
     blocks = with_config_heads(made.blocks, known.dims)
     transposed = {fqn for fqn, kind in ops.linear.items() if kind == "transposed"}
     return replace(

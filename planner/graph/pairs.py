@@ -6,12 +6,13 @@ else that needs all of it, is ``colwise``; the layers reached are ``rowwise``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
 from planner.graph.ops import Flow, OpGraph
 
-__all__ = ["PairStyle", "linear_module", "pair_linears"]
+__all__ = ["PairStyle", "chain_linears", "linear_module", "pair_linears"]
 
 PairStyle = Literal["colwise", "rowwise"]
 
@@ -30,6 +31,8 @@ _NEEDS_ALL = frozenset(
         "aten::topk",
     }
 )
+#: Ops that need all features, or all of a head's.
+_MIXES = frozenset({"aten::_softmax", "aten::_safe_softmax"})
 _ADDS = frozenset({"aten::add", "aten::add_"})
 _PRODUCTS = frozenset({"linear", "transposed"})
 
@@ -76,6 +79,21 @@ class _Walk:
                 whole = whole or linear_module(self.graph, other) is None
                 hits.add(other)
         return hits, whole
+
+    def between(self, row: int, features: int) -> list[int] | None:
+        """Return the ops up to the layers reached; None if one mixes features."""
+        found = sorted(
+            other
+            for other in self._descendants(row) - {row}
+            if not self._is_product_with_weights(other)
+        )
+        for other in found:
+            made = (self.graph.storage_tensor[i][0] for i in self.graph.outputs[other])
+            weights = any(i < 0 for i in self.graph.inputs[other])
+            mixes = weights or self.graph.names[other] in _MIXES
+            if mixes or any(shape[-1:] != (features,) for shape in made):
+                return None
+        return found
 
     def _descendants(self, row: int) -> set[int]:
         """Return ops that depend on ``row``, up to products with weights."""
@@ -171,6 +189,71 @@ def pair_linears(
         }
         for group in _joined(together)
     ]
+
+
+def chain_linears(graph: OpGraph, flow: Flow) -> list[list[tuple[int, list[int]]]]:
+    """Find chains of linear layers, each of which makes the features of the next.
+
+    Nothing between two layers of a chain mixes features, reads weights or adds what
+    comes from elsewhere; products with what has no weights, such as an adjacency
+    matrix, may lie there. Layers of a chain are listed in their order by the model,
+    and no layer of another chain lies between them there.
+
+    Args:
+        graph: All forward ops.
+        flow: Data dependences.
+
+    Returns:
+        Chains of two layers or more: row of each product, and rows of the ops from it
+        to the next one.
+    """
+    rows = [
+        row
+        for row in range(len(graph))
+        if linear_module(graph, row) and graph.kernels[row].kind == "matmul"
+    ]
+    calls = Counter(graph.modules[row] for row in rows)
+    readers = _readers(graph, flow, 0, len(graph))
+    walk = _Walk(graph, flow, readers, len(graph), norms_end=True)
+    reached = {row: walk.reach(row) for row in rows}
+    fed = Counter(hit for hits, _ in reached.values() for hit in hits)
+    following: dict[int, tuple[int, list[int]]] = {}
+    for row, (hits, whole) in reached.items():
+        features = graph.kernels[row].n
+        between = walk.between(row, features)
+        for hit in hits if len(hits) == 1 and between is not None else ():
+            once = calls[graph.modules[row]] == calls[graph.modules[hit]] == 1
+            fits = graph.kernels[hit].k == features and fed[hit] == 1
+            if once and fits and not whole and between is not None:
+                following[row] = hit, between
+    followers = {hit for hit, _ in following.values()}
+    chains = []
+    for row in following:
+        if row not in followers:
+            chain = []
+            while row in following:
+                chain.append((row, following[row][1]))
+                row = following[row][0]
+            chains.append([*chain, (row, [])])
+    return _in_listed_order(graph, chains)
+
+
+def _in_listed_order(
+    graph: OpGraph, chains: list[list[tuple[int, list[int]]]]
+) -> list[list[tuple[int, list[int]]]]:
+    """Return chains whose layers the model lists one behind the other."""
+    places = {
+        tensor.name.rpartition(".")[0]: place
+        for place, tensor in enumerate(graph.parameters)
+    }
+    found: list[list[tuple[int, list[int]]]] = []
+    last = -1
+    listed = [[places.get(graph.modules[r], -1) for r, _ in c] for c in chains]
+    for at, chain in sorted(zip(listed, chains, strict=True), key=lambda one: one[0]):
+        if at == sorted(at) and at[0] > last:
+            found.append(chain)
+            last = at[-1]
+    return found
 
 
 def _joined(together: Mapping[int, set[int]]) -> list[set[int]]:

@@ -19,15 +19,27 @@ from typing import Literal
 
 from planner.graph.model import Block, Parameter
 from planner.graph.ops import OpGraph
-from planner.graph.pairs import PairStyle, linear_module, pair_linears
+from planner.graph.pairs import (
+    PairStyle,
+    chain_linears,
+    linear_module,
+    pair_linears,
+)
 from planner.graph.regions import Region, read_region
 from planner.graph.units import Structure, run_bounds
 
-__all__ = ["Roles", "Trial", "infer_roles", "parallel_dims", "with_config_heads"]
+__all__ = [
+    "Roles",
+    "Trial",
+    "chain_roles",
+    "infer_roles",
+    "parallel_dims",
+    "with_config_heads",
+]
 
 Style = Literal["colwise", "rowwise", "vocab", "replicated", "region"]
-OpStyle = Literal["colwise", "rowwise", "local", "stream", "none"]
-ParameterStyle = Literal["colwise", "rowwise", "vocab", "none"]
+OpStyle = Literal["colwise", "rowwise", "local", "stream", "none", "both"]
+ParameterStyle = Literal["colwise", "rowwise", "vocab", "none", "both"]
 #: Layers that are split together, each with its style.
 _Group = dict[str, PairStyle]
 #: Function from groups of paired layers to the reason why each cannot be divided, None
@@ -299,6 +311,45 @@ def infer_roles(
     )
 
 
+def chain_roles(graph: OpGraph, structure: Structure) -> Roles:
+    """Find the roles of a model of which the features of hidden layers are divided.
+
+    The first layer of a chain is divided along its outputs, the last along its inputs,
+    those between along both: nothing is sent between them. Their pattern is
+    ``colwise``.
+
+    Args:
+        graph: All forward ops.
+        structure: Units, blocks and data dependences.
+    """
+    ops: list[OpStyle] = ["none"] * len(graph)
+    divided: set[int] = set()
+    styles: dict[str, Style] = {}
+    inner: set[str] = set()
+    for chain in chain_linears(graph, structure.flow):
+        for at, (row, between) in enumerate(chain):
+            last = at == len(chain) - 1
+            ops[row] = "rowwise" if last else "both" if at else "colwise"
+            styles[graph.modules[row]] = "rowwise" if last else "colwise"
+            inner |= {graph.modules[row]} if at and not last else set()
+            for other in between:
+                ops[other] = "local"
+            for one in () if last else (row, *between):
+                made = graph.outputs[one]
+                divided |= {s for s in made if graph.storage_tensor[s][0]}
+    parameters = _parameter_styles(graph, styles)
+    for index, tensor in enumerate(graph.parameters):
+        module, _, leaf = tensor.name.rpartition(".")
+        if module in inner and leaf == "weight":
+            parameters[index] = "both"
+    return Roles(
+        ops=ops,
+        parameters=parameters,
+        divided=frozenset(divided),
+        patterns=_patterns(graph, styles),
+    )
+
+
 def _styles_inside(
     graph: OpGraph, styles: Mapping[str, Style], start: int, stop: int
 ) -> tuple[Style | None, ...]:
@@ -437,11 +488,12 @@ def parallel_dims(
         found["num_key_value_heads"] = _common(block.kv_heads for block in split)
     attention = {block.index for block in split}
     # Rows of a weight are its outputs, columns its inputs, or the other way round.
-    sides = {"colwise": 0, "rowwise": 1}
+    sides = {"colwise": (0,), "rowwise": (1,), "both": (0, 1)}
     products = [
-        (p, p.shape[sides[p.style] ^ (p.name.rpartition(".")[0] in transposed)])
+        (p, p.shape[side ^ (p.name.rpartition(".")[0] in transposed)])
         for p in parameters
         if p.style in sides and len(p.shape) == 2 and p.block not in attention
+        for side in sides[p.style]
     ]
     heads = [size for p, size in products if blocks[p.block].kind == "head"]
     inner = [(p, size) for p, size in products if blocks[p.block].kind != "head"]

@@ -13,13 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from executors import build_model, run
+from executors import build_model
 from executors.checkpoints.snapshot import full_parameters
 from executors.data import synthetic_batch
 from executors.deferred.model import record
 from executors.dryrun import dry_runs
-from executors.losses import LossFunction
-from executors.measuring.traffic import CollectiveCounter
 from executors.mesh import build_mesh
 from executors.replicas.block_subnetworks import (
     BlockSubnetworksReplicas,
@@ -33,20 +31,31 @@ from planner import plan as plan_model
 from planner.capture import capture
 from planner.errors import ExecutionError, NoFeasiblePlanError, StrategyError
 from planner.graph.residual import find_residual_blocks
-from planner.schema import Mesh, Optimizer, Plan, Precision, Strategy
+from planner.schema import Optimizer, Plan, Precision
 from planner.schema.methods import read_method
 from planner.schema.methods.block_subnetworks import BlockSubnetworks
 from planner.schema.methods.method import equal_blocks
 from planner.schema.verification import Verification
-from planner.schema.violations import executor_violations
 from tests.distributed.cases import build, largest_gap, make_plan
 from tests.distributed.planned import graph_of, planned
 from tests.distributed.pool import Pool
+from tests.distributed.rounds import (
+    ADAMW,
+    MOMENTUM,
+    OTHER_AXES,
+    SGD,
+    axes_refused,
+    deal_without_training,
+    local,
+    resume,
+    save_between,
+    train,
+    train_alone,
+    train_planned,
+    trainer_of,
+)
 from tests.models.convolutional import ResNet
 
-SGD = Optimizer(name="SGD", learning_rate=0.1)
-MOMENTUM = Optimizer(name="SGD", learning_rate=0.1, momentum=0.9)
-ADAMW = Optimizer(name="AdamW", learning_rate=1e-3, weight_decay=0.1)
 LAYERS = tuple(f"model.layers.{index}" for index in range(4))
 
 
@@ -55,32 +64,6 @@ def _plan(model: str, copies: int, **changes: Any) -> Plan:
     value = BlockSubnetworks(**{n: changes.pop(n) for n in names if n in changes})
     changes = {"optimizer": SGD, "semantics": "approximate", **changes}
     return make_plan(model, dp_replicate=copies, synchronisation=value, **changes)
-
-
-def _trainer(plan: Plan) -> Trainer:
-    place = build_mesh(plan.strategy, torch.device("cpu"))
-    model, recording = record(lambda: build(plan.model.name), small_bytes=0)
-    return Trainer(plan, model, place, recording)
-
-
-def train(text: str, steps: int) -> dict[str, Any]:
-    """Losses of a copy, bytes by step, weights, and which have a gradient."""
-    plan = Plan.from_json(text)
-    trainer = _trainer(plan)
-    losses, traffic, weights, trained = [], [], [full_parameters(trainer)], []
-    for step in range(steps):
-        with CollectiveCounter() as counter:
-            losses.append(trainer.step(synthetic_batch(plan.workload, step)).loss)
-        traffic.append({kind: t.bytes for kind, t in counter.traffic().items()})
-        named = trainer.named_parameters()
-        trained.append({name for name, p in named if p.grad is not None})
-        weights.append(full_parameters(trainer))
-    return {
-        "losses": losses,
-        "traffic": traffic,
-        "weights": [{n: w.numpy() for n, w in each.items()} for each in weights],
-        "trained": trained,
-    }
 
 
 # -- Deals -----------------------------------------------------------------------------
@@ -192,7 +175,7 @@ def _train_shallow(
     plan: Plan, whole: nn.Module, kept: frozenset[int], index: int, turn: int
 ) -> tuple[nn.Module, list[float]]:
     """A round of one copy, in a model without the layers of others."""
-    settings, copies = plan.strategy.synchronisation, plan.strategy.mesh.dp_replicate
+    settings = plan.strategy.synchronisation
     assert isinstance(settings, BlockSubnetworks)
     model = copy.deepcopy(whole)
     own = list(_layers(model))
@@ -200,22 +183,8 @@ def _train_shallow(
     for number in range(len(own)):
         if number not in kept:
             shallow[number] = _Skip()
-    spec = plan.strategy.optimizer
-    options: dict[str, Any] = {"lr": spec.learning_rate}
-    options["weight_decay"] = spec.weight_decay
-    options |= {"momentum": spec.momentum} if spec.name == "SGD" else {}
-    rule = getattr(torch.optim, spec.name)(model.parameters(), **options)
-    losses = []
-    for step in range(turn * settings.period, (turn + 1) * settings.period):
-        batch = synthetic_batch(plan.workload, step)
-        mine = {name: value.chunk(copies)[index] for name, value in batch.items()}
-        loss = LossFunction(kind=plan.workload.loss, data_parallel=1)
-        loss.prepare(mine, 1)
-        rule.zero_grad()
-        value = loss(model(**mine), loss.target(mine))
-        value.backward()  # type: ignore[no-untyped-call]
-        rule.step()
-        losses.append(value.item())
+    steps = range(turn * settings.period, (turn + 1) * settings.period)
+    losses = train_alone(plan, model, index, steps)
     for number, layer in enumerate(own):
         shallow[number] = layer
     return model, losses
@@ -284,19 +253,6 @@ def test_a_copy_computes_its_own_blocks_alone(pool: Pool, min_blocks: int) -> No
             layers = {".".join(name.split(".")[:3]) for name in trained}
             assert layers & set(LAYERS) == {LAYERS[i] for i in dealt[index]}
             assert {"lm_head.weight", "model.norm.weight"} <= trained
-
-
-def deal_without_training(text: str, turns: int) -> list[dict[str, Any]]:
-    """The whole model before and after some rounds without a step of training."""
-    trainer = _trainer(Plan.from_json(text))
-    replicas = trainer.replicas
-    assert isinstance(replicas, BlockSubnetworksReplicas)
-    found = [full_parameters(trainer)]
-    for turn in range(turns):
-        replicas.before_forward(turn)
-        replicas.after_update(turn)
-        found.append(full_parameters(trainer))
-    return [{n: w.numpy() for n, w in each.items()} for each in found]
 
 
 @pytest.mark.parametrize(
@@ -431,10 +387,10 @@ def test_memory_is_that_of_a_copys_own_blocks() -> None:
 def hold(text: str) -> list[int]:
     """Bytes of memory behind a copy's parameters, at first and after each step."""
     plan = Plan.from_json(text)
-    trainer = _trainer(plan)
+    trainer = trainer_of(plan)
 
     def held() -> int:
-        storages = (p.untyped_storage() for p in map(_local, trainer.all_parameters()))
+        storages = (p.untyped_storage() for p in map(local, trainer.all_parameters()))
         return sum(storage.nbytes() for storage in storages)
 
     found = [held()]
@@ -442,10 +398,6 @@ def hold(text: str) -> list[int]:
         trainer.step(synthetic_batch(plan.workload, step))
         found.append(held())
     return found
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return getattr(parameter, "to_local", lambda: parameter)()
 
 
 @pytest.mark.parametrize(
@@ -556,22 +508,6 @@ def test_batch_norms_are_calibrated_by_the_mean_over_batches() -> None:
 # -- Checkpoints -----------------------------------------------------------------------
 
 
-def resume(text: str, folder: str) -> dict[str, list[float]]:
-    """Losses of a run without a break, and of one that is resumed halfway."""
-    plan = Plan.from_json(text)
-
-    def losses(steps: int, **options: Any) -> list[float]:
-        result = run(plan, lambda: build(plan.model.name), steps=steps, **options)
-        return list(result.losses)
-
-    kept = {"checkpoint_dir": folder, "checkpoint_every": 2}
-    return {
-        "straight": losses(6),
-        "first": losses(2, **kept),
-        "rest": losses(6, resume=True, **kept),
-    }
-
-
 @pytest.mark.parametrize(
     ("copies", "changes"),
     [
@@ -593,14 +529,6 @@ def test_a_resumed_run_is_one_without_a_break(
     assert len({tuple(each["straight"]) for each in found}) == copies
 
 
-def save_between(text: str, folder: str) -> str:
-    """Message of a run that is to be saved within a round."""
-    plan = Plan.from_json(text)
-    with pytest.raises(ExecutionError) as caught:
-        run(plan, lambda: build(plan.model.name), steps=3, checkpoint_dir=folder)
-    return str(caught.value)
-
-
 def test_a_run_is_saved_at_the_end_of_a_round_alone(pool: Pool, tmp_path: Path) -> None:
     plan = _plan("llama", 2, period=2)
     for said in pool.run(save_between, 2, plan.to_json(), str(tmp_path / "kept")):
@@ -611,30 +539,9 @@ def test_a_run_is_saved_at_the_end_of_a_round_alone(pool: Pool, tmp_path: Path) 
 # -- Refusals --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"tp": 2}, "with tp=2; "),
-        ({"pp": 2}, "with pp=2; "),
-        ({"cp": 2}, "with cp=2; "),
-        ({"dp_shard": 2, "zero_stage": 3}, "with dp_shard=2 and zero_stage=3; "),
-        ({"dp_shard": 2, "ep": 2, "zero_stage": 1}, "dp_shard=2 and ep=2 and zero_"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("fields", "said"), OTHER_AXES, ids=str)
 def test_other_axes_are_refused(fields: dict[str, int], said: str) -> None:
-    degrees = {name: value for name, value in fields.items() if name != "zero_stage"}
-    strategy = Strategy(
-        mesh=Mesh(dp_replicate=2, **degrees),
-        zero_stage=fields.get("zero_stage", 0),  # type: ignore[arg-type]
-        semantics="approximate",
-        synchronisation=BlockSubnetworks(),
-    )
-    (reason,) = (
-        one
-        for one in executor_violations(strategy)
-        if one.startswith("synchronisation=block_subnetworks ")
-    )
+    reason = axes_refused(BlockSubnetworks(), fields)
     assert said in reason
     assert reason.endswith("each skip blocks, use dp_replicate alone")
 
@@ -715,12 +622,6 @@ def test_blocks_that_return_tuples_are_refused() -> None:
 
 
 # -- Plans -----------------------------------------------------------------------------
-
-
-def train_planned(text: str) -> list[float]:
-    """Losses of four steps by a plan of the planner's."""
-    made = Plan.from_json(text)
-    return list(run(made, lambda: build(made.model.name), steps=4).losses)
 
 
 @pytest.mark.parametrize(

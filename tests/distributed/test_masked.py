@@ -13,39 +13,43 @@ import torch
 from torch import nn
 
 from executors import build_model, run
-from executors.checkpoints.snapshot import full_parameters
 from executors.data import synthetic_batch
-from executors.deferred.model import record
 from executors.dryrun import dry_runs
 from executors.losses import LossFunction
 from executors.measuring.measure import measure_phases
 from executors.measuring.traffic import CollectiveCounter
-from executors.mesh import build_mesh
 from executors.replicas.masked import CoreOptimizer, CorePart
 from executors.strategies.narrow import find_groups, narrow_layers
-from executors.trainer import Trainer
 from planner import plan as plan_model
 from planner.capture import capture
 from planner.errors import NoFeasiblePlanError, StrategyError
 from planner.graph.neurons import count_outside, only_neurons
 from planner.schema import (
-    Mesh,
     Optimizer,
     Plan,
     Precision,
-    Strategy,
     TensorSharding,
 )
 from planner.schema.methods import read_method
 from planner.schema.methods.masked import Masked
-from planner.schema.violations import executor_violations
 from tests.distributed.cases import LLAMA_SHARDING, build, largest_gap, make_plan
 from tests.distributed.planned import graph_of, planned
 from tests.distributed.pool import Pool
+from tests.distributed.rounds import (
+    ADAMW,
+    OTHER_AXES,
+    SGD,
+    axes_refused,
+    local,
+    loss_of,
+    make,
+    move,
+    plan_of,
+    train_planned,
+    trainer_of,
+)
 
-SGD = Optimizer(name="SGD", learning_rate=0.1)
 MOMENTUM = Optimizer(name="SGD", learning_rate=0.1, momentum=0.9, weight_decay=0.01)
-ADAMW = Optimizer(name="AdamW", learning_rate=1e-3, weight_decay=0.1)
 LOSS = 4
 PATTERNS: dict[str, Any] = {
     "perceptron": {"0": "colwise", "2": "rowwise", "4": "colwise", "6": "rowwise"},
@@ -59,20 +63,8 @@ def _plan(model: str, copies: int, **changes: Any) -> Plan:
     names = Masked.model_fields.keys() & changes.keys()
     settings = Masked(**{name: changes.pop(name) for name in names})
     changes = {"optimizer": SGD, "semantics": "approximate", **changes}
-    made = make_plan(model, dp_replicate=copies, synchronisation=settings, **changes)
-    update = {"sharding": TensorSharding(patterns=PATTERNS[model])}
-    strategy = made.strategy.model_copy(update=update)
-    return made.model_copy(update={"strategy": strategy})
-
-
-def _trainer(plan: Plan) -> Trainer:
-    place = build_mesh(plan.strategy, torch.device("cpu"))
-    model, recording = record(lambda: build(plan.model.name), small_bytes=0)
-    return Trainer(plan, model, place, recording)
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return getattr(parameter, "to_local", lambda: parameter)().detach()
+    changes |= {"dp_replicate": copies, "synchronisation": settings}
+    return plan_of(model, PATTERNS[model], **changes)
 
 
 def _cores(model: nn.Module, plan: Plan) -> dict[str, CorePart]:
@@ -99,16 +91,16 @@ def _outside_bytes(plan: Plan) -> int:
 def train(text: str, steps: int) -> dict[str, Any]:
     """Losses of a copy; bytes, weights and optimizer states by step, without a rest."""
     plan = Plan.from_json(text)
-    trainer = _trainer(plan)
+    trainer = trainer_of(plan)
     found: dict[str, list[Any]] = {
         name: [] for name in ("losses", "norms", "traffic", "weights", "states")
     }
 
     def look() -> None:
         named = dict(trainer.named_parameters())
-        found["weights"].append({n: _local(p).numpy().copy() for n, p in named.items()})
+        found["weights"].append({n: local(p).numpy().copy() for n, p in named.items()})
         states = {
-            f"{key}.{name}": _local(value).numpy().copy()
+            f"{key}.{name}": local(value).numpy().copy()
             for name, p in named.items()
             for key, value in trainer.optimizer.state.get(p, {}).items()
         }
@@ -454,7 +446,7 @@ def test_a_dry_run_follows_both_phases() -> None:
 def measure(text: str) -> dict[str, Any]:
     """Bytes of each rank in a measured step of each phase, and losses behind it."""
     plan = Plan.from_json(text)
-    trainer = _trainer(plan)
+    trainer = trainer_of(plan)
     trainer.step(synthetic_batch(plan.workload, 0))
     counted = measure_phases(trainer, synthetic_batch(plan.workload, 1))
     result = trainer.step(synthetic_batch(plan.workload, 2))
@@ -574,25 +566,6 @@ def test_a_resumed_run_is_one_without_a_break(
     assert len({tuple(each["straight"]) for each in found}) == 1
 
 
-def move(text: str, other: str, folder: str) -> dict[str, Any]:
-    """Train by one plan, go on by another; and weights by which they meet."""
-    first, second = Plan.from_json(text), Plan.from_json(other)
-    trainer = _trainer(first)
-    for step in range(4):
-        trainer.step(synthetic_batch(first.workload, step))
-    trainer.replicas.settle()
-    weights = {name: one.numpy() for name, one in full_parameters(trainer).items()}
-    run(first, lambda: build(first.model.name), steps=4, checkpoint_dir=folder)
-    rest = run(
-        second,
-        lambda: build(second.model.name),
-        steps=6,
-        checkpoint_dir=folder,
-        resume=True,
-    )
-    return {"weights": weights, "losses": list(rest.losses)}
-
-
 def test_another_plan_goes_on_from_the_strong_replicas(
     pool: Pool, tmp_path: Path
 ) -> None:
@@ -604,13 +577,7 @@ def test_another_plan_goes_on_from_the_strong_replicas(
     model = build_model(lambda: build("perceptron"))
     for each in found:
         assert largest_gap(each["weights"], expected) <= 3e-5
-    model.load_state_dict(
-        {name: torch.from_numpy(w) for name, w in found[0]["weights"].items()}
-    )
-    batch = synthetic_batch(plan.workload, 4)
-    loss = LossFunction(kind=plan.workload.loss, data_parallel=1)
-    loss.prepare(batch, 1)
-    value = loss(model(**batch), loss.target(batch)).item()
+    value = loss_of(plan, found[0]["weights"], 4)
     for each in found:
         assert each["losses"][0] == pytest.approx(value, rel=1e-5)
     for each in pool.run(move, 2, exact.to_json(), plan.to_json(), str(tmp_path / "b")):
@@ -666,30 +633,9 @@ def test_what_cannot_be_trained_is_not_planned(
     assert f"synchronisation=masked:weak_replicas={weak} with" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"tp": 2}, "with tp=2; "),
-        ({"pp": 2}, "with pp=2; "),
-        ({"cp": 2}, "with cp=2; "),
-        ({"dp_shard": 2, "zero_stage": 3}, "with dp_shard=2 and zero_stage=3; "),
-        ({"dp_shard": 2, "ep": 2, "zero_stage": 1}, "dp_shard=2 and ep=2 and zero_"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("fields", "said"), OTHER_AXES, ids=str)
 def test_other_axes_are_refused(fields: dict[str, int], said: str) -> None:
-    degrees = {name: value for name, value in fields.items() if name != "zero_stage"}
-    strategy = Strategy(
-        mesh=Mesh(dp_replicate=2, **degrees),
-        zero_stage=fields.get("zero_stage", 0),  # type: ignore[arg-type]
-        semantics="approximate",
-        synchronisation=Masked(),
-    )
-    (reason,) = (
-        one
-        for one in executor_violations(strategy)
-        if one.startswith("synchronisation=masked ")
-    )
+    reason = axes_refused(Masked(), fields)
     assert said in reason
     assert reason.endswith("each mask neurons, use dp_replicate alone")
 
@@ -697,7 +643,7 @@ def test_other_axes_are_refused(fields: dict[str, int], said: str) -> None:
 def build_without_neurons(text: str) -> str:
     """Message of a model whose patterns name no layers between which neurons lie."""
     with pytest.raises(StrategyError) as caught:
-        _trainer(Plan.from_json(text))
+        trainer_of(Plan.from_json(text))
     return str(caught.value)
 
 
@@ -712,12 +658,6 @@ def test_patterns_without_neurons_are_refused(pool: Pool) -> None:
 
 
 # -- Plans -----------------------------------------------------------------------------
-
-
-def train_planned(text: str) -> list[float]:
-    """Losses of four steps by a plan of the planner's."""
-    made = Plan.from_json(text)
-    return list(run(made, lambda: build(made.model.name), steps=4).losses)
 
 
 @pytest.mark.parametrize(
@@ -766,13 +706,11 @@ def test_one_device_alternates_too(pool: Pool) -> None:
 def test_a_plain_sequential_is_planned_across_its_units() -> None:
     """Half of 48 neurons between two layers that are units of their own."""
 
-    def hidden() -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, 48, bias=False), nn.ReLU(), nn.Linear(48, 5, bias=False)
-        )
-
     graph = capture(
-        hidden, {"input": ((8, 6), "float32")}, dtype="float32", name="hidden"
+        lambda: make("hidden"),
+        {"input": ((8, 6), "float32")},
+        dtype="float32",
+        name="hidden",
     )
     made = plan_model(
         graph,

@@ -11,39 +11,43 @@ import pytest
 import torch
 from torch import nn
 
-from executors import build_model, run
-from executors.checkpoints.snapshot import full_parameters
+from executors import build_model
 from executors.data import synthetic_batch
-from executors.deferred.model import record
-from executors.losses import LossFunction
-from executors.measuring.traffic import CollectiveCounter
-from executors.mesh import build_mesh
-from executors.replicas.subnetworks import SubnetworksReplicas, deal_neurons
+from executors.replicas.subnetworks import deal_neurons
 from executors.strategies.narrow import NeuronGroup, find_groups, narrow_layers
-from executors.trainer import Trainer
 from planner import plan as plan_model
 from planner.capture import capture
-from planner.errors import ExecutionError, NoFeasiblePlanError, StrategyError
+from planner.errors import NoFeasiblePlanError, StrategyError
 from planner.schema import (
-    InputSpec,
-    Mesh,
     Optimizer,
     Plan,
     Precision,
-    Stage,
-    Strategy,
     TensorSharding,
-    Workload,
 )
 from planner.schema.methods.subnetworks import Subnetworks
-from planner.schema.violations import executor_violations
-from tests.distributed.cases import BATCH, LLAMA_SHARDING, build, largest_gap, make_plan
+from tests.distributed.cases import LLAMA_SHARDING, largest_gap, make_plan
 from tests.distributed.planned import graph_of, planned
 from tests.distributed.pool import Pool
+from tests.distributed.rounds import (
+    ADAMW,
+    MOMENTUM,
+    OTHER_AXES,
+    SGD,
+    axes_refused,
+    deal_without_training,
+    local,
+    loss_of,
+    make,
+    move,
+    plan_of,
+    resume,
+    save_between,
+    train,
+    train_alone,
+    train_planned,
+    trainer_of,
+)
 
-SGD = Optimizer(name="SGD", learning_rate=0.1)
-MOMENTUM = Optimizer(name="SGD", learning_rate=0.1, momentum=0.9)
-ADAMW = Optimizer(name="AdamW", learning_rate=1e-3, weight_decay=0.1)
 PATTERNS = {
     "perceptron": {"0": "colwise", "2": "rowwise", "4": "colwise", "6": "rowwise"},
     "llama": LLAMA_SHARDING,
@@ -52,70 +56,15 @@ PATTERNS = {
 INPUTS, HIDDEN, OUTPUTS = 6, 48, 5
 
 
-def hidden() -> nn.Module:
-    """One hidden layer, whose weights are all of the model's."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(INPUTS, HIDDEN, bias=False),
-        nn.ReLU(),
-        nn.Linear(HIDDEN, OUTPUTS, bias=False),
-    )
-
-
-def make(name: str) -> nn.Module:
-    """A model by name."""
-    return hidden() if name == "hidden" else build(name)
-
-
 def _plan(model: str, copies: int, steps: int, **changes: Any) -> Plan:
-    changes = {"optimizer": SGD, "semantics": "approximate", **changes}
-    changes["synchronisation"] = Subnetworks(
-        local_steps=steps, seed=changes.pop("seed", 0)
+    value = Subnetworks(local_steps=steps, seed=changes.pop("seed", 0))
+    return plan_of(
+        model,
+        PATTERNS.get(model, {"0": "colwise", "2": "rowwise"}),
+        dp_replicate=copies,
+        synchronisation=value,
+        **{"optimizer": SGD, "semantics": "approximate", **changes},
     )
-    base = "perceptron" if model == "hidden" else model
-    made = make_plan(base, dp_replicate=copies, **changes)
-    patterns: Any = PATTERNS.get(model, {"0": "colwise", "2": "rowwise"})
-    update: dict[str, Any] = {"sharding": TensorSharding(patterns=patterns)}
-    if model != "hidden":
-        strategy = made.strategy.model_copy(update=update)
-        return made.model_copy(update={"strategy": strategy})
-    update["stages"] = (Stage(rank=0, modules=("0", "2")),)
-    inputs = (InputSpec(name="input", shape=(INPUTS,), dtype="float32"),)
-    return made.model_copy(
-        update={
-            "strategy": made.strategy.model_copy(update=update),
-            "model": made.model.model_copy(update={"name": model}),
-            "workload": Workload(global_batch=BATCH, inputs=inputs, loss="mean_square"),
-        }
-    )
-
-
-def _trainer(plan: Plan) -> Trainer:
-    place = build_mesh(plan.strategy, torch.device("cpu"))
-    model, recording = record(lambda: make(plan.model.name), small_bytes=0)
-    return Trainer(plan, model, place, recording)
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return getattr(parameter, "to_local", lambda: parameter)()
-
-
-def train(text: str, steps: int) -> dict[str, Any]:
-    """Losses of a copy, bytes by step, the whole model after each step."""
-    plan = Plan.from_json(text)
-    trainer = _trainer(plan)
-    losses, traffic, weights = [], [], [full_parameters(trainer)]
-    for step in range(steps):
-        with CollectiveCounter() as counter:
-            losses.append(trainer.step(synthetic_batch(plan.workload, step)).loss)
-        traffic.append({kind: t.bytes for kind, t in counter.traffic().items()})
-        weights.append(full_parameters(trainer))
-    return {
-        "losses": losses,
-        "traffic": traffic,
-        "weights": [{n: w.numpy() for n, w in each.items()} for each in weights],
-        "held": sum(_local(p).numel() for p in trainer.all_parameters()),
-    }
 
 
 # -- Deals -----------------------------------------------------------------------------
@@ -216,7 +165,7 @@ def _train_masked(
     plan: Plan, model: nn.Module, masks: dict[str, Any], index: int, turn: int
 ) -> list[float]:
     """A round of one copy: the whole model with other copies' features at zero."""
-    settings, copies = plan.strategy.synchronisation, plan.strategy.mesh.dp_replicate
+    settings = plan.strategy.synchronisation
     assert isinstance(settings, Subnetworks)
 
     def mask_input(layer: str) -> Any:
@@ -226,22 +175,8 @@ def _train_masked(
         )
 
     handles = [mask_input(layer) for layer in masks]
-    spec = plan.strategy.optimizer
-    options: dict[str, Any] = {"lr": spec.learning_rate}
-    options["weight_decay"] = spec.weight_decay
-    options |= {"momentum": spec.momentum} if spec.name == "SGD" else {}
-    rule = getattr(torch.optim, spec.name)(model.parameters(), **options)
-    losses = []
-    for step in range(turn * settings.local_steps, (turn + 1) * settings.local_steps):
-        batch = synthetic_batch(plan.workload, step)
-        own = {name: value.chunk(copies)[index] for name, value in batch.items()}
-        loss = LossFunction(kind=plan.workload.loss, data_parallel=1)
-        loss.prepare(own, 1)
-        rule.zero_grad()
-        value = loss(model(**own), loss.target(own))
-        value.backward()  # type: ignore[no-untyped-call]
-        rule.step()
-        losses.append(value.item())
+    steps = range(turn * settings.local_steps, (turn + 1) * settings.local_steps)
+    losses = train_alone(plan, model, index, steps)
     for handle in handles:
         handle.remove()
     return losses
@@ -301,19 +236,6 @@ def test_copies_train_narrower_models(
     assert largest_gap(found[0]["weights"][-1], expected["weights"]) <= 3e-5
 
 
-def deal_without_training(text: str, turns: int) -> list[dict[str, Any]]:
-    """The whole model before and after some rounds without a step of training."""
-    trainer = _trainer(Plan.from_json(text))
-    replicas = trainer.replicas
-    assert isinstance(replicas, SubnetworksReplicas)
-    found = [full_parameters(trainer)]
-    for turn in range(turns):
-        replicas.before_forward(turn)
-        replicas.after_update(turn)
-        found.append(full_parameters(trainer))
-    return [{n: w.numpy() for n, w in each.items()} for each in found]
-
-
 @pytest.mark.parametrize(
     ("model", "copies"), [("hidden", 4), ("perceptron", 4), ("llama", 2), ("gpt2", 2)]
 )
@@ -358,7 +280,7 @@ def test_a_round_sends_a_copy_its_weights_once(pool: Pool, copies: int) -> None:
     weights = 4 * HIDDEN * (INPUTS + OUTPUTS)
     loss = 4
     for each in pool.run(train, copies, plan.to_json(), 6):
-        assert each["held"] * 4 == weights / copies
+        assert each["held"] == weights / copies
         first, *later = each["traffic"]
         assert first == {"all_to_all": weights / copies}
         assert later[1::2] == [{}] * 2
@@ -380,7 +302,7 @@ def test_what_has_no_neurons_is_averaged(pool: Pool) -> None:
     )
     common = sum(p.nbytes for p in model.parameters()) - 2 * divided
     for each in pool.run(train, 2, plan.to_json(), 2):
-        assert each["held"] * 4 == divided + common
+        assert each["held"] == divided + common
         assert each["traffic"][1] == {"all_to_all": divided, "all_reduce": common + 4}
 
 
@@ -397,11 +319,11 @@ def test_bytes_are_a_240th_of_data_parallel_training() -> None:
 def peak(text: str) -> int:
     """Most scalars of parameters alive at once while training, on this rank."""
     plan = Plan.from_json(text)
-    trainer = _trainer(plan)
+    trainer = trainer_of(plan)
     most = 0
     for step in range(4):
         trainer.step(synthetic_batch(plan.workload, step))
-        most = max(most, sum(_local(p).numel() for p in trainer.all_parameters()))
+        most = max(most, sum(local(p).numel() for p in trainer.all_parameters()))
     return most
 
 
@@ -413,22 +335,6 @@ def test_a_copy_holds_an_nth_of_the_weights(pool: Pool, copies: int) -> None:
 
 
 # -- Checkpoints -----------------------------------------------------------------------
-
-
-def resume(text: str, folder: str) -> dict[str, list[float]]:
-    """Losses of a run without a break, and of one that is resumed halfway."""
-    plan = Plan.from_json(text)
-
-    def losses(steps: int, **options: Any) -> list[float]:
-        result = run(plan, lambda: make(plan.model.name), steps=steps, **options)
-        return list(result.losses)
-
-    kept = {"checkpoint_dir": folder, "checkpoint_every": 2}
-    return {
-        "straight": losses(6),
-        "first": losses(2, **kept),
-        "rest": losses(6, resume=True, **kept),
-    }
 
 
 @pytest.mark.parametrize(
@@ -451,14 +357,6 @@ def test_a_resumed_run_is_one_without_a_break(
     assert len({tuple(each["straight"]) for each in found}) == copies
 
 
-def save_between(text: str, folder: str) -> str:
-    """Message of a run that is to be saved within a round."""
-    plan = Plan.from_json(text)
-    with pytest.raises(ExecutionError) as caught:
-        run(plan, lambda: make(plan.model.name), steps=3, checkpoint_dir=folder)
-    return str(caught.value)
-
-
 def test_a_run_is_saved_at_the_end_of_a_round_alone(pool: Pool, tmp_path: Path) -> None:
     plan = _plan("perceptron", 2, 2)
     for said in pool.run(save_between, 2, plan.to_json(), str(tmp_path / "kept")):
@@ -466,34 +364,12 @@ def test_a_run_is_saved_at_the_end_of_a_round_alone(pool: Pool, tmp_path: Path) 
         assert "use steps=4" in said
 
 
-def move(text: str, other: str, folder: str) -> dict[str, Any]:
-    """Train by one plan, go on by another; and the model where they meet."""
-    first, second = Plan.from_json(text), Plan.from_json(other)
-    begun = train(text, 4)
-    run(first, lambda: make(first.model.name), steps=4, checkpoint_dir=folder)
-    rest = run(
-        second,
-        lambda: make(second.model.name),
-        steps=6,
-        checkpoint_dir=folder,
-        resume=True,
-    )
-    return {"weights": begun["weights"][-1], "losses": list(rest.losses)}
-
-
 def test_another_plan_goes_on_from_the_whole_model(pool: Pool, tmp_path: Path) -> None:
     """Its first loss is that of the weights which the rounds have led to."""
     plan = _plan("perceptron", 2, 2)
     exact = make_plan("perceptron", dp_shard=2, zero_stage=3, optimizer=SGD)
     found = pool.run(move, 2, plan.to_json(), exact.to_json(), str(tmp_path / "a"))
-    model = build_model(lambda: make("perceptron"))
-    model.load_state_dict(
-        {name: torch.from_numpy(w) for name, w in found[0]["weights"].items()}
-    )
-    batch = synthetic_batch(plan.workload, 4)
-    loss = LossFunction(kind=plan.workload.loss, data_parallel=1)
-    loss.prepare(batch, 1)
-    value = loss(model(**batch), loss.target(batch)).item()
+    value = loss_of(plan, found[0]["weights"], 4)
     for each in found:
         assert each["losses"][0] == pytest.approx(value, rel=1e-5)
     for each in pool.run(move, 2, exact.to_json(), plan.to_json(), str(tmp_path / "b")):
@@ -504,30 +380,9 @@ def test_another_plan_goes_on_from_the_whole_model(pool: Pool, tmp_path: Path) -
 # -- Refusals --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"tp": 2}, "with tp=2; "),
-        ({"pp": 2}, "with pp=2; "),
-        ({"cp": 2}, "with cp=2; "),
-        ({"dp_shard": 2, "zero_stage": 3}, "with dp_shard=2 and zero_stage=3; "),
-        ({"dp_shard": 2, "ep": 2, "zero_stage": 1}, "dp_shard=2 and ep=2 and zero_"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("fields", "said"), OTHER_AXES, ids=str)
 def test_other_axes_are_refused(fields: dict[str, int], said: str) -> None:
-    degrees = {name: value for name, value in fields.items() if name != "zero_stage"}
-    strategy = Strategy(
-        mesh=Mesh(dp_replicate=2, **degrees),
-        zero_stage=fields.get("zero_stage", 0),  # type: ignore[arg-type]
-        semantics="approximate",
-        synchronisation=Subnetworks(),
-    )
-    (reason,) = (
-        one
-        for one in executor_violations(strategy)
-        if one.startswith("synchronisation=subnetworks ")
-    )
+    reason = axes_refused(Subnetworks(), fields)
     assert said in reason
     assert reason.endswith("have parts of the layers, use dp_replicate alone")
 
@@ -554,12 +409,6 @@ def test_models_without_enough_neurons_are_not_planned(
 # -- Plans -----------------------------------------------------------------------------
 
 
-def train_planned(text: str) -> list[float]:
-    """Losses of four steps by a plan of the planner's."""
-    made = Plan.from_json(text)
-    return list(run(made, lambda: make(made.model.name), steps=4).losses)
-
-
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-bert", "tiny-t5"])
 def test_what_is_planned_runs(pool: Pool, model: str) -> None:
     made = planned(model, dp_replicate=2, synchronisation="subnetworks:local_steps=2")
@@ -570,7 +419,10 @@ def test_what_is_planned_runs(pool: Pool, model: str) -> None:
 
 def test_a_plain_sequential_is_planned_across_its_units(pool: Pool) -> None:
     graph = capture(
-        hidden, {"input": ((8, INPUTS), "float32")}, dtype="float32", name="hidden"
+        lambda: make("hidden"),
+        {"input": ((8, INPUTS), "float32")},
+        dtype="float32",
+        name="hidden",
     )
     assert graph.unit_names == ("0", "2")
     assert graph.sharding == {}

@@ -31,7 +31,7 @@ Index = NDArray[np.int64]
 
 
 #: In the order of :attr:`KernelTable.style` and :attr:`KernelTable.kind`.
-KERNEL_STYLES = ("colwise", "rowwise", "local", "stream", "none")
+KERNEL_STYLES = ("colwise", "rowwise", "local", "stream", "none", "both")
 
 KERNEL_KINDS = ("matmul", "attention", "conv", "embedding", "memory")
 
@@ -42,7 +42,7 @@ class KernelTable:
 
     Attributes:
         owner: Index of the block class that each kernel belongs to.
-        style: Index into colwise, rowwise, local, stream, none.
+        style: Index into colwise, rowwise, local, stream, none, both.
         kind: Index into matmul, attention, conv, embedding, memory.
         expert: Whether ep divides the weights.
         trained: Whether there are weights that get a gradient.
@@ -325,8 +325,8 @@ class ParameterCounts:
     """Scalars of every unit, tied ones in the unit that reads them first.
 
     Attributes:
-        scalars: By [of experts, split along tp, unit]. Shape [2, 2, units].
-        trained: Those of them that have a gradient. Shape [2, 2, units].
+        scalars: By [of experts, dimensions that tp splits, unit]. Shape [2, 3, units].
+        trained: Those of them that have a gradient. Shape [2, 3, units].
         tensors: Trained parameter tensors. Shape [units].
         ties: What further units read.
     """
@@ -337,16 +337,20 @@ class ParameterCounts:
     ties: Ties
 
 
+#: Dimensions of a parameter that tp splits, by style; one for all others.
+_SPLIT_DIMS = {"none": 0, "both": 2}
+
+
 def count_parameters(graph: ModelGraph) -> ParameterCounts:
     """Count a model's parameters unit by unit."""
     unit_of_block = np.zeros(len(graph.blocks), dtype=np.int64)
     for unit, (start, stop) in enumerate(graph.units):
         unit_of_block[start:stop] = unit
-    scalars, trained = np.zeros((2, 2, 2, len(graph.units)))
+    scalars, trained = np.zeros((2, 2, 3, len(graph.units)))
     tensors = np.zeros(len(graph.units))
     links: list[tuple[int, int, int, float, float]] = []
     for parameter in graph.parameters:
-        split, size = int(parameter.style != "none"), float(parameter.numel)
+        split, size = _SPLIT_DIMS.get(parameter.style, 1), float(parameter.numel)
         unit = unit_of_block[parameter.block]
         place = int(parameter.expert), split, unit
         scalars[place] += size
@@ -355,8 +359,9 @@ def count_parameters(graph: ModelGraph) -> ParameterCounts:
             tensors[unit] += 1
         own = size if parameter.trainable else 0.0
         readers = sorted({int(unit_of_block[block]) for block in parameter.readers})
+        ways = min(split, 1)
         links += [
-            (first, second, split, size, own) for first, second in pairwise(readers)
+            (first, second, ways, size, own) for first, second in pairwise(readers)
         ]
     columns = np.array(links, dtype=np.float64).reshape(-1, 5).T
     first, second, divided = columns[:3].astype(np.int64)

@@ -164,8 +164,9 @@ def cast_bytes(
     # Inputs of rowwise products and outputs of colwise ones lie on one rank each.
     given = np.where(colwise, own, np.where(rowwise, 1 / tp, 1.0))
     made = np.where(rowwise, own, np.where(colwise, 1 / tp, 1.0))
-    given = np.where(style == 2, 1 / tp, np.where(style == 3, 1 / stream, given))
-    made = np.where(style == 2, 1 / tp, np.where(style == 3, 1 / stream, made))
+    inside = (style == 2) | (style == 5)
+    given = np.where(inside, 1 / tp, np.where(style == 3, 1 / stream, given))
+    made = np.where(inside, 1 / tp, np.where(style == 3, 1 / stream, made))
     into = table.k / np.maximum(table.k + table.n, 1)
     moved = np.where(table.low_precision, found.cast * table.forward_bytes, 0.0)
     return moved * into * given, moved * (1 - into) * table.trained * made

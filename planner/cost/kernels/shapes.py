@@ -84,18 +84,21 @@ def divide(
     # one the other way round.
     into = table.k / np.maximum(table.k + table.n, 1)
     shares = (into + (1 - into) / tp, into / tp + (1 - into), 1 / tp, 1 / stream)
+    both = style == 5
     scores = np.where(table.kind == 1, table.batch * table.m * table.n, 0.0)
-    inside = np.where(style <= 2, tp, 1.0)
+    inside = np.where(both, tp**2, np.where(style <= 2, tp, 1.0))
     return Division(
         scale=scale,
         tp=tp,
         cp=cp,
         stream=stream,
         work=np.where(style == 3, stream, inside),
-        share=np.select([style == place for place in range(4)], shares, 1.0),
+        share=np.select(
+            [*(style == place for place in range(4)), both], (*shares, 1 / tp), 1.0
+        ),
         weights=table.weight_bytes
         * np.where(table.expert, 1 / ep, 1.0)
-        / np.where(style <= 1, tp, 1.0),
+        / np.where(both, tp**2, np.where(style <= 1, tp, 1.0)),
         m=np.maximum(
             table.m
             * scale
@@ -103,8 +106,8 @@ def divide(
             / np.where(style == 3, stream, 1.0),
             1.0,
         ),
-        n=np.maximum(np.where(style == 0, table.n / tp, table.n), 1.0),
-        k=np.maximum(np.where(style == 1, table.k / tp, table.k), 1.0),
+        n=np.maximum(np.where((style == 0) | both, table.n / tp, table.n), 1.0),
+        k=np.maximum(np.where((style == 1) | both, table.k / tp, table.k), 1.0),
         products=np.maximum(
             table.batch / np.where(grouped, ep, 1.0) / np.where(style == 2, tp, 1.0),
             1.0,

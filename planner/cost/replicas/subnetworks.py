@@ -6,7 +6,9 @@ owners, and what belongs to no neuron, V, is averaged:
 
 t = (A2A(W/n) + AR(V)) / J, bytes sent = (n - 1)/n (W/n + 2 V) / J
 
-for n copies. Nothing is kept between exchanges, which take a piece at a time.
+for n copies. Layers of D bytes that are cut both ways count twice D/n^2 in the place of
+W/n: what a copy has trained returns to those who keep the layer, D/n each, from whom
+others come. Nothing else is kept between exchanges, which take a piece at a time.
 Source: Yuan et al. 2022, arXiv 1910.02120.
 """
 
@@ -46,7 +48,7 @@ class SubnetworksPricing(ReplicaPricing):
     ) -> ReplicaTraffic:
         """Seconds that a mean step is longer for it, and the bytes that move in it."""
         copies = groups.replicate.size
-        divided, common = _weights(context, copies)
+        divided, inner, common = _weights(context, copies)
         deal = called_lines(
             "all_to_all",
             groups.replicate,
@@ -55,10 +57,12 @@ class SubnetworksPricing(ReplicaPricing):
             on_gpu=context.on_gpu,
             core_wait_s=context.core_wait_s,
         )
+        parts = ((deal, divided), (deal, inner), (deal, inner), (groups.mirror, common))
         seconds = sum(
             seconds_in_pieces(lines[groups.replicate.which], size)
-            for lines, size in ((deal, divided), (groups.mirror, common))
+            for lines, size in parts
         )
+        divided = divided + 2 * inner
         several = copies > 1
         moved = self.settings.expected_traffic(
             gradients=0.0,
@@ -88,13 +92,18 @@ class SubnetworksPricing(ReplicaPricing):
         nothing = np.zeros_like(rows.trained)
         whole = rows.trained * size
         piece = np.minimum(whole, max(Subnetworks.PIECE_BYTES, largest * size))
-        return ReplicaBytes(kept=nothing, working=nothing + _BUFFERS * piece)
+        copies = np.asarray(rows.copies, dtype=float)
+        # Of all that is cut both ways an equal part, where there are several copies.
+        _, inner, _ = _weights(context, copies)
+        kept = nothing + inner * copies * (copies > 1)
+        return ReplicaBytes(kept=kept, working=nothing + _BUFFERS * piece)
 
 
-def _weights(context: PricingContext, copies: Array) -> tuple[Array, Array]:
-    """Bytes of a copy's neurons, and of what belongs to none. Shapes [n]."""
+def _weights(context: PricingContext, copies: Array) -> tuple[Array, Array, Array]:
+    """Bytes of what a copy trains: cut one way, both ways, and whole. Shapes [n]."""
     counts = context.facts.parameter_counts
     size = dtype_bytes(context.precision.parameter)
     divided = counts.scalars[:, 1].sum() * size / copies
+    inner = counts.scalars[:, 2].sum() * size / copies**2
     common = counts.trained[:, 0].sum() * size
-    return np.asarray(divided), np.full(len(divided), common)
+    return np.asarray(divided), np.asarray(inner), np.full(len(divided), common)

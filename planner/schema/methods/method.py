@@ -63,6 +63,11 @@ class Synchronisation(MethodDocument):
     PIECE_BYTES: ClassVar[int] = 25 * 2**20
 
     @property
+    def chains(self) -> bool:
+        """True if features are divided between all layers that follow each other."""
+        return False
+
+    @property
     def offloaded_copies(self) -> int:
         """Copies of the weights that lie in the host's memory."""
         return 0

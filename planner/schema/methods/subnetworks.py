@@ -29,8 +29,15 @@ class Subnetworks(Synchronisation):
     Then weights of neurons go to the copy that has them next, and all other weights are
     averaged. Each round begins with a new optimizer.
 
+    In chains of layers, such as a plain perceptron or a graph convolutional network, a
+    layer between two hidden ones takes neurons of the one and makes those of the other:
+    a copy trains 1/n^2 of its weights in a round. Copies keep 1/n of such a layer each,
+    from which they take what they train and to which it returns.
+
     Attributes:
         local_steps: Steps of a round.
+        layers: Layers between which neurons lie: ``pairs`` that tp would divide, or
+            ``chains`` of layers that follow each other.
         seed: Of the permutations by which neurons are dealt out.
     """
 
@@ -40,7 +47,13 @@ class Subnetworks(Synchronisation):
 
     kind: Literal["subnetworks"] = "subnetworks"
     local_steps: Annotated[int, Field(ge=1, le=10**6)] = 80
+    layers: Literal["pairs", "chains"] = "pairs"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+
+    @property
+    def chains(self) -> bool:
+        """True if features are divided between all layers that follow each other."""
+        return self.layers == "chains"
 
     @property
     def phases(self) -> Mapping[str, float]:
@@ -81,7 +94,11 @@ METHODS = (
             tolerance=(1e-1, float("inf"), float("inf")),
         ),
         # Yuan et al. 2022, section 5: local iterations of the repository's runs.
-        presets={"ist": Subnetworks(local_steps=80)},
+        # Wolfe et al. 2021 (GIST, arXiv 2102.10424): 500 local iterations on Reddit.
+        presets={
+            "ist": Subnetworks(local_steps=80),
+            "gist": Subnetworks(local_steps=500, layers="chains"),
+        },
         prices="planner.cost.replicas.subnetworks:SubnetworksPricing",
         runs="executors.replicas.subnetworks:SubnetworksReplicas",
         page="methods/subnetworks.md",
