@@ -239,9 +239,11 @@ class BlockSubnetworksReplicas(Rounds):
         if self._copies == 1 or turn == self._turn:
             return
         before, after = self._round, self._deal(turn)
-        firsts = {alike[0]: alike for alike in self._alike}
-        for piece in pieces(firsts, times=len(before.held_by(self._index))):
-            self._pass_on([firsts[first] for first in piece], before, after, trained)
+        mine = before.held_by(self._index)
+        # One that this copy has stands for all that are alike.
+        found = {alike[mine[0]]: alike for alike in self._alike}
+        for piece in pieces(found, times=len(mine)):
+            self._pass_on([found[one] for one in piece], before, after, trained)
         self._turn, self._round = turn, after
 
     def _pass_on(
@@ -285,7 +287,8 @@ class BlockSubnetworksReplicas(Rounds):
             for alike, value in zip(piece, made, strict=True):
                 if block not in old:
                     _restore(alike[block])
-                local_part(alike[block]).view(-1).copy_(value)
+                local = local_part(alike[block])
+                local.copy_(value.view(local.shape))
 
     def _exchange(
         self,

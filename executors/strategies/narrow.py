@@ -95,6 +95,7 @@ def find_groups(
             columns.append(fqn)
         elif style == "rowwise":
             if chains:
+                _require_no_heads(model, columns)
                 pairs = pairwise([*columns, fqn])
                 found += [_group(model, [one], other) for one, other in pairs]
             else:
@@ -107,6 +108,17 @@ def find_groups(
             f"neurons between such; give patterns, or use synchronisation=local_steps"
         )
     return tuple(found)
+
+
+def _require_no_heads(model: nn.Module, columns: Sequence[str]) -> None:
+    """Refuse layers of attention, none of which feeds the next."""
+    for fqn in columns:
+        around = model.get_submodule(fqn.rpartition(".")[0])
+        if any(isinstance(getattr(around, name, None), int) for name in _HEAD_SIZES):
+            raise StrategyError(
+                f"{fqn} is a layer of attention, which is no chain; leave it out of "
+                f"sharding.patterns, or use layers=pairs"
+            )
 
 
 def _group(model: nn.Module, columns: list[str], row: str) -> NeuronGroup:

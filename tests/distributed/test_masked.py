@@ -574,7 +574,6 @@ def test_another_plan_goes_on_from_the_strong_replicas(
     exact = make_plan("perceptron", dp_shard=2, zero_stage=3, optimizer=ADAMW)
     found = pool.run(move, 2, plan.to_json(), exact.to_json(), str(tmp_path / "a"))
     expected = _serial(plan, 4)["weights"]
-    model = build_model(lambda: build("perceptron"))
     for each in found:
         assert largest_gap(each["weights"], expected) <= 3e-5
     value = loss_of(plan, found[0]["weights"], 4)

@@ -14,7 +14,7 @@ from executors.strategies.narrow import find_groups
 from planner import predict
 from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError, StrategyError
-from planner.graph.neurons import only_neurons
+from planner.graph.neurons import only_chains, only_neurons
 from planner.plugins import load_object
 from planner.schema import AXES, Mesh, Optimizer, Plan, Precision, Strategy
 from planner.schema.base import leaf_defaults
@@ -231,7 +231,7 @@ def test_one_copy_is_plain_training_or_refused(method: Method) -> None:
 
 
 def _dry_run(made: Plan) -> Verification:
-    found = dry_runs(made, lambda: build("tiny-llama"), [0])
+    found = dry_runs(made, lambda: build(made.model.name), [0])
     assert not any(rank.failure for rank in found)
     return Verification.of(made, found)
 
@@ -259,7 +259,8 @@ def _weight_bytes(made: Plan) -> tuple[float, float]:
         return weights - blocks + passed, passed
     if not value.splits:
         return weights, 0.0
-    parameters = only_neurons(graph_of("tiny-llama")).parameters
+    graph = graph_of(made.model.name)
+    parameters = (only_chains if value.chains else only_neurons)(graph).parameters
     divided = sum(4.0 * p.numel / 2 for p in parameters if p.style != "none")
     return weights - divided, divided
 
@@ -281,7 +282,10 @@ def test_expected_traffic_is_priced_and_counted(
             with pytest.raises(NoFeasiblePlanError, match=method.slot):
                 planned("tiny-llama", **chosen)
             continue
-        made = planned("tiny-llama", optimizer=Optimizer(), **chosen)
+        # A gate and an up projection feed one layer, which is no chain.
+        chains = getattr(value, "chains", False)
+        name = "tiny-gpt2" if chains else "tiny-llama"
+        made = planned(name, optimizer=Optimizer(), **chosen)
         assert getattr(made.strategy, method.slot) == value
         found = {
             each.name: each

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from torch import nn
 
+from planner.capture import capture
 from planner.cost import Cost, PricingContext
 from planner.cost.recipes import RECIPES
-from planner.graph.neurons import only_neurons
+from planner.graph.neurons import only_chains, only_neurons
 from planner.schema import Precision
 from planner.space import Regime
 from tests.cost.made import (
@@ -96,6 +99,54 @@ def test_what_has_no_neurons_stays_whole() -> None:
     assert [p.style for p in narrow.parameters] == ["colwise", "rowwise"] * 2
     assert narrow.sharding == graph.sharding
     assert {block.tp_collectives for block in narrow.blocks} == {0}
+
+
+@pytest.mark.parametrize("copies", [1, 2, 4])
+def test_layers_cut_both_ways_are_an_nth_of_an_nth(copies: int) -> None:
+    """Compute, weights and traffic of a perceptron of three hidden layers."""
+    sizes, batch = (64, 512, 256, 512, 32), 16
+    graph = capture(
+        lambda: nn.Sequential(
+            *(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes))
+        ),
+        {"input": ((batch, sizes[0]), "float32")},
+        dtype="float32",
+        name="deep",
+    )
+    regime = Regime.from_pins({"synchronisation": "gist:local_steps=10"})
+    # Products alone take time.
+    fast = device(memory_bandwidth_bytes_per_s=1e30)
+    context = setting_for(
+        only_chains(graph) if copies > 1 else graph,
+        hosts((4, 1, fast), between=1e8),
+        regime=regime,
+        precision=FULL,
+    )
+    cost, parts, memory = price_both_ways(
+        context, dp_replicate=copies, microbatch_size=batch
+    )
+    first, *inner, last = (a * b for a, b in pairwise(sizes))
+    one_way, both = (first + last) / copies, sum(inner) / copies**2
+    # Backward makes no gradient of the model's input.
+    flops = 2 * batch * (3 * (one_way + both) - first / copies)
+    assert cost.breakdown_s["compute"] == pytest.approx(flops / 5e13, rel=1e-6)
+    assert parts["compute"] == pytest.approx(flops / 5e13, rel=1e-6)
+    assert cost.memory.parameters == pytest.approx(4 * (one_way + both))
+    assert memory == pytest.approx(cost.memory.total, rel=0.01)
+    moved = 4 * (one_way + 2 * both) / 10
+    if copies == 1:
+        assert cost.collective_bytes == {}
+        return
+    assert cost.collective_bytes == {"all_to_all": pytest.approx(moved)}
+    sent = moved * (copies - 1) / copies
+    assert cost.link_bytes == {"dp": pytest.approx(sent)}
+    assert cost.breakdown_s["data_parallel"] == pytest.approx(sent / 1e8, rel=1e-6)
+    # An nth of each inner layer is kept.
+    exact, *_ = price_both_ways(
+        setting_for(only_chains(graph), hosts((4, 1, fast)), precision=FULL), tp=copies
+    )
+    kept = cost.memory.gradients - exact.memory.gradients
+    assert kept == pytest.approx(4 * both * copies)
 
 
 def test_parts_of_a_copy_pay_no_dispatch_of_sharded_tensors() -> None:
