@@ -9,6 +9,7 @@ Each room, and each file beside them, imports those below alone, neighbours not 
 
     dryrun                         a step of any rank, on no devices
     runner                         train by a plan
+    prepared                       a plan's model, for a loop of one's own
     weights                        Hugging Face's files, read and written
     checkpoints, measuring         state of a run; time, memory and traffic of a step
     first_step                     a step by a plan beside the same in one process
@@ -21,6 +22,7 @@ Each room, and each file beside them, imports those below alone, neighbours not 
     deferred, strategies           parameters without values; modules made parallel
     data, mesh, names              batches, processes, modules, as a plan means them
     launching                      processes: started, watched, ended
+    learning_rates                 warm-up and what follows
     exception_chain                the error behind an error, in one line
 """
 
@@ -32,17 +34,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from executors.deferred.materialize import build_model
     from executors.launching.launcher import launch
+    from executors.learning_rates import learning_rate
+    from executors.prepared import Prepared, prepare
     from executors.runner import RunResult, StepReport, run
 
 _HOMES = {
+    "Prepared": "executors.prepared",
     "RunResult": "executors.runner",
     "StepReport": "executors.runner",
     "build_model": "executors.deferred.materialize",
     "launch": "executors.launching.launcher",
+    "learning_rate": "executors.learning_rates",
+    "prepare": "executors.prepared",
     "run": "executors.runner",
 }
 
-__all__ = ["RunResult", "StepReport", "build_model", "launch", "run"]
+__all__ = [
+    "Prepared",
+    "RunResult",
+    "StepReport",
+    "build_model",
+    "launch",
+    "learning_rate",
+    "prepare",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

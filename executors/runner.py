@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from statistics import fmean
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
-from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
-from executors.checkpoints.snapshot import Inventory
-from executors.data import Batch, Data, global_batches, require_equal_batches
-from executors.deferred.materialize import build_model
-from executors.deferred.model import record
-from executors.deferred.recording import Recording
-from executors.first_step import FirstStepCheck, compare_first_step
-from executors.launching.process_group import (
-    RANK_TIMEOUT_S,
-    own_numbers,
-    process_group,
-)
+from executors.checkpoints.checkpoint import CheckpointOptions
+from executors.data import Batch, Data, global_batches
+from executors.first_step import FirstStepCheck
+from executors.launching.process_group import RANK_TIMEOUT_S
 from executors.measuring.measure import TimedStep, measure_phases, summarize
-from executors.mesh import build_mesh, choose_device
-from executors.names import tied_parameters
-from executors.replicas.membership import Membership, open_membership
-from executors.replicas.recovery import pack_state, take_state
-from executors.soundness import require_finite_step, require_sound_weights
-from executors.trainer import Trainer
+from executors.prepared import Prepared, SchedulerFactory
+from executors.soundness import require_sound_weights
+from executors.steps import OptimizerFactory
 from executors.weights.options import WeightOptions
-from planner.errors import ExecutionError, FingerprintError
+from planner.errors import ExecutionError
 from planner.schema import Plan
-from planner.schema.base import fingerprint_parameters
 from planner.schema.measurement import Measurement
-from planner.schema.violations import comparison_violation, executor_violations
+from planner.schema.violations import comparison_violation
 
-__all__ = ["RunResult", "StepReport", "check_model", "run"]
+__all__ = ["RunResult", "StepReport", "run"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,6 +43,8 @@ class StepReport:
             where copies of the weights are apart.
         grad_norm: Before clipping; None where the plan does not clip.
         time_s: Wall-clock time of the step on this rank.
+        eval_loss: Mean loss of the batches to evaluate, after the update; None where
+            none was due.
     """
 
     step: int
@@ -66,6 +52,7 @@ class StepReport:
     loss: float
     grad_norm: float | None
     time_s: float
+    eval_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +67,7 @@ class RunResult:
         measurement: What ``measure=True`` measured, else None.
         first_step: Steps that the checkpoint had done from which the run went on.
         first_step_check: What ``check_first_step=True`` compared, else None.
+        evaluations: Steps done and mean loss of each evaluation.
     """
 
     losses: tuple[float, ...]
@@ -88,29 +76,7 @@ class RunResult:
     measurement: Measurement | None = None
     first_step: int = 0
     first_step_check: FirstStepCheck | None = None
-
-
-def check_model(plan: Plan, model: nn.Module) -> None:
-    """Refuse a model that the plan was not made for.
-
-    Raises:
-        FingerprintError: With the difference: parameters, tensors, missing modules.
-    """
-    parameters = dict(model.named_parameters())
-    found = fingerprint_parameters((n, p.shape) for n, p in parameters.items())
-    if found == plan.model.fingerprint:
-        return
-    count = sum(parameter.numel() for parameter in parameters.values())
-    known = {name for name, _ in model.named_modules()}
-    stages = plan.strategy.stages
-    missing = [m for stage in stages for m in stage.modules if m not in known]
-    lacks = f", lacks the module {missing[0]} (of {len(missing)})" if missing else ""
-    raise FingerprintError(
-        f"the plan is for {plan.model.name} ({plan.model.parameters:,} parameters in "
-        f"{plan.model.tensors} tensors, fingerprint {plan.model.fingerprint}), this "
-        f"model has {count:,} in {len(parameters)} ({found}){lacks}; plan again for "
-        f"it, or use force if only names differ"
-    )
+    evaluations: tuple[tuple[int, float], ...] = ()
 
 
 def run(
@@ -119,6 +85,10 @@ def run(
     data: Data | None = None,
     *,
     steps: int,
+    optimizer: OptimizerFactory | None = None,
+    scheduler: SchedulerFactory | None = None,
+    eval_data: Iterable[Batch] | None = None,
+    evaluate_every: int | None = None,
     seed: int = 0,
     device: str | None = None,
     on_step: Callable[[StepReport], None] | None = None,
@@ -154,6 +124,11 @@ def run(
             checked. ``labels`` go to the loss; other keywords must be inputs of the
             model. None for synthetic batches of the shapes in the plan.
         steps: Optimizer steps, at least 1; those of the run that is resumed count.
+        optimizer: As for :func:`executors.prepare`.
+        scheduler: The same.
+        eval_data: Global batches, equal on all ranks, of which the mean loss is
+            computed at the end, in evaluation mode; None for none.
+        evaluate_every: Steps between further evaluations.
         seed: Of parameters, synthetic batches and dropout.
         device: ``cpu`` or ``cuda``; None for GPUs where there are any.
         on_step: Called after each step, on process 0 alone: that with the smallest
@@ -204,6 +179,12 @@ def run(
         raise ExecutionError(
             f"check_replicas_every={check_replicas_every}; give a number of at least 1"
         )
+    if evaluate_every is not None and (eval_data is None or evaluate_every < 1):
+        raise ExecutionError(
+            f"evaluate_every={evaluate_every}; give eval_data and a number of at least "
+            f"1"
+        )
+    evaluated = None if eval_data is None else list(eval_data)
     violation = comparison_violation(plan.strategy) if check_first_step else None
     if violation is not None:
         raise ExecutionError(violation)
@@ -217,50 +198,22 @@ def run(
     weights = WeightOptions.of(
         model_fn, init_from, allow_missing_weights, save_hf, save_dtype
     )
-    chosen = choose_device(device)
-    with contextlib.ExitStack() as stack:
-        ids = plan.strategy.device_ids()
-        membership: Membership | None = None
-        fewest = plan.strategy.synchronisation.fewest_copies
-        if fewest:
-            _require_no_owner(options, measure, weights)
-            membership = stack.enter_context(
-                open_membership(
-                    *own_numbers(),
-                    ids,
-                    fewest=fewest,
-                    silence_s=rank_timeout_s,
-                    timeout_s=timeout_s,
-                )
-            )
-        group = process_group(
-            chosen,
-            timeout_s=timeout_s,
-            rank_timeout_s=rank_timeout_s,
-            device_ids=ids,
-            alone=membership is not None,
-        )
-        stack.enter_context(group)
-        source = _Source(model_fn=model_fn, seed=seed, weights=weights)
-        trainer, inventory = _prepare(plan, source, chosen, force, membership)
-        saved: Checkpoints | None = None
-        if options is not None:
-            options.require_rests(steps, trainer.replicas)
-            saved = Checkpoints(
-                options,
-                trainer,
-                inventory,
-                seed=seed,
-                timeout_s=timeout_s,
-                force=force,
-            )
-            stack.enter_context(saved)
-        first = saved.begin() if saved else 0
-        if not first:
-            weights.load(trainer, inventory)
-        if membership is not None and membership.joins:
-            first = take_state(trainer, membership.join())
-            _LOG.info("joined after step %d", first)
+    if plan.strategy.synchronisation.fewest_copies:
+        _require_no_owner(options, measure, weights)
+    prepared = Prepared(
+        plan,
+        model_fn,
+        weights,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        seed=seed,
+        device=device,
+        force=force,
+        timeout_s=timeout_s,
+        rank_timeout_s=rank_timeout_s,
+    )
+    with prepared:
+        first = _begin(prepared, options, steps)
         if measure and first >= steps:
             raise ExecutionError(
                 f"{checkpoint_dir} has done {first} of steps={steps}, there is none "
@@ -272,20 +225,38 @@ def run(
         if check_first_step and first < steps:
             batch = next(batches)
             batches = itertools.chain([batch], batches)
-            checked = source.check(trainer, batch, inventory, saved)
-        reports = []
-        for report in _train(
-            trainer, batches, first, steps, saved, check_replicas_every
-        ):
-            reports.append(report)
-            reports_all = membership is not None or trainer.place.process == 0
-            if on_step is not None and reports_all:
-                on_step(report)
-        weights.save(trainer, inventory)
-        result = _result(
-            plan, trainer, reports, first, next(batches) if measure else None
+            checked = prepared.check_first_step(batch)
+        loop = _Loop(
+            prepared=prepared,
+            steps=steps,
+            options=options,
+            check_every=check_replicas_every,
+            evaluate_every=evaluate_every,
+            eval_data=evaluated,
         )
+        reports = []
+        for report in loop.train(batches, first):
+            reports.append(report)
+            if on_step is not None and (prepared.membership or not prepared.process):
+                on_step(report)
+        weights.save(prepared.trainer, prepared.inventory)
+        result = _result(prepared, reports, first, next(batches) if measure else None)
         return replace(result, first_step_check=checked)
+
+
+def _begin(prepared: Prepared, options: CheckpointOptions | None, steps: int) -> int:
+    """Begin at a checkpoint, from files, at random, or where other copies are.
+
+    Returns:
+        Steps done.
+    """
+    first = 0
+    if options is not None:
+        options.require_rests(steps, prepared.trainer.replicas)
+        first = prepared.resume(prepared.checkpoints(options))
+    if not first:
+        prepared.initialize()
+    return prepared.join() or first
 
 
 def _checkpoint_options(
@@ -345,142 +316,78 @@ def _require_no_owner(
         )
 
 
-@dataclass(kw_only=True)
-class _Source:
-    """Builds the model of a run.
+@dataclass(frozen=True, kw_only=True)
+class _Loop:
+    """Steps of a run, and what is done between them.
 
     Attributes:
-        model_fn: As for :func:`run`.
-        seed: The same.
-        weights: Files that the model's values come from.
+        prepared: The model.
+        steps: How many there will be.
+        options: Of checkpoints; None for none.
+        check_every: Steps between checks of the weights.
+        evaluate_every: Steps between evaluations.
+        eval_data: Batches to evaluate; None for none.
     """
 
-    model_fn: Callable[[], nn.Module]
-    seed: int
-    weights: WeightOptions
-    _recorded: weakref.ref[nn.Module] | None = None
+    prepared: Prepared
+    steps: int
+    options: CheckpointOptions | None
+    check_every: int | None
+    evaluate_every: int | None
+    eval_data: Sequence[Batch] | None
 
-    def record(self) -> tuple[nn.Module, Recording | None]:
-        """Build the model that is trained, without values."""
-        torch.manual_seed(self.seed)
-        model, recording = record(self.model_fn)
-        self._recorded = weakref.ref(model)
-        return model, recording
+    def train(self, batches: Iterator[Batch], first: int) -> Iterator[StepReport]:
+        """Train step by step, one for each report asked for; save checkpoints due.
 
-    def check(
-        self,
-        trainer: Trainer,
-        batch: Batch,
-        inventory: Inventory,
-        saved: Checkpoints | None,
-    ) -> FirstStepCheck:
-        """Compare a batch's loss and gradient with those of the whole model."""
-        # Collective over all ranks, although one of them reads.
-        alone = dist.new_group([0], backend="gloo")
-
-        def build() -> nn.Module:
-            dtype = getattr(torch, trainer.plan.strategy.precision.parameter)
-            model = build_model(
-                self._another, self.seed, device=trainer.place.device, dtype=dtype
+        Weights are checked before they are saved, every so many steps, and at the end.
+        """
+        prepared = self.prepared
+        for step in range(first, self.steps):
+            batch = next(batches)
+            begin = time.perf_counter()
+            result = prepared.step(batch)
+            took = time.perf_counter() - begin
+            evaluated = self._evaluate(step + 1)
+            if prepared.process == 0:
+                _LOG.info("step %d of %d: loss %.4f", step + 1, self.steps, result.loss)
+            yield StepReport(
+                step=step,
+                steps=self.steps,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                time_s=took,
+                eval_loss=evaluated,
             )
-            if saved is not None and saved.last is not None:
-                saved.read_into(model, alone)
-            else:
-                self.weights.load_whole(model, inventory)
-            return model
+            self._save_or_check(step + 1)
 
-        return compare_first_step(trainer, build, batch, inventory.first)
+    def _evaluate(self, done: int) -> float | None:
+        """Mean loss of the batches to evaluate, if that is due."""
+        every = self.evaluate_every
+        if self.eval_data is None or not (
+            done == self.steps or (every and not done % every)
+        ):
+            return None
+        losses = [self.prepared.evaluate(batch) for batch in self.eval_data]
+        if self.prepared.process == 0:
+            _LOG.info("evaluation after step %d: loss %.4f", done, fmean(losses))
+        return fmean(losses)
 
-    def _another(self) -> nn.Module:
-        model = self.model_fn()
-        if self._recorded is not None and self._recorded() is model:
-            raise ExecutionError(
-                "model_fn returned the same model twice; with check_first_step it is "
-                "called once more and must build another: lambda: copy.deepcopy(model)"
-            )
-        return model
-
-
-def _prepare(
-    plan: Plan,
-    source: _Source,
-    device: torch.device,
-    force: bool,
-    membership: Membership | None,
-) -> tuple[Trainer, Inventory]:
-    """Check processes, model and strategy, and build this rank's part."""
-    place = build_mesh(plan.strategy, device, membership)
-    model, recording = source.record()
-    if not force:
-        check_model(plan, model)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    tied = tied_parameters(model)
-    violations = executor_violations(
-        plan.strategy,
-        tied=tied,
-        backend=backend,
-        attention=plan.model.attention,
-        whole_stream=plan.model.whole_stream,
-        mixing=plan.model.mixing,
-        batch_norm_values=plan.model.batch_norm_values,
-    )
-    if violations:
-        raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")
-    if place.process == 0:
-        _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
-    inventory = Inventory.of(model)
-    return Trainer(plan, model, place, recording), inventory
-
-
-def _train(
-    trainer: Trainer,
-    batches: Iterator[Batch],
-    first: int,
-    steps: int,
-    saved: Checkpoints | None,
-    check_every: int | None,
-) -> Iterator[StepReport]:
-    """Train step by step, one for each report asked for; save checkpoints due.
-
-    Weights are checked before they are saved, every so many steps, and at the end.
-    """
-    remedy = partial(_remedy, saved)
-    for step in range(first, steps):
-        batch = next(batches)
-        if trainer.replicas.meets(trainer.done):
-            # Copies that are apart do not wait for each other in between.
-            require_equal_batches(batch, step, trainer.place.device)
-        begin = time.perf_counter()
-        result = trainer.step(batch)
-        if trainer.place.membership is not None:
-            trainer.place.membership.admit(partial(pack_state, trainer))
-        took = time.perf_counter() - begin
-        if trainer.replicas.meets(trainer.done):
-            # Between exchanges copies have losses of their own.
-            require_finite_step(trainer, step, result, remedy)
-        if trainer.place.process == 0:
-            _LOG.info("step %d of %d: loss %.4f", step + 1, steps, result.loss)
-        yield StepReport(
-            step=step,
-            steps=steps,
-            loss=result.loss,
-            grad_norm=result.grad_norm,
-            time_s=took,
-        )
-        if saved is not None and saved.options.due(step + 1, steps):
-            saved.save(step + 1)
-        elif step + 1 == steps or (check_every and not (step + 1) % check_every):
-            require_sound_weights(trainer, step + 1, remedy)
+    def _save_or_check(self, done: int) -> None:
+        prepared, every = self.prepared, self.check_every
+        if self.options is not None and self.options.due(done, self.steps):
+            prepared.checkpoints(self.options).save(done)
+        elif done == self.steps or (every and not done % every):
+            require_sound_weights(prepared.trainer, done, prepared.remedy)
 
 
 def _result(
-    plan: Plan,
-    trainer: Trainer,
+    prepared: Prepared,
     reports: Sequence[StepReport],
     first: int,
     counted: Batch | None,
 ) -> RunResult:
     """Result of the steps; measured in some more, if there is a batch for them."""
+    plan, trainer = prepared.plan, prepared.trainer
     losses = tuple(report.loss for report in reports)
     times = tuple(report.time_s for report in reports)
     measurement = None
@@ -497,9 +404,9 @@ def _result(
         step_times_s=times,
         measurement=measurement,
         first_step=first,
+        evaluations=tuple(
+            (report.step + 1, report.eval_loss)
+            for report in reports
+            if report.eval_loss is not None
+        ),
     )
-
-
-def _remedy(saved: Checkpoints | None, change: str) -> str:
-    """Add to advice which checkpoint to resume from; collective."""
-    return saved.remedy(change) if saved else change

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from planner.errors import ExecutionError
 from planner.schema import Optimizer, Plan
 
 __all__ = [
+    "OptimizerFactory",
     "ParallelModel",
     "PlainStep",
     "Step",
@@ -31,11 +32,16 @@ __all__ = [
     "clip_gradients",
     "gradient_norm",
     "gradient_norms",
+    "inputs_and_target",
     "left_as_it_was",
     "model_inputs",
+    "own_optimizer",
     "sum_over_tp",
 ]
 
+
+#: Builds an optimizer of pairs of name and parameter, as torch's take them.
+OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 #: Axes along which a parameter can be sharded.
 _SHARDING = ("shard", "tp", "expert_shard", "ep")
@@ -243,6 +249,51 @@ def build_optimizer(
     )
 
 
+def own_optimizer(
+    named: Iterable[tuple[str, nn.Parameter]], factory: OptimizerFactory
+) -> torch.optim.Optimizer:
+    """Build an optimizer that the user has chosen, and group parameters by mesh.
+
+    Args:
+        named: All of this rank, under the model's own names.
+        factory: Of the user.
+
+    Raises:
+        ExecutionError: If it gives no optimizer, or one of other parameters.
+    """
+    trained = [(name, p) for name, p in named if p.requires_grad]
+    # A stage of frozen modules still takes part in steps.
+    optimizer = factory(trained or [("none", nn.Parameter(torch.zeros(0)))])
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ExecutionError(
+            f"optimizer built {type(optimizer).__name__}; it must take a list of pairs "
+            f"of name and parameter and return a torch.optim.Optimizer"
+        )
+    own = {id(parameter) for _, parameter in trained}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if trained and not {id(p) for p in held} <= own:
+        raise ExecutionError(
+            "optimizer holds parameters that it was not given; build it of its "
+            "argument, the sharded parameters, not of the model that model_fn built"
+        )
+    # Kernels over lists refuse those that mix plain tensors and DTensors.
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        places: dict[Any, list[int]] = {}
+        for index, parameter in enumerate(group["params"]):
+            key = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            places.setdefault(key, []).append(index)
+        for chosen in places.values() if len(places) > 1 else ():
+            part = {**group, "params": [group["params"][i] for i in chosen]}
+            if "param_names" in group:
+                part["param_names"] = [group["param_names"][i] for i in chosen]
+            groups.append(part)
+        if len(places) <= 1:
+            groups.append(group)
+    optimizer.param_groups = groups
+    return optimizer
+
+
 class ParallelModel(Protocol):
     """This rank's part of a model, as :class:`executors.trainer.Trainer` holds it.
 
@@ -345,10 +396,7 @@ class PlainStep:
     def _forward_backward(
         self, trainer: ParallelModel, local: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        target = trainer.loss.target(local)
-        if target is not None and trainer.positions is not None and target.ndim > 1:
-            target = target.index_select(1, trainer.positions.to(target.device))
-        inputs = trainer.own_tokens(model_inputs(trainer, local))
+        inputs, target = inputs_and_target(trainer, local)
         if trainer.pipeline is not None:
             return trainer.pipeline.step(inputs, target)
         total = torch.zeros((), device=trainer.place.device)
@@ -442,6 +490,21 @@ def _require_gradients(ddp: DistributedDataParallel) -> None:
                 f"wait for; freeze it (requires_grad_(False)), or plan with "
                 f"zero_stage=1, 2 or 3 in place of dp_replicate"
             )
+
+
+def inputs_and_target(
+    trainer: ParallelModel, local: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """This rank's inputs of forward, and what the loss compares with.
+
+    Args:
+        trainer: Whose loss has been prepared for the batch.
+        local: This rank's slice of it.
+    """
+    target = trainer.loss.target(local)
+    if target is not None and trainer.positions is not None and target.ndim > 1:
+        target = target.index_select(1, trainer.positions.to(target.device))
+    return trainer.own_tokens(model_inputs(trainer, local)), target
 
 
 def model_inputs(

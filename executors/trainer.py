@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,14 @@ from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.stages import LoweredStage, cuts_inside_stream, lower
 from executors.pipelines.tied import TiedSync, find_copies, untie
 from executors.replicas import SkippingReplicas, replicas_of
-from executors.steps import PlainStep, Step, build_optimizer
+from executors.steps import (
+    OptimizerFactory,
+    PlainStep,
+    Step,
+    build_optimizer,
+    inputs_and_target,
+    own_optimizer,
+)
 from executors.strategies.context import (
     local_positions,
     slice_sequence,
@@ -156,6 +164,7 @@ class Trainer:
             :func:`executors.deferred.model.record`; None if the model is real.
         lowered: Stages of the model's pipeline from :func:`lower_stages`; None to
             make them here.
+        optimizer: Builds the optimizer of named parameters; None for the plan's.
 
     Raises:
         FingerprintError: If the model lacks a module that the plan names.
@@ -171,6 +180,8 @@ class Trainer:
         place: ProcessMesh,
         recording: Recording | None = None,
         lowered: Sequence[LoweredStage] | None = None,
+        *,
+        optimizer: OptimizerFactory | None = None,
     ) -> None:
         strategy = plan.strategy
         _require_whole_batch(plan)
@@ -207,7 +218,11 @@ class Trainer:
             gc.collect()
         else:
             self._build_whole(model, recording)
-        self.optimizer = build_optimizer(self.all_parameters(), strategy.optimizer)
+        self.optimizer = self._optimizer(optimizer)
+        #: Name of the class that the user chose, or the plan's.
+        self.optimizer_name = (
+            type(self.optimizer).__name__ if optimizer else strategy.optimizer.name
+        )
         for part in self.parts.values():
             if isinstance(part.module, BucketedReplicas):
                 self.optimizer = part.module.exchange.optimizer(self.optimizer)
@@ -231,6 +246,13 @@ class Trainer:
         self.done = 0
         self.step_rule: Step = PlainStep()
         self.replicas.attach(self)
+
+    def _optimizer(self, factory: OptimizerFactory | None) -> torch.optim.Optimizer:
+        if factory is None:
+            spec = self.plan.strategy.optimizer
+            return build_optimizer(self.all_parameters(), spec)
+        named = (part.inner.named_parameters() for part in self.parts.values())
+        return own_optimizer(chain.from_iterable(named), factory)
 
     def _build_whole(self, model: nn.Module, recording: Recording | None) -> None:
         strategy = self.plan.strategy
@@ -342,6 +364,53 @@ class Trainer:
         """
         loss = self.step_rule.backward(self, self._own_slice(batch))
         return float(self._mean_loss(loss))
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> float:
+        """Mean loss of one global batch in evaluation mode; nothing is updated.
+
+        Args:
+            batch: As for :meth:`step`.
+
+        Raises:
+            ExecutionError: If stages run by a rule of the copies' own, or as
+                :meth:`step` does.
+        """
+        if self.pipeline is None and len(self.parts) > 1:
+            raise ExecutionError(
+                f"evaluation with synchronisation="
+                f"{self.plan.strategy.synchronisation}, which runs stages in turn; "
+                f"evaluate its saved weights by another plan"
+            )
+        local = self._own_slice(batch)
+        modules = [part.module for part in self.parts.values()]
+        for module in modules:
+            module.eval()
+        try:
+            loss = self._forward(local)
+        finally:
+            for module in modules:
+                module.train()
+        share = torch.zeros((), device=self.place.device) if loss is None else loss
+        total = share / (self.loss.data_parallel * self.place.size("tp"))
+        if self.place.membership is None or self.place.replica is None:
+            dist.all_reduce(total)
+            return float(total) / self._copies
+        dist.all_reduce(total, group=self.place.replica)
+        return float(total)
+
+    def _forward(self, local: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Sum of this rank's scaled losses; None on a rank that computes none."""
+        inputs, target = inputs_and_target(self, local)
+        if self.pipeline is not None:
+            return self.pipeline.evaluate(inputs, target)
+        count = self.plan.strategy.num_microbatches
+        total = torch.zeros((), device=self.place.device)
+        for index in range(count):
+            micro = {name: v.chunk(count)[index] for name, v in inputs.items()}
+            wanted = None if target is None else target.chunk(count)[index]
+            total += self.loss(self.parts[0].module(**micro), wanted)
+        return total
 
     def _own_slice(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Prepare the loss for a global batch; cut out this rank's samples."""

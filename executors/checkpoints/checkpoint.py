@@ -212,7 +212,7 @@ class Checkpoints:
         if name is None:
             return None
         record = self._folder.read_record(name)
-        optimizer = self._trainer.plan.strategy.optimizer.name
+        optimizer = self._trainer.optimizer_name
         if record.optimizer != optimizer:
             raise ExecutionError(
                 f"{self.options.folder / name} holds states of {record.optimizer}, "
@@ -301,7 +301,7 @@ class Checkpoints:
             model_fingerprint=self._inventory.fingerprint,
             plan_label=plan.strategy.label(),
             mesh=plan.strategy.mesh,
-            optimizer=plan.strategy.optimizer.name,
+            optimizer=self._trainer.optimizer_name,
             seed=self._seed,
             environment={"torch": str(torch.__version__)},
         )

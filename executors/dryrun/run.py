@@ -32,8 +32,8 @@ from executors.dryrun.world import fake_group, fake_tensors
 from executors.exception_chain import chain, explain
 from executors.mesh import ProcessMesh, build_mesh
 from executors.names import tied_parameters
+from executors.prepared import check_model
 from executors.replicas import skipped_parameters
-from executors.runner import check_model
 from executors.steps import PlainStep
 from executors.strategies.context import whole_sequences
 from executors.trainer import Trainer

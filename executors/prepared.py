@@ -1,0 +1,482 @@
+"""A model made parallel by a plan, for a training loop of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from executors.checkpoints.checkpoint import CheckpointOptions, Checkpoints
+from executors.checkpoints.snapshot import Inventory, collect
+from executors.data import Batch, require_equal_batches
+from executors.deferred.materialize import build_model
+from executors.deferred.model import record
+from executors.deferred.recording import Recording
+from executors.first_step import FirstStepCheck, compare_first_step
+from executors.launching.process_group import (
+    RANK_TIMEOUT_S,
+    own_numbers,
+    process_group,
+)
+from executors.mesh import build_mesh, choose_device
+from executors.names import tied_parameters
+from executors.replicas.membership import Membership, open_membership
+from executors.replicas.recovery import pack_state, take_state
+from executors.soundness import require_finite_step
+from executors.steps import OptimizerFactory
+from executors.trainer import StepResult, Trainer
+from executors.weights.options import WeightOptions
+from planner.errors import ExecutionError, FingerprintError
+from planner.schema import Plan
+from planner.schema.base import fingerprint_parameters
+from planner.schema.violations import executor_violations
+
+__all__ = ["Prepared", "SchedulerFactory", "check_model", "prepare"]
+
+_LOG = logging.getLogger(__name__)
+
+#: Builds a scheduler of the optimizer's learning rates.
+SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+def check_model(plan: Plan, model: nn.Module) -> None:
+    """Refuse a model that the plan was not made for.
+
+    Raises:
+        FingerprintError: With the difference: parameters, tensors, missing modules.
+    """
+    parameters = dict(model.named_parameters())
+    found = fingerprint_parameters((n, p.shape) for n, p in parameters.items())
+    if found == plan.model.fingerprint:
+        return
+    count = sum(parameter.numel() for parameter in parameters.values())
+    known = {name for name, _ in model.named_modules()}
+    stages = plan.strategy.stages
+    missing = [m for stage in stages for m in stage.modules if m not in known]
+    lacks = f", lacks the module {missing[0]} (of {len(missing)})" if missing else ""
+    raise FingerprintError(
+        f"the plan is for {plan.model.name} ({plan.model.parameters:,} parameters in "
+        f"{plan.model.tensors} tensors, fingerprint {plan.model.fingerprint}), this "
+        f"model has {count:,} in {len(parameters)} ({found}){lacks}; plan again for "
+        f"it, or use force if only names differ"
+    )
+
+
+@dataclass(kw_only=True)
+class _Source:
+    """Builds the model of a run.
+
+    Attributes:
+        model_fn: As for :func:`prepare`.
+        seed: The same.
+        weights: Files that the model's values come from.
+    """
+
+    model_fn: Callable[[], nn.Module]
+    seed: int
+    weights: WeightOptions
+    _recorded: weakref.ref[nn.Module] | None = None
+
+    def record(self) -> tuple[nn.Module, Recording | None]:
+        """Build the model that is trained, without values."""
+        torch.manual_seed(self.seed)
+        model, recording = record(self.model_fn)
+        self._recorded = weakref.ref(model)
+        return model, recording
+
+    def check(
+        self,
+        trainer: Trainer,
+        batch: Batch,
+        inventory: Inventory,
+        saved: Checkpoints | None,
+    ) -> FirstStepCheck:
+        """Compare a batch's loss and gradient with those of the whole model."""
+        # Collective over all ranks, although one of them reads.
+        alone = dist.new_group([0], backend="gloo")
+
+        def build() -> nn.Module:
+            dtype = getattr(torch, trainer.plan.strategy.precision.parameter)
+            model = build_model(
+                self._another, self.seed, device=trainer.place.device, dtype=dtype
+            )
+            if saved is not None and saved.last is not None:
+                saved.read_into(model, alone)
+            else:
+                self.weights.load_whole(model, inventory)
+            return model
+
+        return compare_first_step(trainer, build, batch, inventory.first)
+
+    def _another(self) -> nn.Module:
+        model = self.model_fn()
+        if self._recorded is not None and self._recorded() is model:
+            raise ExecutionError(
+                "model_fn returned the same model twice; with check_first_step it is "
+                "called once more and must build another: lambda: copy.deepcopy(model)"
+            )
+        return model
+
+
+class Prepared:
+    """A model made parallel by a plan, with optimizer, scheduler and processes.
+
+    Every method is collective: all processes of the plan call it alike. A context,
+    which ends with :meth:`close`. Made by :func:`prepare`.
+
+    Attributes:
+        plan: What it does.
+        trainer: This process's part of the model.
+        optimizer: Updates its weights.
+        scheduler: Of the optimizer's learning rates; None without one.
+        inventory: Parameters and buffers of the whole model.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model_fn: Callable[[], nn.Module],
+        weights: WeightOptions,
+        *,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        seed: int = 0,
+        device: str | None = None,
+        force: bool = False,
+        timeout_s: float = 600.0,
+        rank_timeout_s: float = RANK_TIMEOUT_S,
+    ) -> None:
+        self.plan, self._seed = plan, seed
+        self._force, self._timeout_s = force, timeout_s
+        self._source = _Source(model_fn=model_fn, seed=seed, weights=weights)
+        self._saved: Checkpoints | None = None
+        chosen = choose_device(device)
+        with contextlib.ExitStack() as stack:
+            self.membership = _membership(plan, stack, rank_timeout_s, timeout_s)
+            group = process_group(
+                chosen,
+                timeout_s=timeout_s,
+                rank_timeout_s=rank_timeout_s,
+                device_ids=plan.strategy.device_ids(),
+                alone=self.membership is not None,
+            )
+            stack.enter_context(group)
+            place = build_mesh(plan.strategy, chosen, self.membership)
+            model, recording = self._source.record()
+            _require_runnable(plan, model, chosen, force)
+            if place.process == 0:
+                _LOG.info("training %s by %s", plan.model.name, plan.strategy.label())
+            self.inventory = Inventory.of(model)
+            self.trainer = Trainer(plan, model, place, recording, optimizer=optimizer)
+            self.optimizer = self.trainer.optimizer
+            self.scheduler = scheduler(self.optimizer) if scheduler else None
+            # Nothing failed: it ends with close().
+            self._stack = stack.pop_all()
+
+    @property
+    def process(self) -> int:
+        """Number of this process; 0 has the smallest device id."""
+        return self.trainer.place.process
+
+    @property
+    def done(self) -> int:
+        """Steps done, those before a checkpoint that was loaded too."""
+        return self.trainer.done
+
+    def initialize(self) -> None:
+        """Take the weights of files, if some were named."""
+        self._source.weights.load(self.trainer, self.inventory)
+
+    def check_first_step(self, batch: Batch) -> FirstStepCheck:
+        """Compare loss and gradient with those of the whole model on process 0.
+
+        Args:
+            batch: Global batch; no weight is changed.
+
+        Raises:
+            ExecutionError: If they differ by more than rounding.
+        """
+        return self._source.check(self.trainer, batch, self.inventory, self._saved)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Train on one global batch, and step the scheduler.
+
+        Args:
+            batch: Keyword of forward to tensor, all samples of the step, equal on every
+                process, which is checked.
+
+        Raises:
+            ExecutionError: If batches differ, do not fit the plan, or a loss or
+                gradient norm is not finite.
+        """
+        trainer, step = self.trainer, self.trainer.done
+        if trainer.replicas.meets(step):
+            # Copies that are apart do not wait for each other in between.
+            require_equal_batches(batch, step, trainer.place.device)
+        result = trainer.step(batch)
+        if trainer.place.membership is not None:
+            trainer.place.membership.admit(partial(pack_state, trainer))
+        if trainer.replicas.meets(trainer.done):
+            # Between exchanges copies have losses of their own.
+            require_finite_step(trainer, step, result, self.remedy)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        return result
+
+    def evaluate(self, batch: Batch) -> float:
+        """Mean loss of a global batch, in evaluation mode; nothing is updated.
+
+        Where copies of the weights are apart it is the mean of their losses, each on
+        its own samples.
+
+        Args:
+            batch: As for :meth:`step`.
+        """
+        return self.trainer.evaluate(batch)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """State of the run by names that no plan changes; this process's shards.
+
+        ``model.FQN``, ``optimizer.KEY.FQN`` and random generators: live tensors, for
+        ``torch.distributed.checkpoint`` or to look at.
+        """
+        return collect(self.trainer, self.inventory)
+
+    def checkpoints(self, options: CheckpointOptions) -> Checkpoints:
+        """Checkpoints of this run in a folder, from now on those of :meth:`save`."""
+        if self._saved is None or self._saved.options.folder != options.folder:
+            saved = Checkpoints(
+                options,
+                self.trainer,
+                self.inventory,
+                seed=self._seed,
+                timeout_s=self._timeout_s,
+                force=self._force,
+            )
+            self._saved = self._stack.enter_context(saved)
+        return self._saved
+
+    def save(self, folder: str | os.PathLike[str], *, keep: int = 2) -> None:
+        """Write a checkpoint, ``step-000100`` of a folder.
+
+        Args:
+            folder: Seen by all processes; holds the checkpoints of one run.
+            keep: How many of the last to keep.
+
+        Raises:
+            ExecutionError: If it holds another run's, a weight is not finite, copies of
+                one differ, or a process cannot write.
+        """
+        path = Path(folder).absolute()
+        fresh = self._saved is None or self._saved.options.folder != path
+        saved = self.checkpoints(CheckpointOptions(folder=path, keep=keep))
+        saved.options.require_rests(self.done, self.trainer.replicas)
+        if fresh:
+            saved.begin()
+        saved.save(self.done)
+
+    def load(self, folder: str | os.PathLike[str], name: str | None = None) -> int:
+        """Go on from a checkpoint of any plan for the same model and optimizer.
+
+        Args:
+            folder: As for :meth:`save`.
+            name: Of a checkpoint; None for the latest.
+
+        Returns:
+            Steps done; 0 if the folder holds none.
+
+        Raises:
+            ExecutionError: If the folder cannot be used, or a checkpoint is damaged.
+            FingerprintError: If it is of another model.
+        """
+        path = Path(folder).absolute()
+        options = CheckpointOptions(folder=path, resume=name or True)
+        return self.resume(self.checkpoints(options))
+
+    def resume(self, saved: Checkpoints) -> int:
+        """Begin with what a folder holds, see :meth:`load`."""
+        first = saved.begin()
+        self._forward(first)
+        return first
+
+    def join(self) -> int:
+        """Take the state of the copies that this process joins, if it does.
+
+        Returns:
+            Steps done.
+        """
+        if self.membership is None or not self.membership.joins:
+            return 0
+        first = take_state(self.trainer, self.membership.join())
+        _LOG.info("joined after step %d", first)
+        self._forward(first)
+        return first
+
+    def _forward(self, first: int) -> None:
+        """Put the scheduler where it was after so many steps."""
+        if self.scheduler is None:
+            return
+        with warnings.catch_warnings():
+            # torch takes steps of the scheduler alone for a mistake.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
+            for _ in range(first):
+                self.scheduler.step()
+
+    def save_hf(
+        self, folder: str | os.PathLike[str], *, dtype: str | None = None
+    ) -> None:
+        """Write the weights as a new folder that transformers loads.
+
+        Args:
+            folder: Must not exist.
+            dtype: Of what is written; None for the parameters' own.
+
+        Raises:
+            ExecutionError: If the folder exists or cannot be written.
+        """
+        source = self._source
+        files = source.weights.files
+        WeightOptions.of(
+            source.model_fn, files.path if files else None, False, folder, dtype
+        ).save(self.trainer, self.inventory)
+
+    def remedy(self, change: str) -> str:
+        """Add to advice which checkpoint to go on from."""
+        return self._saved.remedy(change) if self._saved else change
+
+    def close(self) -> None:
+        """End what is being written, and leave the process group."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+
+def prepare(
+    plan: Plan,
+    model_fn: Callable[[], nn.Module],
+    *,
+    optimizer: OptimizerFactory | None = None,
+    scheduler: SchedulerFactory | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    force: bool = False,
+    timeout_s: float = 600.0,
+    rank_timeout_s: float = RANK_TIMEOUT_S,
+    init_from: str | os.PathLike[str] | None = None,
+    allow_missing_weights: bool = False,
+) -> Prepared:
+    """Make a model parallel by a plan, for a training loop of your own.
+
+    Collective, and started as :func:`executors.run` is: under torchrun, under
+    :func:`executors.launch`, or alone for a plan of one device::
+
+        with executors.prepare(plan, model_fn) as training:
+            for batch in batches:
+                print(training.step(batch).loss)
+
+    Args:
+        plan: What to do.
+        model_fn: As for ``run``.
+        optimizer: Builds the optimizer of pairs of name and parameter, as optimizers of
+            torch take them: ``partial(torch.optim.NAdam, lr=1e-3)``. None for that of
+            the plan.
+        scheduler: Builds a scheduler of its learning rates, which steps after each
+            step, such as :func:`executors.learning_rate` does; None for a constant
+            rate.
+        seed: As for ``run``.
+        device: The same.
+        force: The same.
+        timeout_s: The same.
+        rank_timeout_s: The same.
+        init_from: The same.
+        allow_missing_weights: The same.
+
+    Raises:
+        ExecutionError: As ``run`` raises it before its first step.
+        RankFailedError: If another process is missing.
+        FingerprintError: If the plan is for another model.
+    """
+    weights = WeightOptions.of(model_fn, init_from, allow_missing_weights, None, None)
+    prepared = Prepared(
+        plan,
+        model_fn,
+        weights,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        seed=seed,
+        device=device,
+        force=force,
+        timeout_s=timeout_s,
+        rank_timeout_s=rank_timeout_s,
+    )
+    try:
+        prepared.initialize()
+        prepared.join()
+    except BaseException:
+        prepared.close()
+        raise
+    return prepared
+
+
+def _membership(
+    plan: Plan, stack: contextlib.ExitStack, silence_s: float, timeout_s: float
+) -> Membership | None:
+    """Who takes part, where copies go on without those that fail."""
+    fewest = plan.strategy.synchronisation.fewest_copies
+    if not fewest:
+        return None
+    return stack.enter_context(
+        open_membership(
+            *own_numbers(),
+            plan.strategy.device_ids(),
+            fewest=fewest,
+            silence_s=silence_s,
+            timeout_s=timeout_s,
+        )
+    )
+
+
+def _require_runnable(
+    plan: Plan, model: nn.Module, device: torch.device, force: bool
+) -> None:
+    """Refuse a model or a strategy that cannot be trained here.
+
+    Raises:
+        ExecutionError: If the executors cannot run the strategy.
+        FingerprintError: If the plan is for another model, and force is not given.
+    """
+    if not force:
+        check_model(plan, model)
+    violations = executor_violations(
+        plan.strategy,
+        tied=tied_parameters(model),
+        backend="nccl" if device.type == "cuda" else "gloo",
+        attention=plan.model.attention,
+        whole_stream=plan.model.whole_stream,
+        mixing=plan.model.mixing,
+        batch_norm_values=plan.model.batch_norm_values,
+    )
+    if violations:
+        raise ExecutionError(f"this plan cannot be run: {'; '.join(violations)}")

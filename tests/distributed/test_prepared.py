@@ -1,0 +1,166 @@
+"""A training loop of one's own: steps, evaluation, optimizers, rates, checkpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executors import learning_rate, prepare, run
+from executors.data import synthetic_batch
+from planner.errors import MeshwrightError
+from planner.schema import Optimizer, Plan
+from tests.distributed.cases import build, make_plan
+from tests.distributed.pool import Pool
+
+SGD = Optimizer(name="SGD", learning_rate=0.1)
+PIPELINE = {"pp": 2, "schedule": "1F1B", "num_microbatches": 4}
+ZBV = {"pp": 2, "virtual_stages": 2, "schedule": "ZBVZeroBubble", "num_microbatches": 4}
+ZERO3 = {"dp_shard": 2, "zero_stage": 3}
+LOCAL = {
+    "dp_replicate": 2,
+    "synchronisation": {"kind": "local_steps", "period": 2},
+    "semantics": "approximate",
+}
+MESHES = [
+    ZERO3 | {"tp": 2, "loss_parallel": True},
+    PIPELINE | {"dp_replicate": 2},
+    ZBV,
+    {"cp": 2, "dp_shard": 2, "zero_stage": 1},
+]
+
+
+def nadam(named: Any) -> torch.optim.Optimizer:
+    """Two groups, one of them without weight decay."""
+    plain = [p for _, p in named if p.ndim < 2]
+    matrices = [p for _, p in named if p.ndim >= 2]
+    groups = [{"params": plain, "weight_decay": 0.0}, {"params": matrices}]
+    return torch.optim.NAdam(
+        [g for g in groups if g["params"]], lr=0.01, weight_decay=0.1
+    )
+
+
+def loop(plan_json: str, options: dict[str, Any]) -> Any:
+    """Losses, evaluations and rates of a loop; or what it was refused for."""
+    plan = Plan.from_json(plan_json)
+    steps, every = options["steps"], options.get("evaluate_every")
+    own = options.get("own", False)
+    losses, evaluations, rates = [], [], []
+    try:
+        with prepare(
+            plan,
+            lambda: build(plan.model.name),
+            optimizer=nadam if own else None,
+            scheduler=learning_rate("cosine", steps=8, warm_up_steps=2)
+            if own
+            else None,
+        ) as training:
+            if "load" in options:
+                training.load(options["load"])
+            for step in range(training.done, steps):
+                rates.append(training.optimizer.param_groups[0]["lr"])
+                losses.append(training.step(synthetic_batch(plan.workload, step)).loss)
+                if every and not (step + 1) % every:
+                    batch = synthetic_batch(plan.workload, 1000)
+                    evaluations.append(training.evaluate(batch))
+            if "save" in options:
+                training.save(options["save"])
+    except MeshwrightError as error:
+        return type(error).__name__, str(error)
+    return losses, evaluations, rates
+
+
+def ran(plan_json: str, steps: int) -> list[float]:
+    """Losses of ``run`` on the same batches."""
+    plan = Plan.from_json(plan_json)
+    data = partial(synthetic_batch, plan.workload)
+    return list(run(plan, lambda: build(plan.model.name), data, steps=steps).losses)
+
+
+def ask(pool: Pool, plan: Plan, **options: Any) -> Any:
+    """Answer of process 0; all must have the same."""
+    world = plan.strategy.mesh.num_devices
+    answers = pool.run(loop, world, plan.to_json(), options)
+    assert all(answer == answers[0] for answer in answers)
+    return answers[0]
+
+
+def whole(steps: int) -> tuple[list[float], float]:
+    """Losses of training in one process by torch alone, and an evaluation."""
+    from executors import build_model
+
+    plan = make_plan("llama", optimizer=SGD, **ZERO3)
+    model = build_model(lambda: build("llama"))
+    optimizer = nadam(list(model.named_parameters()))
+    scheduler = learning_rate("cosine", steps=8, warm_up_steps=2)(optimizer)
+
+    def loss(step: int) -> torch.Tensor:
+        tokens = synthetic_batch(plan.workload, step)["input_ids"]
+        found: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return found
+
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        value = loss(step)
+        value.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(float(value.detach()))
+    with torch.no_grad():
+        return losses, float(loss(1000))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_loop_trains_as_run_does_and_evaluates_the_whole_model(
+    pool: Pool, mesh: dict[str, Any]
+) -> None:
+    plan = make_plan("llama", optimizer=SGD, **mesh)
+    plain, _, _ = ask(pool, plan, steps=3)
+    world = plan.strategy.mesh.num_devices
+    assert plain == pool.run(ran, world, plan.to_json(), 3)[0]
+    # Evaluation changes nothing, and repeats itself.
+    losses, evaluations, _ = ask(pool, plan, steps=3, evaluate_every=1)
+    assert losses == plain
+    assert len(set(evaluations)) == 3
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_an_optimizer_of_ones_own_follows_its_schedule(
+    pool: Pool, mesh: dict[str, Any]
+) -> None:
+    plan = make_plan("llama", optimizer=SGD, **mesh)
+    losses, evaluations, rates = ask(pool, plan, steps=4, evaluate_every=4, own=True)
+    wanted, evaluated = whole(4)
+    assert losses == pytest.approx(wanted, rel=2e-4)
+    assert evaluations == pytest.approx([evaluated], rel=2e-4)
+    # A warm-up of two steps, then half a cosine to zero at the eighth.
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.00904508], rel=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [MESHES[0], MESHES[1]])
+def test_a_loop_goes_on_where_it_was_saved(
+    pool: Pool, tmp_path: Path, mesh: dict[str, Any]
+) -> None:
+    plan = make_plan("llama", optimizer=SGD, **mesh)
+    through, _, rates = ask(pool, plan, steps=4, own=True)
+    ask(pool, plan, steps=2, own=True, save=str(tmp_path))
+    again, _, later = ask(pool, plan, steps=4, own=True, load=str(tmp_path))
+    assert again == through[2:]
+    assert later == rates[2:]
+
+
+def test_a_loop_refuses_what_it_cannot_do(pool: Pool, tmp_path: Path) -> None:
+    plan = make_plan("llama", optimizer=SGD, **LOCAL)
+    kind, said = ask(pool, plan, steps=3, save=str(tmp_path))
+    assert kind == "ExecutionError"
+    assert "steps=3" in said or "every 2 steps" in said
+    other = make_plan("llama", optimizer=SGD, **ZERO3)
+    ask(pool, other, steps=1, save=str(tmp_path))
+    _, said = ask(pool, other, steps=1, save=str(tmp_path))
+    assert "holds checkpoints of another run" in said
+    _, said = ask(pool, other, steps=2, own=True, load=str(tmp_path))
+    assert "holds states of SGD" in said
