@@ -60,9 +60,9 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
             words += [f"--{name.replace('_', '-')}", str(arguments[name])]
     for name in (
         *("checkpoint_every", "check_replicas_every"),
-        *("init_from", "save_hf", "save_dtype"),
+        *("init_from", "save_hf", "save_dtype", "eval_data", "evaluate_every"),
     ):
-        if arguments[name] is not None:
+        if arguments.get(name) is not None:
             words += [f"--{name.replace('_', '-')}", str(arguments[name])]
     if arguments["checkpoint_dir"] is not None:
         words += ["--keep-checkpoints", str(arguments["keep_checkpoints"])]
@@ -74,8 +74,12 @@ def run_words(arguments: Mapping[str, Any]) -> list[str]:
         "allow_remote_code",
         "force",
     ):
-        if arguments[flag]:
+        if arguments.get(flag):
             words.append(f"--{flag.replace('_', '-')}")
+    if arguments.get("lr_schedule", "constant") != "constant":
+        words += ["--lr-schedule", arguments["lr_schedule"]]
+    if arguments.get("warm_up_steps"):
+        words += ["--warm-up-steps", str(arguments["warm_up_steps"])]
     if arguments["resume"]:
         words.append("--resume")
         if arguments["resume"] is not True:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from planner.cli.tokens import open_tokens
 from planner.schema import Plan, Workload
 
+if TYPE_CHECKING:
+    from executors.prepared import SchedulerFactory
+
 __all__ = ["probe_rank", "train_rank", "verify_ranks"]
 
 #: Takes a message, any JSON value, for the launching process.
 Emit = Callable[[Any], None]
+
+#: Global batches of an evaluation, at most.
+_EVALUATED = 50
 
 
 def _token_batches(
@@ -27,6 +33,27 @@ def _token_batches(
         return {"input_ids": torch.from_numpy(rows(step))}
 
     return batch
+
+
+def _evaluated(
+    path: str | None, workload: Workload
+) -> list[dict[str, torch.Tensor]] | None:
+    """Global batches of a token file, the same in every evaluation."""
+    if path is None:
+        return None
+    windows = open_tokens(path, workload).windows(_EVALUATED)
+    return [{"input_ids": torch.from_numpy(rows)} for rows in windows]
+
+
+def _scheduler(arguments: dict[str, Any]) -> SchedulerFactory | None:
+    """Scheduler of the learning rate; None where it is constant."""
+    from executors.learning_rates import learning_rate
+
+    schedule = arguments.get("lr_schedule", "constant")
+    warm_up = arguments.get("warm_up_steps", 0)
+    if schedule == "constant" and not warm_up:
+        return None
+    return learning_rate(schedule, steps=arguments["steps"], warm_up_steps=warm_up)
 
 
 def _model_fn(
@@ -65,6 +92,9 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
         _model_fn(plan, arguments["model"], arguments["allow_remote_code"]),
         data,
         steps=arguments["steps"],
+        scheduler=_scheduler(arguments),
+        eval_data=_evaluated(arguments.get("eval_data"), plan.workload),
+        evaluate_every=arguments.get("evaluate_every"),
         seed=arguments["seed"],
         device=arguments.get("device"),
         measure=arguments["measure"],
@@ -87,6 +117,7 @@ def train_rank(arguments: dict[str, Any], emit: Emit) -> dict[str, Any]:
     return {
         "first_step": result.first_step,
         "losses": list(result.losses),
+        "evaluations": [list(each) for each in result.evaluations],
         "step_times_s": list(result.step_times_s),
         "measurement": measured.to_data() if measured else None,
         "first_step_check": asdict(checked) if checked else None,

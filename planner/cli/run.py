@@ -108,6 +108,15 @@ class RunCommand:
     model: OtherModelName = None
     data: OptionalFile = None
     """Token ids, a one-dimensional integer .npy file; synthetic tokens by default."""
+    eval_data: OptionalFile = None
+    """Tokens like --data, of which the mean loss is computed at the end."""
+    evaluate_every: OptionalInt = None
+    """Steps between further evaluations."""
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Learning rate after the warm-up: the plan's, or falling to zero; wsd is constant
+    until the last fifth of the steps."""
+    warm_up_steps: int = 0
+    """Steps in which the learning rate rises to the plan's."""
     seed: int = 0
     """Seed of weights and data order."""
     measure: bool = False
@@ -178,6 +187,9 @@ class RunCommand:
             "rank_timeout_s": self.rank_timeout_s,
             **self._checkpoints(),
             **self._weights(),
+            **self._evaluation(),
+            "lr_schedule": self.lr_schedule,
+            "warm_up_steps": self.warm_up_steps,
         }
         self._check(plan)
         if self.on != "local":
@@ -216,6 +228,24 @@ class RunCommand:
             "resume": self.resume or False,
             "keep_checkpoints": self.keep_checkpoints,
             "background_checkpoints": self.background_checkpoints,
+        }
+
+    def _evaluation(self) -> dict[str, Any]:
+        """Options of evaluation as the ranks take them.
+
+        Raises:
+            ExecutionError: If they contradict each other.
+        """
+        every = self.evaluate_every
+        if every is not None and (self.eval_data is None or every < 1):
+            raise ExecutionError(
+                f"--evaluate-every {every}; give a number of at least 1, and "
+                f"--eval-data"
+            )
+        file = self.eval_data
+        return {
+            "eval_data": str(Path(file).absolute()) if file else None,
+            "evaluate_every": every,
         }
 
     def _weights(self) -> dict[str, Any]:
@@ -291,10 +321,16 @@ class RunCommand:
             raise ExecutionError(f"this plan cannot be run: {plan.not_runnable[0]}")
         if self.measurement is not None:
             require_writable(self.measurement)
-        if self.data is not None:
-            from planner.cli.tokens import open_tokens
+        for file in (self.data, self.eval_data):
+            if file is not None:
+                from planner.cli.tokens import open_tokens
 
-            open_tokens(self.data, plan.workload)
+                open_tokens(file, plan.workload)
+        from executors.learning_rates import learning_rate
+
+        learning_rate(
+            self.lr_schedule, steps=self.steps, warm_up_steps=self.warm_up_steps
+        )
 
     def _check_failures(self, plan: Plan) -> None:
         """Refuse options that do not go with what the plan says of failures.
@@ -422,6 +458,8 @@ class RunCommand:
             f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps on "
             f"{plan.strategy.mesh.num_devices} processes ({plan.strategy.label()})"
         )
+        for step, loss in result.get("evaluations", ()):
+            emit_text(f"evaluation after step {step}: loss {loss:.4f}")
         if rows:
             emit_table(
                 ("", "predicted", "measured", "ratio"),

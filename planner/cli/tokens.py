@@ -43,6 +43,22 @@ class TokenFile:
 
         return batch
 
+    def windows(self, most: int) -> list[NDArray[np.int64]]:
+        """Windows one behind the other from the first token on, as batches.
+
+        A file of fewer windows than a batch has them repeated. Shape [samples, length]
+        each.
+
+        Args:
+            most: How many batches at most.
+        """
+        count = len(self.tokens) // self.length
+        rows = self.tokens[: count * self.length].reshape(count, self.length)
+        batches = min(most, max(1, count // self.samples))
+        chosen = np.arange(batches * self.samples) % count
+        whole = np.asarray(rows[chosen]).astype(np.int64)
+        return list(whole.reshape(batches, self.samples, self.length))
+
 
 def open_tokens(path: str, workload: Workload) -> TokenFile:
     """Open and check a token file.
