@@ -122,3 +122,22 @@ def test_the_program_for_torchrun_trains(
         "step 1:",
         "step 2:",
     ]
+
+
+@pytest.mark.further
+def test_saved_weights_are_tuned_stopped_and_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES), prepend=":")
+    words = ("--processes", "2", "--steps", "6", "--folder", str(tmp_path / "tuning"))
+    _run("finetune.py", *words, monkeypatch=monkeypatch, folder=tmp_path)
+    said = capsys.readouterr().out
+    losses = [
+        float(x) for x in re.findall(r"(?:after step \d+|transformers): (.*)", said)
+    ]
+    assert len(losses) == 5
+    begun, stopped, went_on, ended, loaded = losses
+    assert stopped == went_on < begun
+    assert ended == loaded < stopped
