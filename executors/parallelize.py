@@ -61,13 +61,15 @@ class ParallelPart:
         replicas waits for the last. ZeRO 2 keeps the gathered weights until then.
         DDP is told by its ``no_sync`` instead.
         """
-        if isinstance(self.module, BucketedReplicas):
-            self.module.sync = last
-        if isinstance(self.module, FSDPModule):
-            self.module.set_is_last_backward(last)
-            self.module.set_requires_gradient_sync(last or self.zero_stage >= 2)
-            self.module.set_requires_all_reduce(last)
-            self.module.set_reshard_after_backward(last or self.zero_stage == 3)
+        module = self.module
+        if isinstance(module, BucketedReplicas):
+            module.sync = last
+            module = module.module
+        if isinstance(module, FSDPModule):
+            module.set_is_last_backward(last)
+            module.set_requires_gradient_sync(last or self.zero_stage >= 2)
+            module.set_requires_all_reduce(last)
+            module.set_reshard_after_backward(last or self.zero_stage == 3)
 
     def end_backward(self) -> None:
         """Wait for gradients that are exchanged in buckets of our own; collective."""

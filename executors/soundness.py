@@ -16,7 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from executors.replicas import SkippingReplicas, SplitReplicas, skipped_parameters
+from executors.replicas import (
+    HoldingReplicas,
+    SkippingReplicas,
+    SplitReplicas,
+    skipped_parameters,
+)
 from executors.trainer import StepResult, Trainer
 from planner.errors import ExecutionError
 
@@ -154,14 +159,15 @@ def _difference(trainer: Trainer, done: int) -> str | None:
     """Describe the first copies that differ among this rank's; None if none do."""
     place = trainer.place
     elsewhere = skipped_parameters(trainer.replicas)
+    replicas, found = trainer.replicas, []
+    held = replicas.held() if isinstance(replicas, HoldingReplicas) else None
     named = [
         (name, parameter)
         for part in trainer.parts.values()
         for name, parameter in part.inner.named_parameters()
-        if parameter not in elsewhere
+        if parameter not in elsewhere and (held is None or parameter in held)
     ]
     sums = {id(parameter): _bit_sum(parameter) for _, parameter in named}
-    replicas, found = trainer.replicas, []
     own: Collection[nn.Parameter] = ()
     if isinstance(replicas, SplitReplicas):
         own = replicas.split.keys()
@@ -169,7 +175,7 @@ def _difference(trainer: Trainer, done: int) -> str | None:
         own = replicas.dealt
     for axis in (*_COMMON, *_OTHERS, *_EXPERTS):
         group = place.group(axis)
-        if axis == "replicate" and not replicas.in_sync(done):
+        if axis == "replicate" and (held is not None or not replicas.in_sync(done)):
             continue
         chosen = [
             (n, p)

@@ -31,7 +31,7 @@ from executors.parallelize import ParallelPart, parallelize
 from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.stages import LoweredStage, cuts_inside_stream, lower
 from executors.pipelines.tied import TiedSync, find_copies, untie
-from executors.replicas import SkippingReplicas, replicas_of
+from executors.replicas import HoldingReplicas, SkippingReplicas, replicas_of
 from executors.steps import (
     OptimizerFactory,
     PlainStep,
@@ -201,9 +201,9 @@ class Trainer:
         self.loss_share = torch.zeros((), device=place.device)
         self._spoiled = torch.zeros_like(self.loss_share)
         self.parts: dict[int, ParallelPart] = {}
+        self.replicas = replicas_of(strategy)
         self.pipeline: Pipeline | None = None
         self.tied: TiedSync | None = None
-        self.replicas = replicas_of(strategy)
         self._further = _further_inputs(plan, model)
         named = frozenset(spec.name for spec in plan.workload.inputs)
         #: Names of what forward is given of a batch; None for all of it.
@@ -304,6 +304,8 @@ class Trainer:
                 input_sharded=lowered[index].input_sharded,
                 output_sharded=lowered[index].output_sharded,
             )
+            if isinstance(self.replicas, HoldingReplicas):
+                self.replicas.take(index, self.parts[index], place)
         if place.size("pp") == 1:
             # They run in turn by a rule of the copies' own.
             return
@@ -323,11 +325,16 @@ class Trainer:
         torch.manual_seed(torch.initial_seed() + offset)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of this rank under the model's own FQNs, tied copies once."""
+        """Parameters of this rank under the model's own FQNs, tied copies once.
+
+        Those that another copy of the model holds in its place are left out.
+        """
         extra = self.tied.extra if self.tied else frozenset()
+        replicas = self.replicas
+        held = replicas.held() if isinstance(replicas, HoldingReplicas) else None
         for part in self.parts.values():
             for name, parameter in part.inner.named_parameters():
-                if id(parameter) not in extra:
+                if id(parameter) not in extra and (held is None or parameter in held):
                     yield name, parameter
 
     def all_parameters(self) -> list[nn.Parameter]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,12 @@ from torch.distributed.tensor import DTensor, Shard
 from executors.checkpoints.dcp import SavedTensor
 from executors.communication.buckets import BucketedReplicas
 from executors.names import tied_parameters
-from executors.replicas import KeepsOwn, SplitReplicas, skipped_parameters
+from executors.replicas import (
+    HoldingReplicas,
+    KeepsOwn,
+    SplitReplicas,
+    skipped_parameters,
+)
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError
 from planner.schema.base import fingerprint_parameters
@@ -140,6 +144,7 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     own = _own_prefix(trainer)
     copy = trainer.place.index("replicate") if own else 0
+    holds = isinstance(trainer.replicas, HoldingReplicas)
     known = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     divided = _in_order(trainer, dict(trainer.named_parameters()))
     for fqn, parameter in _with_values(trainer, trainer.named_parameters()):
@@ -158,9 +163,9 @@ def collect(trainer: Trainer, inventory: Inventory) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor):
                 full = f"optimizer.{key}.{name}"
                 # Counters are equal on all copies.
-                if own and key != _COUNTER:
+                if own and key != _COUNTER and not holds:
                     tensors[f"{own}{full}"] = value
-                if not copy or key == _COUNTER:
+                if not copy or key == _COUNTER or holds:
                     tensors[full] = value
     tensors |= {name: kept for name, kept, _ in _kept_by_replicas(trainer, inventory)}
     if _owns_buffers(trainer):
@@ -339,8 +344,7 @@ def targets(
 
     replicas = trainer.replicas
     split = replicas if isinstance(replicas, SplitReplicas) else None
-    every = (part.inner.named_parameters() for part in trainer.parts.values())
-    for fqn, parameter in _with_values(trainer, chain.from_iterable(every)):
+    for fqn, parameter in _with_values(trainer, _here(trainer)):
         name = inventory.name(fqn)
         if f"model.{name}" not in saved:
             raise FingerprintError(
@@ -374,6 +378,16 @@ def targets(
     if all(name in saved and saved[name].shape == shapes[name] for name in codecs):
         found |= codecs
     return Targets(tensors=found, copies=tuple(copies), complete=complete)
+
+
+def _here(trainer: Trainer) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters that this rank has values of, tied copies too."""
+    replicas = trainer.replicas
+    held = replicas.held() if isinstance(replicas, HoldingReplicas) else None
+    for part in trainer.parts.values():
+        for fqn, parameter in part.inner.named_parameters():
+            if held is None or parameter in held:
+                yield fqn, parameter
 
 
 def _state_keys(saved: Mapping[str, SavedTensor]) -> dict[str, list[str]]:

@@ -16,11 +16,38 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from planner.errors import ExecutionError
 from planner.schema.buckets import cut_into_buckets
 
-__all__ = ["Bucket", "BucketedReplicas", "Exchange", "PlainExchange", "agree"]
+__all__ = [
+    "Bucket",
+    "BucketedReplicas",
+    "Exchange",
+    "PlainExchange",
+    "agree",
+    "local_values",
+]
+
+
+def local_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Values that a rank has of a tensor, which are all: no replica is sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _gradient(parameter: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """Part of a bucket as the gradient of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return view
+    return DTensor.from_local(
+        view,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +258,7 @@ class BucketedReplicas(nn.Module):
         self._reset()
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
-        self._send([p.detach() for p in module.parameters()])
+        self._send([local_values(p.detach()) for p in module.parameters()])
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Run the module's forward, in a step's first microbatch on equal buffers."""
@@ -267,8 +294,8 @@ class BucketedReplicas(nn.Module):
         index, view = self._places[id(parameter)]
         grad = parameter.grad
         if grad is not None and grad is not view:
-            view.copy_(grad)
-            parameter.grad = view
+            view.copy_(local_values(grad))
+            parameter.grad = _gradient(parameter, view)
         self._arrived.add(id(parameter))
         if not self.sync:
             return
@@ -336,7 +363,7 @@ class BucketedReplicas(nn.Module):
         for bucket in self.buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 kept = used is None or id(parameter) in used
-                parameter.grad = view if kept else None
+                parameter.grad = _gradient(parameter, view) if kept else None
 
     def _refuse(self, parameter: nn.Parameter) -> None:
         name = next(

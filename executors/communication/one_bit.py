@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from executors.communication.buckets import Bucket
+from executors.communication.buckets import Bucket, local_values
 from executors.communication.codecs import BucketCodec, join, pack, split, unpack
 from planner.schema.methods.gradient_compression import OneBitAdam
 
@@ -57,12 +57,14 @@ class FrozenVarianceAdam(torch.optim.Adam):
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         gradient, rate = parameter.grad, group["lr"]
         assert gradient is not None
+        gradient, parameter = local_values(gradient), local_values(parameter)
         if group["weight_decay"] and group["decoupled_weight_decay"]:
             parameter.mul_(1 - rate * group["weight_decay"])
         elif group["weight_decay"]:
             gradient = gradient.add(parameter, alpha=group["weight_decay"])
         state["step"] += 1
-        momentum, variance = state["exp_avg"], state["exp_avg_sq"]
+        momentum = local_values(state["exp_avg"])
+        variance = local_values(state["exp_avg_sq"])
         momentum.lerp_(gradient, 1 - beta1)
         momentum.mul_(variance > 0)
         spread = math.sqrt(1 - beta2**self.warm_up_steps)
@@ -173,7 +175,8 @@ class OneBitAdamExchange(BucketCodec):
     def _momenta(
         self, bucket: Bucket, adam: FrozenVarianceAdam
     ) -> list[torch.Tensor | None]:
-        return [adam.state[p].get("exp_avg") for p in bucket.parameters]
+        every = (adam.state[p].get("exp_avg") for p in bucket.parameters)
+        return [None if one is None else local_values(one) for one in every]
 
     def encode(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Signs, and mean magnitudes of blocks, the scale of least squared error.

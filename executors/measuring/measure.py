@@ -93,6 +93,8 @@ def _count_step(trainer: Trainer, batch: Batch) -> CountedStep:
         with LiveMemory() as memory, _eager(), counter:
             trainer.step(batch)
         peak = memory.peak_bytes
+    # Another rank may still wait for what this one would do in a next step.
+    trainer.replicas.settle()
     everyone: list[tuple[int, dict[str, Traffic]]] = [(0, {})] * dist.get_world_size()
     dist.all_gather_object(everyone, (peak, counter.traffic()))
     return CountedStep(

@@ -6,7 +6,7 @@ class, which is made from the strategy's document.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -18,9 +18,11 @@ from planner.schema.methods import method_of
 
 if TYPE_CHECKING:
     from executors.mesh import ProcessMesh
+    from executors.parallelize import ParallelPart
     from executors.trainer import Trainer
 
 __all__ = [
+    "HoldingReplicas",
     "KeepsOwn",
     "Replicas",
     "SkippingReplicas",
@@ -173,6 +175,23 @@ def skipped_parameters(replicas: Replicas) -> frozenset[nn.Parameter]:
     if isinstance(replicas, SkippingReplicas):
         return replicas.skipped()
     return frozenset()
+
+
+@runtime_checkable
+class HoldingReplicas(Replicas, Protocol):
+    """Copies of which each has values of some of the weights alone between steps."""
+
+    def take(self, index: int, part: ParallelPart, place: ProcessMesh) -> None:
+        """Give memory back of what this copy does not hold of a stage.
+
+        Args:
+            index: Number of the stage.
+            part: Just made; others may not have been yet.
+            place: Where this process stands.
+        """
+
+    def held(self) -> Set[nn.Parameter]:
+        """Parameters that this copy has values of, of all stages taken."""
 
 
 def replicas_of(strategy: Strategy) -> Replicas:

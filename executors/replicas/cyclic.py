@@ -8,7 +8,8 @@ it computes with the newest weights, else before the one after.
 
 Behind each of its N forwards a copy sends a sum, behind each of its N backwards a
 partial sum: one message at a time. Nothing is kept twice: weights are stepped in place,
-when nothing needs the old ones any more.
+when nothing needs the old ones any more. Where one copy alone keeps each stage's
+weights, :mod:`executors.replicas.sharded_cyclic` runs the same cycle.
 
 Source: Fournier and Oyallon 2024, arXiv 2403.08837.
 """
@@ -26,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from executors.parallelize import ParallelPart
 from executors.steps import ParallelModel, model_inputs
+from planner.plugins import load_object
 from planner.schema.methods.cyclic import Cyclic
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["CyclicReplicas", "Turn"]
 
 _PARTIAL, _SUM = range(2)
+_SHARDED = "executors.replicas.sharded_cyclic:ShardedCyclicReplicas"
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ class Turn:
     """
 
     def __init__(self, index: int, part: ParallelPart, *, last: bool) -> None:
-        self.index, self._part, self._last = index, part, last
+        self.index, self.last, self._part = index, last, part
         self._weights = [p for p in part.inner.parameters() if p.requires_grad]
         self._given: list[torch.Tensor] = []
         self._made: list[torch.Tensor] = []
@@ -119,7 +122,7 @@ class Turn:
         ]
         self._part.sync_gradients(True)
         output = self._part.module(*self._given, **inputs)
-        self._made = [] if self._last else list(output)
+        self._made = [] if self.last else list(output)
         return output
 
     def backward(
@@ -208,6 +211,12 @@ class CyclicReplicas:
     rests_every = 1
     #: Weights that are one step old use the gradients of the step before the last.
     lead_in = 2
+
+    def __new__(cls, synchronisation: Cyclic) -> Any:
+        """Make copies that hand weights on, too, if those are sharded."""
+        if synchronisation.sharded:
+            return load_object(_SHARDED)(synchronisation)
+        return super().__new__(cls)
 
     def __init__(self, synchronisation: Cyclic) -> None:
         self.settings = synchronisation

@@ -2,8 +2,9 @@
 
 Replicas are DistributedDataParallel's where it can hold them, or in buckets of our own
 where a codec compresses their gradients, else torch's ``replicate``; shards are
-``fully_shard``'s. On GPUs the gather of a unit runs beside the computation of those
-before it: more units ahead hide longer gathers, and hold more weights.
+``fully_shard``'s, and so are casts of what one device holds. On GPUs the gather of a
+unit runs beside the computation of those before it: more units ahead hide longer
+gathers, and hold more weights.
 """
 
 from __future__ import annotations
@@ -73,11 +74,15 @@ def make_data_parallel(
     if place.size("shard") > 1 or not place.reduces:
         _fully_shard(model, strategy, place, units, experts)
         return model
+    if strategy.replicas_by_codec:
+        fill()
+        if _casts(strategy.precision):
+            # Weights are cast and gradients widened as on a device that is alone.
+            _fully_shard(model, strategy, place, units, experts, alone=True)
+        return _in_own_buckets(model, strategy, place)
     if strategy.replicas_by_ddp:
         # It compares and copies values as soon as it is made.
         fill()
-        if not isinstance(_compression(strategy), str):
-            return _in_own_buckets(model, strategy, place)
         return _wrap_in_ddp(model, strategy, place)
     _replicate(model, strategy.precision, place, units)
     return model
@@ -186,11 +191,16 @@ def _fully_shard(
     place: ProcessMesh,
     units: Sequence[str],
     experts: Sequence[str],
+    *,
+    alone: bool = False,
 ) -> None:
-    """Apply ZeRO to experts, then batch norms, then units, then what is left."""
+    """Apply ZeRO to experts, then batch norms, then units, then what is left.
+
+    Replicas reduce nothing where each is ``alone``.
+    """
     precision, reshard = strategy.precision, strategy.zero_stage == 3
     policy = _mixed_precision(precision)
-    outer = ("replicate",) if place.reduces else ()
+    outer = ("replicate",) if place.reduces and not alone else ()
     for fqn in experts:
         fully_shard(
             model.get_submodule(fqn),

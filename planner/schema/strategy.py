@@ -368,6 +368,17 @@ class Strategy(Document):
         single = precision.parameter == precision.compute == precision.reduce
         return self.has_plain_replicas and single and not self.synchronisation.apart
 
+    @property
+    def replicas_by_codec(self) -> bool:
+        """True if buckets of our own hold the replicas' gradients, for a codec.
+
+        Weights and gradients are float32, whatever is computed in.
+        """
+        precision = self.precision
+        full = precision.parameter == precision.reduce == "float32"
+        plain = self.has_plain_replicas and not self.synchronisation.apart
+        return plain and full and not isinstance(self.gradient_compression, str)
+
     def rank_of_stage(self, index: int) -> int:
         """Rank along pp that holds virtual stage ``index``."""
         return self.schedule_spec.rank_of_stage(index, self.mesh.pp)

@@ -399,7 +399,7 @@ def _overlap(case: Case) -> str | None:
         )
     if overlap.bucket_bytes is None:
         return None
-    if not strategy.replicas_by_ddp:
+    if not (strategy.replicas_by_ddp or strategy.replicas_by_codec):
         return (
             f"overlap.bucket_bytes={overlap.bucket_bytes} with {strategy.label()}; "
             f"buckets are for plain replicas in one precision (pp=1, tp=1, no ZeRO), "

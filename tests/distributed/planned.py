@@ -25,7 +25,13 @@ def graph_of(name: str) -> ModelGraph:
     return capture(tiny.build, tiny.example(4), dtype="float32", name=name)
 
 
-def planned(name: str, *, optimizer: Optimizer | None = None, **pins: Any) -> Plan:
+def planned(
+    name: str,
+    *,
+    optimizer: Optimizer | None = None,
+    compute: Any = "float32",
+    **pins: Any,
+) -> Plan:
     """For two processes; for four, if two axes are pinned to two each. Plain SGD."""
     sgd = Optimizer(name="SGD", learning_rate=_RATES.get(name, 0.1))
     axes = set(AXES) & set(pins)
@@ -36,6 +42,6 @@ def planned(name: str, *, optimizer: Optimizer | None = None, **pins: Any) -> Pl
         f"local:{2 ** len(axes)}",
         global_batch=BATCH,
         pin=pins,
-        precision=Precision(compute="float32"),
+        precision=Precision(compute=compute),
         optimizer=optimizer or sgd,
     )

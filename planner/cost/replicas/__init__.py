@@ -130,10 +130,37 @@ class ReplicaBytes:
     Attributes:
         kept: Held from step to step.
         working: Held while copies exchange, when activations are gone.
+        weights: Of weights, less where copies divide them.
+        states: Of optimizer states, likewise.
+        turns: Held in the backward of each stage that a device runs in turn, when those
+            behind it have let go of their activations; none where there are no such
+            stages. Shape [n, stages].
     """
 
     kept: Array
     working: Array
+    weights: Array = field(default_factory=_nothing)
+    states: Array = field(default_factory=_nothing)
+    turns: Array = field(default_factory=lambda: np.zeros((1, 0)))
+
+    def beside(self, activations: Array) -> Array:
+        """Most of activations and what is held in their place, later on. Shape [n].
+
+        Args:
+            activations: Bytes when they are most, in equal parts of stages. Shape [n].
+        """
+        most = np.maximum(activations, self.working)
+        count = self.turns.shape[-1]
+        if count:
+            left = np.arange(1, count + 1) / count
+            later = activations[..., None] * left + self.turns
+            most = np.maximum(most, later.max(axis=-1))
+        return np.asarray(most)
+
+    @property
+    def total(self) -> Array:
+        """What a step holds more when activations are there."""
+        return self.kept + self.weights + self.states
 
 
 class ReplicaPricing(Protocol):

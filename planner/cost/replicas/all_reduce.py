@@ -334,7 +334,6 @@ def _copied_seconds(
     out = 2 * of.reduce * (ways == 1)
     reduced = rows.trained * scatters * (_CUT * (of.compute + of.reduce) + out)
     sharded = (rows.zero_stage > 0) | (of.stored != of.compute)
-    sharded = sharded & ~np.asarray(rows.compressed, dtype=bool)
     rates = [
         device.memory_bandwidth_bytes_per_s
         * context.constants(device).memory_efficiency
@@ -381,6 +380,8 @@ class AllReducePricing:
         if not rows.compressed.any():
             return found
         smaller = compressed_traffic(context, rows, groups.replicate)
+        copied = _copied_seconds(rows, groups, context)
+        smaller = replace(smaller, exposed_s=smaller.exposed_s + copied)
         return ReplicaTraffic(
             **{
                 field.name: np.where(
@@ -408,7 +409,8 @@ class AllReducePricing:
             return ReplicaBytes(kept=beside, working=nothing)
         kept, working, whole_buckets = compressed_bytes(context, rows)
         # Buckets of our own hold all gradients, of every microbatch.
-        beside = np.where(rows.compressed & whole_buckets, 0.0, beside)
+        ahead = 0.0 if of.compute == of.stored else rows.trained * of.stored
+        beside = np.where(rows.compressed & whole_buckets, ahead, beside)
         return ReplicaBytes(
             kept=beside + np.where(rows.compressed, kept, 0.0),
             working=np.where(rows.compressed, working, 0.0),

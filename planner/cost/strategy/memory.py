@@ -168,9 +168,11 @@ def strategy_memory(
     )
     return replace(
         parts,
+        parameters=parts.parameters + exchanged.weights,
         gradients=parts.gradients + exchanged.kept,
+        optimizer=parts.optimizer + exchanged.states,
         # Activations are gone when the last gradients are exchanged.
-        activations=np.maximum(parts.activations, exchanged.working),
+        activations=exchanged.beside(parts.activations),
     )
 
 

@@ -213,7 +213,7 @@ def price_table(
     )
     parts[PARTS.index("optimizer")] = update * places.core_contention[rows.place, 1]
     # Held beside that of the fullest rank, as much on any.
-    kept = replica_pricing(context.regime.synchronisation).held(owed, context).kept
+    kept = replica_pricing(context.regime.synchronisation).held(owed, context).total
     return CostTable(
         step_time_s=parts.sum(axis=0),
         parts_s=parts.T,

@@ -30,12 +30,16 @@ class Cyclic(Synchronisation):
     Attributes:
         version: ``v1`` computes with theta[t-1] throughout; ``v2`` takes theta[t] where
             the cycle has it in time: copy i, from 0, at stage j with i + j >= N - 1.
+        sharded: Keep each stage's weights and optimizer states at one copy alone, its
+            owner. Its weights go from copy to copy, each of which has them while it
+            computes the stage.
     """
 
     apart: ClassVar[bool] = True
 
     kind: Literal["cyclic"] = "cyclic"
     version: Literal["v1", "v2"] = "v2"
+    sharded: bool = False
 
     def parts(self, copies: Any) -> Any:
         """Return as many stages as there are copies."""
@@ -44,8 +48,42 @@ class Cyclic(Synchronisation):
     def expected_traffic(
         self, *, gradients: float, weights: float, divided: float = 0.0
     ) -> dict[str, float]:
-        """Gradients once, as partial sums; of more than two copies at most twice."""
-        return {"send": gradients}
+        """Gradients once, as partial sums; of more than two copies at most twice.
+
+        Sharded weights go around for forward and for backward, but for those, divided,
+        that the next copy has.
+        """
+        return {"send": gradients + (2 * weights - divided if self.sharded else 0)}
+
+    def owner(self, stage: int, copies: int) -> int:
+        """Copy that updates a stage's weights, and is the first to use them.
+
+        Args:
+            stage: As for :meth:`route`; likewise copies.
+        """
+        return copies - 1 - stage
+
+    def shares_sent(self, copy: int, copies: int) -> list[int]:
+        """Number of times that a copy sends each stage of sharded weights in a step.
+
+        Its weights for forward and, but for the last stage, for backward, unless the
+        next copy owns them; its summed gradient, unless this copy owns the whole sum.
+
+        Args:
+            copy: Number of the copy, from 0.
+            copies: How many there are.
+
+        Returns:
+            By stage, from 0 to 3: a gradient is as large as its weights.
+        """
+        following = (copy + 1) % copies
+        found = []
+        for stage in range(copies):
+            owner = self.owner(stage, copies)
+            weights = 0 if owner == following else 1 + (stage < copies - 1)
+            summed = copy < copies - 1 or owner != copy
+            found.append(weights + summed)
+        return found
 
     def is_fresh(self, copy: int, stage: int, copies: int) -> bool:
         """True if a copy computes a stage with the newest weights.
@@ -117,6 +155,30 @@ def _stages_never_meet(case: Case) -> str | None:
     return None
 
 
+def _owners_compute_first(case: Case) -> str | None:
+    settings = case.strategy.synchronisation
+    if not isinstance(settings, Cyclic) or not settings.sharded:
+        return None
+    if settings.version == "v2":
+        return None
+    return (
+        f"synchronisation={settings}; in v1 an owner computes with older weights than "
+        f"those that it has just updated, use version=v2 or sharded=false"
+    )
+
+
+def _one_precision(case: Case) -> str | None:
+    settings, precision = case.strategy.synchronisation, case.strategy.precision
+    single = precision.parameter == precision.compute == precision.reduce
+    if single or not isinstance(settings, Cyclic) or not settings.sharded:
+        return None
+    return (
+        f"synchronisation={settings} with precision.parameter={precision.parameter}, "
+        f"compute={precision.compute} and reduce={precision.reduce}; weights are "
+        f"computed with as they are stored and sent, use one precision or sharded=false"
+    )
+
+
 def _on_gloo(case: Case) -> str | None:
     if case.backend == "gloo":
         return None
@@ -134,8 +196,8 @@ METHODS = (
         document=Cyclic,
         words="copies take turns at the stages and hand gradients on ({version})",
         inexact="gradients are of weights that are one step old in part",
-        limits=(_copies_alone, _stages_never_meet),
-        violations=(_on_gloo,),
+        limits=(_copies_alone, _stages_never_meet, _owners_compute_first),
+        violations=(_on_gloo, _one_precision),
         feature=Feature(
             name="cyclic",
             mesh={"dp_replicate": 2},
@@ -147,6 +209,7 @@ METHODS = (
         presets={
             "cyclic-v1": Cyclic(version="v1"),
             "cyclic-v2": Cyclic(version="v2"),
+            "cyclic-zero": Cyclic(version="v2", sharded=True),
         },
         prices="planner.cost.replicas.cyclic:CyclicPricing",
         runs="executors.replicas.cyclic:CyclicReplicas",

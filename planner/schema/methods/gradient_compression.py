@@ -264,14 +264,26 @@ def _replicas_by_ddp(case: Case) -> str | None:
     )
 
 
-def _full_precision(case: Case) -> str | None:
+def _plain_replicas(case: Case) -> str | None:
     strategy = case.strategy
-    if strategy.precision.reduce == "float32":
+    if strategy.has_plain_replicas and not strategy.synchronisation.apart:
         return None
     return (
         f"gradient_compression={strategy.gradient_compression} with "
-        f"precision.reduce={strategy.precision.reduce}; codecs take float32 gradients, "
-        f"use float32 for parameter, compute and reduce"
+        f"{strategy.label()}; codecs are for plain replicas (pp=1, tp=1, no ZeRO), use "
+        f"none, or precision.reduce=bfloat16"
+    )
+
+
+def _full_precision(case: Case) -> str | None:
+    strategy, precision = case.strategy, case.strategy.precision
+    if _plain_replicas(case) or precision.parameter == precision.reduce == "float32":
+        return None
+    return (
+        f"gradient_compression={strategy.gradient_compression} with "
+        f"precision.parameter={precision.parameter} and reduce={precision.reduce}; "
+        f"codecs take float32 gradients of float32 weights, use float32 for both, "
+        f"with any compute"
     )
 
 
@@ -347,7 +359,7 @@ def _codec(
         words="gradients compressed by {kind}",
         inexact=_INEXACT,
         limits=limits,
-        violations=(_replicas_by_ddp, _full_precision, *violations),
+        violations=(_plain_replicas, _full_precision, *violations),
         feature=feature,
         prices="planner.cost.replicas.codecs:size_up",
         runs=f"executors.communication.{module}:{document.__name__}Exchange",

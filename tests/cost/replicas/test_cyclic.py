@@ -240,3 +240,147 @@ def test_accumulation_saves_more_memory_than_a_cycle() -> None:
     )
     assert cycle.memory.activations == pytest.approx(whole.memory.activations, rel=0.2)
     assert parts.memory.activations < 0.5 * cycle.memory.activations
+
+
+ZERO = Cyclic(sharded=True)
+
+
+class ShardedCycle(Cycle):
+    """Copies that hand weights on, too, as the executor runs them.
+
+    Arguments as for :class:`Cycle`; ``hop_s`` is for a stage's weights or gradient.
+    """
+
+    _both: set[Key]
+    _sent: list[list[Key]]
+
+    def _arrival(self, key: Key) -> float | None:
+        if key in self._issued and key in self._posted:
+            begin = max(self._issued[key], self._posted[key])
+            return begin + self.hop_s * (1 + (key in self._both))
+        return None
+
+    def _run(self, copy: int) -> Iterator[Key]:
+        if copy == 0:
+            self._both, self._sent = set(), [[] for _ in range(self.copies)]
+        last = self.copies - 1
+        for step in range(self.steps):
+            comes = self._ask(copy, "forward", 0, step)
+            for stage in range(self.copies):
+                came, comes = comes, self._ask_next(copy, stage, step)
+                if came is not None:
+                    yield came
+                self.now[copy] += self.seconds[0]
+                yield from self._finish(copy)
+                if self._owner(stage) != (copy + 1) % self.copies:
+                    self._begin(copy, "forward", stage, step)
+            for stage in reversed(range(self.copies)):
+                came, comes = comes, None
+                if stage:
+                    comes = self._ask(copy, "backward", stage - 1, step)
+                kept = stage == last or self._owner(stage) == copy
+                if came is not None and not kept:
+                    yield came
+                self.now[copy] += self.seconds[1]
+                if came is not None and kept:
+                    yield came
+                yield from self._finish(copy)
+                self._end_backward(copy, stage, step)
+            self.ends[copy].append(self.now[copy])
+        # At a rest what was for a next step is received.
+        if copy == 0:
+            for stage in range(last):
+                self._post(0, "forward", stage, self.steps)
+                self._post(0, "backward", stage, self.steps)
+        self._post(copy, "sum", self._owner(copy), self.steps - 1)
+
+    def _owner(self, stage: int) -> int:
+        return ZERO.owner(stage, self.copies)
+
+    def _ask(self, copy: int, kind: str, stage: int, step: int) -> Key | None:
+        """What a copy begins to receive for a slot; old weights are there at first."""
+        kept = stage == self.copies - 1 or self._owner(stage) == copy
+        if kind == "forward" and self._owner(stage) == copy:
+            kind, step = "sum", step - 1
+            if step < 0 or copy == self.copies - 1:
+                return None
+        elif copy == 0 and (step == 0 or (kind == "backward" and kept)):
+            return None
+        self._post(copy, kind, stage, step)
+        return kind, stage, step, copy
+
+    def _ask_next(self, copy: int, stage: int, step: int) -> Key | None:
+        if stage == self.copies - 1:
+            return self._ask(copy, "backward", stage, step)
+        return self._ask(copy, "forward", stage + 1, step)
+
+    def _end_backward(self, copy: int, stage: int, step: int) -> None:
+        last, following = self.copies - 1, (copy + 1) % self.copies
+        weights = stage < last and self._owner(stage) != following
+        if copy < last:
+            self._begin(copy, "backward", stage, step, both=weights)
+            return
+        if self._owner(stage) != copy:
+            self._issue(copy, ("sum", stage, step, self._owner(stage)))
+        if weights:
+            self._begin(copy, "backward", stage, step)
+
+    def _begin(
+        self, copy: int, kind: str, stage: int, step: int, *, both: bool = False
+    ) -> None:
+        following = (copy + 1) % self.copies
+        key = kind, stage, step + (following == 0), following
+        self._both |= {key} if both else set()
+        self._issue(copy, key)
+
+    def _issue(self, copy: int, key: Key) -> None:
+        self._issued[key] = self.now[copy]
+        self._sent[copy].append(key)
+
+    def _finish(self, copy: int) -> Iterator[Key]:
+        """Wait until what was sent a slot ago has arrived."""
+        yield from self._sent[copy]
+        self._sent[copy] = []
+
+
+@pytest.mark.parametrize("backward_s", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("copies", [2, 3, 4, 5, 8, 16])
+def test_a_sharded_step_takes_what_messages_let_it(
+    copies: int, backward_s: float
+) -> None:
+    """Within a fifth, however long a message is; no copy waits for ever."""
+    for hop_s in (0.0, 0.1, 0.3, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0):
+        found = ShardedCycle(ZERO, copies, 1.0, backward_s, hop_s, steps=40)
+        (priced,) = cycle_seconds(
+            ZERO,
+            np.array([copies]),
+            np.array([1.0 * copies]),
+            np.array([backward_s * copies]),
+            np.array([hop_s]),
+        )
+        assert found.period_s == pytest.approx(priced, rel=0.2), hop_s
+
+
+@pytest.mark.parametrize("copies", [2, 4, 8])
+def test_sharded_copies_hold_a_stage_each(copies: int) -> None:
+    """Weights, states and traffic are those of ZeRO 3, but for few stages at work."""
+    degrees = {"dp_replicate": copies, "microbatch_size": 64}
+    cost, parts, memory = _priced("cyclic-zero", SLOW[copies], **degrees)
+    plain, _, plain_memory = _priced("all_reduce", SLOW[copies], **degrees)
+    shards = {"dp_shard": copies, "zero_stage": 3, "microbatch_size": 64}
+    zero, *_ = _priced("all_reduce", SLOW[copies], **shards)
+    states = WEIGHTS * 2
+    assert plain.memory.optimizer == pytest.approx(states)
+    assert cost.memory.optimizer == pytest.approx(states / copies)
+    assert cost.memory.optimizer == pytest.approx(zero.memory.optimizer)
+    held = plain.memory.parameters - WEIGHTS * (1 - min(copies, 3) / copies)
+    assert cost.memory.parameters == pytest.approx(held)
+    assert cost.memory.gradients == pytest.approx(WEIGHTS * 2 / copies)
+    saved = states * (1 - 1 / copies) + plain.memory.parameters - held
+    saved += WEIGHTS * (1 - 2 / copies)
+    assert plain_memory - memory == pytest.approx(saved, abs=1.0)
+    sent = 3 * (1 - 1 / copies) * WEIGHTS
+    assert cost.collective_bytes == {"send": pytest.approx(sent)}
+    assert cost.link_bytes["dp"] == pytest.approx(sent)
+    assert zero.link_bytes["dp"] == pytest.approx(sent, rel=0.01)
+    assert parts["data_parallel"] == pytest.approx(cost.breakdown_s["data_parallel"])
