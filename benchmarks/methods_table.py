@@ -40,6 +40,7 @@ _COPIES = 8
 _SMALL = {"mesh": {"dp_replicate": _COPIES}, "microbatch_size": 8}
 #: Features of a strategy by the name of what they are of.
 _GROUPS = {"zero": "ZeRO", "schedule": "pp", "context": "cp", "recompute": "recompute"}
+_OF_METHODS = [one.feature for one in methods() if one.feature]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def goes_with(method: Method) -> str:
         if other.name in (feature.name, "replicas") or other.kind == method.slot:
             continue
         group = _GROUPS.get(other.kind, other.name.split()[0])
+        if other in _OF_METHODS:
+            group = other.name
         judged = cell((feature.name, other.name))
         if judged.strategy is not None:
             found.setdefault(group, []).append(judged.works)

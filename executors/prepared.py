@@ -218,6 +218,9 @@ class Prepared:
             batch: Keyword of forward to tensor, all samples of the step, equal on every
                 process, which is checked.
 
+        Returns:
+            Loss and gradient norm; while :attr:`waits`, the loss is NaN.
+
         Raises:
             ExecutionError: If batches differ, do not fit the plan, or a loss or
                 gradient norm is not finite.
@@ -229,12 +232,36 @@ class Prepared:
         result = trainer.step(batch)
         if trainer.place.membership is not None:
             trainer.place.membership.admit(partial(pack_state, trainer))
-        if trainer.replicas.meets(trainer.done):
-            # Between exchanges copies have losses of their own.
-            require_finite_step(trainer, step, result, self.remedy)
+        if not trainer.waits:
+            self._require_finite(result)
         if self.scheduler is not None:
             self.scheduler.step()
         return result
+
+    @property
+    def waits(self) -> bool:
+        """True if losses are not known until an asynchronous pipeline is drained."""
+        return self.trainer.waits
+
+    def finish(self) -> StepResult:
+        """Drain an asynchronous pipeline after the last step.
+
+        Returns:
+            Result of that step, with the losses of those before that were not known.
+        """
+        result = self.trainer.finish()
+        self._require_finite(result)
+        return result
+
+    def _require_finite(self, result: StepResult) -> None:
+        trainer = self.trainer
+        if not trainer.replicas.meets(trainer.done):
+            # Between exchanges copies have losses of their own.
+            return
+        first = trainer.done - 1 - len(result.earlier)
+        for step, loss in enumerate((*result.earlier, result.loss), start=first):
+            one = StepResult(loss=loss, grad_norm=result.grad_norm)
+            require_finite_step(trainer, step, one, self.remedy)
 
     def evaluate(self, batch: Batch) -> float:
         """Mean loss of a global batch, in evaluation mode; nothing is updated.

@@ -342,23 +342,36 @@ class _Loop:
         Weights are checked before they are saved, every so many steps, and at the end.
         """
         prepared = self.prepared
+        waiting: list[StepReport] = []
         for step in range(first, self.steps):
             batch = next(batches)
             begin = time.perf_counter()
             result = prepared.step(batch)
-            took = time.perf_counter() - begin
-            evaluated = self._evaluate(step + 1)
-            if prepared.process == 0:
-                _LOG.info("step %d of %d: loss %.4f", step + 1, self.steps, result.loss)
-            yield StepReport(
+            if prepared.waits and step + 1 == self.steps:
+                result = prepared.finish()
+            report = StepReport(
                 step=step,
                 steps=self.steps,
                 loss=result.loss,
                 grad_norm=result.grad_norm,
-                time_s=took,
-                eval_loss=evaluated,
+                time_s=time.perf_counter() - begin,
             )
-            self._save_or_check(step + 1)
+            if prepared.waits:
+                # Its loss is known, and its weights can be read, some steps later.
+                waiting.append(report)
+                continue
+            known = [
+                replace(earlier, loss=loss)
+                for earlier, loss in zip(waiting, result.earlier, strict=True)
+            ]
+            known.append(replace(report, eval_loss=self._evaluate(step + 1)))
+            waiting = []
+            for each in known:
+                if prepared.process == 0:
+                    done, loss = each.step + 1, each.loss
+                    _LOG.info("step %d of %d: loss %.4f", done, self.steps, loss)
+                yield each
+            self._save_or_check(step + 1, len(known))
 
     def _evaluate(self, done: int) -> float | None:
         """Mean loss of the batches to evaluate, if that is due."""
@@ -372,11 +385,17 @@ class _Loop:
             _LOG.info("evaluation after step %d: loss %.4f", done, fmean(losses))
         return fmean(losses)
 
-    def _save_or_check(self, done: int) -> None:
+    def _save_or_check(self, done: int, since: int) -> None:
+        """Save a checkpoint, or check the weights, if that is due.
+
+        Args:
+            done: Steps done.
+            since: Steps since the weights could be read before.
+        """
         prepared, every = self.prepared, self.check_every
         if self.options is not None and self.options.due(done, self.steps):
             prepared.checkpoints(self.options).save(done)
-        elif done == self.steps or (every and not done % every):
+        elif done == self.steps or (every and done % every < since):
             require_sound_weights(prepared.trainer, done, prepared.remedy)
 
 

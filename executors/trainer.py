@@ -31,7 +31,12 @@ from executors.parallelize import ParallelPart, parallelize
 from executors.pipelines.pipeline import Pipeline
 from executors.pipelines.stages import LoweredStage, cuts_inside_stream, lower
 from executors.pipelines.tied import TiedSync, find_copies, untie
-from executors.replicas import HoldingReplicas, SkippingReplicas, replicas_of
+from executors.replicas import (
+    DrainedReplicas,
+    HoldingReplicas,
+    SkippingReplicas,
+    replicas_of,
+)
 from executors.steps import (
     OptimizerFactory,
     PlainStep,
@@ -60,12 +65,15 @@ class StepResult:
 
     Attributes:
         loss: Mean over the global batch, before the update; between exchanges of
-            copies that are apart, over the copy's own samples.
+            copies that are apart, over the copy's own samples. NaN while it is not
+            known, see :attr:`Trainer.waits`.
         grad_norm: Of the whole gradient, before clipping; None without clipping.
+        earlier: Losses of the steps before that were not known until now, in order.
     """
 
     loss: float
     grad_norm: float | None
+    earlier: tuple[float, ...] = ()
 
 
 def _positions(plan: Plan, index: int) -> torch.Tensor | None:
@@ -200,6 +208,9 @@ class Trainer:
         #: What this rank added to the last step's loss: tells who first had a NaN.
         self.loss_share = torch.zeros((), device=place.device)
         self._spoiled = torch.zeros_like(self.loss_share)
+        #: Shares of the losses of steps whose losses are not known to all ranks.
+        self._untold: list[torch.Tensor] = []
+        self._earlier: list[torch.Tensor] = []
         self.parts: dict[int, ParallelPart] = {}
         self.replicas = replicas_of(strategy)
         self.pipeline: Pipeline | None = None
@@ -354,7 +365,28 @@ class Trainer:
         """
         loss, norm = self.update(self._own_slice(batch))
         return StepResult(
-            loss=float(loss), grad_norm=None if norm is None else float(norm)
+            loss=float(loss),
+            grad_norm=None if norm is None else float(norm),
+            earlier=tuple(float(one) for one in self._earlier),
+        )
+
+    @property
+    def waits(self) -> bool:
+        """True if there are losses that are not known until the pipeline is drained."""
+        return bool(self._untold)
+
+    def finish(self) -> StepResult:
+        """Drain the pipeline after a step whose loss is not known; collective.
+
+        Returns:
+            Result of that step, with the losses of those before.
+        """
+        self.replicas.settle()
+        *earlier, loss = self._tell()
+        return StepResult(
+            loss=float(loss),
+            grad_norm=None,
+            earlier=tuple(float(one) for one in earlier),
         )
 
     def backward(self, batch: Batch) -> float:
@@ -383,6 +415,12 @@ class Trainer:
             ExecutionError: If stages run by a rule of the copies' own, or as
                 :meth:`step` does.
         """
+        if isinstance(self.replicas, DrainedReplicas):
+            raise ExecutionError(
+                f"evaluation with asynchrony={self.plan.strategy.asynchrony}, whose "
+                f"stages have versions of their own; evaluate its saved weights by "
+                f"another plan"
+            )
         if self.pipeline is None and len(self.parts) > 1:
             raise ExecutionError(
                 f"evaluation with synchronisation="
@@ -468,6 +506,14 @@ class Trainer:
         share = torch.zeros((), device=place.device) if loss is None else loss
         # Every tp rank has the same loss; each data-parallel rank scaled its own up.
         self.loss_share = share / (self.loss.data_parallel * place.size("tp"))
+        if isinstance(self.replicas, DrainedReplicas):
+            # Ranks that wait for a loss would wait for all stages.
+            self._untold.append(self.loss_share)
+            if not self.replicas.drained:
+                self._earlier = []
+                return torch.full_like(share, float("nan"))
+            *self._earlier, last = self._tell()
+            return last
         if not place.apart:
             total = self.loss_share.clone()
             dist.all_reduce(total)
@@ -484,3 +530,23 @@ class Trainer:
         if place.replica is not None:
             dist.all_reduce(total, group=place.replica)
         return total
+
+    def _tell(self) -> list[torch.Tensor]:
+        """Losses of the steps since the pipeline was drained before; collective.
+
+        A loss of another copy that was not finite since the last exchange makes those
+        that are told at the next not finite.
+        """
+        place, shares = self.place, torch.stack(self._untold)
+        self._untold = []
+        if not place.apart:
+            dist.all_reduce(shares)
+        elif self.replicas.meets(self.done):
+            shares = shares + self._spoiled
+            dist.all_reduce(shares)
+            shares = shares / place.size("replicate")
+            self._spoiled = torch.zeros_like(self._spoiled)
+        elif place.replica is not None:
+            self._spoiled = self._spoiled + 0 * shares.sum()
+            dist.all_reduce(shares, group=place.replica)
+        return [*shares.unbind()]

@@ -17,6 +17,7 @@ from planner.measurements.convergence import Convergence, convergence
 from planner.portfolio import ranked_answers, run_partitioners
 from planner.request import PlanOptions
 from planner.schema.methods import method_names, method_of, read_method, slots
+from planner.schema.methods.method import Asynchrony
 from planner.schema.plan_parts import Efficiency, OtherRegime
 from planner.search import Candidate, Request, SearchResult, score
 from planner.search.families import NEAR
@@ -173,7 +174,11 @@ def _admitted(options: PlanOptions) -> list[Convergence]:
 
 
 def _copies(request: Request, one: Convergence) -> Iterator[int]:
-    """Numbers of copies to try, the largest first."""
+    """Numbers of copies to try, the largest first; one of what stages do apart."""
+    if isinstance(one.value, Asynchrony):
+        if request.pins.get("dp_replicate", 1) == 1:
+            yield 1
+        return
     if "dp_replicate" in request.pins:
         if 1 < request.pins["dp_replicate"] <= one.copies:
             yield request.pins["dp_replicate"]
@@ -216,7 +221,9 @@ def _told(one: Convergence, answer: Answer | None, exact: Answer) -> OtherRegime
         return OtherRegime(
             method=one.name,
             efficiency=one.efficiency,
-            reason="no strategy fits, or is legal, with copies that are apart",
+            reason="no strategy fits, or is legal, without a flush"
+            if isinstance(one.value, Asynchrony)
+            else "no strategy fits, or is legal, with copies that are apart",
         )
     candidate = answer.found[1]
     eta = one.efficiency.eta

@@ -8,7 +8,7 @@ from pathlib import Path
 from planner import Cluster, plan
 from planner.capture import capture, load_model
 from planner.graph import ModelGraph
-from planner.schema import Plan, Precision
+from planner.schema import Optimizer, Plan, Precision
 
 __all__ = ["TINY", "gpt2_graph", "gpt2_plan", "local_plan", "tiny_graph"]
 
@@ -32,7 +32,9 @@ def tiny_graph() -> ModelGraph:
 
 
 @functools.cache
-def local_plan(processes: int = 2, **pins: int | str) -> Plan:
+def local_plan(
+    processes: int = 2, *, optimizer: Optimizer | None = None, **pins: int | str
+) -> Plan:
     """Plan of the tiny Llama on CPU processes of this machine, in float32."""
     return plan(
         tiny_graph(),
@@ -40,4 +42,5 @@ def local_plan(processes: int = 2, **pins: int | str) -> Plan:
         global_batch=4,
         pin=pins or {"pp": 1},
         precision=Precision(compute="float32"),
+        optimizer=optimizer,
     )

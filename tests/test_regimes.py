@@ -13,7 +13,7 @@ from planner.measurements.convergence import convergence, efficiency_of
 from planner.report.build import build_report
 from planner.report.markdown import markdown_page
 from planner.request import PlanOptions
-from planner.schema import Mesh, Plan, Precision, Strategy
+from planner.schema import Mesh, Optimizer, Plan, Precision, Strategy
 from planner.schema.methods import methods_of, read_method
 from planner.search.families import NEAR
 from tests.cost.made import device, hosts, uniform_graph
@@ -174,3 +174,25 @@ def test_wrong_evidence_is_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         ask(SLOW, **options)
+
+
+def test_stages_that_do_not_wait_are_chosen_by_evidence_of_ones_own() -> None:
+    """A pipeline of eight is idle while it is flushed; there are no copies."""
+    sgd = Optimizer(name="SGD", learning_rate=0.1)
+    given: dict[str, Any] = {"pin": {"pp": 8, "schedule": "1F1B"}, "optimizer": sgd}
+    exact = ask(FAST, **given)
+    assert is_exact(exact)
+    made = ask(FAST, efficiency={"pipedream": 0.99}, **given)
+    assert made.strategy.asynchrony == read_method("asynchrony", "pipedream")
+    assert made.strategy.mesh == Mesh(pp=8)
+    assert made.prediction.step_time_s < exact.prediction.step_time_s
+    (rule,) = (one for one in made.provenance.regimes if one.method == "exact")
+    assert rule.break_even == pytest.approx(
+        made.prediction.step_time_s / exact.prediction.step_time_s, rel=1e-6
+    )
+    assert "exact training would win below 0." in made.summary()
+    # What gradients of older weights harm is not planned with them.
+    adam = ask(FAST, efficiency={"pipedream": 0.99}, pin=given["pin"])
+    assert is_exact(adam)
+    told = {one.method: one.reason for one in adam.provenance.regimes}
+    assert "without a flush" in told["pipedream"]

@@ -18,6 +18,7 @@ from planner.schema import (
     Strategy,
     Workload,
 )
+from planner.schema.methods import slots
 from planner.schema.strategy import matches_pattern
 
 __all__ = ["SMALL_LENGTH", "small_plan"]
@@ -74,8 +75,7 @@ def small_plan(plan: Plan, model: nn.Module, *, high: int | None = None) -> Plan
             ),
             "precision": Precision(compute="float32"),
             "optimizer": Optimizer(name="SGD", learning_rate=_LEARNING_RATE),
-            "synchronisation": Strategy().synchronisation,
-            "gradient_compression": "none",
+            **{slot: getattr(Strategy(), slot) for slot in slots()},
             "grad_clip_norm": None,
             "compile": False,
             "device_ranges": (),

@@ -27,7 +27,7 @@ from executors.checkpoints.snapshot import (
     restore_generators,
     targets,
 )
-from executors.replicas import Replicas
+from executors.replicas import DrainedReplicas, Replicas
 from executors.soundness import require_sound_weights
 from executors.trainer import Trainer
 from planner.errors import ExecutionError, FingerprintError, MeshwrightError
@@ -99,10 +99,16 @@ class CheckpointOptions:
             if value is not None and value % period and not replicas.rests(value):
                 more = value + period - value % period
                 raise ExecutionError(
-                    f"{name}={value} with checkpoints, but copies of the weights come "
-                    f"together every {period} steps alone; use {name}={more} or "
-                    f"another multiple of {period}"
+                    f"{name}={value} with checkpoints, but {self._rests(replicas)} "
+                    f"every {period} steps alone; use {name}={more} or another "
+                    f"multiple of {period}"
                 )
+
+    @staticmethod
+    def _rests(replicas: Replicas) -> str:
+        if isinstance(replicas, DrainedReplicas):
+            return "the pipeline is drained, and copies of the weights are equal,"
+        return "copies of the weights come together"
 
 
 class Checkpoints:

@@ -75,6 +75,7 @@ class Pipeline:
 
     Attributes:
         schedule: torch's.
+        lowered: As given.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Pipeline:
         loss: LossFunction,
     ) -> None:
         count = len(strategy.stages)
+        self.lowered = tuple(lowered)
         stages = [
             _Stage(
                 modules[stage.index],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from executors.trainer import Trainer
 
 __all__ = [
+    "DrainedReplicas",
     "HoldingReplicas",
     "KeepsOwn",
     "Replicas",
@@ -113,6 +114,15 @@ class Replicas(Protocol):
 
 
 @runtime_checkable
+class DrainedReplicas(Replicas, Protocol):
+    """Replicas whose stages may have microbatches under way between steps."""
+
+    @property
+    def drained(self) -> bool:
+        """True if none is under way, on all ranks alike."""
+
+
+@runtime_checkable
 class KeepsOwn(Protocol):
     """Replicas that keep something of a copy's own between exchanges."""
 
@@ -195,13 +205,16 @@ class HoldingReplicas(Replicas, Protocol):
 
 
 def replicas_of(strategy: Strategy) -> Replicas:
-    """Make the keeper of a strategy's copies.
+    """Make the keeper of a strategy's copies, and of weights that stages update apart.
 
     Raises:
-        UnknownNameError: If its synchronisation is not registered.
+        UnknownNameError: If its synchronisation or asynchrony is not registered.
     """
-    synchronisation = strategy.synchronisation
+    synchronisation, asynchrony = strategy.synchronisation, strategy.asynchrony
     method = method_of("synchronisation", synchronisation)
+    around = method_of("asynchrony", asynchrony)
     assert method.runs is not None, "it has no executor, a violation"
-    found: Replicas = load_object(method.runs)(synchronisation)
+    assert around.runs is not None, "it has no executor, a violation"
+    copies: Replicas = load_object(method.runs)(synchronisation)
+    found: Replicas = load_object(around.runs)(asynchrony, copies)
     return found

@@ -19,11 +19,13 @@ from planner.schema.base import (
     leaf_of,
 )
 from planner.schema.methods import (
+    Asynchrony,
     GradientCompression,
     Synchronisation,
     default_value,
     slots,
 )
+from planner.schema.methods.method import Recompute
 from planner.schema.schedules import Schedule, ScheduleSpec, schedule_spec
 
 __all__ = [
@@ -48,8 +50,6 @@ __all__ = [
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
-#: What a stage's backward computes again: nothing, what is cheap for its size, all.
-Recompute = Literal["none", "selective", "full"]
 #: How ranks that share a sequence attend to all of it: they trade the sequence for
 #: heads, or keys and values travel around them.
 ContextAlgorithm = Literal["all_to_all", "ring"]
@@ -268,6 +268,7 @@ class Strategy(Document):
         sharding: What tp and ep do to which module.
         context_algorithm: How attention sees a sequence that cp divides.
         synchronisation: How copies along dp_replicate are kept together.
+        asynchrony: When the stages of a pipeline update their weights.
         gradient_compression: Done to gradients on their way between plain replicas.
         overlap: What communication runs ahead of, and in which pieces.
         compile: Whether ``torch.compile`` fuses the ops of each block.
@@ -291,6 +292,7 @@ class Strategy(Document):
     optimizer: Optimizer = Optimizer()
     context_algorithm: ContextAlgorithm = "all_to_all"
     synchronisation: Synchronisation = default_value("synchronisation")
+    asynchrony: Asynchrony = default_value("asynchrony")
     gradient_compression: GradientCompression = "none"
     grad_clip_norm: Annotated[float, Field(gt=0)] | None = None
     overlap: Overlap = Overlap()
@@ -490,6 +492,7 @@ _TOKENS = {
     "optimizer.state_dtype": "{}_states",
     "context_algorithm": "{}",
     "synchronisation": "{}",
+    "asynchrony": "{}",
     "gradient_compression": "{}",
     "grad_clip_norm": "clip{:g}",
     "overlap.forward_prefetch": "forward_prefetch{}",

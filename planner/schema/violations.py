@@ -18,7 +18,12 @@ from functools import cache
 from importlib.metadata import version
 
 from planner.schema import methods
-from planner.schema.strategy import Strategy, TensorSharding, matches_pattern
+from planner.schema.strategy import (
+    Recompute,
+    Strategy,
+    TensorSharding,
+    matches_pattern,
+)
 
 __all__ = [
     "Case",
@@ -58,6 +63,7 @@ class Case:
         mixing: The same.
         batch_norm_values: The same.
         torch_version: Of the torch that would run it.
+        kinds: Recomputation of its stages, where it does not list them.
     """
 
     strategy: Strategy
@@ -68,6 +74,12 @@ class Case:
     mixing: tuple[str, ...] = ()
     batch_norm_values: int | None = None
     torch_version: str = field(default_factory=installed_torch)
+    kinds: tuple[Recompute, ...] = ()
+
+    @property
+    def recompute(self) -> tuple[Recompute, ...]:
+        """Recomputation of each stage."""
+        return self.kinds or tuple(stage.recompute for stage in self.strategy.stages)
 
     @property
     def torch_release(self) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def _even_cut(
     if bare.virtual_stages > 1:
         seconds = work[types, 0]
         bounds = _evened_ranks(bounds, np.cumsum(seconds, axis=1), rank)
-    name: Recompute = RECOMPUTE_NAMES[kind]  # type: ignore[assignment]
+    name: Recompute = RECOMPUTE_NAMES[kind]
     return Cut(bounds=tuple(int(b) for b in bounds), recompute=(name,) * stages)
 
 

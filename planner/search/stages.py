@@ -9,7 +9,7 @@ section 3.1, with memory and recomputation added.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,5 +289,5 @@ def best_cut(
     for stage in range(stages):
         unit, kind = (int(x) for x in choice[stage, unit])
         bounds.append(unit)
-        names.append(cast("Recompute", RECOMPUTE_NAMES[kinds[kind]]))
+        names.append(RECOMPUTE_NAMES[kinds[kind]])
     return Cut(bounds=tuple(bounds), recompute=tuple(names))

@@ -95,7 +95,7 @@ def build_strategy(
         Stage(
             rank=rank,
             modules=tuple(unit_names[bounds[index] : bounds[index + 1]]),
-            recompute=kinds[index],  # type: ignore[arg-type]
+            recompute=kinds[index],
         )
         for index, rank in zip(range(count), bare.stage_ranks, strict=True)
     )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from planner.schema import Strategy
 from planner.schema.methods import (
+    Asynchrony,
     GradientCompression,
     MethodValue,
     Synchronisation,
@@ -16,6 +17,7 @@ from planner.schema.methods import (
     slots,
 )
 from planner.schema.methods.all_reduce import AllReduce
+from planner.schema.methods.flushed import Flushed
 
 __all__ = ["Regime"]
 
@@ -28,12 +30,13 @@ class Regime:
 
     Attributes:
         synchronisation: As in :class:`planner.schema.Strategy`; likewise the next
-            three. Asking for an inexact method is consent to it.
+            four. Asking for an inexact method is consent to it.
         efficiency: Progress of a sample toward the final loss over that of a sample
             of exact training, by evidence; None counts as 1.
     """
 
     synchronisation: Synchronisation = field(default_factory=AllReduce)
+    asynchrony: Asynchrony = field(default_factory=Flushed)
     gradient_compression: GradientCompression = "none"
     compile: bool = False
     semantics: Literal["exact", "approximate"] = "exact"

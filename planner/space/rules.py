@@ -25,7 +25,12 @@ from planner.schema.violations import (
 from planner.space.build import skeleton
 from planner.space.facts import Facts
 from planner.space.regime import Regime
-from planner.space.table import MESH_COLUMNS, StrategyTable, distinct
+from planner.space.table import (
+    MESH_COLUMNS,
+    RECOMPUTE_NAMES,
+    StrategyTable,
+    distinct,
+)
 from planner.space.target import target_violated, target_violations
 
 __all__ = ["RULES", "Rule", "check", "legal", "violations"]
@@ -256,13 +261,17 @@ def _skeleton(row: Row, facts: Facts) -> Strategy:
 
 
 def _method_violations(row: Row, facts: Facts) -> tuple[str, ...]:
-    return limit_violations(Case(strategy=_skeleton(row, facts)))
+    kind = RECOMPUTE_NAMES[row["recompute"]]
+    return limit_violations(Case(strategy=_skeleton(row, facts), kinds=(kind,)))
 
 
 def _methods_violated(table: StrategyTable, facts: Facts) -> Mask:
     if not facts.regime.has_limits:
         return np.zeros(len(table), dtype=bool)
-    first, which = distinct(*(getattr(table, name) for name in _OF_METHODS))
+    names: tuple[str, ...] = _OF_METHODS
+    if facts.regime.asynchrony.wanted_recompute:
+        names = (*names, "recompute")
+    first, which = distinct(*(getattr(table, name) for name in names))
     bad = [bool(_method_violations(table.row(int(row)), facts)) for row in first]
     return np.array(bad, dtype=bool)[which]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schema import AXES, Strategy
+from planner.schema import AXES, Recompute, Strategy
 
 __all__ = ["MESH_COLUMNS", "RECOMPUTE_NAMES", "StrategyTable", "distinct"]
 
 #: Columns of a mesh.
 MESH_COLUMNS = (*AXES, "ep")
 #: Codes of the ``recompute`` column.
-RECOMPUTE_NAMES = ("none", "selective", "full")
+RECOMPUTE_NAMES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 Column = NDArray[np.int64]
 

@@ -167,6 +167,9 @@ def _sizes(facts: Facts) -> frozenset[str]:
     """Return the columns whose sizes the target's rules, or methods, look at."""
     # A method that names some of the copies needs as many.
     named = {"dp_replicate"} if facts.regime.synchronisation.waiting else set()
+    if facts.regime.asynchrony.unflushed:
+        # Drains are as far apart as so many steps.
+        named |= {"pp", "num_microbatches"}
     if facts.target in OWN_TARGETS:
         return frozenset(named)
     sizes = get_target(facts.target).sizes

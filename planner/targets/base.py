@@ -150,6 +150,7 @@ _NOTES: dict[str, _Note] = {
         means="attention over divided sequences", matters=_divides_sequences
     ),
     "synchronisation": _Note(means="method that keeps replicas together"),
+    "asynchrony": _Note(means="updates without a flush of the pipeline"),
     "gradient_compression": _Note(means="compressed gradients"),
     "grad_clip_norm": _Note(means="largest gradient norm"),
     "overlap.forward_prefetch": _Note(means="units gathered ahead in forward"),

@@ -128,7 +128,7 @@ def _other_values(document: type[MethodDocument], name: str) -> list[Any]:
         found: list[Any] = list(get_args(kind))
     elif kind is bool:
         found = [True, False]
-    elif kind is float:
+    elif kind is float or type(None) in get_args(kind):
         found = [0.5, 0.25]
     elif get_origin(kind) is tuple:
         # Numbers of copies, of which there are two at least.

@@ -16,7 +16,7 @@ from planner.cost import CostModel
 from planner.errors import NoFeasiblePlanError, StrategyError
 from planner.graph.neurons import only_chains, only_neurons
 from planner.plugins import load_object
-from planner.schema import AXES, Mesh, Optimizer, Plan, Precision, Strategy
+from planner.schema import AXES, Mesh, Optimizer, Plan, Precision, Stage, Strategy
 from planner.schema.base import leaf_defaults
 from planner.schema.composition import FEATURES
 from planner.schema.describe import facts, paragraph
@@ -34,6 +34,7 @@ from planner.schema.methods import (
 )
 from planner.schema.methods.block_subnetworks import BlockSubnetworks
 from planner.schema.methods.masked import Masked
+from planner.schema.methods.method import Asynchrony
 from planner.schema.verification import Verification
 from planner.schema.violations import Case, executor_violations
 from planner.space import Regime, build_strategy, normalize_pins, read_pins
@@ -57,12 +58,30 @@ def default_value(method: Method) -> MethodValue:
 
 
 def strategy_of(method: Method, value: MethodValue, **fields: Any) -> Strategy:
-    mesh = Mesh(dp_replicate=fields.pop("dp_replicate", 8))
+    """A strategy with a method, on eight copies or two stages unless told."""
     semantics = "approximate" if method.inexact else "exact"
-    return Strategy(
-        mesh=mesh,
-        **{"precision": PLAIN, "semantics": semantics, method.slot: value} | fields,
+    common = {"precision": PLAIN, "semantics": semantics, method.slot: value}
+    if not isinstance(value, Asynchrony):
+        mesh = Mesh(dp_replicate=fields.pop("dp_replicate", 8))
+        return Strategy(mesh=mesh, **common | fields)
+    mesh, kind = Mesh(pp=fields.pop("pp", 2)), value.wanted_recompute or "none"
+    stages = tuple(
+        Stage(rank=rank, modules=(f"layers.{rank}",), recompute=kind)
+        for rank in range(mesh.pp)
     )
+    piped = {
+        "schedule": "1F1B" if mesh.pp > 1 else "GPipe",
+        "num_microbatches": 2,
+        "stages": stages,
+        "optimizer": Optimizer(name="SGD"),
+    }
+    return Strategy(mesh=mesh, **common | piped | fields)
+
+
+def alone(method: Method, value: MethodValue) -> tuple[Strategy, str]:
+    """A strategy of one device with a method, and how it is told."""
+    axis = "pp" if isinstance(value, Asynchrony) else "dp_replicate"
+    return strategy_of(method, value, **{axis: 1}), f"{axis}=1"
 
 
 # -- What a record names exists ------------------------------------------------------
@@ -89,6 +108,17 @@ def test_names_follow_from_the_method(method: Method) -> None:
     assert method.prices == f"planner.cost.replicas.{method.kind}:{name}Pricing"
     assert method.runs == f"executors.replicas.{method.kind}:{name}Replicas"
     assert method.page == f"methods/{method.kind.replace('_', '-')}.md"
+
+
+@pytest.mark.parametrize(
+    "method", [one for one in CHOSEN if one.values[0].slot == "asynchrony"]
+)
+def test_names_of_ways_to_run_pipelines_follow_likewise(method: Method) -> None:
+    assert method.document is not None
+    name = method.document.__name__
+    assert name == method.kind.title()
+    assert method.prices == f"planner.cost.pipelines.{method.kind}:{name}Pricing"
+    assert method.runs == f"executors.replicas.{method.kind}:{name}Replicas"
 
 
 def test_the_index_of_pages_takes_all_of_them() -> None:
@@ -202,9 +232,10 @@ def test_one_copy_is_plain_training_or_refused(method: Method) -> None:
     costs = []
     for value in variants(method):
         regime = Regime(**{method.slot: value})
-        if limit_violations(Case(strategy=strategy_of(method, value, dp_replicate=1))):
-            with pytest.raises(StrategyError, match="dp_replicate=1"):
-                predict(graph, cluster, strategy_of(method, value, dp_replicate=1))
+        single, told = alone(method, value)
+        if limit_violations(Case(strategy=single)):
+            with pytest.raises(StrategyError, match=told):
+                predict(graph, cluster, single)
             continue
         strategy = build_strategy(
             row(),
@@ -323,8 +354,8 @@ def test_expected_traffic_is_priced_and_counted(
 
 # -- The seam ------------------------------------------------------------------------
 
-#: Names that plain words of the language share with a method.
-_COMMON_WORDS = {"none", "bfloat16", "float16", "topk", "masked"}
+#: Names that plain words of the language, or a file format, share with a method.
+_COMMON_WORDS = {"none", "bfloat16", "float16", "topk", "masked", "pipedream"}
 
 
 def _words_of_code(path: Path) -> set[str]:

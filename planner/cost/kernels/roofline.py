@@ -29,7 +29,13 @@ from planner.schema import Optimizer
 from planner.schema.cluster import DeviceType
 from planner.units import dtype_bytes
 
-__all__ = ["KernelTimes", "kernel_times", "optimizer_seconds", "summed_bytes"]
+__all__ = [
+    "KernelTimes",
+    "copy_seconds",
+    "kernel_times",
+    "optimizer_seconds",
+    "summed_bytes",
+]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -454,3 +460,17 @@ def optimizer_seconds(
     each = 4 * np.where(on_cpu, ops * _UNFUSED_PASS, passes / _UPDATE_REACHED) / rate
     calls = np.where(on_cpu, ops * launch, 0.0)
     return np.asarray(scalars * each[types] + tensors * calls[types])
+
+
+def copy_seconds(
+    size_bytes: Array, types: Index, devices: Sequence[DeviceType]
+) -> Array:
+    """Time in which a device copies tensors of its own: a read and a write.
+
+    Args:
+        size_bytes: Of the tensors. Shape [n].
+        types: Device type of each. Shape [n].
+        devices: All types.
+    """
+    rate = np.array([device.memory_bandwidth_bytes_per_s for device in devices])
+    return np.asarray(2 * size_bytes / (_UPDATE_REACHED * rate[types]))

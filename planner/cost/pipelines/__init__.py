@@ -1,18 +1,19 @@
 """Pricing of pipelines, one file a way to run them.
 
-Each file holds a :class:`PipelinePricing` as ``PRICING``: for the rows of a table and
-for one strategy alike. Records of schedules name theirs.
+A :class:`PipelinePricing` prices the rows of a table and one strategy alike. Records of
+schedules name theirs; methods that fill ``asynchrony`` make another of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.plugins import load_object
+from planner.schema.methods import Asynchrony, method_of
 from planner.schema.schedules import schedule_spec
 
 if TYPE_CHECKING:
@@ -57,12 +58,15 @@ class Pipeline:
         sent_s: End of it with them.
         done_s: When each pp rank is through with its microbatches. Shape [pp].
         busy_s: Seconds in which each rank is at work. Shape [pp].
+        update_s: Part of them in which it updates weights. Shape [pp], or [1] where
+            that comes after the pipeline.
     """
 
     plain_s: float
     sent_s: float
     done_s: Array
     busy_s: Array
+    update_s: Array = field(default_factory=lambda: np.zeros(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +79,14 @@ class PipelineMemory:
             there.
         again: The same when a backward follows upon another.
         received: Buffers of one microbatch over all stages.
+        versions: Weights that are kept beside the newest. Shape [pp], or [1].
     """
 
     activations: Array
     later: Array
     again: Array
     received: Array
+    versions: Array = field(default_factory=lambda: np.zeros(1))
 
 
 class PipelinePricing(Protocol):
@@ -114,7 +120,14 @@ class PipelinePricing(Protocol):
         ...
 
 
-def pipeline_pricing(schedule: str) -> PipelinePricing:
-    """Return the pricing that a schedule's record names."""
-    pricing: PipelinePricing = load_object(schedule_spec(schedule).prices)
+def pipeline_pricing(schedule: str, asynchrony: Asynchrony) -> PipelinePricing:
+    """Return the pricing of a schedule whose stages update weights at some time.
+
+    Args:
+        schedule: Its name.
+        asynchrony: When stages update their weights.
+    """
+    flushed: PipelinePricing = load_object(schedule_spec(schedule).prices)
+    make = load_object(method_of("asynchrony", asynchrony).prices)
+    pricing: PipelinePricing = make(flushed, asynchrony)
     return pricing

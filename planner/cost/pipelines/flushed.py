@@ -17,11 +17,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipelines import Pipeline, PipelineMemory, RowTimes
+from planner.cost.pipelines import (
+    Pipeline,
+    PipelineMemory,
+    PipelinePricing,
+    RowTimes,
+)
 from planner.cost.result import PARTS
 from planner.cost.strategy.stages import Stages, StageTimes
 from planner.cost.table.rows import Columns
 from planner.cost.table.stages import SENDS, TIMES, Summaries
+from planner.schema.methods import MethodDocument
 from planner.simulate import (
     ActionKind,
     ActionTable,
@@ -48,6 +54,7 @@ __all__ = [
     "queues",
     "slow_links",
     "transfer_waits",
+    "with_a_flush",
 ]
 
 Array = NDArray[np.float64]
@@ -431,6 +438,15 @@ class Flushed:
 
 
 PRICING = Flushed()
+
+
+def with_a_flush(pricing: PipelinePricing, _: MethodDocument) -> PipelinePricing:
+    """Return a schedule's own pricing, which is of flushed pipelines.
+
+    Args:
+        pricing: Of the schedule.
+    """
+    return pricing
 
 
 def _accumulation(many: int, times: StageTimes) -> Timeline:

@@ -168,7 +168,7 @@ def strategy_memory(
     )
     return replace(
         parts,
-        parameters=parts.parameters + exchanged.weights,
+        parameters=parts.parameters + exchanged.weights + pipeline.versions,
         gradients=parts.gradients + exchanged.kept,
         optimizer=parts.optimizer + exchanged.states,
         # Activations are gone when the last gradients are exchanged.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import PricingContext
+from planner.cost.kernels.roofline import copy_seconds, optimizer_seconds
 from planner.cost.replicas import ReplicaRows
 from planner.cost.traffic.collectives import TP_KINDS, ReplicaGroups
 from planner.cost.units import UnitCosts
@@ -239,6 +240,27 @@ class Stages:
     def tensors(self) -> Array:
         """Trained parameter tensors on each pp rank. Shape [pp]."""
         return self.of_ranks(self.sums(self.costs.tensors))
+
+    @cached_property
+    def update_s(self) -> Array:
+        """Seconds of one update of each pp rank's weights, at full speed. Shape [pp].
+
+        Older versions that are kept are copies of all trained weights.
+        """
+        strategy, pp, context = self.strategy, self.pp, self.context
+        types, devices = context.types_of_ranks(pp), context.cluster.device_types
+        older = [strategy.asynchrony.older_versions(rank, pp) for rank in range(pp)]
+        weights = self.parameters.trained_shard * context.scalar_bytes.stored
+        copied = copy_seconds(weights * (np.array(older) > 0), types, devices)
+        update = optimizer_seconds(
+            self.parameters.trained_shard,
+            self.tensors,
+            types,
+            devices,
+            context.optimizer,
+            clip=strategy.grad_clip_norm is not None,
+        )
+        return np.asarray(update + copied)
 
     @cached_property
     def core_contention(self) -> tuple[float, float]:

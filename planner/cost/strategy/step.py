@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.kernels.roofline import optimizer_seconds
 from planner.cost.pipelines import Pipeline, pipeline_pricing
 from planner.cost.replicas import ReplicaTraffic, replica_pricing
 from planner.cost.result import Cost
@@ -41,7 +40,8 @@ class Step:
         pipeline_s: When the last rank is through with its microbatches, cores shared.
         lag_s: How long before that each rank is. Shape [pp].
         exposed_s: Seconds after the pipeline in which copies are made alike. [pp].
-        update_s: Seconds in which each rank updates its weights. Shape [pp].
+        update_s: Seconds after that in which each rank updates its weights, if not in
+            the pipeline. Shape [pp].
     """
 
     stages: Stages
@@ -78,18 +78,19 @@ class Step:
             "context": part(stages.times.context),
             "expert": part(stages.times.expert),
         }
-        busy = float(run.busy_s[slowest])
+        inside = float(np.broadcast_to(run.update_s, stages.pp)[slowest])
+        busy = float(run.busy_s[slowest]) - inside
         left = np.maximum(self.exposed_s + self.update_s - self.lag_s, 0.0)
         last = int(left.argmax())
         share = left[last] / max(self.exposed_s[last] + self.update_s[last], 1e-300)
         return {
             "compute": busy - sum(parts.values()),
             **parts,
-            "pipeline_bubble": run.plain_s - busy,
+            "pipeline_bubble": run.plain_s - busy - inside,
             "pipeline_transfer": run.sent_s - run.plain_s,
             "shared_cores": self.pipeline_s - run.sent_s,
             "data_parallel": float(self.exposed_s[last] * share),
-            "optimizer": float(self.update_s[last] * share),
+            "optimizer": inside + float(self.update_s[last] * share),
         }
 
 
@@ -105,7 +106,8 @@ def time_step(stages: Stages, fidelity: Fidelity) -> Step:
         StrategyError: If the stages are not the model's units.
     """
     context, strategy, pp = stages.context, stages.strategy, stages.pp
-    run = pipeline_pricing(strategy.schedule).run(stages, fidelity)
+    pricing = pipeline_pricing(strategy.schedule, strategy.asynchrony)
+    run = pricing.run(stages, fidelity)
     crowd, everyone = stages.core_contention
     # Processes that share cores can at best keep all cores busy all the time.
     cores = float(run.busy_s.sum()) / pp * everyone
@@ -118,14 +120,6 @@ def time_step(stages: Stages, fidelity: Fidelity) -> Step:
     rows, groups = stages.replicas
     exchange = replica_pricing(strategy.synchronisation)
     traffic = exchange.traffic(rows, groups, context)
-    update = optimizer_seconds(
-        stages.parameters.trained_shard,
-        stages.tensors,
-        context.types_of_ranks(pp),
-        context.cluster.device_types,
-        context.optimizer,
-        clip=strategy.grad_clip_norm is not None,
-    )
     return Step(
         stages=stages,
         pipeline=run,
@@ -133,7 +127,7 @@ def time_step(stages: Stages, fidelity: Fidelity) -> Step:
         pipeline_s=sent,
         lag_s=lag,
         exposed_s=traffic.exposed_s + stages.tied.exposed_s,
-        update_s=update * everyone,
+        update_s=stages.update_s * everyone * (not run.update_s.any()),
     )
 
 
@@ -160,7 +154,7 @@ def price_strategy(stages: Stages, fidelity: Fidelity) -> Cost:
         breakdown_s=breakdown,
         memory=strategy_memory(
             stages,
-            pipeline_pricing(strategy.schedule).memory(stages),
+            pipeline_pricing(strategy.schedule, strategy.asynchrony).memory(stages),
             exchange.held(stages.replicas[0], context),
         ),
         limit_bytes=context.limits_of_ranks(stages.pp),
@@ -224,8 +218,10 @@ def step_timeline(stages: Stages) -> StepTimeline:
         )
     ended = step.pipeline_s - step.lag_s
     exchanged = ended + step.exposed_s
+    strategy = stages.strategy
+    pricing = pipeline_pricing(strategy.schedule, strategy.asynchrony)
     return StepTimeline(
-        actions=pipeline_pricing(stages.strategy.schedule).timeline(stages, times),
+        actions=pricing.timeline(stages, times),
         times=times,
         send_s=times.send,
         pipeline_end_s=ended,

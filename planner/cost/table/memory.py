@@ -404,6 +404,7 @@ def _fill(
     first: Array,
     limits: Array,
     of: ScalarBytes,
+    update_every: int,
     worst: Array,
     excess: Array,
     shards: Array,
@@ -422,6 +423,8 @@ def _fill(
         first: Trained scalars of the first unit. Shape [pairs].
         limits: Bytes that these ranks may use at each place. Shape [places, 3].
         of: What the request says of bytes.
+        update_every: Microbatches behind which a stage updates weights that others
+            under way began with; 0 where none are.
         worst: Bytes on the fullest of them. Shape [n].
         excess: Most bytes over a limit. Shape [n].
         shards: Trained scalars that ZeRO leaves on a device of rank 0. Shape [n].
@@ -492,6 +495,9 @@ def _fill(
                 parameters, gradients, states, activations = _at_peak(
                     has, zero, pp, many, of, held, working, ending
                 )
+            if update_every > 0:
+                older = (pp - 1 - rank + update_every - 1) // update_every
+                parameters += trained * of.stored * older
             buffers = crossing[pair, place, _RECEIVED]
             buffers *= many if of.all_waiting else 1
             total = parameters + gradients + states + buffers + of.reserve
@@ -518,7 +524,11 @@ class TableMemory:
 
 
 def table_memory(
-    rows: Columns, ranks: RankMemory, limits: Array, of: ScalarBytes
+    rows: Columns,
+    ranks: RankMemory,
+    limits: Array,
+    of: ScalarBytes,
+    update_every: int = 0,
 ) -> TableMemory:
     """Peak memory of every row, on the ranks that can be fullest.
 
@@ -528,6 +538,8 @@ def table_memory(
         limits: Bytes that ranks 0, 1 and last may use at each of ``rows.place``.
             Shape [places, 3].
         of: Bytes of scalars.
+        update_every: Microbatches behind which a stage updates weights while others
+            are under way; 0 if pipelines are flushed.
     """
     worst, excess, shards = np.empty((3, len(rows.pp)))
     _fill(
@@ -541,6 +553,7 @@ def table_memory(
         ranks.first,
         limits,
         of,
+        update_every,
         worst,
         excess,
         shards,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.context import Combinations, PricingContext
-from planner.cost.kernels.roofline import optimizer_seconds
+from planner.cost.kernels.roofline import copy_seconds, optimizer_seconds
 from planner.cost.pipelines import RowTimes, pipeline_pricing
 from planner.cost.replicas import ReplicaRows, replica_pricing
 from planner.cost.result import PARTS, CostTable
@@ -17,6 +17,7 @@ from planner.cost.table.rows import Columns, columns_of, number_rows
 from planner.cost.table.stages import TIMES, Pairs, Summaries, summarize
 from planner.cost.traffic.collectives import Groups, replica_groups
 from planner.cost.units import price_units
+from planner.schema.methods import Asynchrony
 from planner.schema.schedules import schedule_name
 from planner.schema.strategy import plain_replicas
 from planner.simulate import schedule_columns
@@ -73,10 +74,12 @@ def _look_up(
     return summarize(costs, pairs), pair
 
 
-def _pipelines(rows: Columns, summaries: Summaries, contention: Array) -> RowTimes:
+def _pipelines(
+    rows: Columns, summaries: Summaries, contention: Array, asynchrony: Asynchrony
+) -> RowTimes:
     """Times of pipelines, each row's by the pricing that its schedule names."""
     used = np.flatnonzero(np.bincount(rows.schedule))
-    pricings = [pipeline_pricing(schedule_name(int(code))) for code in used]
+    pricings = [pipeline_pricing(schedule_name(int(code)), asynchrony) for code in used]
     if all(pricing is pricings[0] for pricing in pricings):
         return pricings[0].rows(rows, summaries, contention)
     count = len(rows.pp)
@@ -167,6 +170,39 @@ def _replica_seconds(
     return np.asarray(exposed + fixed * sums + per_byte * payload * size)
 
 
+def _update_seconds(
+    context: PricingContext,
+    rows: Columns,
+    places: Places,
+    shards: Array,
+    tensors: Array,
+) -> Array:
+    """Seconds of a step's updates on the first rank. Shape [n].
+
+    Args:
+        context: The request.
+        rows: The table.
+        places: Where they are.
+        shards: Trained scalars of that rank. Shape [n].
+        tensors: Tensors they are in. Shape [n].
+    """
+    types, devices = places.slowest[rows.place], context.cluster.device_types
+    update = optimizer_seconds(
+        shards,
+        tensors,
+        types,
+        devices,
+        context.optimizer,
+        clip=context.grad_clip_norm is not None,
+    )
+    asynchrony = context.regime.asynchrony
+    if asynchrony.update_interval:
+        # Weights that microbatches under way began with are left to them.
+        update += copy_seconds(shards * context.scalar_bytes.stored, types, devices)
+    update *= asynchrony.updates(rows.num_microbatches)
+    return np.asarray(update * places.core_contention[rows.place, 1])
+
+
 def price_table(
     context: PricingContext,
     table: StrategyTable,
@@ -194,8 +230,15 @@ def price_table(
     places = orders.places(order, table.pp)
     summaries, pair = _look_up(orders, table, order, places)
     rows = columns_of(table, pair, places.which)
-    memory = table_memory(rows, summaries.memory, places.limits, context.scalar_bytes)
-    times = _pipelines(rows, summaries, places.core_contention)
+    asynchrony = context.regime.asynchrony
+    memory = table_memory(
+        rows,
+        summaries.memory,
+        places.limits,
+        context.scalar_bytes,
+        asynchrony.update_interval,
+    )
+    times = _pipelines(rows, summaries, places.core_contention, asynchrony)
     tensors = summaries.memory.kept[pair, 0, KEPT.index("tensors")]
     parts = times.parts_s
     replicas = _replicas(orders, table, order)
@@ -203,15 +246,9 @@ def price_table(
     parts[PARTS.index("data_parallel")] = _replica_seconds(
         orders, replicas, places, rows, owed, summaries
     )
-    update = optimizer_seconds(
-        memory.parameter_shards,
-        tensors,
-        places.slowest[rows.place],
-        context.cluster.device_types,
-        context.optimizer,
-        clip=context.grad_clip_norm is not None,
+    parts[PARTS.index("optimizer")] = _update_seconds(
+        context, rows, places, memory.parameter_shards, tensors
     )
-    parts[PARTS.index("optimizer")] = update * places.core_contention[rows.place, 1]
     # Held beside that of the fullest rank, as much on any.
     kept = replica_pricing(context.regime.synchronisation).held(owed, context).total
     return CostTable(

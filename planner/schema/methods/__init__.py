@@ -26,11 +26,12 @@ from planner.schema.methods.method import (
 )
 
 if TYPE_CHECKING:
-    from planner.schema.methods.method import Synchronisation
+    from planner.schema.methods.method import Asynchrony, Synchronisation
     from planner.schema.strategy import Strategy
     from planner.schema.violations import Case
 
 __all__ = [
+    "Asynchrony",
     "Feature",
     "GradientCompression",
     "Method",
@@ -229,6 +230,11 @@ def _documents(slot: str) -> tuple[type[MethodDocument], ...]:
 if TYPE_CHECKING:
     GradientCompression = MethodValue
 else:
+    #: Document of when the stages of a pipeline update their weights.
+    Asynchrony = Annotated[
+        Union[_documents("asynchrony")],  # noqa: UP007 -- of a tuple
+        Field(discriminator="kind"),
+    ]
     #: Document of what keeps the copies along dp_replicate together.
     Synchronisation = Annotated[
         Union[_documents("synchronisation")],  # noqa: UP007 -- of a tuple

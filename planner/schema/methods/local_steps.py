@@ -51,6 +51,7 @@ class LocalSteps(Synchronisation):
     """
 
     apart: ClassVar[bool] = True
+    between_steps: ClassVar[bool] = True
     #: Entries that ``top`` are chosen of; an index of them has 12 bits.
     CHUNK: ClassVar[int] = 4096
 
@@ -110,6 +111,13 @@ class LocalSteps(Synchronisation):
     def fewest_copies(self) -> int:
         """Copies that a run goes on with at least; 0 if it stops when one fails."""
         return self.min_replicas if self.on_failure == "continue" else 0
+
+    @property
+    def acts_every(self) -> tuple[int, ...]:
+        """Steps between exchanges, and after one until its result is used."""
+        if self.warm_up_steps or self.fewest_copies:
+            return (1,)
+        return (self.interval, self.delay)
 
     @property
     def interval(self) -> int:

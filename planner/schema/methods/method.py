@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from planner.schema.violations import Case
 
 __all__ = [
+    "Asynchrony",
     "Feature",
     "Method",
     "MethodDocument",
+    "Recompute",
     "Synchronisation",
     "Violation",
     "copies_apart",
@@ -48,8 +50,60 @@ def shown_setting(value: Any) -> Any:
     return "+".join(map(str, value)) if isinstance(value, tuple) else value
 
 
+#: What a stage's backward computes again: nothing, what is cheap for its size, all.
+Recompute = Literal["none", "selective", "full"]
+
+
+class Asynchrony(MethodDocument):
+    """Base of when the stages of a pipeline update their weights."""
+
+    #: True if microbatches may be under way at the end of a step.
+    unflushed: ClassVar[bool] = False
+
+    @property
+    def wanted_recompute(self) -> Recompute | None:
+        """Recomputation that every stage must have; None for any."""
+        return None
+
+    @property
+    def update_interval(self) -> int:
+        """Microbatches behind which a stage updates weights while others are under way.
+
+        0 if none are.
+        """
+        return 0
+
+    def steps_to_drain(self, num_microbatches: int) -> int:
+        """Steps from one time that no microbatch is under way to the next.
+
+        Args:
+            num_microbatches: Of a step.
+        """
+        return 1
+
+    def updates(self, num_microbatches: Any) -> Any:
+        """Updates of each weight in a step, on average.
+
+        Args:
+            num_microbatches: Of a step, or a column of it.
+        """
+        return 1.0
+
+    def older_versions(self, stage: int, stages: int) -> int:
+        """Most versions of a stage's weights that are kept beside the newest.
+
+        Args:
+            stage: Its number, from 0.
+            stages: How many there are.
+        """
+        return 0
+
+
 class Synchronisation(MethodDocument):
     """Base of what keeps the copies along dp_replicate together."""
+
+    #: True if it acts on weights between steps alone, see ``acts_every``.
+    between_steps: ClassVar[bool] = False
 
     #: True if weights of copies may differ between exchanges.
     apart: ClassVar[bool] = False
@@ -66,6 +120,11 @@ class Synchronisation(MethodDocument):
     def chains(self) -> bool:
         """True if features are divided between all layers that follow each other."""
         return False
+
+    @property
+    def acts_every(self) -> tuple[int, ...]:
+        """Numbers of steps of which it acts on weights after multiples alone."""
+        return (1,)
 
     @property
     def offloaded_copies(self) -> int:

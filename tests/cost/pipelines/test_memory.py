@@ -9,6 +9,7 @@ import pytest
 from planner.cost import CostModel, Recipe
 from planner.cost.pipelines import PipelineMemory, pipeline_pricing
 from planner.cost.strategy.stages import Stages
+from planner.schema.methods.flushed import Flushed
 from planner.schema.schedules import schedule_spec
 from planner.space import build_strategy
 from tests.cost.made import (
@@ -57,7 +58,7 @@ def pipeline(
 
 def held(schedule: str, virtual: int, **changes: Any) -> PipelineMemory:
     stages = pipeline(schedule, virtual, **changes)
-    return pipeline_pricing(schedule).memory(stages)
+    return pipeline_pricing(schedule, Flushed()).memory(stages)
 
 
 @pytest.mark.parametrize("keeps_sent", [False, True])
